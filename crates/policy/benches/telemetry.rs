@@ -1,5 +1,5 @@
-//! What telemetry costs a command: `cargo bench -p switchyard-policy`. The least of several rounds, because other
-//! programs only add to it.
+//! Cost of telemetry per command: `cargo bench -p switchyard-policy`. The minimum of several rounds, because other
+//! programs can only add time.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -14,7 +14,7 @@ fn mixed(number: u64) -> u64 {
     (mixed ^ mixed >> 29).wrapping_mul(0x94d0_49bb_1331_11eb)
 }
 
-/// Hashes of keys by Zipf's law over so many keys; 0: all different.
+/// Hashes of keys by Zipf's law over `keys` keys; 0: all different.
 fn hashes(keys: usize, skew: f64) -> Vec<u64> {
     let mut sum = 0.0;
     let sums: Vec<f64> = (1..=keys)
@@ -30,7 +30,7 @@ fn hashes(keys: usize, skew: f64) -> Vec<u64> {
     (0..COMMANDS as u64).map(draw).collect()
 }
 
-/// Nanoseconds for each.
+/// Nanoseconds per command.
 #[expect(clippy::disallowed_methods, reason = "what runs here is measured, and not replayed")]
 fn least(hashes: &[u64], mut run: impl FnMut(u64)) -> f64 {
     let round = |_| {

@@ -1,28 +1,28 @@
-//! Which slots go where, so that every node has its share: by weight, with as little moved as can be.
+//! Balances slots over nodes by weight, with as few moves as possible.
 //!
-//! Slots are counted, not loads: what the planner will do with measured loads is another question. The outcome depends
-//! on nothing but the arguments, and asking again after it was done gives nothing to do.
+//! Counts slots rather than load; the planner considers measured load. Deterministic, and a balanced topology gives no
+//! moves.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::topology::{NodeId, Slot, Topology};
 
-/// Slots that go from one node to another together.
+/// Slots that move together from one node to another.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Shift {
-    /// From where.
+    /// Current owner.
     pub source: NodeId,
-    /// To where.
+    /// New owner.
     pub target: NodeId,
-    /// Which, ascending; never empty.
+    /// The slots, ascending; never empty.
     pub slots: Vec<Slot>,
 }
 
-/// Why there is no balance.
+/// Reason why no balance exists.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum BalanceError {
-    /// Every node has the weight 0, so nobody is left to have the slots.
+    /// Every node has weight 0.
     NoWeight,
 }
 
@@ -38,10 +38,11 @@ impl fmt::Display for BalanceError {
 
 impl std::error::Error for BalanceError {}
 
-/// Moves that give every node slots in proportion to its weight (1 where none is given; 0: none), to within one slot.
+/// Returns moves that give every node slots in proportion to its weight, to within one slot. Weights default to 1; 0
+/// means no slots.
 ///
-/// As few slots as possible change their owner: a node gives only what it has above its share, and where shares do not
-/// come out even the odd slots stay with nodes that have them already.
+/// Changes as few owners as possible: a node gives only its excess, and a remainder of the division stays with nodes
+/// that already have it.
 ///
 /// # Errors
 /// If no node has a weight above 0.
@@ -57,8 +58,8 @@ pub fn even(topology: &Topology, weights: &BTreeMap<NodeId, u32>) -> Result<Vec<
     Ok(shifts(topology, &members, &shares(&members, topology.placement().slots())?))
 }
 
-/// Moves that take all slots from a node and give each to whoever has the least for its weight; nothing moves among the
-/// others.
+/// Returns moves that drain a node. Each slot goes to the node with the fewest slots relative to its weight. Nothing
+/// moves between the other nodes.
 ///
 /// # Errors
 /// If no other node has a weight above 0.
@@ -70,7 +71,7 @@ pub fn drain(topology: &Topology, node: NodeId, weights: &BTreeMap<NodeId, u32>)
     let Some(leaving) = members.iter().position(|m| m.id == node) else { return Ok(Vec::new()) };
     for _ in 0..std::mem::take(&mut wanted[leaving]) {
         let takers = (0..members.len()).filter(|i| members[*i].weight > 0);
-        // The fullest after taking it is compared as a fraction: (has + 1) / weight.
+        // Fullness after receiving the slot, as a fraction: (has + 1) / weight.
         let full = |i: usize| (wanted[i] as u64 + 1, members[i].weight);
         let least = takers.min_by(|a, b| {
             let ((has_a, weight_a), (has_b, weight_b)) = (full(*a), full(*b));
@@ -87,7 +88,7 @@ struct Member {
     has: usize,
 }
 
-/// How many slots each member is to have.
+/// Number of slots per member.
 fn shares(members: &[Member], slots: usize) -> Result<Vec<usize>, BalanceError> {
     let weights: u64 = members.iter().map(|m| m.weight).sum();
     if weights == 0 {
@@ -106,7 +107,7 @@ fn shares(members: &[Member], slots: usize) -> Result<Vec<usize>, BalanceError> 
     Ok(shares)
 }
 
-/// The slots above the shares, given to those below theirs. Givers give from the end of what they have.
+/// Moves excess slots to members below their share. Members give from the end of their slots.
 fn shifts(topology: &Topology, members: &[Member], wanted: &[usize]) -> Vec<Shift> {
     let mut lacking: Vec<(NodeId, usize)> =
         members.iter().zip(wanted).filter(|(m, w)| m.has < **w).map(|(m, w)| (m.id, w - m.has)).collect();

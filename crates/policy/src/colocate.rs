@@ -1,33 +1,32 @@
-//! Keys that live elsewhere than their slots come home because commands need them together with other keys: which moves
-//! bring them, and who waits for what.
+//! Plans the moves that return keys to their slot owner because commands need them together with other keys.
 //!
-//! A function of what is wanted, of where keys live and of the moves that are open; whoever asks begins these moves,
-//! and asks again when something has changed. A slot takes part in one move at a time, so what it has at several nodes
-//! comes home from one after the other.
+//! A pure function of the requests, the key locations, and the open moves. The caller starts the moves and calls again
+//! after a change. A slot takes part in one move at a time, so its keys at several nodes return one node after the
+//! other.
 //!
-//! Not a decision of the workers that meet such commands: they do not know of moves that wait to begin, and several of
-//! them want the same keys at once.
+//! Not decided by the workers that receive the commands: they do not see queued moves, and several may need the same
+//! keys at the same time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::topology::{MoveId, NodeId, Placement, Slot, Topology};
 
-/// Moves that bring keys from one node to another because commands need them, at the same time. What is wanted beyond
-/// that goes together in the next one, so that many commands do not begin as many moves.
+/// Maximum concurrent colocation moves per pair of nodes. Further requests are combined in the next move, so that many
+/// commands do not start as many moves.
 pub const COLOCATE_MAX: usize = 4;
 
-/// What a command needs to live together.
+/// Keys that a command needs at one node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ColocationRequest {
-    /// These keys, of one slot, with the other keys of the command.
+    /// Keys of one slot, to be joined with the other keys of the command.
     Keys(Vec<Arc<[u8]>>),
     /// All keys of a slot: the command may use any of them.
     Slot(Slot),
 }
 
 impl ColocationRequest {
-    /// The slot; `None` where no key is wanted.
+    /// Slot of the request; `None` if it has no key.
     fn slot(&self, topology: &Topology) -> Option<Slot> {
         match self {
             Self::Keys(keys) => keys.first().map(|key| topology.slot_of(key)),
@@ -35,7 +34,7 @@ impl ColocationRequest {
         }
     }
 
-    /// Those that are not at home, each with the node at which it lives.
+    /// Keys with a placement override, with their current node.
     fn away(&self, topology: &Topology) -> Vec<(Arc<[u8]>, NodeId)> {
         match self {
             Self::Keys(keys) => {
@@ -45,7 +44,7 @@ impl ColocationRequest {
         }
     }
 
-    /// Whether it is about one of these keys, which are in order.
+    /// Whether the request includes one of `keys`, which must be sorted.
     #[must_use]
     pub fn concerns(&self, placement: &Placement, keys: &[Arc<[u8]>]) -> bool {
         match self {
@@ -55,59 +54,59 @@ impl ColocationRequest {
     }
 }
 
-/// A move that is not over.
+/// A move that has not ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Open<'a> {
-    /// Its number.
+    /// Move id.
     pub id: MoveId,
-    /// From where.
+    /// Current node of the keys.
     pub source: NodeId,
-    /// To where.
+    /// Node that receives the keys.
     pub target: NodeId,
     /// The slots that take part, ascending.
     pub slots: &'a [Slot],
-    /// Somebody has paused it.
+    /// Whether an operator has paused the move.
     pub is_paused: bool,
-    /// It was begun because commands need its keys.
+    /// Whether the move was started for colocation.
     pub colocates: bool,
 }
 
-/// How it stands with what a command needs.
+/// State of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ColocationStatus {
-    /// All of it lives where its slot is.
+    /// All keys are at their slot owner.
     Home,
-    /// It is on its way, or will be.
+    /// The keys are in transit, or will be.
     Wait,
-    /// Its slot is part of this move, which is paused.
+    /// The slot is part of this paused move.
     Paused(MoveId),
-    /// It cannot come, because this node is away.
+    /// The keys cannot move because this node is away.
     Away(NodeId),
 }
 
 /// A move to begin.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Colocation {
-    /// Where the keys live.
+    /// Node that has the keys.
     pub source: NodeId,
-    /// The owner of their slots.
+    /// Owner of the keys' slots.
     pub target: NodeId,
-    /// The keys, each with the place of the first who wants it.
+    /// The keys, each with the index of the first request for it.
     pub keys: BTreeMap<Arc<[u8]>, usize>,
-    /// The places of all who want any of them.
+    /// Indexes of all requests for any of the keys.
     pub wanted_by: BTreeSet<usize>,
 }
 
-/// What comes of what is wanted.
+/// Result of [`plan`].
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Plan {
-    /// How each stands.
+    /// State of each request, in the order of the requests.
     pub standings: Vec<ColocationStatus>,
-    /// What is to begin: slots of no two of them, and of none that is open, are the same.
+    /// Moves to start. Their slots are disjoint from each other and from open moves.
     pub moves: Vec<Colocation>,
 }
 
-/// Which moves bring home what is wanted.
+/// Returns the moves that colocate the requested keys.
 #[must_use]
 pub fn plan(
     topology: &Topology,
@@ -117,15 +116,15 @@ pub fn plan(
 ) -> Plan {
     let mut plan = Plan::default();
     let mut moves: BTreeMap<(NodeId, NodeId), Colocation> = BTreeMap::new();
-    // From where a slot's keys come this time.
+    // Node from which the keys of each slot return first.
     let mut from: BTreeMap<Slot, NodeId> = BTreeMap::new();
     for (place, wanted) in wanted.iter().enumerate() {
         let Some(slot) = wanted.slot(topology) else {
             plan.standings.push(ColocationStatus::Home);
             continue;
         };
-        // Also where its keys are at home by the topology: this move may take them away, and workers know of that
-        // before the topology does.
+        // Also if the topology has no override for the slot: this move may add one, and workers apply that before the
+        // topology does.
         if let Some(busy) = open.iter().find(|open| open.slots.binary_search(&slot).is_ok()) {
             plan.standings.push(match [busy.source, busy.target].into_iter().find(|node| is_away(*node)) {
                 _ if busy.is_paused => ColocationStatus::Paused(busy.id),

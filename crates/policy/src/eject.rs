@@ -1,120 +1,119 @@
-//! Ejection of servers that fail, as a pool of twemproxy asks for it (`auto_eject_hosts`): who is ejected when, who
-//! stands in for it, and when it returns.
+//! Ejects failing servers of a twemproxy pool (`auto_eject_hosts`), selects their replacements, and returns them.
 //!
-//! It is a rule of caches: what an ejected server has is given up, so a key may be missing. It is apart from moves, in
-//! which no key ever is. nutcracker makes its continuum anew from the servers that are live; here the places of the
-//! ejected server alone go elsewhere, so the others' keys stay.
+//! Ejection suits caches: the data of an ejected server is given up, so keys may be missing. It is separate from moves,
+//! which never lose a key. nutcracker rebuilds its continuum from the live servers; here only the slots of the ejected
+//! server go elsewhere, so keys of the other servers stay.
 //!
-//! Nothing here waits or asks. The caller gives facts, carries the steps out, and reports the outcome.
+//! Pure: the caller provides facts, executes the steps, and reports the outcome.
 
 use std::collections::BTreeMap;
 
 use crate::migration::{Fingerprint, FingerprintSet};
 use crate::topology::{NodeId, Slot, Topology};
 
-/// When a server is ejected, and when it is tried again.
+/// Conditions for ejection and return.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rule {
-    /// So many failures in a row eject it, at least one (`server_failure_limit`).
+    /// Consecutive failures that eject a server, at least 1 (`server_failure_limit`).
     pub failure_limit: u32,
-    /// So long it is not tried then, milliseconds (`server_retry_timeout`).
+    /// Time until an ejected server is tried again, in milliseconds (`server_retry_timeout`).
     pub retry_ms: u64,
 }
 
-/// The condition of a node as it was found.
+/// Observed condition of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Condition {
-    /// It answers.
+    /// The node replies.
     Answers,
-    /// It failed since the look before.
+    /// The node has failed since the last check.
     Fails,
-    /// Neither is certain.
+    /// Unknown.
     #[default]
     Unknown,
 }
 
-/// The facts about a node.
+/// Facts about a node.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Facts {
-    /// Whether it answers.
+    /// Whether the node replies.
     pub condition: Condition,
-    /// Nothing that it was sent before can still be executed. Asked only of a node that is ejected.
+    /// No command sent earlier can still be executed. Checked only for ejected nodes.
     pub is_drained: bool,
-    /// The targets of the moves in which it takes part.
+    /// Targets of the moves in which the node takes part.
     pub move_targets: Vec<NodeId>,
-    /// One of these moves is in progress, or resumes as soon as it can.
+    /// Whether one of these moves is running, or resumes as soon as possible.
     pub is_moving: bool,
 }
 
-/// The state of a node.
+/// State of a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum State {
-    /// It has its slots.
+    /// The node has its slots.
     Live {
-        /// Failures in a row.
+        /// Consecutive failures.
         failures: u32,
     },
-    /// Others have slots of it.
+    /// Other nodes have its slots.
     Ejected {
-        /// Those that are to come back, ascending.
+        /// Slots to return, ascending.
         slots: Vec<Slot>,
-        /// It is not tried before, milliseconds.
+        /// Time before which no return is tried, in milliseconds.
         until_ms: u64,
-        /// Failures in a row: some slots may be back already.
+        /// Consecutive failures. Counted because the node may have some of its slots again.
         failures: u32,
     },
 }
 
-/// Why a node that fails keeps its slots.
+/// Reason why a failing node keeps its slots.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum KeepReason {
     /// No other server is live.
     IsLast,
-    /// Each other server that is live takes part in a move.
+    /// Every other live server takes part in a move.
     OthersMove,
-    /// So many keys live there without their slots.
+    /// Number of keys with a placement override to this node.
     HasExceptions(usize),
-    /// It takes part in a move.
+    /// The node takes part in a move.
     Moves,
 }
 
-/// A step to be taken.
+/// A step for the caller.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Nothing, although it fails.
+    /// Leave a failing node as it is.
     Keep {
         /// The node.
         node: NodeId,
         /// The reason.
         why: KeepReason,
     },
-    /// The moves in which it takes part bring slots back, and end without it.
+    /// End the moves of this node without it. All of them return slots to ejected nodes.
     GiveUp {
         /// The node.
         node: NodeId,
     },
-    /// Others get its slots.
+    /// Give the node's slots to others.
     Eject {
         /// The node.
         node: NodeId,
-        /// Their slots, each list ascending and none empty.
+        /// Slots by new owner; each list ascending, none empty.
         to: BTreeMap<NodeId, Vec<Slot>>,
     },
-    /// It answers: its slots are to move back.
+    /// Return slots to a node that replies again.
     Return {
         /// The node.
         node: NodeId,
-        /// By owner, each list ascending and none empty.
+        /// Slots by current owner; each list ascending, none empty.
         from: BTreeMap<NodeId, Vec<Slot>>,
     },
-    /// All of its slots are back.
+    /// All slots have returned.
     Back {
         /// The node.
         node: NodeId,
     },
 }
 
-/// The nodes of a pool, as this rule sees them.
+/// Ejection state of a pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ejections {
     rule: Rule,
@@ -122,7 +121,7 @@ pub struct Ejections {
 }
 
 impl Ejections {
-    /// With the nodes that are ejected already, and their slots. They may be tried at once.
+    /// Restores the state, with the slots of ejected nodes. A return may be tried immediately.
     #[must_use]
     pub fn new(rule: Rule, ejected: BTreeMap<NodeId, Vec<Slot>>) -> Self {
         let state = |mut slots: Vec<Slot>| {
@@ -132,12 +131,12 @@ impl Ejections {
         Self { rule, nodes: ejected.into_iter().map(|(node, slots)| (node, state(slots))).collect() }
     }
 
-    /// Goes by this rule from now on.
+    /// Replaces the rule.
     pub fn tune(&mut self, rule: Rule) {
         self.rule = rule;
     }
 
-    /// The nodes that are ejected, each with the slots that are to come back.
+    /// Ejected nodes, with the slots to return.
     #[must_use]
     pub fn ejected(&self) -> BTreeMap<NodeId, Vec<Slot>> {
         let slots = |(node, state): (&NodeId, &State)| match state {
@@ -151,8 +150,7 @@ impl Ejections {
         matches!(self.nodes.get(&node), Some(State::Ejected { .. }))
     }
 
-    /// Looks at all nodes at this time, in milliseconds, and says what is to be done. Each step is to be carried out at
-    /// most once.
+    /// Checks all nodes at this time in milliseconds, and returns the steps. Each step must be executed at most once.
     pub fn look(&mut self, now_ms: u64, topology: &Topology, facts: &BTreeMap<NodeId, Facts>) -> Vec<Step> {
         let limit = self.rule.failure_limit.max(1);
         self.nodes.retain(|node, _| topology.node(*node).is_some());
@@ -171,18 +169,18 @@ impl Ejections {
         }
         let mut steps: Vec<Step> =
             failing.iter().filter_map(|node| self.against(*node, now_ms, topology, facts)).collect();
-        // Not of those that fail: the next look sees their slots. Slots that come back come from nodes that answer, so
-        // their owners stay as they are now.
+        // Excludes failing nodes: the next check sees their slots. Returns only take slots from nodes that reply, so
+        // the owners of the failing ones do not change here.
         let others = topology.nodes().filter(|node| !failing.contains(&node.id));
         steps.extend(others.filter_map(|node| self.back(node.id, now_ms, topology, facts)));
         steps
     }
 
-    /// The step against a node that fails.
+    /// The step for a failing node.
     fn against(&self, node: NodeId, now_ms: u64, topology: &Topology, facts: &BTreeMap<NodeId, Facts>) -> Option<Step> {
         let targets = facts.get(&node).map(|facts| &facts.move_targets[..]).unwrap_or_default();
         if !targets.is_empty() {
-            // Only moves that bring slots back go to a node that is ejected.
+            // Only moves that return slots have an ejected node as target.
             let ours = targets.iter().all(|target| self.is_ejected(*target));
             return Some(if ours { Step::GiveUp { node } } else { Step::Keep { node, why: KeepReason::Moves } });
         }
@@ -203,7 +201,7 @@ impl Ejections {
         }
     }
 
-    /// Whether a node may get slots of another. One that is ejected may, as soon as it could return.
+    /// Whether a node may receive slots of another. An ejected node may as soon as it could return.
     fn is_fit(&self, node: NodeId, now_ms: u64, facts: &BTreeMap<NodeId, Facts>) -> bool {
         let Some(facts) = facts.get(&node).filter(|facts| facts.condition == Condition::Answers) else { return false };
         match self.nodes.get(&node) {
@@ -212,7 +210,7 @@ impl Ejections {
         }
     }
 
-    /// The step for a node whose slots are to come back.
+    /// The step for a node whose slots must return.
     fn back(&self, node: NodeId, now_ms: u64, topology: &Topology, facts: &BTreeMap<NodeId, Facts>) -> Option<Step> {
         let Some(State::Ejected { slots, .. }) = self.nodes.get(&node) else { return None };
         if !facts.get(&node).is_some_and(|facts| facts.move_targets.is_empty()) {
@@ -225,18 +223,18 @@ impl Ejections {
         if from.is_empty() {
             return Some(Step::Back { node });
         }
-        // Slots of an owner that does not answer come later.
+        // Slots of an owner that does not reply return later.
         from.retain(|owner, _| facts.get(owner).is_some_and(|facts| facts.condition == Condition::Answers));
         (!from.is_empty() && self.is_fit(node, now_ms, facts)).then_some(Step::Return { node, from })
     }
 
-    /// Others are about to get these slots of a node: the slots of each that are ejected then. It is to be durable
-    /// before anybody sees the new owners.
+    /// Returns the slots of all ejected nodes as they will be once `to` is applied. Must be durable before the new
+    /// owners are published.
     #[must_use]
     pub fn with(&self, node: NodeId, to: &BTreeMap<NodeId, Vec<Slot>>) -> BTreeMap<NodeId, Vec<Slot>> {
         let mut ejected = self.ejected();
         let is_known = |slot: &Slot| ejected.values().any(|known| known.binary_search(slot).is_ok());
-        // A slot that it had in the place of another one is to come back to that one.
+        // A slot that the node had on behalf of another ejected node returns to that one.
         let own: Vec<Slot> = to.values().flatten().copied().filter(|slot| !is_known(slot)).collect();
         let slots = ejected.entry(node).or_default();
         slots.extend(own);
@@ -244,14 +242,14 @@ impl Ejections {
         ejected
     }
 
-    /// Others have got these slots of a node at this time, milliseconds.
+    /// Records an ejection at this time in milliseconds.
     pub fn note_ejected(&mut self, node: NodeId, to: &BTreeMap<NodeId, Vec<Slot>>, now_ms: u64) {
         let until_ms = now_ms.saturating_add(self.rule.retry_ms);
         let slots = self.with(node, to).remove(&node).unwrap_or_default();
         self.nodes.insert(node, State::Ejected { slots, until_ms, failures: 0 });
     }
 
-    /// A return could not be begun, or has begun: it is not tried again for so long.
+    /// Records an attempt to return a node, successful or not. The next one waits for `retry_ms`.
     pub fn note_tried(&mut self, node: NodeId, now_ms: u64) {
         let retry_ms = self.rule.retry_ms;
         if let Some(State::Ejected { until_ms, .. }) = self.nodes.get_mut(&node) {
@@ -259,35 +257,34 @@ impl Ejections {
         }
     }
 
-    /// All slots of a node are back, or it is not wanted back.
+    /// Records that all slots of a node have returned, or that the return is cancelled.
     pub fn note_back(&mut self, node: NodeId) {
         self.nodes.insert(node, State::Live { failures: 0 });
     }
 }
 
-/// Whether a key found at a stand-in must be removed before the stand-in gets these slots (ascending): a key of the
-/// slots that lives elsewhere. A key that lives there without its slot stays.
+/// Whether a key found at a stand-in must be removed before the stand-in receives these slots (ascending): a key of the
+/// slots that lives elsewhere. A key with a placement override to the stand-in stays.
 #[must_use]
 pub fn is_stray_at(topology: &Topology, stand_in: NodeId, slots: &[Slot], key: &[u8]) -> bool {
     slots.binary_search(&topology.slot_of(key)).is_ok() && topology.lives_at(key) != stand_in
 }
 
-/// Fingerprints in the list of an ejection, at most: a million of 16 bytes need up to 40 MB in a hash set.
+/// Maximum fingerprints in the list of an ejection: a million of 16 bytes need up to 40 MB in a hash set.
 const WRITTEN_MAX: usize = 1_000_000;
 
-/// Keys written or deleted elsewhere while slots of an ejected node are with others. When the node returns as the same
-/// process, it has all other keys of these slots as they were written last, because nothing was sent to it.
+/// Keys written or deleted elsewhere while slots of an ejected node are with others. If the node returns as the same
+/// process, its other keys of these slots are current, because no write was sent to it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Elsewhere {
     /// These keys.
     Keys {
-        /// The `run_id` of the process that was ejected.
+        /// `run_id` of the ejected process.
         process: String,
         /// Fingerprints of the keys.
         written: FingerprintSet,
     },
-    /// Perhaps any key: a command did not name its keys, they are more than the list takes, or the data of the node
-    /// were not in use.
+    /// Possibly any key: a command did not name its keys, the list was full, or the data of the node were not in use.
     Any,
 }
 
@@ -314,22 +311,21 @@ impl Elsewhere {
         *self = Self::Any;
     }
 
-    /// Whether the list is about the data of this process.
+    /// Whether the list concerns the data of this process.
     #[must_use]
     pub fn is_of(&self, now: Option<&str>) -> bool {
         matches!(self, Self::Keys { process, .. } if now == Some(process))
     }
 
-    /// Whether the node, which is this process now, has a key as it was written last. All other keys that it has of the
-    /// slots must be removed there.
+    /// Whether the key at the node, now this process, is current. All other keys of the slots must be removed there.
     #[must_use]
     pub fn is_current(&self, now: &str, key: Fingerprint) -> bool {
         matches!(self, Self::Keys { process, written } if process == now && !written.contains(&key))
     }
 }
 
-/// The stand-ins of a node, with their slots: each slot goes to the first server that is fit, from the slot's own place
-/// in the continuum on. `None` where no other is fit.
+/// Stand-ins of a node, with their slots: each slot goes to the first fit server on the continuum, starting at the
+/// slot's own place. `None` if no other server is fit.
 fn stand_ins(
     topology: &Topology,
     node: NodeId,
@@ -365,7 +361,7 @@ mod tests {
         ))
     }
 
-    /// Of nodes that answer or fail; those that answer are drained.
+    /// Facts of nodes that reply (and are drained) or fail.
     fn facts(topology: &Topology, fails: impl Fn(NodeId) -> bool) -> BTreeMap<NodeId, Facts> {
         let of = |node: NodeId| match fails(node) {
             true => Facts { condition: Condition::Fails, ..Facts::default() },
@@ -384,7 +380,7 @@ mod tests {
 
     #[test]
     fn slots_go_to_the_next_server_of_the_list() {
-        // Places of modula are those of the list: one of s0, two of s1, one of s2.
+        // Points of modula are list entries: one for s0, two for s1, one for s2.
         let topology = fleet(Distribution::Modula, &[1, 2, 1]);
         let mut ejections = Ejections::new(RULE, BTreeMap::new());
         let fails = facts(&topology, |node| node == NodeId(2));
@@ -436,11 +432,11 @@ mod tests {
         answers.get_mut(&lost).expect("known").is_drained = false;
         assert_eq!(ejections.look(1000, &topology, &answers), [], "what it was sent may still be executed");
         answers.get_mut(&lost).expect("known").is_drained = true;
-        // A restart of the router knows as much, and tries at once.
+        // A restarted router has the same state, and tries immediately.
         let mut again = Ejections::new(RULE, kept);
         let [Step::Return { node, from }] = &again.look(0, &topology, &answers)[..] else { panic!("it returns") };
         assert_eq!((node, from), (&lost, &to));
-        // While moves go on it fails again: they end without it, and nothing else is done.
+        // The node fails again during moves: they end without it, and no other step follows.
         let mut moving = facts(&topology, |node| node == lost);
         moving.values_mut().for_each(|facts| facts.move_targets = vec![lost]);
         again.look(0, &topology, &moving);
@@ -463,7 +459,7 @@ mod tests {
         };
         topology = handed_over(&topology, &to);
         ejections.note_ejected(back, &to, 0);
-        // Nobody carries the other ejection out.
+        // The other ejection is not executed.
         let fails = facts(&topology, |node| node == lost);
         assert!(matches!(ejections.look(999, &topology, &fails)[..], [Step::Eject { node: NodeId(1), .. }]));
         let [Step::Eject { .. }, Step::Return { node, from }] = &ejections.look(1000, &topology, &fails)[..] else {
@@ -532,15 +528,15 @@ mod tests {
         let slots = [before.slot_of(&key)];
         let alone = before.keys_handed_over(&slots, [&key], from);
         assert!(is_stray_at(&alone, stand_in, &slots, &key), "an old copy");
-        // A page is judged by the map of its time: this key has arrived since the removal began.
+        // Results of a scan page are compared with the current map: this key has arrived since the removal started.
         let moved = alone.keys_handed_over(&slots, [&key], stand_in);
         assert!(!is_stray_at(&moved, stand_in, &slots, &key), "its only copy");
         assert!(!is_stray_at(&alone, stand_in, &[], &key), "a key of another slot");
     }
 
     proptest! {
-        /// Servers fail and answer in any order. Others' slots never move by an ejection, one server at least keeps
-        /// slots, and in the end all are at home.
+        /// Servers fail and reply in any order. Slots of other nodes never move by an ejection, at least one server
+        /// keeps slots, and in the end all slots have returned.
         #[test]
         fn others_slots_stay_and_all_come_home(
             is_modula: bool,
@@ -557,7 +553,7 @@ mod tests {
                     match step {
                         Step::Eject { node, to } => {
                             prop_assert!(fails(node) && to.keys().all(|other| !fails(*other)), "only to servers that answer");
-                            // Where two fail at once, the first is carried out, and the next look sees the rest.
+                            // If two fail at once, the first is ejected, and the next check sees the rest.
                             if to.values().flatten().any(|slot| topology.owner(*slot) != node) {
                                 continue;
                             }

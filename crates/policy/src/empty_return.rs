@@ -1,31 +1,30 @@
-//! The guard of nodes that come back without their data: whether a process that answers in the place of another has
-//! what that one had.
+//! Detects nodes that return without their data: a new process that lacks the keys of the previous one.
 //!
-//! A node may be empty for good reasons: its queue was consumed, its keys were deleted or have expired. Only keys that
-//! must still be there are missed. A count of keys a second ago is not enough for that, so commands that may remove
-//! keys since the count are known too.
+//! A node may be empty for good reasons: its queue was consumed, or its keys were deleted or have expired. Only keys
+//! that must still exist count as missing. A recent key count is not sufficient, so commands sent since the count that
+//! may remove keys are counted too.
 
-/// A process with fewer than this part of the keys that were there has lost them. Some may be gone rightly: they were
+/// Fraction of the previous keys below which a process has lost data. Some may be missing for a good reason: they were
 /// written after the last snapshot.
 const LOST_BELOW: (u64, u64) = (1, 10);
 
-/// Once that was found, keys are put back one by one, and all that are not there yet would be answered with nil: so
-/// many must be there before it is served.
+/// Fraction of the keys that must be present before a node with lost data is served again. While keys are restored one
+/// by one, reads of the others would return nil.
 const BACK_FROM: (u64, u64) = (9, 10);
 
-/// The numbers of `INFO keyspace`, all databases together.
+/// Totals of `INFO keyspace` over all databases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
-    /// Keys.
+    /// Number of keys.
     pub keys: u64,
-    /// Keys that have a time to live.
+    /// Number of keys with an expiry.
     pub expires: u64,
-    /// The mean time to live of these, milliseconds.
+    /// Mean TTL of the keys with an expiry, in milliseconds.
     pub avg_ttl_ms: u64,
 }
 
 impl Holdings {
-    /// Reads the answer to `INFO keyspace`.
+    /// Parses the reply to `INFO keyspace`.
     #[must_use]
     pub fn of_info(info: &str) -> Self {
         let mut all = Self::default();
@@ -44,89 +43,89 @@ impl Holdings {
         all
     }
 
-    /// When its keys are gone, on average, if all of them have a time to live; milliseconds since 1970.
+    /// Mean expiry time if all keys have one, in milliseconds since 1970.
     fn gone_by(&self, at_ms: u64) -> Option<u64> {
         (self.keys > 0 && self.expires >= self.keys && self.avg_ttl_ms > 0)
             .then(|| at_ms.saturating_add(self.avg_ttl_ms))
     }
 }
 
-/// Commands that a node was sent since the router's start.
+/// Counters of commands sent to a node since the start of the router.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
-    /// Those that may write.
+    /// Commands that may write.
     pub writes: u64,
-    /// Keys that they may have removed.
+    /// Maximum number of keys removed by them.
     pub removals: u64,
 }
 
-/// A command that may remove any number of keys.
+/// Removals counted for a command that may remove any number of keys.
 pub const ANY_NUMBER: u64 = 1 << 40;
 
-/// The data of a process, as far as it is known.
+/// Known data of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Data {
     keys: u64,
     gone_by_ms: Option<u64>,
-    /// Commands sent before the count.
+    /// Commands sent before the key count.
     sent: Sent,
-    /// The same one count earlier. A write of that time may have been under way at the count.
+    /// Commands sent before the previous key count. A write from that time may have been in flight at the last count.
     before: Sent,
 }
 
-/// The part that a start of the router needs.
+/// The part kept for the next start of the router.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Known {
-    /// Its keys.
+    /// Number of keys.
     pub keys: u64,
-    /// When these are gone, on average, if all have a time to live; milliseconds since 1970.
+    /// Mean expiry time if all keys have one, in milliseconds since 1970.
     pub gone_by_ms: Option<u64>,
 }
 
-/// The fate of the data of a process whose place another one has.
+/// Result of the comparison with the previous process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Return {
-    /// The other one has it.
+    /// The new process has the data.
     Intact,
-    /// All keys had a time to live, and the node was away for longer than that.
+    /// All keys had an expiry, and the node was down for longer than their TTL.
     Expired,
-    /// Commands that were sent since the last count may have removed so many keys.
+    /// Commands sent since the last count may have removed this many keys.
     Removed(u64),
-    /// Of so many keys too few are there, and nothing explains that.
+    /// Too few of this many keys are present, without an explanation.
     Lost(u64),
 }
 
 impl Data {
-    /// A process that was counted when it was met.
+    /// Records the first count of a process.
     #[must_use]
     pub fn met(holdings: Holdings, at_ms: u64, sent: Sent) -> Self {
         Self { keys: holdings.keys, gone_by_ms: holdings.gone_by(at_ms), sent, before: sent }
     }
 
-    /// The data as an earlier run of the router has known it.
+    /// Data recorded by an earlier run of the router.
     #[must_use]
     pub fn known(known: Known) -> Self {
         Self { keys: known.keys, gone_by_ms: known.gone_by_ms, ..Self::default() }
     }
 
-    /// The process was counted. `sent`: what the node was sent before it was asked.
+    /// Records a later count. `sent`: commands sent before the count was requested.
     pub fn counted(&mut self, holdings: Holdings, at_ms: u64, sent: Sent) {
         *self = Self { before: self.sent, ..Self::met(holdings, at_ms, sent) };
     }
 
-    /// A move has stored so many keys at this process, or removed them there.
+    /// Adjusts the count for keys stored or removed by a move.
     pub fn moved(&mut self, stored: u64, removed: u64) {
         self.keys = (self.keys + stored).saturating_sub(removed);
     }
 
-    /// The part that a later run of the router needs, after so many commands.
+    /// Returns the part kept for the next start of the router, given the commands sent so far.
     #[must_use]
     pub fn to_know(&self, sent: Sent) -> Known {
         let has_written = sent.writes > self.before.writes;
         Known { keys: self.keys.max(u64::from(has_written)), gone_by_ms: self.gone_by_ms }
     }
 
-    /// Judges a process with so many keys in its place. `is_held`: it was found to have lost them already.
+    /// Judges a new process with `now` keys. `is_held`: it was already found to have lost data.
     #[must_use]
     pub fn judge(&self, sent: Sent, now: u64, at_ms: u64, is_held: bool) -> Return {
         let Known { keys, gone_by_ms } = self.to_know(sent);
@@ -145,8 +144,8 @@ impl Data {
     }
 }
 
-/// Whether a process with `now` keys has lost what the one in its place had, which were `before`. `is_held`: it was
-/// found so already.
+/// Whether a process with `now` keys has lost data of the previous process with `before` keys. `is_held`: it was
+/// already found to have lost data.
 fn has_lost(before: u64, now: u64, is_held: bool) -> bool {
     let (part, of) = if is_held { BACK_FROM } else { LOST_BELOW };
     now.saturating_mul(of) < before.saturating_mul(part)
@@ -203,7 +202,7 @@ mod tests {
         data.counted(holdings(100), 0, sent(102, 1));
         assert_eq!(data.judge(sent(102, 11), 0, 9, false), Return::Lost(100), "most were not removed");
         assert_eq!(data.judge(sent(102, ANY_NUMBER), 0, 9, false), Return::Removed(100), "a flush");
-        // The count falls to nothing.
+        // The count drops to zero.
         data.counted(holdings(0), 0, sent(103, 1));
         assert_eq!(
             data.judge(sent(103, 1), 0, 9, false),

@@ -1,75 +1,74 @@
-//! Which server of a node is its primary, and which replicas may be read: for nodes that have replicas.
+//! Selects the primary among the servers of a node, and the replicas that may be read.
 //!
-//! A [`PrimaryMonitor`] is stepped with what was seen - a server's own account of its role, its silence, a Sentinel's
-//! announcement - and says when the primary changes and which replicas are fit to be read. It elects nobody: promoting
-//! a replica is the business of Sentinel, an operator or an orchestrator. It finds out that it has happened, and
-//! refuses to be fooled: following a server that merely claims to be a primary (a detached copy, the old primary that
-//! came back) would make writes disappear.
+//! A [`PrimaryMonitor`] is stepped with observations - a server's role as reported by itself, its silence, a Sentinel's
+//! announcement - and returns changes of the primary and of the readable replicas. It does not elect: Sentinel, an
+//! operator, or an orchestrator promotes replicas. It detects promotions, and rejects false ones: following a server
+//! that merely claims to be a primary (a detached copy, the old primary after its return) would lose writes.
 //!
-//! - **With Sentinel** the announcement with the highest configuration epoch counts. A Sentinel that was cut off
-//!   repeats the old primary with an older epoch: it is not believed, not even while the present primary is silent,
-//!   unless its primary proves its descent as below (Sentinels that were set up anew count from 0 again).
-//! - **Without**, servers are believed what they say of themselves, with proof: a promoted replica knows the
-//!   replication id of the primary that it followed (`master_replid2`). It is followed once the old primary has itself
-//!   become a replica, or has been silent for a while.
+//! - **With Sentinel**, the announcement with the highest configuration epoch counts. A Sentinel that was cut off
+//!   repeats the old primary with an older epoch. This is rejected even while the current primary is silent, unless the
+//!   announced primary proves its descent as below (newly created Sentinels count from 0 again).
+//! - **Without**, a server's own role counts, with proof: a promoted replica knows the replication id of its former
+//!   primary (`master_replid2`). It is followed once the old primary has become a replica, or has been silent for a
+//!   while.
 //!
-//! Addresses are opaque here: whoever steps the watch knows how to compare them.
+//! Addresses are opaque; the caller defines their order.
 
 use std::collections::BTreeMap;
 
-/// What must be remembered over a restart: with it, an old primary that is back is not mistaken for the present one.
+/// State kept over a restart, so that a returned old primary is not mistaken for the current one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Record<A> {
-    /// The primary.
+    /// Current primary.
     pub primary: A,
-    /// Sentinel's configuration epoch in which it became that; 0 without Sentinel.
+    /// Sentinel's configuration epoch of the promotion; 0 without Sentinel.
     pub config_epoch: u64,
-    /// Its replication id (`master_replid`), where it has told it.
+    /// Replication id (`master_replid`), if reported.
     pub replication_id: Option<String>,
 }
 
-/// A point in the history of a primary's data: what was written until then.
+/// A point in the replication history of a primary: everything written until then.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Position {
-    /// Whose history (`master_replid`). Offsets of another one say nothing.
+    /// Id of the history (`master_replid`). Offsets of different histories are not comparable.
     pub replication_id: String,
-    /// Bytes of its replication stream (`master_repl_offset`, `slave_repl_offset`).
+    /// Offset in the replication stream, in bytes (`master_repl_offset`, `slave_repl_offset`).
     pub offset: u64,
 }
 
 impl Position {
-    /// Whether who is here has all that was there at `earlier`.
+    /// Whether a server at this position has all data of `earlier`.
     fn has(&self, earlier: &Position) -> bool {
         self.replication_id == earlier.replication_id && self.offset >= earlier.offset
     }
 }
 
-/// What a server says of itself (`INFO replication`).
+/// Role of a server as reported by itself (`INFO replication`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Role<A> {
-    /// It takes writes.
+    /// Accepts writes.
     Primary {
         /// `master_replid`.
         replication_id: String,
-        /// `master_replid2`: the id of the primary it followed before it was promoted; `None` if it never was.
+        /// `master_replid2`: id of the former primary, before the promotion; `None` without a promotion.
         followed_id: Option<String>,
         /// `master_repl_offset`.
         offset: u64,
     },
-    /// It follows another server.
+    /// Follows another server.
     Replica {
-        /// Whom; `None` where its account (a host name, say) cannot be compared with addresses.
+        /// Primary of this replica; `None` if the reported name cannot be compared with addresses.
         of: Option<A>,
-        /// The link to that server is up and has carried something lately.
+        /// Whether the link is up and was recently active.
         is_current: bool,
-        /// What it has executed.
+        /// Executed position.
         position: Position,
     },
 }
 
-/// Why a server that was just connected to is not a replica whose data may be read, by its `INFO replication` and
-/// `INFO persistence`; `None`: it may. A server that has just started may be empty until its first synchronisation has
-/// ended.
+/// Returns the reason why a newly connected server must not be read as a replica, from `INFO replication` and
+/// `INFO persistence`. `None`: it may be read. A server that has just started may be empty until its first
+/// synchronisation has ended.
 #[must_use]
 pub fn why_not_readable(info: &str) -> Option<&'static str> {
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
@@ -83,105 +82,106 @@ pub fn why_not_readable(info: &str) -> Option<&'static str> {
     }
 }
 
-/// What was seen.
+/// An observation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event<A> {
-    /// A server told its role, in so many microseconds.
+    /// A server reported its role.
     RoleReported {
-        /// Which server.
+        /// The server.
         address: A,
-        /// What it said.
+        /// Reported role.
         role: Role<A>,
-        /// Round trip, microseconds.
+        /// Round-trip time in microseconds.
         round_trip_us: u32,
     },
-    /// A server refused, broke, or did not answer in time.
+    /// A server refused, broke the connection, or did not reply in time.
     Silent {
-        /// Which server.
+        /// The server.
         address: A,
     },
-    /// A Sentinel said who the primary is.
+    /// A Sentinel announced the primary.
     Announced {
         /// The primary.
         primary: A,
-        /// Its configuration epoch for this primary.
+        /// Sentinel's configuration epoch for this primary.
         config_epoch: u64,
     },
-    /// Slots were moved to the node: a replica that has not what the primary had here would answer that their keys are
-    /// not there.
+    /// Slots were moved to the node. A replica behind the primary's position at that time would return nil for their
+    /// keys.
     Needed(Position),
-    /// An operator says that the server which nothing proves to be the successor is the primary all the same.
+    /// An operator has confirmed the unproven primary.
     Accepted,
-    /// The name of a server leads to another address than before.
+    /// The name of a server resolves to a new address.
     Renamed {
-        /// The address before; `None`: it did not resolve.
+        /// Old address; `None`: the name did not resolve.
         from: Option<A>,
-        /// The address now.
+        /// New address.
         to: A,
-        /// Whether it names the server that is the primary at first.
+        /// Whether the name is the initial primary.
         is_first: bool,
     },
-    /// A Sentinel listed the replicas that it knows.
+    /// A Sentinel listed the known replicas.
     Listed {
-        /// Their addresses.
+        /// Addresses of the replicas.
         replicas: Vec<A>,
     },
 }
 
-/// Why the primary changed.
+/// Reason for a change of the primary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {
     /// A Sentinel announced it.
     Announced,
-    /// The old one says that it is a replica now.
+    /// The old primary reports that it is a replica now.
     Demoted,
-    /// The old one has been silent, and this one was promoted from among its replicas.
+    /// The old primary is silent, and one of its replicas was promoted.
     Silence,
-    /// An operator said so.
+    /// An operator confirmed it.
     Accepted,
-    /// The name of the old one, which is silent, leads to it.
+    /// The old primary is silent, and its name resolves to the new one.
     Renamed,
 }
 
-/// What to do.
+/// An action for the caller.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action<A> {
-    /// Make durable, before anything else is done.
+    /// Make durable, before any other action.
     Record(Record<A>),
-    /// Send commands to this server from now on, and none to the one before.
+    /// Send commands to this server from now on, and none to the previous one.
     Primary {
         /// The new primary.
         address: A,
-        /// How it was found.
+        /// Reason for the change.
         why: Why,
     },
     /// These replicas may be read from now on.
     Readable {
-        /// The nearest first.
+        /// Nearest first.
         replicas: Vec<A>,
-        /// The primary answers sooner than any of them.
+        /// Whether the primary replies faster than all of them.
         primary_is_nearest: bool,
     },
-    /// A server claims to be a primary, and nothing proves that it succeeded ours: somebody should look.
+    /// A server claims to be a primary without proof. Needs the operator's attention.
     Unproven {
-        /// Who claims it.
+        /// The claimant.
         address: A,
     },
 }
 
-/// A primary must have been silent for so long, microseconds, before a promoted replica is followed without its word.
+/// Minimum silence of a primary before a promoted replica is followed without the primary's own report, in
+/// microseconds.
 pub const SILENCE_US: u64 = 1_000_000;
 
 #[derive(Clone, Debug)]
 struct Seen<A> {
     role: Option<Role<A>>,
-    /// Since when it has not answered; `None` while it answers.
+    /// Start of the current silence; `None` while the server replies.
     silent_since_us: Option<u64>,
-    /// Running mean of its round trips.
+    /// Moving average.
     round_trip_us: Option<u32>,
 }
 
-/// One node's servers.
+/// Monitors the servers of one node.
 #[derive(Clone, Debug)]
 pub struct PrimaryMonitor<A> {
     record: Option<Record<A>>,
@@ -189,18 +189,18 @@ pub struct PrimaryMonitor<A> {
     seen: BTreeMap<A, Seen<A>>,
     readable: Vec<A>,
     primary_is_nearest: bool,
-    /// What a replica must have to be read: what the primary had when it was first seen (a router before us may have
-    /// moved slots to it just before), and what was moved to it since. `None` until the primary has told where it is.
+    /// Minimum position of a replica to be read: the primary's position at its first report (another router may have
+    /// moved slots to it just before), and at later moves to it. `None` until the primary has reported its position.
     needed: Option<Position>,
-    /// The address that the name of the primary leads to now, where that is another.
+    /// New address of the primary's name, if changed.
     successor: Option<A>,
-    /// Who claims to be a primary without proof, and Sentinel's epoch for it.
+    /// Server that claims to be the primary without proof, with Sentinel's epoch for it.
     unproven: Option<(A, u64)>,
 }
 
 impl<A: Clone + Ord> PrimaryMonitor<A> {
-    /// Watches `servers`. Without Sentinel the first of them is the primary, unless `stored` says otherwise; with
-    /// Sentinel nobody is before one has announced it, unless `stored` knows.
+    /// Monitors `servers`. The initial primary is that of `stored`. Otherwise, without Sentinel, the first server; with
+    /// Sentinel, none until the first announcement.
     pub fn new(servers: Vec<A>, has_sentinel: bool, stored: Option<Record<A>>) -> Self {
         let stored = stored.filter(|record| has_sentinel || servers.contains(&record.primary));
         let record = match stored {
@@ -227,30 +227,30 @@ impl<A: Clone + Ord> PrimaryMonitor<A> {
         watch
     }
 
-    /// The same for a node whose primary has a name that does not resolve yet: nobody is the primary before it does,
-    /// unless `stored` says which of `replicas` is.
+    /// Like [`Self::new`], for a node whose primary has a name that does not resolve yet. There is no primary until it
+    /// does, unless `stored` names one of `replicas`.
     pub fn without_first(replicas: Vec<A>, stored: Option<Record<A>>) -> Self {
         let is_known = stored.as_ref().is_some_and(|record| replicas.contains(&record.primary));
         let watch = Self::new(replicas, false, stored);
         if is_known { watch } else { Self { record: None, ..watch } }
     }
 
-    /// Whether a server has refused, broken, or not answered in time, and not answered since.
+    /// Whether a server failed to reply and has not replied since.
     pub fn is_silent(&self, address: &A) -> bool {
         self.seen.get(address).is_some_and(|seen| seen.silent_since_us.is_some())
     }
 
-    /// The primary, as far as it is known.
+    /// The primary, if known.
     pub fn primary(&self) -> Option<&A> {
         self.record.as_ref().map(|record| &record.primary)
     }
 
-    /// Servers to ask for their roles.
+    /// Servers to query for their roles.
     pub fn servers(&self) -> impl Iterator<Item = &A> {
         self.seen.keys()
     }
 
-    /// Takes in what was seen at `now_us`, and appends what is to be done about it.
+    /// Processes an observation at `now_us` and appends the resulting actions.
     pub fn step(&mut self, event: Event<A>, now_us: u64, actions: &mut Vec<Action<A>>) {
         match event {
             Event::RoleReported { address, role, round_trip_us } => {
@@ -287,8 +287,8 @@ impl<A: Clone + Ord> PrimaryMonitor<A> {
                 if newer {
                     self.change_primary(primary, config_epoch, Why::Announced, same, actions);
                 } else if !same && self.fall(now_us).is_some() && self.is_primary(&primary) {
-                    // An old announcement and a server that agrees: Sentinels that were set up anew, or the old primary
-                    // and its Sentinel back together. Only descent tells them apart.
+                    // An old announcement that matches the server's own role: either new Sentinels, or the old primary
+                    // returned together with its Sentinel. Only proven descent distinguishes the two.
                     if self.is_proven(&primary) {
                         self.change_primary(primary, config_epoch, Why::Announced, false, actions);
                     } else {
@@ -298,12 +298,13 @@ impl<A: Clone + Ord> PrimaryMonitor<A> {
             }
             Event::Needed(position) => match &mut self.needed {
                 Some(needed) if needed.has(&position) => {}
-                // Of another history, it is newer than what was seen of the primary: else what that tells next takes
-                // its place.
+                // A different history is newer than the primary's last known one; otherwise the primary's next report
+                // replaces it.
                 needed => *needed = Some(position),
             },
             Event::Accepted => {
-                // Only while it still claims it, and ours is still of no use: much may have happened since it was told.
+                // Only if the claim still holds and the current primary is still unusable: time has passed since the
+                // report.
                 let is_of_no_use = self.fall(now_us).is_some();
                 if let Some((claimant, config_epoch)) = self.unproven.take_if(|_| is_of_no_use)
                     && self.is_primary(&claimant)
@@ -345,8 +346,8 @@ impl<A: Clone + Ord> PrimaryMonitor<A> {
             .is_some_and(|s| s.silent_since_us.is_none() && matches!(s.role, Some(Role::Primary { .. })))
     }
 
-    /// Whether a server was promoted from among the replicas of the primary that we hold: it knows the replication id
-    /// that it followed.
+    /// Whether a server was promoted from the replicas of the current primary: it knows the replication id that it
+    /// followed.
     fn is_proven(&self, address: &A) -> bool {
         let ours = self.record.as_ref().and_then(|record| record.replication_id.as_ref());
         match self.seen.get(address).and_then(|s| s.role.as_ref()) {
@@ -362,12 +363,12 @@ impl<A: Clone + Ord> PrimaryMonitor<A> {
         }
     }
 
-    /// Whether a server claims to be the primary, and nothing proves that it is: an operator's word would count.
+    /// Whether a server claims to be the primary without proof, so that an operator could confirm it.
     pub fn has_claimant(&self) -> bool {
         self.unproven.is_some()
     }
 
-    /// How the primary that we hold stopped to be one, if it did.
+    /// Reason why the current primary no longer is one, if so.
     fn fall(&self, now_us: u64) -> Option<Why> {
         let seen = self.seen.get(self.primary()?)?;
         match (seen.silent_since_us, &seen.role) {
@@ -377,11 +378,11 @@ impl<A: Clone + Ord> PrimaryMonitor<A> {
         }
     }
 
-    /// Without Sentinel: a server that was promoted in the place of ours.
+    /// Without Sentinel: finds a server promoted as the successor.
     fn look_for_successor(&mut self, now_us: u64, actions: &mut Vec<Action<A>>) {
         let Some(record) = self.record.clone() else { return };
         let Some(why) = self.fall(now_us) else { return };
-        // Whom the old primary follows now is its successor by its own word.
+        // The old primary's own report names its successor.
         let followed = match self.seen.get(&record.primary).and_then(|s| s.role.as_ref()) {
             Some(Role::Replica { of: Some(of), .. }) if why == Why::Demoted => Some(of.clone()),
             _ => None,
@@ -389,7 +390,7 @@ impl<A: Clone + Ord> PrimaryMonitor<A> {
         let claims = |address: &A| *address != record.primary && self.is_primary(address);
         let successor = followed.filter(|address| claims(address)).or_else(|| {
             let mut candidates = self.seen.keys().filter(|address| claims(address) && self.is_proven(address));
-            // Two that were both promoted from ours: which has the writes, nobody here can tell.
+            // With two promoted replicas, it cannot be decided which one has the writes.
             candidates.next().filter(|_| candidates.next().is_none()).cloned()
         });
         let heir = self.successor.clone().filter(|address| why == Why::Silence && claims(address));
@@ -421,7 +422,7 @@ impl<A: Clone + Ord> PrimaryMonitor<A> {
         }
     }
 
-    /// A primary that has begun another history, or is another server, has what it has: replicas must have that.
+    /// Raises the required position if the primary is a different server or has started a new history.
     fn renew_needed(&mut self) {
         let seen = self.primary().and_then(|primary| self.seen.get(primary)).and_then(|seen| seen.role.as_ref());
         let Some(Role::Primary { replication_id, offset, .. }) = seen else { return };
@@ -430,7 +431,7 @@ impl<A: Clone + Ord> PrimaryMonitor<A> {
         }
     }
 
-    /// Replicas that are read and, as far as they have told, lack what the primary had at this position.
+    /// Replicas that are read but, as far as reported, have not reached this position.
     pub fn behind<'w>(&'w self, position: &'w Position) -> impl Iterator<Item = &'w A> {
         self.readable.iter().filter(|address| {
             let role = self.seen.get(address).and_then(|seen| seen.role.as_ref());
@@ -438,8 +439,8 @@ impl<A: Clone + Ord> PrimaryMonitor<A> {
         })
     }
 
-    /// Replicas that follow the primary closely; nearest first, with hysteresis, because every change reaches every
-    /// worker.
+    /// Selects replicas that follow the primary closely; nearest first, with hysteresis, because every change is
+    /// published to every worker.
     fn choose_readable(&mut self, actions: &mut Vec<Action<A>>) {
         let primary = self.primary().cloned();
         let fit = |address: &A| {
@@ -478,7 +479,7 @@ impl<A: Clone + Ord> PrimaryMonitor<A> {
     }
 }
 
-/// Less by a fifth and by more than the noise of a loopback.
+/// Whether `a` is less by a fifth, and by more than the noise of a loopback connection.
 fn clearly_less(a: u32, b: u32) -> bool {
     u64::from(a) * 5 < u64::from(b) * 4 && b - a > 50
 }
@@ -528,7 +529,7 @@ mod tests {
             .collect()
     }
 
-    /// OLD with its replica NEW, both seen.
+    /// OLD with its replica NEW, both observed.
     fn settled() -> PrimaryMonitor<u8> {
         let mut watch = PrimaryMonitor::new(vec![OLD, NEW], false, None);
         step(&mut watch, 0, role_reported(OLD, primary("a", None)));
@@ -578,7 +579,7 @@ mod tests {
         let renamed = |from, to| Event::Renamed { from, to, is_first: true };
         let mut watch = settled();
         assert_eq!(changes(&step(&mut watch, 0, renamed(Some(OLD), OTHER))), []);
-        // It follows nobody whom the name alone shows: the server must call itself a primary, and the old one must be
+        // The name alone is not sufficient: the new server must report itself as a primary, and the old one must be
         // silent.
         assert_eq!(changes(&step(&mut watch, 0, role_reported(OTHER, primary("z", None)))), []);
         step(&mut watch, 10, Event::Silent { address: OLD });
@@ -589,13 +590,13 @@ mod tests {
             [(OTHER, Why::Renamed)]
         );
         assert_eq!(watch.servers().copied().collect::<Vec<_>>(), [NEW, OTHER], "the old address is asked no more");
-        // A replica that was promoted in its place comes first.
+        // A replica promoted from the primary has precedence.
         step(&mut promoted, 20, role_reported(NEW, primary("b", Some("a"))));
         assert_eq!(
             changes(&step(&mut promoted, 10 + SILENCE_US, Event::Silent { address: OLD })),
             [(NEW, Why::Silence)]
         );
-        // The name leads back before anything has come of it.
+        // The name resolves to the old address again before any change.
         let mut back = settled();
         step(&mut back, 0, renamed(Some(OLD), OTHER));
         step(&mut back, 0, renamed(Some(OTHER), OLD));
@@ -629,7 +630,7 @@ mod tests {
     #[test]
     fn a_copy_that_was_detached_is_not_followed() {
         let mut watch = settled();
-        // Promoted while the primary serves: nobody said that it takes over.
+        // Promoted while the primary serves: neither the primary nor an operator confirms a takeover.
         for now in 0..100 {
             assert_eq!(changes(&step(&mut watch, now * 100_000, role_reported(NEW, primary("b", Some("a"))))), []);
             assert_eq!(changes(&step(&mut watch, now * 100_000, role_reported(OLD, primary("a", None)))), []);
@@ -645,7 +646,7 @@ mod tests {
         assert_eq!(claim(&mut watch, 2 * SILENCE_US), [Action::Unproven { address: NEW }]);
         assert_eq!(claim(&mut watch, 3 * SILENCE_US), []);
         assert_eq!(watch.primary(), Some(&OLD));
-        // Unless somebody says so who knows; and not once ours is back.
+        // Unless an operator confirms it; and no longer once the primary has returned.
         let mut back = watch.clone();
         step(&mut back, 4 * SILENCE_US, role_reported(OLD, primary("a", None)));
         assert_eq!(changes(&step(&mut back, 4 * SILENCE_US, Event::Accepted)), []);
@@ -661,7 +662,7 @@ mod tests {
         step(&mut watch, 0, role_reported(OTHER, primary("c", Some("a"))));
         step(&mut watch, 0, Event::Silent { address: OLD });
         assert_eq!(changes(&step(&mut watch, 2 * SILENCE_US, Event::Silent { address: OLD })), []);
-        // The old one's word decides.
+        // The old primary's report decides.
         assert_eq!(
             changes(&step(&mut watch, 3 * SILENCE_US, role_reported(OLD, replica(OTHER)))),
             [(OTHER, Why::Demoted)]
@@ -692,12 +693,12 @@ mod tests {
         assert_eq!(announce(&mut watch, OLD, 1), [], "a Sentinel that was cut off");
         assert_eq!(announce(&mut watch, NEW, 3), [], "the same primary under a newer epoch");
         assert_eq!(watch.primary(), Some(&NEW));
-        // What servers claim is Sentinel's business.
+        // With Sentinel, claims of servers do not count.
         step(&mut watch, 0, Event::Silent { address: NEW });
         assert_eq!(changes(&step(&mut watch, 9 * SILENCE_US, role_reported(OLD, primary("b", Some("a"))))), []);
     }
 
-    /// OLD was replaced by NEW, as Sentinels announced with epoch 1.
+    /// OLD was replaced by NEW, announced by Sentinels with epoch 1.
     fn failed_over() -> PrimaryMonitor<u8> {
         let mut watch = PrimaryMonitor::new(Vec::new(), true, None);
         step(&mut watch, 0, Event::Announced { primary: OLD, config_epoch: 0 });
@@ -717,8 +718,8 @@ mod tests {
         assert_eq!(step(&mut watch, now, old.clone()), [Action::Unproven { address: OLD }]);
         assert_eq!(step(&mut watch, now, old), [], "told once");
         assert_eq!(watch.primary(), Some(&NEW));
-        // Where the Sentinels and their primary really are new, somebody must say so. What they announce then has the
-        // lower epoch.
+        // If the Sentinels and their primary really are new, an operator must confirm it. Their later announcements
+        // have the lower epoch.
         let actions = step(&mut watch, now, Event::Accepted);
         assert_eq!(changes(&actions), [(OLD, Why::Accepted)]);
         assert!(matches!(&actions[0], Action::Record(Record { config_epoch: 0, .. })), "{actions:?}");
@@ -774,7 +775,7 @@ mod tests {
         assert_eq!(readable(step(&mut watch, 0, role_reported(NEW, replica_at(OLD, at("a", 149))))), None);
         assert_eq!(readable(step(&mut watch, 0, role_reported(NEW, replica_at(OLD, at("a", 150))))), Some(vec![NEW]));
         assert_eq!(behind(&watch), []);
-        // Another process counts anew: what replicas must have is what it has.
+        // A new process has a new history: its position is the minimum for replicas.
         assert_eq!(readable(step(&mut watch, 0, role_reported(OLD, primary("z", None)))), Some(vec![]));
         assert_eq!(readable(step(&mut watch, 0, role_reported(NEW, replica_at(OLD, at("a", 900))))), None);
         assert_eq!(readable(step(&mut watch, 0, role_reported(NEW, replica_at(OLD, at("z", 100))))), Some(vec![NEW]));
@@ -794,7 +795,7 @@ mod tests {
             readable(step(&mut watch, 0, role_reported(OTHER, replica_at(OLD, at("a", 100))))),
             Some(vec![NEW, OTHER])
         );
-        // Of one that was promoted as well.
+        // Also after a promotion.
         step(&mut watch, 0, role_reported(NEW, primary("b", Some("a"))));
         step(&mut watch, 0, role_reported(OTHER, replica_at(NEW, at("b", 99))));
         assert_eq!(readable(step(&mut watch, 0, role_reported(OLD, replica_at(NEW, at("b", 100))))), Some(vec![OLD]));

@@ -1,6 +1,6 @@
-//! Every decision that Switchyard takes, as pure code: no sockets, no clock, no threads, no random source of its own.
+//! All decisions of Switchyard as pure code: no sockets, clock, threads, or random source.
 //!
-//! Router and simulator run the same functions; what they differ in is who supplies the events.
+//! The router and the simulator run the same functions and differ only in the source of events.
 
 pub mod autoscale;
 pub mod balance;

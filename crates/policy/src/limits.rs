@@ -1,54 +1,52 @@
-//! Limits on how often something may be done: a token bucket, as one number.
+//! Rate limits: a token bucket stored as one number.
 //!
-//! The bucket of a limit is the instant at which it will be full again, in nanoseconds of whatever clock the caller has
-//! (the "theoretical arrival time" of GCRA). Full and forgotten are the same, so idle buckets need no keeping; and one
-//! number can be shared by workers as one atomic word.
+//! The number is the time at which the bucket will be full again, in nanoseconds of the caller's clock (the
+//! "theoretical arrival time" of GCRA). A full bucket equals a new one, so idle buckets need not be stored, and workers
+//! can share a bucket as one atomic word.
 //!
-//! Workers take from a shared bucket in slices ([`Rate::slice`]) and use them up by themselves, so that a command does
-//! not write to memory that all of them share. What they have taken and not used is at most [`SLICES_PERCENT`] of the
-//! limit: by so much, and no more, may be exceeded what the bucket allows in any span of time, and by so much less may
-//! be left to one of them while the others are idle.
+//! Workers take slices of a shared bucket ([`Rate::slice`]), so that not every command writes to shared memory. Unused
+//! slices are at most [`SLICES_PERCENT`] of the limit. The rate over any time span may exceed the limit by this much,
+//! and a worker may get this much less while the others are idle.
 
-/// So many per second, of which as many may come at once after a quiet second.
+/// Events per second. After an idle second, as many may occur at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// How many per second; at least 1.
+    /// Limit per second, at least 1.
     pub per_second: u32,
 }
 
-/// What all holders of slices together have taken and not used, in percent of the limit, at most.
+/// Maximum unused part of all slices together, in percent of the limit.
 pub const SLICES_PERCENT: u64 = 5;
 
-/// How much of a limit each of so many holders may have without using it.
+/// Maximum unused part of `limit` per holder.
 #[must_use]
 pub fn unused_max(limit: u64, holders: usize) -> u64 {
     (u128::from(limit) * u128::from(SLICES_PERCENT) / 100) as u64 / holders.max(1) as u64
 }
 
 impl Rate {
-    /// How many each of so many holders takes at once: one to use now, and what it may have unused.
+    /// Number of tokens that a worker takes at once: one to use, plus the unused part.
     #[must_use]
     pub fn slice(self, holders: usize) -> u32 {
         1 + u32::try_from(unused_max(u64::from(self.per_second), holders)).unwrap_or(u32::MAX - 1)
     }
 
-    /// Time in which one more is allowed, ns.
+    /// Interval between tokens, in nanoseconds.
     fn interval_ns(self) -> u64 {
         1_000_000_000 / u64::from(self.per_second.clamp(1, 1_000_000_000))
     }
 
-    /// Takes one from the bucket that is full at `full_at_ns`. Gives the bucket as it is then, or the time after which
-    /// to try again, ns.
+    /// Consumes one token. Returns the updated bucket, or when a token is available, in nanoseconds.
     pub fn take(self, full_at_ns: u64, now_ns: u64) -> Result<u64, u64> {
         self.take_up_to(1, full_at_ns, now_ns).map(|(next, _)| next)
     }
 
-    /// Takes as many as there are, up to `wanted`, and at least one. Gives the bucket as it is then and how many were
-    /// taken, or the time after which to try again, ns.
+    /// Consumes one to `wanted` tokens, as available. Returns the updated bucket and the number consumed, or when a
+    /// token is available, in nanoseconds.
     pub fn take_up_to(self, wanted: u32, full_at_ns: u64, now_ns: u64) -> Result<(u64, u32), u64> {
         let interval = self.interval_ns();
         let full_at = full_at_ns.max(now_ns);
-        // Empty is the bucket that takes a second to fill.
+        // An empty bucket takes one second to fill.
         let latest = now_ns + interval * u64::from(self.per_second.max(1));
         let there = latest.saturating_sub(full_at) / interval;
         if there == 0 {
@@ -63,7 +61,7 @@ impl Rate {
 mod tests {
     use super::{Rate, SLICES_PERCENT};
 
-    /// How many of those who try every `step_ns` from `from_ns` to `to_ns` get through.
+    /// Number of events admitted with an attempt every `step_ns` from `from_ns` to `to_ns`.
     fn admitted(rate: Rate, bucket: &mut u64, from_ns: u64, to_ns: u64, step_ns: u64) -> u64 {
         (from_ns..to_ns)
             .step_by(step_ns as usize)
@@ -89,13 +87,13 @@ mod tests {
             let mut bucket = 0;
             let first = admitted(rate, &mut bucket, SECOND, 2 * SECOND, 50_000);
             let more = admitted(rate, &mut bucket, 2 * SECOND, 12 * SECOND, 50_000);
-            // In the first second what was saved up, and what comes in it.
+            // The first second admits a full bucket plus its refill.
             assert!(first.abs_diff(2 * u64::from(per_second)) <= 1, "{per_second}: {first}");
             assert!(more.abs_diff(10 * u64::from(per_second)) <= 10, "{per_second}: {more}");
         }
     }
 
-    /// Numbers that look random, the same in every run.
+    /// Pseudorandom numbers, the same in every run.
     fn next(state: &mut u64) -> u64 {
         *state ^= *state << 13;
         *state ^= *state >> 7;
@@ -115,7 +113,7 @@ mod tests {
             let mut busy = 1 + next(&mut random) as usize % holders;
             while now < 5 * SECOND {
                 if next(&mut random).is_multiple_of(5000) {
-                    // Others are busy now, and what these have is left unused; or all are quiet for a while.
+                    // The other workers are busy and these slices stay unused, or all workers are idle for a while.
                     busy = 1 + next(&mut random) as usize % holders;
                     now += next(&mut random) % (SECOND / 2);
                 }
@@ -131,7 +129,7 @@ mod tests {
                     times.push(now);
                 }
             }
-            // In every span of time: what a bucket that is full at its beginning gives, and the percentage once.
+            // In every time span: the tokens of a full bucket with its refill, plus the percentage once.
             let most = |span: u64| {
                 let limit = u64::from(rate.per_second);
                 limit + span / rate.interval_ns() + 1 + limit * SLICES_PERCENT / 100
@@ -147,10 +145,10 @@ mod tests {
                     );
                 }
             }
-            // And nobody is refused while more is left than the others may have unused.
+            // And no event is refused while more tokens remain than the other workers can hold.
             let least = u64::from(rate.per_second) - u64::from(rate.per_second) * SLICES_PERCENT / 100;
             let (mut alone, mut own, mut full_at) = (0, 0, 0);
-            // The others take a slice each and use one.
+            // The other workers take one slice each and use one token.
             for _ in 1..holders {
                 if let Ok((next, _)) = rate.take_up_to(slice, full_at, now) {
                     full_at = next;

@@ -1,66 +1,66 @@
-//! The load of a fleet as it was measured: the one value by which planner, autoscaler and simulator decide.
+//! Measured load of a fleet, the common input of planner, autoscaler, and simulator.
 //!
-//! The router counts ([`SlotCount`], and its own counters of nodes); control takes two looks and makes rates of them.
-//! Nothing here knows where the numbers come from, so a simulator fills the same value.
+//! The router counts ([`SlotCount`], and per-node counters). The control plane takes the difference of two readings and
+//! computes rates. The simulator produces the same value.
 //!
-//! Rates are for each second. `None`: nobody has said, or it is too long ago.
+//! Rates are per second. `None`: not reported, or outdated.
 
 use std::collections::BTreeMap;
 
 use crate::telemetry::HotNode;
 use crate::topology::{NodeId, SLOT_COUNT, Slot};
 
-/// Times from sending a command to its answer, microseconds, without commands that may wait at the node.
+/// Time from sending a command to its reply, in microseconds. Excludes commands that may block at the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Answers {
-    /// The mean.
+    /// Mean.
     pub mean_us: f64,
-    /// Half of them took no longer, to within a fifth.
+    /// Median, with an error of up to one fifth.
     pub p50_us: u64,
-    /// 99 of 100 took no longer, to within a fifth.
+    /// 99th percentile, with an error of up to one fifth.
     pub p99_us: u64,
 }
 
-/// The load of a node.
+/// Load of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct NodeLoad {
-    /// Commands sent to it.
+    /// Commands sent.
     pub requests: Option<f64>,
-    /// Its answers. None also if nothing was answered.
+    /// Reply times. `None` also if there was no reply.
     pub answers: Option<Answers>,
-    /// Commands sent and not yet answered.
+    /// Commands in flight.
     pub in_flight: u64,
-    /// Processors that its server keeps busy: 1.0 is one.
+    /// CPU use of the server: 1.0 is one core.
     pub cpu: Option<f64>,
-    /// Bytes that the server uses.
+    /// Memory use of the server, in bytes.
     pub memory: Option<u64>,
-    /// Bytes that it may use; 0: no limit.
+    /// Memory limit, in bytes; 0: no limit.
     pub memory_max: Option<u64>,
-    /// Keys in all its databases.
+    /// Number of keys in all databases.
     pub keys: Option<u64>,
-    /// Keys evicted for want of memory.
+    /// Keys evicted due to the memory limit.
     pub evictions: Option<f64>,
-    /// Its clients, those of the router among them.
+    /// Connected clients, including the router.
     pub clients: Option<u64>,
-    /// Bytes that its slowest replica is behind.
+    /// Maximum lag of a replica, in bytes.
     pub replica_lag: Option<u64>,
 }
 
-/// Commands that concern a slot, counted since the router's start.
+/// Counters of a slot since the start of the router.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlotCount {
     /// Uses of its keys.
     pub commands: u64,
-    /// Uses that may write, of these.
+    /// Uses that may write.
     pub writes: u64,
-    /// Bytes of commands and answers.
+    /// Bytes of commands and replies.
     pub bytes: u64,
-    /// Uses that were counted; the others are estimated from these.
+    /// Number of samples from which `commands` is estimated.
     pub samples: u64,
 }
 
 impl SlotCount {
-    /// Both together.
+    /// Adds the other counters.
     pub fn add(&mut self, other: Self) {
         self.commands += other.commands;
         self.writes += other.writes;
@@ -69,20 +69,20 @@ impl SlotCount {
     }
 }
 
-/// The load of a slot.
+/// Load of a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SlotLoad {
     /// Uses of its keys.
     pub commands: f64,
-    /// Uses that may write, of these.
+    /// Uses that may write.
     pub writes: f64,
-    /// Bytes of commands and answers.
+    /// Bytes of commands and replies.
     pub bytes: f64,
-    /// The variance of `commands`, because these were estimated from a sample.
+    /// Variance of `commands` due to sampling.
     pub noise: f64,
 }
 
-/// The rates of all slots, weighed over time as those of keys are ([`crate::telemetry::Weights`]).
+/// Rates of all slots, smoothed like the rates of keys ([`crate::telemetry::Weights`]).
 #[derive(Clone, Debug)]
 pub struct SlotRates {
     before: Vec<SlotCount>,
@@ -96,12 +96,11 @@ impl Default for SlotRates {
 }
 
 impl SlotRates {
-    /// Share of the newest look. A slot is one of many and its count a sample, so it is smaller than that of keys: the
-    /// last ten seconds count.
+    /// Weight of the newest reading. Smaller than for keys, because slots are many and their counts are samples:
+    /// averages over about ten seconds.
     const NEWEST: f64 = 0.2;
 
-    /// All slots were counted again, so many seconds after the last time. `counts` has a place for each slot; a count
-    /// that fell has begun anew.
+    /// Adds a reading of all slots, `seconds` after the last one. A count that fell has restarted.
     pub fn counted(&mut self, counts: Vec<SlotCount>, seconds: f64) {
         if counts.len() != SLOT_COUNT || seconds <= 0.0 {
             return;
@@ -113,8 +112,8 @@ impl SlotRates {
             weigh(&mut rate.commands, before.commands, now.commands);
             weigh(&mut rate.writes, before.writes, now.writes);
             weigh(&mut rate.bytes, before.bytes, now.bytes);
-            // Each sample stands for so many uses. Samples come by chance, so the variance of their number is this
-            // number.
+            // Each sample stands for `uses / samples` uses. Sampling is random, so the variance of the number of
+            // samples is this number.
             let (uses, samples) = (
                 now.commands.saturating_sub(before.commands) as f64,
                 now.samples.saturating_sub(before.samples).max(1) as f64,
@@ -125,27 +124,27 @@ impl SlotRates {
         self.before = counts;
     }
 
-    /// By slot.
+    /// Rates by slot.
     #[must_use]
     pub fn rates(&self) -> &[SlotLoad] {
         &self.rates
     }
 }
 
-/// The expected loads of slots, given estimates with noise.
+/// Expected loads of slots, given noisy estimates.
 ///
-/// Of many slots those with the highest estimates are mostly those with the most luck in the sample: a plan that moves
-/// them moves less load than it counts on. So each estimate is drawn to the mean by the part of all differences that
+/// The highest of many estimates are mostly those with the highest sampling errors, so a plan that moves these slots
+/// moves less load than estimated. Each estimate is therefore shrunk toward the mean, by the share of the variance that
 /// noise explains (empirical Bayes, linear).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Expected {
     mean: f64,
-    /// The part of a difference from the mean that is real, 0 to 1.
+    /// Fraction of a difference from the mean that is real, 0 to 1.
     real: f64,
 }
 
 impl Expected {
-    /// Of the estimates of all slots of a node, each with its variance.
+    /// Computes the mean and shrinkage from the estimates of all slots of a node, each with its variance.
     pub fn of(estimates: impl Iterator<Item = (f64, f64)> + Clone) -> Self {
         let count = estimates.clone().count().max(1) as f64;
         let mean = estimates.clone().map(|(load, _)| load).sum::<f64>() / count;
@@ -155,14 +154,14 @@ impl Expected {
         Self { mean, real }
     }
 
-    /// The load to expect of a slot with this estimate. A slot that nobody was seen to use has none.
+    /// Expected load for an estimate; 0 if no use of the slot was observed.
     #[must_use]
     pub fn load(self, estimate: f64) -> f64 {
         if estimate > 0.0 { self.mean + self.real * (estimate - self.mean) } else { 0.0 }
     }
 }
 
-/// Rates of sampled uses that can be added: the estimate and its variance.
+/// Rates of sampled uses that can be added: estimate and variance.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SampledRate {
     /// Uses per second.
@@ -171,11 +170,11 @@ pub struct SampledRate {
 }
 
 impl SampledRate {
-    /// Deviations below the estimate that [`Self::certain`] allows for.
+    /// Standard deviations below the estimate for [`Self::certain`].
     const DEVIATIONS: f64 = 2.0;
 
-    /// A rate of `rate` uses per second, estimated from one in `one_in` uses of the last `seconds` seconds. Samples
-    /// come by chance, so the variance of their number is this number.
+    /// A rate of `rate` uses per second, estimated from one in `one_in` uses of the last `seconds` seconds. Sampling is
+    /// random, so the variance of the number of samples is this number.
     #[must_use]
     pub fn new(rate: f64, one_in: u32, seconds: f64) -> Self {
         Self { rate, variance: rate * f64::from(one_in.max(1)) / seconds }
@@ -186,24 +185,24 @@ impl SampledRate {
         (self.rate, self.variance) = (self.rate + other.rate, self.variance + other.variance);
     }
 
-    /// The part of the estimate that is certain, 0 to 1: its lower bound over the estimate.
+    /// Lower bound of the rate relative to the estimate, 0 to 1.
     #[must_use]
     pub fn certain(self) -> f64 {
         if self.rate > 0.0 { (1.0 - Self::DEVIATIONS * self.variance.sqrt() / self.rate).max(0.0) } else { 0.0 }
     }
 }
 
-/// The lower bound of a node's load over a window without a break, requests per second. 0 without loads.
+/// Returns a lower bound of a node's sustained load, in requests per second. 0 without loads.
 ///
-/// `loads` are measurements of equal intervals, oldest first; only the newest `alike` of them were made under the
-/// present assignment of keys. The newest `window` of these have to exceed the result. So does the mean of the newest n
-/// of them, for some n of at least `window`, by `errors` standard errors: a small excess takes longer to prove than a
-/// large one. The standard deviation is estimated by the median difference of neighbours, which a step of the load does
-/// not change, and is raised if there are few of them.
+/// `loads` are measurements of equal intervals, oldest first; only the newest `alike` were made under the current
+/// assignment of keys. The newest `window` of these must all exceed the result. So must, by `errors` standard errors,
+/// the mean of the newest n for some n of at least `window`: a small excess takes longer to prove than a large one. The
+/// standard deviation is estimated from the median difference of neighbours, which a step in the load does not affect,
+/// and is raised for few differences.
 #[must_use]
 pub fn lasting_load(loads: &[f64], alike: usize, window: usize, errors: f64) -> f64 {
-    /// The median of |difference of neighbours| over the standard deviation, for normal noise: 0.6745 times the square
-    /// root of 2.
+    /// Ratio of the median |difference of neighbours| to the standard deviation for normal noise: 0.6745 times the
+    /// square root of 2.
     const MEDIAN_DIFFERENCE: f64 = 0.954;
     /// With d differences the estimate is raised by this over the square root of d.
     const FEW: f64 = 3.0;
@@ -224,19 +223,19 @@ pub fn lasting_load(loads: &[f64], alike: usize, window: usize, errors: f64) -> 
     least.min(proven)
 }
 
-/// All that is known of a fleet's load.
+/// All known load of a fleet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ObservedLoad {
-    /// Each node of the fleet.
+    /// Load per node.
     pub nodes: BTreeMap<NodeId, NodeLoad>,
-    /// Each slot; none before they were counted twice.
+    /// Load per slot. Empty before the second reading.
     pub slots: Vec<SlotLoad>,
-    /// The keys that are used most, by node.
+    /// Hottest keys per node.
     pub keys: Vec<HotNode>,
 }
 
 impl ObservedLoad {
-    /// The load of a slot.
+    /// Load of a slot.
     #[must_use]
     pub fn slot(&self, slot: Slot) -> SlotLoad {
         self.slots.get(slot.index()).copied().unwrap_or_default()
@@ -252,7 +251,7 @@ mod tests {
         let certain = |rate: f64, one_in, seconds| (rate * SampledRate::new(rate, one_in, seconds).certain()).round();
         assert_eq!([certain(500.0, 16, 1.0), certain(64.0, 16, 1.0), certain(16.0, 16, 3.0)], [321.0, 0.0, 0.0]);
         assert_eq!([certain(500.0, 16, 3.0), certain(500.0, 1, 1.0), certain(0.0, 16, 1.0)], [397.0, 455.0, 0.0]);
-        // The keys of a tag are certain together sooner than each.
+        // The combined rate of a tag is certain before each of its keys is.
         let mut tag = SampledRate::default();
         (0..20).for_each(|_| tag.add(SampledRate::new(175.0, 16, 1.0)));
         assert!(tag.certain() > 0.85 && SampledRate::new(175.0, 16, 1.0).certain() < 0.4);
@@ -264,9 +263,9 @@ mod tests {
             |mean: f64, count: usize| -> Vec<f64> { (0..count).map(|at| mean + [-100.0, 100.0][at % 2]).collect() };
         let of = |loads: &[f64]| lasting_load(loads, loads.len(), 4, 3.0);
         assert!(of(&noisy(3000.0, 4)) > 1900.0, "{}", of(&noisy(3000.0, 4)));
-        // Differences of 200 are a deviation of 210: four looks prove 330 of 1,200, and sixty prove 1,090.
+        // Differences of 200 give a deviation of 210: four measurements prove 330 of 1,200, and sixty prove 1,090.
         assert!(of(&noisy(1200.0, 4)) < 500.0 && of(&noisy(1200.0, 60)) > 1050.0, "{}", of(&noisy(1200.0, 60)));
-        // A step counts from its beginning. A pause of one interval ends it, and so does a new assignment of keys.
+        // A step counts from its start. A gap of one interval resets it, and so does a new assignment of keys.
         let step: Vec<f64> = noisy(1000.0, 30).into_iter().chain(noisy(3000.0, 4)).collect();
         assert!(of(&step) > 2400.0, "{}", of(&step));
         let pause = [3000.0, 3000.0, 0.0, 3000.0, 3000.0];
@@ -286,11 +285,11 @@ mod tests {
             (commands - 1000.0).abs() < 1.0 && (writes - 200.0).abs() < 1.0 && (bytes - 18_000.0).abs() < 10.0,
             "{commands} {writes} {bytes}"
         );
-        // Of 20 samples that stand for 25 uses each, in half a second: 1000 +- 224; of the last ten seconds a third of
+        // 20 samples for 25 uses each, in half a second: 1000 +- 224; after averaging over ten seconds, a third of
         // that.
         assert!((noise.sqrt() - 224.0 / 3.0).abs() < 1.0, "{noise}");
         assert_eq!(rates.rates()[8], SlotLoad::default());
-        // A router that began anew counts from nothing.
+        // A restarted router counts from zero.
         rates.counted(vec![SlotCount::default(); SLOT_COUNT], 0.5);
         assert!(rates.rates()[7].commands < commands);
         for _ in 0..60 {
@@ -301,8 +300,7 @@ mod tests {
 
     #[test]
     fn the_busiest_slots_of_a_sample_carry_what_is_expected() {
-        // 4,000 slots alike but for 100 that have four times as much; some samples for each, and every sample stands
-        // for 14 uses.
+        // 4,000 equal slots, except 100 with four times the load. A few samples each; every sample stands for 14 uses.
         let mut state = 1_u64;
         let mut draw = move || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

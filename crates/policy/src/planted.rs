@@ -1,11 +1,11 @@
-//! The bug that a test has planted, if any.
+//! Bugs injected by tests.
 //!
-//! The bugs are in the code itself, as questions that are answered no at compile time unless the feature `planted-bugs`
-//! is on: a copy of the code with bugs in it would drift away from it.
+//! Each is a condition in the code itself, constant false unless the feature `planted-bugs` is enabled. A buggy copy of
+//! the code would diverge from the original.
 
 use std::marker::PhantomData;
 
-/// The planted bug of a machine, of the kinds `B`.
+/// Injected bug of a state machine, from the kinds `B`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InjectedBug<B> {
     #[cfg(feature = "planted-bugs")]

@@ -1,28 +1,27 @@
-//! Where a command goes, given its keys and the topology.
+//! Routes a command by its keys and the topology.
 //!
-//! A function of its arguments and nothing else: the worker hands in keys and gets nodes back. What a command *is*
-//! (where its keys are, whether it may be split) is the command table's knowledge and does not appear here.
+//! A pure function: the worker passes keys and receives nodes. The command table knows the key positions, and whether a
+//! command may be split.
 
 use crate::topology::{NodeId, Slot, Topology};
 
-/// Where a command must be executed.
+/// Destination of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Route {
-    /// At this node: the owner of this slot, which all keys share, or where they live as exceptions.
+    /// The node that has all keys: the owner of their slot, or the node of their placement overrides.
     Owner(Slot, NodeId),
-    /// At this node: its keys are in different slots, and the node has every key.
+    /// The only node. The keys are in different slots.
     Together(NodeId),
-    /// It names no key: any node will do.
+    /// Any node: the command has no keys.
     Anywhere,
-    /// Its keys lie in different slots, so no node may execute it.
+    /// None: the keys are in different slots.
     CrossSlot,
-    /// Its keys share this slot, but not all of them live at one node: some are exceptions.
+    /// None: the keys share a slot, but some have placement overrides at other nodes.
     Parted(Slot),
 }
 
-/// Routes a command that must be executed at one node: its keys must share a slot, as in a Redis Cluster, unless there
-/// is one node only. Several nodes refuse keys in different slots even where one node owns both today, because a move
-/// may part them tomorrow.
+/// Routes a command that needs one node. With several nodes the keys must share a slot, as in Redis Cluster, even if
+/// one node currently owns all slots of the command: a move may separate them at any time.
 #[inline]
 pub fn route<'k>(topology: &Topology, mut keys: impl Iterator<Item = &'k [u8]> + Clone) -> Route {
     let all = keys.clone();
@@ -38,27 +37,26 @@ pub fn route<'k>(topology: &Topology, mut keys: impl Iterator<Item = &'k [u8]> +
     }
 }
 
-/// The same for keys of one slot that has exceptions.
+/// Routes keys of one slot with placement overrides.
 #[cold]
 fn route_exceptional<'k>(topology: &Topology, slot: Slot, mut keys: impl Iterator<Item = &'k [u8]>) -> Route {
     let node = keys.next().map_or_else(|| topology.owner(slot), |key| topology.lives_at_of(slot, key));
     if keys.all(|key| topology.lives_at_of(slot, key) == node) { Route::Owner(slot, node) } else { Route::Parted(slot) }
 }
 
-/// The part of a split command that goes to one node: which of its keys, by their place among the keys.
+/// The part of a split command for one node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Part {
-    /// Who executes the part.
+    /// Node that executes the part.
     pub node: NodeId,
-    /// Places of its keys among the command's keys, ascending.
+    /// Indexes into the command's keys, ascending.
     pub keys: Vec<u32>,
 }
 
-/// Splits a command over the nodes at which its keys live; parts are in order of first use, and every key is in exactly
-/// one.
+/// Splits a command by the nodes of its keys. Parts are in order of first use. Every key is in exactly one part.
 pub fn split<'k>(topology: &Topology, keys: impl Iterator<Item = &'k [u8]>) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
-    // Index of a node's part plus one, by node number: a command of a million keys must not search a list for each.
+    // Index of a node's part plus one, by node id. A search per key would be slow for a command with a million keys.
     let mut part_of = vec![0_u16; topology.node_id_bound()];
     for (place, key) in keys.enumerate() {
         let node = topology.lives_at(key);
@@ -72,8 +70,8 @@ pub fn split<'k>(topology: &Topology, keys: impl Iterator<Item = &'k [u8]>) -> V
     parts
 }
 
-/// Chooses a node for a command that any node can answer: round robin by `turn` over those that are up, or `None` where
-/// none is.
+/// Selects a node for a command that any node can execute: round robin by `turn` over the nodes that are up. Returns
+/// `None` if no node is up.
 pub fn anywhere(topology: &Topology, turn: usize, is_up: impl Fn(NodeId) -> bool) -> Option<NodeId> {
     let count = topology.nodes().len();
     let start = turn.checked_rem(count)?;

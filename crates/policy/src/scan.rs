@@ -1,42 +1,42 @@
-//! SCAN over all nodes: which node is asked next, and when every key that was there all the time has been given.
+//! `SCAN` over all nodes: selects the next node, and detects when every key present during the whole scan has been
+//! returned.
 //!
-//! One pass over the nodes misses a key that moves from a node not yet asked to one that was. So for every slot the
-//! time is kept at which something last *happened* to it: it began or ceased to move, a leg of it rolled back, its
-//! owner or its exceptions changed, a node that has it became another process. A slot is *covered* by a pass in which
-//! nothing happened to it, and in which a node that it leaves was asked before the one it goes to. What a pass has not
-//! covered the next one asks for, at the nodes that have such slots, and passes go up and down the nodes in turn: a
-//! move that does not end lies in the right direction in one of two. The scan ends when all is covered.
+//! One pass over the nodes misses a key that moves from a node not yet scanned to a scanned one. So for each slot the
+//! time of its last *change* is stored: a move started or ended, a leg rolled back, the owner or its placement
+//! overrides changed, the process of a node changed. A pass *covers* a slot if it did not change during the pass, and
+//! if the source of its move was scanned before the target. The next pass scans the nodes of uncovered slots. Passes
+//! alternate between ascending and descending node order, so an unfinished move has the right direction in one of two.
+//! The scan ends when all slots are covered.
 //!
-//! A cursor holds the pass and when it began, the run of the router, the node, and the node's own cursor. So it is good
-//! at every worker, may be used twice, and can be left unused without a trace. Only which slots a later pass is about
-//! is remembered here; where that is forgotten, all are.
+//! A cursor contains the pass and its start, the run of the router, the node, and the node's own cursor. So it is valid
+//! at every worker, may be used twice, and may be abandoned without a trace. Only the slots of later passes are stored
+//! here; if evicted, the pass includes all slots.
 //!
-//! Not the moves since the scan began, by number: their number has no bound, a cursor has. Not a list of the keys that
-//! moved either: it would grow with the move.
+//! A cursor cannot contain the moves since the start of the scan: their number is unbounded, a cursor's size is not. A
+//! list of moved keys would grow with the move.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Stage, Topology};
 
-/// Milliseconds of a tick. Times in cursors are counted in ticks since 1970.
+/// Milliseconds per tick. Cursors count ticks since 1970.
 pub const TICK_MS: u64 = 500;
 
-/// Bits of a cursor for the tick at which the pass began: a cursor is good for 36 hours.
+/// Bits for the tick at which the pass started: a cursor is valid for 36 hours.
 const TICK_BITS: u32 = 18;
-/// Bits of a cursor for the run of the router, so that no clock decides whether a cursor is of this run.
+/// Bits for the run of the router, so that the check does not depend on clocks.
 const RUN_BITS: u32 = 3;
-/// Ticks by which the count may be ahead of the clock, and of its start: it grows by one if a pass begins in the tick
-/// of a change.
+/// Maximum lead of the tick count over the clock and its start, in ticks: the count increases by one if a pass starts
+/// in the tick of a change.
 const LEAD: u64 = 64;
 const PASS_BITS: u32 = 2;
-/// Bits for the place of a node among the nodes: few for the first of them, as many as [`crate::topology::MAX_NODES`]
-/// needs for others.
+/// Bits for the index of a node: few for the first nodes, as many as [`crate::topology::MAX_NODES`] needs for others.
 const NEAR_BITS: u32 = 5;
 const FAR_BITS: u32 = 10;
-/// Cursors stay below 2^63: some clients take them for signed.
+/// Cursors stay below 2^63: some clients parse them as signed.
 const CURSOR_BITS: u32 = 63;
-/// Later passes of which it is remembered what they are about, 2 KiB each.
+/// Maximum number of stored slot sets for later passes, 2 KiB each.
 const REMEMBERED: usize = 256;
 
 const WORDS: usize = SLOT_COUNT / 64;
@@ -58,7 +58,7 @@ impl SlotSet {
         self.0[slot.index() / 64] |= 1 << (slot.index() % 64);
     }
 
-    /// Whether it has the slot.
+    /// Whether the set contains the slot.
     #[must_use]
     pub fn has(&self, slot: Slot) -> bool {
         self.0[slot.index() / 64] & (1 << (slot.index() % 64)) != 0
@@ -72,11 +72,11 @@ impl SlotSet {
 /// A pass over the nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pass {
-    /// Over all nodes at which keys may be, in the order of their numbers.
+    /// Over all nodes that may have keys, ascending.
     First,
-    /// Over those with slots that are not covered, from the last to the first.
+    /// Over the nodes with uncovered slots, descending.
     Down,
-    /// The same from the first to the last.
+    /// Over the nodes with uncovered slots, ascending.
     Up,
 }
 
@@ -90,20 +90,20 @@ impl Pass {
     }
 }
 
-/// How far a scan is.
+/// Progress of a scan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Position {
-    /// The pass.
+    /// Current pass.
     pub pass: Pass,
-    /// The tick at which it began.
+    /// Tick at which the pass started.
     pub since: u64,
-    /// Who is asked next.
+    /// Next node to scan.
     pub node: NodeId,
-    /// With this cursor of its own.
+    /// The node's own cursor.
     pub inner: u64,
 }
 
-/// How keys of a slot move: from one node to another, in that direction only.
+/// Direction in which keys of a slot move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Motion {
     from: NodeId,
@@ -111,29 +111,29 @@ struct Motion {
     leg: (MoveId, u32),
 }
 
-/// What all scans of a router have in common.
+/// Shared state of all scans of a router.
 #[derive(Debug)]
 pub struct Scans {
     topology: Arc<Topology>,
-    /// The nodes at which keys may be: nobody need wait for another.
+    /// Nodes that may have keys; the others are skipped.
     keepers: Vec<NodeId>,
-    /// Legs that go back.
+    /// Legs that roll back.
     back: BTreeSet<(MoveId, u32)>,
-    /// The run of the router, modulo 2^[`RUN_BITS`].
+    /// Run of the router, modulo 2^[`RUN_BITS`].
     run: u64,
-    /// The first tick of this run.
+    /// First tick of this run.
     started: u64,
-    /// Never falls.
+    /// Current tick. Never decreases.
     tick: u64,
-    /// Of earlier ticks nothing is known.
+    /// First tick for which changes are known.
     known_since: u64,
-    /// The last tick in which something happened.
+    /// Tick of the last change of any slot.
     touched: u64,
-    /// The same for each slot.
+    /// Tick of the last change, by slot.
     happened: Box<[u64; SLOT_COUNT]>,
-    /// Nodes that are gone, and since when.
+    /// Removed nodes, with the tick of their removal.
     removed: Vec<(u64, NodeId)>,
-    /// What later passes are about, by the tick at which they began.
+    /// Slots of later passes, by the tick at which they started.
     passes: BTreeMap<u64, SlotSet>,
 }
 
@@ -142,7 +142,7 @@ impl Scans {
     /// a scan whose cursor is of another run, out of 2^[`RUN_BITS`] in order, starts from the beginning.
     #[must_use]
     pub fn new(topology: Arc<Topology>, now: u64, run: u64) -> Self {
-        // If the clocks agree, also above all ticks of earlier runs that the bits of the run do not distinguish.
+        // With synchronised clocks, also above all ticks of earlier runs that the bits of the run do not distinguish.
         let tick = now + LEAD + 2;
         Self {
             keepers: topology.keepers(),
@@ -164,15 +164,15 @@ impl Scans {
         self.step_over_zero();
     }
 
-    /// The bits of a tick are never all 0: a cursor of 0 ends a scan.
+    /// Skips ticks whose bits are all 0: cursor 0 ends a scan.
     fn step_over_zero(&mut self) {
         if self.tick & low_bits(TICK_BITS) == 0 {
             self.tick += 1;
         }
     }
 
-    /// A tick for a pass that begins now: later than all that has happened, unless the count is too far ahead of the
-    /// clock. Then what happened in this tick counts as later, and is looked at once more than needed.
+    /// Tick for a pass that starts now: later than all changes, unless the count is too far ahead of the clock. In that
+    /// case, changes of this tick count as later, and their slots are scanned once more than necessary.
     fn fresh(&mut self, now: u64) -> u64 {
         self.advance(now);
         if self.touched == self.tick && self.tick < now.max(self.started) + LEAD {
@@ -187,7 +187,7 @@ impl Scans {
         self.happened[slot.index()] = self.tick;
     }
 
-    /// There is another topology, or other legs go back. To be called before a worker can see it.
+    /// Records a new topology or other legs that roll back. Must be called before a worker can see it.
     pub fn observe(&mut self, topology: &Arc<Topology>, back: BTreeSet<(MoveId, u32)>, now: u64) {
         if Arc::ptr_eq(topology, &self.topology) && back == self.back {
             return;
@@ -197,7 +197,7 @@ impl Scans {
         self.keepers = topology.keepers();
         let old_back = std::mem::replace(&mut self.back, back);
         if old.placement() != topology.placement() {
-            // Keys have other slots, so all that is known of slots is void: scans begin anew.
+            // Slots of keys have changed, so all knowledge about slots is void: scans start again.
             self.tick += 1;
             self.step_over_zero();
             self.known_since = self.tick;
@@ -216,7 +216,7 @@ impl Scans {
         self.removed.extend(old.nodes().filter(|node| topology.node(node.id).is_none()).map(|node| (tick, node.id)));
     }
 
-    /// A node is another process, so what a cursor of its own means has changed.
+    /// Records a new process of a node, which invalidates the node's own cursors.
     pub fn restarted(&mut self, node: NodeId, now: u64) {
         self.advance(now);
         for slot in Slot::all() {
@@ -230,7 +230,7 @@ impl Scans {
         motion(&self.topology, &self.back, slot)
     }
 
-    /// The nodes that may have keys of a slot.
+    /// Returns the nodes that may have keys of a slot.
     fn nodes_of(&self, slot: Slot) -> impl Iterator<Item = NodeId> {
         let moving = self.motion(slot).into_iter().flat_map(|motion| [motion.from, motion.to]);
         let alone = self.topology.exceptions_in(slot).map(|(_, node)| node);
@@ -241,15 +241,15 @@ impl Scans {
         self.nodes_of(slot).any(|of| of == node)
     }
 
-    /// The beginning of a scan.
+    /// Starts a scan.
     pub fn begin(&mut self, now: u64) -> Position {
         let since = self.fresh(now);
         let first = self.keepers.first().copied().unwrap_or(NodeId(0));
         Position { pass: Pass::First, since, node: first, inner: 0 }
     }
 
-    /// Takes a client's cursor apart. One from before the router's start, or too old, begins anew. `None`: the scan is
-    /// over; so is one whose cursor was never given out, as in Redis.
+    /// Decodes a client's cursor. Cursors from an earlier run, or too old, start again. `None`: the scan has ended.
+    /// Invalid cursors end a scan too, as in Redis.
     pub fn decode(&mut self, cursor: u64, now: u64) -> Option<Position> {
         if cursor == 0 {
             return Some(self.begin(now));
@@ -272,11 +272,11 @@ impl Scans {
         };
         let node = *self.members(since).get(place)?;
         let at = Position { pass, since, node, inner };
-        // What was at a node that keeps none any more has moved, so a later pass asks for it.
+        // The keys of the node have moved away, so a later pass finds them.
         if self.keepers.contains(&node) { Some(at) } else { self.next_node(at, now) }
     }
 
-    /// The cursor for the client; `None` where the node's own is too large to carry.
+    /// Encodes the cursor for the client; `None` if the node's own cursor is too large.
     #[must_use]
     pub fn encode(&self, at: Position) -> Option<u64> {
         let place = self.members(at.since).binary_search(&at.node).ok()? as u64;
@@ -302,8 +302,7 @@ impl Scans {
         (at.inner <= low_bits(CURSOR_BITS - used)).then(|| cursor | at.inner << used)
     }
 
-    /// All that have been nodes since then, in order: their places in it stay the same, because newcomers have higher
-    /// numbers.
+    /// All nodes since this tick, by id. Indexes stay the same, because new nodes have higher ids.
     fn members(&self, since: u64) -> Vec<NodeId> {
         let gone = self.removed.iter().filter(|(tick, _)| *tick >= since).map(|(_, node)| *node);
         let mut members: Vec<NodeId> = self.topology.nodes().map(|node| node.id).chain(gone).collect();
@@ -311,13 +310,13 @@ impl Scans {
         members
     }
 
-    /// Which slots a pass is about; `None`: all.
+    /// Slots of a pass; `None`: all.
     #[must_use]
     pub fn wanted(&self, at: Position) -> Option<&SlotSet> {
         if at.pass == Pass::First { None } else { self.passes.get(&at.since) }
     }
 
-    /// Where to go on after the node has answered with a cursor; `None`: the scan is over.
+    /// Next position after the node has returned its cursor; `None`: the scan has ended.
     pub fn after(&mut self, at: Position, inner: u64, now: u64) -> Option<Position> {
         match () {
             () if at.since < self.known_since => Some(self.begin(now)),
@@ -339,7 +338,7 @@ impl Scans {
         let open = self.not_covered(at)?;
         let since = self.fresh(now);
         let pass = at.pass.next();
-        // Another scan may begin a pass in the same tick: this one is then about the slots of both.
+        // Another scan may start a pass in the same tick. The pass then includes the slots of both.
         let about = self.passes.entry(since).or_insert_with(SlotSet::none);
         about.0.iter_mut().zip(open.0.iter()).for_each(|(word, more)| *word |= more);
         if self.passes.len() > REMEMBERED {
@@ -351,14 +350,14 @@ impl Scans {
         first.map(|node| Position { node: *node, ..at })
     }
 
-    /// The nodes that a pass goes over, in order.
+    /// Nodes of a pass, ascending.
     fn nodes_in(&self, at: Position) -> Vec<NodeId> {
         let Some(wanted) = self.wanted(at) else { return self.keepers.clone() };
         let nodes: BTreeSet<NodeId> = wanted.iter().flat_map(|slot| self.nodes_of(slot)).collect();
         nodes.into_iter().collect()
     }
 
-    /// The slots that a pass has not covered, now that it is over; `None`: it has covered all.
+    /// Returns the slots not covered by a finished pass; `None`: all are covered.
     fn not_covered(&self, at: Position) -> Option<SlotSet> {
         if self.touched < at.since && self.topology.is_settled() {
             return None;
@@ -403,11 +402,11 @@ mod tests {
         Arc::new(Topology::even(&names).expect("nodes"))
     }
 
-    /// All that is asked, where every node answers 7 first and then 0.
+    /// All positions of a scan in which every node returns cursor 7, then 0.
     fn full_scan(scans: &mut Scans, mut cursor: u64, mut between: impl FnMut(&mut Scans)) -> Vec<(Pass, u16, u64)> {
         let mut asked = Vec::new();
         loop {
-            // Half a second for each call: right after the start the count of ticks has no lead yet.
+            // Half a second per call: right after the start the tick count has no lead yet.
             let now = NOW + LEAD + 2 * asked.len() as u64;
             let Some(at) = scans.decode(cursor, now) else { return asked };
             asked.push((at.pass, at.node.0, at.inner));
@@ -443,7 +442,7 @@ mod tests {
                 scans.observe(&next, BTreeSet::new(), NOW + LEAD + 6);
             }
         });
-        // The last answer of the old ring, with the cursor 0 of the last node, does not end the scan.
+        // The last reply under the old continuum, with cursor 0 of the last node, does not end the scan.
         let nodes: Vec<u16> = all.iter().filter(|(_, _, inner)| *inner == 0).map(|(_, node, _)| *node).collect();
         assert_eq!(nodes, [0, 1, 0, 1], "{all:?}");
     }
@@ -458,8 +457,8 @@ mod tests {
             all.iter().filter(|(_, _, inner)| *inner == 0).map(|(_, node, _)| *node).collect::<Vec<_>>()
         };
         assert_eq!(nodes(&full_scan(&mut scans, 0, |_| {})), [0, 1]);
-        // It is drained while a scan is at it, and again keeps nothing: the cursor goes on, and a later pass asks where
-        // its keys are now.
+        // The node is drained during its scan and has no keys then: the cursor continues, and a later pass scans the
+        // new nodes of its keys.
         let slots: Vec<Slot> = Slot::all().filter(|slot| topology.owner(*slot) == NodeId(1)).collect();
         let drained = Arc::new(topology.handed_over(&slots, NodeId(0)));
         let mut step = 0;
@@ -494,7 +493,7 @@ mod tests {
             keys_only: false,
         };
         let moving = Arc::new(topology.with_transits([(transit, &slots[..])]).expect("few"));
-        // It does not end: the pass downwards finds all of it.
+        // The move continues: the descending pass finds all of it.
         let mut step = 0;
         let all = full_scan(&mut scans, 0, |scans| {
             step += 1;
@@ -507,7 +506,7 @@ mod tests {
         assert_eq!(later, [(Pass::Down, 2, 0), (Pass::Down, 0, 0)]);
         let at = Position { pass: Pass::Down, since: scans.tick, node: NodeId(0), inner: 0 };
         assert_eq!(scans.wanted(at).map(|set| set.iter().collect::<Vec<_>>()), Some(slots.clone()));
-        // A scan that begins now needs no more.
+        // A scan that starts now needs no further pass.
         let later = full_scan(&mut scans, 0, |_| {}).into_iter().filter(|(pass, _, _)| *pass != Pass::First).count();
         assert_eq!(later, 4);
         scans.observe(&Arc::new(moving.handed_over(&slots, NodeId(0))), BTreeSet::new(), NOW);
@@ -569,7 +568,7 @@ mod tests {
         let mut later = Scans::new(of(2), NOW + 1, 2);
         assert_eq!(later.decode(old, NOW + 1).map(|at| (at.pass, at.node.0, at.inner)), Some((Pass::First, 0, 0)));
         for run in 2..=8 {
-            // A clock that is behind, by more than the earlier run lasted.
+            // A clock that is behind by more than the duration of the earlier run.
             let mut behind = Scans::new(of(2), NOW - 100, run);
             behind.begin(NOW + 2 * LEAD);
             let at = behind.decode(old, NOW + 2 * LEAD).map(|at| (at.pass, at.node.0, at.inner));

@@ -1,29 +1,29 @@
-//! Which router serves a fleet: what a router leaves at its nodes, what another makes of it, and when a standby takes
-//! over.
+//! Determines the router that serves a fleet, from records at the nodes, and when a standby takes over.
 //!
-//! A node holds one *mark* for a fleet: who serves it, in which *term*, and under which version of the state directory.
-//! A router that takes over names its connection, reads the mark, writes its own with a higher term, ends all
-//! connections of other routers of the fleet, and reads again. Whoever read an older mark was named before that, so its
-//! connection is among those that are ended; whoever is named later reads the new mark. So one router at a time sends
-//! commands to a node, and a router that stood still meanwhile finds out with its first new connection.
+//! Each node holds one ownership record per fleet: the router, its *term*, and the version of the state directory. A
+//! router that takes over names its connection, reads the record, writes its own with a higher term, closes all
+//! connections of the fleet's other routers, and reads again. A router that read an older record had named its
+//! connection before, so the connection is among those closed. A router that names its connection later reads the new
+//! record. So only one router at a time sends commands to a node, and a router that was suspended finds out with its
+//! first new connection.
 //!
-//! Words of a mark may be added without an answer to what is there (a worker claims) or replace all (the holder, once a
-//! second); so they may stand there more than once, and the highest counts.
+//! Writers may add words without reading the record first (a worker's claim), or replace all (the owner, once a
+//! second). A word may therefore occur several times, and the highest counts.
 
-/// What a node holds of the router that serves its fleet.
+/// Ownership record of a fleet at a node.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct OwnershipRecord {
-    /// Counts routers that have served the fleet, one after another.
+    /// Fencing token: increases with each router that serves the fleet.
     pub term: u64,
-    /// Names the router.
+    /// Identity of the router.
     pub holder: String,
-    /// Version of the state directory under which the node was served.
+    /// Version of the state directory.
     pub version: u64,
-    /// Keys were moving: only the state directory itself says where they are, and no copy of it.
+    /// Whether keys were in transit: then only the state directory itself has their locations, and no copy does.
     pub is_moving: bool,
-    /// Counts up as long as the router lives.
+    /// Increases while the router lives.
     pub beat: u64,
-    /// Names of the nodes at which the fleet had keys. By these a first start over fewer nodes is noticed.
+    /// Names of the nodes that had keys of the fleet, to detect a first start over fewer nodes.
     pub nodes: Vec<String>,
     /// Whether the router has stopped: its workers have ended, and it has no hot copies.
     pub is_stopped: bool,
@@ -37,7 +37,7 @@ const NODE: &str = "node:";
 const STOPPED: &str = "stopped:";
 
 impl OwnershipRecord {
-    /// What words say that are kept at a node; `None` where they name no router. Other words are passed over.
+    /// Parses the words of a record; `None` if they name no router. Unknown words are ignored.
     pub fn read<'a>(words: impl IntoIterator<Item = &'a str>) -> Option<OwnershipRecord> {
         let mut found: Option<OwnershipRecord> = None;
         let (mut version, mut beat, mut is_moving, mut nodes, mut stopped) = (0, 0, false, Vec::new(), Vec::new());
@@ -45,7 +45,7 @@ impl OwnershipRecord {
         for word in words {
             if let Some((term, holder)) = word.strip_prefix(HOLDER).and_then(|rest| rest.split_once(':')) {
                 let term = number(term);
-                // At the same term the first has it.
+                // With equal terms the first one wins.
                 if found.as_ref().is_none_or(|found| found.term < term) {
                     found = Some(OwnershipRecord { term, holder: holder.to_owned(), ..OwnershipRecord::default() });
                 }
@@ -71,7 +71,7 @@ impl OwnershipRecord {
         })
     }
 
-    /// The words that say it.
+    /// The words that represent the record.
     #[must_use]
     pub fn words(&self) -> Vec<String> {
         let mut words = vec![format!("{HOLDER}{}:{}", self.term, self.holder), format!("{VERSION}{}", self.version)];
@@ -88,14 +88,13 @@ impl OwnershipRecord {
         words
     }
 
-    /// The nodes that had keys of the fleet and are not among these: a slot map over these alone would answer nil for
-    /// keys that are there.
+    /// Returns the nodes of the record that are not listed. A slot map without them would return nil for their keys.
     #[must_use]
     pub fn missing(&self, listed: &[&str]) -> Vec<String> {
         self.nodes.iter().filter(|node| !listed.contains(&node.as_str())).cloned().collect()
     }
 
-    /// What this mark at a node means for a router that would leave `own`.
+    /// Compares this record at a node with the record that a router would write.
     #[must_use]
     pub fn standing(&self, own: &OwnershipRecord) -> OwnershipStatus {
         match self.term.cmp(&own.term) {
@@ -118,15 +117,15 @@ pub enum Predecessor {
     /// None: the fleet has had no router.
     #[default]
     None,
-    /// The router with this [`OwnershipRecord::holder`], whose process has provably ended.
+    /// The router with this [`OwnershipRecord::holder`]. Its process has provably ended.
     Ended(String),
     /// A router that may still run.
     Unknown,
 }
 
 impl Predecessor {
-    /// Whether an earlier router may still reply from hot copies of a node. `words` are those of the node's mark, read
-    /// after the node has confirmed the end of all connections of other routers; `own` is the holder of this router.
+    /// Whether an earlier router may still serve hot copies of a node. `words` are from the node's record, read after
+    /// the node has confirmed that all connections of other routers are closed; `own` is the holder of this router.
     /// `is_inherited`: an earlier router may have served the node, and this one has not yet.
     pub fn may_have_copies<'a>(&self, words: impl IntoIterator<Item = &'a str>, own: &str, is_inherited: bool) -> bool {
         let (mut others, mut stopped) = (Vec::new(), Vec::new());
@@ -141,7 +140,7 @@ impl Predecessor {
             |holder: &&str| stopped.contains(holder) || matches!(self, Self::Ended(ended) if ended == holder);
         match self {
             Self::None => false,
-            // The node has restarted since it was served, and has lost the mark: nothing proves that the last holder
+            // The node has restarted since it was served, and has lost the record: nothing proves that the last holder
             // has ended.
             _ if others.is_empty() => is_inherited,
             _ => !others.iter().all(has_ended),
@@ -149,50 +148,50 @@ impl Predecessor {
     }
 }
 
-/// What a router may do at a node.
+/// Permission of a router at a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OwnershipStatus {
-    /// It serves.
+    /// The router owns the node.
     Ours,
-    /// It may take over.
+    /// The router may take over.
     Free,
-    /// Another one has taken over: nothing more may be sent.
+    /// A later router has taken over: nothing more may be sent.
     Replaced {
-        /// The term of that one.
+        /// Term of the later router.
         term: u64,
     },
-    /// The node was served under a later version of the state directory: with ours, keys would not be found.
+    /// The node was served with a later version of the state directory: with this one, keys would not be found.
     Behind {
-        /// That version.
+        /// Version in the record.
         version: u64,
     },
-    /// The node keeps no marks.
+    /// The node keeps no ownership records.
     Unmarked,
 }
 
-/// What a standby saw at a node.
+/// Observation of a node by a standby.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Observation {
-    /// It did not answer.
+    /// The node did not reply.
     Unreachable,
-    /// It did.
+    /// The node replied.
     Seen {
-        /// Its mark.
+        /// Ownership record, if any.
         mark: Option<OwnershipRecord>,
-        /// Connections of the fleet's routers there.
+        /// Connections of the fleet's routers.
         connections: usize,
     },
 }
 
-/// How long marks must stand still before the router that beats them counts as gone, us.
+/// Time without a change of the records after which their router counts as lost, in microseconds.
 pub const SILENCE_US: u64 = 10_000_000;
 
-/// How long a node must be without connections of the fleet's routers before they count as gone: longer than a restart
-/// of the node, us.
+/// Time without connections of the fleet's routers at a node after which they count as lost, in microseconds: longer
+/// than a restart of the node.
 pub const ABSENCE_US: u64 = 2_000_000;
 
-/// Whether it is a standby's turn. Only a question of when: what the old router may still send, taking over ends,
-/// whatever was decided here.
+/// Decides when a standby takes over. Only the time is decided here: the takeover itself ends all commands of the old
+/// router.
 #[derive(Debug)]
 pub struct StandbyMonitor {
     nodes: Vec<Seen>,
@@ -202,34 +201,34 @@ pub struct StandbyMonitor {
 struct Seen {
     is_reached: bool,
     mark: Option<OwnershipRecord>,
-    /// Since when the mark is as it is.
+    /// Time of the last change of the record.
     still_since_us: Option<u64>,
-    /// Since when there is no connection.
+    /// Time since which the node has no connection of the fleet's routers.
     bare_since_us: Option<u64>,
 }
 
-/// What a standby does now.
+/// Decision of a standby.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
     /// A router serves the fleet.
     Waits,
-    /// No more than half of the nodes can be reached: it may be this machine that is cut off.
+    /// At most half of the nodes are reachable: this machine may be isolated.
     CutOff {
-        /// So many can.
+        /// Number of reachable nodes.
         reached: usize,
     },
-    /// Nobody serves the fleet.
+    /// No router serves the fleet.
     Now,
 }
 
 impl StandbyMonitor {
-    /// Of so many nodes.
+    /// Creates a monitor of `nodes` nodes.
     #[must_use]
     pub fn new(nodes: usize) -> Self {
         Self { nodes: vec![Seen::default(); nodes] }
     }
 
-    /// Takes note of what was seen at a node.
+    /// Records an observation of a node.
     pub fn saw(&mut self, node: usize, look: Observation, now_us: u64) {
         let Some(seen) = self.nodes.get_mut(node) else { return };
         let Observation::Seen { mark, connections } = look else {
@@ -243,13 +242,12 @@ impl StandbyMonitor {
         seen.bare_since_us = if connections > 0 { None } else { seen.bare_since_us.or(Some(now_us)) };
     }
 
-    /// What is to be done.
+    /// Decides whether to take over now.
     #[must_use]
     pub fn turn(&self, now_us: u64) -> Turn {
         let reached = self.nodes.iter().filter(|seen| seen.is_reached).count();
         let is_over = |since: Option<u64>, bound| since.is_some_and(|since| now_us.saturating_sub(since) >= bound);
-        // Connections without a mark are those of a version that leaves none, and beats nowhere: they must go by
-        // themselves.
+        // Connections without a record belong to a version that writes none and has no beat: wait until they close.
         let is_silent = |seen: &Seen| seen.mark.is_some() && is_over(seen.still_since_us, SILENCE_US);
         let is_served = |seen: &Seen| !is_over(seen.bare_since_us, ABSENCE_US) && !is_silent(seen);
         if self.nodes.iter().any(|seen| seen.is_reached && is_served(seen)) {
@@ -342,7 +340,7 @@ mod tests {
             watch.saw(2, seen(19, 3), now_us);
             assert_eq!(watch.turn(now_us) == Turn::Now, second >= 29, "{second}: silent since 19");
         }
-        // Somebody else has taken over.
+        // Another router has taken over.
         watch.saw(2, Observation::Seen { mark: Some(mark(2, "b", 0)), connections: 3 }, 41_000_000);
         assert_eq!(watch.turn(41_000_000), Turn::Waits);
     }

@@ -1,12 +1,11 @@
-//! twemproxy's configuration file, read as its `nutcracker` reads it: pools of servers, and of each the values of its
-//! keys.
+//! Parses twemproxy's configuration file as `nutcracker` does: pools with their servers and settings.
 //!
-//! The events of a YAML parser and not a derived structure: nutcracker knows no types but text, and so does this. Its
-//! refusals are refusals here as well, with the line. A key that Switchyard cannot honour is refused with the reason
-//! and a way out, and never left out silently.
+//! Uses the events of a YAML parser rather than derived structures, because nutcracker treats all values as text. Files
+//! that nutcracker rejects are rejected here, with the line. A key that Switchyard cannot honour is an error with a
+//! reason and an alternative; none is ignored silently.
 //!
-//! Here and not beside the other configuration: a file from elsewhere is read by code without I/O, which a fuzz target
-//! reaches without the router.
+//! Separate from the other configuration code: a file from another program is parsed without I/O, so a fuzz target
+//! needs no router.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,47 +16,47 @@ use saphyr_parser::{Event, Parser};
 use crate::eject::Rule;
 use crate::topology::{Distribution, Hash, Scheme, Server};
 
-/// At this port nutcracker leaves the port out of a server's name, as libmemcached does.
+/// With this port, nutcracker omits the port from a server's name, as libmemcached does.
 const PORT_WITHOUT_NAME: u16 = 11211;
 
-/// nutcracker's `server_failure_limit` and `server_retry_timeout`, the latter in milliseconds, where a file has none.
+/// nutcracker's defaults of `server_failure_limit` and `server_retry_timeout`, the latter in milliseconds.
 const FAILURE_LIMIT: u32 = 2;
 const RETRY_MS: u32 = 30_000;
 
-/// The longest path of a Unix socket, in bytes: the kernel's `sockaddr_un` has 108, the last of which is a NUL.
+/// Maximum path of a Unix socket, in bytes: `sockaddr_un` has 108, including a final NUL.
 const SOCKET_PATH_MAX: usize = 107;
 
-/// A text of the file, and its line.
+/// Text with its line.
 #[derive(Clone, Debug)]
 struct Word {
     text: String,
     line: usize,
 }
 
-/// Something wrong in a file.
+/// An error in a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mistake {
-    /// The line, from 1; none for the whole file.
+    /// Line number from 1; `None` for the whole file.
     pub line: Option<usize>,
-    /// The mistake, and where there is one, a way out.
+    /// Description of the error, with an alternative if there is one.
     pub text: String,
 }
 
-/// The address at which a pool listens.
+/// Listen address of a pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Listen {
-    /// A host and a port.
+    /// Host and port.
     Tcp {
-        /// Its name or address.
+        /// Host name or address.
         host: String,
-        /// The port, at least 1.
+        /// Port, at least 1.
         port: u16,
     },
     /// A Unix socket.
     Unix {
-        /// The absolute path of its file.
+        /// Absolute path of the socket.
         path: String,
-        /// The mode of the file, as `chmod` takes it.
+        /// File mode, as for `chmod`.
         mode: Option<u32>,
     },
 }
@@ -65,22 +64,22 @@ pub enum Listen {
 /// A server of a pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolServer {
-    /// Its name and weight, which place it in the continuum.
+    /// Name and weight, which determine its points on the continuum.
     pub server: Server,
-    /// Its host name or address.
+    /// Host name or address.
     pub host: String,
-    /// Its port, at least 1.
+    /// Port, at least 1.
     pub port: u16,
-    /// Its line in the file.
+    /// Line in the file.
     pub line: usize,
 }
 
-/// A pool.
+/// A twemproxy pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pool {
-    /// Its name.
+    /// Name of the pool.
     pub name: String,
-    /// The line of its name.
+    /// Line of the name.
     pub line: usize,
     /// `listen`.
     pub listen: Listen,
@@ -92,21 +91,21 @@ pub struct Pool {
     pub password: Option<String>,
     /// `redis_db`.
     pub database: u32,
-    /// `client_connections`, if they are limited.
+    /// `client_connections`, if limited.
     pub client_connections: Option<u32>,
-    /// `server_failure_limit` and `server_retry_timeout`, where `auto_eject_hosts` is true.
+    /// `server_failure_limit` and `server_retry_timeout`, if `auto_eject_hosts` is true.
     pub ejection: Option<Rule>,
-    /// `servers`, one or more, each with a name of its own.
+    /// `servers`, at least one, with distinct names.
     pub servers: Vec<PoolServer>,
 }
 
-/// Reads the content of a file: its pools, in order.
+/// Parses a file and returns its pools in order.
 ///
 /// # Errors
-/// Everything that is wrong in it, or that Switchyard does not serve.
+/// All errors in the file, and settings that Switchyard does not support.
 pub fn parse(text: &str) -> Result<Vec<Pool>, Vec<Mistake>> {
     let mut mistakes = Vec::new();
-    // Where the end is wrong, the parser of YAML may be a line beyond it.
+    // The YAML parser may report an error at the end one line beyond it.
     let lines = lines(text);
     let mistake = |line: usize, text| Mistake { line: Some(line.clamp(1, lines)), text };
     let tree = tree(text).map_err(|(line, text)| vec![mistake(line, text)])?;
@@ -129,7 +128,7 @@ pub fn parse(text: &str) -> Result<Vec<Pool>, Vec<Mistake>> {
 }
 
 impl Listen {
-    /// Whether both are one place, whatever the mode.
+    /// Whether both have the same address, ignoring the mode.
     fn is_at(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Unix { path, .. }, Self::Unix { path: others, .. }) => path == others,
@@ -147,7 +146,7 @@ impl fmt::Display for Listen {
     }
 }
 
-/// Reports something that is wrong in a line.
+/// Reports an error with its line.
 type OnError<'a> = &'a mut dyn FnMut(usize, String);
 
 enum Value {
@@ -188,7 +187,7 @@ impl Pool {
         let distribution = read.with("distribution", |text| match text {
             "ketama" => Ok(Distribution::Ketama),
             "modula" => Ok(Distribution::Modula),
-            // One server has every key, whatever the distribution.
+            // With one server, every distribution is the same.
             "random" if servers.len() == 1 => Ok(Distribution::default()),
             "random" => Err("random is not served for several servers: a key would be read at another server than the one it was written to. With servers that all have all keys, \
                  as it is meant for, let Switchyard know one of them and its replicas".to_owned()),
@@ -201,8 +200,8 @@ impl Pool {
         let timeout = read.number("timeout").map(|ms| Duration::from_millis(u64::from(ms).max(1)));
         let (database, client_connections) =
             (read.number("redis_db").unwrap_or(0), read.number("client_connections").filter(|most| *most > 0));
-        // Switchyard does these in its own way: it keeps connections up and alive, and shares the listener's port among
-        // its workers.
+        // Accepted without effect: Switchyard keeps its connections open and alive, and its workers share the
+        // listener's port.
         for name in ["backlog", "server_connections"] {
             if read.number(name) == Some(0) && name == "server_connections" {
                 (read.wrong)(line, "directive \"server_connections:\" cannot be 0".to_owned());
@@ -254,7 +253,7 @@ impl Pool {
     }
 }
 
-/// The keys of a pool that have one value.
+/// Keys of a pool with a single value.
 const KNOWN: [&str; 17] = [
     "listen",
     "hash",
@@ -275,7 +274,7 @@ const KNOWN: [&str; 17] = [
     "server_failure_limit",
 ];
 
-/// The values of a pool while they are read.
+/// Settings of a pool during parsing.
 struct Read<'a> {
     texts: BTreeMap<String, Word>,
     wrong: OnError<'a>,
@@ -287,7 +286,7 @@ impl Read<'_> {
         read(&word.text).map_err(|text| (self.wrong)(word.line, format!("directive \"{name}\" {text}"))).ok()
     }
 
-    /// nutcracker's numbers are digits only.
+    /// nutcracker accepts digits only.
     fn number(&mut self, name: &str) -> Option<u32> {
         let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
         self.with(name, |text| {
@@ -358,12 +357,12 @@ fn server_of(word: &Word) -> Result<PoolServer, String> {
     Ok(PoolServer { server: Server { name, weight }, host: host.to_owned(), port, line: word.line })
 }
 
-/// The number of lines, as YAML breaks them; an empty one at the end counts.
+/// Number of lines as in YAML, including an empty last line.
 fn lines(text: &str) -> usize {
     text.replace("\r\n", "\n").matches(['\n', '\r']).count() + 1
 }
 
-/// The pools and their keys. An error has a line.
+/// Parses pools and their keys. Errors carry a line.
 fn tree(text: &str) -> Result<Vec<(Word, Keys)>, (usize, String)> {
     let mut pools: Vec<(Word, Keys)> = Vec::new();
     let (mut depth, mut list): (usize, Option<Vec<Word>>) = (0, None);
@@ -442,7 +441,7 @@ mod tests {
         parse(text).expect_err("wrong").into_iter().map(|mistake| mistake.text).collect()
     }
 
-    /// Any file keeps the rules that users of a pool rely on.
+    /// Checks invariants of every accepted file.
     fn check(text: &str) {
         match parse(text) {
             Ok(pools) => {

@@ -1,30 +1,27 @@
-//! Who waits for keys of a slot (BLPOP and relatives), in the order in which they began: nobody overtakes anybody when
-//! the slot changes its node.
+//! Queues of clients blocked on keys of a slot (`BLPOP` and similar). Preserves their order when the slot changes its
+//! node.
 //!
-//! Redis serves those who wait for one key first come first served. When their slot moves, the waits end at one node
-//! and begin at another, on connections of several workers, which have no order between them. So each wait has a
-//! ticket, and two rules make the order at a node that of the tickets, whatever workers know of the move and when:
+//! Redis serves the clients blocked on a key in order of arrival. When their slot moves, the waits end at one node and
+//! start at another, over connections of several workers, which have no order between them. Each wait therefore has a
+//! ticket. Two rules keep the waits at a node in ticket order, whenever workers learn of the move:
 //!
-//! - Nobody is sent to a node while somebody with a **lower** ticket is *recalled*: its wait was ended, and it is not
-//!   yet seen to wait at a node again. That it was sent is not enough: what was sent on one connection can arrive
-//!   behind what was sent later on another.
-//! - Nobody who was recalled is sent to a node while somebody with a **higher** ticket may be at one: that one is
-//!   recalled first. So it is where a leg was withdrawn, and some workers had recalled their waits already while others
-//!   never heard of it.
+//! - No wait is sent while one with a **lower** ticket is *recalled*: ended, and not yet confirmed to be blocked at a
+//!   node again. Having been sent is not enough: commands on one connection can arrive after later commands on another.
+//! - No recalled wait is sent while one with a **higher** ticket may be at a node: that wait is recalled first. This
+//!   happens if a leg was withdrawn after some workers had recalled their waits, and before others learned of it.
 //!
-//! Per slot and not per key, because a command may wait for several keys, and the orders of all of them have to fit
-//! together.
+//! Per slot rather than per key, because a command may wait for several keys, whose orders must agree.
 
 use std::collections::BTreeMap;
 
 use crate::topology::Slot;
 
-/// The waits of some slots. `W` says whose a wait is.
+/// Waits of some slots. `W` identifies the client of a wait.
 #[derive(Clone, Debug)]
 pub struct WaitQueues<W> {
-    /// By slot and ticket: those that are recalled.
+    /// Recalled waits, by slot and ticket.
     reissued: BTreeMap<(Slot, u64), W>,
-    /// Those that may be at a node, recalled or not.
+    /// Waits that may be at a node, recalled or not.
     at_nodes: BTreeMap<(Slot, u64), W>,
 }
 
@@ -34,36 +31,36 @@ impl<W> Default for WaitQueues<W> {
     }
 }
 
-/// Whether it is the turn of a wait that is recalled.
+/// Whether a recalled wait may be sent.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Turn<W> {
-    /// It may be sent to a node.
+    /// The wait may be sent to a node.
     Its,
-    /// When others have arrived, which have to be recalled first, as far as they are named here.
+    /// Waits with higher tickets may be at a node. Those listed must be recalled first.
     Others(Vec<W>),
 }
 
 impl<W: Copy> WaitQueues<W> {
-    /// A command begins to wait, with a ticket above all others of its slot. True where it is sent to its node now;
-    /// else it is recalled, and with its worker.
+    /// Adds a wait whose ticket is above all others of its slot. Returns true if it may be sent now. Otherwise it is
+    /// recalled and stays with its worker.
     pub fn enter(&mut self, slot: Slot, ticket: u64, whose: W) -> bool {
         let goes = !self.is_any_reissued(slot, ticket);
         if goes { &mut self.at_nodes } else { &mut self.reissued }.insert((slot, ticket), whose);
         goes
     }
 
-    /// A wait is to be ended at its node, to begin again: it is recalled from now on.
+    /// Marks a wait as recalled, before it is ended at its node.
     pub fn recall(&mut self, slot: Slot, ticket: u64, whose: W) {
         self.reissued.insert((slot, ticket), whose);
     }
 
-    /// A node has ended a wait: it is with its worker. Whose turn it may be now.
+    /// Records that a node has ended a wait. Returns the wait that may be sent next.
     pub fn is_back(&mut self, slot: Slot, ticket: u64) -> Option<W> {
         self.at_nodes.remove(&(slot, ticket));
         self.first(slot)
     }
 
-    /// Whether a wait that is with its worker may be sent to a node.
+    /// Whether a wait held by its worker may be sent to a node.
     pub fn turn(&self, slot: Slot, ticket: u64) -> Turn<W> {
         if self.is_any_reissued(slot, ticket) {
             return Turn::Others(Vec::new());
@@ -75,7 +72,7 @@ impl<W: Copy> WaitQueues<W> {
         Turn::Others(behind.filter(|(place, _)| !self.reissued.contains_key(place)).map(|(_, whose)| *whose).collect())
     }
 
-    /// The same, and where it may, it is sent: it stays recalled until it is seen.
+    /// Like [`Self::turn`], and records the wait as sent if permitted. It stays recalled until [`Self::seen`].
     pub fn go(&mut self, slot: Slot, ticket: u64, whose: W) -> Turn<W> {
         let turn = self.turn(slot, ticket);
         if matches!(turn, Turn::Its) {
@@ -84,19 +81,19 @@ impl<W: Copy> WaitQueues<W> {
         turn
     }
 
-    /// A wait was seen at its node. Whose turn it may be now.
+    /// Records that a wait is blocked at its node. Returns the wait that may be sent next.
     pub fn seen(&mut self, slot: Slot, ticket: u64) -> Option<W> {
         self.reissued.remove(&(slot, ticket));
         self.first(slot)
     }
 
-    /// A wait is over, whatever ended it. Whose turn it may be now.
+    /// Removes a finished wait. Returns the wait that may be sent next.
     pub fn leave(&mut self, slot: Slot, ticket: u64) -> Option<W> {
         self.reissued.remove(&(slot, ticket));
         self.is_back(slot, ticket)
     }
 
-    /// Those of whom this is true are gone. Whose turn it may be now, in each slot.
+    /// Removes the waits for which `gone` returns true. Returns the waits that may be sent next, one per slot.
     pub fn forget(&mut self, gone: impl Fn(W) -> bool) -> Vec<W> {
         self.reissued.retain(|_, whose| !gone(*whose));
         self.at_nodes.retain(|_, whose| !gone(*whose));
@@ -111,7 +108,7 @@ impl<W: Copy> WaitQueues<W> {
         self.reissued.range((slot, 0)..(slot, before)).next().is_some()
     }
 
-    /// The first of those that are recalled.
+    /// The recalled wait with the lowest ticket.
     fn first(&self, slot: Slot) -> Option<W> {
         self.reissued.range((slot, 0)..=(slot, u64::MAX)).next().map(|(_, whose)| *whose)
     }
@@ -127,14 +124,14 @@ mod tests {
         Slot::new(7).expect("a slot")
     }
 
-    /// Where a wait of the model is.
+    /// State of a wait in the model.
     #[derive(Clone, Copy, PartialEq, Debug)]
     enum At {
         Node(usize),
-        /// Its end was asked for.
+        /// Recall requested, not yet confirmed by the node.
         Ending(usize),
         Here,
-        /// Sent again, and not seen.
+        /// Sent again, not yet confirmed.
         Sent(usize),
         Over,
     }
@@ -148,19 +145,19 @@ mod tests {
         }
     }
 
-    /// Workers, two nodes, and a slot that goes from one to the other and back, or does not go after all.
+    /// Workers, two nodes, and a slot that moves between the nodes; moves may be withdrawn.
     #[derive(Debug)]
     struct World {
         wait_queues: WaitQueues<usize>,
-        /// By ticket: its worker, and where it is.
+        /// Worker and state, by ticket.
         waits: Vec<(usize, At)>,
-        /// Who waits at each node, as it serves them.
+        /// Blocked waits at each node, in the order of service.
         queues: [Vec<usize>; 2],
-        /// By epoch: where the slot is used, and whether it may be used there already.
+        /// By epoch: the slot's node, and whether it may be used there already.
         epochs: Vec<(usize, bool)>,
-        /// The epoch that each worker has adopted, and which of its waits it has still to look at under that.
+        /// Adopted epoch per worker, and its waits still to check under that epoch.
         workers: Vec<(usize, Vec<usize>)>,
-        /// Those that workers were asked to recall.
+        /// Recalls requested from workers.
         requested: Vec<usize>,
     }
 
@@ -180,14 +177,14 @@ mod tests {
             self.epochs[self.epochs.len() - 1]
         }
 
-        /// Nothing is at the node that the slot leaves, and nothing can come there any more.
+        /// Whether the old node has no waits and can receive none.
         fn is_drained(&self) -> bool {
             let place = self.newest().0;
             self.workers.iter().all(|(epoch, to_look_at)| epoch + 1 == self.epochs.len() && to_look_at.is_empty())
                 && self.waits.iter().all(|(_, at)| at.node().is_none_or(|node| node == place))
         }
 
-        /// Where a worker may send commands.
+        /// Node to which a worker may send commands.
         fn place(&self, worker: usize) -> Option<usize> {
             let (epoch, to_look_at) = &self.workers[worker];
             let (place, open) = self.epochs[*epoch];
@@ -203,18 +200,18 @@ mod tests {
             self.queues.iter().any(|queue| queue.contains(&ticket))
         }
 
-        /// One of the waits of which this is true.
+        /// One of the waits that satisfy the predicate.
         fn any(&self, number: usize, is: impl Fn(usize, usize, At) -> bool) -> Option<usize> {
             let found: Vec<usize> =
                 (0..self.waits.len()).filter(|t| is(*t, self.waits[*t].0, self.waits[*t].1)).collect();
             (!found.is_empty()).then(|| found[number % found.len()])
         }
 
-        /// Does the `what`th of the things that can happen, if it can.
+        /// Performs the event with this number, if possible.
         fn step(&mut self, what: usize, number: usize) -> Option<()> {
             let worker = number % self.workers.len();
             match what {
-                // Somebody begins to wait.
+                // A new wait.
                 0 if self.waits.len() < 30 => {
                     let place = self.place(worker)?;
                     let ticket = self.waits.len();
@@ -224,11 +221,11 @@ mod tests {
                         self.arrive(ticket, place);
                     }
                 }
-                // The slot begins to go to the other node.
+                // The slot starts to move to the other node.
                 1 if self.newest().1 && self.epochs.len() < 20 => self.epochs.push((1 - self.newest().0, false)),
-                // It does not after all.
+                // The move is withdrawn.
                 2 if !self.newest().1 => self.epochs.push((1 - self.newest().0, true)),
-                // It has gone.
+                // The move is complete.
                 3 if self.is_drained() => self.epochs.last_mut()?.1 = true,
                 4 if self.workers[worker].1.is_empty() && self.workers[worker].0 + 1 < self.epochs.len() => {
                     let own = (0..self.waits.len()).filter(|t| self.waits[*t].0 == worker).collect();
@@ -259,19 +256,19 @@ mod tests {
                         Turn::Others(to_recall) => self.requested.extend(to_recall),
                     }
                 }
-                // What was sent arrives: in any order.
+                // A sent wait arrives, in any order.
                 8 => {
                     let ticket =
                         self.any(number, |t, _, at| matches!(at, At::Sent(_) | At::Ending(_)) && !self.is_queued(t))?;
                     self.arrive(ticket, self.waits[ticket].1.node()?);
                 }
-                // It is seen.
+                // The wait is confirmed.
                 9 => {
                     let ticket = self.any(number, |t, _, at| matches!(at, At::Sent(_)) && self.is_queued(t))?;
                     self.waits[ticket].1 = At::Node(self.waits[ticket].1.node()?);
                     self.wait_queues.seen(slot(), ticket as u64);
                 }
-                // Who is first gets what it waits for.
+                // The first wait receives its element.
                 10 => {
                     let queue = &mut self.queues[number % 2];
                     if !queue.is_empty() {
@@ -300,7 +297,7 @@ mod tests {
             for (what, number) in steps {
                 world.step(what, number);
             }
-            // And everybody arrives.
+            // And every wait arrives.
             for number in 0..500 {
                 (3..12).filter(|what| *what != 10).for_each(|what| {
                     world.step(what, number);

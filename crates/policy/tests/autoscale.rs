@@ -1,4 +1,4 @@
-//! The autoscaler in a model of a fleet: any load, any policy, and triggers from all sides.
+//! Tests of the autoscaler with a model of a fleet: any load, any policy, and concurrent triggers.
 
 use proptest::prelude::*;
 use switchyard_policy::autoscale::{
@@ -6,16 +6,16 @@ use switchyard_policy::autoscale::{
 };
 use switchyard_policy::topology::NodeId;
 
-/// One node answers so many requests in a second.
+/// Requests per second that one node can serve.
 const CAPACITY: f64 = 10_000.0;
 
-/// A fleet whose nodes share the load evenly. A change takes a while.
+/// A fleet with evenly shared load. Changes take time.
 struct Fleet {
     now: u64,
     nodes: Vec<NodeId>,
     next: u16,
     load: f64,
-    /// The change that is under way, and when it will be done.
+    /// Change in progress, and the time of its end.
     change: Option<(What, u64)>,
     state: State,
 }
@@ -38,7 +38,7 @@ impl Fleet {
         let node = |id: &NodeId| Node {
             id: *id,
             requests: Some(each),
-            // The time in a queue with one server.
+            // Time in a queue with one server.
             mean_us: Some(100.0 / (1.0 - (each / CAPACITY).min(0.999))),
             cpu: Some((each / CAPACITY).min(1.0)),
             memory: Some((1 << 20, 100 << 20)),
@@ -48,7 +48,7 @@ impl Fleet {
         Observed { now: Now { run: self.now, wall: self.now }, nodes: self.nodes.iter().map(node).collect() }
     }
 
-    /// A second later. Several triggers at once begin one change.
+    /// Advances by one second. Concurrent triggers start one change.
     fn second(&mut self, knobs: &Knobs, triggers: usize, takes_ms: u64) -> Decision {
         self.now += 1000;
         if let Some((what, _)) = self.change.filter(|(_, done)| *done <= self.now) {
@@ -91,7 +91,7 @@ fn policies() -> impl Strategy<Value = Knobs> {
 }
 
 proptest! {
-    /// Never outside the bounds once inside, never two changes at once, never a change within the pause after another.
+    /// Always within the bounds once inside, at most one change at a time, no change during a cooldown.
     #[test]
     fn bounds_and_pauses_hold_under_any_load(
         knobs in policies(),
@@ -122,7 +122,7 @@ proptest! {
         }
     }
 
-    /// A load that stays the same leads to a number that stays the same, with some noise.
+    /// A steady load with some noise leads to a steady number of nodes.
     #[test]
     fn a_steady_load_ends_all_changes(knobs in policies(), load in 0.0..60_000.0_f64, noise in prop::collection::vec(-0.02..0.02_f64, 2000)) {
         let mut fleet = Fleet::new(knobs.nodes_min as u16);
@@ -159,14 +159,14 @@ fn a_provisioner_that_failed_is_left_alone_for_a_while() {
     let decision = decide(&at(1_010_000), &knobs, &mut state);
     assert_eq!((decision.what, decision.reasons.last()), (What::Stay, Some(&Reason::Pause(20_000))));
     assert_eq!(decide(&at(1_030_000), &knobs, &mut state).what, What::Add);
-    // The pause doubles with each failure, up to an hour.
+    // The cooldown doubles with each failure, up to an hour.
     state.ended(1_030_000, true);
     assert_eq!(state.failed_pause(1_040_000, &knobs), Some(50_000));
     assert_eq!(decide(&at(1_089_999), &knobs, &mut state).what, What::Stay);
     assert_eq!(decide(&at(1_090_000), &knobs, &mut state).what, What::Add);
     (0..20).for_each(|_| state.ended(1_090_000, true));
     assert_eq!(state.failed_pause(1_090_000, &knobs), Some(3_600_000));
-    // After a change that went well the next one begins at once.
+    // After a successful change the next one starts immediately.
     state.ended(1_100_000, false);
     assert_eq!(
         (decide(&at(1_100_001), &knobs, &mut state).what, state.failed_pause(1_100_001, &knobs)),
@@ -192,13 +192,13 @@ fn a_jump_of_the_wall_clock_moves_no_wait_and_a_restart_keeps_it() {
         state.ended(at(0).run, false);
         assert_eq!(what(clock.now(0, T), &mut state), What::Stay);
         assert_eq!(what(at(1000), &mut state), What::Stay, "{jump}");
-        // A restart with the clock that jumped.
+        // A restart with the changed clock.
         let (last, mut resumed) = (at(2000), state.clone());
         let again = Clock::start(last.wall + 1000);
         resumed.resume(last, again.now(0, last.wall + 1000));
         assert_eq!(what(again.now(200_000, 0), &mut resumed), What::Stay, "{jump}");
         assert_eq!(what(again.now(298_000, 0), &mut resumed), What::Remove(NodeId(2)), "{jump}");
-        // Without one.
+        // Without a restart.
         assert_eq!(what(at(299_999), &mut state), What::Stay, "{jump}");
         assert_eq!(what(at(300_000), &mut state), What::Remove(NodeId(2)), "{jump}");
     }

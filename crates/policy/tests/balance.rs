@@ -1,4 +1,4 @@
-//! Balance from the outside: what holds for every placement and every choice of weights.
+//! Properties of balanced placements, for all topologies and weights.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use proptest::{prop_assert, prop_assert_eq, prop_assume};
 use switchyard_policy::balance::{Shift, drain, even};
 use switchyard_policy::topology::{Node, NodeId, SLOT_COUNT, Topology};
 
-/// Nodes with weights, and slots anywhere.
+/// Nodes with weights and arbitrary slot owners.
 fn placements() -> impl Strategy<Value = (Topology, BTreeMap<NodeId, u32>)> {
     (1..9_u16).prop_flat_map(|nodes| {
         let cuts = prop::collection::btree_set(1..SLOT_COUNT as u16, 0..20);
@@ -27,7 +27,7 @@ fn placements() -> impl Strategy<Value = (Topology, BTreeMap<NodeId, u32>)> {
     })
 }
 
-/// Does what is asked, and checks that each slot is moved once and by its owner.
+/// Applies the moves, and checks that each slot moves once, from its owner.
 fn apply(topology: &Topology, shifts: &[Shift]) -> Topology {
     let mut seen = std::collections::BTreeSet::new();
     for shift in shifts {
@@ -52,7 +52,7 @@ proptest! {
             let (before, has) = (topology.slots_of(*node), after.slots_of(*node));
             let exact = SLOT_COUNT as f64 * f64::from(*weight) / total as f64;
             prop_assert!((has as f64 - exact).abs() < 1.0, "{has} for {exact}");
-            // Whatever is done, this node gives at least what it has above its share rounded up.
+            // Lower bound: the node must give everything above its share, rounded up.
             least_possible += before.saturating_sub(exact.ceil() as usize);
             prop_assert!(!(before > has && shifts.iter().any(|s| s.target == *node)), "a node both gives and takes");
         }
@@ -72,7 +72,7 @@ proptest! {
                 let after = apply(&topology, &shifts);
                 prop_assert_eq!(after.slots_of(node), 0);
                 prop_assert!(shifts.iter().all(|s| s.source == node && weights[&s.target] > 0));
-                // Nobody who took is fuller, for its weight, than another would be with one slot more.
+                // No receiver is fuller, relative to its weight, than another would be with one more slot.
                 for taker in shifts.iter().map(|s| s.target) {
                     for (other, weight) in weights.iter().filter(|(id, w)| **id != node && **w > 0) {
                         let full = after.slots_of(taker) as u64 * u64::from(*weight);

@@ -1,4 +1,4 @@
-//! Keys that come home because commands need them: which moves bring them.
+//! Tests of the moves that return keys to their slot owner.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ fn keys(names: &[&str]) -> ColocationRequest {
     ColocationRequest::Keys(names.iter().map(|name| key(name)).collect())
 }
 
-/// The node so many steps from the owner of the slot of these keys.
+/// The node `steps` after the slot owner of these keys.
 fn node(topology: &Topology, steps: u16) -> NodeId {
     NodeId((topology.owner_of(b"{a}").0 + steps) % 3)
 }
 
-/// Three nodes, and three keys of a slot away at two of them.
+/// Three nodes, and a slot with three keys at the two other nodes.
 fn parted() -> Topology {
     let names: Vec<String> = (0..3).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
     let before = Topology::even(&names).expect("three nodes");
@@ -90,7 +90,7 @@ fn a_slot_that_is_part_of_a_move_is_waited_for_or_said_to_be_stuck() {
         (paused, &[][..], ColocationStatus::Paused(MoveId(7))),
         (paused, &[near][..], ColocationStatus::Paused(MoveId(7))),
     ] {
-        // Also what is at home by the topology: it may be on its way elsewhere.
+        // Also for keys at their slot owner: this move may take them away.
         let plan = propose(&topology, &[keys(&["{a}1"]), keys(&["{a}cold"])], &[open], away);
         assert_eq!((plan.standings, plan.moves.len()), (vec![standing; 2], 0));
     }
@@ -117,7 +117,7 @@ fn many_who_ask_do_not_begin_as_many_moves() {
     assert_eq!((plan.standings, plan.moves.len()), (vec![ColocationStatus::Wait], 0));
     let plan = propose(&topology, &[keys(&["{a}1"])], &open[1..], &[]);
     assert_eq!((plan.standings, plan.moves.len()), (vec![ColocationStatus::Wait], 1));
-    // Those of somebody else do not count.
+    // Moves without colocation do not count.
     let others: Vec<Open<'_>> = open.iter().map(|open| Open { colocates: false, ..*open }).collect();
     assert_eq!(propose(&topology, &[keys(&["{a}1"])], &others, &[]).moves.len(), 1);
 }

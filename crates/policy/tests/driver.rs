@@ -1,4 +1,4 @@
-//! The driver of a leg: where its keys come from, what is purged, and when all of it is committed.
+//! Tests of the driver of a leg: key sources, purges, and the final commit.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ fn begin(protocol: Protocol) -> Begin {
     }
 }
 
-/// A driver, a clock, and what it has said since it was looked at last.
+/// A driver with a clock, and its actions since the last check.
 struct Driven {
     driver: Driver,
     now_us: u64,
@@ -62,7 +62,7 @@ impl Driven {
         std::mem::take(&mut self.actions)
     }
 
-    /// What was recorded last is durable.
+    /// Confirms the last record as durable.
     fn record(&mut self) {
         let numbers = self.actions.iter().rev().find_map(|what| match what {
             DriverAction::Record { numbers, .. } => Some(numbers.clone()),
@@ -72,7 +72,7 @@ impl Driven {
         self.step(DriverEvent::Recorded(numbers.expect("something was recorded")));
     }
 
-    /// Until keys may move.
+    /// Drains until keys may move.
     fn drain(&mut self) {
         self.record();
         assert_eq!(self.take(), [DriverAction::View { away: None, double_read: None }, DriverAction::Publish]);
@@ -149,7 +149,8 @@ fn what_lives_elsewhere_is_neither_purged_nor_moved() {
     assert_eq!(driven.take(), [DriverAction::View { away: None, double_read: None }, DriverAction::Publish]);
 }
 
-/// Once a protocol that goes back without telling the workers committed all keys, and they used them at the target.
+/// Regression: a protocol that rolls back without publishing to workers committed all keys, and workers used them at
+/// the target.
 #[test]
 fn all_is_committed_only_at_the_side_where_workers_look() {
     for back in [false, true] {
@@ -194,8 +195,8 @@ fn a_record_that_is_durable_before_another_is_a_bug() {
     driven.step(DriverEvent::Recorded(2..=2));
 }
 
-/// A read of a key that is on its way may go to both nodes, as long as they are the processes that the leg has met, and
-/// until it goes back.
+/// A read of a key in transit may go to both nodes, while they are the processes met by the leg and until it rolls
+/// back.
 #[test]
 fn netmigrate_reads_at_both_nodes() {
     let mut driven = Driven::new(patient(Protocol::NetMigrate));
@@ -218,7 +219,7 @@ fn of_double_reads_a_sample_is_fetched() {
     assert!(!(0..1000).any(|number| one_in(0).fetches(number)));
 }
 
-/// Rocksteady, as NetMigrate's agents have it: sixteen missing keys at a time, or those of a tenth of a second.
+/// Rocksteady as in NetMigrate's agents: batches of sixteen missing keys, or all of a tenth of a second.
 #[test]
 fn rocksteady_fetches_missing_keys_together() {
     let wanted = |numbers: std::ops::Range<u32>| Event::Wanted {
@@ -251,8 +252,8 @@ fn rocksteady_fetches_missing_keys_together() {
     assert_eq!(copied(&mut driven), [3], "at once");
 }
 
-/// Once a leg went back while its target was away, and what clients had written there in a database that was new stayed
-/// there.
+/// Regression: a leg rolled back while its target was away, and keys that clients had written there in a new database
+/// remained.
 #[test]
 fn what_a_node_has_is_not_known_while_it_is_away() {
     let mut driven = Driven::new(patient(Protocol::Switchyard));
@@ -270,7 +271,7 @@ fn what_a_node_has_is_not_known_while_it_is_away() {
     driven.step(Event::Removed { batch });
     driven.record();
     driven.take();
-    // Its clients use it at the target from now on, in database 3. Then the target is cut off, and the leg is to go
+    // Clients now use the key at the target, in database 3. Then the target is disconnected, and the leg must roll
     // back.
     driven.step(DriverEvent::Lost { side: Side::Target });
     driven.step(Event::RollBack);
@@ -290,7 +291,7 @@ fn what_a_node_has_is_not_known_while_it_is_away() {
     );
 }
 
-/// Once a leg without keys ended at a target that had restarted since its purge and showed what it had been purged of.
+/// Regression: a leg without keys ended at a target that had restarted since its purge and had its old keys again.
 #[test]
 fn a_leg_ends_only_where_the_process_answers_that_was_purged() {
     let mut driven = Driven::new(patient(Protocol::Switchyard));

@@ -1,4 +1,4 @@
-//! Keys that live elsewhere than their slots: the directory, and what is routed by it.
+//! Tests of placement overrides: the directory and routing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ fn key(name: &str) -> Arc<[u8]> {
     name.as_bytes().into()
 }
 
-/// A node that does not own the slot of the key.
+/// A node that does not own the key's slot.
 fn other(topology: &Topology, key: &[u8]) -> NodeId {
     NodeId((topology.owner_of(key).0 + 1) % 3)
 }
@@ -124,8 +124,8 @@ fn there_is_a_bound() {
 }
 
 proptest! {
-    /// Whatever moves: a key lives where it was last put, and the directory has those and no others that are not at
-    /// their slot's owner.
+    /// After any moves, a key is at the node of its last move, and the directory contains exactly the keys that are not
+    /// at their slot owner.
     #[test]
     fn as_a_map_would_have_it(steps in prop::collection::vec((any::<bool>(), 0_u16..12, 0_u16..3), 0..40)) {
         let keys: Vec<Arc<[u8]>> = (0..12).map(|i| key(&format!("{{{}}}{i}", i % 4))).collect();
@@ -158,7 +158,7 @@ proptest! {
     }
 }
 
-/// One more of many: for what a change costs with the most that there may be.
+/// One change with the maximum number of overrides.
 #[test]
 fn a_change_of_many_lists_what_changed() {
     let keys: Vec<Arc<[u8]>> = (0..EXCEPTIONS_MAX).map(|number| key(&format!("key:{number}"))).collect();
@@ -175,8 +175,8 @@ fn a_change_of_many_lists_what_changed() {
 }
 
 proptest! {
-    /// The directory beside a plain map, through moves of keys and of slots. The difference from any earlier state
-    /// makes that state the later one.
+    /// Compares the directory with a plain map through moves of keys and slots. The difference from any earlier state
+    /// converts that state into the later one.
     #[test]
     fn the_directory_is_as_a_plain_map(steps in prop::collection::vec((prop::collection::vec(0..40_u8, 0..6), 0..3_u16, any::<bool>()), 1..12)) {
         let mut topology = three();

@@ -1,6 +1,5 @@
-//! A leg's machine step by step, where nodes restart in the middle of a batch: what it asks for then. That all its
-//! rules together keep what clients wrote is what the simulator shows (`crates/sim`); these are the ones that need
-//! three faults at once and that few seeds reach.
+//! Tests of a leg's state machine with restarts in the middle of a batch. The simulator (`crates/sim`) shows that all
+//! rules together preserve client writes. These tests need three faults at once, which few seeds reach.
 
 use switchyard_policy::migration::record::{OpenLeg, ProcessGenerations, Replay, StaleCopies};
 use switchyard_policy::migration::{
@@ -31,14 +30,14 @@ fn orders(durability: Durability) -> Orders {
     }
 }
 
-/// A leg, and what it said last. Records are durable at once, and who is asked at the end answers at once.
+/// A leg and its last actions. Records are durable immediately, and confirmations arrive immediately.
 struct Driven {
     leg: Leg,
     actions: Vec<Action>,
 }
 
 impl Driven {
-    /// A leg that is moving, with a batch of these keys that are to be read.
+    /// A moving leg with a batch of these keys being copied.
     fn moving(durability: Durability, keys: &[Key]) -> Self {
         let mut driven = Self { leg: Leg::new(orders(durability), Fingerprinter::new(7), None), actions: Vec::new() };
         driven.step(Event::Met { source: process("s1"), target: process("t1") });
@@ -71,7 +70,7 @@ impl Driven {
         }
     }
 
-    /// What it wants of the nodes, and what it commits, since the last look.
+    /// Returns the node requests and commits since the last call.
     fn take_all(&mut self) -> Vec<Action> {
         let said = std::mem::take(&mut self.actions).into_iter();
         said.filter(|action| {
@@ -86,7 +85,7 @@ impl Driven {
         .collect()
     }
 
-    /// The connection breaks, and another process answers.
+    /// The connection breaks, and a new process answers.
     fn restart(&mut self, side: Side, run_id: &str) {
         self.step(Event::Lost { side });
         self.step(Event::Restored { side, process: process(run_id) });
@@ -102,7 +101,7 @@ fn what_a_restarted_source_shows_of_a_batch_that_was_read_before_goes() {
         driven.take_all(),
         vec![Action::Io(Io::Remove { batch: BATCH, from: Side::Target, keys: vec![absent.clone()] })]
     );
-    // Its last snapshot may have the key that it did not have.
+    // The last snapshot may contain the absent key.
     driven.restart(Side::Source, "s2");
     driven.step(Event::Removed { batch: BATCH });
     assert_eq!(
@@ -131,7 +130,7 @@ fn keys_that_did_not_fit_into_a_batch_come_in_the_next_ones() {
     driven.step(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
     driven.step(Event::Removed { batch: BATCH });
     driven.take_all();
-    // They are still wanted, and no others of the leg are under way.
+    // They are still requested, and no other keys of the leg are in flight.
     driven.step(Event::Copied { batch: next, outcomes: vec![Copied::Taken { bytes: 1 }; 2] });
     assert_eq!(driven.take_all(), vec![Action::Io(Io::Store { batch: next, to: Side::Target, keys: rest })]);
 }
@@ -145,7 +144,7 @@ fn what_was_read_is_stored_again_after_both_have_restarted() {
     driven.restart(Side::Target, "t2");
     driven.take_all();
     driven.step(Event::Purged);
-    // It is not read again: what the source shows now is older.
+    // Not copied again: the restarted source has an older value.
     assert_eq!(driven.take_all(), vec![Action::Io(Io::Store { batch: BATCH, to: Side::Target, keys: vec![there] })]);
 }
 
@@ -158,7 +157,7 @@ fn a_target_that_keeps_what_it_stored_is_not_cleared() {
         driven.step(Event::Lost { side: Side::Source });
         driven.step(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
         driven.step(Event::Secured { batch: BATCH, refused: None });
-        // It is on record; the target restarts, and then the source is found to be the process that it was.
+        // The keys are recorded. The target restarts, then the source returns as the same process.
         driven.restart(Side::Target, "t2");
         driven.step(Event::Purged);
         driven.take_all();
@@ -192,7 +191,7 @@ fn committed_keys_are_put_on_record_anew_when_the_target_restarts() {
     assert!(driven.actions.iter().any(is_told), "durability memory waits for nothing, and the operator is told");
 }
 
-/// Both nodes have come back with less than they had, and the router ended before the source was purged.
+/// Both nodes restarted with old data, and the router ended before the purge of the source.
 #[test]
 fn what_a_source_shows_of_committed_keys_is_purged_by_the_next_router_too() {
     let there = Fingerprinter::new(7).of(b"there");
@@ -234,7 +233,7 @@ fn nothing_is_committed_before_the_workers_know_that_a_leg_goes_back() {
         eras: ProcessGenerations { source: 0, target: 0 },
         away: Default::default(),
     };
-    // The next router goes on with it.
+    // The next router resumes the leg.
     driven.leg = Leg::new(orders(Durability::Memory), Fingerprinter::new(7), Some(open));
     driven.leg.step(Event::Met { source: process("s1"), target: process("t1") }, 0, &mut Vec::new());
     driven.step(Event::Wanted { keys: vec![there] });
@@ -263,11 +262,11 @@ fn a_key_that_the_target_has_before_it_was_stored_rolls_the_leg_back() {
         matches!(action, Action::Io(Io::Remove { from: Side::Source, .. }) | Action::Io(Io::Commit { .. }))
     });
     assert!(!removed, "both keys stay where they are");
-    // At the target goes what the leg has stored there, and nothing else: the other key is somebody's.
+    // Only the key stored by the leg is removed at the target; the other key belongs to a client.
     let purges: Vec<&Action> = turned.iter().filter(|action| matches!(action, Action::Purge { .. })).collect();
     let wrong = UnexpectedKeys::These(std::sync::Arc::new([Fingerprinter::new(7).of(&other)].into()));
     assert_eq!(purges, [&Action::Purge { side: Side::Target, wrong }]);
-    // After an attempt whose end is unknown it is the leg's own.
+    // After an attempt with unknown result, the key counts as stored by the leg.
     let mut driven = Driven::moving(Durability::Memory, &[strange.clone(), other.clone()]);
     driven.step(read());
     driven.step(Event::Lost { side: Side::Target });
@@ -280,7 +279,7 @@ fn a_key_that_the_target_has_before_it_was_stored_rolls_the_leg_back() {
     );
 }
 
-/// A leg of which one key has moved, and which has lost a side.
+/// A leg with one key moved that has lost a side.
 fn one_has_moved(there: &Key, lost: Side) -> Driven {
     let mut driven = Driven::moving(Durability::Memory, std::slice::from_ref(there));
     driven.step(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }] });
@@ -294,7 +293,7 @@ fn one_has_moved(there: &Key, lost: Side) -> Driven {
     driven
 }
 
-/// What it records, and what it does with the slots, of what it said last.
+/// Records and slot actions since the last call.
 fn decided(driven: &mut Driven) -> Vec<Action> {
     let is_decision = |action: &Action| {
         let moves =
@@ -335,7 +334,7 @@ fn a_leg_that_gives_up_its_target_ends_at_the_source_when_nobody_can_be_answered
             Action::RollBack { why: why.clone(), away: std::sync::Arc::new([fingerprint].into()) },
         ]
     );
-    // It comes back: too late.
+    // The target returns too late.
     driven.step(Event::Restored { side: Side::Target, process: process("t1") });
     driven.step(Event::Tick);
     assert_eq!(decided(&mut driven), vec![]);
@@ -390,8 +389,8 @@ fn who_asks_a_leg_to_rest_while_it_ends_or_has_ended_gets_the_word() {
     driven.step(Event::Met { source: process("s1"), target: process("t1") });
     driven.step(Event::Purged);
     let mut actions = Vec::new();
-    // Commands that were sent to the source earlier are not answered in time: the leg gives up in the very step in
-    // which it is asked.
+    // Commands sent to the source earlier are not answered in time: the leg gives up in the same step as the quiesce
+    // request.
     driven.leg.step(Event::Quiesce, 5_000_000, &mut actions);
     let has = |actions: &[Action], what: fn(&Io) -> bool| {
         actions.iter().any(|action| matches!(action, Action::Io(io) if what(io)))

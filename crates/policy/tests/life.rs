@@ -1,4 +1,4 @@
-//! The life of a move: which step comes after which, whatever comes of them.
+//! Tests of the steps of a move, for all step results.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ fn begin() -> Begin {
     }
 }
 
-/// A router ended in leg 4, of slot 2; slot 1 had moved.
+/// The router ended in leg 4 with slot 2; slot 1 had moved.
 fn resumed() -> Begin {
     let process = Process { run_id: "r".to_owned(), client_id: 7 };
     let leg = OpenLeg {
@@ -70,7 +70,7 @@ fn open(begin: &mut Begin) -> &mut OpenLeg {
     begin.resume.as_mut().and_then(|resume| resume.leg.as_mut()).expect("an open leg")
 }
 
-/// A move, a clock, and the step under way.
+/// A move with a clock and the current step.
 struct Moving {
     life: MoveStateMachine,
     step: Step,
@@ -89,7 +89,7 @@ impl Moving {
         &self.step
     }
 
-    /// As it goes where nothing is in its way: legs of one slot.
+    /// Completes the current step successfully: legs of one slot.
     fn goes_well(&mut self) -> &Step {
         let came = match &self.step {
             Step::Measure => StepResult::Cut(self.life.slots_left().iter().copied().take(1).collect()),
@@ -99,7 +99,7 @@ impl Moving {
         self.came(came)
     }
 
-    /// Until a step of this name is under way.
+    /// Advances to the step with this name.
     fn until(mut self, name: &str) -> Self {
         for _ in 0..100 {
             if self.name() == name {
@@ -110,7 +110,7 @@ impl Moving {
         panic!("{name} does not come");
     }
 
-    /// The step without what belongs to it.
+    /// Name of the step without its fields.
     fn name(&self) -> String {
         let text = format!("{:?}", self.step);
         text.split([' ', '(', '{']).next().unwrap_or_default().to_owned()
@@ -128,7 +128,7 @@ impl Moving {
         panic!("it does not end: {names:?}");
     }
 
-    /// What is waited for, and what comes then.
+    /// Duration, reason, and next step of a rest.
     fn rest(&self) -> (u64, &str, &Step) {
         let Step::Rest { us, doing, then } = &self.step else { panic!("{:?} is no rest", self.step) };
         (*us, doing, then)
@@ -183,7 +183,7 @@ fn an_abort_in_a_leg_ends_the_move_with_the_leg() {
     let why = "the user asks for it".to_owned();
     assert_eq!(*aborted().came(StepResult::Ended(Outcome::Returned { why: why.clone() })), stopped(&why));
     assert_eq!(*aborted().came(StepResult::Ended(Outcome::Moved)), stopped(ABORTED));
-    // One that has not begun is not tried again.
+    // A leg that has not started is not tried again.
     let mut moving = aborted();
     moving.came(StepResult::Ended(Outcome::NotBegun { why }));
     assert!(moving.name() == "Rest" && moving.life.is_cut_short());
@@ -195,10 +195,10 @@ fn what_has_all_moved_is_not_aborted() {
     let mut moving = Moving::new(begin()).until("LookBehind");
     moving.life.steer(Steer::Abort);
     assert!(!moving.life.is_cut_short());
-    // Nor is a node waited for any more.
+    // The move does not wait for a node either.
     moving.came(StepResult::Lost);
     assert_eq!(*moving.came(StepResult::Refused("refused".to_owned())), stopped("waiting for left: refused"));
-    // The last leg was under way.
+    // The last leg was in progress.
     let mut last = Moving::new(Begin { order: MoveOrder { slots: slots(&[1]), ..order() }, ..begin() }).until("Leg");
     last.life.steer(Steer::Abort);
     assert_eq!(last.runs_out().1, MoveEnd::Done);
@@ -211,7 +211,7 @@ fn a_step_whose_node_is_lost_is_done_again_when_both_are_reached() {
         let before = moving.step.clone();
         moving.came(StepResult::Lost);
         assert_eq!(moving.step, Step::Reach { side: Side::Source, then: Box::new(before.clone()) });
-        // The source at the second attempt.
+        // The source is reached at the second attempt.
         moving.came(StepResult::Refused("refused".to_owned()));
         let again = moving.rest().2.clone();
         assert_eq!(
@@ -249,7 +249,7 @@ fn a_leg_that_has_not_begun_is_tried_again_when_the_source_answers_quickly() {
     moving.came(StepResult::Ended(Outcome::NotBegun { why: "no drain".to_owned() }));
     assert_eq!(moving.rest(), (800_000, "trying again: no drain", &Step::Observe));
     moving.goes_well();
-    // It takes longer than clients can be held back.
+    // The drain takes longer than clients may be delayed.
     moving.life.drained(3_500_000);
     moving.came(StepResult::Done);
     assert_eq!(moving.rest(), (250_000, "waiting for left: commands sent to it earlier took 3 s", &Step::Observe));
@@ -266,7 +266,7 @@ fn nothing_is_known_of_the_drain_at_first() {
     assert_eq!(moving.life.drain_patience_us(), 40_000);
     moving.came(StepResult::Ended(Outcome::NotBegun { why: "no drain".to_owned() }));
     assert_eq!(moving.rest().0, 320_000);
-    // A source that answers one question in time may not answer two.
+    // A source that answers one request in time may not answer two.
     moving.goes_well();
     let mut moving = moving.until("Leg");
     assert_eq!(moving.life.drain_patience_us(), 80_000);
@@ -287,7 +287,7 @@ fn a_paused_move_begins_no_leg() {
     }
     moving.life.steer(Steer::Resume);
     assert_eq!(*moving.goes_well(), Step::Measure);
-    // Nobody waits for a user who wants it to end.
+    // An aborted move does not wait for a pause to end.
     moving.life.steer(Steer::Pause);
     moving.life.steer(Steer::Abort);
     assert!(!moving.life.is_paused());
@@ -333,7 +333,7 @@ fn an_open_leg_is_not_aborted_but_is_the_last() {
     moving = moving.until("Leg");
     assert!(!moving.life.is_cut_short());
     assert_eq!(*moving.came(StepResult::Ended(Outcome::Moved)), stopped(ABORTED));
-    // Where it is the rest of the move, the move is done.
+    // If the leg is the rest of the move, the move is done.
     let mut begin = resumed();
     begin.order.slots = slots(&[1, 2]);
     assert_eq!(Moving::new(Begin { aborted: true, ..begin }).runs_out().1, MoveEnd::Done);
@@ -346,15 +346,15 @@ fn an_open_leg_waits_for_clocks_that_agree() {
     moving.came(StepResult::Refused("they differ".to_owned()));
     assert_eq!(moving.rest(), (300_000, "waiting: they differ", &clocks));
     assert_eq!(*moving.goes_well(), clocks);
-    // A side that is lost again is the leg's business.
+    // The leg handles another loss of a side.
     assert_eq!(*moving.came(StepResult::Lost), Step::Leg(leg(4, &[2])));
-    // And where it could not begin, all is done again.
+    // If the leg could not start, all steps repeat.
     moving.came(StepResult::Lost);
     assert_eq!((moving.rest().0, moving.rest().1), (300_000, "going on with the leg that was under way"));
     assert_eq!(moving.until("Leg").step, Step::Leg(leg(4, &[2])));
 }
 
-/// How long an open leg waits for its nodes if these are not there, and what people are told.
+/// Returns the wait of an open leg for its absent nodes, in seconds, and the last reported activity.
 fn waits_for(begin: Begin, absent: &[Side]) -> (Option<u64>, String) {
     let mut moving = Moving::new(begin);
     let mut told = String::new();
@@ -397,7 +397,7 @@ fn an_open_leg_goes_on_without_a_source_that_the_user_has_given_up() {
     assert_eq!(waits_for(given_up(Side::Source), &[Side::Source]), (Some(3), told));
     assert_eq!(waits_for(given_up(Side::Target), &[Side::Source]).0, None);
     assert_eq!(waits_for(given_up(Side::Source), &[Side::Source, Side::Target]).0, None);
-    // While it waits the user says so.
+    // The operator gives up the source during the wait.
     let mut moving = Moving::new(resumed());
     moving.now_us = 4_000_000;
     moving.came(StepResult::Refused("refused".to_owned()));
@@ -443,7 +443,7 @@ fn a_move_ends_with_a_leg_that_ended_without_one_side() {
     assert_eq!(lost(Side::Source, 0, Outcome::Moved), stopped(of_source));
 }
 
-/// Keys, bytes of big ones, and whether some are not listed.
+/// Number of keys, bytes of big keys, and whether the list is incomplete, by slot.
 struct Known(BTreeMap<u16, (u32, u64, bool)>);
 
 impl Listed for Known {

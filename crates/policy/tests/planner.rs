@@ -1,4 +1,4 @@
-//! The planner: what holds for every plan, on random problems, and what it chooses in simple ones.
+//! Tests of the planner: properties of all plans on random problems, and choices in simple cases.
 
 use std::collections::BTreeSet;
 
@@ -40,7 +40,7 @@ fn after(plan: &Plan) -> Vec<f64> {
     plan.nodes.iter().map(|node| node.after).collect()
 }
 
-/// The problem once a plan has been carried out and the load is as before.
+/// The problem after the execution of a plan, with unchanged load.
 fn carried_out(problem: &Problem, plan: &Plan) -> Problem {
     let mut next = problem.clone();
     for step in &plan.steps {
@@ -140,11 +140,10 @@ fn problems() -> impl Strategy<Value = Problem> {
     })
 }
 
-/// The ways to make a plan: `solve`, and `solve` with a bug.
+/// `solve`, or `solve` with a bug.
 type Solve<'a> = &'a dyn Fn(&Problem, &Previous) -> Plan;
 
-/// `solve` asserts that no target ends worse than the node that it relieves, that memory fits, and that no more moves
-/// than may. Here is the rest.
+/// Checks the properties of a plan that `solve` does not assert itself.
 fn may_be_carried_out(problem: &Problem, recent: &[usize], solve: Solve<'_>) -> Result<(), TestCaseError> {
     let name = |number: &usize| problem.keys.get(*number).map(|key| key.key.clone());
     let slots = recent.iter().map(|number| Slot::new(*number as u16).expect("a slot")).collect();
@@ -212,7 +211,7 @@ fn may_be_carried_out(problem: &Problem, recent: &[usize], solve: Solve<'_>) -> 
     Ok(())
 }
 
-/// Asked again with the load that it predicted, it has nothing to do: no to and fro.
+/// Checks that the plan for the predicted load is empty: no oscillation.
 fn is_followed_by_none(problem: &Problem, solve: Solve<'_>) -> Result<(), TestCaseError> {
     let mut problem = problem.clone();
     problem
@@ -306,7 +305,7 @@ fn a_spike_and_a_node_between_goal_and_limit_rest() {
     let mut problem = skewed();
     problem.nodes[0].lasting = 3000.0;
     assert_eq!(solve(&problem, &Previous::default()).verdict, Verdict::Fine);
-    // 4,300 of a share of 4,000: under the limit of 4,400, above the goal of 4,200.
+    // 4,300 with a share of 4,000: below the limit of 4,400, above the goal of 4,200.
     problem.nodes = vec![node(0, 4300.0), node(1, 3700.0), node(2, 4000.0)];
     assert_eq!(solve(&problem, &Previous::default()).verdict, Verdict::Fine);
     let over = Previous { over: vec![NodeId(0)], ..Previous::default() };
@@ -334,7 +333,7 @@ fn a_key_or_tag_above_every_limit_is_named_and_nothing_moves() {
         })
         .collect();
     assert_eq!(named(&problem), (b"{t}:19"[..].into(), 3, true, 7290.0));
-    // A node with room for all of it takes the slot.
+    // A node with enough room takes the slot.
     problem.nodes[2].capacity = Some(20_000.0);
     assert!(!solve(&problem, &Previous::default()).steps.is_empty());
 }
@@ -440,7 +439,7 @@ fn a_node_that_leaves_gives_everything() {
         .map(|step| if let What::Slots(slots) = &step.what { slots.len() } else { 1 })
         .sum();
     assert_eq!((gone, plan.verdict), (21, Verdict::Relieved), "{plan:?}");
-    // Also where nobody has anything to do.
+    // Also without any load.
     problem.nodes.iter_mut().for_each(|node| (node.load, node.lasting) = (0.0, 0.0));
     problem.slots.iter_mut().for_each(|slot| slot.load = 0.0);
     problem.keys.clear();
@@ -470,7 +469,7 @@ fn capacity_says_when_a_node_is_missing_or_too_many() {
     assert!(matches!(plan.advice.as_slice(), [Advice::RemoveNode { node: NodeId(1) }]), "{plan:?}");
 }
 
-/// The paper's own workload: 98, 1 and 1 % of the load, of twenty keys by Zipf.
+/// The paper's workload: 98, 1, and 1 % of the load, over twenty keys by Zipf.
 #[test]
 fn each_policy_of_the_paper_does_what_it_says() {
     let shares: Vec<f64> = (1..=20).map(|rank| 1.0 / f64::from(rank)).collect();
@@ -519,7 +518,7 @@ fn each_policy_of_the_paper_does_what_it_says() {
     assert_eq!([Policy::MakrisFfd, Policy::MakrisSafe, Policy::Switchyard].map(moves_it), [true, false, false]);
 }
 
-/// The largest fleet: less than a second where it is built for speed, and a few here.
+/// The largest fleet: less than a second in a release build, a few seconds here.
 #[test]
 fn a_large_fleet_is_solved() {
     let nodes = (0..2048)
@@ -540,7 +539,7 @@ fn a_large_fleet_is_solved() {
     assert_eq!(plan.verdict, Verdict::Relieved);
 }
 
-/// Node 0 uses 168 of 100 MB, node 1 has 60 MB left, and node 2 is at eight tenths. Each slot of node 0 takes 1 MB.
+/// Node 0 uses 168 of 100 MB, node 1 has 60 MB free, and node 2 is at eight tenths. Each slot of node 0 takes 1 MB.
 fn short_of_memory() -> Problem {
     const MB: u64 = 1 << 20;
     let mut problem = skewed();
@@ -564,12 +563,12 @@ fn a_node_without_memory_gives_its_idle_slots_to_one_with_room() {
     };
     assert_eq!((plan.verdict, slots.len()), (Verdict::Relieved, 83), "down to 85 of 100 MB");
     assert!(slots.iter().all(|slot| slot.number() != 5), "the busy slot stays");
-    // The promise is kept, or not: this decides whether it has failed.
+    // The review depends on the memory freed.
     let mut later = problem.clone();
     later.nodes[0].memory = Some((90 << 20, 100 << 20));
     assert!(matches!(review(&later, &plan, 1.0), Review::Helped(_)));
     assert!(matches!(review(&problem, &plan, 1.0), Review::Unhelpful(_)));
-    // Slots that have just moved stay.
+    // Recently moved slots stay.
     let recent = Previous { slots: problem.slots.iter().map(|slot| slot.slot).collect(), ..Previous::default() };
     assert_eq!(solve(&problem, &recent).verdict, Verdict::NoneFound);
 }
@@ -581,7 +580,7 @@ fn a_node_without_memory_is_named_if_no_node_has_room() {
     let plan = solve(&problem, &Previous::default());
     assert_eq!((plan.verdict, plan.steps.len()), (Verdict::NoneFound, 0));
     assert_eq!(held(&problem, &Previous::default()), [Held { node: NodeId(0), why: Why::NoMemory }]);
-    // A full cache that evicts keys is alike everywhere, and so nothing moves.
+    // A full cache that evicts keys has no free memory at any node, so nothing moves.
     problem.nodes.iter_mut().for_each(|node| node.memory = Some((100 << 20, 100 << 20)));
     assert!(solve(&problem, &Previous::default()).steps.is_empty());
 }

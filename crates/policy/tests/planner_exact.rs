@@ -1,7 +1,7 @@
-//! The planner beside an exact solver, on small problems.
+//! Compares the planner with an exact solver on small problems.
 //!
-//! Greedy ways miss some plans and pay too much for others. So its plans are compared with the optimum of a mixed
-//! integer program, which takes far too long for a fleet.
+//! Greedy ways miss some plans and pay too much for others. So plans are compared with the optimum of a mixed integer
+//! program, which is far too slow for a fleet.
 
 use microlp::{ComparisonOp, Error, OptimizationDirection, Variable};
 use switchyard_policy::planner::{KeyAt, Knobs, Node, Previous, Problem, SlotAt, State, Verdict, solve};
@@ -9,7 +9,7 @@ use switchyard_policy::topology::{NodeId, Slot};
 
 const PROBLEMS: u64 = 200;
 
-/// The prices of `planner::remedies`.
+/// Prices of `planner::remedies`.
 const EXCEPTION: f64 = 512.0;
 const SLOT: f64 = 4096.0;
 const LOOK: f64 = 16.0;
@@ -27,7 +27,7 @@ impl Dice {
     }
 }
 
-/// Two to four nodes with known capacities; pieces of all sizes, of which some are too large for any other node.
+/// Two to four nodes with known capacities, and keys and slots of all sizes, some too large for any other node.
 fn problem(seed: u64) -> Problem {
     let mut dice = Dice(seed);
     let count = dice.roll(2, 5);
@@ -70,7 +70,7 @@ fn problem(seed: u64) -> Problem {
     Problem { nodes, slots, keys, knobs: Knobs { least_set: Some(100.0), ..Knobs::default() } }
 }
 
-/// Something that may move: its owner, slot, load and price.
+/// A key or slot that may move: owner, slot, load, and price.
 struct Piece {
     at: NodeId,
     slot: Slot,
@@ -100,8 +100,8 @@ fn pieces(problem: &Problem) -> Vec<Piece> {
     problem.keys.iter().map(key).chain(problem.slots.iter().map(slot)).collect()
 }
 
-/// The least price by which nodes over their limits come down to so much (a part of the capacity) and no other ends
-/// above its goal; `None` where there is no plan.
+/// Minimum price to bring overloaded nodes down to `most` (a fraction of the capacity) while no other node ends above
+/// its goal; `None` if there is no plan.
 fn optimum(problem: &Problem, most: f64) -> Option<f64> {
     let goal = |node: &Node| node.capacity.expect("a capacity") * (1.0 - problem.knobs.headroom * 1.5);
     let limit = |node: &Node| node.capacity.expect("a capacity") * (1.0 - problem.knobs.headroom);
@@ -133,7 +133,7 @@ fn optimum(problem: &Problem, most: f64) -> Option<f64> {
             shifts.iter().filter(|(piece, ..)| piece.at == node.id).map(|(piece, _, shift)| (*shift, -piece.load));
         let come = shifts.iter().filter(|(_, to, _)| *to == node.id).map(|(piece, _, shift)| (*shift, piece.load));
         let changes: Vec<_> = gone.chain(come).collect();
-        // A node above its goal takes nothing.
+        // A node above its goal receives nothing.
         let most = if is_over(&node) { node.capacity.expect("a capacity") * most } else { goal(node).max(node.load) };
         if !changes.is_empty() {
             program.add_constraint(&changes, ComparisonOp::Le, most - node.load);
@@ -163,7 +163,7 @@ fn plans_are_about_as_good_as_the_exact_ones() {
             }
             Some(_) => solvable += 1,
         }
-        // The planner goes down to the goal, so the optimum must, too.
+        // The planner goes down to the goal, so the optimum must too.
         if let Some(least) = optimum(&problem, 1.0 - problem.knobs.headroom * 1.5).filter(|_| relieves) {
             ratios.push((plan.price.total / least).max(1.0));
         }

@@ -1,4 +1,4 @@
-//! Copies first, one change of owner: what is asked when, and what one record decides.
+//! Tests of the pre-copy protocol: the order of requests, and the record that decides the owner.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,18 +32,18 @@ fn orders() -> Orders {
     }
 }
 
-/// A leg; what it records is durable at once, and what it asks of nodes is done unless a test takes it.
+/// A leg. Records are durable immediately, and node requests succeed unless a test intercepts them.
 struct Driven {
     leg: Precopy,
     now_us: u64,
     records: Vec<Record>,
     actions: Vec<Action>,
-    /// Keys that the source has not.
+    /// Keys missing at the source.
     gone: Vec<Key>,
     listed: Vec<Key>,
-    /// Batches that were read and not yet stored.
+    /// Batches copied and not yet stored.
     is_held: bool,
-    /// Keys that the target has evicted.
+    /// Keys evicted by the target.
     evicted: u64,
 }
 
@@ -168,7 +168,7 @@ fn a_node_that_is_another_process_ends_what_was_copied() {
         driven.step(Event::Drained);
         driven.is_held = begun;
         if begun {
-            // The first copy is done; the last keys are being read when the node is lost.
+            // The initial copy is done; the node is lost during the copy of the last keys.
             driven.step(Event::Copied { batch: BatchId(1), outcomes: vec![Copied::Taken { bytes: 1 }; 2] });
             driven.step(written(1));
             driven.step(Event::Drained);
@@ -240,7 +240,7 @@ fn after_a_crash_older_copies_are_not_served_where_the_source_is_lost() {
         (true, UnexpectedKeys::AllBut(Arc::default())),
     ] {
         let keys = if rewritten { StaleCopies::Any } else { StaleCopies::These(behind.clone()) };
-        // What a router before this one has left: it was restarted, and the user gives the source up.
+        // Left by an earlier router: the source was restarted, and the operator gives it up.
         let records = [
             Record::Begun {
                 move_id: MoveId(1),
@@ -272,7 +272,7 @@ fn after_a_crash_older_copies_are_not_served_where_the_source_is_lost() {
     }
 }
 
-/// Everything is copied once more, and that is right whatever becomes of the source.
+/// All keys are copied again, which is correct for any state of the source.
 #[test]
 fn copies_of_before_an_unnamed_write_are_past_until_they_are_removed() {
     let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a"]);
@@ -336,7 +336,7 @@ fn after_the_cut_a_lost_source_is_not_waited_for() {
     assert_eq!(said.last(), Some(&Action::Io(Io::End(Outcome::Moved))));
 }
 
-/// What was copied ahead is not copied again because one slow command held up the drain.
+/// A slow command that delays the drain must not cause another full copy.
 #[test]
 fn a_drain_that_takes_too_long_is_tried_again_behind_another_round() {
     let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a"]);
@@ -355,7 +355,7 @@ fn a_drain_that_takes_too_long_is_tried_again_behind_another_round() {
     assert_eq!(driven.copied().len(), 1);
 }
 
-/// What was copied of a key before its last write is not what its clients were told.
+/// A copy made before the last write of a key does not match the replies to its clients.
 #[test]
 fn where_the_source_is_lost_no_key_is_served_as_it_was_before_its_last_write() {
     let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}0", "{t}a"]);

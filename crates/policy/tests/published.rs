@@ -1,4 +1,4 @@
-//! Where protocols as published send commands, and what their movers do.
+//! Tests of published protocols: destinations of commands, and actions of the movers.
 
 use switchyard_policy::migration::published::{Paper, Published, Rules, Way};
 use switchyard_policy::migration::record::{OpenLeg, ProcessGenerations, StaleCopies};
@@ -19,7 +19,7 @@ fn each_state_has_its_way() {
     use State::{Complete, NotStarted, UnderWay, Unsure};
     use Way::{Both, Pull, Source, Target};
     for (protocol, reads, writes) in [
-        // S1 to S4, as NetMigrate's table has them.
+        // S1 to S4, as in NetMigrate's table.
         (Protocol::NetMigrate, [Source, Both, Pull, Both], [Source, Target, Target, Target]),
         (Protocol::Rocksteady, [Pull, Pull, Pull, Pull], [Target, Target, Target, Target]),
         (Protocol::Fulva, [Both, Both, Target, Both], [Target, Target, Target, Target]),
@@ -50,13 +50,13 @@ fn groups_are_ranges_of_hashes_of_one_size() {
         sizes[number as usize] += 1;
     }
     assert!(sizes.iter().all(|size| (40..180).contains(size)), "{sizes:?}");
-    // Pairs share a filter, and no group.
+    // Pairs share a filter, but no group.
     assert_ne!(rules.range(3), Rules::new(Protocol::NetMigrate, &paper, Pair(2)).range(3));
     let by_key = self::rules(Protocol::Bloom).1;
     assert_ne!(by_key.group(fingerprints.of(b"a")), by_key.group(fingerprints.of(b"b")));
 }
 
-/// What the paper rules out: no state returns to S1.
+/// Excluded by the paper: no state returns to S1.
 #[test]
 fn a_group_that_has_taken_a_write_goes_back_to_its_source() {
     let (paper, rules) = rules(Protocol::NetMigrate);
@@ -79,19 +79,18 @@ fn a_group_that_has_taken_a_write_goes_back_to_its_source() {
 
 const MAKE: Fingerprinter = Fingerprinter::new(7);
 
-/// A mover of a published protocol. What it records is durable at once, what it announces is known at once, and what it
-/// asks of nodes is done.
+/// A mover of a published protocol. Records are durable, announcements known, and node requests done immediately.
 struct Driven {
     leg: Published,
     now_us: u64,
     listed: Vec<Key>,
     actions: Vec<Action>,
     records: Vec<Record>,
-    /// The target refuses these.
+    /// Keys refused by the target.
     refused: Vec<Key>,
-    /// Announcements stay without an answer.
+    /// Announcements remain unanswered.
     holds_announcements: bool,
-    /// As each batch is stored a client creates another key at the source.
+    /// A client creates another key at the source for each stored batch.
     creates: bool,
 }
 
@@ -159,7 +158,7 @@ impl Driven {
                             );
                         }
                     }
-                    // From here on clients are sent to the target.
+                    // From here on, clients are sent to the target.
                     Action::CommitAll => self.creates = false,
                     Action::Io(Io::Remove { batch, .. }) => events.insert(0, Event::Removed { batch: *batch }),
                     _ => {}
@@ -169,7 +168,7 @@ impl Driven {
         }
     }
 
-    /// Time passes until it is over; false: it never is.
+    /// Advances time until the move ends; false if it never does.
     fn is_over(&mut self) -> bool {
         for _ in 0..10_000 {
             if self.outcome().is_some() {
@@ -207,8 +206,7 @@ fn key(name: &str) -> Key {
     Key::from(name.as_bytes())
 }
 
-/// The filter of Bloom telemetry has the keys that are at the target, and nothing else: five pairs of a thousand
-/// numbers each would fill it.
+/// The filter of Bloom telemetry contains only keys at the target: five pairs of a thousand numbers each would fill it.
 #[test]
 fn where_each_key_is_a_group_nothing_else_is_tracked() {
     let mut driven =
@@ -222,7 +220,7 @@ fn where_each_key_is_a_group_nothing_else_is_tracked() {
     assert_eq!(tracked, [(3, true)]);
 }
 
-/// Clients create keys at the source as long as the filter does not have them, which is for ever.
+/// Clients keep creating keys at the source while the filter lacks them, which never changes.
 #[test]
 fn it_ends_where_keys_are_created_without_an_end() {
     let mut driven = Driven::new(Protocol::Bloom, paper(Protocol::Bloom), &["{t}1"], None);
@@ -232,7 +230,7 @@ fn it_ends_where_keys_are_created_without_an_end() {
     assert_eq!(driven.outcome(), Some(&Outcome::Moved));
 }
 
-/// Reads pull what is nowhere for ever, too.
+/// Endless reads of keys that exist nowhere cause endless pulls.
 #[test]
 fn it_ends_where_keys_are_pulled_without_an_end() {
     let mut driven = Driven::new(Protocol::Rocksteady, paper(Protocol::Rocksteady), &["{t}1"], None);
@@ -245,7 +243,7 @@ fn it_ends_where_keys_are_pulled_without_an_end() {
     assert_eq!(driven.outcome(), Some(&Outcome::Moved));
 }
 
-/// A router that ends while the source is being emptied does not begin again with what is left of it.
+/// If a router ends while the source is being emptied, the next one does not copy the remaining keys again.
 #[test]
 fn it_is_on_record_that_the_target_has_everything_before_the_source_is_emptied() {
     let mut driven = Driven::new(Protocol::NetMigrate, paper(Protocol::NetMigrate), &["{t}1"], None);
@@ -257,7 +255,7 @@ fn it_is_on_record_that_the_target_has_everything_before_the_source_is_emptied()
     let all = driven.place(|action| *action == Action::CommitAll).expect("clients use the target");
     let purge = driven.place(|action| matches!(action, Action::Purge { side: Side::Source, .. })).expect("emptied");
     assert!(cut < all && all < purge);
-    // And so it goes on.
+    // The move continues in this state.
     let process = |run_id: &str| Process { run_id: run_id.to_owned(), client_id: 1 };
     let open = OpenLeg {
         leg: 0,
@@ -301,7 +299,7 @@ fn the_user_may_go_back_until_keys_are_on_their_way() {
     assert!(driven.outcome().is_none() && driven.reports()[0].contains("no way back"));
 }
 
-/// A node may be lost for good before anything has moved.
+/// A node may be lost permanently before any key has moved.
 #[test]
 fn a_side_is_given_up_before_keys_are_on_their_way() {
     let mut driven = Driven::new(Protocol::NetMigrate, paper(Protocol::NetMigrate), &["{t}1"], None);
@@ -332,7 +330,7 @@ fn a_key_that_is_refused_again_and_again_does_not_hold_up_the_move() {
     }
 }
 
-/// What a client has written at the target is newer than what was pulled for another one.
+/// A value written by a client at the target is newer than a pulled one.
 #[test]
 fn what_is_pulled_is_not_stored_over_what_is_there() {
     let mut driven = Driven::new(Protocol::Rocksteady, paper(Protocol::Rocksteady), &["{t}1"], None);
@@ -362,7 +360,7 @@ fn an_adaptive_tracker_is_told_where_it_errs() {
         driven.step(Event::Wanted { keys: vec![key("{t}1")] });
         assert_eq!(found(&driven), told, "{tracker:?}");
     }
-    // Once it is there the filter is right.
+    // Once the key has moved, the filter is right.
     let mut driven =
         Driven::new(Protocol::Bloom, Paper { tracker: Kind::Adaptive, ..paper(Protocol::Bloom) }, &["{t}1"], None);
     driven.listed.push(key("{t}2"));

@@ -1,4 +1,4 @@
-//! Records of moves: bytes and back, hostile bytes, and what follows from a journal.
+//! Tests of move records: encoding, hostile bytes, and replay of a journal.
 
 use proptest::prelude::{Just, Strategy, any, prop, prop_oneof, proptest};
 use proptest::prop_assert_eq;
@@ -86,7 +86,7 @@ proptest! {
         prop_assert_eq!(Record::decode(&bytes).ok(), None);
     }
 
-    /// What is read is what its bytes say: nothing hostile is turned into something else, and nothing panics.
+    /// Decoding is exact: hostile bytes neither become another record nor cause a panic.
     #[test]
     fn hostile_bytes(mut bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0_u8..10) {
         if let Some(first) = bytes.first_mut() {
@@ -165,14 +165,14 @@ fn a_leg_that_returned_and_one_that_moved() {
     let open = replay.open[&move_id].leg.as_ref().expect("under way");
     assert_eq!(open.rolled_back.as_deref(), Some("OOM"));
     assert_eq!(open.away.keys().map(|key| key.0).collect::<Vec<_>>(), [3]);
-    // The source is lost for good: there is nothing to go back to.
+    // The source is lost permanently: a return is impossible.
     let given_up =
         Replay::of(records.iter().chain([&Record::GivenUp { move_id, leg, side: Side::Source }])).expect("a journal");
     let open = given_up.open[&move_id].leg.as_ref().expect("under way");
     assert_eq!((open.given_up, open.rolled_back.as_deref()), (Some(Side::Source), None));
     records.push(Record::LegEnded { move_id, leg, owner: Side::Source });
     let slots: Vec<Slot> = (6..7).filter_map(Slot::new).collect();
-    // One that does not begin, and then does.
+    // A leg that fails to start, and then starts.
     for _ in 0..2 {
         records.push(Record::LegBegun {
             move_id,
@@ -221,7 +221,7 @@ fn records_that_fit_nothing() {
             durability: Durability::Memory,
         },
         Record::Ended { move_id: MoveId(5) },
-        // Where its keys are is not on record any more.
+        // The location of the leg's keys is no longer recorded.
         Record::Ended { move_id },
         Record::LegMoving { move_id, leg: 1 },
         Record::LegBegun { move_id, leg: 1, slots: Vec::new(), source: met("a", 1), target: met("b", 2) },

@@ -1,8 +1,8 @@
-//! SCAN over nodes that come, go and exchange keys: no key that is there all the time is missed, and every scan ends.
+//! Tests of `SCAN` while nodes join, leave, and exchange keys: no key that exists throughout is missed, and every scan
+//! ends.
 //!
-//! A world of nodes with tables of buckets, a mover that moves keys one by one, and several clients that scan, all
-//! driven by a seed. The same world with one of the tracker's inputs taken away must be caught missing keys: otherwise
-//! it proves nothing.
+//! A seeded world of nodes with bucket tables, a mover that moves keys one by one, and several scanning clients. The
+//! same world with one input of the tracker removed must miss keys, to show that the test can fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,15 +14,15 @@ fn name(number: u16) -> String {
     format!("127.0.0.1:{}", 7000 + number)
 }
 
-/// What the tracker is not told, or what is done wrongly with a cursor.
+/// Injected bugs: inputs withheld from the tracker, or misuse of a cursor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum InjectedBug {
     Nothing,
-    /// Of some changes of the topology.
+    /// Some changes of the topology are not observed.
     Changes,
     Turns,
     Restarts,
-    /// Later passes always go up.
+    /// Later passes are always ascending.
     Direction,
     /// A scan ends after its first pass.
     OnePass,
@@ -49,7 +49,7 @@ impl Random {
 struct Leg {
     transit: Transit,
     slots: Vec<Slot>,
-    /// Of those that move alone.
+    /// Keys that move without their slot.
     keys: Option<Vec<Arc<[u8]>>>,
     goes_back: bool,
 }
@@ -77,7 +77,7 @@ struct World {
     legs: Vec<Leg>,
     next_move: u64,
     next_node: u16,
-    /// Where every key is, and the seed of each node's table.
+    /// Node of every key, and the seed of each node's table.
     keys: BTreeMap<Arc<[u8]>, NodeId>,
     seeds: BTreeMap<NodeId, u64>,
     now: u64,
@@ -152,7 +152,7 @@ impl World {
         self.observe();
     }
 
-    /// Moves up to so many keys of a leg in its direction; whether none is left.
+    /// Moves up to `most` keys of a leg in its direction. Returns whether none is left.
     fn move_keys(&mut self, leg: usize, most: usize) -> bool {
         let leg = &self.legs[leg];
         let (from, to) = if leg.goes_back {
@@ -202,7 +202,7 @@ impl World {
                 names.push(name(self.next_node));
                 self.next_node += 1;
             }
-            // Drain one at a stroke: as many legs as it takes, done in a row.
+            // Drains a node at once, with as many legs in a row as necessary.
             _ => {
                 let nodes: Vec<NodeId> = self.topology.nodes().map(|node| node.id).collect();
                 let (node, to) = (nodes[self.random.below(nodes.len())], nodes[self.random.below(nodes.len())]);
@@ -244,7 +244,7 @@ impl World {
         }
     }
 
-    /// A client's call of SCAN with a bucket of one node for an answer.
+    /// One `SCAN` call of a client, answered with a bucket of one node.
     fn scan_step(&mut self, client: usize) {
         let cursor = self.clients[client].cursor;
         let Some(at) = self.scans.decode(cursor, self.now) else { return self.end_scan(client) };
@@ -263,7 +263,7 @@ impl World {
             .map(|(key, _)| key.clone())
             .collect();
         let next = self.scans.after(at, (at.inner + 1) % BUCKETS, self.now).map(|next| self.plant(at, next));
-        // A reply may be lost: then the client asks with the same cursor again.
+        // A reply may be lost: the client then repeats the cursor.
         if self.random.one_in(20) {
             return;
         }
@@ -333,13 +333,13 @@ impl World {
     }
 }
 
-/// How many scans ended, and how many keys they missed.
+/// Returns the number of finished scans, and of keys that they missed.
 fn run(seed: u64, planted: InjectedBug) -> (usize, usize) {
     let mut world = World::new(seed, planted);
     for _ in 0..1500 {
         world.step();
     }
-    // Legs stay where they are, half done; the scans end all the same.
+    // Legs stay unfinished; the scans must end nevertheless.
     let limit = 3000;
     for client in 0..world.clients.len() {
         let before = world.ended;

@@ -1,4 +1,4 @@
-//! Copying big keys in pieces: what is asked for, and in which order.
+//! Tests of staging, the copy of big keys in pieces: requests and their order.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ fn touch(staging: &mut Staging, element: &str) {
     assert_eq!(step(staging, Event::Touched { key: place().0, elements }), []);
 }
 
-/// A key that is seen to be fit.
+/// A key accepted for staging.
 fn begun() -> Staging {
     let mut staging = Staging::default();
     assert_eq!(step(&mut staging, Event::Begin { big: vec![place()], ends: ends(1) }), []);
@@ -39,7 +39,7 @@ fn begun() -> Staging {
     staging
 }
 
-/// Gives the number of its staging key.
+/// Returns the number of the staging key.
 fn look(staging: &mut Staging) -> u64 {
     let asked = go(staging);
     let Some(Action::Look { number, .. }) = asked.last() else { panic!("{asked:?}") };
@@ -75,7 +75,7 @@ fn is_written(part: Part, afresh: bool) -> Action {
     Action::Write { place: place(), part, afresh }
 }
 
-/// What a leg with these processes says of what is staged.
+/// Number of staged keys unusable for a leg with these processes.
 fn unusable(staging: &Staging, source: Option<&str>, target: Option<&str>) -> usize {
     let mut actions = Vec::new();
     staging.clone().drop_unusable(source, target, |_| true, &mut actions);
@@ -89,13 +89,13 @@ fn what_is_touched_while_a_key_is_copied_is_read_again_behind_a_later_barrier() 
     touch(&mut staging, "before");
     assert_eq!(go(&mut staging), [], "nothing is read before the barrier");
     reach(&mut staging, 7);
-    // Nobody waits for it, but a barrier may be set now.
+    // No request waits for a barrier, but one may be set now.
     assert_eq!(go(&mut staging), [Action::Barrier, is_read()]);
     step(&mut staging, Event::Published { epoch: 8 });
     read(&mut staging, false);
     touch(&mut staging, "meanwhile");
     reach(&mut staging, 8);
-    // "before" was told after the first barrier and before the second; "meanwhile" waits for the third.
+    // "before" was touched between the first and the second barrier; "meanwhile" waits for the third.
     let again = |element: &str| Action::ReadAgain { place: place(), elements: vec![element.as_bytes().into()] };
     assert_eq!(go(&mut staging), [again("before")]);
     let read_again = Event::ReadAgain { place: place(), same_type: true };
@@ -207,7 +207,7 @@ fn stored(staging: &mut Staging, outcomes: &[Stored]) -> Vec<Action> {
     step(staging, Event::Stored { batch: BATCH, outcomes: outcomes.to_vec() })
 }
 
-/// A batch with a staged key and another one, as far as that one is stored.
+/// A batch with a staged key and another key, which is stored already.
 fn storing() -> Staging {
     let mut staging = begun();
     let keys = vec![place().0, Key::from(&b"other"[..])];
@@ -238,7 +238,7 @@ fn a_staging_key_is_counted_and_then_renamed() {
     );
 }
 
-/// These are staged, as far as a batch is concerned.
+/// Marks these keys as staged for a batch.
 fn stage(staging: &mut Staging, places: &[Place]) {
     step(staging, Event::Begin { big: places.to_vec(), ends: ends(1) });
     for place in places {
@@ -251,8 +251,8 @@ fn read_whole(places: &[Place]) -> Event {
     Event::ReadWhole { batch: BATCH, places: places.to_vec(), refused: None }
 }
 
-/// The first answer comes late: the target was lost meanwhile, and of the second key, which was renamed there, nothing
-/// has been read whole yet. To take it for read would store nothing of it, and remove it at the source.
+/// A late first reply: the target was lost in the meantime, and the second key, which was renamed there, has not been
+/// read completely yet. If it counted as read, nothing of it would be stored, and it would be removed at the source.
 #[test]
 fn an_answer_to_an_earlier_question_means_nothing() {
     let mut staging = Staging::default();
@@ -266,7 +266,7 @@ fn an_answer_to_an_earlier_question_means_nothing() {
     let shown = vec![(all[1].clone(), StagingReply::Renamed(Renamed::Yes))];
     let asked = step(&mut staging, Event::Finished { batch: BATCH, shown });
     assert_eq!(asked, [Action::ReadWhole { batch: BATCH, places: vec![all[0].clone()] }]);
-    // The target is another process, and the batch is stored once more.
+    // The target has a new process, and the batch is stored again.
     step(&mut staging, Event::Storing { batch: BATCH, keys, staged: all.to_vec() });
     let finish = stored(&mut staging, &[Stored::Stored, Stored::Stored]);
     assert_eq!(finish, [Action::Finish { batch: BATCH, step: Step::Write, places: vec![all[1].clone()] }]);
@@ -277,8 +277,8 @@ fn an_answer_to_an_earlier_question_means_nothing() {
     assert_eq!(step(&mut staging, read_whole(&all)), [Action::StoreWhole { batch: BATCH, places: all.to_vec() }]);
 }
 
-/// What the key is in another database was stored with the others, and is not stored once more: it would be found
-/// there, and taken for somebody else's.
+/// The value of the key in another database was stored with the others, and is not stored again: it would exist and
+/// count as another client's key.
 #[test]
 fn what_is_read_whole_is_read_where_it_was_staged_in_vain() {
     let mut staging = Staging::default();
@@ -323,7 +323,7 @@ fn what_cannot_be_read_whole_is_refused_once() {
         matches!(&refused[..], [Action::Stored { outcomes, .. }] if matches!(&outcomes[..], [Stored::Refused(_), Stored::Exists]))
     );
     assert_eq!(step(&mut staging, read_whole(&[place()])), []);
-    // A batch that is copied once more begins anew.
+    // A batch that is copied again starts from the beginning.
     let mut again = storing();
     assert_eq!(step(&mut again, Event::Copying { batch: BATCH }), []);
     assert_eq!(finished(&mut again, counted(true, false, 3)), []);
@@ -334,7 +334,7 @@ fn what_was_read_whole_and_is_stored_once_more_is_stored_like_any_other() {
     let mut staging = storing();
     finished(&mut staging, counted(false, false, 0));
     step(&mut staging, read_whole(&[place()]));
-    // The target has restarted, and has nothing of the batch. Now it has no room for the second key.
+    // The target has restarted without the keys of the batch. Now it has no room for the second key.
     let keys = vec![place().0, Key::from(&b"other"[..])];
     step(&mut staging, Event::Storing { batch: BATCH, keys, staged: Vec::new() });
     let outcomes = vec![Stored::Stored, Stored::Refused("OOM".to_owned())];

@@ -1,4 +1,4 @@
-//! What is reported of hot keys: bounds for any stream, the right keys of skewed ones, and what changes.
+//! Tests of hot key reports: bounds for any stream, the right keys of skewed streams, and changes over time.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ const NODE: NodeId = NodeId(0);
 
 const READ: KeyAccess = KeyAccess { how: AccessKind::Read, bytes: 10 };
 
-/// Numbers that look random, of a seed.
+/// Seeded pseudorandom numbers.
 struct Numbers(u64);
 
 impl Numbers {
@@ -47,7 +47,7 @@ impl Zipf {
     }
 }
 
-/// The hash of a key of a number, as a router's would be.
+/// Hash of a numbered key, similar to the router's.
 fn hash(key: u64) -> u64 {
     Numbers(key).next()
 }
@@ -57,7 +57,7 @@ fn note(segment: &mut Segment, key: u64) {
     segment.note(Identity::new(hash(key), 0, key.to_string().as_bytes()), KeyAccess { how, bytes: 10 });
 }
 
-/// A segment of the one node ends.
+/// Ends a segment of the one node.
 fn end(board: &mut Board, segments: &mut [Segment], one_in: u32, us: u64) {
     let mut counts = Counts::default();
     segments.iter_mut().for_each(|segment| counts.add(segment.take().scaled(one_in)));
@@ -91,7 +91,7 @@ proptest! {
             prop_assert!(counted.seen() <= true_count && true_count <= counted.seen() + counted.error);
             prop_assert_eq!(counted.bytes, 10 * u64::from(counted.seen()));
         }
-        // Whatever is not known was not used more often than the least that is.
+        // The count of an unknown key was at most the lowest known count.
         let is_known = |key: &u64| counted.iter().any(|counted| counted.hash == *key);
         prop_assert!(truth.iter().filter(|(key, _)| !is_known(key)).all(|(_, count)| *count <= floor));
         segment.check();
@@ -99,7 +99,7 @@ proptest! {
     }
 }
 
-/// Hashes that fall together cost time, and no key.
+/// Hash collisions cost time, but no key.
 #[test]
 fn keys_of_one_place_in_the_index_are_told_apart() {
     let mut segment = Segment::new(8);
@@ -135,10 +135,10 @@ fn the_hottest_keys_of_a_skewed_load_are_found() {
     }
 }
 
-/// Each of these keys has a high count for the reason that it took somebody's place.
+/// Each random key has a high count, inherited from the replaced key.
 #[test]
 fn a_flood_of_random_keys_neither_hides_a_hot_key_nor_is_hot() {
-    // A key with a little over a hundredth of the load, among as many as a worker knows of a node at least.
+    // A key with slightly more than a hundredth of the load. A worker tracks at least that many keys per node.
     let (mut numbers, mut segment) = (Numbers(2), Segment::new(256));
     for number in 0..10_000_000_u64 {
         let key = if number % 95 == 0 { 7 } else { numbers.next() };
@@ -152,7 +152,7 @@ fn a_flood_of_random_keys_neither_hides_a_hot_key_nor_is_hot() {
     assert!((100_000.0..=105_264.0).contains(&hot) && flood < 5_000.0, "{hot} and {flood} a second");
 }
 
-/// Two workers of which each sees a half; keys that become hot, and are hot no more.
+/// Two workers see half of the load each. Keys become hot and then cold.
 #[test]
 fn what_becomes_hot_is_reported_after_one_segment_and_what_was_hot_is_forgotten() {
     let zipf = Zipf::new(1000, 0.9);
@@ -181,7 +181,7 @@ fn what_becomes_hot_is_reported_after_one_segment_and_what_was_hot_is_forgotten(
     assert!(hottest(&board, 256).iter().all(|hot| hot.hash != before.hash), "it is forgotten");
     let settled = hottest(&board, 1)[0];
     assert!((settled.rates.commands() / before.rates.commands() - 1.0).abs() < 0.1);
-    // Rates are those of seconds and of all commands, also where the segment is shorter and some are sampled.
+    // Rates are per second and for all commands, even if the segment is shorter or sampled.
     let mut segment = Segment::new(4);
     (0..100).for_each(|_| note(&mut segment, 1));
     let mut board = Board::new(Weights { newest: 1.0, ..Weights::default() });
@@ -189,7 +189,7 @@ fn what_becomes_hot_is_reported_after_one_segment_and_what_was_hot_is_forgotten(
     let hot = hottest(&board, 1)[0];
     assert_eq!((hot.rates.reads, hot.rates.writes, hot.rates.bytes), (1600.0, 0.0, 16_000.0));
     assert_eq!(board.nodes(1).map(|node| node.uses).collect::<Vec<_>>(), [1600.0]);
-    // A node that is not used any more is forgotten.
+    // An unused node is forgotten.
     board.segment(BTreeMap::new(), 1_000_000);
     assert_eq!(board.nodes(1).count(), 0);
 }
@@ -202,7 +202,7 @@ fn names_are_kept_where_they_are_short() {
     assert!(!format!("{:?}", Name::of(b"secret")).contains("secret"));
 }
 
-/// A key of one name is another in each database.
+/// Keys with one name in different databases are different.
 #[test]
 fn keys_of_different_databases_are_told_apart() {
     let mut segment = Segment::new(8);
@@ -236,7 +236,7 @@ fn what_a_hot_copy_answers_is_load_of_the_key_and_not_of_the_node() {
     assert_eq!((rates.hits, rates.reads, rates.writes), (60.0, 30.0, 10.0));
     assert_eq!((rates.commands(), rates.at_node()), (100.0, 40.0));
     assert_eq!((rates.bytes, rates.reply_bytes, rates.busy), (1000.0, 5000.0, 0.002));
-    // A node all of whose keys are answered by hot copies is still there.
+    // A node whose keys are all served from hot copies remains.
     segment.note(key, KeyAccess { how: AccessKind::Hit, bytes: 10 });
     end(&mut board, std::slice::from_mut(&mut segment), 1, 1_000_000);
     assert_eq!(board.nodes(1).map(|node| (node.uses, node.hits)).collect::<Vec<_>>(), [(0.0, 1.0)]);

@@ -1,4 +1,4 @@
-//! Placement from the outside: what holds for every list of nodes.
+//! Properties of placements for all node lists.
 
 use std::ops::RangeInclusive;
 
@@ -19,7 +19,7 @@ fn name_of_owner(topology: &Topology, slot: Slot) -> &str {
     &topology.node(topology.owner(slot)).expect("owners are nodes").name
 }
 
-/// What every topology must satisfy, computed slot by slot.
+/// Checks the invariants of a topology, slot by slot.
 fn check(topology: &Topology) {
     let mut total = 0;
     for node in topology.nodes() {
@@ -100,7 +100,7 @@ fn a_node_joins_without_slots_and_leaves_again() {
     assert_eq!(third.topology.epoch(), 3);
     assert_eq!(third.topology.node(NodeId(2)), None);
 
-    // Its number is never given again, not even to itself.
+    // Its id is never used again, not even for the same node.
     let fourth = Topology::place(Some(&third.topology), &list(&["a:1", "b:1", "c:1"])).unwrap();
     assert_eq!(fourth.joined, [NodeId(3)]);
     assert_eq!(fourth.topology.node_id_bound(), 4);
@@ -161,10 +161,10 @@ fn parts_that_are_no_topology() {
     assert_eq!(ranges(&[]), Err(PartsError::NotOwned(0)));
 }
 
-/// Any map at all, not only contiguous ones: who owns each of 64 stripes of 256 slots.
+/// Arbitrary maps, not only contiguous ones: an owner for each of 64 stripes of 256 slots.
 fn any_map() -> impl Strategy<Value = Topology> {
     (1..12_u16, prop::collection::vec(any::<u16>(), 64), any::<u32>()).prop_map(|(count, stripes, epoch)| {
-        // Numbers with gaps, as after removals.
+        // Ids with gaps, as after removals.
         let nodes = (0..count).map(|i| Node { id: NodeId(i * 3 + 1), name: format!("n{i}:1") });
         let ranges = stripes.iter().enumerate().map(|(i, owner)| {
             let start = i as u16 * 256;
@@ -183,7 +183,7 @@ proptest! {
     ) {
         let sorted: Vec<String> = names.into_iter().collect();
         let mut shuffled = sorted.clone();
-        // A shuffle that depends on the seed only.
+        // A shuffle determined by the seed.
         shuffled.sort_by_key(|name| name.bytes().fold(seed, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)));
         let (one, other) = (Topology::even(&sorted).unwrap(), Topology::even(&shuffled).unwrap());
         check(&other);

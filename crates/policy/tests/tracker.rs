@@ -1,20 +1,20 @@
-//! Trackers: what may be relied upon, how often filters err, and what they cost.
+//! Tests of trackers: guaranteed answers, error rates, and memory.
 
 use switchyard_policy::migration::Fingerprint;
 use switchyard_policy::migration::tracker::{
     Adaptive, Exact, Filter, Filters, Geometry, Kind, Layout, Pair, State, Tracker, group,
 };
 
-/// NetMigrate's groups and threads, of each pair.
+/// NetMigrate's groups and threads, per pair.
 const GROUPS: u64 = 1 << 17;
-/// Groups that have not started, and that are asked about.
+/// Number of unstarted groups queried.
 const ASKED: u64 = 1 << 18;
 
 fn groups(pairs: u32, of_pair: std::ops::Range<u64>) -> impl Iterator<Item = Fingerprint> {
     (0..pairs).flat_map(move |pair| of_pair.clone().map(move |number| group(Pair(pair), number)))
 }
 
-/// Groups of these pairs that are not among the first ones.
+/// Groups of these pairs beyond the first ones.
 fn others(pairs: u32) -> impl Iterator<Item = Fingerprint> {
     groups(pairs, 1 << 32..(1 << 32) + ASKED / u64::from(pairs))
 }
@@ -23,8 +23,8 @@ fn wrong(tracker: &impl Tracker, pairs: u32) -> f64 {
     others(pairs).filter(|group| tracker.state(*group) != State::NotStarted).count() as f64 / ASKED as f64
 }
 
-/// Three standard deviations of what is measured in one filter: of the groups that were asked about, and of how many
-/// cells happen to be set.
+/// Three standard deviations of a measurement with one filter: due to the queried groups, and due to the number of
+/// cells set.
 fn interval(filter: Filter, added: u64) -> f64 {
     let rate = filter.false_positives(added);
     let (cells, hashes) = (filter.cells as f64, f64::from(filter.hashes));
@@ -43,7 +43,7 @@ fn is_within(measured: f64, formula: f64, interval: f64, what: &str) {
     assert!(interval < formula / 5.0 || interval < 0.001, "{what}: {interval} says nothing about {formula}");
 }
 
-/// By Table 2 of NetMigrate, in percent: 2^17 groups, four threads.
+/// Table 2 of NetMigrate, in percent: 2^17 groups, four threads.
 #[test]
 fn the_formula_gives_the_published_table() {
     let table = [
@@ -76,7 +76,7 @@ fn the_formula_gives_the_published_table() {
 fn one_four_and_sixteen_pairs_share_a_bloom_filter_as_the_formula_says() {
     for layout in [Layout::Shared, Layout::Partitioned] {
         for (hashes, pairs) in [(4, 1), (4, 4), (4, 16), (2, 4), (7, 1)] {
-            // Sixteen bits for a group of the first pair, four where there are four pairs, one where there are sixteen.
+            // Sixteen bits per group with one pair, four with four pairs, one with sixteen.
             let filter = Filter { cells: 1 << 21, hashes, layout };
             let mut tracker = Filters::new(Geometry { complete: filter, under_way: None });
             groups(pairs, 0..GROUPS).for_each(|group| tracker.complete(group));
@@ -101,8 +101,7 @@ fn and_both_filters() {
         let filter = |cells| Filter { cells, hashes: 4, layout: Layout::Shared };
         let (complete, under_way) = (filter(1 << 22), filter(1 << 17));
         let mut tracker = Filters::new(Geometry { complete, under_way: Some(under_way) });
-        // Eight thousand of a pair are under way: sixteen counters for each where there is one pair, one where there
-        // are sixteen.
+        // Eight thousand groups per pair in progress: sixteen counters each with one pair, one with sixteen.
         let started = GROUPS / 2 + (1 << 13);
         groups(pairs, 0..started).for_each(|group| tracker.start(group));
         groups(pairs, 0..GROUPS / 2).for_each(|group| tracker.complete(group));
@@ -114,7 +113,7 @@ fn and_both_filters() {
             interval,
             &format!("{pairs} pairs"),
         );
-        // Nothing is lost meanwhile, and what has gone from the counters has gone from all of them.
+        // No group is lost, and a group removed from the counters is removed from all of them.
         assert!(
             groups(pairs, 0..GROUPS / 2).all(|group| matches!(tracker.state(group), State::Complete | State::Unsure))
         );
@@ -130,12 +129,12 @@ fn and_both_filters() {
     }
 }
 
-/// Which answers are allowed for a group that is in truth in this state.
+/// Permitted answers for a group in this true state.
 fn is_allowed(kind: Kind, truth: State, said: State) -> bool {
     match (kind, truth) {
         (Kind::Exact, _) => said == truth,
         (_, State::NotStarted) => true,
-        // It does not know what is under way.
+        // This tracker does not track groups in progress.
         (Kind::Bloom, State::UnderWay) => matches!(said, State::NotStarted | State::Complete),
         (_, truth) => said == truth || said == State::Unsure,
     }
@@ -145,13 +144,12 @@ fn is_allowed(kind: Kind, truth: State, said: State) -> bool {
 fn no_tracker_errs_to_the_other_side() {
     for kind in Kind::ALL {
         assert_eq!(Kind::named(kind.name()), Some(kind));
-        // So small that most answers about groups that have not started are wrong; and 8192 groups under way fill no
-        // counter.
+        // So small that most answers for unstarted groups are wrong; and 8192 groups in progress fill no counter.
         let mut tracker = kind.tracker(Geometry::netmigrate(1 << 10, 1 << 10));
         let all: Vec<Fingerprint> = groups(4, 0..1 << 11).collect();
         let mut truth = vec![State::NotStarted; all.len()];
         for round in 0..all.len() {
-            // In an order that has no pattern, and a thousand are under way at a time.
+            // In an order without pattern, with a thousand in progress at a time.
             let place = |round: usize| round.wrapping_mul(5_003) % all.len();
             tracker.start(all[place(round)]);
             truth[place(round)] = State::UnderWay;
@@ -193,14 +191,14 @@ fn an_adaptive_tracker_repairs_what_was_found() {
     assert_eq!(tracker.state(wrong[0]), State::Unsure);
     tracker.complete(wrong[0]);
     assert_eq!(tracker.state(wrong[0]), State::Complete);
-    // The oldest are forgotten where there are too many.
+    // If there are too many, the oldest are forgotten.
     wrong[100..].iter().for_each(|group| assert!(tracker.found(*group, State::NotStarted)));
     assert_eq!(tracker.repairs(), 100);
     assert_ne!(tracker.state(wrong[1]), State::NotStarted);
     assert_eq!(tracker.state(wrong[149]), State::NotStarted);
 }
 
-/// What the papers say cannot be: a group goes back from "under way" to "not started", though it was never either.
+/// Excluded by the papers: a group goes back from in progress to not started, although it was neither.
 #[test]
 fn what_collides_with_a_group_that_completes_seems_to_go_back() {
     let filter = |cells| Filter { cells, hashes: 4, layout: Layout::Shared };

@@ -1,8 +1,8 @@
-//! Time for patience and pauses: a run counts by the monotonic clock, and only a restart trusts the wall clock.
+//! Clocks for delays and pauses: a run uses the monotonic clock, and only a restart uses the wall clock.
 //!
-//! An administrator or NTP may set the wall clock at any moment. Neither a jump forward may end a pause, nor a jump
-//! back prolong one. Wall time serves schedules and reports, and carries waits over a restart, because monotonic clocks
-//! of two runs have nothing in common.
+//! An administrator or NTP may set the wall clock at any time. A jump must neither end nor prolong a pause. Wall time
+//! is used for schedules and reports, and carries waits over a restart, because monotonic clocks of two runs are
+//! unrelated.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,13 +11,13 @@ use super::Millis;
 /// One moment on two clocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Now {
-    /// Time of the run: wall time at its start, plus monotonic time since. For differences only.
+    /// Time of the run: wall time at its start plus monotonic time since. For differences only.
     pub run: Millis,
     /// Milliseconds since 1970, UTC. For schedules and reports.
     pub wall: Millis,
 }
 
-/// The clock of one run of the router.
+/// Clock of one run of the router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
     started: Millis,
@@ -30,7 +30,7 @@ impl Clock {
         Self { started: wall }
     }
 
-    /// Returns the moment `elapsed` monotonic milliseconds after the start. `wall`: reading of the wall clock.
+    /// Returns the moment `elapsed` monotonic milliseconds after the start. `wall` is the current wall time.
     #[must_use]
     pub fn now(&self, elapsed: Millis, wall: Millis) -> Now {
         Now { run: self.started.saturating_add(elapsed), wall }
@@ -38,7 +38,7 @@ impl Clock {
 }
 
 impl Now {
-    /// Translates a time of the run to which this moment belongs into wall time, for the next run.
+    /// Converts a time of this run into wall time, for the next run.
     #[must_use]
     pub fn to_wall(self, run: Millis) -> Millis {
         (self.wall + run).saturating_sub(self.run)

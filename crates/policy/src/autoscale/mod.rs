@@ -1,20 +1,20 @@
-//! The autoscaler: decides how many nodes a fleet should have, one node at a time.
+//! The autoscaler: decides the number of nodes of a fleet, one node at a time.
 //!
-//! [`decide`] takes what was observed, the knobs and its own [`State`], and gives a [`Decision`] with its reasons. A
-//! policy only judges whether the fleet has too much or too little to do: [`threshold`], [`static_metric`] and
-//! [`model`], one file each. All else holds for each of them, so it is here:
+//! [`decide`] takes observations, parameters, and its own [`State`], and returns a [`Decision`] with reasons. A policy
+//! only judges whether the fleet is overloaded or underused: [`threshold`], [`static_metric`], and [`model`]. Common to
+//! all policies:
 //!
 //! - **Bounds.** Never below `nodes_min` or the [`schedule`], never above `nodes_max`.
-//! - **Patience.** A judgement must last, and a change is followed by a pause.
-//! - **One change.** Each decision has the number of the change that it would begin. [`State::bind`] accepts a number
-//!   once, so any number of triggers at once adds one node (the single-instance binding of Rodriguez and Buyya 2018).
-//! - **Memory.** A node goes only if the others have memory for its data.
+//! - **Delay.** A judgement must last, and each change is followed by a cooldown.
+//! - **One change.** Each decision has the number of the change that it would start. [`State::bind`] accepts a number
+//!   once, so any number of concurrent triggers adds one node (the single-instance binding of Rodriguez and Buyya
+//!   2018).
+//! - **Memory.** A node is removed only if the others have memory for its data.
 //!
-//! Measures are those of the whole fleet. A single node with too much to do is the planner's task: another node would
-//! not help it.
+//! Measures are fleet-wide. A single overloaded node is the planner's task: an additional node would not help it.
 //!
-//! Not a controller that aims at a set point: nodes are few and whole, a change takes seconds to minutes, and people
-//! must be able to follow each decision.
+//! Not a set-point controller: nodes are few and indivisible, a change takes seconds to minutes, and operators must be
+//! able to follow each decision.
 
 mod clock;
 mod model;
@@ -29,53 +29,53 @@ use crate::topology::NodeId;
 pub use clock::{Clock, Now};
 pub use schedule::Schedule;
 
-/// Milliseconds: a duration, or a time of one of the two clocks of [`Now`].
+/// Milliseconds: a duration, or a time on one of the two clocks of [`Now`].
 pub type Millis = u64;
 
-/// The rule that judges the load.
+/// Judges the load of the fleet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
-    /// Mean response time, CPU or memory above a limit.
+    /// Mean response time, CPU, or memory above a limit.
     #[default]
     Threshold,
-    /// The same limits without a window; only the provisioning interval and the down epoch bound it (Rodriguez and
-    /// Buyya 2018).
+    /// The limits of `threshold` without a delay, bounded only by the provisioning interval and the down epoch
+    /// (Rodriguez and Buyya 2018).
     Static,
-    /// So many nodes as the measured capacity of one says.
+    /// Number of nodes derived from the measured capacity of one node.
     Model,
 }
 
-/// How to decide.
+/// Parameters of the autoscaler.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Knobs {
-    /// The rule.
+    /// Load policy.
     pub policy: Policy,
-    /// Never fewer nodes.
+    /// Minimum number of nodes.
     pub nodes_min: usize,
-    /// Never more nodes.
+    /// Maximum number of nodes.
     pub nodes_max: usize,
-    /// Too much to do must last so long, milliseconds. `static` does not wait.
+    /// Duration of overload before a node is added, in milliseconds. Ignored by `static`.
     pub up_after: Millis,
-    /// Too little to do must last so long, milliseconds. `static` does not wait.
+    /// Duration of underuse before a node is removed, in milliseconds. Ignored by `static`.
     pub down_after: Millis,
-    /// Pause between a change and the next addition: the provisioning interval.
+    /// Cooldown between a change and the next addition, in milliseconds: the provisioning interval.
     pub up_pause: Millis,
-    /// Pause between a change and the next removal: the down epoch.
+    /// Cooldown between a change and the next removal, in milliseconds: the down epoch.
     pub down_pause: Millis,
-    /// Limit of the mean response time, microseconds.
+    /// Limit of the mean response time, in microseconds.
     pub response_us: f64,
-    /// Limit of the mean use of a processor by a server: 1.0 is one processor.
+    /// Limit of the mean CPU use per server: 1.0 is one core.
     pub cpu: f64,
-    /// Limit of memory in use, as a part of what the servers may use.
+    /// Limit of the used memory, as a fraction of the servers' limits.
     pub memory: f64,
-    /// A node goes only if without it every measure is below this part of its limit.
+    /// A node is removed only if every measure would then be below this fraction of its limit.
     pub calm: f64,
-    /// Requests in a second that one node answers in time. For `model`.
+    /// Requests per second that one node can serve with acceptable latency. For `model`.
     pub capacity: Option<f64>,
-    /// Part of the capacity that is kept free.
+    /// Fraction of the capacity to keep free.
     pub headroom: f64,
-    /// The least number of nodes by weekday and time.
+    /// Minimum number of nodes by weekday and time.
     pub schedule: Schedule,
 }
 
@@ -100,26 +100,26 @@ impl Default for Knobs {
     }
 }
 
-/// A node as it was observed. `None`: not known.
+/// Observation of a node. `None`: unknown.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Node {
-    /// Its number.
+    /// Node id.
     pub id: NodeId,
-    /// Requests in a second.
+    /// Requests per second.
     pub requests: Option<f64>,
-    /// Mean response time, microseconds. `None` also where nothing was answered.
+    /// Mean response time in microseconds. `None` also without replies.
     pub mean_us: Option<f64>,
-    /// Processors that its server keeps busy.
+    /// CPU use of the server, in cores.
     pub cpu: Option<f64>,
-    /// Bytes that its server uses, and may use (0: no limit).
+    /// Used bytes and memory limit (0: no limit).
     pub memory: Option<(u64, u64)>,
-    /// It can be used.
+    /// Whether the node is usable.
     pub is_up: bool,
-    /// A provisioner has started it, and can stop it.
+    /// Whether a provisioner started the node and can stop it.
     pub may_go: bool,
 }
 
-/// The fleet as it was observed.
+/// Observation of the fleet.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Observed {
     /// Time of the observation.
@@ -133,19 +133,19 @@ impl Observed {
         self.nodes.iter().map(|node| node.requests).sum()
     }
 
-    /// Mean response time over all answers; 0 where there were none.
+    /// Mean response time over all replies; 0 without replies.
     fn mean_us(&self) -> Option<f64> {
         let requests = self.requests()?;
         let time: f64 = self.nodes.iter().filter_map(|node| Some(node.mean_us? * node.requests?)).sum();
         Some(if requests > 0.0 { time / requests } else { 0.0 })
     }
 
-    /// Processors in use, all servers together.
+    /// CPU use of all servers, in cores.
     fn cpu(&self) -> Option<f64> {
         self.nodes.iter().map(|node| node.cpu).sum()
     }
 
-    /// Bytes in use and allowed, all servers together; none where one is not known or has no limit.
+    /// Used bytes and memory limit of all servers; `None` if unknown for one, or without limit.
     fn memory(&self) -> Option<(u64, u64)> {
         let all: Option<Vec<(u64, u64)>> =
             self.nodes.iter().map(|node| node.memory.filter(|(_, most)| *most > 0)).collect();
@@ -153,7 +153,7 @@ impl Observed {
         Some(all.into_iter().fold((0, 0), |(used, most), node| (used + node.0, most + node.1)))
     }
 
-    /// Whether the others have memory for what this node has, with a tenth left.
+    /// Whether the other nodes have memory for this node's data, with a tenth left.
     fn fits_without(&self, leaving: &Node) -> bool {
         let others: Vec<&Node> = self.nodes.iter().filter(|node| node.id != leaving.id).collect();
         let Some((used, _)) = leaving.memory else { return false };
@@ -166,10 +166,10 @@ impl Observed {
             })
     }
 
-    /// The node whose removal costs least: of those that may go, the one with the fewest bytes to move.
+    /// Returns the removable node with the fewest bytes to move.
     ///
     /// # Errors
-    /// The reason why none can go now.
+    /// The reason why none can be removed now.
     pub fn cheapest(&self) -> Result<NodeId, Reason> {
         if let Some(down) = self.nodes.iter().find(|node| !node.is_up) {
             return Err(Reason::Down(down.id));
@@ -182,30 +182,30 @@ impl Observed {
     }
 }
 
-/// The longest pause after failures, milliseconds, if the configuration has no longer one.
+/// Maximum pause after failures in milliseconds, unless the configured pause is longer.
 const PAUSE_MAX: Millis = 3_600_000;
 
-/// The memory of [`decide`] between two looks. Kept over a restart.
+/// State of [`decide`]. Survives a restart.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// Since when the fleet has had too much to do.
+    /// Start of the current overload.
     above: Option<Millis>,
-    /// Since when it has had too little.
+    /// Start of the current underuse.
     below: Option<Millis>,
-    /// The end of the latest change.
+    /// End of the last change.
     changed: Option<Millis>,
-    /// The number of latest changes in a row that were given up.
+    /// Number of consecutive failed changes up to the last one.
     #[serde(default)]
     failures: u32,
-    /// The number of the next change.
+    /// Number of the next change.
     next: u64,
-    /// The change that is under way.
+    /// Number of the change in progress.
     under_way: Option<u64>,
 }
 
 impl State {
-    /// Begins the change of this number. False: it has begun before, or another one is under way, and nothing is to be
-    /// done.
+    /// Starts the change with this number. Returns false, and changes nothing, if the number was used before or a
+    /// change is in progress.
     #[must_use]
     pub fn bind(&mut self, key: u64) -> bool {
         if key != self.next || self.under_way.is_some() {
@@ -216,45 +216,45 @@ impl State {
         true
     }
 
-    /// The number that the next change has.
+    /// Number of the next change.
     #[must_use]
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// The change that is under way has ended: well, or it was given up.
+    /// Records the end of the change in progress, successful or given up.
     pub fn ended(&mut self, now: Millis, has_failed: bool) {
         let (next, failures) = (self.next, if has_failed { self.failures.saturating_add(1) } else { 0 });
         *self = Self { changed: Some(now), failures, next, ..Self::default() };
     }
 
-    /// The rest of the pause before the next node is added, if the latest change was given up.
+    /// Remaining pause before the next addition, if the last change failed.
     #[must_use]
     pub fn failed_pause(&self, now: Millis, knobs: &Knobs) -> Option<Millis> {
         let left = || Some(self.changed? + self.grown(knobs.up_pause)).and_then(|end| end.checked_sub(now));
         (self.failures > 0).then(left).flatten().filter(|left| *left > 0)
     }
 
-    /// A pause after a change. It doubles with each further failure in a row, up to an hour.
+    /// Cooldown after a change. Doubles with each further consecutive failure, up to an hour.
     fn grown(&self, pause: Millis) -> Millis {
         pause.saturating_mul(1 << self.failures.saturating_sub(1).min(16)).min(PAUSE_MAX.max(pause))
     }
 
-    /// Takes over a state of an earlier run. `last`: the last recorded moment of that run. Afterwards all waits count
-    /// from times of the new run.
+    /// Takes over the state of an earlier run. `last`: the last recorded moment of that run. Afterwards all waits use
+    /// times of the new run.
     pub fn resume(&mut self, last: Now, now: Now) {
         for since in [&mut self.above, &mut self.below, &mut self.changed].into_iter().flatten() {
-            // A wall clock that went back between the runs starts the wait again.
+            // If the wall clock went back between the runs, the wait starts again.
             *since = last.to_wall(*since).min(now.run);
         }
     }
 }
 
-/// What to do.
+/// Action of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum What {
-    /// Nothing.
+    /// No change.
     Stay,
     /// Add one node.
     Add,
@@ -262,20 +262,20 @@ pub enum What {
     Remove(NodeId),
 }
 
-/// A decision.
+/// Result of [`decide`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
-    /// What to do.
+    /// Action.
     pub what: What,
-    /// The number of the change that it begins: the same one for all decisions until it has begun.
+    /// Number of the change: the same for all decisions until it has started.
     pub key: u64,
-    /// Why, the most important reason first.
+    /// Reasons, most important first.
     pub reasons: Vec<Reason>,
 }
 
 impl Decision {
-    /// Clients wait for it: the fleet has too much to do. A moderate speed would be the wrong one for moves then, as it
-    /// makes way for clients.
+    /// Whether clients wait for the change because the fleet is overloaded. Moves must then not run at moderate speed,
+    /// which yields to clients.
     #[must_use]
     pub fn is_urgent(&self) -> bool {
         let is_load = |reason: &Reason| {
@@ -285,47 +285,47 @@ impl Decision {
     }
 }
 
-/// Why something is done, or not.
+/// Reason for a decision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
-    /// The mean response time is above its limit: microseconds both.
+    /// Mean response time, above its limit; both in microseconds.
     Slow(f64, f64),
-    /// The servers' mean use of a processor is above its limit.
+    /// Mean CPU use per server, above its limit.
     Busy(f64, f64),
-    /// Memory in use, as a part of what may be used, is above its limit.
+    /// Used memory as a fraction of the servers' limits, above its limit.
     Full(f64, f64),
-    /// So many requests in a second need more nodes: the requests, and the nodes.
+    /// Requests per second, and the higher number of nodes that they need.
     Short(f64, usize),
-    /// Without one node every measure would be below this part of its limit.
+    /// Without one node, every measure would be below this fraction of its limit.
     Calm(f64),
-    /// So many requests in a second need fewer nodes: the requests, and the nodes.
+    /// Requests per second, and the lower number of nodes that they need.
     Ample(f64, usize),
-    /// Neither too much to do nor too little.
+    /// Neither overloaded nor underused.
     Fine,
     /// No measure is known yet.
     Unmeasured,
     /// The policy `model` has no capacity.
     NoCapacity,
-    /// The fleet must have so many nodes, by the schedule or by the bound.
+    /// Minimum number of nodes, and whether the schedule determines it.
     Minimum(usize, bool),
-    /// The fleet may not have more.
+    /// Maximum number of nodes.
     Maximum(usize),
-    /// It has lasted for the first time, and must last for the second: milliseconds.
+    /// Duration of the judgement and its required duration, in milliseconds.
     Lasts(Millis, Millis),
-    /// The latest change was not long ago: milliseconds that are left of the pause.
+    /// Remaining cooldown after the last change, in milliseconds.
     Pause(Millis),
-    /// This change is under way.
+    /// Number of the change in progress.
     UnderWay(u64),
-    /// No node leaves while this one cannot be used.
+    /// No node is removed while this node is unusable.
     Down(NodeId),
-    /// The others have no memory for the data of this node, or their memory is not known.
+    /// The other nodes have too little or unknown memory for the data of this node.
     NoMemory(NodeId),
     /// No node was started by a provisioner.
     NoneMayGo,
 }
 
-/// The judgement of a policy, before the common rules.
+/// Judgement of a policy, before the common rules.
 #[derive(Clone, Debug, PartialEq)]
 enum Judgement {
     TooMuch(Vec<Reason>),
@@ -333,14 +333,14 @@ enum Judgement {
     TooLittle(Vec<Reason>),
 }
 
-/// The time that a judgement of a policy must last.
+/// Required duration of a judgement.
 #[derive(Clone, Copy, Debug)]
 struct Patience {
     up: Millis,
     down: Millis,
 }
 
-/// Returns the least number of nodes at this wall time, and whether the schedule determines it.
+/// Returns the minimum number of nodes at this wall time, and whether the schedule determines it.
 #[must_use]
 pub fn minimum(knobs: &Knobs, wall: Millis) -> (usize, bool) {
     match knobs.schedule.minimum(wall).map(|least| least.min(knobs.nodes_max)) {
@@ -349,7 +349,7 @@ pub fn minimum(knobs: &Knobs, wall: Millis) -> (usize, bool) {
     }
 }
 
-/// Decides what to do now, and remembers in `state` what it saw.
+/// Decides the next action, and records the observation in `state`.
 #[must_use]
 pub fn decide(observed: &Observed, knobs: &Knobs, state: &mut State) -> Decision {
     let (what, reasons) = judged(observed, knobs, state);
@@ -364,7 +364,7 @@ fn judged(observed: &Observed, knobs: &Knobs, state: &mut State) -> (What, Vec<R
     let (least, scheduled) = minimum(knobs, observed.now.wall);
     if count < least {
         let reasons = vec![Reason::Minimum(least, scheduled)];
-        // A provisioner that has just failed is not asked again at once.
+        // After a failure, a pause precedes the next request to the provisioner.
         return match (state.failures > 0).then(|| pause_left(state, now, knobs.up_pause)).flatten() {
             Some(why) => (What::Stay, with(reasons, why)),
             None => (What::Add, reasons),
@@ -422,7 +422,7 @@ fn removal(observed: &Observed, reasons: Vec<Reason>) -> (What, Vec<Reason>) {
     }
 }
 
-/// Time that has to pass first.
+/// Returns the delay or cooldown that has not passed yet.
 fn hindered(state: &State, now: Millis, since: Millis, patience: Millis, pause: Millis) -> Option<Reason> {
     let lasted = now.saturating_sub(since);
     if lasted < patience {
@@ -431,7 +431,7 @@ fn hindered(state: &State, now: Millis, since: Millis, patience: Millis, pause: 
     pause_left(state, now, pause)
 }
 
-/// The rest of the pause after the latest change.
+/// The remaining cooldown after the last change.
 fn pause_left(state: &State, now: Millis, pause: Millis) -> Option<Reason> {
     let (passed, pause) = (now.saturating_sub(state.changed?), state.grown(pause));
     (passed < pause).then(|| Reason::Pause(pause - passed))

@@ -1,13 +1,13 @@
-//! The model policy: the capacity of one node was measured (`switchyard bench capacity`: the rate at which answers
-//! become too slow), and the number of nodes follows from the load.
+//! The model policy: derives the number of nodes from the load and the measured capacity of one node
+//! (`switchyard bench capacity`: the rate at which replies become too slow).
 //!
-//! Answers are in time as long as no node has more than its capacity, so the objective of latency is in that number. No
-//! queueing formula: the measurement has the queue in it.
+//! Replies are in time while no node exceeds its capacity, so the capacity implies the latency target. Without a
+//! queueing formula, because the measurement includes queueing.
 
 use super::{Judgement, Knobs, Observed, Reason};
 
-/// A node goes only if the rest have this part of their room free then: the load that asked for it may not come back at
-/// once.
+/// Fraction of their capacity that the other nodes must have free after a removal, so that an addition does not follow
+/// immediately.
 const SPARE: f64 = 0.1;
 
 pub(super) fn judge(observed: &Observed, knobs: &Knobs) -> Judgement {

@@ -1,8 +1,8 @@
-//! The least number of nodes by weekday and time, in UTC: for load that people know before it comes.
+//! Minimum number of nodes by weekday and time in UTC, for predictable load.
 //!
-//! A line holds until the next one of the week, so a peak needs two: `Fri 18:00 at least 6` and `Sat 02:00 at least 2`.
-//! Not cron: that says when something begins, and not how long it holds. UTC, because policy knows no time zones, and a
-//! night when clocks change would have an hour twice.
+//! An entry is valid until the next one of the week, so a peak needs two: `Fri 18:00 at least 6` and
+//! `Sat 02:00 at least 2`. Not cron syntax, because it has start times but no durations. UTC, because `policy` has no
+//! time zones, and the night of a clock change would have an hour twice.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ const DAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
 const MINUTES_OF_DAY: u64 = 24 * 60;
 const MINUTES_OF_WEEK: u64 = 7 * MINUTES_OF_DAY;
 
-/// Lines by minute of the week, ascending.
+/// Entries by minute of the week, ascending.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Schedule {
     lines: Vec<(u64, usize)>,
@@ -20,10 +20,10 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Reads lines such as `Fri 18:00 at least 6` or `daily 08:00 at least 3`.
+    /// Parses entries such as `Fri 18:00 at least 6` or `daily 08:00 at least 3`.
     ///
     /// # Errors
-    /// The line that is not of this form, or a time that is given twice.
+    /// The first invalid entry, or a time that occurs twice.
     pub fn parse(texts: &[String]) -> Result<Self, String> {
         let mut lines = Vec::new();
         for text in texts {
@@ -54,19 +54,19 @@ impl Schedule {
         Ok(Self { lines, texts: texts.to_vec() })
     }
 
-    /// The lines as they were written.
+    /// The entries as configured.
     #[must_use]
     pub fn texts(&self) -> &[String] {
         &self.texts
     }
 
-    /// The least number of nodes then.
+    /// Minimum number of nodes at this time.
     #[must_use]
     pub fn minimum(&self, now: Millis) -> Option<usize> {
-        // 1970 began on a Thursday.
+        // 1970 started on a Thursday.
         let minute = (now / 60_000 + 3 * MINUTES_OF_DAY) % MINUTES_OF_WEEK;
         let line = self.lines.iter().rev().find(|(at, _)| *at <= minute);
-        // Before the first line of the week the last one of the week before holds.
+        // Before the first entry of the week, the last entry of the previous week is valid.
         line.or(self.lines.last()).map(|(_, count)| *count)
     }
 }

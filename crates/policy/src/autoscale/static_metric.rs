@@ -1,9 +1,8 @@
 //! The static policy (Rodriguez and Buyya 2018): a trigger adds a node if the provisioning interval has passed since
 //! the last change, and a separate epoch bounds removals.
 //!
-//! Its paper has triggers from outside (a container that fits nowhere). Here a measure above its limit is the trigger,
-//! at once and without a window: the same limits as [`super::threshold`] has, so that the two differ in nothing but
-//! time.
+//! The paper's triggers are external (a container that does not fit). Here a measure above its limit triggers
+//! immediately. The limits equal those of [`super::threshold`], so that the two policies differ only in time.
 
 use super::{Judgement, Knobs, Observed, threshold};
 

@@ -1,9 +1,9 @@
-//! The threshold policy: mean response time, CPU or memory of the fleet above a limit asks for a node; all of them well
-//! below with one node fewer gives one back.
+//! The threshold policy: adds a node if mean response time, CPU, or memory of the fleet exceeds a limit; removes one if
+//! all would stay far below with one node fewer.
 //!
-//! The report's scaler looks at the response time alone and only adds. CPU shows the load before answers become slow,
-//! memory is what fills without any load. Removal is judged by what the rest would then have, so that a removal never
-//! gives cause for an addition.
+//! The scaler of the report uses only the response time and never removes. CPU indicates load before replies become
+//! slow, and memory fills without any load. Removal is judged by the load of the remaining nodes, so that it never
+//! causes an addition.
 
 use super::{Judgement, Knobs, Observed, Reason};
 
@@ -21,8 +21,8 @@ pub(super) fn judge(observed: &Observed, knobs: &Knobs) -> Judgement {
     if !above.is_empty() {
         return Judgement::TooMuch(above);
     }
-    // The rest would share what there is. Nobody knows by how much response times would grow, so they are compared as
-    // they are.
+    // The remaining nodes would share the load. The increase of response times is unknown, so they are compared
+    // unchanged.
     let grows = nodes / (nodes - 1.0).max(1.0);
     let is_calm = mean_us.is_some_and(|mean| mean < knobs.response_us * knobs.calm)
         && cpu.is_none_or(|cpu| cpu / nodes * grows < knobs.cpu * knobs.calm)

@@ -1,27 +1,27 @@
-//! Which keys are armed: by their load, with SwitchKV's bounds (NSDI 2016, section 3.3): few changes in a second, those
-//! that come before those that go, and a key that grows cold stays for a while, because it may come back.
+//! Chooses the cacheable keys by load, with SwitchKV's bounds (NSDI 2016, section 3.3): few changes per second,
+//! admission before eviction, and a delay before a cold key is evicted, because it may become hot again.
 //!
-//! A key that is written nearly as often as it is read is no use: each write ends its copies.
+//! A key written nearly as often as it is read is not admitted: each write discards its copies.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::topology::Slot;
 
-/// How keys are chosen.
+/// Parameters of the admission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Knobs {
-    /// Every key that is read, whatever its load: for tests, and to compare.
+    /// Admit every key that is read, whatever its load. For tests and comparisons.
     pub all: bool,
-    /// Keys at a time.
+    /// Maximum number of keys.
     pub keys_max: usize,
-    /// Bytes of their replies, by what they were lately.
+    /// Maximum bytes of all replies, by the reply sizes of the last step.
     pub bytes_max: usize,
-    /// Reads in a second from which on a key is worth it.
+    /// Minimum reads per second to admit a key.
     pub reads_min: usize,
-    /// Keys that come in one step.
+    /// Maximum number of keys admitted per step.
     pub adds_max: usize,
-    /// How long a key stays that has grown cold.
+    /// Time for which a cold key remains admitted.
     pub stays: Duration,
 }
 
@@ -38,34 +38,33 @@ impl Default for Knobs {
     }
 }
 
-/// Reads that a key must have for each write. A write costs the copy, and its next fill costs the node two commands on
-/// a connection of its own: with two reads for a write a fleet under 30 % of writes had less throughput than without
-/// copies.
+/// Reads per write that a key needs. A write discards the copy, and the next fill costs the node two commands on a
+/// separate connection. With two reads per write, a fleet under 30 % writes had less throughput than without copies.
 const READS_FOR_A_WRITE: f64 = 4.0;
 
-/// A key that is in stays while it has this part of what one needs to come in.
+/// An admitted key is cold below this fraction of the load required for admission.
 const STAYS_WITH: f64 = 0.5;
 
-/// One that is to take another's place must have so many times its load.
+/// Load of a key relative to the admitted key that it replaces, at least.
 const REPLACES_WITH: f64 = 1.25;
 
-/// What was seen of a key.
+/// Observed load of a key.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Admitted {
-    /// The hash of its name.
+    /// Hash of the key name.
     pub hash: u64,
-    /// Its slot.
+    /// Slot of the key.
     pub slot: Slot,
-    /// Reads in a second, whoever answers.
+    /// Reads per second, from copies and from the node.
     pub reads: f64,
-    /// Writes in a second.
+    /// Writes per second.
     pub writes: f64,
-    /// Bytes of a reply.
+    /// Size of a reply, in bytes.
     pub bytes: u64,
 }
 
 impl Admitted {
-    /// What a copy would save: less than nothing where it is written too often.
+    /// Reads saved per second by a copy. Negative for a key with too many writes.
     fn worth(&self) -> f64 {
         self.reads - READS_FOR_A_WRITE * self.writes
     }
@@ -74,18 +73,18 @@ impl Admitted {
 #[derive(Clone, Copy, Debug)]
 struct In {
     seen: Admitted,
-    /// Since when it is not worth it, us.
+    /// Time since which the key has been cold, in microseconds.
     cold_since_us: Option<u64>,
 }
 
-/// The keys that are armed, and why.
+/// The admitted keys, with their observed load.
 #[derive(Clone, Debug, Default)]
 pub struct Admission {
     keys: BTreeMap<u64, In>,
 }
 
 impl Admission {
-    /// Keys that are to come in at once, as far as there is room: gives those that do.
+    /// Admits keys immediately, within `keys_max` and `adds_max`. Returns the keys admitted.
     pub fn want(
         &mut self,
         wanted: impl IntoIterator<Item = (u64, Slot)>,
@@ -98,19 +97,19 @@ impl Admission {
                 continue;
             }
             let seen = Admitted { hash, slot, reads: 0.0, writes: 0.0, bytes: 0 };
-            // It has to prove itself before its time is over.
+            // Evicted after `stays` unless its load rises.
             self.keys.insert(hash, In { seen, cold_since_us: Some(now_us) });
             more.push((hash, slot));
         }
         more
     }
 
-    /// All keys go now: somebody wants them out.
+    /// Evicts all keys.
     pub fn forget(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.keys).into_keys().collect()
     }
 
-    /// What was seen of all keys that are used: gives those that come, and those that go.
+    /// Updates the set from the load of all keys in use. Returns the keys admitted and the keys evicted.
     pub fn step(
         &mut self,
         seen: impl IntoIterator<Item = Admitted>,
@@ -127,12 +126,12 @@ impl Admission {
         let mut new: Vec<&Admitted> = seen
             .values()
             .filter(|key| !self.keys.contains_key(&key.hash) && (knobs.all || key.worth() >= knobs.reads_min as f64))
-            // There will never be room for it, whoever goes.
+            // Larger than the limit: no eviction can make room for it.
             .filter(|key| key.bytes <= knobs.bytes_max as u64)
             .collect();
         new.sort_unstable_by(|one, other| other.worth().total_cmp(&one.worth()).then(one.hash.cmp(&other.hash)));
         new.truncate(knobs.adds_max);
-        // Those that go first if there is no room: the longest cold, then the least worth.
+        // Eviction order: longest cold first, then lowest worth.
         let mut out: Vec<(u64, Option<u64>, f64, u64)> =
             self.keys.iter().map(|(hash, key)| (*hash, key.cold_since_us, key.seen.worth(), key.seen.bytes)).collect();
         out.sort_unstable_by(|one, other| {

@@ -1,4 +1,4 @@
-//! The keys of which copies may be made: the same for all workers, in generations.
+//! The cacheable keys: one set for all workers, versioned by generation.
 
 use std::collections::BTreeMap;
 #[expect(
@@ -13,27 +13,27 @@ use crate::migration::FingerprintHasher;
 use crate::telemetry::Identity;
 use crate::topology::Slot;
 
-/// Something about each of many hashes.
+/// Map by key hash.
 #[expect(clippy::disallowed_types, reason = "as above")]
 pub(super) type ByHash<V> = HashMap<u64, V, BuildHasherDefault<FingerprintHasher>>;
 
-/// The hash of a key's name, in any database, of what stands for the key in this one.
+/// Converts between the hash of a key name and the hash of the key in `database`.
 #[must_use]
 pub fn hash_of_name(hash: u64, database: u32) -> u64 {
-    // The same step there and back.
+    // The step is its own inverse.
     Identity::new(hash, database, b"").hash
 }
 
-/// A key that is armed: whoever writes it raises its gate.
+/// A cacheable key. Every write of the key raises its gate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Armed {
-    /// Its slot.
+    /// Slot of the key.
     pub slot: Slot,
-    /// The generation in which it came.
+    /// Generation in which the key became cacheable.
     pub since: u64,
 }
 
-/// The keys that are armed, by the hashes of their names: one in several databases is one here.
+/// The cacheable keys by name hash. A name used in several databases is one key here.
 #[derive(Clone, Debug, Default)]
 pub struct ArmedSet {
     generation: u64,
@@ -42,42 +42,42 @@ pub struct ArmedSet {
 }
 
 impl ArmedSet {
-    /// Its number. Each set has a higher one than that before.
+    /// Number of this set. Increases with each set.
     #[must_use]
     pub const fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// None is armed.
+    /// Whether no key is cacheable.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// How many are.
+    /// Number of keys.
     #[must_use]
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// A key, where it is armed.
+    /// Returns the key with this hash, if cacheable.
     #[inline]
     #[must_use]
     pub fn get(&self, hash: u64) -> Option<&Armed> {
         self.keys.get(&hash)
     }
 
-    /// All of them, in no order.
+    /// All keys, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &Armed)> {
         self.keys.iter().map(|(hash, armed)| (*hash, armed))
     }
 
-    /// The gates of those in a slot: what a script in it may write.
+    /// Gates of the keys in a slot, which a script for the slot may write.
     pub fn gates_in(&self, slot: Slot) -> impl Iterator<Item = GateId> + '_ {
         self.by_slot.get(&slot).into_iter().flatten().map(|hash| GateId::of_key(*hash))
     }
 
-    /// The next set: with these keys more and without those. One that is there already stays as it is.
+    /// Returns the next generation: without `less`, then with `more`. A key already present keeps its `since`.
     #[must_use]
     pub fn next(&self, more: impl IntoIterator<Item = (u64, Slot)>, less: impl IntoIterator<Item = u64>) -> Self {
         let mut next = Self { generation: self.generation + 1, ..self.clone() };
@@ -94,8 +94,8 @@ impl ArmedSet {
         next
     }
 
-    /// The next set: the same keys as if they came now. What was raised for them by somebody who is no more is
-    /// forgotten with the gates.
+    /// Returns the next generation with the same keys as if they were new. Used with new gates after a worker panic:
+    /// gates raised by the lost worker would never be lowered.
     #[must_use]
     pub fn anew(&self) -> Self {
         let empty = Self { generation: self.generation, ..Self::default() };

@@ -1,4 +1,4 @@
-//! The copies that one worker has, and the fills that are under way.
+//! The copies of one worker and its fills in flight.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -8,82 +8,82 @@ use super::beat::Beats;
 use super::{Armed, ArmedSet, Gate, GateId, Gates};
 use crate::topology::{NodeId, Slot};
 
-/// Forms of one key: the same value is asked for in several ways.
+/// Maximum cached commands ("forms") per key: several commands read the same key.
 const FORMS: usize = 16;
 
-/// A key with all its forms taken has one replaced so often. A key that is asked for in ever new forms (SISMEMBER of
-/// anybody) would cost its node two commands for each.
+/// Minimum interval between replacements of a form, per key with [`FORMS`] forms, in microseconds. A key read with ever
+/// new arguments (`SISMEMBER` of random members) would otherwise cost its node two commands per read.
 const REPLACES_US: u64 = 10_000;
 
-/// Whether a key may be filled is looked at again so long after it might not.
+/// Delay before a key that may not be filled is checked again, in microseconds.
 const LOOK_AGAIN_US: u64 = 2_000;
 
-/// Where the memory is full, room is made so often: what makes room for others costs their nodes two commands each.
+/// Minimum interval between evictions, in microseconds: each replacement costs its node two commands.
 const EVICTS_US: u64 = 1_000;
 
-/// Keys that are looked at then, to find those that are used least.
+/// Keys compared per eviction to find the least used.
 const LOOKS: usize = 32;
 
-/// A form that could not be kept is not tried again for so long.
+/// Delay before a form that could not be stored is tried again, in microseconds.
 const REST_US: u64 = 1_000_000;
 
-/// What a client asks for.
+/// A read request of a client.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadRequest<'a> {
-    /// The hash of the key's name.
+    /// Hash of the key name.
     pub hash: u64,
-    /// The key.
+    /// Name of the key.
     pub key: &'a [u8],
-    /// The database.
+    /// Selected database.
     pub database: u32,
-    /// The whole command, as it may be sent.
+    /// The whole command as sent to a node.
     pub request: &'a [u8],
-    /// Where the key lives.
+    /// Node that has the key.
     pub node: NodeId,
-    /// The client speaks RESP3.
+    /// Whether the client uses RESP3.
     pub resp3: bool,
 }
 
-/// What is done about it.
+/// Decision about a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Read<'a> {
-    /// This is the reply.
+    /// Send this reply.
     Hit(&'a [u8]),
-    /// The node is to be asked for a copy, under this number ([`Copies::begin`]); the client waits for it.
+    /// Send a fill to the node, numbered by [`Copies::begin`]. The client waits for it.
     Fill,
-    /// Somebody asks it already: the client waits for that.
+    /// Wait for this fill, already in flight.
     Wait(u32),
-    /// The node answers this client.
+    /// Forward the command to the node.
     Miss,
-    /// The same: the key is not armed.
+    /// Forward the command: the key is not cacheable.
     Unarmed,
 }
 
-/// Why the answer to a fill was not kept.
+/// Reason why a fill was discarded.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Discarded {
-    /// A write was under way, or is over since.
+    /// A write was in flight at some time during the fill.
     Written,
-    /// The node says that the key has changed: somebody writes past the router, too.
+    /// The node reported a change of the key, possibly by a client that bypasses the router.
     Invalidated,
-    /// The connection was lost, or the node has not answered in time.
+    /// The connection was lost, or the node did not reply in time.
     Lost,
-    /// The key lives elsewhere by now, or is not armed any more.
+    /// The key has moved, or is no longer cacheable.
     Moved,
-    /// It is too large.
+    /// The reply is too large.
     Large,
-    /// The answer is an error.
+    /// The reply is an error.
     Refused,
-    /// The key's time is over.
+    /// The key has expired.
     Expired,
 }
 
 impl Discarded {
-    /// All of them, in their order.
+    /// All reasons, in declaration order.
     pub const ALL: [Self; 7] =
         [Self::Written, Self::Invalidated, Self::Lost, Self::Moved, Self::Large, Self::Refused, Self::Expired];
 
-    /// Its name in metrics.
+    /// Label in metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -98,18 +98,18 @@ impl Discarded {
     }
 }
 
-/// A copy that is found again.
+/// A copy found by [`Copies::again`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecentHit<'a> {
-    /// The key.
+    /// Name of the key.
     pub key: &'a [u8],
-    /// Its node.
+    /// Node that has the key.
     pub node: NodeId,
-    /// The reply.
+    /// Cached reply.
     pub reply: &'a [u8],
 }
 
-/// Places of copies that were given lately, by hashes of their commands.
+/// Entries of the table of recent hits, indexed by command hash.
 const LATELY: usize = 1 << 10;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -119,14 +119,14 @@ struct RecentKey {
     place: usize,
 }
 
-/// What has become of a fill.
+/// Outcome of a fill.
 pub type Filled = Result<(), Discarded>;
 
-/// The answer to a fill, in both protocols.
+/// Reply to a fill, in both protocols.
 #[derive(Clone, Debug)]
 struct Replies {
     resp3: Box<[u8]>,
-    /// Where it differs.
+    /// Only if different from RESP3.
     resp2: Option<Box<[u8]>>,
 }
 
@@ -140,17 +140,17 @@ impl Replies {
     }
 }
 
-/// A reply, and as long as what it may be given.
+/// A stored reply and the conditions of its validity.
 #[derive(Debug)]
 struct CachedReply {
     replies: Replies,
-    /// The gates of its key and its node, as they were when its fill began.
+    /// Gates of the key and of its node at the start of the fill.
     gates: (Gate, Gate),
     until_us: u64,
 }
 
 impl CachedReply {
-    /// Whether it may be given, with the gates as they are now, to a command that was received before `exact_us`.
+    /// Whether the reply is valid under the current gates, for a command received before `exact_us`.
     #[inline]
     fn is_good(&self, gates: (Gate, Gate), exact_us: u64) -> bool {
         self.gates == gates && exact_us < self.until_us
@@ -161,17 +161,17 @@ impl CachedReply {
 enum State {
     Filling(u32),
     Kept(CachedReply),
-    /// It could not be kept, and is not tried before.
+    /// Could not be stored. Not tried again before this time, in microseconds.
     Rests(u64),
 }
 
-/// One way of asking for a key.
+/// One cached command of a key.
 #[derive(Debug)]
 struct Form {
     database: u32,
     request: Box<[u8]>,
     node: NodeId,
-    /// Times that it was asked for since it was looked at last.
+    /// Requests since the last sweep.
     used: u32,
     state: State,
 }
@@ -189,12 +189,12 @@ struct KeyCopies {
     armed: Armed,
     key: Box<[u8]>,
     forms: Vec<Form>,
-    /// It may be filled from this node.
+    /// Node from which the key may be filled.
     ready_at: Option<NodeId>,
     looks_at_us: u64,
-    /// No form takes another's place before.
+    /// No form is replaced before this time.
     replaces_at_us: u64,
-    /// It was used since it was looked at last.
+    /// Whether the key was used since the last sweep.
     is_used: bool,
 }
 
@@ -202,9 +202,9 @@ struct KeyCopies {
 struct Fill {
     hash: u64,
     node: NodeId,
-    /// By the time of turns.
+    /// By the clock of turns.
     began_us: u64,
-    /// By the exact time.
+    /// CLOCK_BOOTTIME.
     sent_us: u64,
     gates: (Gate, Gate),
     until_us: u64,
@@ -213,21 +213,21 @@ struct Fill {
     is_lost: bool,
 }
 
-/// How much there is.
+/// Size of the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sizes {
-    /// Copies that are kept.
+    /// Number of stored copies.
     pub copies: usize,
-    /// Bytes that they take.
+    /// Bytes used by copies and their commands.
     pub bytes: usize,
 }
 
-/// The copies that one worker has.
+/// The copies of one worker.
 #[derive(Debug, Default)]
 pub struct Copies {
     set: Arc<ArmedSet>,
     keys: ByHash<KeyCopies>,
-    /// Those that are looked at next where room is wanted; and some that are gone.
+    /// Queue of eviction candidates. May contain keys already removed.
     line: VecDeque<u64>,
     evicts_at_us: u64,
     fills: BTreeMap<u32, Fill>,
@@ -240,7 +240,7 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// The set that it goes by.
+    /// The current set of cacheable keys.
     #[must_use]
     pub fn set(&self) -> &Arc<ArmedSet> {
         &self.set
@@ -251,13 +251,13 @@ impl Copies {
         &mut self.beats
     }
 
-    /// How much there is.
+    /// Current size.
     #[must_use]
     pub const fn sizes(&self) -> Sizes {
         self.sizes
     }
 
-    /// So many bytes may be kept, and so many of one reply.
+    /// Sets the memory limit and the maximum size of one reply, in bytes.
     pub fn limit(&mut self, bytes_max: usize, reply_max: usize) {
         (self.bytes_max, self.reply_max) = (bytes_max, reply_max);
         if self.sizes.bytes > bytes_max {
@@ -265,7 +265,7 @@ impl Copies {
         }
     }
 
-    /// Another set. Keys that are not in it, or have come anew, lose their copies.
+    /// Adopts a new set. Drops the copies of keys that are not in it or became cacheable again.
     pub fn adopt(&mut self, set: &Arc<ArmedSet>) {
         self.set = Arc::clone(set);
         self.retain(|hash, of_key| set.get(hash) == Some(&of_key.armed));
@@ -286,9 +286,9 @@ impl Copies {
         });
     }
 
-    /// Decides on a read. `may_fill`: whether a key that was armed in this generation may be filled from its node; not
-    /// called each time. `now_us` is the time of the turn. `exact` is CLOCK_BOOTTIME, read after the command was
-    /// received: the worker and the host can be stopped within a turn.
+    /// Decides on a read. `may_fill` returns whether a key that became cacheable in the given generation may be filled
+    /// from its node; not called each time. `now_us` is the time of the turn. `exact` is CLOCK_BOOTTIME, read after the
+    /// command was received: the worker and the host can be stopped within a turn.
     #[inline]
     pub fn read(
         &mut self,
@@ -315,7 +315,7 @@ impl Copies {
         }
         let Self { keys, sizes, beats, .. } = self;
         let Some(of_key) = keys.get_mut(&asked.hash) else { return Read::Miss };
-        // Another key of the same hash: it is armed, too, and has no copies.
+        // Hash collision: the other key is cacheable too, and has no copies.
         if *of_key.key != *asked.key {
             return Read::Miss;
         }
@@ -357,9 +357,9 @@ impl Copies {
         Read::Fill
     }
 
-    /// What [`Self::read`] would give a client of a copy that was given lately, for less: it is found by any hash of
-    /// the whole command, and no place of the key has to be looked up. For a plan by which [`Self::place_anew`] was
-    /// called. `None`: [`Self::read`] has to say.
+    /// Fast path of [`Self::read`] for a recent hit: found by any hash of the whole command, without a lookup of the
+    /// key's node. Valid only under the plan last passed to [`Self::place_anew`]. Returns `None` if [`Self::read`] must
+    /// decide.
     #[inline]
     pub fn again(
         &mut self,
@@ -382,7 +382,7 @@ impl Copies {
         Some(RecentHit { key: &of_key.key, node: form.node, reply: kept.replies.of(resp3) })
     }
 
-    /// A copy was given: [`Self::again`] finds it by this hash of its command.
+    /// Records a hit, so that [`Self::again`] finds it by this hash of the command.
     pub fn remember(&mut self, quick: u64, asked: &ReadRequest<'_>) {
         let Some(of_key) = self.keys.get(&asked.hash) else { return };
         let is_it = |form: &Form| form.database == asked.database && *form.request == *asked.request;
@@ -392,10 +392,10 @@ impl Copies {
         }
     }
 
-    /// A fill begins, now (by the turn, and exactly): gives its number. To be called where [`Self::read`] says so,
-    /// before the node is asked. `None`: there is no room, or not yet.
+    /// Starts a fill at the time of the turn and the exact time, and returns its number. Call after [`Self::read`]
+    /// returned [`Read::Fill`], before the request is sent. Returns `None` if there is no room, or no room yet.
     pub fn begin(&mut self, gates: &impl Gates, asked: ReadRequest<'_>, (now_us, exact_us): (u64, u64)) -> Option<u32> {
-        // Also what is asked takes memory, whatever comes of it.
+        // The stored command takes memory even if the fill fails.
         if !self.makes_room(size_of::<Form>() + asked.request.len(), now_us) {
             return None;
         }
@@ -412,7 +412,7 @@ impl Copies {
             sizes.less(&form);
             of_key.replaces_at_us = now_us + REPLACES_US;
         }
-        // In this order: a write that is over by now has changed the gate, and what it wrote is read.
+        // In this order: a write that completed before this has changed the gate, and the fill reads its value.
         let now = now_of(gates, asked.hash, asked.node);
         if !are_open(now) {
             return None;
@@ -439,17 +439,17 @@ impl Copies {
         Some(number)
     }
 
-    /// How long the key lives, as the node has answered PTTL, ms; less than zero: for ever, or there is none.
+    /// Records the node's reply to PTTL, in ms. Negative: the key has no expiry, or does not exist.
     pub fn on_ttl_reply(&mut self, number: u32, ms: i64) {
         if let Some(fill) = self.fills.get_mut(&number)
             && let Ok(ms) = u64::try_from(ms)
         {
-            // What is left of the last millisecond is not known.
+            // The reply is rounded: up to one millisecond may have passed already.
             fill.until_us = fill.sent_us.saturating_add(ms.saturating_sub(1).saturating_mul(1000));
         }
     }
 
-    /// A fill comes to nothing, whatever the node still answers.
+    /// Marks a fill as discarded, whatever the node replies.
     pub fn discard_fill(&mut self, number: u32, why: Discarded) {
         if let Some(fill) = self.fills.get_mut(&number) {
             fill.spoiled = fill.spoiled.or(Some(why));
@@ -457,11 +457,12 @@ impl Copies {
         }
     }
 
-    /// The node has answered: `resp3`, and the same in RESP2 where it differs. `lives_at`: where the key lives now.
+    /// Completes a fill with the reply in RESP3, and in RESP2 if different. `lives_at` returns the current node of a
+    /// key.
     ///
     /// # Errors
     ///
-    /// The answer is not kept.
+    /// The reason why the reply was not stored.
     pub fn end(
         &mut self,
         gates: &impl Gates,
@@ -517,8 +518,8 @@ impl Copies {
         }
     }
 
-    /// Whether there is room for so many bytes. Where there is none it is made, now and then: of the next keys in line
-    /// those go that are used least.
+    /// Whether `bytes` more fit. If not, evicts copies of the least used among the next [`LOOKS`] keys in the queue, at
+    /// most once per [`EVICTS_US`].
     fn makes_room(&mut self, bytes: usize, now_us: u64) -> bool {
         let Self { keys, line, sizes, bytes_max, evicts_at_us, .. } = self;
         if sizes.bytes + bytes <= *bytes_max {
@@ -533,7 +534,7 @@ impl Copies {
             line.drain(..looked_at).filter_map(|hash| keys.get(&hash).map(|of_key| (of_key.used(), hash))).collect();
         seen.sort_unstable();
         for (place, (_, hash)) in seen.iter().enumerate() {
-            // More than is needed now: others come soon.
+            // At least half, because other fills will need room soon.
             if sizes.bytes + bytes <= *bytes_max && place >= seen.len() / 2 {
                 break;
             }
@@ -545,7 +546,7 @@ impl Copies {
         sizes.bytes + bytes <= *bytes_max
     }
 
-    /// The node says that a key has changed, in some database.
+    /// Drops the copies of a key that its node has invalidated, in any database.
     pub fn changed(&mut self, hash: u64) {
         if let Some(of_key) = self.keys.get_mut(&hash) {
             of_key.drop_kept(&mut self.sizes);
@@ -569,9 +570,8 @@ impl Copies {
         }
     }
 
-    /// Keys live elsewhere, or are on their way: what was read elsewhere than where the key lives is dropped. `None`:
-    /// it is on its way. A fill under way comes to nothing then, even where its key is back before the answer: the node
-    /// was asked while it did not have it.
+    /// Drops copies of keys that have moved or are in transit, for which `lives_at` returns `None`. Discards their
+    /// fills in flight even if the key returns before the reply: the node may have read while it did not have the key.
     pub fn place_anew(&mut self, mut lives_at: impl FnMut(&[u8], Slot) -> Option<NodeId>) {
         let Self { keys, fills, sizes, .. } = self;
         for of_key in keys.values_mut() {
@@ -589,15 +589,15 @@ impl Copies {
         }
     }
 
-    /// All copies are dropped: the memory is wanted.
+    /// Drops all copies to free memory.
     pub fn clear(&mut self) {
         for of_key in self.keys.values_mut() {
             of_key.drop_kept(&mut self.sizes);
         }
     }
 
-    /// Drops what was not used since the last call; gives up to `touches` keys that were, with their databases and
-    /// nodes: the nodes do not know.
+    /// Drops copies not used since the last call. Returns up to `touches` used keys with their node and database, for
+    /// TOUCH: the node does not see hits.
     pub fn sweep(&mut self, touches: usize) -> Vec<(NodeId, u32, Box<[u8]>)> {
         let Self { keys, sizes, .. } = self;
         let mut used = Vec::new();
@@ -614,13 +614,13 @@ impl Copies {
         used
     }
 
-    /// Fills that began before this time, us, with the nodes that were asked.
+    /// Fills that started before this time in microseconds, with their nodes.
     pub fn late(&self, before_us: u64) -> impl Iterator<Item = (u32, NodeId)> + '_ {
         self.fills.iter().filter(move |(_, fill)| fill.began_us < before_us).map(|(number, fill)| (*number, fill.node))
     }
 }
 
-/// The gates of a key and of its node, as they are now.
+/// Current gates of a key and of its node.
 #[inline]
 fn now_of(gates: &impl Gates, hash: u64, node: NodeId) -> (Gate, Gate) {
     (gates.load(GateId::of_key(hash)), gates.load(GateId::of_node(node)))
@@ -631,7 +631,7 @@ fn are_open((of_key, of_node): (Gate, Gate)) -> bool {
 }
 
 impl KeyCopies {
-    /// Forms that are being filled stay: their answers come, and say what becomes of them.
+    /// Drops matching forms, except those being filled: their replies will decide.
     fn drop_where(&mut self, sizes: &mut Sizes, which: impl Fn(&Form) -> bool) {
         self.forms.retain(|form| {
             let goes = !matches!(form.state, State::Filling(_)) && which(form);
@@ -642,7 +642,7 @@ impl KeyCopies {
         });
     }
 
-    /// Times that it was asked for since it was looked at last.
+    /// Requests for the most used form since the last sweep.
     fn used(&self) -> u32 {
         self.forms.iter().map(|form| form.used).max().unwrap_or(0)
     }
@@ -849,7 +849,7 @@ mod tests {
             copies.keys[&hash].forms.iter().any(|form| matches!(form.state, State::Kept(_)))
         };
         hashes.clone().for_each(|hash| assert_eq!(keep(&mut copies, hash, 0), Some(())));
-        // Those from the middle on are used.
+        // Keys in the second half are used.
         let used = LOOKS as u64 / 2 + 1..=LOOKS as u64;
         used.clone()
             .for_each(|hash| assert!(read(&gates, &mut copies, ReadRequest { hash, ..ASKED }, 0).starts_with('x')));

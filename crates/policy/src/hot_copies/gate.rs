@@ -1,90 +1,89 @@
-//! What is between a copy and those who read it: how many writes are under way, and how many there have been.
+//! Gates: counters of writes in flight and completed. They decide whether a copy is current.
 
 use crate::topology::NodeId;
 
-/// Gates of nodes. Nodes share one where there are more: then each shuts the other's, too.
+/// Number of node gates. With more nodes, several share a gate, and a write at one shuts it for all of them.
 const NODES: u32 = 1 << 10;
 
-/// Gates of keys. Keys share one where their hashes fall together.
+/// Number of key gates. Keys share a gate if their hashes collide.
 const KEYS: u32 = 1 << 16;
 
-/// A gate's state: in the low half the writes under way, in the high half a number that each of them changes at its
-/// end.
+/// State of a gate. Low half: writes in flight. High half: version, incremented when a write completes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Gate(pub u64);
 
 impl Gate {
-    /// What is added to raise it: one more write under way.
+    /// Increment for one more write in flight.
     pub const RAISE: u64 = 1;
 
-    /// What is added to lower it: one less, and another version.
+    /// Increment for a completed write: one less in flight, next version.
     pub const LOWER: u64 = u32::MAX as u64;
 
-    /// No write is under way.
+    /// Whether no write is in flight.
     #[must_use]
     pub const fn is_open(self) -> bool {
         self.0 as u32 == 0
     }
 }
 
-/// Which gate.
+/// Index of a gate.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct GateId(u32);
 
 impl GateId {
-    /// How many there are.
+    /// Number of gates.
     pub const COUNT: usize = (NODES + KEYS) as usize;
 
-    /// That of a key, by the hash of its name.
+    /// Gate of a key, by the hash of its name.
     #[must_use]
     pub const fn of_key(hash: u64) -> Self {
         Self(NODES + (hash >> 20) as u32 % KEYS)
     }
 
-    /// That of all keys of a node.
+    /// Gate of a node, for writes that may affect any of its keys.
     #[must_use]
     pub const fn of_node(node: NodeId) -> Self {
         Self(node.0 as u32 % NODES)
     }
 
-    /// Those of all nodes.
+    /// All node gates.
     pub fn of_nodes() -> impl Iterator<Item = Self> {
         (0..NODES).map(Self)
     }
 
-    /// Its place among [`Self::COUNT`].
+    /// Index, below [`Self::COUNT`].
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// The gates, which all workers share. Each change is one step for all, in one order.
+/// The gates, shared by all workers. Each change is atomic, and all threads observe the same order of changes.
 pub trait Gates {
-    /// Its state now.
+    /// Current state of a gate.
     fn load(&self, gate: GateId) -> Gate;
 
     /// Adds [`Gate::RAISE`] or [`Gate::LOWER`].
     fn add(&self, gate: GateId, what: u64);
 
-    /// A write is about to be sent.
+    /// Records that a write is about to be sent.
     fn raise(&self, gate: GateId) {
         self.add(gate, Gate::RAISE);
     }
 
-    /// A write is over.
+    /// Records that a write has completed.
     fn lower(&self, gate: GateId) {
         self.add(gate, Gate::LOWER);
     }
 
-    /// Whatever was read before is past.
+    /// Changes the version, which invalidates all earlier copies.
     fn renew(&self, gate: GateId) {
         self.raise(gate);
         self.lower(gate);
     }
 }
 
-/// Gates of one thread, for tests.
+/// Gates for tests in one thread.
 #[cfg(test)]
 #[derive(Default)]
 pub(super) struct OneThread(std::cell::RefCell<std::collections::BTreeMap<GateId, u64>>);

@@ -1,16 +1,16 @@
-//! The gates that the writes of one worker hold shut, from before each is sent until it is over.
+//! The gates held shut by the writes of one worker, from before each write is sent until it completes.
 
 use std::collections::BTreeMap;
 
 use super::{GateId, Gates};
 use crate::topology::NodeId;
 
-/// How a write has ended.
+/// Outcome of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WriteOutcome {
-    /// The node has answered, or never had it.
+    /// The node replied, or never received the write.
     Certain,
-    /// Its connection was lost: the node may execute it until it has confirmed that the connection is dead.
+    /// The connection was lost. The node may execute the write until it confirms that the connection is dead.
     Doubtful,
 }
 
@@ -20,7 +20,7 @@ struct WriteHold {
     gates: Vec<GateId>,
 }
 
-/// What the writes of one worker hold shut.
+/// Gates held by the writes of one worker.
 #[derive(Debug, Default)]
 pub struct WriteHolds {
     by_end: BTreeMap<u64, WriteHold>,
@@ -28,19 +28,19 @@ pub struct WriteHolds {
 }
 
 impl WriteHolds {
-    /// Whether no write holds anything.
+    /// Whether no gate is held.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.by_end.is_empty() && self.in_doubt.is_empty()
     }
 
-    /// Those whose end is in doubt.
+    /// Number of writes with an unknown outcome.
     #[must_use]
     pub fn in_doubt(&self) -> usize {
         self.in_doubt.len()
     }
 
-    /// A write is about to be sent, whose end has this number; or more is known of what it may change.
+    /// Raises the gates of a write before it is sent. May be called again for the same `end` to add gates.
     pub fn sent(&mut self, gates: &impl Gates, end: u64, node: NodeId, held: impl IntoIterator<Item = GateId>) {
         let place = self.by_end.entry(end).or_insert(WriteHold { node, gates: Vec::new() });
         for gate in held {
@@ -51,7 +51,7 @@ impl WriteHolds {
         }
     }
 
-    /// A write has ended. Says whether it held anything.
+    /// Completes a write. Returns whether it held any gate.
     pub fn over(&mut self, gates: &impl Gates, end: u64, how: WriteOutcome) -> bool {
         let Some(held) = self.by_end.remove(&end) else { return false };
         match how {
@@ -61,7 +61,7 @@ impl WriteHolds {
         true
     }
 
-    /// Nothing that was sent to these nodes on connections that are lost can be executed any more.
+    /// Releases the writes in doubt at nodes where nothing sent over a lost connection can still be executed.
     pub fn settle(&mut self, gates: &impl Gates, mut is_settled: impl FnMut(NodeId) -> bool) {
         self.in_doubt.retain(|held| {
             let is_over = is_settled(held.node);

@@ -1,29 +1,30 @@
-//! Hot copies: replies that a router keeps of keys that are read much, and gives instead of their nodes. Never stale,
-//! at any number of workers.
+//! Hot copies: cached replies for frequently read keys, served by the router instead of the node. Never stale, with any
+//! number of workers.
 //!
-//! The rules, by the numbers of docs/design/hot-copies.md, which has the interleaving that each one stops, and the
-//! proof:
-//! 1. A write of an armed key raises the key's [`Gate`] before it is sent, and lowers it, with a new version, when it
-//!    is over. A copy is given only while the gate is as it was when its fill began: open, and of the same version.
-//! 2. A write that is in doubt (its connection was lost) keeps the gate shut until its node has confirmed that the
-//!    connection is dead. One that timed out is not over.
-//! 3. A key is armed in a generation of the [`ArmedSet`]. It is filled only when every worker raises gates for it, and
-//!    all that workers had sent to its node before is over.
-//! 4. Each node has a gate, too. What may write any key of it raises it. Another process in the place of the node gives
-//!    it a new version before anybody uses that process.
-//! 5. A copy lives no longer than its key: its end is reckoned from when the time to live was asked for.
-//! 6. Each worker fills on a connection of its own that tracks what it reads. What the node invalidates is dropped, and
-//!    all of it with the connection.
-//! 7. A copy is of where its key lives. A fill comes to nothing if its key was elsewhere meanwhile, even where it is
-//!    back.
-//! 8. What cannot be known is not kept.
-//! 9. A worker that panics takes all gates with it: its successors and the others get new ones, and all keys come anew.
-//! 10. The gate of a key that is armed no more is shut until every worker has the set without it.
-//! 11. A hit needs a beat that was sent on the fill connection at most [`LEASE_US`] ago and confirmed ([`Beats`]). A
-//!     successor writes only after that.
+//! The rules, numbered as in docs/design/hot-copies.md, which has the proof and, for each rule, the interleaving that
+//! it prevents:
+//! 1. A write of a cacheable key raises the key's [`Gate`] before it is sent. Completion lowers the gate and increments
+//!    its version. A copy is served only while the gate is as it was at the start of the fill: open, with the same
+//!    version.
+//! 2. A write lost with its connection keeps the gate shut until the node confirms that the connection is dead. A
+//!    timed-out write is not complete.
+//! 3. A key becomes cacheable in a generation of the [`ArmedSet`]. It is filled only after every worker raises gates
+//!    for it and all earlier commands to its node have completed.
+//! 4. Each node has a gate too, raised by commands that may write any key of the node. If the process of the node
+//!    changes, the gate gets a new version before the new process is used.
+//! 5. A copy expires with its key. The expiry is computed from the time at which the TTL was requested.
+//! 6. Each worker fills over a separate connection with tracking enabled. An invalidation drops the key's copies, and
+//!    the loss of the connection drops all copies of the node.
+//! 7. A copy is valid only while the key stays at its node. A fill is discarded if the key was elsewhere in the
+//!    meantime, even if it has returned.
+//! 8. A reply whose validity is unknown is not stored.
+//! 9. If a worker panics, all gates are replaced for all workers, and all keys start again as newly cacheable.
+//! 10. The gate of a key that is no longer cacheable stays shut until every worker has adopted the set without it.
+//! 11. A hit needs a beat sent on the fill connection at most [`LEASE_US`] ago and confirmed ([`Beats`]). A successor
+//!     writes only after that.
 //!
-//! Not a time to live, as in other proxies: what was read would be old for so long. Not a counter of versions alone: a
-//! read that runs beside a write would be kept.
+//! Gates rather than a time to live as in other proxies, because a copy would be stale for up to that time. A write
+//! count rather than a version alone, because a read concurrent with a write would be stored.
 
 mod admission;
 mod armed;

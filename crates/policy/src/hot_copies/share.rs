@@ -1,16 +1,16 @@
-//! The part of a worker's turn that hits may take. A pipeline of a client can ask for thousands of large replies at
-//! once, and each is there at once: without a bound one client's pipeline keeps all others of its worker waiting.
+//! Limits the part of a worker's turn spent on hits. One pipeline can request thousands of large replies, all available
+//! immediately, which would block the worker's other clients.
 
-/// Bytes that one client is given at a time.
+/// Maximum bytes for one client per run.
 const RUN_BYTES_MAX: usize = 1 << 20;
 
-/// Bytes that all are given in a turn before each has to do with [`CLIENT_BYTES_MIN`].
+/// Bytes for all clients per turn after which each run is limited to [`CLIENT_BYTES_MIN`].
 const TURN: usize = 8 << 20;
 
-/// Bytes that a client is given in a turn of many.
+/// Bytes for one client per run once [`TURN`] is used up.
 const CLIENT_BYTES_MIN: usize = 64 << 10;
 
-/// What was given in the turn under way.
+/// Bytes served from copies in the current turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TurnBudget {
     turn_us: u64,
@@ -19,7 +19,7 @@ pub struct TurnBudget {
 }
 
 impl TurnBudget {
-    /// Commands of a client are looked at, in the turn that began then.
+    /// Starts a run: the worker processes commands of one client, in the turn that began at `turn_us`.
     #[inline]
     pub fn begin(&mut self, turn_us: u64) {
         if self.turn_us != turn_us {
@@ -28,14 +28,14 @@ impl TurnBudget {
         self.in_run = 0;
     }
 
-    /// The client is given a copy of so many bytes.
+    /// Counts the bytes of a hit.
     #[inline]
     pub fn give(&mut self, bytes: usize) {
         self.in_run += bytes;
         self.in_turn += bytes;
     }
 
-    /// The others are to have their turn first.
+    /// Whether the run must end, so that other clients are served first.
     #[inline]
     #[must_use]
     pub const fn is_over(&self) -> bool {
@@ -47,7 +47,7 @@ impl TurnBudget {
 mod tests {
     use super::*;
 
-    /// Hits of 60 kB that a client gets before others have their turn.
+    /// Hits of 60 kB for one client in a run.
     fn run(share: &mut TurnBudget, turn_us: u64) -> usize {
         share.begin(turn_us);
         let mut hits = 0;

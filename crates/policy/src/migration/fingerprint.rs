@@ -1,19 +1,19 @@
-//! Sixteen bytes in the place of a key's name: what the journal and the set of committed keys remember.
+//! A 16-byte hash that replaces a key's name in the journal and in the set of committed keys.
 //!
-//! SipHash-2-4 with 128 bits of output under a secret of the state directory: two keys with one fingerprint would be a
-//! lost key, so it must not be possible to look for such a pair. The standard library's hasher gives 64 bits, and its
-//! algorithm is not promised.
+//! SipHash-2-4 with a 128-bit output, keyed with a secret of the state directory. Two keys with the same fingerprint
+//! would lose a key, so it must not be possible to search for such a pair. The hasher of the standard library has 64
+//! bits, and its algorithm may change.
 
 #[expect(clippy::disallowed_types, reason = "with a hasher of our own their order is the same in every run")]
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// What stands for a key.
+/// Keyed hash of a key's name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Fingerprint(pub u128);
 
-/// Fingerprints are hashes under a secret already: their own bits say where they go. And the same ones go to the same
-/// place in every run.
+/// Uses the bits of a fingerprint as its hash, since they are a keyed hash already. The iteration order is the same in
+/// every run.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct FingerprintHasher(u64);
 
@@ -37,15 +37,15 @@ impl Hasher for FingerprintHasher {
     }
 }
 
-/// Something about each of many keys. Its order means nothing, and nothing may depend on it.
+/// Map from keys to values. Nothing may depend on its order.
 #[expect(clippy::disallowed_types, reason = "a tree of a leg's keys took a quarter of the mover's time")]
 pub type FingerprintMap<V> = HashMap<Fingerprint, V, BuildHasherDefault<FingerprintHasher>>;
 
-/// Many keys. Its order means nothing, and nothing may depend on it.
+/// Set of keys. Nothing may depend on its order.
 #[expect(clippy::disallowed_types, reason = "as above")]
 pub type FingerprintSet = HashSet<Fingerprint, BuildHasherDefault<FingerprintHasher>>;
 
-/// Makes fingerprints. The same secret gives the same fingerprints, for as long as a journal is read.
+/// Computes fingerprints. The secret must stay the same as long as a journal is read.
 #[derive(Clone, Copy)]
 pub struct Fingerprinter {
     k0: u64,
@@ -59,13 +59,13 @@ impl std::fmt::Debug for Fingerprinter {
 }
 
 impl Fingerprinter {
-    /// From a secret: random, made once per state directory.
+    /// Creates a fingerprinter from a secret: random, created once per state directory.
     #[must_use]
     pub const fn new(secret: u128) -> Self {
         Self { k0: secret as u64, k1: (secret >> 64) as u64 }
     }
 
-    /// The fingerprint of a key.
+    /// Returns the fingerprint of a key.
     #[must_use]
     pub fn of(&self, key: &[u8]) -> Fingerprint {
         let mut v = [

@@ -1,24 +1,23 @@
-//! The life of a move around its legs: what comes next, from the first connection to the last look.
+//! Steps of a move around its legs, from the first connection to the final check.
 //!
-//! [`MoveStateMachine::begin`] says the first [`Step`], and [`MoveStateMachine::came`] the next one, by what came of the last ([`StepResult`]). One
-//! step is under way at a time, and no call waits. The mover does the steps. It tells what the user asks meanwhile
-//! ([`MoveStateMachine::steer`]), and leaves a step that this cuts short ([`MoveStateMachine::is_cut_short`]). A leg is one step of it, and has
-//! a machine of its own ([`super::Driver`]).
+//! [`MoveStateMachine::begin`] returns the first [`Step`]; [`MoveStateMachine::came`] takes the result of a step ([`StepResult`]) and returns the
+//! next one. One step runs at a time, and no call blocks. The mover executes the steps. It forwards user requests as
+//! they arrive ([`MoveStateMachine::steer`]), and abandons a step that they cut short ([`MoveStateMachine::is_cut_short`]). A leg is one step,
+//! with its own machine ([`super::Driver`]).
 //!
 //! ```text
-//! Reach - Clocks - Leg                                    a leg that a router before this one has left
+//! Reach - Clocks - Leg                                    open leg of an earlier router
 //! Reach - Check - LearnWaits - List - Functions
-//!       - Hear - Measure - Clocks - Room - Stage - Leg    for each leg; one that has not begun: Rest - Observe - Hear ...
+//!       - Hear - Measure - Clocks - Room - Stage - Leg    for each leg; if it could not start: Rest - Observe - Hear
 //!       - LookBehind - End
 //! ```
 //!
-//! # The rules
-//! 1. Nobody can use the keys of a leg that is under way when the router ends. So that leg comes first, and neither a
-//!    request of the user nor clocks that differ end the move before it is over.
-//! 2. A step that needs a node which is lost is done again when both are reached. A leg that has not begun is cut anew;
-//!    one that has begun outlives that.
-//! 3. Slots that have moved stay moved. An abort ends the move before its next step, unless there is nothing left to
-//!    move.
+//! Rules
+//! 1. Keys of a leg that is open when the router ends are unusable. So that leg comes first, and neither a user request
+//!    nor a clock difference ends the move before it.
+//! 2. A step that loses a node it needs is repeated after both nodes are connected again. A leg that has not started is
+//!    cut again; a started leg survives the loss.
+//! 3. Slots that have moved stay moved. An abort ends the move before its next step, unless nothing is left to move.
 
 use std::collections::BTreeSet;
 
@@ -26,189 +25,188 @@ use super::record::{OpenLeg, OpenMove};
 use super::{Goal, MoveOrder, Outcome, Side};
 use crate::topology::Slot;
 
-/// Between two attempts to reach a node, microseconds.
+/// Interval between two attempts to reach a node, microseconds.
 const REACH_REST_US: u64 = 300_000;
-/// A leg that a router before this one has left goes on without its target when that was not reached for so long,
-/// microseconds.
+/// Outage of the target after which an open leg of an earlier router continues without it, microseconds.
 const TARGET_PATIENCE_US: u64 = 3_000_000;
-/// Between two looks at clocks that differ, microseconds.
+/// Interval between two comparisons of differing clocks, microseconds.
 const CLOCKS_REST_US: u64 = 300_000;
-/// Between two looks whether the move is still paused, microseconds.
+/// Interval between two checks whether the move is still paused, microseconds.
 const PAUSED_REST_US: u64 = 50_000;
-/// Between two attempts of a leg that could not begin, at least, microseconds; and as a multiple of what clients may
-/// have waited for it.
+/// Minimum interval between two attempts of a leg that could not start, microseconds; and the same as a multiple of the
+/// time that clients may have waited for it.
 const LEG_REST_US: u64 = 250_000;
 const LEG_REST_FACTOR: u64 = 8;
-/// Workers may take so long to drain, where nothing else is known, and never more than that, microseconds: clients wait
-/// meanwhile.
+/// Time limit of a drain, microseconds: the default, and the maximum. Clients wait during a drain.
 const DRAIN_PATIENCE_US: u64 = 40_000;
 const DRAIN_PATIENCE_MAX_US: u64 = 2_000_000;
-/// Bytes of big keys that are staged for one leg, about.
+/// Approximate maximum size of the big keys staged for one leg, bytes.
 const LEG_BIG_BYTES: u64 = 512 << 20;
 
-/// Why a move ends that nobody wants any more.
+/// Reason shown for a move that the user aborted.
 const ABORTED: &str = "aborted by the user";
-/// What people are told while an open leg is taken up.
+/// Activity shown while an open leg is resumed.
 const GOING_ON: &str = "going on with the leg that was under way";
 
-/// What a user may do to a move under way.
+/// User request to a running move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Steer {
-    /// End the leg under way, and start no further one.
+    /// Finish the current leg, and start no other.
     Pause,
-    /// Go on.
+    /// Continue after a pause.
     Resume,
-    /// Turn the leg under way back, or let it end where that is less, as fast as it goes; start no other, and end the
-    /// move.
+    /// Roll back the current leg, or finish it if less is left that way, without a rate limit; start no other leg, and
+    /// end the move.
     Abort,
-    /// The same, without waiting for this side, which is lost for good.
+    /// [`Steer::Abort`] without waiting for this side, which is lost for good.
     GiveUp(Side),
-    /// Go on with another goal.
+    /// Change the goal.
     Goal(Goal),
-    /// Go on with so many bytes per second at most; `None`: as the goal says.
+    /// Limit the rate, bytes per second; `None`: the rate follows from the goal.
     MaxRate(Option<u64>),
 }
 
-/// How a move ended.
+/// Result of a move.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MoveEnd {
     /// All slots belong to the target.
     Done,
-    /// It stopped: what was moved stays moved, the rest stays where it was. With the reason.
+    /// The move stopped, with a reason. Moved slots stay moved, the others stay at the source.
     Stopped(String),
 }
 
-/// What a move begins with.
+/// Initial state of a [`MoveStateMachine`].
 #[derive(Clone, Debug)]
 pub struct Begin {
-    /// What.
+    /// Slots to move, nodes and options.
     pub order: MoveOrder,
-    /// The names of source and target, for people.
+    /// Names of source and target, for display.
     pub names: [String; 2],
-    /// Where it stood when the router before this one ended.
+    /// State that an earlier router left.
     pub resume: Option<OpenMove>,
-    /// It only ends what is under way: the user wants no more of it.
+    /// The user aborted the move: only finish its open leg.
     pub aborted: bool,
-    /// The side that is lost for good, says the user.
+    /// Side that the user has declared lost for good.
     pub give_up: Option<Side>,
 }
 
-/// Slots that change their owner together, and the number of their leg.
+/// Slots that change owner together, and the number of their leg.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LegSlots {
-    /// The number.
+    /// Leg number.
     pub number: u32,
     /// The slots, ascending.
     pub slots: Vec<Slot>,
 }
 
-/// What is to be done next. [`StepResult::Done`] follows where nothing else is said; [`StepResult::Lost`], [`StepResult::Refused`] and
-/// [`StepResult::Aborted`] may follow each.
+/// Next step of the mover. Its result is [`StepResult::Done`], unless documented otherwise. [`StepResult::Lost`], [`StepResult::Refused`]
+/// and [`StepResult::Aborted`] are possible for every step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Connect to that side, if it is not connected, and have the node end what earlier connections may still do. One
-    /// attempt: [`StepResult::Refused`] says why it failed.
+    /// Connect to that side, if not connected, and close leftover connections at its node. One attempt:
+    /// [`StepResult::Refused`] has the reason of a failure.
     Reach {
-        /// The side.
+        /// Side to reach.
         side: Side,
-        /// What comes when both are reached.
+        /// Step after both sides are reached.
         then: Box<Step>,
     },
-    /// Wait, and hear what is said meanwhile. An abort that comes then ends it.
+    /// Wait, and accept user requests. An abort ends the wait.
     Rest {
-        /// How long, microseconds.
+        /// Duration, microseconds.
         us: u64,
-        /// What people are told meanwhile.
+        /// Activity shown while waiting.
         doing: String,
-        /// What comes then.
+        /// Step after the wait.
         then: Box<Step>,
     },
-    /// Look whether both nodes can do it.
+    /// Check whether both nodes meet the requirements of the move.
     Check,
-    /// Learn how long clients wait for their replies without the move.
+    /// Measure how long clients wait for replies without the move.
     LearnWaits,
-    /// Have the workers tell what they write, wait until what they sent before is answered ([`MoveStateMachine::drained`]), list
-    /// the keys, and see to it that the target has none of them.
+    /// Let workers report written keys, wait until earlier commands have ended ([`MoveStateMachine::drained`]), list the keys, and
+    /// remove leftovers at the target.
     List,
-    /// Give the target the functions and scripts of the source.
+    /// Copy functions and scripts from the source to the target.
     Functions,
-    /// Hear what was said. Nothing is under way at the nodes.
+    /// Handle pending user requests. Nothing is in flight at the nodes.
     Hear,
-    /// Learn how big the keys of the next leg are, and cut it by that ([`MoveStateMachine::cut`]). [`StepResult::LegSlots`] follows.
+    /// Measure the keys of the next leg, and cut it by their size ([`MoveStateMachine::cut`]). [`StepResult::LegSlots`] follows.
     Measure,
-    /// Ask both nodes what time it is. [`StepResult::Refused`] where they differ.
+    /// Compare the clocks of both nodes. [`StepResult::Refused`] if they differ.
     Clocks(LegSlots),
-    /// Look whether the target has room.
+    /// Check whether the target has enough free memory.
     Room(LegSlots),
     /// Copy big keys ahead.
     Stage(LegSlots),
-    /// Do a leg to its end. [`StepResult::Ended`] follows; [`StepResult::Lost`] only before it has begun. Where [`MoveStateMachine::open`] is
-    /// one, go on with that.
+    /// Run a leg to its end, or resume [`MoveStateMachine::open`]. [`StepResult::Ended`] follows; [`StepResult::Lost`] only before the leg has
+    /// started.
     Leg(LegSlots),
-    /// Wait until what was sent to the source earlier is answered, and tell how long that took ([`MoveStateMachine::drained`]).
-    /// Nobody is held back for that.
+    /// Wait until commands sent to the source earlier have ended, and report how long that took ([`MoveStateMachine::drained`]). No
+    /// client is held back.
     Observe,
-    /// Look whether the source still has keys of what has moved.
+    /// Check whether the source still has keys of moved slots.
     LookBehind,
-    /// The move is over.
+    /// The move has ended.
     End(MoveEnd),
 }
 
-/// What came of a step.
+/// Result of a step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StepResult {
-    /// It is done.
+    /// The step succeeded.
     Done,
     /// The slots of the next leg.
     Cut(Vec<Slot>),
     /// The leg has ended.
     Ended(Outcome),
-    /// A node is not connected where it has to be.
+    /// A required node is not connected.
     Lost,
-    /// It cannot be done, and why.
+    /// The step failed, with the reason.
     Refused(String),
-    /// It was left because [`MoveStateMachine::is_cut_short`].
+    /// The step was abandoned because [`MoveStateMachine::is_cut_short`].
     Aborted,
 }
 
-/// What is known of the keys of a move, slot by slot.
+/// Keys of a move, per slot.
 pub trait Listed {
-    /// How many a slot has.
+    /// Number of listed keys in the slot.
     fn keys(&self, slot: Slot) -> u32;
-    /// Bytes of its big ones.
+    /// Size of the big keys in the slot, bytes.
     fn big_bytes(&self, slot: Slot) -> u64;
-    /// Whether a slot has others that are not listed, so that its node is asked again.
+    /// Whether the slot has keys that are not listed, so that its node must be listed again.
     fn lacks_some(&self, slot: Slot) -> bool;
 }
 
-/// A move.
+/// State machine of a move.
 #[derive(Debug)]
 pub struct MoveStateMachine {
     order: MoveOrder,
     names: [String; 2],
     slots_left: BTreeSet<Slot>,
-    /// A leg that a router before this one has left, until it has ended.
+    /// Open leg of an earlier router, until it has ended.
     open: Option<OpenLeg>,
     next_leg: u32,
-    /// What is under way.
+    /// Current step.
     requested: Step,
-    /// Since when an open leg waits for its nodes, and those that were not reached in this round, with what people are
-    /// told.
+    /// Time at which an open leg began to wait for its nodes, and the sides that this round did not reach, with the
+    /// activity to show.
     since_us: u64,
     missing: Vec<(Side, String)>,
     paused: bool,
     aborted: bool,
     give_up: Option<Side>,
-    /// A leg has ended without this side, and so many keys are lost, at most.
+    /// Side without which a leg has ended, with the maximum number of lost keys.
     lost: Option<(Side, u64)>,
-    /// What was sent to the source earlier took so long to be answered when that was looked at last.
+    /// Time until earlier commands at the source had ended, as last measured.
     drain_us: u64,
-    /// So many legs in turn have not begun: what a leg waits for may take longer than what was looked at.
+    /// Number of legs in a row that could not start. Each doubles the drain limit, because a leg may wait longer than
+    /// measured.
     failed_leg_starts: u32,
 }
 
 impl MoveStateMachine {
-    /// A move, and its first step.
+    /// Creates a move. Returns it with its first step.
     #[must_use]
     pub fn begin(begin: Begin, now_us: u64) -> (Self, Step) {
         let Begin { order, names, resume, aborted, give_up } = begin;
@@ -236,7 +234,7 @@ impl MoveStateMachine {
         (life, first)
     }
 
-    /// What comes next, by what came of the last step, at `now_us` (microseconds on any clock that does not go back).
+    /// Returns the next step after the result of the current one, at `now_us` (microseconds on any monotonic clock).
     pub fn came(&mut self, came: StepResult, now_us: u64) -> Step {
         let asked = self.requested.clone();
         self.requested = match came {
@@ -274,7 +272,7 @@ impl MoveStateMachine {
             }
             Step::Observe => Step::Hear,
             Step::LookBehind => Step::End(MoveEnd::Done),
-            // They end otherwise.
+            // Unreachable: these steps have other results.
             Step::Measure | Step::Leg(_) | Step::End(_) => asked,
         }
     }
@@ -282,11 +280,11 @@ impl MoveStateMachine {
     fn node_lost(&mut self, asked: Step, now_us: u64) -> Step {
         match asked {
             Step::Reach { side, then } => self.reached(side, Some("its connection was lost".to_owned()), then, now_us),
-            // A side that is not connected is asked when it is: the leg may have to go back without it.
+            // A side that is not connected is checked after it reconnects: the leg may have to go back without it.
             Step::Clocks(cut) if self.open.is_some() => Step::Leg(cut),
             Step::Leg(_) => {
                 self.since_us = now_us + REACH_REST_US;
-                // Keys of an open leg may be anywhere: a move does not end with that.
+                // Keys of an open leg may be at either node, so the loss of a node does not end the move.
                 let open = self.open_again().map(|again| rest(REACH_REST_US, GOING_ON, again));
                 open.unwrap_or_else(|| reach(Step::Hear))
             }
@@ -297,13 +295,13 @@ impl MoveStateMachine {
     fn refused(&mut self, asked: Step, why: String, now_us: u64) -> Step {
         match asked {
             Step::Reach { side, then } => self.reached(side, Some(why), then, now_us),
-            // It cannot be left as it is, so it waits.
+            // An open leg cannot be left unfinished, so it waits.
             again @ Step::Clocks(_) if self.open.is_some() => rest(CLOCKS_REST_US, &format!("waiting: {why}"), again),
             _ => stopped(&why),
         }
     }
 
-    /// An attempt to reach a side is over.
+    /// Handles the result of an attempt to reach a side.
     fn reached(&mut self, side: Side, refused: Option<String>, then: Box<Step>, now_us: u64) -> Step {
         let waiting = refused.map(|why| format!("waiting for {}: {why}", self.names[side as usize]));
         let Some(open) = &self.open else {
@@ -318,9 +316,9 @@ impl MoveStateMachine {
         if side == Side::Source && open.given_up != Some(Side::Target) {
             return Step::Reach { side: Side::Target, then };
         }
-        // Clients wait for its keys: it goes on whatever the user wishes. It goes on without a target that does not
-        // answer, because the source has keys that can be served; without a side that the user has given up; and
-        // without its source, where all of it is at the target.
+        // Clients wait for the keys of the open leg, so no user request ends it. It continues without an unreachable
+        // target, because the source has keys to serve, and without a side that the user has given up. After the
+        // cut-over it continues without its source.
         let is_patient = now_us.saturating_sub(self.since_us) < TARGET_PATIENCE_US;
         let is_past = |side| side == Side::Source && open.cut_over;
         let can_do_without =
@@ -333,12 +331,12 @@ impl MoveStateMachine {
         }
     }
 
-    /// Where there is an open leg, the step by which it is taken up.
+    /// Returns the step that resumes the open leg, if there is one.
     fn open_again(&self) -> Option<Step> {
         self.open.as_ref().map(reach_for)
     }
 
-    /// A leg has ended.
+    /// Handles the end of a leg.
     fn leg_ended(&mut self, asked: Step, outcome: Outcome) -> Step {
         let Step::Leg(cut) = asked else { return asked };
         let was_open = self.open.take().is_some();
@@ -372,19 +370,19 @@ impl MoveStateMachine {
         }
     }
 
-    /// The next leg, if there is one.
+    /// Returns the first step of the next leg, or the final check.
     fn next(&self) -> Step {
         self.look_or(Step::Hear)
     }
 
-    /// This, unless all has moved.
+    /// Returns `step`, or the final check if all slots have moved.
     fn look_or(&self, step: Step) -> Step {
         if self.slots_left.is_empty() { Step::LookBehind } else { step }
     }
 
-    // ---- what is told meanwhile ----
+    // ---- events during a step ----
 
-    /// The user asks for something.
+    /// Applies a user request.
     pub fn steer(&mut self, steer: Steer) {
         match steer {
             Steer::Pause => self.paused = true,
@@ -396,20 +394,20 @@ impl MoveStateMachine {
         }
     }
 
-    /// What was sent to the source earlier took so long to be answered, microseconds: the next leg may hold clients
+    /// Records how long commands sent to the source earlier took to end, microseconds. The next leg may hold clients
     /// back for twice that.
     pub fn drained(&mut self, took_us: u64) {
         self.drain_us = took_us;
     }
 
-    /// The leg under way ends without this side, which was given up: so many keys are lost, at most.
+    /// Records that the current leg ends without this side, which was given up, with the maximum number of lost keys.
     pub fn lose(&mut self, side: Side, keys: u64) {
         self.lost = Some((side, keys));
     }
 
-    // ---- how it is ----
+    // ---- state ----
 
-    /// What was ordered, with the goal and the rate as they are now.
+    /// Move order, with the current goal and rate.
     #[must_use]
     pub const fn order(&self) -> &MoveOrder {
         &self.order
@@ -421,53 +419,52 @@ impl MoveStateMachine {
         &self.slots_left
     }
 
-    /// The leg that a router before this one has left, until it has ended: its keys are used by nobody.
+    /// Open leg of an earlier router, until it has ended. No client can use its keys.
     #[must_use]
     pub const fn open(&self) -> Option<&OpenLeg> {
         self.open.as_ref()
     }
 
-    /// The user has paused it, and does not want it to end.
+    /// Whether the user has paused the move and not aborted it.
     #[must_use]
     pub const fn is_paused(&self) -> bool {
         self.paused && !self.aborted
     }
 
-    /// The user wants it to end.
+    /// Whether the user has aborted the move.
     #[must_use]
     pub const fn is_aborted(&self) -> bool {
         self.aborted
     }
 
-    /// The user wants it to end, and nothing stands against it: clients wait for the keys of an open leg, and what has
-    /// all moved is not undone. The step under way is left ([`StepResult::Aborted`]), but for a leg.
+    /// Whether an abort takes effect now. Not during an open leg, because clients wait for its keys, and not after all
+    /// slots have moved. The current step is abandoned ([`StepResult::Aborted`]), unless it is a leg.
     #[must_use]
     pub fn is_cut_short(&self) -> bool {
         self.aborted && self.open.is_none() && !self.slots_left.is_empty()
     }
 
-    /// The side that is lost for good, says the user.
+    /// Side that the user has declared lost for good.
     #[must_use]
     pub const fn give_up(&self) -> Option<Side> {
         self.give_up
     }
 
-    /// Keys that were lost with a side that was given up, at most.
+    /// Maximum number of keys lost with a side that was given up.
     #[must_use]
     pub fn keys_lost(&self) -> u64 {
         self.lost.map_or(0, |(_, keys)| keys)
     }
 
-    /// For so long a leg may hold clients back before it moves, microseconds: twice as long after each leg that has not
-    /// begun.
+    /// Time that a leg may hold clients back before it moves, microseconds. Doubles after each leg that could not
+    /// start.
     #[must_use]
     pub fn drain_patience_us(&self) -> u64 {
         let us = self.drain_us.saturating_mul(2).clamp(DRAIN_PATIENCE_US, DRAIN_PATIENCE_MAX_US);
         us.saturating_mul(1 << self.failed_leg_starts.min(16)).min(DRAIN_PATIENCE_MAX_US)
     }
 
-    /// The slots of the next leg: whole ones, as many as have `keys_max` keys. `without`: those that are in the one
-    /// under way.
+    /// Returns the slots of the next leg: whole slots, up to `keys_max` keys. `without`: slots of the current leg.
     pub fn cut(&self, listed: &impl Listed, keys_max: u32, without: &[bool]) -> Vec<Slot> {
         let mut slots = Vec::new();
         let mut keys = 0;
@@ -476,8 +473,7 @@ impl MoveStateMachine {
             return self.slots_left.iter().copied().collect();
         }
         let left = self.slots_left.iter().filter(|slot| !without.get(slot.index()).is_some_and(|without| *without));
-        // Those in which scripts write what they do not name come last and together: their keys have to be listed once
-        // more.
+        // Slots in which scripts write undeclared keys come last and together: they must be listed again.
         let (last, first): (Vec<Slot>, Vec<Slot>) = left.partition(|slot| listed.lacks_some(**slot));
         for slot in if first.is_empty() { last } else { first } {
             let (of_slot, big_of_slot) = (listed.keys(slot), listed.big_bytes(slot));
@@ -494,12 +490,12 @@ impl MoveStateMachine {
     }
 }
 
-/// Both nodes are reached, however long that takes, and then this is done.
+/// Reaches both nodes without a time limit, then continues with `then`.
 fn reach(then: Step) -> Step {
     Step::Reach { side: Side::Source, then: Box::new(then) }
 }
 
-/// The nodes of an open leg are reached, as far as it needs them, and then it goes on.
+/// Reaches the nodes that an open leg needs, then resumes it.
 fn reach_for(open: &OpenLeg) -> Step {
     let side = if open.given_up == Some(Side::Source) { Side::Target } else { Side::Source };
     Step::Reach { side, then: Box::new(Step::Clocks(LegSlots { number: open.leg, slots: open.slots.clone() })) }

@@ -1,30 +1,29 @@
 //! Moving slots from one node to another while both serve.
 //!
-//! A move is cut into *legs*: slots that change their owner together. A leg is a state machine, a [`Machine`], stepped
-//! with what happened ([`Event`]) and answering with what to do ([`Action`]). It knows no connection, no file and no
-//! clock. A [`Driver`] steps it, with all that is the same for each protocol; the router's mover and the simulator do
-//! what that says and tell it what came of it.
+//! A move is cut into *legs*: slots that change owner together. A leg is a state machine, a [`Machine`]: it consumes an
+//! [`Event`] and returns [`Action`]s, without a connection, file or clock. A [`Driver`] steps it and implements what
+//! all protocols share. The router's mover and the simulator execute the actions and report the results.
 //!
-//! # Who does what
-//! - **Workers** ask one question of a command for a slot in transit ([`KeyLookup`]): are all its keys *committed*? Then it
-//!   goes to the target, on the same connections as ever. Otherwise its client waits, and the keys are wanted
-//!   ([`Event::Wanted`]). A key is committed once and for all ([`Io::Commit`]), so there is nothing to lock and nothing
-//!   to take back, and nothing changes its path at release.
-//! - **The mover**, one thread per move, owns the leg's machine and the only connections that copy. It serialises what
-//!   happens to the *place* of each key; the commands themselves need not pass through it (docs/decisions/0011).
+//! # Responsibilities
+//! - **Workers** check one condition for a command on a slot in transit ([`KeyLookup`]): are all its keys *committed*? If
+//!   so, the command goes to the target, on the existing connections. Otherwise its client waits, and the worker
+//!   requests the keys ([`Event::Wanted`]). A commit is final ([`Io::Commit`]), so it needs no lock and no undo, and no
+//!   command changes its path when the leg is released.
+//! - **The mover**, one thread per move, owns the machine of the leg and the only connections that copy. It serialises
+//!   changes to the *place* of each key; commands need not pass through it (docs/decisions/0011).
 //!
-//! # The rules
-//! 1. Nothing is copied before the drain: every worker knows that the slots are moving, and nothing sent to the source
+//! # Rules
+//! 1. Nothing is copied before the drain: every worker has seen that the slots move, and nothing sent to the source
 //!    earlier is still in flight ([`Event::Drained`]).
-//! 2. A key is committed only when its copy is stored at the target (as safely as was asked), that is on record, and
-//!    its source copy is gone. A key that the source does not have is committed when that is on record.
-//! 3. A copy is never stored over an existing key. Where there is one it is an earlier copy of ours, and it stays.
-//! 4. What a broken connection may still do is unknown until the node has confirmed its end ([`Event::Restored`]); then
-//!    the batch is done again from its beginning, which is harmless by rule 3.
-//! 5. If the source is another process than the one that the record names, what it shows of keys on record is stale,
-//!    and is removed.
-//! 6. The slots are handed over when no key is left at the source, and not before. Only where the user gives up a side
-//!    that does not answer are they handed over to the other one with what that has; nobody is served there before all
+//! 2. A key is committed only when its copy is stored at the target (with the requested durability), this is on record,
+//!    and the source copy is removed. A key that the source does not have is committed when that is on record.
+//! 3. A copy is never stored over an existing key. An existing key is an earlier copy of this leg, and it stays.
+//! 4. Commands on a broken connection may still execute until the node confirms its end ([`Event::Restored`]). Then the
+//!    batch is repeated from its beginning, which is harmless by rule 3.
+//! 5. If the source is not the process named in the record, its copies of recorded keys are stale and are removed.
+//! 6. The slots are handed over when no key is left at the source, and not before. Exception: the user gives up a side
+//!    that does not respond. Then the other side gets the slots with the keys it has, but serves no client until every
+//!    command sent to the lost side has ended for its client.
 //!    that was sent to the lost side has ended for its client.
 
 mod double_read;
@@ -66,15 +65,15 @@ pub use stop_and_copy::StopAndCopy;
 pub use tail::DirtyElements;
 pub use view::{Committed, KeyLookup, LegView, Legs, Place, Scope, Waits, Wanted, is_late, moved, observed};
 
-/// A key's name. A unit of moving is a name, in all databases: commands that touch several databases (`MOVE`,
-/// `COPY ... DB`) then need nothing special.
+/// A key's name, which is the unit of a move and stands for all databases. Commands that touch several databases
+/// (`MOVE`, `COPY ... DB`) therefore need no special case.
 pub type Key = Arc<[u8]>;
 
-/// What names of keys begin with that the router makes for itself at nodes, for a while. Clients do not see them, and
-/// they belong to no slot: moves leave them where they are.
+/// Prefix of the short-lived keys that the router creates at nodes. Clients do not see these keys, and they belong to
+/// no slot: moves leave them in place.
 pub const TEMPORARY: &[u8] = b"switchyard:temporary:";
 
-/// Whether a key is one of these.
+/// Whether a key has the prefix [`TEMPORARY`].
 #[must_use]
 pub fn is_temporary(key: &[u8]) -> bool {
     key.starts_with(TEMPORARY)
@@ -84,17 +83,17 @@ pub fn is_temporary(key: &[u8]) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct BatchId(pub u32);
 
-/// One of the two nodes of a leg. They change places when a leg is rolled back.
+/// One of the two nodes of a leg. A rollback exchanges their roles.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Side {
-    /// Where the slots are before the move.
+    /// Owner of the slots before the move.
     Source,
-    /// Where they are to be.
+    /// Owner of the slots after the move.
     Target,
 }
 
 impl Side {
-    /// The other one.
+    /// The opposite side.
     #[must_use]
     pub const fn other(self) -> Self {
         match self {
@@ -104,19 +103,19 @@ impl Side {
     }
 }
 
-/// What must be safe at the target before the copy at the source goes.
+/// Durability required at the target before the source copy is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Durability {
-    /// That the target has answered: as safe as a client's write to it.
+    /// The target has replied: as safe as a client's write to it.
     #[default]
     Memory,
-    /// That its append-only file is on disk (`WAITAOF 1 0`, or `appendfsync always`).
+    /// The target's append-only file is on disk (`WAITAOF 1 0`, or `appendfsync always`).
     Aof,
-    /// That all connected replicas have it (`WAIT`): a failover may promote any of them.
+    /// All connected replicas have it (`WAIT`): a failover may promote any of them.
     Replica,
 }
 
-/// How a move goes about it. The journal has their numbers: a new one comes last, here and in [`Protocol::ALL`].
+/// Migration protocol. The journal stores its number: add a new one at the end, here and in [`Protocol::ALL`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Protocol {
     /// Keys move in batches and on demand, and are served throughout.
@@ -124,23 +123,23 @@ pub enum Protocol {
     Switchyard,
     /// The source's `MIGRATE`, as `redis-cli --cluster reshard` uses it; the leg's keys wait.
     StopAndCopy,
-    /// All keys are copied while the source serves, what is written meanwhile again, and for the rest everybody waits
-    /// (Slacker, Remus).
+    /// All keys are copied while the source serves, keys written in the meantime are copied again, and clients wait
+    /// only for the rest (Slacker, Remus).
     Source,
-    /// Everybody waits while all keys are copied.
+    /// Clients wait while all keys are copied.
     FreezeAndCopy,
-    /// As the default, but that keys which clients wait for are fetched several at a time.
+    /// The default, but keys that clients wait for are fetched several at a time.
     Rocksteady,
-    /// As the default, but that a read of a key on its way is asked of both nodes.
+    /// The default, but a read of a key in transit is sent to both nodes.
     NetMigrate,
-    /// The same, with all slots at once, and a sample of what is read so is fetched.
+    /// [`Protocol::NetMigrate`] with all slots in one leg; a sample of the keys read this way is fetched.
     Fulva,
-    /// A filter says which keys are at the target. It is there as published only ([`published`]).
+    /// A filter tracks the keys at the target. Implemented only as published ([`published`]).
     Bloom,
 }
 
 impl Protocol {
-    /// All of them, with the names that users write.
+    /// All protocols, with their configuration names.
     pub const ALL: [(Self, &'static str); 8] = [
         (Self::Switchyard, "switchyard"),
         (Self::StopAndCopy, "stop-and-copy"),
@@ -152,226 +151,226 @@ impl Protocol {
         (Self::Bloom, "bloom"),
     ];
 
-    /// Whether all slots of a move are one leg: they change their owner together.
+    /// Whether all slots of a move form one leg, and so change owner together.
     #[must_use]
     pub const fn is_one_leg(self) -> bool {
         self.copies_first() || matches!(self, Self::Fulva | Self::Bloom)
     }
 
-    /// Whether the target serves nothing before it has a copy of everything.
+    /// Whether the target serves nothing before it has a copy of all keys.
     #[must_use]
     pub const fn copies_first(self) -> bool {
         matches!(self, Self::Source | Self::FreezeAndCopy)
     }
 }
 
-/// What the user cares about most while data moves.
+/// Trade-off between the speed of a move and its effect on clients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Goal {
-    /// To be done soon: what the nodes can give.
+    /// As fast as the nodes allow.
     Fast,
-    /// That clients hardly notice, and to be done in reasonable time.
+    /// Clients hardly notice, and the move ends in reasonable time.
     #[default]
     Balanced,
-    /// That clients do not notice.
+    /// Clients do not notice.
     Gentle,
 }
 
 impl Goal {
-    /// All of them, with the names that users write.
+    /// All goals, with their configuration names.
     pub const ALL: [(Self, &'static str); 3] =
         [(Self::Fast, "fast"), (Self::Balanced, "balanced"), (Self::Gentle, "gentle")];
 }
 
-/// What a leg is to do.
+/// Parameters of a leg.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Orders {
-    /// The move.
+    /// Move id.
     pub move_id: MoveId,
-    /// Which leg of it, from 0.
+    /// Number of the leg within the move, from 0.
     pub leg: u32,
-    /// From where.
+    /// Current owner of the slots.
     pub source: NodeId,
-    /// To where.
+    /// Future owner of the slots.
     pub target: NodeId,
-    /// The slots, ascending.
+    /// Slots, ascending.
     pub slots: Vec<Slot>,
-    /// What must be safe before a source copy goes.
+    /// Durability required before a source copy is removed.
     pub durability: Durability,
-    /// If the drain takes longer than this, the leg gives up before it has changed anything, microseconds: clients wait
-    /// meanwhile.
+    /// Time limit of the drain, microseconds. After it the leg gives up, with nothing changed: clients wait during the
+    /// drain.
     pub drain_patience_us: u64,
 }
 
-/// How fast, from now on: set anew whenever the pace changes.
+/// Speed limits. Replaced whenever the pace changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pace {
-    /// Keys of a batch, at most; at least 1.
+    /// Maximum number of keys per batch, at least 1.
     pub batch_keys: u32,
-    /// Batches of listed keys under way at once, at most; 0 pauses them. Keys that are wanted do not count.
+    /// Maximum number of batches of listed keys in flight; 0 pauses them. Batches of requested keys do not count.
     pub batches: u32,
-    /// Between the starts of two batches of listed keys, at least, microseconds.
+    /// Minimum interval between the starts of two batches of listed keys, microseconds.
     pub interval_us: u64,
 }
 
-/// A process at a node, as the mover's connection met it.
+/// A server process, as found by the mover's connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Process {
-    /// Its `run_id`: another one means another process.
+    /// `run_id` of the server. A changed value means a new process.
     pub run_id: String,
-    /// The number of the mover's connection there (`CLIENT ID`), so that it can be ended after a crash of the router.
+    /// `CLIENT ID` of the mover's connection there, to close it after a crash of the router.
     pub client_id: u64,
 }
 
-/// What came of copying one key.
+/// Result of copying one key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Copied {
-    /// The mover has its content, so many bytes.
+    /// The mover has its content.
     Taken {
         /// Size of the serialised value, bytes.
         bytes: u64,
     },
-    /// The node does not have it.
+    /// The node has no such key.
     Absent,
-    /// The node refuses to give it (an error text): the leg cannot finish.
+    /// The node refuses to return it (with the error text): the leg cannot finish.
     Refused(String),
 }
 
-/// What came of storing one key.
+/// Result of storing one key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stored {
-    /// It is there now (or its time to live was over before it came).
+    /// The key is stored (or had expired before it arrived).
     Stored,
-    /// There was one already. It stays: it is ours from an attempt whose end was unknown, or else a stranger's, and the
-    /// leg goes back.
+    /// The key exists, and stays. Either an earlier attempt with unknown result stored it, or it is foreign and the leg
+    /// is rolled back.
     Exists,
-    /// The node refuses it (`OOM`, `MISCONF`, `Bad data format`, ...).
+    /// The node refuses the key (`OOM`, `MISCONF`, `Bad data format`, ...).
     Refused(String),
 }
 
-/// What happened.
+/// Input of a [`Machine`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// Both nodes are reached, and connections of a mover before this one are confirmed to be dead. Once, first.
+    /// Both nodes are connected, and the connections of an earlier mover are confirmed dead. First event, exactly once.
     Met {
         /// The process at the source.
         source: Process,
         /// The process at the target.
         target: Process,
     },
-    /// The record of this number is durable, and all before it.
+    /// The record with this number is durable, and all before it.
     Recorded(u64),
-    /// [`Action::Announce`] is done: every worker knows, and nothing sent to the source before is in flight.
+    /// [`Action::Announce`] is done: every worker has seen it, and nothing sent to the source earlier is in flight.
     Drained,
     /// [`Action::Purge`] is done.
     Purged,
-    /// [`Action::List`]: further keys of the leg that the source may have; duplicates and keys already moved are
+    /// Reply to [`Action::List`]: more keys of the leg that the source may have. Duplicates and keys already moved are
     /// harmless.
     Listed {
-        /// The keys.
+        /// Keys, in any order.
         keys: Vec<Key>,
-        /// There are no more.
+        /// Whether the listing is complete.
         end: bool,
     },
     /// A worker has a command for these keys.
     Wanted {
-        /// The keys.
+        /// Keys of the command in this leg's slots.
         keys: Vec<Key>,
     },
     /// Commands that may change these keys were about to be sent to the source, before the drain.
     Written {
-        /// The keys.
+        /// Keys of the commands in this leg's slots.
         keys: Vec<Key>,
     },
-    /// The same of any key of the leg: scripts do not name all, or everything is removed.
+    /// Any key of the leg may change: the command is a script with undeclared keys, or removes everything.
     Rewritten,
-    /// [`Io::Copy`] is done: an outcome per key, in order; of the first keys at least, where the others would make the
-    /// batch too large ([`pace::first_that_fit`]). Those are read in another one.
+    /// [`Io::Copy`] is done, with a result per key, in order. If the values are too large for one batch, the results
+    /// cover only its first keys ([`pace::first_that_fit`]); the rest are read in a later batch.
     Copied {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
-        /// What came of it.
+        /// Results, in the order of the keys.
         outcomes: Vec<Copied>,
     },
-    /// [`Io::Store`] is done: an outcome per key, in order.
+    /// [`Io::Store`] is done, with a result per key, in order.
     Stored {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
-        /// What came of it.
+        /// Results, in the order of the keys.
         outcomes: Vec<Stored>,
     },
-    /// [`Io::Secure`] is done, or the node could not make it safe in time (a text).
+    /// [`Io::Secure`] is done, or the node did not make the keys durable in time.
     Secured {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
-        /// Why not, where not.
+        /// Reason of a failure.
         refused: Option<String>,
     },
     /// [`Io::Remove`] is done.
     Removed {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
     },
-    /// [`Io::Migrate`] is done: the keys are at the target, or why the node refused.
+    /// [`Io::Migrate`] is done, or the node refused.
     Migrated {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
-        /// Why not, where not.
+        /// Reason of a failure.
         refused: Option<String>,
     },
-    /// The connection to a side broke, or its node is silent: nothing that was asked there and not answered is known.
-    /// No further answer comes from that connection.
+    /// The connection to a side broke, or its node is silent. The results of its unanswered requests are unknown, and
+    /// no further reply comes from that connection.
     Lost {
-        /// The side.
+        /// Side of the connection.
         side: Side,
     },
-    /// There is a new connection to that side, and the node has confirmed that the old one is dead (or is another
+    /// A new connection to that side exists, and the node has confirmed that the old one is dead (or is another
     /// process).
     Restored {
-        /// The side.
+        /// Side of the connection.
         side: Side,
-        /// Who answers there now.
+        /// Process now serving at that side.
         process: Process,
     },
-    /// [`Action::Confirm`] is answered, on the connection that was there when it was asked for.
+    /// Reply to [`Action::Confirm`], on the connection that was open when it was requested.
     Confirmed {
-        /// The side.
+        /// Side of the connection.
         side: Side,
-        /// So many keys its process has evicted since it began.
+        /// Number of keys that its process has evicted since it started.
         evicted: u64,
     },
     /// [`Action::HandOver`] is done: stored, published.
     HandedOver,
-    /// FLUSHALL or the like is about to be sent to the nodes: end what is under way and start nothing, until
-    /// [`Event::Resume`].
+    /// A FLUSHALL or similar command is about to be sent to the nodes: finish all requests in flight and start nothing
+    /// until [`Event::Resume`].
     Quiesce,
-    /// Go on after [`Event::Quiesce`].
+    /// End of the pause after [`Event::Quiesce`].
     Resume,
-    /// Another pace.
+    /// New speed limits.
     Pace(Pace),
-    /// Go back: the user asks for it.
+    /// The user requests a rollback.
     RollBack,
-    /// That side is lost for good, the user says: end at the other one, with what is there. Not done where the side
-    /// answers.
+    /// The user declares that side lost for good: end at the other side, with the keys it has. Ignored while the side
+    /// responds.
     GiveUp {
-        /// The side.
+        /// Lost side.
         side: Side,
     },
-    /// Nothing: time passes. At least every 10 ms while a leg is under way.
+    /// Time passes: sent at least every 10 ms while a leg runs.
     Tick,
 }
 
-/// Keys of a leg's slots that a node should not have.
+/// Keys of a leg's slots that must not be at a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum UnexpectedKeys {
-    /// All but these: what the node has is not known.
+    /// All keys except these. Used if the content of the node is unknown.
     AllBut(Arc<BTreeSet<Fingerprint>>),
-    /// These, as far as it has them. Others are none of ours.
+    /// These keys, if present. Other keys do not belong to the leg.
     These(Arc<BTreeSet<Fingerprint>>),
 }
 
 impl UnexpectedKeys {
-    /// Whether a key is one of them.
+    /// Whether the set contains a key.
     #[must_use]
     pub fn has(&self, key: Fingerprint) -> bool {
         match self {
@@ -381,254 +380,251 @@ impl UnexpectedKeys {
     }
 }
 
-/// What to do. Actions of one step are done in their order.
+/// Output of a [`Machine`]. Actions of one step are executed in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Make this durable; [`Event::Recorded`] with the number of the record follows. Numbers count from 1 in each leg.
+    /// Make the record durable; [`Event::Recorded`] with its number follows. Numbers count from 1 in each leg.
     Record {
-        /// Its number.
+        /// Record number.
         number: u64,
-        /// What.
+        /// Record contents.
         record: Record,
     },
-    /// Make every worker know that the slots are moving; [`Event::Drained`] follows.
+    /// Publish to every worker that the slots are moving; [`Event::Drained`] follows.
     Announce {
-        /// Keys on their way may be read at both sides, under this condition.
+        /// Permits reads of keys in transit at both sides, under its condition.
         double_read: Option<Arc<DoubleRead>>,
     },
-    /// What was sent to the source before is awaited, while it serves; [`Event::Drained`] follows. What commands that
-    /// wait there may still do is told anew.
+    /// Wait until every command sent to the source earlier has ended, while the source serves; [`Event::Drained`]
+    /// follows. Writes of commands that block there are reported again.
     Observe,
-    /// Make every worker know that they are not: the leg has changed nothing. No event follows.
+    /// Publish to every worker that the slots do not move: the leg has changed nothing. No event follows.
     Withdraw,
-    /// Remove what the side has of the leg's slots and should not have. Look at the node itself for it, from the
-    /// beginning, not at an earlier listing. [`Event::Purged`] follows; one at a time.
+    /// Remove keys of the leg's slots that the side must not have. Scan the node from the beginning rather than use an
+    /// earlier listing. [`Event::Purged`] follows; one purge at a time.
     Purge {
-        /// Where.
+        /// Side to scan.
         side: Side,
-        /// Which keys.
+        /// Keys to remove.
         wrong: UnexpectedKeys,
     },
-    /// Every key is at the target, also those that nobody has named: workers use it there. No event follows.
+    /// Every key is at the target, also keys never listed: workers use them there. No event follows.
     CommitAll,
-    /// Tell further keys, about so many: one [`Event::Listed`] follows for each of these, in order. They are keys of
-    /// the source, until [`Action::Relist`] says otherwise.
+    /// Return about `count` more keys: one [`Event::Listed`] follows for each request, in order. The keys are those of
+    /// the source, unless [`Action::Relist`] has changed that.
     List {
-        /// How many.
+        /// Approximate number of keys.
         count: u32,
     },
-    /// Begin a new listing: what the side has of the leg's slots now, asked of the node itself and not taken from an
-    /// earlier listing. No event follows; what is asked for by [`Action::List`] from here on is from the new one. What
-    /// was asked for before is answered with no key of it: the answer is not believed, and a key of the new listing in
-    /// it would be forgotten.
+    /// Start a new listing of the leg's slots at a side, from the node itself rather than from an earlier listing. No
+    /// event follows; each later [`Action::List`] returns keys of the new listing. Replies to earlier requests must not
+    /// contain any: the machine ignores these replies, so such a key would be lost.
     Relist {
-        /// Where.
+        /// Side to list.
         at: Side,
     },
-    /// Make a new connection to that side, confirm the end of the old one; [`Event::Restored`] follows, sooner or
-    /// later.
+    /// Open a new connection to that side and confirm the end of the old one; [`Event::Restored`] follows eventually.
     Restore {
-        /// The side.
+        /// Side to reconnect.
         side: Side,
     },
-    /// Ask that side how many keys it has evicted, on the connection that there is; [`Event::Confirmed`] follows,
-    /// unless the connection is lost.
+    /// Query the number of evicted keys of that side, on the current connection; [`Event::Confirmed`] follows, unless
+    /// the connection is lost.
     Confirm {
-        /// The side.
+        /// Side to query.
         side: Side,
     },
-    /// Every key is at the side `to`: store and publish the topology in which that node owns the slots;
+    /// Every key is at the side `to`: store and publish the topology in which this node owns the slots;
     /// [`Event::HandedOver`] follows.
     HandOver {
-        /// The side.
+        /// New owner.
         to: Side,
     },
-    /// The leg changed direction: from now on only keys that come back are committed, and those never moved may be used
-    /// at the source at once. Every worker must know before it is done; [`Event::Drained`] follows, when nothing sent
-    /// to the target for these slots before is in flight, and whoever waited for a key has been told to look again.
-    /// After a crash of the router it comes in the place of [`Action::Announce`].
+    /// The leg changed direction: from now on only returned keys are committed, and keys that never moved may be used
+    /// at the source at once. Every worker must have seen this; [`Event::Drained`] follows when nothing sent to the
+    /// target for these slots earlier is in flight, and waiting commands have been checked again. After a crash of the
+    /// router it replaces [`Action::Announce`].
     RollBack {
-        /// Why, for people.
+        /// Reason, for display.
         why: String,
-        /// The keys that have to come back: each waits until it is committed. All others may be used at the source.
+        /// Keys that have to return: each waits until it is committed. All others may be used at the source.
         away: Arc<BTreeSet<Fingerprint>>,
     },
-    /// A side was given up, and the leg ends without it. No event follows.
+    /// The leg ends without a side that was given up. No event follows.
     Lost {
-        /// The keys that were on record as moved to it, where that is the target: at most these are lost. What the
-        /// source had is not known by name.
+        /// Keys on record as moved to the target, if the target was given up: an upper bound of the loss. Empty for the
+        /// source: its keys are not known by name.
         keys: Vec<Fingerprint>,
     },
-    /// What the driver hands on as it is.
+    /// Passed through by the driver unchanged.
     Io(Io),
 }
 
-/// What is asked of nodes, workers and people, by a protocol and through the driver.
+/// Requests of a protocol to nodes, workers and operators, passed through the driver.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Io {
-    /// Read these keys at `from`: all databases, expiry as absolute time, what the node knows of their use. A batch of
-    /// that number that was copied before is begun again: forget what was read. Until its keys are gone from there,
-    /// what was read is kept: it may have to be stored again.
+    /// Read these keys at `from`: all databases, absolute expiry, and the node's usage data. A repeated batch number
+    /// restarts that batch: discard the values read before. Retain the values until the keys are removed at `from`:
+    /// they may have to be stored again.
     Copy {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
-        /// Where.
+        /// Side to read.
         from: Side,
-        /// Which.
+        /// Keys to read.
         keys: Vec<Key>,
     },
-    /// Store what was read of these of the batch's keys, at `to`, never over an existing key; [`Event::Stored`] has an
-    /// outcome for each of these keys.
+    /// Store the copied values of these keys of the batch at `to`, never over an existing key; [`Event::Stored`] has a
+    /// result per key.
     Store {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
-        /// Where.
+        /// Side to write.
         to: Side,
-        /// Which.
+        /// Keys to store.
         keys: Vec<Key>,
     },
-    /// Store what was read of these of the batch's keys, at `to`, in the place of what is there; [`Event::Stored`] has
-    /// an outcome for each of these keys. What was read is forgotten then.
+    /// Store the copied values of these keys of the batch at `to`, replacing existing ones; [`Event::Stored`] has a
+    /// result per key. Discard the values afterwards.
     Overwrite {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
-        /// Where.
+        /// Side to write.
         to: Side,
-        /// Which.
+        /// Keys to store.
         keys: Vec<Key>,
     },
-    /// Wait until what was stored is as safe as was asked; [`Event::Secured`] follows.
+    /// Wait until the stored keys are as durable as requested; [`Event::Secured`] follows.
     Secure {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
-        /// Where.
+        /// Side that stored the keys.
         at: Side,
-        /// How safe; never [`Durability::Memory`].
+        /// Requested durability; never [`Durability::Memory`].
         durability: Durability,
     },
     /// Remove these keys at `from`; [`Event::Removed`] follows.
     Remove {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
-        /// Where.
+        /// Side to remove from.
         from: Side,
-        /// Which.
+        /// Keys to remove.
         keys: Vec<Key>,
     },
-    /// Have the node at `from` migrate these keys to the other one itself (`MIGRATE`, without `REPLACE`);
+    /// Make the node at `from` migrate these keys to the other side itself (`MIGRATE`, without `REPLACE`);
     /// [`Event::Migrated`] follows.
     Migrate {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
-        /// Where.
+        /// Side that executes `MIGRATE`.
         from: Side,
-        /// Which.
+        /// Keys to migrate.
         keys: Vec<Key>,
     },
-    /// Commands for these keys may go to where the slots are going. Forget their content.
+    /// Commands for these keys may go to the new owner. Discard the copied values.
     Commit {
-        /// Which.
+        /// Committed keys.
         keys: Vec<Key>,
     },
-    /// The switch's tracker is told that these groups start, or are complete. Of a protocol as published.
+    /// Record in the switch's tracker that these groups start, or are complete. Only for protocols as published.
     Track {
-        /// Which.
+        /// Groups of keys.
         groups: Vec<Fingerprint>,
-        /// Or they start.
+        /// Whether the groups are complete; otherwise they start.
         complete: bool,
     },
-    /// The switch's tracker has said something else of this group, and may say what is true from now on. Whoever waits
-    /// for a key of it looks again. Of a protocol as published.
+    /// The switch's tracker was wrong about this group, and may store the true state from now on. Clients that wait for
+    /// its keys are checked again. Only for protocols as published.
     Found {
-        /// Which.
+        /// Group of keys.
         group: Fingerprint,
-        /// Where it is in truth.
+        /// Actual state of the group.
         truth: tracker::State,
     },
-    /// Whoever waits for a key now is told this error, and may try again.
+    /// Return this error to clients that wait for a key now. They may retry.
     Refuse {
-        /// Which keys; `None`: all that are waited for.
+        /// Keys to refuse; `None`: all keys that clients wait for.
         keys: Option<Vec<Key>>,
         /// Text of the error reply, with its code in front.
         error: String,
     },
-    /// Nothing is under way, as [`Event::Quiesce`] asked. A leg that is over says it too.
+    /// Nothing is in flight: the reply to [`Event::Quiesce`]. Also sent by a leg that has ended.
     Quiet,
-    /// Something that people should know about this leg: for the log, and beside the move where moves are shown. No
-    /// event follows.
+    /// Message for operators: log it, and show it with the move. No event follows.
     Report {
-        /// What.
+        /// Message text.
         text: String,
     },
-    /// The leg is over. After it comes nothing but [`Io::Quiet`].
+    /// The leg has ended. Only [`Io::Quiet`] may follow.
     End(Outcome),
 }
 
-/// How a leg ended.
+/// Result of a leg.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// The target owns the slots.
     Moved,
-    /// The source owns them again, and has all keys.
+    /// The source owns the slots again, and has all keys.
     Returned {
-        /// Why.
+        /// Reason, for display.
         why: String,
     },
-    /// It gave up before anything was changed, and may be tried again.
+    /// The leg gave up with nothing changed, and may be retried.
     NotBegun {
-        /// Why.
+        /// Reason, for display.
         why: String,
     },
 }
 
-/// A leg's machine. Each protocol is one of these.
+/// State machine of a leg, one type per protocol.
 pub trait Machine {
-    /// Takes note of what happened at `now_us` (microseconds on any clock that does not go back) and says what to do.
+    /// Handles an event at `now_us` (microseconds on any monotonic clock) and appends the resulting actions.
     fn step(&mut self, event: Event, now_us: u64, actions: &mut Vec<Action>);
 
-    /// How far it is.
+    /// Returns the current counters and phase.
     fn progress(&self) -> Progress;
 }
 
-/// Where a leg is on its way.
+/// Phase of a leg.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
-    /// Purging, recording, draining. The source serves, or (while draining) everybody waits.
+    /// Purging, recording, draining. The source serves, except that clients wait while draining.
     Preparing,
     /// Keys are moving.
     Moving,
     /// Keys are moving back.
     Returning,
-    /// All keys are there; the slots are being handed over.
+    /// All keys have arrived; the slots are being handed over.
     Releasing,
-    /// Over.
+    /// Finished.
     Ended,
 }
 
-/// How far a leg is.
+/// Progress of a leg.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
-    /// Where it is.
+    /// Current phase.
     pub phase: Phase,
-    /// Keys committed that the source had.
+    /// Number of committed keys that the source had.
     pub keys_moved: u64,
-    /// Bytes of their serialised values.
+    /// Serialised size of these keys, bytes.
     pub bytes_moved: u64,
-    /// Of them those that were moved because a command wanted them.
+    /// Number of these keys that moved because a command requested them.
     pub pulled: u64,
-    /// Batches done again because their end was unknown.
+    /// Number of batches repeated because their result was unknown.
     pub repeated: u64,
-    /// Keys that a leg which goes back still has to bring back, at most; of one that goes on, those that are listed and
-    /// have not moved.
+    /// Maximum number of keys to move: while returning, keys that must come back; otherwise listed keys that have not
+    /// moved.
     pub left: u64,
-    /// Keys that are on record as moved: so many are lost with the target, at most.
+    /// Number of keys on record as moved: the most that a loss of the target can lose.
     pub away: u64,
-    /// The side that was given up.
+    /// Side that was given up.
     pub given_up: Option<Side>,
 }
 
 impl Progress {
-    /// Of a leg that has not begun.
+    /// Progress of a leg that has not started.
     pub const NONE: Self = Self {
         phase: Phase::Preparing,
         keys_moved: 0,

@@ -1,7 +1,7 @@
-//! One move as it was ordered: the same value while it is planned, put on record, queued, done and reported.
+//! One move as ordered: the same value is planned, recorded, queued, executed and reported.
 //!
-//! What somebody asks for is text with names of nodes, and may be several moves. What a mover needs beside the order
-//! (where it stood before a restart, who keeps its records) is no part of it.
+//! A user request is text with node names, and may become several moves. The order does not contain the rest of a
+//! mover's state (progress before a restart, access to the journal).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,70 +10,70 @@ use super::published::Paper;
 use super::{Durability, Goal, Key, Protocol, Record};
 use crate::topology::{MoveId, NodeId, Placement, Slot, Topology};
 
-/// What goes from one node to another, and how.
+/// Data to move, its nodes and options.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MoveOrder {
-    /// From where.
+    /// Current owner.
     pub source: NodeId,
-    /// To where.
+    /// New owner.
     pub target: NodeId,
-    /// Which slots, ascending.
+    /// Slots, ascending.
     pub slots: Vec<Slot>,
-    /// Only these keys of the slots, ascending; the slots keep their owner. `None`: the slots with all that they have.
+    /// The only keys of the slots that move, ascending; the slots keep their owner. `None`: the slots move with all
+    /// their keys.
     pub keys: Option<Arc<[Key]>>,
-    /// How.
+    /// Options of the move.
     pub how: MoveOptions,
-    /// Why.
+    /// Origin of the move.
     pub cause: Cause,
 }
 
-/// How data moves.
+/// Options of a move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MoveOptions {
-    /// In which steps.
+    /// Migration protocol.
     pub protocol: Protocol,
-    /// What must be safe at the target before a source copy goes.
+    /// Durability required at the target before a source copy is removed.
     pub durability: Durability,
-    /// What matters most.
+    /// Priority between speed and clients.
     pub goal: Goal,
-    /// Bytes per second at most; `None`: as the goal says.
+    /// Rate limit, bytes per second; `None`: the rate follows from the goal.
     pub max_rate: Option<u64>,
-    /// Keys found at the target in slots that it does not own are removed, whoever put them there.
+    /// Remove keys found at the target in slots that it does not own, regardless of their origin.
     pub purge_target: bool,
-    /// Clients use the nodes past the router, and the user has said that it may be so.
+    /// Clients may use the nodes past the router, as the user has confirmed.
     pub direct_clients: bool,
-    /// The protocol as it was published, with its holes; `None`: with what makes it correct.
+    /// Variant of the protocol as published, including its flaws; `None`: the corrected protocol.
     pub paper: Option<Paper>,
 }
 
 impl MoveOptions {
-    /// Whether all slots of a move are one leg.
+    /// Whether all slots of a move form one leg.
     #[must_use]
     pub const fn is_one_leg(&self) -> bool {
         self.protocol.is_one_leg() || self.paper.is_some()
     }
 
-    /// Whether keys are written at the source while they are copied.
+    /// Whether clients write keys at the source during the copy.
     #[must_use]
     pub const fn copies_while_served(&self) -> bool {
         self.protocol.copies_first() || self.paper.is_some()
     }
 }
 
-/// Why data moves.
+/// Origin of a move.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Cause {
-    /// Somebody asks for it; where only some keys move, those that match this pattern.
+    /// A user or a client; with the pattern, if the move is of the keys that match it.
     Requested(Option<String>),
-    /// Commands of clients need keys together with others of their slots: how many keys, by the command that needed
-    /// them first.
+    /// Commands need keys of different slots together: number of keys per command that first needed them.
     Needed(BTreeMap<String, u64>),
-    /// The planner has decided so.
+    /// The planner.
     Planned,
 }
 
 impl MoveOrder {
-    /// The records by which a move begins.
+    /// Returns the records that start the move.
     #[must_use]
     pub fn records(&self, move_id: MoveId) -> Vec<Record> {
         let Self { source, target, how: MoveOptions { protocol, durability, .. }, .. } = *self;
@@ -82,7 +82,7 @@ impl MoveOrder {
         std::iter::once(begun).chain(keys).collect()
     }
 
-    /// Whether all of it is at the source.
+    /// Whether the source has all slots or keys of the move.
     #[must_use]
     pub fn is_at_source(&self, topology: &Topology) -> bool {
         match &self.keys {
@@ -91,20 +91,20 @@ impl MoveOrder {
         }
     }
 
-    /// The slots of these keys, ascending.
+    /// Returns the slots of the keys, ascending.
     #[must_use]
     pub fn slots_of(placement: &Placement, keys: &[Key]) -> Vec<Slot> {
         let slots: BTreeSet<Slot> = keys.iter().map(|key| placement.slot_of(key)).collect();
         slots.into_iter().collect()
     }
 
-    /// The keys, if clients wait for them.
+    /// Keys of the move, if clients wait for them.
     #[must_use]
     pub fn needed_keys(&self) -> Option<&Arc<[Key]>> {
         self.keys.as_ref().filter(|_| matches!(self.cause, Cause::Needed(_)))
     }
 
-    /// Source and target.
+    /// Source and target, in this order.
     #[must_use]
     pub const fn nodes(&self) -> [NodeId; 2] {
         [self.source, self.target]

@@ -1,64 +1,62 @@
-//! How fast keys move: as fast as the goal allows, and slower as soon as clients or nodes feel it.
+//! Pace of a move: as fast as the goal allows, and slower once clients or nodes are affected.
 //!
-//! Two things are steered apart. The *size of a batch* follows from how much longer a batch takes with every key in it:
-//! commands for its keys wait so long. (What a batch takes whatever is in it - the journal, the way to the nodes, the
-//! clients' commands before it - no smaller batch makes shorter; in very small ones it would only have to be paid for
-//! every key.) The *rate* grows quickly while nobody feels it, is cut where somebody does, comes back quickly to a part
-//! of where that was and goes on by small steps from there (as in TCP: several moves that share a node then find their
-//! shares by themselves). How large a part and how small the steps is the goal's: what clients notice of a move as a
-//! whole is mostly the moments in which it is felt, so the gentler the goal the rarer they are. A fixed rate would be
-//! too slow at night and too fast at noon.
+//! Batch size and rate are controlled separately. The *batch size* follows from the time that each key adds to a batch,
+//! because commands for its keys wait that long. Its fixed cost (the journal, the way to the nodes, commands queued
+//! before it) does not shrink with the batch; tiny batches would pay it for every key. The *rate* grows quickly while
+//! nothing is affected. On an effect it is cut, returns quickly to a part of the old rate, and then grows in small
+//! steps (as in TCP: moves that share a node converge to fair shares). The goal determines that part and the steps:
+//! clients mostly notice the moments of overload, so a gentler goal makes them rarer. A fixed rate would be too slow at
+//! night and too fast at noon.
 //!
-//! What does not get better when the move slows down is not the move's doing: a load that has grown, a neighbour on the
-//! machine. It is then what clients have without the move, and the measure from there on. Without that rule a move that
-//! begins in a quiet minute would nearly stand still in a busy one, and last all the longer.
+//! If a slower move does not help, the move is not the cause: the load has grown, or another program uses the machine.
+//! Then the present state becomes the baseline. Otherwise a move that starts in a quiet minute would almost stop in a
+//! busy one, and last longer.
 
 use super::{Goal, Pace};
 
-/// What was seen since the last time.
+/// Measurements since the last call.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Observation {
-    /// What clients wait for their replies now, microseconds (the same statistic as `before_us`). `None`: there were
-    /// too few commands to tell.
+    /// Time that clients wait for replies now, microseconds (same statistic as `before_us`). `None`: too few commands.
     pub clients_us: Option<u64>,
-    /// The same before the move began.
+    /// Time that clients waited before the move, microseconds.
     pub before_us: Option<u64>,
-    /// The busier node's share of a processor, 0 to 1 of the one that its commands run on.
+    /// CPU use of the busier node, as a fraction of the core that executes its commands.
     pub node_cpu: Option<f64>,
-    /// How long batches took lately from their copy to their commit, microseconds, and of how many keys they were.
+    /// Time of recent batches from copy to commit, microseconds.
     pub batch_us: Option<u64>,
-    /// Keys of these batches.
+    /// Keys per recent batch.
     pub batch_keys: u32,
-    /// Keys moved since the last time.
+    /// Keys moved since the last call.
     pub keys: u64,
-    /// Bytes moved since the last time.
+    /// Bytes moved since the last call.
     pub bytes: u64,
-    /// How long it was, microseconds.
+    /// Time since the last call, microseconds.
     pub interval_us: u64,
 }
 
-/// What a goal bears.
+/// Limits of a goal.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// What clients wait, as a multiple of before, and beyond that.
+    /// Limit of the clients' waiting time: a multiple of the baseline, plus `slack_us`.
     factor: f64,
     slack_us: f64,
     node_cpu: f64,
-    /// A batch takes about so long.
+    /// Target duration of a batch.
     batch_us: f64,
     batches: u32,
-    /// Keys of a leg.
+    /// Maximum number of keys of a leg.
     leg_keys: f64,
-    /// Keys per second at the beginning.
+    /// Initial rate, keys per second.
     start: f64,
-    /// Keys per second, at least: a move that is felt all the time still comes to its end. As long as nothing is known
-    /// of the nodes.
+    /// Minimum rate, keys per second, while the speed of the nodes is unknown. A move that always affects clients still
+    /// ends.
     least: f64,
-    /// The same once it is: this share of what batches reach where nothing holds them up.
+    /// Minimum rate otherwise, as a fraction of the reachable rate.
     least_share: f64,
-    /// To so much of the rate that was felt it comes back quickly.
+    /// Fraction of the affecting rate that is regained quickly.
     back: f64,
-    /// By so much it goes on from there, ten times a second.
+    /// Growth per step after that, ten steps per second.
     step: f64,
 }
 
@@ -70,8 +68,7 @@ const fn limits(goal: Goal) -> Limits {
             node_cpu: 1.1,
             batch_us: 20_000.0,
             batches: 4,
-            // With more of them what is known of each is in no cache any more, which costs more than the drains of
-            // smaller legs.
+            // More keys exceed the CPU caches, which costs more than the drains of smaller legs.
             leg_keys: 65_536.0,
             start: 200_000.0,
             least: 2_000.0,
@@ -108,15 +105,15 @@ const fn limits(goal: Goal) -> Limits {
     }
 }
 
-/// Keys per second, at most: more than servers can do.
+/// Maximum rate, keys per second: more than servers reach.
 const RATE_MAX: f64 = 2_000_000.0;
 const BATCH_MIN: f64 = 1.0;
 const BATCH_MAX: f64 = 1_000.0;
-/// Bytes of a batch, about: what the mover has in memory of it, and what a node has in its buffers.
+/// Approximate maximum size of a batch, bytes, in the mover's memory and in the buffers of a node.
 const BATCH_BYTES: f64 = 4_194_304.0;
 
-/// Of keys with so many bytes each, how many of the first ones make a batch: values may be larger than those were by
-/// which its keys were counted. One at least.
+/// Number of first keys that fit into a batch, by their sizes: values may be larger than assumed when the batch was
+/// cut. At least 1.
 #[must_use]
 pub fn first_that_fit(bytes: impl Iterator<Item = u64>) -> usize {
     let sums = bytes.scan(0.0, |sum, bytes| {
@@ -126,45 +123,43 @@ pub fn first_that_fit(bytes: impl Iterator<Item = u64>) -> usize {
     sums.take_while(|sum| *sum <= BATCH_BYTES).count().max(1)
 }
 
-/// A key adds so much to a batch at least, microseconds, where it is too little to be measured.
+/// Minimum time that a key adds to a batch, microseconds, if it is too short to measure.
 const KEY_US_MIN: f64 = 20.0;
-/// All keys of a batch may add this part to the time that it takes whatever is in it, also where that is more than the
-/// goal's.
+/// Time that all keys of a batch may add, as a fraction of its fixed time. Allowed even above the limit of the goal.
 const KEYS_PART: f64 = 0.1;
 
-/// A leg takes about so long: whoever needs all of it waits until it is over.
+/// Target duration of a leg, microseconds: commands that need all of it wait for its end.
 const LEG_US: f64 = 1_500_000.0;
-/// Bytes of a leg, about.
+/// Approximate maximum size of a leg, bytes.
 const LEG_BYTES: f64 = 67_108_864.0;
-/// Keys of a leg as long as nothing is known, and how quickly legs grow then.
+/// Keys of the first leg, and the maximum growth factor from leg to leg.
 const LEG_FIRST: f64 = 1_024.0;
 const LEG_GROWTH: f64 = 8.0;
 
-/// How quickly batches of one size end where little holds them up.
+/// Shortest duration of batches of a size class.
 #[derive(Clone, Copy, Debug, Default)]
 struct Quickest {
-    /// Zero until there was one.
+    /// Zero before the first batch.
     us: f64,
     keys: f64,
-    /// How many there were, and the number of the last one.
+    /// Number of batches in this class, and number of the last one.
     seen: u32,
     last: u64,
 }
 
-/// What a batch takes whatever is in it, and what each key adds. Whatever else happens on the machine makes batches
-/// longer, never shorter, so the quickest ones of a size tell what they take, and those of different sizes what a key
-/// does.
+/// Cost model of batches: fixed time and time per key. Other load only makes batches longer, so the shortest ones of a
+/// size show its cost, and different sizes show the cost of a key.
 #[derive(Clone, Debug, Default)]
 struct BatchCost {
-    /// By doublings of the number of keys.
+    /// Size classes, by doublings of the number of keys.
     sizes: [Quickest; 11],
     batches: u64,
 }
 
 impl BatchCost {
-    /// Sizes that were not seen for so many batches are forgotten.
+    /// Number of batches after which an unseen size class expires.
     const MEMORY: u64 = 1_000;
-    /// The quickest of fewer may have been held up, too.
+    /// Minimum number of batches of a class: the shortest of fewer may have been delayed.
     const ENOUGH: u32 = 3;
 
     fn learn(&mut self, keys: u32, us: u64) {
@@ -175,7 +170,7 @@ impl BatchCost {
         if of_size.us == 0.0 || us < of_size.us {
             (of_size.us, of_size.keys) = (us, keys);
         } else {
-            // What was possible once may be so no more.
+            // The minimum rises slowly, because conditions may have worsened.
             of_size.us += 0.002 * (us.min(2.0 * of_size.us) - of_size.us);
             of_size.keys += 0.002 * (keys - of_size.keys);
         }
@@ -187,33 +182,33 @@ impl BatchCost {
         self.sizes.iter().filter(|size| size.seen >= Self::ENOUGH && self.batches - size.last < Self::MEMORY)
     }
 
-    /// What a batch takes at least, and each key in it, microseconds. `None` until two sizes are known.
+    /// Minimum fixed time of a batch and time per key, microseconds. `None` until two sizes are known.
     fn split(&self) -> Option<(f64, f64)> {
         let (small, large) = (self.known().next()?, self.known().next_back()?);
         let each = large.us / large.keys;
         if large.keys < 2.0 * small.keys {
             return None;
         }
-        // At a node with more to do than it can, a batch waits for a second, and a key in it adds next to nothing.
+        // At an overloaded node a batch waits for a second, so a key adds almost nothing.
         let per_key_us = ((large.us - small.us) / (large.keys - small.keys)).clamp((0.02 * each).min(KEY_US_MIN), each);
         Some((large.us - per_key_us * large.keys, per_key_us))
     }
 
-    /// Whether it is known how long a batch of about so many keys takes.
+    /// Whether the duration of batches of about this size is known.
     fn knows(&self, keys: f64) -> bool {
         let doublings = ((keys as u32).max(1).ilog2() as usize).min(self.sizes.len() - 1);
         let size = &self.sizes[doublings];
         size.seen >= Self::ENOUGH && self.batches - size.last < Self::MEMORY
     }
 
-    /// Keys of a batch whose keys add so much to it, microseconds, or a part of what it takes anyway. `None` until that
-    /// is known.
+    /// Number of keys that may add this time to a batch, microseconds, or a fraction of its fixed time. `None` while
+    /// unknown.
     fn keys_within(&self, batch_us: f64) -> Option<f64> {
         let (fixed_us, per_key_us) = self.split()?;
         Some((batch_us.max(KEYS_PART * fixed_us) / per_key_us).clamp(BATCH_MIN, BATCH_MAX))
     }
 
-    /// Keys per second that can be had, one batch of this size after the other.
+    /// Reachable rate with one batch of this size after another, keys per second.
     fn reach(&self, batch_us: f64) -> Option<f64> {
         let seen = self.known().map(|size| size.keys * 1e6 / size.us).max_by(f64::total_cmp)?;
         let split = self.split().zip(self.keys_within(batch_us));
@@ -221,7 +216,7 @@ impl BatchCost {
     }
 }
 
-/// How it was when something began to be felt.
+/// State at the start of an effect.
 #[derive(Clone, Copy, Debug)]
 struct Episode {
     rate: f64,
@@ -229,33 +224,33 @@ struct Episode {
     node_cpu: f64,
 }
 
-/// Steers the pace of a move. One for a whole move: what it has found out outlives its legs.
+/// Controls the pace of a move, across all its legs.
 #[derive(Clone, Debug)]
 pub struct Pacer {
     goal: Goal,
     bytes_per_second_max: Option<u64>,
     /// Keys per second.
     rate: f64,
-    /// The rate that was felt last; `None` until then, and once it has been left behind.
+    /// Rate at the last effect; `None` before the first, and once clearly exceeded.
     felt_at: Option<f64>,
-    /// What clients wait without the move, microseconds, and what nodes work, as far as is known by now.
+    /// Baseline of the clients' waiting time, microseconds, and of the nodes' CPU use, as far as known.
     base_us: Option<f64>,
     base_cpu: f64,
-    /// It is felt, and has been since the rate was this.
+    /// The present effect and the state at its start.
     episode: Option<Episode>,
-    /// Looks in a row in which it was felt.
+    /// Consecutive observations with an effect.
     in_a_row: u32,
-    /// Keys, microseconds and looks since it was last seen whether the rate is used.
+    /// Keys, microseconds and observations since the last check whether the rate is used.
     since: (u64, u64, u32),
     batch_keys: f64,
     bytes_per_key: f64,
     cost: BatchCost,
-    /// Keys of a leg that takes as long as it may, as the last one went.
+    /// Keys of a leg of the maximum duration, at the speed of the last leg.
     leg_keys: f64,
 }
 
 impl Pacer {
-    /// For a move with this goal, and so many bytes per second at most.
+    /// Creates a pacer with a goal and an optional limit, bytes per second.
     #[must_use]
     pub fn new(goal: Goal, bytes_per_second_max: Option<u64>) -> Self {
         let start = limits(goal).start;
@@ -276,7 +271,7 @@ impl Pacer {
         }
     }
 
-    /// Another goal from now on.
+    /// Changes the goal.
     pub fn set_goal(&mut self, goal: Goal) {
         if goal != self.goal {
             self.goal = goal;
@@ -285,8 +280,8 @@ impl Pacer {
         }
     }
 
-    /// A batch of so many keys took so long from its copy to its commit. Until somebody has felt something, batches
-    /// grow as fast as they end: the first ones are small only because nothing is known.
+    /// Records a batch: time from copy to commit, and number of keys. Before the first effect, short batches make the
+    /// next ones larger: the first are small only because nothing is known.
     pub fn batch_ended(&mut self, batch_us: u64, keys: u32) {
         self.cost.learn(keys, batch_us);
         let room = batch_us as f64 * 2.0 < limits(self.goal).batch_us;
@@ -295,25 +290,24 @@ impl Pacer {
         }
     }
 
-    /// Goes on with another bound of bytes per second.
+    /// Changes the limit, bytes per second.
     pub fn set_max_rate(&mut self, bytes_per_second_max: Option<u64>) {
         self.bytes_per_second_max = bytes_per_second_max;
     }
 
-    /// The time of a batch that no key in it adds to, microseconds; 0 until it is known.
+    /// Fixed time of a batch, microseconds; 0 while unknown.
     fn fixed_us(&self) -> f64 {
         self.cost.split().map_or(0.0, |(fixed_us, _)| fixed_us)
     }
 
-    /// Keys per second, at least. A share of what can be had, and not a number for all: where a thousand small keys per
-    /// second are nothing, a thousand of 64 KiB are much; and how much longer a move takes that is felt all the time is
-    /// then bounded as well.
+    /// Minimum rate, keys per second. A fraction of the reachable rate rather than a constant: 1,000 small keys per
+    /// second are few, 1,000 keys of 64 KiB are many. This also bounds the delay of a move that always affects clients.
     fn least(&self) -> f64 {
         let Limits { least, least_share, batch_us, .. } = limits(self.goal);
         self.cost.reach(batch_us).map_or(least, |reach| reach * least_share)
     }
 
-    /// How much of what the goal bears was seen: above 1 it is too much.
+    /// Effect as a fraction of the goal's limits; above 1 it is too much.
     fn share(&self, seen: &Observation) -> f64 {
         let limits = limits(self.goal);
         let base_us = self.base_us.or(seen.before_us.map(|us| us as f64));
@@ -322,17 +316,17 @@ impl Pacer {
             .zip(base_us)
             .map_or(0.0, |(now, base)| now as f64 / (base * limits.factor + limits.slack_us));
         let node = seen.node_cpu.map_or(0.0, |cpu| cpu / limits.node_cpu.max(self.base_cpu * 1.1));
-        // A batch of one key that is slow is a large key; going slower makes it no smaller.
+        // A slow batch of one key is a large key, which a slower rate does not change.
         let batch = seen.batch_us.filter(|_| seen.batch_keys > 1);
-        // Until it is known what a batch takes whatever is in it, a slow one is a reason for smaller ones, and none for
-        // a slower rate.
+        // While the fixed time of a batch is unknown, a slow batch calls for smaller ones, not for a slower rate.
         let batch = batch
             .zip(self.cost.split())
             .map_or(0.0, |(us, (fixed_us, _))| us as f64 / (4.0 * (limits.batch_us + fixed_us)));
         clients.max(node).max(batch)
     }
 
-    /// It was felt: slower. Or it has been felt as much at a fraction of the rate, and is not ours.
+    /// Reacts to an effect: reduces the rate. If a fraction of the rate had the same effect, the move is not the cause,
+    /// and the baseline rises.
     fn felt(&mut self, seen: &Observation) {
         let clients_us = seen.clients_us.unwrap_or(0) as f64;
         let node_cpu = seen.node_cpu.unwrap_or(0.0);
@@ -350,17 +344,16 @@ impl Pacer {
         self.rate *= 0.6;
     }
 
-    /// Nobody feels it: faster, as far as the rate was used, for only that is known to be borne.
+    /// Reacts to the absence of effects: raises the rate, if it was used, because only then it is known to be harmless.
     fn borne(&mut self, seen: &Observation) {
         self.episode = None;
         if let (Some(base), Some(now), Some(before)) = (self.base_us, seen.clients_us, seen.before_us) {
-            // What was taken for the usual state of things gets better; and from time to time it is found out anew
-            // whether it is that.
+            // The baseline sinks when the wait does, and is also lowered slowly to test whether it still applies.
             let (now, before) = (now as f64, before as f64);
             let less = if now < base { 0.1 * (base - now) } else { 0.0 };
             self.base_us = Some((base - less - 0.005 * (base - before)).max(before));
         }
-        // A look between the ends of two slow batches says nothing.
+        // An interval between the ends of two slow batches shows nothing.
         self.since.0 += seen.keys;
         self.since.1 += seen.interval_us;
         self.since.2 += 1;
@@ -376,20 +369,20 @@ impl Pacer {
         self.rate = match self.felt_at {
             None => self.rate * 1.5,
             Some(felt_at) if self.rate < (back - 0.1) * felt_at => (self.rate * 1.25).min(back * felt_at),
-            // As much for each look; but what twice as much does has to be seen first.
+            // One step per observation, but at most double: the effect must be observed first.
             Some(_) => (self.rate + (self.rate * step + start.min(self.rate) * step / 2.0) * f64::from(looks))
                 .min(2.0 * self.rate),
         };
         self.felt_at = self.felt_at.filter(|felt_at| self.rate < 1.5 * felt_at);
     }
 
-    /// The pace that follows from what was seen. To be asked several times a second.
+    /// Returns the pace that follows from the measurements. Call several times a second.
     #[must_use]
     pub fn observe(&mut self, seen: &Observation) -> Pace {
         let limits = limits(self.goal);
         let share = self.share(seen);
         self.in_a_row = if share > 1.0 { self.in_a_row + 1 } else { 0 };
-        // A little too much once is chance.
+        // A single small excess is chance.
         if share > 2.0 || self.in_a_row >= 2 {
             self.felt(seen);
         } else if share <= 1.0 {
@@ -400,8 +393,8 @@ impl Pacer {
             self.bytes_per_key += 0.3 * (seen.bytes as f64 / seen.keys as f64 - self.bytes_per_key);
         }
         if let Some(batch_us) = seen.batch_us.filter(|_| seen.batch_keys > 0) {
-            // Those of one size tell nothing of others: so it leaves none before it is known, and does not go on to the
-            // smallest one without knowing better.
+            // One batch size predicts nothing about others: keep near the size until it is known, and do not shrink to
+            // the smallest one blindly.
             let all_alike = (f64::from(seen.batch_keys) * limits.batch_us / (batch_us as f64).max(1.0)).max(4.0);
             let all_alike = if self.cost.knows(self.batch_keys) { all_alike } else { all_alike.max(self.batch_keys) };
             let fits = self.cost.keys_within(limits.batch_us).unwrap_or(all_alike);
@@ -410,7 +403,7 @@ impl Pacer {
         self.pace()
     }
 
-    /// A leg of so many keys, with so many bytes, has moved in so long.
+    /// Records a leg: its keys, bytes and duration in microseconds.
     pub fn leg_ended(&mut self, keys: u64, bytes: u64, us: u64) {
         if keys > 0 {
             let (keys, us) = (keys as f64, us.max(1) as f64);
@@ -419,7 +412,7 @@ impl Pacer {
         }
     }
 
-    /// Keys of the next leg, at most: few enough that it takes a second or two, whatever the goal.
+    /// Maximum number of keys of the next leg: it takes a second or two, whatever the goal.
     #[must_use]
     pub fn leg_keys(&self) -> u32 {
         let Pace { batch_keys, interval_us, .. } = self.pace();
@@ -428,15 +421,14 @@ impl Pacer {
         limits(self.goal).leg_keys.min(self.leg_keys).min(at_this_rate).min(of_bytes).max(1.0) as u32
     }
 
-    /// The pace where commands wait for the end of the leg under way: as fast as it goes, whatever the goal and the
-    /// bound.
+    /// Pace while commands wait for the end of the leg: full speed, regardless of goal and limit.
     #[must_use]
     pub fn hurried(&self) -> Pace {
         let batch_keys = (BATCH_BYTES / self.bytes_per_key.max(1.0)).clamp(BATCH_MIN, BATCH_MAX);
         Pace { batch_keys: batch_keys as u32, batches: limits(Goal::Fast).batches, interval_us: 0 }
     }
 
-    /// The pace as it stands.
+    /// Current pace.
     #[must_use]
     pub fn pace(&self) -> Pace {
         let mut rate = self.rate;
@@ -444,7 +436,7 @@ impl Pacer {
             rate = rate.min(bytes as f64 / self.bytes_per_key.max(1.0));
         }
         let rate = rate.max(0.1);
-        // A slow rate is kept with small batches instead of rare large ones; but with no smaller ones than reach it.
+        // Small batches rather than rare large ones produce a slow rate, but no smaller than the rate needs.
         let batches = limits(self.goal).batches;
         let of_rate = rate * (self.fixed_us() / 1e6 / f64::from(batches)).max(0.05);
         let batch_keys =
@@ -475,7 +467,7 @@ mod tests {
     #[test]
     fn legs_take_a_second_or_two_whatever_the_goal() {
         for (goal, most) in [(Goal::Fast, 65_536), (Goal::Balanced, 4_096), (Goal::Gentle, 1_024)] {
-            // Small keys, at 300,000 a second: as many as the goal allows, once that is known.
+            // Small keys, at 300,000 a second: the limit of the goal applies.
             let mut pacer = Pacer::new(goal, None);
             assert!(pacer.leg_keys() <= 1_024, "nothing is known yet");
             for _ in 0..3 {
@@ -489,7 +481,7 @@ mod tests {
             let keys = u64::from(pacer.leg_keys());
             pacer.leg_ended(keys, keys << 16, (keys << 16) / 20);
             assert!(pacer.leg_keys() <= 460, "{goal:?}: {} keys of 64 KiB", pacer.leg_keys());
-            // Large and quick: so many bytes and no more.
+            // Large and quick: limited by bytes.
             pacer.leg_ended(1_000, 1_000 << 20, 1_000);
             assert_eq!(pacer.leg_keys(), 64);
         }
@@ -502,7 +494,7 @@ mod tests {
         f64::from(pace.batch_keys) * 1e6 / pace.interval_us.max(1) as f64
     }
 
-    /// A node that bears `bearable` keys per second: more makes clients wait 10 ms, where 1 ms was usual.
+    /// A node with a limit of `bearable` keys per second: above it, clients wait 10 ms instead of 1 ms.
     fn settle(pacer: &mut Pacer, bearable: f64, rounds: usize) -> Vec<f64> {
         let mut rates = Vec::new();
         let mut pace = pacer.pace();
@@ -534,7 +526,7 @@ mod tests {
             let felt = rates.iter().filter(|rate| **rate > bearable).count();
             assert!(mean > 0.5 * bearable && mean < bearable, "{bearable}: {mean}");
             assert!(felt < 40, "{bearable}: felt in {felt} of 200");
-            // It gets less, and later more.
+            // The limit falls, and rises again.
             let less = settle(&mut pacer, bearable / 4.0, 100);
             assert!(less[50..].iter().sum::<f64>() / 50.0 < bearable / 4.0);
             let more = settle(&mut pacer, bearable, 400);
@@ -547,7 +539,7 @@ mod tests {
         let mut pacer = Pacer::new(Goal::Balanced, None);
         let mut pace = pacer.pace();
         for _ in 0..50 {
-            // A millisecond per key. A batch is smaller where a leg ends.
+            // A millisecond per key. The last batch of a leg is smaller.
             for keys in [pace.batch_keys, pace.batch_keys.div_ceil(3), pace.batch_keys] {
                 pacer.batch_ended(u64::from(keys) * 1_000, keys);
             }
@@ -568,8 +560,8 @@ mod tests {
         let mut pacer = Pacer::new(Goal::Balanced, None);
         let mut pace = pacer.pace();
         for n in 0..400_u32 {
-            // Batches end where a leg ends, so some are smaller. Each takes 5 ms for the journal and what stands before
-            // it, and 20 us a key.
+            // Some batches are smaller because a leg ends. Each takes 5 ms for the journal and queued commands, and 20
+            // us a key.
             let keys = if n % 3 == 0 { pace.batch_keys.div_ceil(2) } else { pace.batch_keys };
             let batch_us = 5_000 + u64::from(keys) * 20 + if n % 10 == 0 { 40_000 } else { 0 };
             pacer.batch_ended(batch_us, keys);
@@ -591,7 +583,7 @@ mod tests {
             for before_us in [5_000, 300_000] {
                 let mut pacer = Pacer::new(goal, None);
                 let mut pace = pacer.pace();
-                // Batches under way: their end in looks, and their keys.
+                // Batches in flight: the observation that ends them, and their keys.
                 let mut under_way: Vec<(u64, u32)> = Vec::new();
                 let (mut moved, mut credit) = (0_u64, 0.0);
                 for n in 0..900_u64 {
@@ -599,7 +591,7 @@ mod tests {
                     under_way.retain(|(end, keys)| {
                         let is_over = *end <= n;
                         if is_over {
-                            // Each waits for a second behind the commands of clients.
+                            // Each waits for a second behind commands of clients.
                             let us = 1_000_000 + u64::from(*keys) * 50 + n % 7 * 20_000;
                             pacer.batch_ended(us, *keys);
                             ended = (us, *keys);
@@ -673,11 +665,11 @@ mod tests {
             let mut pace = pacer.pace();
             for n in 0..300_u64 {
                 for _ in 0..10 {
-                    // Every fourth batch is held up by something.
+                    // Every fourth batch is delayed.
                     let held_up = if n % 4 == 0 { 30_000 } else { 0 };
                     pacer.batch_ended(u64::from(pace.batch_keys) * us_per_key + held_up, pace.batch_keys);
                 }
-                // Always worse, so that it is never taken for the usual state of things for long.
+                // Always worse, so that it never becomes the baseline for long.
                 clients_us += 400;
                 pace = pacer.observe(&Observation {
                     clients_us: Some(clients_us),
@@ -703,7 +695,7 @@ mod tests {
     fn what_is_not_the_moves_doing_does_not_stop_it() {
         let mut pacer = Pacer::new(Goal::Balanced, None);
         settle(&mut pacer, 20_000.0, 100);
-        // Clients wait five times as long, whatever the move does, as long as it does less than it did.
+        // Clients wait five times as long at any rate below the previous one.
         let mut pace = pacer.pace();
         let mut rates = Vec::new();
         for _ in 0..200 {
@@ -719,7 +711,7 @@ mod tests {
         }
         let mean = rates[50..].iter().sum::<f64>() / 150.0;
         assert!(mean > 8_000.0, "{mean}");
-        // And when the trouble is over, what is felt is measured as before.
+        // Afterwards the old baseline applies again.
         settle(&mut pacer, 20_000.0, 100);
         let felt = settle(&mut pacer, 5_000.0, 200);
         assert!(felt[100..].iter().sum::<f64>() / 100.0 < 5_000.0, "{felt:?}");
@@ -730,7 +722,7 @@ mod tests {
         let mut pacer = Pacer::new(Goal::Balanced, None);
         let mut pace = pacer.pace();
         for n in 0..100 {
-            // Every third look is a little too high.
+            // Every third observation is slightly too high.
             let clients_us = Some(if n % 3 == 0 { 1_900 } else { 1_000 });
             let keys = (rate(pace) * 0.2) as u64;
             let seen = Observation {

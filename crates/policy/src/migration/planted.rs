@@ -1,13 +1,13 @@
-//! Bugs that can be planted in the machines, one at a time, so that the simulator shows that it would find them.
+//! Bugs that can be injected into the machines, one at a time, to show that the simulator finds them.
 //!
-//! They are in the code itself, as questions that are answered no at compile time unless the feature `planted-bugs` is
-//! on: a copy of the code with bugs in it would drift away from it.
+//! They are conditions in the code itself, constant `false` unless the feature `planted-bugs` is on: a copy of the code
+//! with bugs would diverge from it.
 
-/// A bug of the machine.
+/// Injected bug.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(not(feature = "planted-bugs"), allow(unreachable_pub))]
 pub enum Bug {
-    /// The source copy goes before that the key moved is on record.
+    /// The source copy is removed before the move of the key is on record.
     UnlinkBeforeRecord,
     /// A key is committed while its source copy is still there.
     CommitBeforeUnlink,
@@ -15,86 +15,85 @@ pub enum Bug {
     CommitBeforeRecord,
     /// Copying does not wait for the drain.
     NoDrain,
-    /// What a restarted source shows is believed.
+    /// Keys at a restarted source are trusted.
     PresenceIsHistory,
-    /// What the target has of earlier times stays there.
+    /// Leftovers at the target are not purged.
     NoPurge,
-    /// What the target shows after its restart stays there.
+    /// Keys at a restarted target are not purged.
     NoPurgeAfterRestart,
-    /// The slots are handed over while keys are left at the source.
+    /// The slots are handed over while the source has keys.
     HandOverWithKeysLeft,
-    /// A leg ends without asking whether the process at its side is still the one that was purged.
+    /// A leg ends without a check that the purged process still runs at its side.
     EndedUnconfirmed,
-    /// The slots are handed over before that is on record.
+    /// The slots are handed over before the hand-over is on record.
     HandOverBeforeRecord,
-    /// What was not answered when a connection broke is taken for done.
+    /// Requests without a reply on a broken connection are treated as done.
     NotRedone,
-    /// That the source does not have a key is not recorded.
+    /// The absence of a key at the source is not recorded.
     AbsentNotRecorded,
-    /// FLUSHALL does not wait for what is under way.
+    /// FLUSHALL does not wait for requests in flight.
     FlushWithoutQuiet,
-    /// A leg that goes back without its target takes keys for never moved whose removal was sent.
+    /// A leg that returns without its target treats keys as never moved although their removal was sent.
     ReturnedThoughRemoved,
-    /// A leg that goes back to a source that is given up ends while commands that were sent there can still be
-    /// answered.
+    /// A leg that was returning to a lost source ends while commands sent there can still get a reply.
     GivenUpWithoutDrain,
-    /// What only a leg without one of its sides does is done before it is on record that this side is given up.
+    /// Steps permitted only without a side happen before its loss is on record.
     GivenUpBeforeRecord,
-    /// Keys come back before the workers know.
+    /// Keys return before the workers have seen the rollback.
     RollbackWithoutDrain,
-    /// Keys listed before the source restarted are taken for all that it has.
+    /// The listing made before a restart of the source is treated as complete.
     NotListedAgain,
-    /// What a source that restarted shows of the keys of a batch that was read before stays there.
+    /// After a restart of the source, keys of a batch read earlier are not removed there.
     LeftWhereItRestarted,
-    /// A copy in pieces begins before all workers tell what they write, and before what they sent earlier is answered.
+    /// A copy in pieces starts before all workers report writes, and before earlier commands have ended.
     StagedWithoutBarrier,
-    /// What commands touch while a key is copied in pieces is not read again.
+    /// Elements touched during a copy in pieces are not read again.
     TouchedNotReadAgain,
-    /// It is read again before the command that touches it has been answered.
+    /// An element is read again before the command that touched it has ended.
     TailReadTooEarly,
-    /// A piece that was read before is written after what was read again.
+    /// A piece is written after newer values of its elements.
     PieceWrittenLate,
-    /// A command that changes a key as a whole does not make its copy begin again.
+    /// A command that replaces a key does not restart its copy.
     ChangeAsAWholeUnheard,
-    /// What was written while keys were copied ahead is read again before it has been answered.
+    /// A key written during the pre-copy is read again before its write has ended.
     ReadAgainTooEarly,
-    /// What was written last before the cut is not copied again.
+    /// The last writes before the cut-over are not copied again.
     LastWritesForgotten,
-    /// A key that was copied and is gone from the source stays at the target.
+    /// A copied key that is gone from the source stays at the target.
     GoneStaysCopied,
-    /// Copies of one process are completed by those of another.
+    /// Copies from one process are completed from another.
     CopiedFromAnother,
-    /// What the source has after the cut stays there.
+    /// Keys at the source after the cut-over are not purged.
     PastNotPurged,
-    /// What was touched last is not read in the leg.
+    /// The last dirty elements are not read in the leg.
     TailNotReadInTheLeg,
-    /// What was copied in pieces is used though a node is another process now.
+    /// A staged copy is used although a node is another process now.
     StagedAtAnotherProcess,
-    /// A staging key gets its name though it has not as many elements as the key.
+    /// A staging key is renamed although it has fewer elements than the key.
     NotCounted,
-    /// A staging key that is gone is taken for renamed.
+    /// A missing staging key is treated as renamed.
     GoneIsRenamed,
-    /// What a move records while its leg waits for room is written before the beginning of the leg.
+    /// Later records of a move overtake the start of its leg, which waits for space in the journal.
     LegOvertaken,
-    /// A leg that was given up before there was room for it is written all the same.
+    /// A leg abandoned before the journal had space for its start is recorded anyway.
     GivenUpStays,
-    /// All is committed when the slots are handed over, also where workers would use it at the other node.
+    /// The hand-over commits all keys even if workers would use them at the other node.
     CommittedAtTheOther,
-    /// A move of a slot takes keys of it that live elsewhere, too.
+    /// A move of a slot takes keys that have a placement override.
     ExceptionTaken,
-    /// What a move of a slot finds at its target is removed, also keys that live there.
+    /// A move of a slot also purges keys that the target holds by placement override.
     ExceptionPurged,
-    /// A move of keys purges all that its target has of their slot.
+    /// A move of keys purges all keys of their slot at the target.
     PurgedBeyondScope,
-    /// What a side has that is away is taken for listed, where none of its databases are known to have keys.
+    /// A lost side is treated as listed if no database is known to have keys.
     WalkedWhileAway,
-    /// Keys of the last slot of several are not listed where a node is walked through.
+    /// A scan of a node skips the last of several slots.
     SlotForgotten,
-    /// What the target has of the last slot of several stays there.
+    /// A purge of the target skips the last of several slots.
     SlotNotPurged,
-    /// A command of several keys goes as soon as one is there.
+    /// A command with several keys runs as soon as one is committed.
     OneKeyIsEnough,
-    /// A command that may use keys it does not name waits only for those that it names.
+    /// A command with undeclared keys waits only for its declared keys.
     UndeclaredNotAwaited,
 }
 

@@ -1,33 +1,32 @@
-//! Copies first, one change of owner at the end: source-driven migration, and stop-and-copy of a whole store.
+//! Copies first and changes the owner once, at the end: source-driven migration, and stop-and-copy of a whole store.
 //!
-//! - **Source-driven** (Slacker, Remus; NetMigrate §2.2). All keys are copied while the source serves. What clients
-//!   write meanwhile is copied again, in rounds, until little is left. For that little everybody waits, and then the
+//! - **Source-driven** (Slacker, Remus; NetMigrate §2.2). All keys are copied while the source serves. Keys written in
+//!   the meantime (the dirty set) are copied again, in rounds, until few are left. Clients wait for these last keys,
+//!   then the target serves.
+//! - **Stop-and-copy of a whole store**. The same without rounds: clients wait while all keys are copied, then the
 //!   target serves.
-//! - **Stop-and-copy of a whole store**. The same without rounds: everybody waits, all keys are copied, and then the
-//!   target serves.
 //!
-//! Neither is a [`super::leg::Work`]: there keys change their place one by one and are brought back one by one. Here
-//! one record decides for all.
+//! Neither is a [`super::leg::Work`], in which keys move and return one by one. Here one record decides for all keys.
 //!
-//! # The rules
-//! 1. The source has every key until the *cut* is on record ([`Record::CutOver`]). Whatever goes wrong before leaves
-//!    the source as it is. What the target has by then is worth nothing, and is purged before the slots are copied
-//!    there again.
-//! 2. A key that may have been written is copied again. It is read when nothing that was sent before is in flight
-//!    ([`Action::Observe`]), so the read sees the write.
-//! 3. The cut comes when nobody writes (the drain), and every key that was written is copied.
-//! 4. Both nodes are the same processes from the first copy to the cut. If one is not, the leg begins again, or goes
+//! # Rules
+//! 1. The source has every key until the *cut-over* is on record ([`Record::CutOver`]). Any failure before leaves the
+//!    source unchanged. The copies at the target are then worthless, and are purged before the slots are copied there
+//!    again.
+//! 2. A key that may have been written is copied again. It is read when nothing sent earlier is in flight
+//!    ([`Action::Observe`]), so the read includes the write.
+//! 3. The cut-over happens when writes have stopped (the drain), and every written key is copied.
+//! 4. Both nodes are the same processes from the first copy to the cut-over. Otherwise the leg starts again, or goes
 //!    back.
-//! 5. After the cut the target serves. What the source shows is past: it is removed before the slots are handed over,
-//!    or, where the source is lost, when it is back.
-//! 6. The target evicts nothing from the first copy to the cut: what it evicts would be lost, and nobody could tell
-//!    which keys those were.
-//! 7. Which copies are past is on record before the last ones are brought up to date: a source that is lost for good,
-//!    and a router that was restarted, must not have them served.
+//! 5. After the cut-over the target serves. Keys at the source are outdated: they are removed before the hand-over, or,
+//!    if the source is lost, when it is back.
+//! 6. The target evicts nothing from the first copy to the cut-over: evicted keys would be lost, and their names
+//!    unknown.
+//! 7. The outdated copies are on record before the last ones are brought up to date: neither after the final loss of
+//!    the source nor after a router restart may they be served.
 //!
-//! The papers do not say what happens to keys that are deleted, expire or are written by scripts. Here a key that the
-//! source has not is removed at the target, and where any key may have been written ([`Event::Rewritten`]) all are
-//! copied once more while everybody waits.
+//! The papers do not cover keys that are deleted, expire or are written by scripts. Here a key absent at the source is
+//! removed at the target, and if any key may have been written ([`Event::Rewritten`]), all are copied once more while
+//! clients wait.
 
 mod batches;
 
@@ -41,86 +40,88 @@ use super::{
     Progress, Record, Side, UnexpectedKeys,
 };
 
-/// So few keys are left for the last round, at most (NetMigrate's public code: the source pauses when 21 entries of its
+/// Maximum number of keys left for the last round (NetMigrate's public code: the source pauses when 21 entries of its
 /// log are left).
 const LAST_KEYS: usize = 21;
-/// So many rounds at most; and a round that leaves nine tenths of what the one before left is the last but one.
+/// Maximum number of rounds. They end earlier if a round leaves nine tenths of the keys that the previous one left.
 const ROUNDS_MAX: u32 = 30;
-/// Keys that are asked for at once, in batches.
+/// Batches per list request.
 const LIST_BATCHES: u32 = 10;
-/// Keys of one removal at the target where the source is lost.
+/// Keys per removal at the target, if the source is lost.
 const PAST_AT_ONCE: usize = 1000;
-/// A batch that a node refuses is tried so often.
+/// Number of attempts of a refused batch.
 const TRIES: u32 = 5;
-/// Between two tries, microseconds.
+/// Interval between attempts, microseconds.
 const REST_US: u64 = 100_000;
-/// Before the drain a side may be lost for so long, microseconds; and a target after it.
+/// Outage after which a leg gives up or goes back, microseconds: of either side before the drain, and of the target
+/// after it.
 const PREPARE_PATIENCE_US: u64 = 10_000_000;
 const TARGET_PATIENCE_US: u64 = 3_000_000;
-/// After the cut the source may be lost for so long, microseconds: all keys are at the target.
+/// Outage of the source after which a cut-over leg ends without it, microseconds: all keys are at the target.
 const PAST_PATIENCE_US: u64 = 3_000_000;
-/// Clients wait for the drain so long at most, microseconds.
+/// Maximum time that clients wait for the drain, microseconds.
 const DRAIN_PATIENCE_MAX_US: u64 = 2_000_000;
-/// Those who wait for a source that is lost for so long are told so, and not more often than this, microseconds.
+/// Outage of the source after which waiting clients receive an error, and minimum interval between errors,
+/// microseconds.
 const LOST_PATIENCE_US: u64 = 2_000_000;
 const REFUSE_EVERY_US: u64 = 100_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// For [`Event::Met`].
+    /// Waits for [`Event::Met`].
     Waiting,
-    /// The processes met are being recorded.
+    /// Records the processes met.
     Meeting {
         record: u64,
     },
-    /// The target is being purged.
+    /// Purges the target.
     Readying,
-    /// The target is asked how many keys it has evicted so far.
+    /// Queries the target's count of evicted keys.
     Counting,
-    /// Keys are copied while the source serves; or what was sent to it before is awaited.
+    /// Copies keys while the source serves; `settles`: waits for commands sent there earlier.
     Ahead {
         settles: bool,
     },
-    /// It gives up, and the target is purged of what was copied ahead.
+    /// Gives up: purges the target's copies.
     Cleaning,
-    /// Everybody waits from here on. The workers drain.
+    /// Waits for the drain. Clients wait from here on.
     Draining {
         since_us: u64,
     },
-    /// That the drain is complete is being recorded.
+    /// Records that the drain is complete.
     Starting {
         record: u64,
     },
-    /// The last keys are copied.
+    /// Copies the last keys.
     Last,
-    /// The cut is being recorded.
+    /// Records the cut-over.
     CuttingOver {
         record: u64,
     },
-    /// The target serves; the source is being purged.
+    /// The target serves; purges the source.
     Over,
-    /// The decision to go back is being recorded.
+    /// Records the decision to go back.
     RecordingReturn {
         record: u64,
     },
-    /// The workers are told that the source serves.
+    /// Publishes to the workers that the source serves.
     Returning {
         drained: bool,
     },
-    /// The owner is being recorded.
+    /// Records the owner.
     Ending {
         record: u64,
     },
-    /// The topology is being stored.
+    /// Waits until the topology is stored.
     HandingOver,
     Ended,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Link {
-    /// It may be used: it is on record.
+    /// The connection is on record, and may be used.
     Up,
-    /// There is a connection, and its record is not durable.
+    /// Connected; its record is not yet durable.
     Meeting {
         record: u64,
     },
@@ -132,7 +133,7 @@ enum Link {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
     Copy,
-    /// Those that were there are stored, then those that were not there are removed.
+    /// Stores keys that exist at the source, then removes the absent ones.
     Store,
     Remove,
 }
@@ -140,7 +141,7 @@ enum Step {
 #[derive(Clone, Debug)]
 struct Batch {
     keys: Vec<Key>,
-    /// Those that the source had.
+    /// Keys that the source had.
     there: Vec<Key>,
     step: Step,
     is_requested: bool,
@@ -148,15 +149,15 @@ struct Batch {
     tries: u32,
 }
 
-/// How far making the copies safe is, and asking both nodes whether they are the processes that have been copied
-/// between. The source is asked, too: had it come back with older data, clients would have seen that, and then the
-/// copies of what it had before.
+/// Progress of the checks before the cut-over: the copies are durable, and both nodes are still the processes of the
+/// copy. The source is checked too: had it restarted with older data, clients would have seen that, and afterwards
+/// newer values from the copies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Proof {
     No,
     Securing(BatchId),
     Secured,
-    /// These have yet to answer.
+    /// Waits for replies of these sides.
     Confirming([bool; 2]),
     Yes,
 }
@@ -168,27 +169,27 @@ enum QuiesceState {
     Reached,
 }
 
-/// The machine of a leg that is copied as a whole.
+/// Machine of a leg that is copied as a whole.
 #[derive(Clone)]
 pub struct Precopy {
     orders: Orders,
     fingerprints: Fingerprinter,
     planted: InjectedBug,
-    /// While the source serves; otherwise everybody waits.
+    /// Copies while the source serves. Otherwise clients wait.
     ahead: bool,
     state: State,
-    /// The drain was complete once: from then on everybody waits until the leg has an owner.
+    /// The first drain is complete: from now on clients wait until the leg has an owner.
     begun: bool,
     cut: bool,
     resumed: bool,
-    /// Why it goes back, if it does.
+    /// Reason of a rollback.
     back: Option<String>,
     given_up: Option<Side>,
     links: [Link; 2],
     processes: [Option<Process>; 2],
-    /// The side that is being purged.
+    /// Purge in flight.
     purging: Option<Side>,
-    /// What the target has is not known; and it has something of this leg.
+    /// The content of the target is unknown; and the leg has stored keys there.
     target_is_dirty: bool,
     has_stored: bool,
     records: u64,
@@ -196,25 +197,25 @@ pub struct Precopy {
     last_batch: u32,
     last_began_us: u64,
     todo: VecDeque<Key>,
-    /// Listings asked for and not answered, and of those the ones that belong to an earlier listing.
+    /// Number of list requests in flight, and how many of them belong to an earlier listing.
     lists: u32,
     lists_old: u32,
     list_ended: bool,
-    /// Keys that may have been written since what was sent before was awaited, and those that were written before that.
+    /// Keys that may have been written since the last wait for earlier commands, and keys written before it.
     written: BTreeSet<Key>,
     settling: BTreeSet<Key>,
     /// Any key may have been written.
     rewritten: bool,
     rounds: u32,
     left_before: usize,
-    /// Of a leg that is taken up: copies at the target that were past when the drain was complete.
+    /// In a resumed leg: copies at the target that were outdated at the end of the drain.
     behind: StaleCopies,
-    /// All copies are past, says the record: until they are removed.
+    /// All copies are on record as outdated, until they are removed.
     behind_is_any: bool,
     proof: Proof,
-    /// So many keys the target's process had evicted before the first copy; `None`: not known.
+    /// Number of keys that the target's process had evicted before the first copy; `None`: unknown.
     evicted: Option<u64>,
-    /// Questions to the target that are not answered.
+    /// Confirm requests to the target in flight.
     confirms: u32,
     quiet: QuiesceState,
     pace: Pace,
@@ -230,8 +231,8 @@ const fn name(side: Side) -> &'static str {
 }
 
 impl Precopy {
-    /// A leg as ordered, or one that was under way when the router before this one ended. `ahead`: in rounds while the
-    /// source serves.
+    /// Creates a leg as ordered, or resumes the open leg of an earlier router. `ahead`: in rounds while the source
+    /// serves.
     #[must_use]
     pub fn new(orders: Orders, ahead: bool, fingerprints: Fingerprinter, resume: Option<OpenLeg>) -> Self {
         let open = resume.filter(|open| open.moving);
@@ -279,7 +280,7 @@ impl Precopy {
             leg.given_up = open.given_up;
             leg.behind = open.behind;
             leg.processes = [Some(open.source), Some(open.target)];
-            // What was written since its copy nobody remembers.
+            // Keys written since their copy are unknown after a restart.
             let goes_back = !leg.cut && leg.given_up != Some(Side::Source);
             leg.back = goes_back.then(|| open.rolled_back.unwrap_or_else(|| "the router was restarted".to_owned()));
         }
@@ -311,7 +312,7 @@ impl Precopy {
         }
     }
 
-    /// Who owns the slots afterwards.
+    /// Returns the owner of the slots at the end.
     const fn owner(&self) -> Side {
         if self.back.is_some() { Side::Source } else { Side::Target }
     }
@@ -327,7 +328,7 @@ impl Precopy {
         self.progress.phase = Phase::Releasing;
     }
 
-    // ---- what happens ----
+    // ---- events ----
 
     fn met(&mut self, source: Process, target: Process, actions: &mut Vec<Action>) {
         let Orders { move_id, leg, ref slots, .. } = self.orders;
@@ -383,7 +384,7 @@ impl Precopy {
         for batch in self.batches.values_mut() {
             let asked_at = if batch.step == Step::Copy { Side::Source } else { Side::Target };
             if batch.is_requested && asked_at == side {
-                // What the target did with it does not matter: it is read and written once more.
+                // The result at the target does not matter: the keys are read and written again.
                 (batch.step, batch.is_requested) = (Step::Copy, false);
                 self.progress.repeated += 1;
             }
@@ -422,11 +423,11 @@ impl Precopy {
         }
     }
 
-    /// A leg that a router before this one has left goes on where its records end.
+    /// Resumes the open leg of an earlier router at its last record.
     fn take_up(&mut self, actions: &mut Vec<Action>) {
         match &self.back {
             Some(_) => self.announce_return(actions),
-            // Workers know nothing of the leg yet.
+            // Workers have not yet seen the leg.
             None => {
                 self.state = State::Draining { since_us: 0 };
                 actions.push(Action::Announce { double_read: None });
@@ -477,7 +478,7 @@ impl Precopy {
         }
     }
 
-    /// All is copied once more.
+    /// Copies all keys once more.
     fn begin_anew(&mut self, actions: &mut Vec<Action>) {
         (self.rewritten, self.target_is_dirty, self.proof) = (false, true, Proof::No);
         (self.progress.keys_moved, self.rounds) = (0, 0);
@@ -487,7 +488,7 @@ impl Precopy {
         actions.push(Action::Relist { at: Side::Source });
     }
 
-    /// It does not go on: nothing was changed yet, or the source serves again.
+    /// Ends the leg if it has changed nothing, or else goes back to the source.
     fn turn_back(&mut self, why: String, actions: &mut Vec<Action>) {
         match self.state {
             _ if self.cut || self.given_up.is_some() => {}
@@ -513,7 +514,7 @@ impl Precopy {
     }
 
     fn give_up(&mut self, why: String, actions: &mut Vec<Action>) {
-        // What is under way is answered before the purge: it goes behind that on the same connection.
+        // Batches in flight end before the purge, which uses the same connection.
         self.batches.clear();
         self.target_is_dirty |= self.has_stored;
         (self.back, self.state) = (Some(why), State::Cleaning);
@@ -555,7 +556,7 @@ impl Precopy {
             Side::Source => {
                 self.back = None;
                 if matches!(self.state, State::RecordingReturn { .. } | State::Returning { .. }) {
-                    // Workers were told that the source serves.
+                    // The workers may already serve from the source.
                     self.state = State::Draining { since_us: 0 };
                     actions.push(Action::Announce { double_read: None });
                 }
@@ -563,7 +564,7 @@ impl Precopy {
         }
     }
 
-    // ---- what is possible now ----
+    // ---- actions ----
 
     fn purge(&mut self, side: Side, actions: &mut Vec<Action>) {
         self.purge_of(side, UnexpectedKeys::AllBut(Arc::default()), actions);
@@ -610,7 +611,7 @@ impl Precopy {
                 }
             }
             State::Returning { drained: true } => {
-                // Who does not answer is purged when keys move there again.
+                // An unreachable target is purged when keys move there again.
                 let is_lost = matches!(self.links[Side::Target as usize], Link::Down { since_us } if now_us.saturating_sub(since_us) >= TARGET_PATIENCE_US);
                 if self.target_is_dirty && !is_lost && self.given_up.is_none() {
                     self.purge(Side::Target, actions);
@@ -621,7 +622,7 @@ impl Precopy {
             _ => {}
         }
         if self.quiet == QuiesceState::Requested && self.batches.values().all(|batch| !batch.is_requested) {
-            // What was read before is read again.
+            // Values already read are read again.
             self.batches.values_mut().for_each(|batch| batch.step = Step::Copy);
             self.quiet = QuiesceState::Reached;
             actions.push(Action::Io(Io::Quiet));
@@ -629,20 +630,20 @@ impl Precopy {
     }
 
     fn confirm_target(&mut self, actions: &mut Vec<Action>) {
-        // One that is lost is asked when it is proven that it is the same process.
+        // A lost target is queried later, by the check that its process is the same.
         if self.is_up(Side::Target) {
             self.confirms += 1;
             actions.push(Action::Confirm { side: Side::Target });
         }
     }
 
-    /// The target has evicted so many keys. What it evicted before the first copy was none of them.
+    /// Handles the eviction count of the target. Evictions before the first copy do not matter.
     fn evicted(&mut self, so_far: u64, now_us: u64, actions: &mut Vec<Action>) {
         if self.state == State::Counting {
             self.evicted = Some(so_far);
             self.progress.phase = Phase::Moving;
             return match self.ahead {
-                // What was sent before the leg is on the list, and may not have been done.
+                // Commands sent before the leg are on the list, and may still be in flight.
                 true => self.settle(actions),
                 false => self.announce(now_us, actions),
             };
@@ -663,8 +664,7 @@ impl Precopy {
         }
     }
 
-    /// Clients have waited for the drain long enough. What was copied ahead stays, and the next attempt has twice the
-    /// time.
+    /// Lets clients run again after too long a drain. The copies stay, and the next attempt has twice the time.
     fn drains_too_slowly(&mut self, actions: &mut Vec<Action>) {
         let us = self.orders.drain_patience_us;
         if !self.ahead || us >= DRAIN_PATIENCE_MAX_US {
@@ -683,7 +683,7 @@ impl Precopy {
         actions.push(Action::Announce { double_read: None });
     }
 
-    /// All is copied but for what was written meanwhile.
+    /// Starts the next round, or the drain: all keys are copied, except those written during the copy (the dirty set).
     fn next_round(&mut self, now_us: u64, actions: &mut Vec<Action>) {
         let left = self.written.len();
         let converges = left < self.left_before / 10 * 9;
@@ -694,7 +694,7 @@ impl Precopy {
         self.settle(actions);
     }
 
-    /// What was sent before is awaited.
+    /// Waits for commands sent earlier.
     fn settle(&mut self, actions: &mut Vec<Action>) {
         self.settling = std::mem::take(&mut self.written);
         self.state = State::Ahead { settles: true };
@@ -707,7 +707,7 @@ impl Precopy {
 
     fn go_on_with_the_last(&mut self, now_us: u64, actions: &mut Vec<Action>) {
         if self.given_up == Some(Side::Source) {
-            // What was read is stored; nothing more can be read.
+            // Values already read are stored; nothing more can be read.
             self.drop_what_is_past(actions);
             self.go_on_with_batches(now_us, actions);
             if let Some(wrong) = self.behind.wrong() {
@@ -719,7 +719,7 @@ impl Precopy {
             return;
         }
         if self.back.is_some() {
-            // What is only read may be read in vain.
+            // A copy that is only read may be discarded.
             self.batches.retain(|_, batch| batch.is_requested && batch.step != Step::Copy && self.given_up.is_none());
             self.todo.clear();
             if self.batches.is_empty() {
@@ -770,13 +770,13 @@ impl Precopy {
         }
     }
 
-    /// The source is lost: keys of which the target has what they were before their last write are lost, and must not
-    /// be served as they were.
+    /// Removes outdated copies after a loss of the source. The last writes of these keys are lost, and older values
+    /// must not be served.
     fn drop_what_is_past(&mut self, actions: &mut Vec<Action>) {
         let unread = self.batches.extract_if(.., |_, batch| batch.step == Step::Copy).flat_map(|(_, batch)| batch.keys);
         let mut past: BTreeSet<Key> = unread.chain(std::mem::take(&mut self.todo)).collect();
         past.extend(std::mem::take(&mut self.written).into_iter().chain(std::mem::take(&mut self.settling)));
-        // Batches are stored at once, in no order: a removal must not come before an earlier copy of its key.
+        // Batches are stored concurrently: a removal must not overtake an earlier copy of its key.
         if !self.batches.is_empty() {
             self.written = past;
             return;
@@ -866,7 +866,7 @@ impl Machine for Precopy {
                     self.list_ended |= end;
                 }
             }
-            // Who wants a key waits for all.
+            // Ignored: no key is usable at the target before the cut-over, so a pull cannot help.
             Event::Wanted { .. } | Event::Migrated { .. } => {}
             Event::Written { keys } => self.written.extend(keys),
             Event::Rewritten => self.rewritten = true,
@@ -886,7 +886,7 @@ impl Machine for Precopy {
                     self.confirms = self.confirms.saturating_sub(1);
                     self.evicted(evicted, now_us, actions);
                 }
-                // An answer to an earlier question proves nothing.
+                // A reply to an earlier request proves nothing.
                 if let Proof::Confirming(waits) = &mut self.proof
                     && (side == Side::Source || self.confirms == 0)
                 {

@@ -1,29 +1,28 @@
-//! The baseline: the source's own `MIGRATE`, key by key of a leg, while commands for the leg's keys wait until it is
-//! over.
+//! The baseline: the source's own `MIGRATE`, batch by batch, while commands for the leg's keys wait for its end.
 //!
-//! So `redis-cli --cluster reshard` moves a slot, with the difference that clients wait here where there they are sent
-//! back and forth (`ASK`) and commands of several keys fail (`TRYAGAIN`). Drain, purge and journal are those of the
-//! default protocol: without them it would be a different comparison. What it cannot have is what `MIGRATE` lacks: when
-//! its own connection to the target times out, what it sent may still be executed there later, and nobody can end that
-//! connection but the source. And a key is gone from the source before that is on record.
+//! `redis-cli --cluster reshard` moves a slot in the same way, except that it redirects clients (`ASK`) rather than let
+//! them wait, and commands with several keys fail (`TRYAGAIN`). Drain, purge and journal are those of the default
+//! protocol, to keep the comparison fair. Two guarantees are impossible with `MIGRATE`: after a time-out of the
+//! source's own connection to the target, commands may still execute there, and only the source can close that
+//! connection; and a key leaves the source before that is on record.
 
 use std::collections::BTreeSet;
 
 use super::leg::{LegCore, Work};
 use super::{Action, BatchId, Copied, Event, Fingerprint, Io, Key, Orders, Record, Side};
 
-/// A batch that is refused is tried so often before the leg goes back.
+/// Number of attempts of a refused batch before the leg goes back.
 const TRIES: u32 = 5;
-/// Between two tries, microseconds.
+/// Interval between attempts, microseconds.
 const REST_US: u64 = 100_000;
 
-/// What is asked about the one batch under way.
+/// Step of the one batch in flight.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Step {
     Migrate,
-    /// Where it goes there is a key already: look which keys the node still has.
+    /// A key exists at the destination: check which keys the origin still has.
     Look,
-    /// Those that it still has are removed where they were to go.
+    /// Remove the keys that the origin still has at the destination.
     Clear(Vec<Key>),
     Record,
     Recorded(u64),
@@ -45,7 +44,7 @@ impl Batch {
     }
 }
 
-/// The work of a leg that stops and copies: one batch at a time.
+/// Work of a stop-and-copy leg: one batch at a time.
 #[derive(Clone, Default)]
 pub struct StopAndCopy {
     batch: Option<Batch>,
@@ -57,7 +56,7 @@ impl StopAndCopy {
         self.batch.iter().flat_map(|batch| &batch.keys).map(|key| leg.fingerprints.of(key)).collect()
     }
 
-    /// Where its keys are is not known, and stays so.
+    /// Drops the batch. The location of its keys stays unknown.
     fn give_up(&mut self, leg: &mut LegCore) {
         leg.left.extend(self.fingerprints(leg));
         self.batch = None;
@@ -85,7 +84,7 @@ impl Work for StopAndCopy {
     const SERVES: bool = false;
 
     fn step(&mut self, leg: &mut LegCore, event: Event, now_us: u64, actions: &mut Vec<Action>) {
-        // Keys that are wanted wait until the leg is over.
+        // Requested keys wait for the end of the leg.
         let (Event::Migrated { batch: id, .. } | Event::Copied { batch: id, .. } | Event::Removed { batch: id }) =
             event
         else {
@@ -173,7 +172,7 @@ impl Work for StopAndCopy {
             Step::Clear(_) => batch.is_requested && side != from,
             Step::Record | Step::Recorded(_) => false,
         };
-        // What the node did with the other one is unknown. To migrate again is harmless: what is gone stays gone.
+        // The result of the broken connection is unknown. Repeating `MIGRATE` is harmless: moved keys are absent.
         if let Some(batch) = self.batch.as_mut().filter(is_asked_there) {
             batch.go_to(Step::Migrate);
             leg.progress.repeated += 1;
@@ -182,7 +181,7 @@ impl Work for StopAndCopy {
     }
 
     fn restarted(&mut self, leg: &mut LegCore, _side: Side) {
-        // They may be there and nowhere else, and are not to be purged.
+        // The keys may exist only there, so the purge must spare them.
         leg.left.extend(self.fingerprints(leg));
     }
 

@@ -1,34 +1,34 @@
-//! The tail of a key that is copied in pieces: elements that commands have touched since, and that have to be read
+//! Dirty elements of a key that is copied in pieces: commands have touched them during the copy, so they must be read
 //! again.
 //!
-//! Who writes is heard *before* the write is sent. So an element is settled only by a read that began when everything
-//! sent before that telling had been answered. Elements are kept in two generations for that: [`DirtyElements::begin_round`]
-//! when the barrier is set, [`DirtyElements::take`] when it is reached; what is told in between is of the next round. Not a log
-//! of commands: what counts is the state that an element has when it is read, and reading once more does no harm.
+//! A write is reported *before* it is sent. So an element is clean only after a read that started when all commands
+//! sent before the report had ended. Two generations implement this: [`DirtyElements::begin_round`] when the barrier is set,
+//! [`DirtyElements::take`] when it is reached; elements reported in between belong to the next round. Elements rather than a log
+//! of commands: only the value at the time of the read matters, and another read does no harm.
 
 use std::collections::BTreeSet;
 
 /// A field of a hash, or a member of a set.
 pub type Element = Box<[u8]>;
 
-/// What a key's copy lacks.
+/// Elements and generations that a key's copy lacks.
 #[derive(Clone, Debug, Default)]
 pub struct DirtyElements {
-    /// Told before the barrier that is waited for.
+    /// Reported before the pending barrier.
     old: BTreeSet<Element>,
-    /// Told since.
+    /// Reported since.
     new: BTreeSet<Element>,
     bytes: usize,
     everything: bool,
 }
 
-/// Bytes of elements that are remembered; beyond it the copy begins again.
+/// Maximum size of the tracked elements, bytes; beyond it the copy restarts.
 const BYTES_MAX: usize = 32 << 20;
-/// What an element costs beside its bytes, about.
+/// Approximate overhead of an element, bytes.
 const ELEMENT: usize = 40;
 
 impl DirtyElements {
-    /// A command may have changed these.
+    /// Records elements that a command may change.
     pub fn touch(&mut self, elements: impl IntoIterator<Item = Element>) {
         for element in elements {
             let bytes = element.len() + ELEMENT;
@@ -41,18 +41,18 @@ impl DirtyElements {
         }
     }
 
-    /// A command may have changed anything, or more than can be remembered.
+    /// Records that a command may change any element, or more than can be tracked.
     pub fn touch_everything(&mut self) {
         *self = Self { everything: true, ..Self::default() };
     }
 
-    /// Whether the copy has to begin again.
+    /// Whether the copy must restart.
     #[must_use]
     pub fn is_everything(&self) -> bool {
         self.everything
     }
 
-    /// A barrier is set: what was told so far may be read when it is reached.
+    /// Sets a barrier: elements reported so far may be read when it is reached.
     pub fn begin_round(&mut self) {
         for element in std::mem::take(&mut self.new) {
             let bytes = element.len() + ELEMENT;
@@ -62,7 +62,7 @@ impl DirtyElements {
         }
     }
 
-    /// At most `count` of the elements that may be read now; whoever takes them reads them.
+    /// Removes and returns up to `count` elements that may be read now. The caller reads them.
     pub fn take(&mut self, count: usize) -> Vec<Element> {
         let mut taken = Vec::new();
         while taken.len() < count
@@ -75,27 +75,27 @@ impl DirtyElements {
     }
 
     fn forget(&mut self, element: &Element) {
-        // One that was told again stays, and its bytes were counted again.
+        // An element reported again stays, and was counted twice.
         self.bytes = self.bytes.saturating_sub(element.len() + ELEMENT);
     }
 
-    /// The copy has not begun when the barrier is reached: it will show what was told before.
+    /// Drops elements reported before the barrier: the copy has not started, and will include them.
     pub fn drop_old(&mut self) {
         while !self.take(1024).is_empty() {}
     }
 
-    /// Everything that is not settled; it stays.
+    /// Returns all dirty elements, without removing them.
     pub fn all(&self) -> impl Iterator<Item = &Element> {
         self.old.iter().chain(self.new.difference(&self.old))
     }
 
-    /// How many that are, at most.
+    /// Maximum number of dirty elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.old.len() + self.new.len()
     }
 
-    /// Whether there are none.
+    /// Whether no element is dirty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -1,13 +1,14 @@
-//! Where a command belongs whose keys are on their way, what it waits for, and what movers are told of it. Each worker
-//! decides that by itself, from the topology and from what is published of each leg ([`LegView`]).
+//! Routing of commands whose keys are in transit: destination, wait, and messages to movers. Each worker decides by
+//! itself, from the topology and the published state of each leg ([`LegView`]).
 //!
-//! - **where**: [`LegView::place`] says it of a key. [`moved`] is the topology by which a command is executed whose
-//!   keys are all there, so nothing behind it has to know of moves.
-//! - **wait**: [`KeyLookup`] finds what of a command is not there yet, and [`Waits`] holds it until it is.
-//! - **tell**: [`Waits::begin`] gives what the movers are to be told, and nothing twice. [`observed`] says it of keys
-//!   that are written while they are being listed.
+//! - **Destination**: [`LegView::place`] for a key. [`moved`] returns the topology for commands whose keys are all
+//!   committed, so later code need not know of moves.
+//! - **Wait**: [`KeyLookup`] finds the missing keys of a command, and [`Waits`] holds it until they are committed.
+//! - **Messages**: [`Waits::begin`] returns the requests to movers, each once. [`observed`] finds the move to notify of
+//!   a write while keys are being listed.
 //!
-//! A command whose keys are all there costs no allocation here, and none comes here while no slot is in transit.
+//! A command whose keys are all committed costs no allocation here. This module is not called while no slot is in
+//! transit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,26 +19,26 @@ use super::tracker::State;
 use super::{DoubleRead, Fingerprint, FingerprintSet, Fingerprinter, Key, Side, is_temporary};
 use crate::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit};
 
-/// The keys of a leg that are committed. Only its mover adds to them, and none is ever taken out; what a worker does
-/// not see yet costs it a question.
+/// The committed keys of a leg. Only its mover adds keys, and none is ever removed. A worker that does not yet see a
+/// commit only sends a superfluous request.
 pub trait Committed {
-    /// Whether a key is.
+    /// Whether a key is committed.
     fn has(&self, key: Fingerprint) -> bool;
 
-    /// Whether all are, also those that nobody has named.
+    /// Whether all keys are committed, also keys never listed.
     fn has_all(&self) -> bool;
 
-    /// Where a group is, as the switch remembers it. Only published protocols ask.
+    /// State of a group in the switch's tracker. Used only by published protocols.
     fn state(&self, _group: Fingerprint) -> State {
         State::NotStarted
     }
 
-    /// A client of this worker is about to wait: whatever is committed after this is told to the worker, once. What is
-    /// asked after this shows what was committed before.
+    /// Registers the worker as a waiter: the next commit notifies it, once. Checks after this call see all earlier
+    /// commits.
     fn will_wait(&self, worker: usize);
 }
 
-/// The keys of a leg that does not take whole slots.
+/// The keys of a leg that does not move whole slots.
 #[derive(Debug)]
 pub struct Scope {
     keys: Vec<Key>,
@@ -45,7 +46,7 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// These keys, which are in order.
+    /// Creates a scope of sorted keys.
     #[must_use]
     pub fn new(keys: Vec<Key>, fingerprints: Fingerprinter) -> Self {
         debug_assert!(keys.is_sorted());
@@ -53,13 +54,13 @@ impl Scope {
         Self { keys, fingerprints: set }
     }
 
-    /// The keys, in order.
+    /// Sorted keys.
     #[must_use]
     pub fn keys(&self) -> &[Key] {
         &self.keys
     }
 
-    /// Whether a key of that name is one of them.
+    /// Whether the scope contains a key.
     #[must_use]
     pub fn names(&self, key: &[u8]) -> bool {
         self.keys.binary_search_by(|known| known[..].cmp(key)).is_ok()
@@ -70,33 +71,33 @@ impl Scope {
     }
 }
 
-/// Where a key of a leg is used.
+/// Place of use of a key of a leg.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// It does not move: where it lives.
+    /// The key does not move: its present owner.
     Home,
-    /// At this side.
+    /// This side.
     At(Side),
-    /// Nowhere, until it is committed.
+    /// No side, until the key is committed.
     Nowhere,
 }
 
-/// A leg as it is published to workers.
+/// A leg, as published to workers.
 #[derive(Debug)]
 pub struct LegView<C> {
     committed: Arc<C>,
-    /// Where the leg goes back: the keys that have to come back. All others are at the source.
+    /// If the leg goes back: keys that have to return. All others are at the source.
     away: Option<Arc<BTreeSet<Fingerprint>>>,
-    /// Where only some keys of the slots move: which.
+    /// The keys that move, if not whole slots.
     scope: Option<Arc<Scope>>,
-    /// Keys that are nowhere may be read at both sides, under this condition.
+    /// Permits reads of uncommitted keys at both sides, under its condition.
     double_read: Option<Arc<DoubleRead>>,
-    /// It goes by a protocol as published.
+    /// Routing rules of a protocol as published.
     published: Option<Rules>,
     fingerprints: Fingerprinter,
 }
 
-/// All that are published, by move and number.
+/// Published legs, by move and leg number.
 pub type Legs<C> = BTreeMap<(MoveId, u32), LegView<C>>;
 
 impl<C> Clone for LegView<C> {
@@ -106,20 +107,20 @@ impl<C> Clone for LegView<C> {
 }
 
 impl<C> LegView<C> {
-    /// A leg that goes to its target, of which no key is committed.
+    /// Creates a view of a leg to its target, without committed keys.
     #[must_use]
     pub const fn new(committed: Arc<C>, scope: Option<Arc<Scope>>, fingerprints: Fingerprinter) -> Self {
         Self { committed, away: None, scope, double_read: None, published: None, fingerprints }
     }
 
-    /// The same by a protocol as published.
+    /// Sets the rules of a protocol as published.
     #[must_use]
     pub fn as_published(self, rules: Option<Rules>) -> Self {
         Self { published: rules, ..self }
     }
 
-    /// The same leg told anew: it goes back for the keys that are `away`, or it goes to its target. What was committed
-    /// before counts no more.
+    /// Returns the view after a change of direction: back, for the keys `away`, or to the target. Earlier commits no
+    /// longer apply.
     #[must_use]
     pub fn turned(
         &self,
@@ -137,25 +138,25 @@ impl<C> LegView<C> {
         }
     }
 
-    /// Whether it goes by a protocol as published.
+    /// Whether the leg uses a protocol as published.
     #[must_use]
     pub const fn is_published(&self) -> bool {
         self.published.is_some()
     }
 
-    /// Its committed keys.
+    /// Committed keys of the leg.
     #[must_use]
     pub const fn committed(&self) -> &Arc<C> {
         &self.committed
     }
 
-    /// Where only some keys of its slots move: which.
+    /// The keys that move, if not whole slots.
     #[must_use]
     pub fn scope(&self) -> Option<&Arc<Scope>> {
         self.scope.as_ref()
     }
 
-    /// Where workers use the keys that are committed.
+    /// Workers use committed keys at this side.
     #[must_use]
     pub const fn to(&self) -> Side {
         if self.away.is_some() { Side::Source } else { Side::Target }
@@ -163,7 +164,7 @@ impl<C> LegView<C> {
 }
 
 impl<C: Committed> LegView<C> {
-    /// Where a key of its slots is used that lives at the source. The one place that says so.
+    /// Returns the place of a key of the leg's slots that lives at the source. No other code decides this.
     #[must_use]
     pub fn place(&self, key: Fingerprint) -> Place {
         if self.scope.as_ref().is_some_and(|scope| !scope.has(key)) {
@@ -177,31 +178,31 @@ impl<C: Committed> LegView<C> {
         }
     }
 
-    /// Where a command for a key is sent by a protocol as published.
+    /// Returns the destination of a command for a key, by a protocol as published.
     fn way(&self, rules: &Rules, key: Fingerprint, writes: bool) -> Way {
         if self.committed.has_all() {
             return Way::Target;
         }
         match rules.way(self.committed.state(rules.group(key)), writes) {
-            // It has been pulled.
+            // The key has been pulled.
             Way::Pull if self.committed.has(key) => Way::Target,
             way => way,
         }
     }
 
-    /// Whether a key waits no more; `None`: all of the leg.
+    /// Whether a command need not wait for a key; `None`: for the whole leg.
     fn is_there(&self, key: Option<Fingerprint>) -> bool {
         key.map_or_else(|| self.committed.has_all(), |key| self.place(key) != Place::Nowhere || self.is_elsewhere(key))
     }
 
-    /// Whether a key is not looked for at the target, because the switch has erred and knows it by now.
+    /// Whether the repaired tracker places a key at the source.
     fn is_elsewhere(&self, key: Fingerprint) -> bool {
         self.published.is_some_and(|rules| rules.repairs() && self.way(&rules, key, false) == Way::Source)
     }
 }
 
-/// The topology by which commands are executed whose keys are all there: moving keys have been handed over in it.
-/// `None` where none is moving.
+/// Returns the topology for commands whose keys are all committed: moving keys are handed over in it. `None` if no slot
+/// is moving.
 #[must_use]
 pub fn moved<C>(topology: &Topology, legs: &Legs<C>) -> Option<Topology> {
     if topology.is_settled() {
@@ -243,17 +244,16 @@ pub fn moved<C>(topology: &Topology, legs: &Legs<C>) -> Option<Topology> {
     Some(next)
 }
 
-/// The move that lists a key while it is written at this node, and has to hear of it.
+/// Returns the move that is listing a key and must be notified of a write at this node.
 #[must_use]
 pub fn observed<'t>(topology: &'t Topology, key: &[u8], node: NodeId) -> Option<&'t Transit> {
     let transit = topology.transit(topology.slot_of(key)).filter(|transit| transit.stage == Stage::Observed)?;
-    // A key that lives elsewhere than its slot does not move with it. What a command makes for itself is gone when it
-    // ends.
+    // A key with a placement override does not move with its slot. Temporary keys are gone when their command ends.
     (transit.source == node && topology.lives_at(key) == node && !is_temporary(key)).then_some(transit)
 }
 
-/// The move that has to hear of a write at this node by a protocol as published: the key is at the source, and its
-/// group may have started since.
+/// Returns the move that must be notified of a late write at this node, by a protocol as published: the key is at the
+/// source, and its group may have started since.
 #[must_use]
 pub fn is_late<'t, C>(topology: &'t Topology, legs: &Legs<C>, key: &[u8], node: NodeId) -> Option<&'t Transit> {
     let transit = topology.transit(topology.slot_of(key))?;
@@ -263,12 +263,12 @@ pub fn is_late<'t, C>(topology: &'t Topology, legs: &Legs<C>, key: &[u8], node: 
         .then_some(transit)
 }
 
-/// Something that a command waits for.
+/// A key or leg that a command waits for.
 #[derive(Debug)]
 struct Wait<C> {
     of: (MoveId, u32),
     view: LegView<C>,
-    /// A key; `None`: all of the leg.
+    /// Key; `None`: the whole leg.
     key: Option<(Key, Fingerprint)>,
 }
 
@@ -277,7 +277,7 @@ impl<C> Wait<C> {
         self.key.as_ref().map(|(_, fingerprint)| *fingerprint)
     }
 
-    /// What no other has, as long as this one is kept: a leg that is told anew has other committed keys.
+    /// Unique while this wait is held: a turned leg has another set of committed keys.
     fn identity(&self) -> (usize, Option<Fingerprint>) {
         (Arc::as_ptr(&self.view.committed).addr(), self.fingerprint())
     }
@@ -289,19 +289,19 @@ impl<C: Committed> Wait<C> {
     }
 }
 
-/// What was found out about a command's keys.
+/// Result of checking a command's keys.
 #[derive(Debug)]
 pub struct KeyLookup<C> {
     has_keys_there: bool,
     is_moving: bool,
-    /// Of a leg of which nothing is published yet.
+    /// The leg is not published.
     is_unknown: bool,
     waits: Vec<Wait<C>>,
-    /// Where each key is sent by a protocol as published.
+    /// Destination of each key, by a protocol as published.
     ways: Vec<(Key, Way)>,
-    /// Whether any of them may be written.
+    /// Whether the command may write any of these keys.
     writes: bool,
-    /// By such a protocol: its leg, and of so many double reads one has its key fetched.
+    /// With such a protocol: the leg, and the fetch rate of its double reads (every n-th).
     sampled: Option<((MoveId, u32), u32)>,
     planted: InjectedBug,
 }
@@ -322,7 +322,7 @@ impl<C> Default for KeyLookup<C> {
 }
 
 impl<C: Committed> KeyLookup<C> {
-    /// The same with a bug in it, for tests of the simulator.
+    /// Injects a bug, for tests of the simulator.
     #[cfg(feature = "planted-bugs")]
     #[must_use]
     pub fn with(mut self, bug: Option<Bug>) -> Self {
@@ -330,8 +330,8 @@ impl<C: Committed> KeyLookup<C> {
         self
     }
 
-    /// Looks at a key that the command names. `writes`: whether it may write it; `undeclared`: whether it may use other
-    /// keys of that slot as well.
+    /// Checks a declared key. `writes`: whether the command may write it; `undeclared`: whether it may use other keys
+    /// of the slot.
     pub fn key(
         &mut self,
         topology: &Topology,
@@ -341,7 +341,7 @@ impl<C: Committed> KeyLookup<C> {
         undeclared: impl FnOnce() -> bool,
     ) {
         let Some(transit) = topology.transit(topology.slot_of(key)) else { return };
-        // A key that lives elsewhere than its slot does not move with it.
+        // A key with a placement override does not move with its slot.
         if topology.lives_at(key) != transit.source {
             return;
         }
@@ -373,14 +373,13 @@ impl<C: Committed> KeyLookup<C> {
         }
     }
 
-    /// Whether it has keys in moving slots.
+    /// Whether the command has keys in moving slots.
     #[must_use]
     pub const fn is_moving(&self) -> bool {
         self.is_moving
     }
 
-    /// Where all that is missing is one key, and a read of it may be asked of its source and its target: these nodes,
-    /// and the processes that must be there.
+    /// Returns source, target and required processes, if one key is missing and both may be read.
     #[must_use]
     pub fn double_read(&self, topology: &Topology) -> Option<([NodeId; 2], &DoubleRead)> {
         let [Wait { view, key: Some((key, _)), .. }] = &self.waits[..] else { return None };
@@ -388,21 +387,21 @@ impl<C: Committed> KeyLookup<C> {
         Some(([transit.source, transit.target], view.double_read.as_deref()?))
     }
 
-    /// Whether the key of the double read of this number, from 1, is fetched although nobody waits for it.
+    /// Whether the n-th double read (from 1) fetches its key, although no client waits for it.
     #[must_use]
     pub fn is_sampled(&self, topology: &Topology, number: u64) -> bool {
         self.sampled.is_some_and(|(_, one_in)| number.is_multiple_of(u64::from(one_in)))
             || self.double_read(topology).is_some_and(|(_, read)| read.fetches(number))
     }
 
-    /// Where each key is sent by a protocol as published; empty with all others.
+    /// Destination of each key, by a protocol as published; empty otherwise.
     #[must_use]
     pub fn ways(&self) -> &[(Key, Way)] {
         &self.ways
     }
 
-    /// Where the command is sent as a whole by such a protocol. One of several keys that are not all at the source goes
-    /// to the target.
+    /// Destination of the whole command, by such a protocol. Commands with several keys go to the target unless all are
+    /// at the source.
     #[must_use]
     pub fn way(&self) -> Option<Way> {
         match &self.ways[..] {
@@ -412,14 +411,14 @@ impl<C: Committed> KeyLookup<C> {
         }
     }
 
-    /// The source and the target between which its keys are moving, by such a protocol.
+    /// Source and target of the keys, by such a protocol.
     #[must_use]
     pub fn published_nodes(&self, topology: &Topology) -> Option<[NodeId; 2]> {
         let (key, _) = self.ways.first()?;
         topology.transit(topology.slot_of(key)).map(|transit| [transit.source, transit.target])
     }
 
-    /// Its keys by where they are moving to, those that are at the source left out.
+    /// Returns the keys by the target they move to, without keys at the source.
     #[must_use]
     pub fn moved_to(&self, topology: &Topology) -> BTreeMap<NodeId, Vec<Key>> {
         let mut moved: BTreeMap<NodeId, Vec<Key>> = BTreeMap::new();
@@ -431,8 +430,8 @@ impl<C: Committed> KeyLookup<C> {
         moved
     }
 
-    /// It only reads, by such a protocol, and cannot be asked of both nodes: the keys that may be at either of them are
-    /// fetched first. Whether it waits for any.
+    /// Adds waits for keys that may be at either node, for a read that cannot be sent to both: they are fetched first.
+    /// Returns whether the command waits.
     pub fn waits_for_both(&mut self, topology: &Topology, legs: &Legs<C>) -> bool {
         if self.writes {
             return false;
@@ -451,7 +450,7 @@ impl<C: Committed> KeyLookup<C> {
         !self.waits.is_empty()
     }
 
-    /// What a mover is told whose key is fetched although nobody waits for it: that of a double read.
+    /// Returns the key of a double read, to be fetched although no client waits for it.
     #[must_use]
     pub fn fetched(&self) -> Option<((MoveId, u32), Key)> {
         if let (Some((of, _)), [(key, _)]) = (self.sampled, &self.ways[..]) {
@@ -461,7 +460,7 @@ impl<C: Committed> KeyLookup<C> {
         Some((*of, key.clone()))
     }
 
-    /// Whether nothing has to be waited for.
+    /// Whether the command need not wait.
     #[must_use]
     pub fn is_over(&self) -> bool {
         let enough = self.waits.is_empty() || self.has_keys_there && self.planted.is(Bug::OneKeyIsEnough);
@@ -469,19 +468,19 @@ impl<C: Committed> KeyLookup<C> {
     }
 }
 
-/// What a mover is told that a client waits for.
+/// Keys requested from a mover by waiting clients.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Wanted {
     /// These keys.
     Keys(Vec<Key>),
-    /// All of the leg. It ends soon, then: nobody waits for it at a gentle pace.
+    /// The whole leg. The mover then ends it at full speed.
     Whole,
 }
 
 /// A command that waits for keys.
 #[derive(Debug)]
 pub struct Waits<C> {
-    /// The movers have been told of these.
+    /// The movers have received requests for these.
     waits: Vec<Wait<C>>,
 }
 
@@ -492,14 +491,14 @@ impl<C> Default for Waits<C> {
 }
 
 impl<C: Committed> Waits<C> {
-    /// The command waits for what was found missing. Gives what the movers have to be told, by leg; `None`: it is there
-    /// by now, and the command is to be looked at again.
+    /// Waits for the missing keys. Returns the requests for the movers, by leg; `None`: the keys have arrived, and the
+    /// command must be checked again.
     #[must_use]
     pub fn begin(&mut self, look: KeyLookup<C>, worker: usize) -> Option<Vec<((MoveId, u32), Wanted)>> {
         let mut told: BTreeSet<_> = self.waits.iter().map(Wait::identity).collect();
         let before = std::mem::replace(&mut self.waits, look.waits);
         self.go_on(worker);
-        // After the worker has said that it waits: a commit between the look and now is not missed.
+        // Checked after the registration, so that no commit in between is missed.
         if !look.is_unknown && self.is_over() {
             self.waits = before;
             return None;
@@ -521,12 +520,12 @@ impl<C: Committed> Waits<C> {
         Some(wanted)
     }
 
-    /// A worker that has been told once is told again only if it says again that it waits; and then it must look.
+    /// Registers the worker again. A notification comes once per registration; check the keys after this call.
     pub fn go_on(&self, worker: usize) {
         self.waits.iter().for_each(|wait| wait.view.committed.will_wait(worker));
     }
 
-    /// Whether all is there.
+    /// Whether the command need not wait any more.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.waits.iter().all(Wait::is_over)
@@ -534,13 +533,13 @@ impl<C: Committed> Waits<C> {
 }
 
 impl<C> Waits<C> {
-    /// The move that it waits for, or the first of them.
+    /// First move that the command waits for.
     #[must_use]
     pub fn first_move(&self) -> Option<MoveId> {
         self.waits.first().map(|wait| wait.of.0)
     }
 
-    /// Whether it waits for any of these keys of a move; `None`: for any at all.
+    /// Whether the command waits for one of these keys of a move; `None`: for any key.
     #[must_use]
     pub fn concerns(&self, move_id: MoveId, keys: Option<&[Fingerprint]>) -> bool {
         let is_one = |wait: &Wait<C>| keys.is_none_or(|keys| wait.fingerprint().is_none_or(|key| keys.contains(&key)));
@@ -559,7 +558,7 @@ mod tests {
     struct Known {
         keys: RefCell<BTreeSet<Fingerprint>>,
         all: Cell<bool>,
-        /// Becomes committed while a worker says that it waits.
+        /// Committed while a worker registers.
         late: Cell<Option<Fingerprint>>,
         waiting: Cell<u32>,
     }

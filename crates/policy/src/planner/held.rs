@@ -1,12 +1,12 @@
-//! The reasons why a plan leaves nodes over their limits.
+//! Reasons why a plan leaves nodes over their limits.
 //!
-//! Apart from [`solve`], because only reports need them: a reason such as a cooldown is found by solving again without
-//! it.
+//! Separate from [`solve`] because only reports need them: a reason such as a cooldown is found by solving again
+//! without it.
 
 use super::{Fleet, InjectedBug, Policy, Previous, Problem, State, memory, solve, unsplittable};
 use crate::topology::NodeId;
 
-/// A node that a plan leaves over its limit.
+/// A node left over its limit by a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Held {
     /// The node.
@@ -15,7 +15,7 @@ pub struct Held {
     pub why: Why,
 }
 
-/// A reason to leave a node over its limit.
+/// Reason to leave a node over its limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Why {
     /// The node is down.
@@ -24,24 +24,24 @@ pub enum Why {
     Busy,
     /// The node has fewer requests per second than this floor.
     Floor(f64),
-    /// The excess is too short or too small to differ from noise.
+    /// The excess is too short, or not distinguishable from noise.
     Brief,
-    /// One key or slot exceeds the limit alone: [`super::Advice::Unsplittable`].
+    /// One key or slot alone exceeds the limit: [`super::Advice::Unsplittable`].
     Unsplittable,
-    /// Keys or slots that would help have just moved, and rest.
+    /// Suitable keys or slots have moved recently.
     Cooldown,
-    /// The budget of keys or bytes is spent.
+    /// The budget of keys or bytes is used up.
     Budget,
-    /// Nothing that may move fits elsewhere.
+    /// No movable key or slot fits at another node.
     NoRoom,
     /// The node uses more than nine tenths of its `maxmemory`, and no other node has room for its slots.
     NoMemory,
 }
 
-/// A plan is better than another if it leaves less than this part of the load.
+/// A plan counts as better if it leaves less than this fraction of the load.
 const BETTER: f64 = 0.98;
 
-/// The nodes that a plan by [`solve`] of this problem leaves over their limits, each with the reason.
+/// Returns the nodes left over their limits by the plan of [`solve`], each with the reason.
 #[must_use]
 pub fn held(problem: &Problem, previous: &Previous) -> Vec<Held> {
     let after = |problem: &Problem, previous: &Previous, node: NodeId| {

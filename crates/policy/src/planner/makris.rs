@@ -1,9 +1,9 @@
-//! The policies of Makris, Tserpes, Anagnostopoulos and Altmann (2017): keys of overloaded nodes move, one by one, and
-//! are exceptions to hashing.
+//! The policies of Makris, Tserpes, Anagnostopoulos and Altmann (2017): single keys of overloaded nodes move and
+//! override hashing.
 //!
-//! The paper prints a loop and describes another. The loop moves the most popular key of a node above its threshold to
-//! the one with the least load. It has no fit test, so the next one may be overloaded in its turn, and the key goes on
-//! from there. The text says first fit decreasing over remaining capacity. Both are here to be measured.
+//! The paper's printed loop differs from its text. The loop moves the most popular key of an overloaded node to the
+//! node with the least load, without a fit test, so the target may become overloaded and pass the key on. The text
+//! describes first fit decreasing over remaining capacity. Both are implemented for comparison.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ pub(super) fn solve(
     let mut loads: BTreeMap<NodeId, f64> = fleet.nodes.iter().map(|(id, place)| (*id, place.load)).collect();
     let (mut steps, mut price) = (Vec::new(), Price::default());
     for node in over {
-        // The cooldown is ours: without one the printed loop has a key go round for ever.
+        // The cooldown is an addition: without it, a key circulates in the printed loop.
         let may =
             |key: &&KeyAt| key.at == *node && key.stays.is_none() && !recent.contains(&*key.key) && key.load() > 0.0;
         let mut keys: Vec<&KeyAt> = problem.keys.iter().filter(may).collect();
@@ -43,8 +43,7 @@ pub(super) fn solve(
                     .filter(may_take)
                     .max_by(|one, other| room(one).total_cmp(&room(other)).then(other.cmp(one)))
             };
-            // The loop knows the numbers of the last interval only: two nodes above their thresholds choose the same
-            // one.
+            // The loop uses loads of the last interval only: two overloaded nodes choose the same target.
             let idlest = || {
                 let load = |id: &NodeId| fleet.nodes[id].load;
                 loads

@@ -1,37 +1,36 @@
-//! Slots that leave nodes with too little memory.
+//! Moves slots away from nodes with too little memory.
 //!
-//! Apart from the remedies for load: the pieces are chosen by the bytes that they free for the requests that they take
-//! along, and no key moves alone, because the planner knows the sizes of hot keys only.
+//! Separate from the remedies for load. Pieces are chosen by bytes freed relative to the requests moved. No single keys
+//! move, because the planner knows the sizes of hot keys only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Fleet, Need, Place, Previous, Problem, SlotAt, State, Step, What};
 use crate::topology::{NodeId, Slot};
 
-/// Percent of `maxmemory`: a node above the first is relieved down to the second, and its slots go to nodes that stay
-/// below the third.
+/// Percent of `maxmemory`: a node above `FULL` is relieved down to `GOAL`, and targets stay below `TARGET`.
 const FULL: u64 = 90;
 const GOAL: u64 = 85;
 const TARGET: u64 = 80;
 
-/// The steps that relieve nodes of memory, and whether these bring every node below [`FULL`].
+/// Steps that free memory, and whether they bring every node below [`FULL`].
 pub(super) struct Relief {
     pub(super) steps: Vec<Step>,
     pub(super) is_complete: bool,
 }
 
-/// A part of what a node may use, or none without `maxmemory`.
+/// Percentage of a node's memory limit; `None` without `maxmemory`.
 fn part(place: &Place<'_>, percent: u64) -> Option<u64> {
     let (_, most) = place.node.memory.filter(|(_, most)| *most > 0)?;
     Some(most / 100 * percent)
 }
 
-/// Bytes that a node uses, and may use before it is relieved.
+/// Used bytes of a node, and the bytes above which it is relieved.
 pub(super) fn use_and_limit(place: &Place<'_>) -> Option<(u64, u64)> {
     Some((place.node.memory?.0, part(place, FULL)?))
 }
 
-/// The nodes with too little memory, the fullest first.
+/// Nodes with too little memory, fullest first.
 pub(super) fn full(fleet: &Fleet<'_>) -> Vec<NodeId> {
     let over = |place: &&Place<'_>| {
         place.node.state == State::Ready
@@ -70,7 +69,7 @@ pub(super) fn relieve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>,
         *of_keys.entry(key.slot).or_default() += key.load();
     }
     let mut relief = Relief { steps: Vec::new(), is_complete: true };
-    // One move at a node at a time: nodes of the other steps are relieved in a later round.
+    // A node takes part in one move at a time: nodes of other steps are relieved in a later round.
     for id in full(fleet).into_iter().filter(|id| !sources.contains(id)) {
         let goal = part(&fleet.nodes[&id], GOAL).unwrap_or(u64::MAX);
         let load_of = |slot: &SlotAt| slot.load + of_keys.get(&slot.slot).copied().unwrap_or_default();

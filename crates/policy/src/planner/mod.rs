@@ -1,23 +1,23 @@
-//! The planner: sees which nodes have too much to do, and chooses the cheapest remedy.
+//! The planner: finds overloaded nodes and selects the cheapest remedy.
 //!
-//! [`solve`] takes a [`Problem`] (the load, the limits, what may move) and what was done lately, and gives a [`Plan`].
-//! It has no clock and no state, and the same problem has the same plan: so a decision can be kept, explained and made
-//! again. The caller measures the load, and has the moves made.
+//! [`solve`] takes a [`Problem`] (load, limits, movable keys and slots) and the recent moves, and returns a [`Plan`].
+//! Without clock or state, the same problem has the same plan, so a decision can be stored, explained, and reproduced.
+//! The caller measures the load and executes the moves.
 //!
-//! - A node is over its **limit** where it has more requests than its capacity less headroom, or, where no capacity is
-//!   known, more than its even share and headroom.
-//! - A plan takes nodes down to their **goal**, which is half of the headroom below the limit. A node between the two
-//!   is left alone: that is the hysteresis.
+//! - A node is over its **limit** if its requests exceed its capacity minus headroom or, without a known capacity, its
+//!   even share plus headroom.
+//! - A plan brings nodes down to their **goal**, half of the headroom below the limit. A node between goal and limit is
+//!   left alone: hysteresis.
 //! - A node that uses more than nine tenths of its `maxmemory` gives idle slots to nodes with room ([`memory`]).
-//! - **Remedies** are moves of single keys (exceptions, Makris et al. 2017) and of whole slots, and keys that have
-//!   grown cold go home. Each has a price in bytes.
+//! - **Remedies** are moves of single keys (placement overrides, Makris et al. 2017) and of whole slots; cold keys
+//!   return to their slot owner. Each has a price in bytes.
 //!
-//! Several ways to fill the nodes are tried ([`remedies`]), and the cheapest one that brings every node under its limit
-//! wins; the others are kept as alternatives. Not an exact solver: the problem is bin packing, its numbers are measured
-//! and change every second, and a plan must be there in a fraction of one.
+//! Several ways to fill the nodes are tried ([`remedies`]). The cheapest one that brings every node under its limit
+//! wins; the others are kept as alternatives. No exact solver: the problem is bin packing, its measured numbers change
+//! every second, and a plan is needed in a fraction of that.
 //!
-//! Each plan of [`Policy::Switchyard`] asserts: no target ends above its limit, nor fuller than the node that it
-//! relieved was; what moves fits into memory; what moved lately stays.
+//! Each plan of [`Policy::Switchyard`] asserts: no target ends above its limit, or fuller than the node that it
+//! relieves was; moved data fits into memory; recently moved keys and slots stay.
 
 mod held;
 mod makris;
@@ -36,127 +36,126 @@ pub use planted::Bug;
 use planted::InjectedBug;
 pub use review::{Effect, Review, fullest_at, nodes_of, review, take_back, undo};
 
-/// The name of a key.
+/// Name of a key.
 pub type Name = Box<[u8]>;
 
-/// The facts and the goals of a decision.
+/// Input of a decision.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Problem {
     /// All nodes, ascending.
     pub nodes: Vec<Node>,
-    /// Slots that may be worth to be moved, ascending. The others stay.
+    /// Slots that are candidates for a move, ascending. The others stay.
     pub slots: Vec<SlotAt>,
-    /// The keys that are used most, and those that live away from their slots.
+    /// The hottest keys, and keys with placement overrides.
     pub keys: Vec<KeyAt>,
-    /// How to decide.
+    /// Parameters.
     pub knobs: Knobs,
 }
 
-/// A node.
+/// A node of the fleet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Node {
-    /// Its number.
+    /// Node id.
     pub id: NodeId,
-    /// Requests in a second, by the newest look.
+    /// Requests per second, latest measurement.
     pub load: f64,
-    /// The load that it certainly had for the whole window ([`crate::load::lasting_load`]). Only what lasts is worth a
-    /// remedy.
+    /// Load proven for the whole window ([`crate::load::lasting_load`]). Only a sustained load justifies a remedy.
     pub lasting: f64,
-    /// Its share, where no capacity is known; 0: it is to have nothing.
+    /// Relative share, without a known capacity; 0: no slots.
     pub weight: u32,
-    /// Requests in a second that it can answer in time, where that was measured.
+    /// Maximum requests per second with acceptable latency, if measured.
     pub capacity: Option<f64>,
-    /// Bytes that its server uses, and may use (0: no limit).
+    /// Used bytes and memory limit in bytes (0: no limit).
     pub memory: Option<(u64, u64)>,
-    /// Keys that a move of slots has to look through.
+    /// Keys that a move of slots must scan.
     pub keys: u64,
-    /// Whether something may be moved now.
+    /// Whether moves may start now.
     pub state: State,
 }
 
-/// Whether a node may give and take.
+/// Availability of a node for moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
-    /// It may.
+    /// Moves may start.
     Ready,
-    /// Nothing is begun there now: a move is under way, or a move was just refused.
+    /// The node takes part in a move, or has just refused one.
     Busy,
-    /// It cannot be used.
+    /// Unavailable.
     Down,
-    /// It is to be left: everything goes, nothing comes.
+    /// Being removed: everything moves away, nothing moves in.
     Leaving,
 }
 
-/// A slot. Its keys that are listed by themselves do not count.
+/// A slot. Excludes the keys listed separately.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SlotAt {
-    /// Its number.
+    /// Slot number.
     pub slot: Slot,
-    /// Its owner.
+    /// Owner.
     pub at: NodeId,
-    /// Uses of its keys in a second.
+    /// Uses of its keys per second.
     pub load: f64,
-    /// Bytes that its keys take, all of them.
+    /// Size of all its keys, in bytes.
     pub bytes: u64,
 }
 
-/// A key.
+/// A key of the problem.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KeyAt {
-    /// Its name.
+    /// Name.
     pub key: Name,
-    /// Its slot.
+    /// Slot of the key.
     pub slot: Slot,
-    /// Where it lives.
+    /// Node that has the key.
     pub at: NodeId,
-    /// The owner of its slot.
+    /// Owner of the slot.
     pub home: NodeId,
-    /// Reads in a second that reach the node.
+    /// Reads per second that reach the node.
     pub reads: f64,
-    /// Writes in a second.
+    /// Writes per second.
     pub writes: f64,
-    /// Of the reads, those that hot copies will answer as soon as they have seen the key.
+    /// Part of the reads that hot copies will serve once they know the key.
     pub copied: f64,
-    /// Bytes that it takes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// It has not been used to speak of for a while.
+    /// Whether the key has been nearly unused for a while.
     pub is_cold: bool,
-    /// It stays where it is, and why.
+    /// Reason why the key must stay, if any.
     pub stays: Option<PinnedReason>,
 }
 
 impl KeyAt {
-    /// Its load at its node, once hot copies have taken their part.
+    /// Load at the node, without reads that hot copies will serve.
     #[must_use]
     pub fn load(&self) -> f64 {
         self.reads + self.writes - self.copied
     }
 }
 
-/// Why a key is not moved.
+/// Reason why a key must not move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PinnedReason {
-    /// Its name has a hash tag: it is used together with others.
+    /// The key has a hash tag, so it is used together with others.
     Tagged,
-    /// A command has needed it together with others of its slot within the hour.
+    /// A command needed the key together with others of its slot within the last hour.
     NeededAtHome,
-    /// Something of its slot is on its way.
+    /// The slot, or keys of it, are in transit.
     Moving,
 }
 
-/// How to decide.
+/// Parameters of a decision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Knobs {
-    /// By which policy.
+    /// Algorithm that selects the remedies.
     pub policy: Policy,
-    /// Part of a limit that is kept free: of the capacity, or above the even share.
+    /// Headroom as a fraction: below the capacity, or above the even share.
     pub headroom: f64,
-    /// Nodes with fewer requests per second are never relieved. None: [`Knobs::least`].
+    /// Minimum requests per second of nodes to relieve. `None`: [`Knobs::least`].
     #[serde(rename = "least")]
     pub least_set: Option<f64>,
-    /// Keys that may move now.
+    /// Maximum number of keys to move.
     pub keys_max: usize,
-    /// Bytes that may move now.
+    /// Maximum bytes to move.
     pub bytes_max: u64,
 }
 
@@ -167,8 +166,8 @@ impl Default for Knobs {
 }
 
 impl Knobs {
-    /// The least load by default of a node with a capacity, and of one without: its limit is a share, and that of
-    /// little load is noise.
+    /// Default minimum load of a node with a known capacity, and of one without, whose limit is a share: a share of a
+    /// small load is noise.
     pub const LEAST: (f64, f64) = (500.0, 5000.0);
 
     /// Requests per second below which this node is never relieved.
@@ -178,119 +177,120 @@ impl Knobs {
     }
 }
 
-/// The rule by which remedies are chosen.
+/// Algorithm that selects the remedies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
-    /// The cheapest of several ways, with a fit test, by keys and slots.
+    /// The cheapest of several ways with a fit test, using keys and slots.
     #[default]
     Switchyard,
-    /// The loop that the paper of Makris et al. prints: the most popular key of each overloaded node goes to the one
+    /// The loop printed in the paper of Makris et al.: the most popular key of each overloaded node goes to the node
     /// with the least load, whether it fits or not.
     MakrisPrinted,
-    /// The meaning of its text: first fit decreasing. A key that fits nowhere goes where most room is left.
+    /// The algorithm described in the paper's text: first fit decreasing. A key that fits nowhere goes to the node with
+    /// the most room.
     MakrisFfd,
-    /// The same, and a key that fits nowhere stays.
+    /// First fit decreasing; a key that fits nowhere stays.
     MakrisSafe,
 }
 
-/// The latest moves.
+/// Recent moves.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Previous {
-    /// Keys that have moved so lately that they stay.
+    /// Keys that moved recently and must stay.
     pub keys: Vec<Name>,
-    /// Slots that have, too.
+    /// Slots that moved recently and must stay.
     pub slots: Vec<Slot>,
-    /// Nodes that were over their limit, and are taken down to their goal.
+    /// Nodes that were over their limit, to be relieved down to their goal.
     pub over: Vec<NodeId>,
 }
 
-/// What to do.
+/// A planner decision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// The result.
+    /// Outcome.
     pub verdict: Verdict,
-    /// What moves.
+    /// Keys and slots to move.
     pub steps: Vec<Step>,
-    /// The price.
+    /// Total price.
     pub price: Price,
     /// Each node before and after.
     pub nodes: Vec<Outlook>,
-    /// Other ways to the same end, and what they would cost.
+    /// Rejected ways, with their prices.
     pub alternatives: Vec<Alternative>,
-    /// Remedies that the planner does not have.
+    /// Remedies for the operator.
     pub advice: Vec<Advice>,
 }
 
-/// The result of a plan.
+/// Outcome of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// No node is over its limit.
     Fine,
-    /// All nodes are under their limits afterwards.
+    /// All nodes are below their limits afterwards.
     Relieved,
-    /// It helps, and some node stays over its limit.
+    /// Some nodes remain over their limits, but the plan helps.
     Partly,
-    /// Nothing that may be done helps.
+    /// No permitted move helps.
     NoneFound,
 }
 
-/// Something that moves.
+/// A move of a plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// What.
+    /// Key or slots to move.
     pub what: What,
-    /// From where.
+    /// Source node.
     pub from: NodeId,
-    /// To where.
+    /// Target node.
     pub to: NodeId,
-    /// Requests in a second that go with it.
+    /// Requests per second that move along.
     pub load: f64,
-    /// Bytes that are moved.
+    /// Bytes to move.
     pub bytes: u64,
-    /// The need of the node that it leaves.
+    /// Reason to relieve the source.
     #[serde(default)]
     pub need: Need,
 }
 
-/// The need of a node that is relieved.
+/// Resource that a node lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Need {
-    /// Fewer requests.
+    /// Capacity for requests.
     #[default]
     Requests,
-    /// More free memory.
+    /// Free memory.
     Memory,
 }
 
-/// What moves.
+/// Subject of a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum What {
-    /// A key without its slot, or back to it.
+    /// A single key, away from its slot owner or back to it.
     Key {
-        /// Its name.
+        /// Name.
         key: Name,
-        /// Its slot.
+        /// Slot of the key.
         slot: Slot,
-        /// It goes home because it has grown cold.
+        /// The key is cold and returns to its slot owner.
         is_cold: bool,
     },
     /// Whole slots, ascending.
     Slots(Vec<Slot>),
 }
 
-/// The price of a plan.
+/// Price of a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Price {
-    /// Bytes that are moved.
+    /// Bytes to move.
     pub bytes: u64,
-    /// Keys that move by themselves.
+    /// Single keys to move.
     pub keys: usize,
-    /// Slots that move.
+    /// Slots to move.
     pub slots: usize,
-    /// All of it as bytes: with what it costs to look through a node's keys, and to remember exceptions.
+    /// Total, in bytes. Includes scanning a node's keys and storing placement overrides.
     pub total: f64,
 }
 
@@ -300,32 +300,32 @@ impl Price {
     }
 }
 
-/// A node before and after.
+/// A node before and after a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outlook {
-    /// Its number.
+    /// Node id.
     pub node: NodeId,
-    /// Requests in a second now.
+    /// Current requests per second.
     pub before: f64,
-    /// As predicted.
+    /// Predicted requests per second.
     pub after: f64,
-    /// The limit.
+    /// Limit in requests per second.
     pub limit: f64,
-    /// Bytes that it uses now, and may use before it is relieved. None without `maxmemory`.
+    /// Used bytes, and the bytes above which the node is relieved. `None` without `maxmemory`.
     #[serde(default)]
     pub memory: Option<(u64, u64)>,
 }
 
-/// Another way.
+/// A rejected way.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Alternative {
-    /// Which.
+    /// The way.
     pub way: Way,
-    /// Whether every node would be under its limit.
+    /// Whether it would bring every node under its limit.
     pub relieves: bool,
-    /// Its price.
+    /// Price of the way.
     pub price: Price,
-    /// The fullest node afterwards, as a part of its limit. Nodes that leave do not count.
+    /// Load of the fullest node afterwards, relative to its limit. Nodes being removed do not count.
     pub fullest: f64,
 }
 
@@ -333,40 +333,40 @@ pub struct Alternative {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
-    /// The hottest keys first, then slots.
+    /// Hottest keys first, then slots.
     KeysFirst,
-    /// The pieces that relieve most for their price.
+    /// Keys and slots with the best relief per price.
     Cheapest,
-    /// Whole slots only, the busiest first.
+    /// Whole slots only, busiest first.
     Slots,
-    /// Whole slots only, those that relieve most for their price.
+    /// Whole slots only, those with the best relief for their price first.
     CheapSlots,
-    /// A search over the largest pieces, where no greedy way relieves all nodes: for fleets with little room.
+    /// A search over the largest keys and slots, if no greedy way relieves all nodes: for fleets with little room.
     Search,
 }
 
-/// Advice to people.
+/// Advice to the operator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Advice {
-    /// All nodes together have too little room: so many requests in a second.
+    /// The fleet as a whole has too little capacity.
     AddNode {
-        /// Requests in a second without room.
+        /// Requests per second above the capacity.
         missing: f64,
     },
-    /// The others could do without this one.
+    /// The other nodes have enough capacity without this one.
     RemoveNode {
-        /// Which.
+        /// The node.
         node: NodeId,
     },
     /// A key, or the keys that a hash tag binds to a slot, exceed the limit of every node. They cannot be split, so
     /// nothing moves away from their node.
     Unsplittable {
-        /// The key, or the hottest key of the slot. None: no key of the slot is listed.
+        /// The key, or the hottest key of the slot. `None`: no key of the slot is listed.
         key: Option<Name>,
-        /// The slot of the key. None: recorded by an earlier version.
+        /// Slot of the key. `None`: recorded by an earlier version.
         #[serde(default)]
         slot: Option<Slot>,
-        /// Whether the whole slot is meant, and not the key alone.
+        /// Whether the whole slot exceeds the limit, rather than the key alone.
         #[serde(default)]
         is_slot: bool,
         /// The node that has it.
@@ -374,22 +374,22 @@ pub enum Advice {
         /// Requests per second.
         load: f64,
     },
-    /// Hot copies are about to answer so many reads of a key, so it does not move.
+    /// Hot copies are about to serve reads of a key, so it does not move.
     Copies {
-        /// Its name.
+        /// Name.
         key: Name,
-        /// Reads in a second.
+        /// Reads per second.
         reads: f64,
     },
 }
 
-/// Gives the plan for a problem.
+/// Returns the plan for a problem.
 #[must_use]
 pub fn solve(problem: &Problem, previous: &Previous) -> Plan {
     solve_with(problem, previous, InjectedBug::default())
 }
 
-/// The same with a bug.
+/// Like [`solve`], with an injected bug.
 #[cfg(feature = "planted-bugs")]
 #[must_use]
 pub fn solve_wrongly(problem: &Problem, previous: &Previous, bug: Bug) -> Plan {
@@ -405,7 +405,7 @@ fn solve_with(problem: &Problem, previous: &Previous, planted: InjectedBug) -> P
     }
 }
 
-/// The nodes, with what each may have.
+/// The nodes with their limits.
 #[derive(Clone, Debug)]
 struct Fleet<'p> {
     nodes: BTreeMap<NodeId, Place<'p>>,
@@ -415,11 +415,11 @@ struct Fleet<'p> {
 #[derive(Clone, Debug)]
 struct Place<'p> {
     node: &'p Node,
-    /// Now, less what hot copies will take.
+    /// Current load minus the reads that hot copies will serve.
     load: f64,
     limit: f64,
     goal: f64,
-    /// Requests per second below which it is never relieved.
+    /// Requests per second below which the node is never relieved.
     least: f64,
 }
 
@@ -441,7 +441,7 @@ impl<'p> Fleet<'p> {
                 (_, 0.0) => (0.0, 0.0),
                 (Some(capacity), _) => (capacity * (1.0 - headroom), capacity * (1.0 - headroom * 1.5).max(0.0)),
                 (None, weight) => {
-                    // A fleet without load has room, too: slots without load may go anywhere.
+                    // Minimum 1, so that a fleet without load has room too: slots without load may go anywhere.
                     let share = all.max(1.0) * weight / weights;
                     (share * (1.0 + headroom), share * (1.0 + headroom / 2.0))
                 }
@@ -451,7 +451,7 @@ impl<'p> Fleet<'p> {
         Self { nodes: problem.nodes.iter().map(place).collect(), planted }
     }
 
-    /// The nodes that are to be relieved, the fullest first.
+    /// The nodes to relieve, fullest first.
     fn over(&self, previous: &Previous) -> Vec<NodeId> {
         let is_over = |place: &Place<'_>| match place.node.state {
             State::Leaving => true,
@@ -459,7 +459,7 @@ impl<'p> Fleet<'p> {
             State::Ready => {
                 let was_over = previous.over.contains(&place.node.id) || self.planted.is(Bug::Oscillation);
                 let most = if was_over { place.goal } else { place.limit };
-                // A node of weight 0 gets nothing. Only its drain takes what it has.
+                // A node of weight 0 receives nothing. Only a drain empties it.
                 place.limit > 0.0 && place.load.min(place.node.lasting) > most && place.load >= place.least
             }
         };
@@ -470,7 +470,7 @@ impl<'p> Fleet<'p> {
         over.into_iter().map(|place| place.node.id).collect()
     }
 
-    /// Each node before, and after these steps.
+    /// Each node before and after these steps.
     fn outlook(&self, steps: &[Step]) -> Vec<Outlook> {
         let mut after: BTreeMap<NodeId, f64> = self.nodes.iter().map(|(id, place)| (*id, place.load)).collect();
         for step in steps {
@@ -492,7 +492,7 @@ impl<'p> Fleet<'p> {
 }
 
 impl Place<'_> {
-    /// Its fullness with so many requests: 1 is its limit.
+    /// Load relative to the limit.
     fn fullness(&self, load: f64) -> f64 {
         match (load > 0.0, self.limit > 0.0) {
             (false, _) => 0.0,
@@ -501,12 +501,12 @@ impl Place<'_> {
         }
     }
 
-    /// Its fullness now. A node that leaves is fuller than any other, also where it has nothing to do.
+    /// Current load relative to the limit. Infinite for a node being removed, even without load.
     fn fullness_before(&self) -> f64 {
         if self.node.state == State::Leaving { f64::INFINITY } else { self.fullness(self.load) }
     }
 
-    /// Whether something of so many bytes fits into what it may use, with a tenth left.
+    /// Whether `bytes` more fit into the memory limit, with a tenth left free.
     fn has_memory(&self, taken: u64, bytes: u64) -> bool {
         match self.node.memory {
             Some((used, most)) if most > 0 => used.saturating_add(taken).saturating_add(bytes) <= most - most / 10,
@@ -515,7 +515,7 @@ impl Place<'_> {
     }
 }
 
-/// Advice whatever the remedy: too little room, keys that no node can take, and reads that copies will take.
+/// Advice independent of the remedy: too little capacity, unsplittable keys, and reads that copies will serve.
 fn advice(problem: &Problem, fleet: &Fleet<'_>, over: &[NodeId]) -> Vec<Advice> {
     let mut advice = Vec::new();
     let taking = || {
@@ -528,7 +528,7 @@ fn advice(problem: &Problem, fleet: &Fleet<'_>, over: &[NodeId]) -> Vec<Advice> 
         advice.push(Advice::AddNode { missing: load - room });
     }
     if is_measured && over.is_empty() {
-        // The one with the least to move, if the others then keep a fifth of their goals.
+        // The node with the least load, if the others then keep a fifth of their goals free.
         let spare = |gone: &Place<'_>| taking().map(|place| place.goal).sum::<f64>() - gone.goal - load;
         let least = taking().min_by(|one, other| one.load.total_cmp(&other.load));
         let goals: f64 = taking().map(|place| place.goal).sum();
@@ -543,7 +543,7 @@ fn advice(problem: &Problem, fleet: &Fleet<'_>, over: &[NodeId]) -> Vec<Advice> 
     advice
 }
 
-/// The heaviest key or slot of a node, if it exceeds the limit of its own and of every other node.
+/// The heaviest key or slot of a node, if it exceeds the limit of every node.
 fn unsplittable(problem: &Problem, fleet: &Fleet<'_>, node: NodeId) -> Option<Advice> {
     let most = fleet
         .nodes
@@ -551,7 +551,7 @@ fn unsplittable(problem: &Problem, fleet: &Fleet<'_>, node: NodeId) -> Option<Ad
         .filter(|place| place.node.id == node || place.node.state != State::Down)
         .map(|place| place.limit);
     let most = most.fold(0.0, f64::max);
-    // Keys with a hash tag move with their slot only, as its other keys do.
+    // Keys with a hash tag move only with their slot, like the slot's other keys.
     let mut slots: BTreeMap<Slot, (f64, Option<&KeyAt>)> =
         problem.slots.iter().filter(|slot| slot.at == node).map(|slot| (slot.slot, (slot.load, None))).collect();
     let (tagged, single): (Vec<&KeyAt>, Vec<&KeyAt>) =

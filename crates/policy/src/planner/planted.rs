@@ -1,4 +1,4 @@
-//! Bugs of a planner that can be planted, one at a time, so that its tests show that they would find them.
+//! Bugs that tests can inject into the planner, one at a time, to show that they would detect them.
 
 /// A bug of the planner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -6,13 +6,13 @@
 pub enum Bug {
     /// A target may end fuller than the node that it relieves.
     WorseThanBefore,
-    /// A way that leaves nodes over their limits is taken for one that relieves them.
+    /// A way that leaves nodes over their limits counts as one that relieves them.
     InfeasibleTakenForFeasible,
-    /// A node is over its limit as soon as it is above its goal: no hysteresis.
+    /// A node is over its limit as soon as it exceeds its goal: no hysteresis.
     Oscillation,
-    /// Keys and slots that moved lately move again.
+    /// Keys and slots that moved recently move again.
     ForgottenCooldown,
-    /// An older look is taken for the load.
+    /// An old measurement is used as the current load.
     StaleObservation,
 }
 

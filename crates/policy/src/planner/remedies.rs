@@ -1,7 +1,7 @@
-//! Several ways to relieve nodes, each a greedy one with a fit test; the cheapest that does it wins.
+//! Several greedy ways to relieve nodes, each with a fit test. The cheapest sufficient one wins.
 //!
-//! Greedy, because each choice then has a reason of a few words: this key, because it is the hottest that fits there.
-//! Pieces that turn out needless are given back at its end.
+//! Greedy, because each choice then has a short explanation: the hottest key that fits. Unnecessary keys and slots are
+//! returned at the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,34 +11,34 @@ use super::{
 };
 use crate::topology::{NodeId, Slot};
 
-/// Bytes that an exception costs beside its value: in the directory, at each worker, in the state directory.
+/// Overhead of a placement override in bytes: in the directory, at each worker, and in the state directory.
 const EXCEPTION: f64 = 512.0;
 
-/// Bytes that a slot costs beside its keys: records, and the wait of its commands.
+/// Overhead of a slot in bytes: records, and the wait of its commands.
 const SLOT: f64 = 4096.0;
 
-/// Bytes that it costs to look at a key of a node whose slots are moved.
+/// Cost in bytes to scan one key of a node whose slots move.
 const LOOK: f64 = 16.0;
 
-/// A slot with less than such a part of what is needed is not worth to be moved.
+/// Minimum load of a slot to move, relative to the required relief.
 const GRAIN: f64 = 1e-4;
 
-/// A key with less than such a part of a node's limit is not worth an exception.
+/// Minimum load of a key to move, relative to the node's limit.
 const KEY_GRAIN: f64 = 0.005;
 
-/// A plan that leaves a node over its limit has to lower its load so much.
+/// Maximum remaining load, as a fraction, for a plan that leaves a node over its limit.
 const HELPS: f64 = 0.98;
 
-/// A search looks at so many of the largest pieces and of the roomiest targets, and takes so many steps.
+/// Bounds of a search: largest keys or slots, roomiest targets, steps.
 const SEARCHED_PIECES: usize = 24;
 const SEARCHED_TARGETS: usize = 8;
 const STEPS: u32 = 20_000;
 
-/// Something that could move.
+/// A key or slot that could move.
 #[derive(Clone, Copy)]
 enum Piece<'p> {
     Key(&'p KeyAt),
-    /// With the load of its listed keys, which go with it.
+    /// With the load of its listed keys, which move along.
     Slot(&'p SlotAt, f64),
 }
 
@@ -76,7 +76,7 @@ impl Piece<'_> {
     }
 }
 
-/// A piece, and where it goes.
+/// A key or slot with its move.
 #[derive(Clone, Copy)]
 struct Shift<'p> {
     piece: Piece<'p>,
@@ -84,15 +84,15 @@ struct Shift<'p> {
     to: NodeId,
 }
 
-/// A way as far as it got.
+/// Result of one way.
 struct Attempt<'p> {
     way: Way,
     shifts: Vec<Shift<'p>>,
     price: Price,
     relieves: bool,
-    /// The fullest node afterwards.
+    /// Load of the fullest node afterwards, relative to its limit.
     fullest: f64,
-    /// The sum of the parts by which nodes stay over their limits.
+    /// Sum of the excess of all nodes, relative to their limits.
     excess: f64,
 }
 
@@ -143,7 +143,7 @@ pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, o
     Plan { verdict, steps, price, nodes, alternatives, advice }
 }
 
-/// All ways to relieve these nodes, the best first.
+/// All ways to relieve these nodes, best first.
 fn attempts<'p>(problem: &'p Problem, previous: &Previous, fleet: &Fleet<'p>, over: &[NodeId]) -> Vec<Attempt<'p>> {
     let mut attempts: Vec<Attempt<'_>> = [Way::KeysFirst, Way::Cheapest, Way::Slots, Way::CheapSlots]
         .map(|way| attempt(problem, previous, fleet, over, way))
@@ -160,7 +160,7 @@ fn attempts<'p>(problem: &'p Problem, previous: &Previous, fleet: &Fleet<'p>, ov
     attempts
 }
 
-/// Asserts the conditions of each plan, whatever chose it.
+/// Asserts the conditions of each plan, for every way.
 fn assert_no_harm(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, shifts: &[Shift<'_>]) {
     let mut loads: BTreeMap<NodeId, f64> = fleet.nodes.iter().map(|(id, place)| (*id, place.load)).collect();
     let mut bytes: BTreeMap<NodeId, u64> = BTreeMap::new();
@@ -190,16 +190,16 @@ fn assert_no_harm(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, shi
     );
 }
 
-/// The state of an attempt.
+/// State of an attempt.
 struct Filling<'p, 'f> {
     fleet: &'f Fleet<'p>,
     loads: BTreeMap<NodeId, f64>,
     taken: BTreeMap<NodeId, u64>,
     keys_left: usize,
     bytes_left: u64,
-    /// No two moves have a slot in common.
+    /// No two moves share a slot.
     slots: BTreeSet<Slot>,
-    /// The pieces of each node that leaves: all have to go.
+    /// Number of keys and slots per node being removed; all must move.
     leaving: BTreeMap<NodeId, usize>,
     shifts: Vec<Shift<'p>>,
 }
@@ -227,7 +227,7 @@ fn attempt<'p>(problem: &'p Problem, previous: &Previous, fleet: &Fleet<'p>, ove
     for key in
         keys.filter(|key| is_left(key.at) || key.stays.is_none() && !recent_keys.contains(&key.key) && is_worth_it(key))
     {
-        // A key that lives where its slot is goes with the slot, where all slots go.
+        // On a node being removed, a key at its slot owner moves with the slot.
         if let Some(pieces) = by_node.get_mut(&key.at).filter(|_| !(is_left(key.at) && key.at == key.home)) {
             pieces.push(Piece::Key(key));
         }
@@ -262,7 +262,7 @@ fn attempt<'p>(problem: &'p Problem, previous: &Previous, fleet: &Fleet<'p>, ove
         let mut pieces = by_node.remove(id).unwrap_or_default();
         let by_worth = |one: &Piece<'_>, other: &Piece<'_>| other.worth().total_cmp(&one.worth());
         let is_slot = |piece: &Piece<'_>| matches!(piece, Piece::Slot(..));
-        // Stable, so that what is alike stays in the order of the problem.
+        // A stable sort: equal keys and slots keep the order of the problem.
         match way {
             Way::KeysFirst => pieces.sort_by(|one, other| {
                 is_slot(one)
@@ -278,7 +278,7 @@ fn attempt<'p>(problem: &'p Problem, previous: &Previous, fleet: &Fleet<'p>, ove
 }
 
 impl<'p> Filling<'p, '_> {
-    /// Moves pieces away from a node, in their order, until it is at its goal.
+    /// Moves keys and slots away from a node, in order, until it is at its goal.
     fn relieve(&mut self, id: NodeId, pieces: &[Piece<'p>], way: Way) {
         let place = &self.fleet.nodes[&id];
         let is_left = place.node.state == State::Leaving;
@@ -288,7 +288,7 @@ impl<'p> Filling<'p, '_> {
             if !is_left && need <= 0.0 {
                 break;
             }
-            // Slots are too dear for the hysteresis alone.
+            // Slots are too expensive for the hysteresis alone.
             if way == Way::KeysFirst && !is_left && matches!(piece, Piece::Slot(..)) && self.loads[&id] <= place.limit {
                 break;
             }
@@ -306,7 +306,7 @@ impl<'p> Filling<'p, '_> {
         if is_left {
             return;
         }
-        // Needless pieces are given back, the dearest first.
+        // Returns unnecessary keys and slots, most expensive first.
         let mut order: Vec<usize> = (first..self.shifts.len()).collect();
         order.sort_by(|one, other| self.shifts[*other].piece.price().total_cmp(&self.shifts[*one].piece.price()));
         let mut back = BTreeSet::new();
@@ -326,8 +326,8 @@ impl<'p> Filling<'p, '_> {
         });
     }
 
-    /// Looks for places for some of these pieces (the largest first) so that all of these nodes are at their goals, or
-    /// else at their limits. It leaves nodes that leave, and many nodes at once, to the greedy ways.
+    /// Searches places for some of these keys and slots (largest first) so that all of these nodes are at their goals,
+    /// or else at their limits. Leaves nodes being removed, and many nodes at once, to the greedy ways.
     fn search(&mut self, over: &[NodeId], pieces: &[(NodeId, Piece<'p>)]) {
         if over.len() > SEARCHED_TARGETS || over.iter().any(|id| self.fleet.nodes[id].node.state == State::Leaving) {
             return;
@@ -339,8 +339,7 @@ impl<'p> Filling<'p, '_> {
         targets.truncate(SEARCHED_TARGETS);
         for most in [|place: &Place<'_>| place.goal, |place: &Place<'_>| place.limit] {
             if self.search_on(over, &targets, pieces, most, &mut { STEPS }) {
-                // A piece that fitted when it was taken may not fit in the end: other sources have filled the target
-                // further.
+                // A piece that fitted at first may not fit in the end: other sources have added to the target.
                 let fullness = |id: &NodeId| self.fleet.nodes[id].fullness(self.loads[id]);
                 if self.shifts.iter().any(|shift| fullness(&shift.to) > self.fleet.nodes[&shift.from].fullness_before())
                 {
@@ -404,7 +403,7 @@ impl<'p> Filling<'p, '_> {
         self.shifts.push(shift);
     }
 
-    /// Undoes [`Self::take`], but for the list of shifts.
+    /// Reverses [`Self::take`], except for the list of shifts.
     fn give_back(&mut self, Shift { piece, from, to }: Shift<'p>) {
         self.loads.entry(from).and_modify(|load| *load += piece.load());
         self.loads.entry(to).and_modify(|load| *load -= piece.load());
@@ -414,7 +413,7 @@ impl<'p> Filling<'p, '_> {
         self.keys_left += usize::from(matches!(piece, Piece::Key(_)));
     }
 
-    /// Whether a piece of a node may go to another, which has so much now.
+    /// Whether a piece of `source` may go to `place`, whose load is `load`.
     fn fits(&self, source: &Place<'_>, piece: &Piece<'_>, place: &Place<'_>, load: f64) -> bool {
         let (after, to) = (load + piece.load(), place.node.id);
         to != source.node.id
@@ -426,11 +425,11 @@ impl<'p> Filling<'p, '_> {
             && place.has_memory(self.taken.get(&to).copied().unwrap_or_default(), piece.bytes())
     }
 
-    /// The target of a piece: of the nodes where it fits, the one that is then least full.
+    /// Target of a piece: of the nodes where it fits, the least full one afterwards.
     fn target(&self, from: NodeId, piece: &Piece<'_>) -> Option<NodeId> {
         let source = &self.fleet.nodes[&from];
-        // Home is cheaper than anywhere else: it takes an exception away. A slot that a node gives has no business at
-        // its own.
+        // The slot owner is the cheapest target of a key: the return removes a placement override. Slots have no such
+        // target.
         let home = match piece {
             Piece::Key(key) if key.at != key.home => Some(key.home),
             _ => None,
@@ -438,7 +437,7 @@ impl<'p> Filling<'p, '_> {
         if let Some(home) = home.filter(|home| self.fits(source, piece, &self.fleet.nodes[home], self.loads[home])) {
             return Some(home);
         }
-        // Side by side, and not looked up: there may be thousands of both nodes and pieces.
+        // Iterates both maps together rather than by lookup: there may be thousands of both nodes and pieces.
         let places = self.fleet.nodes.values().zip(self.loads.values());
         let fitting = places.filter(|(place, load)| self.fits(source, piece, place, **load));
         let fullness = |(place, load): &(&Place<'_>, &f64)| place.fullness(*load + piece.load());
@@ -475,7 +474,8 @@ impl<'p> Filling<'p, '_> {
         self.fleet.nodes[&id].fullness(self.loads[&id].max(0.0))
     }
 
-    /// The part by which a node is still over its limit, or of its pieces that stay where it leaves.
+    /// Excess of a node over its limit, as a fraction. For a node being removed: the fraction of its keys and slots
+    /// that stay.
     fn excess(&self, id: NodeId) -> f64 {
         match self.leaving.get(&id) {
             Some(pieces) => {
@@ -485,12 +485,12 @@ impl<'p> Filling<'p, '_> {
         }
     }
 
-    /// Moves that do not help the node that they leave are not worth their price. One node that nothing helps is no
-    /// reason to leave the others as they are.
+    /// Returns moves that do not help their source, because they are not worth their price. One node that cannot be
+    /// helped must not prevent the relief of the others.
     fn keep_what_helps(&mut self, over: &[NodeId]) {
         let helps = |id: NodeId| {
             let is_lower = || self.fullness(id) <= (self.fleet.nodes[&id].fullness_before() * HELPS).max(1.0);
-            // Others may have counted on the room that it made.
+            // Other nodes may have relied on the room that the node made.
             self.leaving.contains_key(&id) || is_lower() || self.shifts.iter().any(|shift| shift.to == id)
         };
         let useless: BTreeSet<NodeId> = over.iter().copied().filter(|id| !helps(*id)).collect();
@@ -502,7 +502,7 @@ impl<'p> Filling<'p, '_> {
     }
 }
 
-/// Slots that go the same way are one step.
+/// Combines slots with equal source and target in one step.
 fn steps_of(shifts: &[Shift<'_>]) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut slots: BTreeMap<(NodeId, NodeId), (Vec<Slot>, f64, u64)> = BTreeMap::new();
@@ -527,7 +527,7 @@ fn steps_of(shifts: &[Shift<'_>]) -> Vec<Step> {
     steps
 }
 
-/// Keys that have grown cold go home, where they find room, and as far as the budget goes that other moves have left.
+/// Moves cold keys back to their slot owner if it has room, within the budget left by other moves.
 fn homecoming(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, over: &[NodeId], spent: Price) -> Vec<Step> {
     let (keys_max, mut bytes_left) =
         (problem.knobs.keys_max.saturating_sub(spent.keys), problem.knobs.bytes_max.saturating_sub(spent.bytes));

@@ -1,58 +1,58 @@
-//! A decision in hindsight: whether it helped, and whether it is worth to be taken back.
+//! Reviews a decision: whether it helped, and whether to revert it.
 //!
-//! Only the nodes of the decision count. Others may be full for reasons of their own, and a new plan is the answer to
-//! those.
+//! Only the nodes of the decision count. Others may be full for other reasons, which a new plan addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Fleet, InjectedBug, Name, Need, Plan, Price, Problem, State, Step, Verdict, What};
 use crate::topology::NodeId;
 
-/// Changes by less than such a part are noise.
+/// Relative changes below this are noise.
 const NOISE: f64 = 0.02;
 
-/// The result of a decision.
+/// Result of a decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Review {
-    /// The nodes are less full than before, or under their limits, and most of the promised relief came.
+    /// The nodes are less full than before, or below their limits, with most of the promised relief.
     Helped(Effect),
-    /// The nodes lost most of the promised load, the moved keys have ended, and other load has come.
+    /// The nodes lost most of the promised load, but the load of the moved keys has ended and other load has replaced
+    /// it.
     Gone(Effect),
-    /// The nodes are as full as before, or less than half of the promised relief came.
+    /// The nodes are as full as before, or less than half of the promised relief was achieved.
     Unhelpful(Effect),
-    /// One of its nodes is down, has gone, or takes part in another move.
+    /// One of the nodes is down, removed, or part of another move.
     Unclear,
 }
 
-/// The measured effect of a decision.
+/// Measured effect of a decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Effect {
-    /// The fullest of its nodes, as a part of its limit.
+    /// Load of the fullest of its nodes, relative to its limit.
     pub after: f64,
-    /// Requests per second that should have left the nodes that gave something.
+    /// Promised relief of the sources, in requests per second.
     pub promised: f64,
-    /// Requests per second that they have lost, negative if they have more. If the whole fleet has more to do, their
-    /// even part of that is left out.
+    /// Measured relief of the sources, in requests per second; negative if their load rose. Growth of the whole fleet
+    /// is factored out.
     pub relief: f64,
-    /// The promised and the measured relief of nodes with too little memory, bytes. None: the decision relieved no
+    /// Promised and measured relief of nodes with too little memory, in bytes. `None`: the decision did not concern
     /// memory.
     pub bytes: Option<(u64, u64)>,
 }
 
-/// The nodes of these steps.
+/// Returns the nodes of these steps.
 #[must_use]
 pub fn nodes_of(steps: &[Step]) -> BTreeSet<NodeId> {
     steps.iter().flat_map(|step| [step.from, step.to]).collect()
 }
 
-/// The fullest of these nodes, as a part of its limit. Nodes with next to nothing to do, and those that are to have
-/// nothing, do not count.
+/// Returns the load of the fullest of these nodes, relative to its limit. Nodes below their minimum load or with limit
+/// 0 do not count.
 #[must_use]
 pub fn fullest_at(problem: &Problem, nodes: &BTreeSet<NodeId>) -> f64 {
     fullest(&Fleet::of(problem, InjectedBug::default()), nodes, &BTreeMap::new())
 }
 
-/// The same, if loads differed by so much.
+/// Like [`fullest_at`], with changed loads.
 fn fullest(fleet: &Fleet<'_>, nodes: &BTreeSet<NodeId>, shifted: &BTreeMap<NodeId, f64>) -> f64 {
     let fullness = |id: &NodeId| {
         let place = fleet.nodes.get(id).filter(|place| place.limit > 0.0)?;
@@ -62,7 +62,7 @@ fn fullest(fleet: &Fleet<'_>, nodes: &BTreeSet<NodeId>, shifted: &BTreeMap<NodeI
     nodes.iter().filter_map(fullness).fold(0.0, f64::max)
 }
 
-/// Compares the load now with that before a decision. `before`: [`fullest_at`] its nodes then.
+/// Compares the current load with that before a decision. `before`: [`fullest_at`] its nodes at that time.
 #[must_use]
 pub fn review(problem: &Problem, plan: &Plan, before: f64) -> Review {
     let fleet = Fleet::of(problem, InjectedBug::default());
@@ -91,7 +91,7 @@ pub fn review(problem: &Problem, plan: &Plan, before: f64) -> Review {
     }
 }
 
-/// The promised and the measured relief of the nodes that gave something, requests per second.
+/// Promised and measured relief of the sources, in requests per second.
 fn relief(problem: &Problem, plan: &Plan) -> (f64, f64) {
     let mut given: BTreeMap<NodeId, f64> = BTreeMap::new();
     for step in plan.steps.iter().filter(|step| step.need == Need::Requests) {
@@ -110,7 +110,7 @@ fn relief(problem: &Problem, plan: &Plan) -> (f64, f64) {
     (given.values().sum(), before - now / growth)
 }
 
-/// The promised and the measured relief of nodes with too little memory, bytes.
+/// Promised and measured relief of nodes with too little memory, in bytes.
 fn bytes(problem: &Problem, plan: &Plan) -> Option<(u64, u64)> {
     let steps = || plan.steps.iter().filter(|step| step.need == Need::Memory);
     let sources: BTreeSet<NodeId> = steps().map(|step| step.from).collect();
@@ -121,10 +121,10 @@ fn bytes(problem: &Problem, plan: &Plan) -> Option<(u64, u64)> {
     steps().next().is_some().then(|| (steps().map(|step| step.bytes).sum(), before.saturating_sub(now)))
 }
 
-/// The plan that takes a decision back.
+/// Returns the plan that reverts a decision.
 ///
 /// # Errors
-/// A reason to leave things as they are: the budget is spent, memory is full, or it would not help.
+/// The reason not to revert: the budget is used up, memory is full, or it would not help.
 pub fn take_back(problem: &Problem, steps: &[Step]) -> Result<Plan, &'static str> {
     let fleet = Fleet::of(problem, InjectedBug::default());
     let is_there = |step: &&Step| match &step.what {
@@ -155,7 +155,7 @@ pub fn take_back(problem: &Problem, steps: &[Step]) -> Result<Plan, &'static str
     }
 }
 
-/// The plan that moves back these steps of a decision, whatever it helps: a person has requested it.
+/// Returns the plan that reverts these steps on an operator's request, whether it helps or not.
 ///
 /// # Errors
 /// If one of the nodes cannot take part in a move, or its memory is full.
@@ -178,7 +178,7 @@ pub fn undo(problem: &Problem, steps: Vec<Step>) -> Result<Plan, &'static str> {
     }
 }
 
-/// The plan with these steps, the change of each node's load, and the bytes that it gets.
+/// The plan with these steps, the load change of each node, and the bytes that it receives.
 fn plan_of(fleet: &Fleet<'_>, steps: Vec<Step>) -> (Plan, BTreeMap<NodeId, f64>, BTreeMap<NodeId, u64>) {
     let mut price = Price::default();
     let (mut shifted, mut bytes) = (BTreeMap::new(), BTreeMap::new());
@@ -210,8 +210,8 @@ fn of_key<'p>(problem: &'p Problem, key: &Name) -> Option<&'p super::KeyAt> {
     problem.keys.iter().find(|known| known.key == *key)
 }
 
-/// The load now of something that was moved. Slots are in a problem only while their node is full: they count as they
-/// were.
+/// Current load of a moved key or slots. A problem lists slots only while their node is overloaded, so slots count with
+/// their previous load.
 fn load_now(problem: &Problem, step: &Step) -> f64 {
     match &step.what {
         What::Key { key, .. } => of_key(problem, key).map_or(0.0, |known| known.load()),
@@ -254,8 +254,8 @@ mod tests {
         }
     }
 
-    /// A key of 400 requests went from node 0, which had `before`, to node 1; the third node is overfull whatever
-    /// happens. Limits are 900.
+    /// A key of 400 requests moved from node 0, which had `before`, to node 1; node 2 is always overloaded. Limits are
+    /// 900.
     fn moved(before: f64, loads: [f64; 2], key_now: f64) -> (Problem, Plan) {
         let nodes =
             vec![node(0, loads[0], State::Ready), node(1, loads[1], State::Ready), node(2, 5000.0, State::Ready)];
@@ -279,7 +279,7 @@ mod tests {
     fn a_node_outside_of_a_decision_does_not_count() {
         let (mut problem, plan) = moved(1200.0, [850.0, 800.0], 400.0);
         assert!(matches!(review(&problem, &plan, 1.3), Review::Helped(_)));
-        // Nor does one that is to have nothing, and still has something.
+        // A node with weight 0 that still has load does not count either.
         problem.nodes[0].weight = 0;
         assert!(fullest_at(&problem, &nodes_of(&plan.steps)) < 1.0);
     }
@@ -292,16 +292,16 @@ mod tests {
 
     #[test]
     fn less_than_half_of_the_promised_relief_is_a_failure() {
-        // The node is less full, and not because of the 400 requests that were promised.
+        // The load decreased, but by less than the 400 requests promised.
         let (problem, plan) = moved(1300.0, [1150.0, 250.0], 400.0);
         let Review::Unhelpful(Effect { promised, relief, .. }) = review(&problem, &plan, 1.44) else {
             panic!("it has failed")
         };
         assert_eq!((promised, relief), (400.0, 150.0));
-        // Load that has ended is a failure, too, if the node's total is as it was: it never was that load.
+        // A load that has ended is a failure too if the node's total is unchanged: the moved key was not the cause.
         let (problem, plan) = moved(1300.0, [1300.0, 100.0], 0.0);
         assert!(matches!(review(&problem, &plan, 1.44), Review::Unhelpful(_)));
-        // The whole fleet has twice as much to do: the node would have 2,600.
+        // The load of the whole fleet has doubled: the node would have 2,600.
         let (mut problem, plan) = moved(1300.0, [1700.0, 1000.0], 800.0);
         problem.nodes[2].load = 10_100.0;
         let Review::Unhelpful(Effect { relief, .. }) = review(&problem, &plan, 1.44) else {
@@ -321,16 +321,16 @@ mod tests {
 
     #[test]
     fn it_is_taken_back_only_where_that_helps() {
-        // The target is fuller than the source was: the key goes back.
+        // The target is fuller than the source was: the key returns.
         let (problem, plan) = moved(1080.0, [500.0, 1300.0], 400.0);
         assert!(matches!(review(&problem, &plan, 1.2), Review::Unhelpful(_)));
         let back = take_back(&problem, &plan.steps).expect("a plan");
         assert_eq!((back.steps[0].from, back.steps[0].to, back.price.keys), (NodeId(1), NodeId(0), 1));
-        // The source is as full as before for other reasons: the key would only add to that.
+        // The source is as full as before for other reasons, and the key would add to that.
         let (problem, plan) = moved(1080.0, [1100.0, 500.0], 400.0);
         assert!(matches!(review(&problem, &plan, 1.2), Review::Unhelpful(_)));
         assert_eq!(take_back(&problem, &plan.steps), Err("taking it back would not help either"));
-        // Its load has ended, and another load has filled the target.
+        // The key's load has ended, and another load has filled the target.
         let (problem, plan) = moved(1080.0, [680.0, 1300.0], 10.0);
         assert!(matches!(review(&problem, &plan, 1.2), Review::Gone(_)));
     }

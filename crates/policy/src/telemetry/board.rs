@@ -1,18 +1,18 @@
-//! What all workers have counted, weighed over time: SwitchKV's periodic report, `L = a f + (1 - a) L'` for each
-//! segment.
+//! Load per node and key, aggregated over workers and smoothed over time: SwitchKV's periodic report,
+//! `L = a f + (1 - a) L'` for each segment.
 
 use std::collections::BTreeMap;
 
 use super::{Counted, Counts, Name};
 use crate::topology::NodeId;
 
-/// How segments are weighed.
+/// Parameters of the smoothing.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Weights {
-    /// Share of the newest segment in what is reported. The paper leaves it open: half means that a key which is not
-    /// used any more has an eighth of its load after three segments.
+    /// Weight of the newest segment, 0 to 1. The paper gives no value. With one half, an unused key has an eighth of
+    /// its load after three segments.
     pub newest: f64,
-    /// Keys of each node that are remembered.
+    /// Maximum number of keys per node.
     pub keys_max: usize,
 }
 
@@ -22,34 +22,34 @@ impl Default for Weights {
     }
 }
 
-/// Less than one use in a quarter of an hour is none.
+/// Minimum rate: less than one use in a quarter of an hour counts as unused.
 const LEAST: f64 = 1e-3;
 
-/// Uses in a second, weighed.
+/// Smoothed rates, per second.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Rates {
-    /// Of commands that only read, at the node.
+    /// Reads forwarded to the node.
     pub reads: f64,
-    /// Of those that hot copies answered.
+    /// Reads served from hot copies.
     pub hits: f64,
-    /// Of all others.
+    /// All other commands.
     pub writes: f64,
-    /// Of bytes of the commands.
+    /// Bytes of commands.
     pub bytes: f64,
-    /// Of bytes of what answered them.
+    /// Bytes of replies.
     pub reply_bytes: f64,
-    /// Of seconds that the node had them, from sending to the answer: so many are there at a time, on average.
+    /// Seconds between sending and reply: on average, this many commands are in flight.
     pub busy: f64,
 }
 
 impl Rates {
-    /// The load of the key: commands in a second, whoever answers.
+    /// Commands for the key per second, including hits.
     #[must_use]
     pub fn commands(&self) -> f64 {
         self.reads + self.writes + self.hits
     }
 
-    /// Its share of that of the node.
+    /// Commands at the node per second.
     #[must_use]
     pub fn at_node(&self) -> f64 {
         self.reads + self.writes
@@ -68,33 +68,33 @@ impl Rates {
     }
 }
 
-/// A key that is used much.
+/// A hot key.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Hot {
-    /// Its hash.
+    /// Hash of [`Identity`](super::Identity).
     pub hash: u64,
-    /// The database that it is in.
+    /// Database of the key.
     pub database: u32,
-    /// Its name.
+    /// Key name, if short enough.
     pub name: Name,
-    /// It has been among the keys that are known for so many seconds.
+    /// Time since the key was first counted, in seconds.
     pub seconds: f64,
-    /// How much it is used, never more than was seen.
+    /// Observed rates. Never above the true rates.
     pub rates: Rates,
 }
 
-/// The keys of a node that are used most.
+/// The hottest keys of a node.
 #[derive(Clone, PartialEq, Debug)]
 pub struct HotNode {
     /// The node.
     pub node: NodeId,
-    /// Uses of its keys in a second that went there.
+    /// Commands at the node per second, over all keys.
     pub uses: f64,
-    /// Those that hot copies answered.
+    /// Hits per second, over all keys.
     pub hits: f64,
-    /// A use that was counted stands for at most so many: a rate of few times that is a guess.
+    /// Maximum sampling factor: each counted use stands for up to this many. A rate of a few times this is a guess.
     pub one_in: u32,
-    /// The keys, the hottest first.
+    /// The keys, hottest first.
     pub keys: Vec<Hot>,
 }
 
@@ -106,7 +106,7 @@ struct NodeKeys {
     keys: BTreeMap<u64, Hot>,
 }
 
-/// The keys of all nodes that are used most.
+/// The hottest keys of all nodes.
 #[derive(Clone, Debug, Default)]
 pub struct Board {
     weights: Weights,
@@ -114,13 +114,13 @@ pub struct Board {
 }
 
 impl Board {
-    /// An empty one.
+    /// Creates an empty board.
     #[must_use]
     pub fn new(weights: Weights) -> Self {
         Self { weights, nodes: BTreeMap::new() }
     }
 
-    /// A segment of `us` microseconds has ended: the uses in it, scaled to all. A node without any was not used.
+    /// Adds a segment of `us` microseconds with scaled counts. Nodes without counts had no use.
     pub fn segment(&mut self, mut counts: BTreeMap<NodeId, Counts>, us: u64) {
         for node in self.nodes.keys() {
             counts.entry(*node).or_default();
@@ -132,7 +132,7 @@ impl Board {
         self.nodes.retain(|_, node| node.uses + node.hits > LEAST);
     }
 
-    /// The nodes that are used, in the order of their numbers, each with so many keys.
+    /// Nodes in use by id, each with up to `keys` of its hottest keys.
     pub fn nodes(&self, keys: usize) -> impl Iterator<Item = HotNode> {
         self.nodes.iter().map(move |(id, node)| {
             let NodeKeys { uses, hits, one_in, .. } = *node;

@@ -1,20 +1,20 @@
-//! Which keys of each node are used most: what SwitchKV's trackers report (NSDI 2016, section 3.3).
+//! Finds the hottest keys of each node, as SwitchKV's trackers do (NSDI 2016, section 3.3).
 //!
-//! - [`Segment`] counts what one worker sends to one node in one segment of time, a second say. It knows a bounded
-//!   number of keys, and costs the same for each use.
-//! - [`Board`] adds the segments of all workers, and weighs them over time: the paper's periodic report.
-//! - [`Recent`] has the last commands of one worker to one node, and notices a key among them at once: the paper's
+//! - [`Segment`] counts the commands of one worker to one node during one segment, such as a second. It holds a limited
+//!   number of keys, and each use has constant cost.
+//! - [`Board`] aggregates the segments of all workers over time: the paper's periodic report.
+//! - [`Recent`] holds the last commands of one worker to one node, and detects a frequent key immediately: the paper's
 //!   instant report.
 //!
-//! Workers share no counters. Each fills segments of its own, and hands them over when they end.
+//! Workers share no counters. Each fills its own segments and delivers them at their end.
 //!
-//! A key is a hash here, of its name and its database ([`Identity`]). Whoever calls makes it with a seed of his own, so
-//! that nobody can make keys that fall together. The name is kept for people, as far as it is short.
+//! A key is represented by a hash of its name and database ([`Identity`]). The caller's seed is secret, so clients
+//! cannot construct collisions. Short names are kept for display.
 //!
-//! What a hot copy answers counts for the key, and not for the node.
+//! A hit counts for the key, but not for the node.
 //!
-//! Not a count-min sketch, nor HeavyKeeper: those say how often a given key was used, and have to be asked with its
-//! name. Space-saving holds the keys, and what it says of one is never more than was seen.
+//! Space-saving rather than a count-min sketch or HeavyKeeper: those return the count of a given key and do not list
+//! keys. The observed count of a key is never too high.
 
 mod board;
 mod recent;
@@ -24,22 +24,22 @@ pub use board::{Board, Hot, HotNode, Rates, Weights};
 pub use recent::{Notices, Recent};
 pub use segment::{AccessKind, Counted, Counts, KeyAccess, Segment};
 
-/// Which key is used: a name in a database.
+/// A key: a name in a database.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Identity<'k> {
-    /// What stands for both.
+    /// Hash of name and database.
     pub hash: u64,
-    /// The database.
+    /// Database number.
     pub database: u32,
-    /// The name.
+    /// Key name.
     pub key: &'k [u8],
 }
 
 impl<'k> Identity<'k> {
-    /// Of a key whose name has this hash, in any database. In the first one it keeps it.
+    /// Creates the identity of a key with this name hash. In database 0 the hash stays the same.
     #[must_use]
     pub const fn new(hash_of_name: u64, database: u32, key: &'k [u8]) -> Self {
-        // Only whoever knows the seed of the hash can make names that fall together, here too.
+        // Without the secret seed of the name hash, collisions cannot be constructed here either.
         Self { hash: hash_of_name ^ (database as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15), database, key }
     }
 }
@@ -50,10 +50,10 @@ impl std::fmt::Debug for Identity<'_> {
     }
 }
 
-/// Bytes of a name that are kept. Of a longer one nothing is: half a name is no key.
+/// Maximum stored name, in bytes. Longer names are omitted, because a truncated name would be another key.
 pub const NAME_MAX: usize = 64;
 
-/// The name of a key, without an allocation.
+/// Key name, stored inline.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Name {
     bytes: [u8; NAME_MAX],
@@ -61,10 +61,10 @@ pub struct Name {
 }
 
 impl Name {
-    /// None is kept.
+    /// No name.
     pub const NONE: Self = Self { bytes: [0; NAME_MAX], len: 0 };
 
-    /// That of a key.
+    /// Name of a key, or [`Self::NONE`] if too long.
     #[must_use]
     pub fn of(key: &[u8]) -> Self {
         let mut name = Self::NONE;
@@ -75,7 +75,7 @@ impl Name {
         name
     }
 
-    /// The key, where it is kept. One without any bytes is not told apart from one that is too long.
+    /// The name, if stored. An empty name is returned as `None` too.
     #[must_use]
     pub fn key(&self) -> Option<&[u8]> {
         Some(&self.bytes[..usize::from(self.len)]).filter(|key| !key.is_empty())
@@ -84,7 +84,7 @@ impl Name {
 
 impl std::fmt::Debug for Name {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Names of keys do not belong into logs.
+        // Key names must not appear in logs.
         write!(f, "a name of {} bytes", self.len)
     }
 }

@@ -1,16 +1,16 @@
-//! SwitchKV's instant report: a key that makes up a part of the last commands to a node is noticed at once, and not at
-//! the end of a segment.
+//! SwitchKV's instant report: detects a key that makes up a large part of the last commands to a node, without waiting
+//! for the end of a segment.
 //!
-//! The commands are a ring of hashes. How often each is in it stands in a table of counters that keys share: where one
-//! is high enough the ring is looked through, so nothing is reported by mistake.
+//! The commands form a ring of hashes. A table of counters, shared by colliding keys, holds their frequencies. If a
+//! counter is high enough, the ring is searched, so no key is reported by mistake.
 
 use std::collections::BTreeMap;
 
-/// Cells of the table. More than commands in the ring, so that keys seldom share one.
+/// Counters. More than the commands in the ring, so that few keys share one.
 const CELLS: usize = 1024;
 
-/// The ring is looked through when a counter is at the threshold, and at each of so many above it: a key that is hot
-/// already costs no look each time. A key that shares its cell with others is noticed that much later, at most.
+/// The ring is searched if a counter is at the threshold or a multiple of this above it, so that a key that stays hot
+/// does not cost a search each time. A key that shares its counter is detected later by at most this many uses.
 const LOOK_EVERY: u8 = 8;
 
 /// The last commands of one worker to one node.
@@ -24,22 +24,22 @@ pub struct Recent {
 }
 
 impl Recent {
-    /// The paper's: the last 200 commands, of which more than 8 are for one key. Of so many workers each has its share
-    /// of the commands; who adds up what they report says whether it is enough.
+    /// The paper's threshold (more than 8 of the last 200 commands for one key), divided over `workers`, each of which
+    /// sees a share of the commands. [`Notices`] applies the full threshold to the sum.
     #[must_use]
     pub fn of_one_in(workers: usize) -> Self {
         let workers = workers.max(1);
         Self::new(200_usize.div_ceil(workers), 9_usize.div_ceil(workers) as u8)
     }
 
-    /// The last `commands` (at most 255), of which `threshold` are for one key.
+    /// Reports keys with `threshold` uses among the last `commands` (at most 255).
     #[must_use]
     pub fn new(commands: usize, threshold: u8) -> Self {
         let ring = vec![0; commands.clamp(1, 255)];
         Self { ring, at: 0, is_full: false, counts: Box::new([0; CELLS]), threshold: threshold.max(1) }
     }
 
-    /// A key is used: how often it is among the last commands, where that is the threshold or more; not each time.
+    /// Records a use. Returns the key's count among the last commands if it reaches the threshold; not on every use.
     #[inline]
     pub fn note(&mut self, hash: u64) -> Option<u8> {
         let hash = (hash ^ hash >> 32) as u32;
@@ -67,16 +67,16 @@ impl Recent {
     }
 }
 
-/// Adds up what workers notice of the same key.
+/// Sums the counts of one key over all workers.
 #[derive(Clone, Debug, Default)]
 pub struct Notices(BTreeMap<u64, BTreeMap<usize, u8>>);
 
 impl Notices {
-    /// The paper's: more than 8 of the last 200.
+    /// The paper's threshold: more than 8 of the last 200.
     const ENOUGH: u32 = 9;
 
-    /// A worker has noticed a key so often. Says whether that is enough with what others have noticed; the key is
-    /// forgotten then.
+    /// Records the count of a key at a worker. Returns whether the sum over workers reaches the threshold, and then
+    /// resets the key.
     pub fn add(&mut self, worker: usize, hash: u64, count: u8) -> bool {
         let of_key = self.0.entry(hash).or_default();
         of_key.insert(worker, count);
@@ -87,7 +87,7 @@ impl Notices {
         is_enough
     }
 
-    /// What was noticed is too old to be added to.
+    /// Drops all counts, so that old ones are not added to new ones.
     pub fn forget(&mut self) {
         self.0.clear();
     }

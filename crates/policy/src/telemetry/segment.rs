@@ -1,65 +1,64 @@
-//! Space-saving (Metwally et al., ICDT 2005), as SwitchKV has it: the keys that were used most among all that were
-//! used, in memory for a few.
+//! Space-saving (Metwally et al., ICDT 2005), as used by SwitchKV: finds the most used keys in bounded memory.
 //!
-//! Keys with equal counts are in one bucket, the oldest first, and buckets are in the order of their counts. A use
-//! moves its key to the end of the next bucket. A key that is not known takes the place of the oldest in the lowest
-//! bucket, and the count of that one: it may have been used as often before. So a count is never too low, and too high
-//! by no more than all uses over the number of keys that are known.
+//! Keys with equal counts share a bucket, oldest first, and buckets are ordered by count. A use moves its key to the
+//! end of the next bucket. A new key replaces the oldest key of the lowest bucket and inherits its count, because it
+//! may have been used as often before. A count is therefore never too low, and too high by at most the total uses
+//! divided by the number of keys.
 //!
-//! What was *seen* of a key since it took its place is counted beside that, and never too high. Whoever reports goes by
-//! that: among many keys that are used once each all counts are high, and nothing was seen.
+//! Uses *seen* since a key entered the table are counted separately and never too high. Reports use these: among many
+//! keys used once each, all counts are high although nothing was seen.
 
 use super::{Identity, Name};
 
 const NONE: u16 = u16::MAX;
 
-/// How a key is used.
+/// Kind of use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AccessKind {
-    /// A command that only reads goes to the node.
+    /// Read forwarded to the node.
     Read,
-    /// Any other.
+    /// Any other command.
     Write,
-    /// A hot copy answers, and the node hears nothing of it.
+    /// Read served from a hot copy. The node does not see it.
     Hit,
 }
 
 /// One use of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KeyAccess {
-    /// How.
+    /// Kind of use.
     pub how: AccessKind,
-    /// Bytes of the command.
+    /// Size of the command, in bytes.
     pub bytes: u32,
 }
 
-/// What a segment has of a key.
+/// Counters of a key in a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Counted {
-    /// Its hash.
+    /// Hash of [`Identity`].
     pub hash: u64,
-    /// The database that it is in.
+    /// Database of the key.
     pub database: u32,
-    /// Its name.
+    /// Key name, if short enough.
     pub name: Name,
-    /// Uses that were seen and only read at the node.
+    /// Reads seen at the node.
     pub reads: u32,
-    /// Uses that hot copies answered.
+    /// Reads served from hot copies.
     pub hits: u32,
-    /// All others.
+    /// All other uses.
     pub writes: u32,
-    /// Bytes of the commands.
+    /// Bytes of commands.
     pub bytes: u64,
-    /// Bytes of what answered them.
+    /// Bytes of replies.
     pub reply_bytes: u64,
-    /// How long the node had them, from sending to the answer, microseconds.
+    /// Total time from sending to reply, in microseconds.
     pub us: u64,
-    /// So often it may have been used before it was known, at most.
+    /// Maximum number of uses before the key entered the table.
     pub error: u32,
 }
 
 impl Counted {
-    /// Uses that were seen.
+    /// Number of uses seen.
     #[must_use]
     pub const fn seen(&self) -> u32 {
         self.reads + self.writes + self.hits
@@ -82,21 +81,21 @@ impl Counted {
     }
 }
 
-/// What was counted at a node in a segment.
+/// Counters of a node in a segment.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
-    /// How many uses there were at the node, of all keys.
+    /// Uses at the node, over all keys.
     pub uses: u64,
-    /// How many uses hot copies answered in its place.
+    /// Hits instead of uses at the node, over all keys.
     pub hits: u64,
-    /// The keys that are known, each as often as there are workers that know it.
+    /// Keys in the tables. A key occurs once per worker that has it.
     pub keys: Vec<Counted>,
-    /// A use that was counted stands for at most so many.
+    /// Maximum sampling factor: each counted use stands for up to this many.
     pub one_in: u32,
 }
 
 impl Counts {
-    /// An estimate of all uses, where these are one in `one_in`.
+    /// Estimates the total from a sample of one in `one_in`.
     #[must_use]
     pub fn scaled(mut self, one_in: u32) -> Self {
         let of_key = |count: u32| count.saturating_mul(one_in);
@@ -111,7 +110,7 @@ impl Counts {
         self
     }
 
-    /// What another worker has counted at the same node.
+    /// Adds the counts of another worker at the same node.
     pub fn add(&mut self, other: Self) {
         self.uses += other.uses;
         self.hits += other.hits;
@@ -124,12 +123,12 @@ impl Counts {
 struct Entry {
     counted: Counted,
     bucket: u16,
-    /// In its bucket.
+    /// Within the bucket.
     older: u16,
     newer: u16,
 }
 
-/// Keys of one count.
+/// Keys with equal counts.
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     count: u32,
@@ -139,7 +138,7 @@ struct Bucket {
     higher: u16,
 }
 
-/// What one worker sends to one node in one segment.
+/// Uses by one worker at one node in one segment.
 #[derive(Clone, Debug)]
 pub struct Segment {
     entries: Vec<Entry>,
@@ -147,14 +146,14 @@ pub struct Segment {
     buckets: Vec<Bucket>,
     free: Vec<u16>,
     lowest: u16,
-    /// Places of entries by their hashes, with linear probing.
+    /// Index of entries by hash, with linear probing.
     index: Vec<u16>,
     uses: u64,
     hits: u64,
 }
 
 impl Segment {
-    /// An empty one that knows so many keys, from 1 to 16,384.
+    /// Creates an empty segment for up to `keys_max` keys, from 1 to 16,384.
     #[must_use]
     pub fn new(keys_max: usize) -> Self {
         let keys_max = keys_max.clamp(1, 1 << 14);
@@ -170,7 +169,7 @@ impl Segment {
         }
     }
 
-    /// A key was used. Costs the same whatever was used before, and allocates nothing.
+    /// Records a use. Constant cost, no allocation.
     #[inline]
     pub fn note(&mut self, key: Identity<'_>, used: KeyAccess) {
         let is_hit = used.how == AccessKind::Hit;
@@ -191,8 +190,8 @@ impl Segment {
         counted.bytes += u64::from(used.bytes);
     }
 
-    /// A use is over: so many bytes have answered it, and the node had it for so many microseconds. Nothing is known of
-    /// a key that has lost its place meanwhile.
+    /// Records the reply to a use: its size, and the time since sending in microseconds. Ignored if the key has been
+    /// replaced in the meantime.
     pub fn answered(&mut self, hash: u64, bytes: u64, us: u64) {
         if let Ok(at) = self.find(hash) {
             let counted = &mut self.entries[usize::from(at)].counted;
@@ -201,25 +200,25 @@ impl Segment {
         }
     }
 
-    /// How many uses there were at the node, of all keys.
+    /// Uses at the node, over all keys.
     #[must_use]
     pub const fn uses(&self) -> u64 {
         self.uses
     }
 
-    /// How many uses hot copies answered, of all keys.
+    /// Hits over all keys.
     #[must_use]
     pub const fn hits(&self) -> u64 {
         self.hits
     }
 
-    /// A key that is not among those known may have been used so often, at most.
+    /// Maximum number of uses of a key that is not in the table.
     #[must_use]
     pub fn floor(&self) -> u32 {
         if self.entries.len() < self.keys_max { 0 } else { self.buckets[usize::from(self.lowest)].count }
     }
 
-    /// The segment ends: its keys, in no order. The next one begins with none.
+    /// Ends the segment and returns its keys, in no particular order. The segment is empty afterwards.
     pub fn take(&mut self) -> Counts {
         let keys = self.entries.drain(..).map(|entry| entry.counted).collect();
         self.buckets.clear();
@@ -229,7 +228,7 @@ impl Segment {
         Counts { uses: std::mem::take(&mut self.uses), hits: std::mem::take(&mut self.hits), keys, one_in: 1 }
     }
 
-    /// Where a key is; or where in the index it would be.
+    /// Returns the entry of a key, or the place in the index for a new one.
     #[inline]
     fn find(&self, hash: u64) -> Result<u16, usize> {
         let mask = self.index.len() - 1;
@@ -264,7 +263,7 @@ impl Segment {
         at
     }
 
-    /// Takes a hash out of the index. Those behind it that are not in their own place move up.
+    /// Removes a hash from the index. Later entries of the probe sequence move up.
     fn forget(&mut self, hash: u64) {
         let mask = self.index.len() - 1;
         let mut hole = hash as usize & mask;
@@ -274,7 +273,7 @@ impl Segment {
         let mut next = (hole + 1) & mask;
         while self.index[next] != NONE {
             let own = self.entries[usize::from(self.index[next])].counted.hash as usize & mask;
-            // Whether its own place is not behind the hole, seen from where it is.
+            // Whether the entry's own place is at or before the hole in probe order.
             if (next.wrapping_sub(own) & mask) >= (next.wrapping_sub(hole) & mask) {
                 self.index[hole] = self.index[next];
                 hole = next;
@@ -284,14 +283,14 @@ impl Segment {
         self.index[hole] = NONE;
     }
 
-    /// One more use of a key that is in a bucket.
+    /// Moves a key to the next higher count.
     #[inline]
     fn raise(&mut self, at: u16) {
         let from = self.entries[usize::from(at)].bucket;
         let Bucket { count, oldest, newest, higher, .. } = self.buckets[usize::from(from)];
         let is_next = higher != NONE && self.buckets[usize::from(higher)].count == count + 1;
         if oldest == newest && !is_next {
-            // It is alone, and stays so.
+            // The only key of its bucket: raise the bucket's count.
             self.buckets[usize::from(from)].count += 1;
             return;
         }
@@ -353,10 +352,10 @@ impl Segment {
         self.free.push(from);
     }
 
-    /// All that must hold, for tests.
+    /// Checks the invariants, for tests.
     ///
     /// # Panics
-    /// If it does not.
+    /// If one is violated.
     pub fn check(&self) {
         let (mut bucket, mut lower, mut known, mut counts) = (self.lowest, NONE, 0, 0_u64);
         while bucket != NONE {

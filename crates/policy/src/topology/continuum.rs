@@ -1,43 +1,44 @@
 //! twemproxy's continuum: key -> hash -> arc (ketama) or place (modula) -> slot.
 //!
-//! A slot is a set of arcs, or of places, that had one owner when it was made. So owners stay an array by slot, and
-//! moves, cursors and records work as they do for CRC16. The points are those of nutcracker to the bit: its shares are
-//! computed in single precision, so that 25 equal servers have 156 points each and not 160. A list computed exactly
-//! would put every sixtieth key at another server.
+//! A slot is a set of arcs or places that had one owner when the continuum was built. So owners remain an array by
+//! slot, and moves, cursors, and records work as for CRC16. The points equal nutcracker's bit for bit: it computes
+//! shares in single precision, so 25 equal servers have 156 points each rather than 160. With exact arithmetic, every
+//! sixtieth key would map to another server.
 //!
-//! Not the owner itself in the table: then a move of an arc would rewrite the table, and nothing could name what moves.
+//! The table has slots rather than owners. Otherwise a move of an arc would rewrite the table, and nothing could name
+//! the moving part.
 
 use std::fmt;
 
 use super::hashes::{Hash, md5_words};
 use super::{MAX_NODES, SLOT_COUNT, Slot, slot};
 
-/// So many slots a new continuum has at most, so that an [overlay](super::Overlay) finds free numbers.
+/// Maximum slots of a new continuum, so that an [overlay](super::Overlay) finds free numbers.
 pub const FIRST_SLOTS_MAX: usize = SLOT_COUNT / 2;
 
-/// The most places of modula: the sum of all weights.
+/// Maximum places of modula: the sum of all weights.
 pub const PLACES_MAX: usize = 1 << 20;
 
-/// Points of a server of average weight, and how many of them one MD5 makes.
+/// Points of a server of average weight, and points per MD5.
 const POINTS_PER_SERVER: f32 = 160.0;
 const POINTS_PER_MD5: usize = 4;
 
-/// nutcracker cuts what it hashes for a point at this length, in bytes.
+/// nutcracker truncates the name hashed for a point to this length, in bytes.
 const POINT_NAME_MAX: usize = 272;
 
-/// Which way a hash finds a server.
+/// Mapping from a hash to a server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Distribution {
-    /// The first point that is not below the hash. It is nutcracker's default.
+    /// The first point at or above the hash. nutcracker's default.
     #[default]
     Ketama,
-    /// The place of that number, modulo their count.
+    /// The place with the number hash modulo count.
     Modula,
 }
 
 impl Distribution {
-    /// Its name in a configuration of twemproxy.
+    /// Name in twemproxy's configuration.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -47,15 +48,14 @@ impl Distribution {
     }
 }
 
-/// The part of a placement that never changes in the life of a fleet: with another one nearly every key would belong to
-/// another server.
+/// The constant part of a placement. With any other value, nearly every key of a fleet would map to another server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct Scheme {
-    /// The hash of keys.
+    /// Hash function for keys.
     pub hash: Hash,
-    /// The two bytes around a hash tag, if tags count.
+    /// The two bytes around a hash tag, if tags are enabled.
     pub tag: Option<[u8; 2]>,
-    /// From the hash to the server.
+    /// Mapping from hash to server.
     pub distribution: Distribution,
 }
 
@@ -69,36 +69,36 @@ impl fmt::Display for Scheme {
     }
 }
 
-/// A server as the continuum knows it.
+/// A server of the continuum.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Server {
-    /// Its name: it decides its points, and is the identity of the node.
+    /// Name. Determines the points, and is the identity of the node.
     pub name: String,
-    /// Its share, compared with that of the others; at least 1.
+    /// Weight relative to the other servers; at least 1.
     pub weight: u32,
 }
 
-/// Why there is no such continuum.
+/// Reason why a continuum is invalid.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ContinuumError {
-    /// There is no server, or there are more than [`MAX_NODES`].
+    /// No server, or more than [`MAX_NODES`].
     ServerCount(usize),
-    /// Two servers have this name.
+    /// Two servers with this name.
     NameTwice(String),
-    /// This server has weight 0.
+    /// A server with weight 0.
     NoWeight(String),
-    /// The sum of the weights exceeds what a table may have.
+    /// The sum of the weights exceeds [`PLACES_MAX`].
     TooManyPlaces(u64),
-    /// The two lists have no common refinement that is small enough: so many places.
+    /// The smallest common refinement of the two lists has too many places: this number.
     TooFine(u64),
-    /// So many numbers of slots are needed, and fewer are free.
+    /// Too few slot numbers are free.
     NoNumbersLeft {
-        /// The number that is needed.
+        /// Numbers needed.
         needed: usize,
-        /// The number that is free.
+        /// Numbers free.
         free: usize,
     },
-    /// What was stored is not a continuum, and why.
+    /// A stored continuum is invalid, for this reason.
     Damaged(&'static str),
 }
 
@@ -132,19 +132,19 @@ impl fmt::Display for ContinuumError {
 
 impl std::error::Error for ContinuumError {}
 
-/// From a key to its slot, as twemproxy places keys.
+/// twemproxy's mapping from keys to slots.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Continuum {
     scheme: Scheme,
-    /// In nutcracker's order: by length of the name, and then by name.
+    /// In nutcracker's order: by length of the name, then by name.
     servers: Vec<Server>,
-    /// By slot: to which of the servers the list gives it.
+    /// Index of the configured server, by slot.
     homes: Vec<u16>,
     table: Table,
 }
 
 impl Continuum {
-    /// The continuum of these servers, in whatever order they are listed.
+    /// Creates the continuum of these servers, independent of their order.
     ///
     /// # Errors
     /// If there is none or too many, a name occurs twice, or a weight is 0 or too big.
@@ -154,32 +154,32 @@ impl Continuum {
         Ok(Self { scheme, servers, homes, table })
     }
 
-    /// What never changes of it.
+    /// The constant part.
     #[must_use]
     pub const fn scheme(&self) -> &Scheme {
         &self.scheme
     }
 
-    /// Its servers.
+    /// Servers in nutcracker's order.
     #[must_use]
     pub fn servers(&self) -> &[Server] {
         &self.servers
     }
 
-    /// So many slots have arcs or places: all numbers below.
+    /// Number of slots with arcs or places: all numbers below.
     #[inline]
     #[must_use]
     pub fn slots(&self) -> usize {
         self.homes.len()
     }
 
-    /// The server to which the list gives this slot; `None` for a free number. The slot may be elsewhere, by a move.
+    /// Configured server of a slot; `None` for a free number. A move may have placed the slot elsewhere.
     #[must_use]
     pub fn home(&self, slot: Slot) -> Option<&Server> {
         self.homes.get(slot.index()).map(|home| &self.servers[usize::from(*home)])
     }
 
-    /// By slot: the first server that is fit, from the slot's first arc or place on; `None` where none is.
+    /// Returns, by slot, the first fit server, starting at the slot's first arc or place; `None` if no server is fit.
     #[must_use]
     pub fn first_fit(&self, is_fit: impl Fn(&Server) -> bool) -> Option<Vec<&Server>> {
         let fit: Vec<bool> = self.servers.iter().map(is_fit).collect();
@@ -188,8 +188,8 @@ impl Continuum {
             return None;
         }
         let mut by_slot = vec![next; self.homes.len()];
-        // Twice around, because behind the last arc comes the first. The second time `next` is right, and the first arc
-        // of a slot is written last.
+        // Two rounds, because the first arc follows the last one. In the second round `next` is correct, and the first
+        // arc of a slot is written last.
         for slot in self.table.slots().iter().rev().chain(self.table.slots().iter().rev()) {
             let home = usize::from(self.homes[slot.index()]);
             if fit[home] {
@@ -207,7 +207,7 @@ impl Continuum {
         self.table.slot_at(self.scheme.hash.of(self.hashed_part(key)))
     }
 
-    /// The part of a key that decides its slot.
+    /// The part of a key that determines its slot.
     #[must_use]
     pub fn hashed_part<'k>(&self, key: &'k [u8]) -> &'k [u8] {
         match self.scheme.tag {
@@ -216,17 +216,17 @@ impl Continuum {
         }
     }
 
-    /// Its arcs with their slots, and the home of each slot; for an overlay.
+    /// The arcs with their slots, and the configured server of each slot. For an overlay.
     pub(super) fn parts(&self) -> (&Table, &[u16]) {
         (&self.table, &self.homes)
     }
 
-    /// A continuum of parts that belong together.
+    /// Combines matching parts.
     pub(super) fn of_parts(scheme: Scheme, servers: Vec<Server>, homes: Vec<u16>, table: Table) -> Self {
         Self { scheme, servers, homes, table }
     }
 
-    /// What is stored of it.
+    /// The persistent form.
     #[must_use]
     pub fn stored(&self) -> StoredContinuum {
         let Self { scheme, servers, homes, table } = self.clone();
@@ -235,7 +235,7 @@ impl Continuum {
     }
 }
 
-/// Counts instead of thousands of points.
+/// Prints counts rather than thousands of points.
 impl fmt::Debug for Continuum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { scheme, servers, homes, table } = self;
@@ -249,17 +249,17 @@ impl fmt::Debug for Continuum {
     }
 }
 
-/// A continuum as it is kept beside the map. It is kept whole and not computed anew, because its slots may come of
-/// several lists of servers.
+/// Persistent form of a continuum, stored with the slot map. Complete rather than recomputed, because its slots may
+/// derive from several server lists.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct StoredContinuum {
     scheme: Scheme,
     servers: Vec<Server>,
-    /// By slot, an index of the servers.
+    /// By slot, an index into `servers`.
     homes: Vec<u16>,
-    /// Ascending; none for modula.
+    /// Ascending; empty for modula.
     points: Vec<u32>,
-    /// By point, or by place.
+    /// By point or place.
     slots: Vec<Slot>,
 }
 
@@ -298,18 +298,18 @@ impl TryFrom<StoredContinuum> for Continuum {
     }
 }
 
-/// From a hash to a slot.
+/// Mapping from hashes to slots.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Table {
-    /// Ascending, each once; empty for modula. An arc ends at its point and has it.
+    /// Ascending and unique; empty for modula. An arc includes its end point.
     points: Box<[u32]>,
-    /// By point, or by place; never empty.
+    /// By point or place; never empty.
     slots: Box<[Slot]>,
-    /// By the upper bits of a hash: the first point that is not below all hashes with these bits. Empty for modula.
+    /// By the upper bits of a hash: the first point at or above all hashes with these bits. Empty for modula.
     starts: Box<[u32]>,
 }
 
-/// So many upper bits choose where the search for a point starts: about one point or two are left to look at.
+/// Upper bits that select the start of the search for a point: one or two points remain to compare.
 const START_BITS: u32 = 12;
 
 impl Table {
@@ -327,7 +327,7 @@ impl Table {
         }
         let start = self.starts[(hash >> (32 - START_BITS)) as usize] as usize;
         let after = self.points[start..].iter().position(|point| *point >= hash);
-        // Beyond the last point the continuum begins again.
+        // After the last point the continuum wraps around.
         self.slots[after.map_or(0, |after| start + after)]
     }
 
@@ -340,16 +340,16 @@ impl Table {
     }
 }
 
-/// The arcs or places of a list of servers, each with its server.
+/// The arcs or places of a server list.
 pub(super) struct Arcs {
-    /// Ascending, each once; empty for modula.
+    /// Ascending and unique; empty for modula.
     pub(super) points: Vec<u32>,
-    /// By point, or by place.
+    /// Server index by point or place.
     pub(super) servers: Vec<u16>,
 }
 
 impl Arcs {
-    /// As nutcracker lays them out.
+    /// Computes nutcracker's layout.
     pub(super) fn of(distribution: Distribution, servers: &[Server]) -> Result<Self, ContinuumError> {
         match distribution {
             Distribution::Ketama => Ok(Self::ketama(servers)),
@@ -358,7 +358,7 @@ impl Arcs {
     }
 
     fn ketama(servers: &[Server]) -> Self {
-        // Single precision, and a sum that wraps around, as in nutcracker.
+        // Single precision and a wrapping sum, as in nutcracker.
         let total = servers.iter().fold(0_u32, |sum, server| sum.wrapping_add(server.weight)) as f32;
         let mut points: Vec<(u32, u16)> = Vec::new();
         for (at, server) in servers.iter().enumerate() {
@@ -371,7 +371,7 @@ impl Arcs {
                 points.extend(md5_words(&name).map(|point| (point, at as u16)));
             }
         }
-        // Of two servers with the same point the first has it: a stable sort, as glibc's is for an array of this size.
+        // With equal points the first server wins: a stable sort, like glibc's for an array of this size.
         points.sort_by_key(|(point, _)| *point);
         points.dedup_by_key(|(point, _)| *point);
         let (points, servers) = points.into_iter().unzip();
@@ -388,15 +388,15 @@ impl Arcs {
         Ok(Self { points: Vec::new(), servers: places.collect() })
     }
 
-    /// The server of the arc that ends at this point, or of the first after it.
+    /// Server of the arc that ends at this point, or of the next arc.
     pub(super) fn server_at(&self, point: u32) -> u16 {
         let at = self.points.partition_point(|other| *other < point);
         self.servers[if at == self.points.len() { 0 } else { at }]
     }
 }
 
-/// The first table over these arcs: slots in order of their servers, each with one arc, or with several of one server
-/// where there are too many.
+/// Builds the initial table: slots ordered by server, with one arc each, or several of one server if there are too many
+/// arcs.
 fn by_server(arcs: &Arcs, servers: usize) -> (Table, Vec<u16>) {
     let mut of_server: Vec<Vec<usize>> = vec![Vec::new(); servers];
     for (arc, server) in arcs.servers.iter().enumerate() {
@@ -406,7 +406,7 @@ fn by_server(arcs: &Arcs, servers: usize) -> (Table, Vec<u16>) {
     let mut slots = vec![Slot::FIRST; all];
     let mut homes: Vec<u16> = Vec::new();
     for (server, own) in of_server.iter().enumerate().filter(|(_, own)| !own.is_empty()) {
-        // Rounded down, and at least one: with at most `MAX_NODES` more than planned this stays far below all numbers.
+        // Rounded down, at least one: this adds at most `MAX_NODES` slots, far below the total.
         let count = if all <= FIRST_SLOTS_MAX { own.len() } else { (own.len() * FIRST_SLOTS_MAX / all).max(1) };
         for (place, arc) in own.iter().enumerate() {
             slots[*arc] = slot_at(homes.len() + place * count / own.len());
@@ -416,13 +416,13 @@ fn by_server(arcs: &Arcs, servers: usize) -> (Table, Vec<u16>) {
     (Table::new(arcs.points.clone(), slots), homes)
 }
 
-/// The slot of a number that is known to be below [`SLOT_COUNT`].
+/// Slot of a number known to be below [`SLOT_COUNT`].
 pub(super) fn slot_at(number: usize) -> Slot {
     debug_assert!(number < SLOT_COUNT, "a slot has a number");
     Slot::new(number as u16).unwrap_or(Slot::FIRST)
 }
 
-/// nutcracker sorts its servers before it builds anything: by the length of the name first.
+/// Sorts servers as nutcracker does: by length of the name first.
 pub(super) fn in_order(servers: impl IntoIterator<Item = Server>) -> Result<Vec<Server>, ContinuumError> {
     let mut servers: Vec<Server> = servers.into_iter().collect();
     if servers.is_empty() || servers.len() > MAX_NODES {

@@ -1,12 +1,11 @@
-//! Keys that live elsewhere than their slot: the exceptions.
+//! Placement overrides: keys that live elsewhere than their slot.
 //!
-//! A directory of these keys and no others, by slot, and a bit per slot that says whether it has any. So a key of a
-//! slot without exceptions costs one branch more while there are none at all, and one bit while there are some. Names
-//! and not fingerprints: what is asked of it is also which keys match a pattern, and which ones have to leave a node.
-//! An entry says nothing of whether the key exists: a key that was deleted where it lives is made anew there. Only a
-//! move makes an entry or takes one away.
+//! A directory of these keys only, by slot, and one bit per slot that has any. A key of a slot without overrides costs
+//! one branch if there are none at all, and one bit test otherwise. Stores names rather than fingerprints, to find keys
+//! by pattern and the keys that must leave a node. An entry does not imply that the key exists: a deleted key is
+//! created again at the same node. Only moves add or remove entries.
 //!
-//! Not a second map of key ranges or patterns: a pattern would also be about keys that nobody has moved.
+//! Not a map of key ranges or patterns, because a pattern would include keys that were never moved.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,41 +13,41 @@ use std::sync::Arc;
 
 use super::{NodeId, PartsError, SLOT_COUNT, Slot, Topology};
 
-/// The most exceptions that a topology may have.
+/// Maximum placement overrides of a topology.
 pub const EXCEPTIONS_MAX: usize = 65_536;
 
-/// The most bytes that their names may have together.
+/// Maximum total size of their names, in bytes.
 pub const EXCEPTION_BYTES_MAX: usize = 16 << 20;
 
 const WORDS: usize = SLOT_COUNT / 64;
 
-/// Slots of a page.
+/// Slots per page.
 const PAGE: usize = 128;
 
-/// A key, and where it lives.
+/// A key and its node.
 type Alone = (Arc<[u8]>, NodeId);
 
-/// Keys of a slot in order; never empty.
+/// Sorted keys of a slot; never empty.
 type Keys = Arc<[Alone]>;
 
-/// Keys of some slots, while they change.
+/// Changed slots during an update.
 type BySlot = BTreeMap<Slot, Vec<Alone>>;
 
-/// Slots that follow each other.
+/// Consecutive slots.
 type Page = [Option<Keys>; PAGE];
 
-/// The directory. Every key in it lives at another node than the owner of its slot.
+/// The directory. Every key in it lives at another node than its slot owner.
 ///
-/// Two topologies share what is alike in both. So a change costs one page and the keys of its slots, and so does
-/// finding out what has changed.
+/// Topologies share unchanged pages. So an update and a comparison cost only the changed pages and the keys of their
+/// slots.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Exceptions {
-    /// A bit per slot.
+    /// One bit per slot.
     marked: Box<[u64; WORDS]>,
     pages: Box<[Option<Arc<Page>>; SLOT_COUNT / PAGE]>,
-    /// By node, how many keys live there; none is 0.
+    /// Number of keys by node; entries are above 0.
     counts: BTreeMap<NodeId, usize>,
-    /// Bytes of all names.
+    /// Total size of all names.
     bytes: usize,
 }
 
@@ -107,13 +106,13 @@ impl Exceptions {
             let page = page.get_or_insert_with(|| Arc::new([const { None }; PAGE]));
             Arc::make_mut(page)[slot.index() % PAGE] = Some(keys.into());
         }
-        // Equal directories are built alike, whatever came before.
+        // Equal directories are represented equally, whatever their history.
         if page.as_ref().is_some_and(|page| page.iter().all(Option::is_none)) {
             *page = None;
         }
     }
 
-    /// None where there are none.
+    /// Returns `None` if empty.
     fn or_none(self) -> Option<Arc<Self>> {
         (!self.counts.is_empty()).then(|| Arc::new(self))
     }
@@ -123,7 +122,7 @@ impl Exceptions {
     }
 }
 
-/// The same keys at the same nodes; quick where they are shared.
+/// Whether both have the same keys at the same nodes. Fast if shared.
 fn are_alike(one: Option<&Keys>, other: Option<&Keys>) -> bool {
     match (one, other) {
         (Some(one), Some(other)) => Arc::ptr_eq(one, other) || one == other,
@@ -131,12 +130,12 @@ fn are_alike(one: Option<&Keys>, other: Option<&Keys>) -> bool {
     }
 }
 
-/// There would be more exceptions than can be kept.
+/// The placement overrides would exceed a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TooManyExceptions {
-    /// How many there are.
+    /// Existing overrides.
     pub there: usize,
-    /// How many more were asked for.
+    /// Requested additional overrides.
     pub requested: usize,
 }
 
@@ -155,21 +154,21 @@ impl fmt::Display for TooManyExceptions {
 impl std::error::Error for TooManyExceptions {}
 
 impl Topology {
-    /// Whether any key lives elsewhere than its slot.
+    /// Whether any key has a placement override.
     #[inline]
     #[must_use]
     pub fn has_exceptions(&self) -> bool {
         self.exceptions.is_some()
     }
 
-    /// Whether keys of this slot live elsewhere.
+    /// Whether keys of this slot have placement overrides.
     #[inline]
     #[must_use]
     pub fn is_exceptional(&self, slot: Slot) -> bool {
         self.exceptions.as_ref().is_some_and(|exceptions| exceptions.has(slot))
     }
 
-    /// Where a key lives, if not at the owner of its slot.
+    /// Node of a key with a placement override.
     #[must_use]
     pub fn exception(&self, key: &[u8]) -> Option<NodeId> {
         let exceptions = self.exceptions.as_ref()?;
@@ -177,15 +176,15 @@ impl Topology {
         if exceptions.has(slot) { exceptions.find(slot, key) } else { None }
     }
 
-    /// The node at which a key lives: that of its exception, or else the owner of its slot. For channels, which have no
-    /// exceptions, see [`Topology::owner_of`].
+    /// Node of a key: the node of its placement override, or the owner of its slot. For channels, which have no
+    /// overrides, see [`Topology::owner_of`].
     #[inline]
     #[must_use]
     pub fn lives_at(&self, key: &[u8]) -> NodeId {
         self.lives_at_of(self.slot_of(key), key)
     }
 
-    /// The same, where the slot is known.
+    /// Like [`Self::lives_at`], for a known slot.
     #[inline]
     pub(crate) fn lives_at_of(&self, slot: Slot, key: &[u8]) -> NodeId {
         let owner = self.owner(slot);
@@ -195,25 +194,25 @@ impl Topology {
         }
     }
 
-    /// All exceptions, by slot and then by name: the key and where it lives.
+    /// All placement overrides, by slot and then by name.
     pub fn exceptions(&self) -> impl Iterator<Item = (&Arc<[u8]>, NodeId)> {
         let pages = self.exceptions.iter().flat_map(|exceptions| exceptions.pages.iter()).flatten();
         pages.flat_map(|page| page.iter()).flatten().flat_map(|keys| keys.iter()).map(|(key, node)| (key, *node))
     }
 
-    /// How many keys live elsewhere than their slots.
+    /// Number of placement overrides.
     #[must_use]
     pub fn exception_count(&self) -> usize {
         self.exceptions.as_ref().map_or(0, |exceptions| exceptions.count())
     }
 
-    /// The exceptions of one slot, by name.
+    /// Placement overrides of one slot, by name.
     pub fn exceptions_in(&self, slot: Slot) -> impl Iterator<Item = (&Arc<[u8]>, NodeId)> {
         self.exceptions.iter().flat_map(move |exceptions| exceptions.keys(slot)).map(|(key, node)| (key, *node))
     }
 
-    /// What differs from an earlier topology: keys that live elsewhere now and where, and (`None`) those that do not
-    /// any more. It takes time for what differs, if this one was made of the earlier one.
+    /// Changes since an earlier topology: keys with a new node, and (`None`) keys without an override now. Cost is
+    /// proportional to the changes if this topology was derived from the earlier one.
     #[must_use]
     pub fn exceptions_since(&self, earlier: &Self) -> Vec<(Arc<[u8]>, Option<NodeId>)> {
         let page = |topology: &Self, number: usize| {
@@ -248,7 +247,7 @@ impl Topology {
         changes
     }
 
-    /// Whether other keys of this slot live elsewhere by `other` than by this topology, or they live at other nodes.
+    /// Whether the placement overrides of this slot differ between the two topologies.
     #[must_use]
     pub fn parts_otherwise(&self, other: &Self, slot: Slot) -> bool {
         match (&self.exceptions, &other.exceptions) {
@@ -259,14 +258,13 @@ impl Topology {
         }
     }
 
-    /// How many keys live at a node though their slot does not.
+    /// Number of keys with a placement override to this node.
     #[must_use]
     pub fn exceptions_at(&self, node: NodeId) -> usize {
         self.exceptions.as_ref().and_then(|exceptions| exceptions.counts.get(&node).copied()).unwrap_or(0)
     }
 
-    /// Whether these keys could live at `target` beside the exceptions that there are. Counted as if none of them were
-    /// one already.
+    /// Checks the limits for placement overrides of these keys at `target`. Assumes that none of them has one already.
     ///
     /// # Errors
     /// If they are too many, or their names too long.
@@ -288,8 +286,8 @@ impl Topology {
         if fits { Ok(()) } else { Err(TooManyExceptions { there, requested: asked }) }
     }
 
-    /// The next topology, one epoch higher, in which these keys live at `target`: as exceptions, or (where it owns
-    /// their slot) as all others. `slots` are in transit no more; they keep their owner.
+    /// Returns the next topology, one epoch higher, with these keys at `target`: with placement overrides, or without
+    /// if `target` owns their slot. `slots` are no longer in transit and keep their owner.
     #[must_use]
     pub fn keys_handed_over<'k>(
         &self,
@@ -319,7 +317,7 @@ impl Topology {
         next
     }
 
-    /// After slots have changed their owner: keys that live at it are exceptions no more.
+    /// After an owner change of slots, removes overrides for keys at the new owner.
     pub(super) fn drop_exceptions_at_owner(&mut self, slots: &[Slot]) {
         let Some(exceptions) = &self.exceptions else { return };
         if !slots.iter().any(|slot| exceptions.has(*slot)) {
@@ -334,7 +332,7 @@ impl Topology {
         self.exceptions = exceptions.or_none();
     }
 
-    /// After the continuum has changed: the same keys live at the same nodes, under the slots that they have now.
+    /// After a continuum change, keeps the same keys at the same nodes under their new slots.
     pub(super) fn sort_exceptions_anew(&mut self) {
         let Some(exceptions) = self.exceptions.take() else { return };
         let all = exceptions
@@ -356,11 +354,10 @@ impl Topology {
         self.exceptions = anew.or_none();
     }
 
-    /// This topology with the exceptions that were stored beside it.
+    /// Adds the stored placement overrides.
     ///
     /// # Errors
-    /// The first thing that is wrong: a key twice, a node that does not exist, a key that lives at its slot's owner, or
-    /// too many.
+    /// The first problem: a duplicate key, an unknown node, a key at its slot owner, or too many keys.
     pub fn with_stored_exceptions(
         mut self,
         stored: impl IntoIterator<Item = (Arc<[u8]>, NodeId)>,

@@ -1,56 +1,56 @@
-//! Whether a slot map fits the keys that nodes hold: the map of a first start, and a stored one.
+//! Checks whether a slot map fits the keys at the nodes, for a first start and for a stored map.
 //!
-//! A key that is anywhere else than the map looks for it is answered with nil. So a first start places slots by what
-//! the nodes hold, and asks for a look at every key where counts do not tell. A stored map is not weighed key by key:
-//! the router that stored it has put the keys there. A sample of them tells a map that belongs to other nodes.
+//! A read of a key that is elsewhere than in the map returns nil. So a first start derives the map from key counts, and
+//! requests a check of every key if counts are not sufficient. For a stored map a sample is sufficient: the router that
+//! stored it also placed the keys. The sample detects a map of other nodes.
 
 use super::{NodeId, PlaceError, Slot, Topology};
 
-/// The map of a first start.
+/// Slot map of a first start.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum First {
-    /// It fits: no node holds keys, or there is only one.
+    /// Valid: no node has keys, or there is only one node.
     Even(Topology),
-    /// One node holds all keys, so it owns every slot. The others have joined without any.
+    /// One node has all keys, so it owns every slot. The others join without slots.
     Owner(Topology, NodeId),
-    /// Several nodes hold keys: this even map fits only if each key is where it looks.
+    /// Several nodes have keys: this even map is valid only if every key is at its owner.
     IfKeysFit(Topology),
 }
 
-/// What a look at some keys of a node found.
+/// Sampled keys of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sample {
-    /// The node's process is one that the map has been used with.
+    /// Whether the node's process was used with the map before.
     pub is_known: bool,
-    /// How many keys were looked at.
+    /// Keys in the sample.
     pub keys: u64,
-    /// How many of them are elsewhere than the map looks for them.
+    /// Keys whose owner in the map is another node.
     pub elsewhere: u64,
 }
 
-/// Whether a stored map belongs to the nodes.
+/// Whether a stored map fits the nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fit {
-    /// Every key of the samples is where the map looks.
+    /// All sampled keys are at their owners.
     Fits,
-    /// Some are elsewhere, as when somebody writes past the router, or the map is an old copy.
+    /// Some keys are misplaced: a client bypasses the router, or the map is an old copy.
     Doubtful,
-    /// So many are elsewhere, at processes of which none is known, that it is the map of other nodes.
+    /// Many keys are misplaced at unknown processes, so the map belongs to other nodes.
     Foreign,
 }
 
-/// Of this many keys at unknown processes, one elsewhere makes the map a foreign one.
+/// The map is foreign if one of this many keys at unknown processes is misplaced.
 const FOREIGN_ONE_IN: u64 = 10;
 
 impl Topology {
-    /// The map of a first start over these nodes, each with the number of its keys in all databases.
+    /// Returns the map of a first start over these nodes, each with its number of keys in all databases.
     ///
     /// # Errors
     /// As [`Topology::even`].
     pub fn first(nodes: &[(String, u64)]) -> Result<First, PlaceError> {
         let names: Vec<String> = nodes.iter().map(|(name, _)| name.clone()).collect();
         let even = Self::even(&names)?;
-        // Numbers follow the order of the list.
+        // Node ids follow the order of the list.
         let mut having = (0..).map(NodeId).zip(nodes).filter(|(_, (_, keys))| *keys > 0).map(|(id, _)| id);
         Ok(match (having.next(), having.next()) {
             _ if nodes.len() == 1 => First::Even(even),
@@ -61,7 +61,7 @@ impl Topology {
     }
 }
 
-/// Judges a stored map by a look at some keys of each node that answers.
+/// Judges a stored map by a sample of keys from each node that replies.
 #[must_use]
 pub fn judge(samples: &[Sample]) -> Fit {
     let sum = |of: fn(&Sample) -> u64| samples.iter().map(of).sum::<u64>();

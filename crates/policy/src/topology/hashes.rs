@@ -1,49 +1,49 @@
-//! The hashes of keys that twemproxy knows, bit for bit as its `nutcracker` computes them.
+//! twemproxy's hash functions, bit for bit as computed by `nutcracker`.
 //!
-//! Written anew from the published definitions, with the deviations that nutcracker's results show: bytes count as
-//! signed numbers where it hashes plain `char`s, its CRC-16 never drops its upper bits, its CRC-32 keeps fifteen bits,
-//! and its 64-bit FNV hashes keep the lower half. A kept library would compute the correct hash, and so put keys at
-//! other servers than those that have them. MD5 has no such deviation, so it comes from a library.
+//! Implemented from the published definitions, with nutcracker's deviations: bytes are signed where it hashes plain
+//! `char`s, its CRC-16 never drops the upper bits, its CRC-32 keeps fifteen bits, and its 64-bit FNV hashes keep the
+//! lower half. A library would compute the correct hash and so map keys to other servers. MD5 has no deviation, so it
+//! comes from a library.
 
 use md5::{Digest, Md5};
 
-/// A hash of a key: 32 bits, by which the key's place on a continuum is found.
+/// A 32-bit hash of a key, its position on a continuum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Hash {
     /// Jenkins's one-at-a-time.
     OneAtATime,
-    /// The first four bytes of MD5.
+    /// First four bytes of MD5.
     Md5,
-    /// CRC-16 (XMODEM) of which the upper bits are not dropped.
+    /// CRC-16 (XMODEM) without dropping the upper bits.
     Crc16,
-    /// Fifteen bits of CRC-32, as libmemcached has it.
+    /// Fifteen bits of CRC-32, as in libmemcached.
     Crc32,
-    /// CRC-32 as everybody else has it.
+    /// Standard CRC-32.
     Crc32a,
-    /// FNV-1 of 64 bits: its lower half.
+    /// Lower half of 64-bit FNV-1.
     #[serde(rename = "fnv1_64")]
     Fnv1_64,
-    /// FNV-1a of 64 bits: its lower half. It is nutcracker's default.
+    /// Lower half of 64-bit FNV-1a. nutcracker's default.
     #[default]
     #[serde(rename = "fnv1a_64")]
     Fnv1a64,
-    /// FNV-1 of 32 bits.
+    /// 32-bit FNV-1.
     #[serde(rename = "fnv1_32")]
     Fnv1_32,
-    /// FNV-1a of 32 bits.
+    /// 32-bit FNV-1a.
     #[serde(rename = "fnv1a_32")]
     Fnv1a32,
-    /// Paul Hsieh's.
+    /// Paul Hsieh's SuperFastHash.
     Hsieh,
-    /// MurmurHash, its first version's successor by Austin Appleby, with a seed made of the length.
+    /// MurmurHash2 by Austin Appleby, with a seed derived from the length.
     Murmur,
     /// Bob Jenkins's lookup3.
     Jenkins,
 }
 
 impl Hash {
-    /// All, in the order of nutcracker's list.
+    /// All hashes, in nutcracker's order.
     pub const ALL: [Self; 12] = [
         Self::OneAtATime,
         Self::Md5,
@@ -59,7 +59,7 @@ impl Hash {
         Self::Jenkins,
     ];
 
-    /// Its name in a configuration of twemproxy.
+    /// Name in twemproxy's configuration.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -78,13 +78,13 @@ impl Hash {
         }
     }
 
-    /// The hash of that name.
+    /// Hash with this name.
     #[must_use]
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|hash| hash.name() == name)
     }
 
-    /// The hash of these bytes. That of none is 0 by every function, because nutcracker does not call any for them.
+    /// Hash of these bytes. 0 for an empty input with every function, because nutcracker calls none.
     #[must_use]
     pub fn of(self, bytes: &[u8]) -> u32 {
         if bytes.is_empty() {
@@ -98,7 +98,7 @@ impl Hash {
                 .fold(0, |crc: u32, byte| (crc << 8) ^ u32::from(CRC16[usize::from((crc >> 8) as u8 ^ byte)])),
             Self::Crc32 => (crc32(bytes) >> 16) & 0x7fff,
             Self::Crc32a => crc32(bytes),
-            // Of a product modulo 2^64 the lower half depends on the lower halves alone.
+            // The lower half of a product modulo 2^64 depends only on the lower halves.
             Self::Fnv1_64 => fnv1(FNV_64_INIT_LOW, FNV_64_PRIME_LOW, bytes),
             Self::Fnv1a64 => fnv1a(FNV_64_INIT_LOW, FNV_64_PRIME_LOW, bytes),
             Self::Fnv1_32 => fnv1(FNV_32_INIT, FNV_32_PRIME, bytes),
@@ -110,7 +110,7 @@ impl Hash {
     }
 }
 
-/// MD5 as four numbers, the first byte lowest: the four points that ketama makes of a name.
+/// MD5 as four little-endian numbers: the four points that ketama derives from a name.
 pub(super) fn md5_words(bytes: &[u8]) -> [u32; 4] {
     let digest: [u8; 16] = Md5::digest(bytes).into();
     let (words, _) = digest.as_chunks::<4>();
@@ -122,7 +122,7 @@ const FNV_64_PRIME_LOW: u32 = 0x1b3;
 const FNV_32_INIT: u32 = 2_166_136_261;
 const FNV_32_PRIME: u32 = 16_777_619;
 
-/// A byte as C's `char` on x86-64 becomes an unsigned number: its sign fills the upper bits.
+/// Converts a byte like C's `char` on x86-64: the sign fills the upper bits.
 #[inline]
 const fn signed(byte: u8) -> u32 {
     byte.cast_signed() as i32 as u32
@@ -242,7 +242,7 @@ fn jenkins(bytes: &[u8]) -> u32 {
     const INIT: u32 = 13;
     let start = 0xdead_beef_u32.wrapping_add(bytes.len() as u32).wrapping_add(INIT);
     let (mut a, mut b, mut c) = (start, start, start);
-    // The last block is mixed in another way also where it is whole.
+    // The last block is mixed differently, even if it is complete.
     let last = (bytes.len() - 1) / 12 * 12;
     let word =
         |block: &[u8; 12], at: usize| u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
@@ -288,8 +288,8 @@ mod tests {
         assert_eq!(Hash::by_name("random"), None);
     }
 
-    /// The results that libmemcached, from which nutcracker took its functions, has in its own tests for "apple"
-    /// (`tests/hash_results.h`).
+    /// Expected values for "apple" from the tests of libmemcached (`tests/hash_results.h`), the origin of nutcracker's
+    /// functions.
     #[test]
     fn results_of_libmemcached_for_a_plain_key() {
         for (hash, result) in [

@@ -1,10 +1,9 @@
 //! Placement: key -> slot -> owner, at an epoch.
 //!
-//! A [`Topology`] is an immutable value. Whoever changes placement builds the next one, one epoch higher, and publishes
-//! it; workers swap a pointer and never lock. The owner of every slot is written out in an array instead of being
-//! computed from the list of nodes (modulo, ring, rendezvous): a lookup is one load, a slot can move alone, and a node
-//! that joins or leaves moves nothing by itself. [`Topology::place`] reconciles the map that was stored with the nodes
-//! that the user now names.
+//! A [`Topology`] is an immutable value. A change of placement creates the next one, one epoch higher, and publishes
+//! it. Workers swap a pointer and never lock. The owner of every slot is stored in an array rather than computed from
+//! the node list (modulo, ring, rendezvous): a lookup is one load, a slot can move alone, and joining or leaving nodes
+//! move no slots by themselves. [`Topology::place`] reconciles the stored map with the configured nodes.
 
 mod continuum;
 mod exceptions;
@@ -31,13 +30,13 @@ pub use placement::{OtherPlacement, Placement};
 pub use slot::{SLOT_COUNT, Slot, crc16_slot};
 pub use transit::{MoveId, Stage, TooManyTransits, Transit};
 
-/// A node's number: kept for its life in the state directory and never given to another node, so that it is safe as an
-/// array index (see [`Topology::node_id_bound`]) and in journals. Numbers of removed nodes leave gaps.
+/// Node id. Constant within a state directory and never reused, so it is valid as an array index (see
+/// [`Topology::node_id_bound`]) and in journals. Ids of removed nodes leave gaps.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
 pub struct NodeId(pub u16);
 
 impl NodeId {
-    /// The number as an array index.
+    /// Returns the id as an array index.
     #[inline]
     #[must_use]
     pub const fn index(self) -> usize {
@@ -45,96 +44,93 @@ impl NodeId {
     }
 }
 
-/// A node: one Redis or Valkey server.
+/// A Redis or Valkey server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Node {
-    /// Its number.
+    /// Node id.
     pub id: NodeId,
-    /// Its address as the user wrote it, `host:port`: its identity across restarts, and its name in messages and
-    /// metrics.
+    /// Address as configured, `host:port`: identity across restarts, and name in messages and metrics.
     pub name: String,
 }
 
-/// Which node owns which slot, at an epoch. Every slot has exactly one owner, and every owner is one of the nodes.
+/// Slot owners at an epoch. Every slot has exactly one owner, which is one of the nodes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Topology {
     epoch: u64,
     placement: Placement,
-    /// In order of their numbers.
+    /// By id.
     nodes: Vec<Node>,
     owners: Box<[NodeId; SLOT_COUNT]>,
-    /// The number that the next node gets; above all given so far, also to nodes that are gone. Wider than a number:
-    /// 65536 means that none is left.
+    /// Id of the next node; above all ids ever used. 65536: none is left.
     next_id: u32,
-    /// Slots on their way to another owner; `None` where there are none.
+    /// Slots in transit; `None` if there are none.
     marks: Option<transit::Marks>,
-    /// Keys that live elsewhere than their slots; `None` where there are none.
+    /// Placement overrides; `None` if there are none.
     exceptions: Option<Arc<exceptions::Exceptions>>,
 }
 
 impl Topology {
-    /// The epoch: higher with every change, from 1.
+    /// Epoch, from 1. Increases with every change.
     #[inline]
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// The same under this epoch, where it is higher: epochs may have been used that were not stored.
+    /// Returns the topology with at least this epoch: later epochs may have been used without being stored.
     #[must_use]
     pub fn at_epoch(mut self, epoch: u64) -> Self {
         self.epoch = self.epoch.max(epoch);
         self
     }
 
-    /// How keys become slots.
+    /// Mapping from keys to slots.
     #[inline]
     #[must_use]
     pub const fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// The slot of a key (or channel).
+    /// Slot of a key or channel.
     #[inline]
     #[must_use]
     pub fn slot_of(&self, key: &[u8]) -> Slot {
         self.placement.slot_of(key)
     }
 
-    /// The slots that can have keys, in order. The other numbers are free: they have an owner in the array, and mean
-    /// nothing.
+    /// Slots that can have keys, in order. The other numbers are free; their owners have no meaning.
     pub fn slots(&self) -> impl DoubleEndedIterator<Item = Slot> + Clone + use<> {
         (0..self.placement.slots()).map(continuum::slot_at)
     }
 
-    /// The node that owns a slot.
+    /// Owner of a slot.
     #[inline]
     #[must_use]
     pub fn owner(&self, slot: Slot) -> NodeId {
         self.owners[slot.index()]
     }
 
-    /// The node that owns the slot of a key (or channel). Where the key lives: [`Topology::lives_at`].
+    /// Owner of the slot of a key or channel. For the node of a key, see [`Topology::lives_at`].
     #[inline]
     #[must_use]
     pub fn owner_of(&self, key: &[u8]) -> NodeId {
         self.owner(self.slot_of(key))
     }
 
-    /// The node of that number, if there is one (still).
+    /// Node with this id, unless removed.
     #[must_use]
     pub fn node(&self, id: NodeId) -> Option<&Node> {
         let place = self.nodes.binary_search_by_key(&id, |node| node.id).ok()?;
         Some(&self.nodes[place])
     }
 
-    /// The nodes, in order of their numbers; also those that own no slot.
+    /// Nodes by id, including nodes without slots.
     pub fn nodes(&self) -> impl ExactSizeIterator<Item = &Node> {
         self.nodes.iter()
     }
 
-    /// The node that has every key, and keeps it: it is the only one, and nothing is on its way. Then no command is
-    /// refused for its keys.
+    /// The only node, if no slot is in transit and no key has a placement override. Then every command can be executed
+    /// there, whatever its keys.
     #[inline]
     #[must_use]
     pub fn only_node(&self) -> Option<NodeId> {
@@ -144,42 +140,41 @@ impl Topology {
         }
     }
 
-    /// One more than the highest number of a node: the length of an array indexed by [`NodeId`]. It never shrinks while
-    /// the highest node stays, and entries of removed nodes stay unused.
+    /// Highest node id plus one: the length of an array indexed by [`NodeId`]. Entries of removed nodes stay unused.
     #[must_use]
     pub fn node_id_bound(&self) -> usize {
         self.nodes.last().map_or(0, |node| node.id.index() + 1)
     }
 
-    /// The number that the next node to join will get, for the store; 65536 when none is left.
+    /// Id of the next node, for the store; 65536 if none is left.
     #[must_use]
     pub fn next_id(&self) -> u32 {
         self.next_id
     }
 
-    /// How many slots a node owns.
+    /// Number of slots of a node.
     #[must_use]
     pub fn slots_of(&self, id: NodeId) -> usize {
         self.in_use().iter().filter(|&&owner| owner == id).count()
     }
 
-    /// The owners of the slots that can have keys.
+    /// Owners of the slots that can have keys.
     fn in_use(&self) -> &[NodeId] {
         &self.owners[..self.placement.slots()]
     }
 
-    /// The slots a node owns, as maximal ranges in order.
+    /// Slots of a node, as maximal ranges in order.
     #[must_use]
     pub fn ranges_of(&self, id: NodeId) -> Vec<RangeInclusive<u16>> {
         self.ranges_in_use().filter(|(owner, _)| *owner == id).map(|(_, range)| range).collect()
     }
 
-    /// The nodes at which keys may be, in order of their numbers: owners of slots, both ends of what is moving, and
-    /// nodes at which keys live without their slots. What is asked about all keys need be asked nowhere else.
+    /// Returns the nodes that may have keys, by id: slot owners, source and target of moves, and nodes with placement
+    /// overrides. Commands about all keys need no other nodes.
     #[must_use]
     pub fn keepers(&self) -> Vec<NodeId> {
         let mut keeps = vec![false; self.node_id_bound()];
-        // Of what is only observed all keys are still at the owner.
+        // Slots in [`Stage::Observed`] still have all keys at the owner.
         let moving = self.transits().filter(|transit| matches!(transit.stage, Stage::Moving { .. }));
         let moving = moving.flat_map(|transit| [transit.source, transit.target]);
         let alone = self.exceptions().map(|(_, node)| node);
@@ -191,13 +186,12 @@ impl Topology {
         self.nodes.iter().map(|node| node.id).filter(|id| keeps[id.index()]).collect()
     }
 
-    /// The slots that can have keys, as maximal ranges of one owner, in order.
+    /// Slots that can have keys, as maximal ranges of one owner, in order.
     pub fn ranges_in_use(&self) -> impl Iterator<Item = (NodeId, RangeInclusive<u16>)> {
         ranges(self.in_use())
     }
 
-    /// All slots as maximal ranges of one owner, in order: what [`Topology::from_parts`] takes. Free numbers are among
-    /// them.
+    /// All slots as maximal ranges of one owner, in order, for [`Topology::from_parts`]. Includes free numbers.
     pub fn ranges(&self) -> impl Iterator<Item = (NodeId, RangeInclusive<u16>)> {
         ranges(&self.owners[..])
     }
@@ -213,7 +207,7 @@ fn ranges(owners: &[NodeId]) -> impl Iterator<Item = (NodeId, RangeInclusive<u16
     })
 }
 
-/// Ranges instead of 16384 numbers.
+/// Prints ranges rather than 16384 numbers.
 impl std::fmt::Debug for Topology {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Topology")

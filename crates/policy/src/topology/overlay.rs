@@ -1,36 +1,34 @@
-//! A new list of servers laid over the continuum that there is, so that only what differs between the two has to move.
+//! Applies a new server list to an existing continuum, so that only the difference has to move.
 //!
-//! The arcs of both are cut at the points of both. A part that the new list gives to another server gets a free slot
-//! number, under the owner that it has; a slot that changes as a whole keeps its number. So publishing an overlay moves
-//! no key: the moves come after it, slot by slot, like any other. No number that was in use means other keys of another
-//! owner than before, it only loses some.
+//! The arcs of both are cut at the points of both. A part that the new list assigns to another server gets a free slot
+//! number under its current owner; a slot that changes completely keeps its number. So publishing an overlay moves no
+//! key: moves follow slot by slot. A number in use never gains keys, it only loses some.
 //!
-//! Not a fresh continuum beside the old one: for as long as the moves take, each key would have two answers to "which
-//! slot".
+//! Not a second continuum next to the old one, because each key would have two slots during the moves.
 
 use std::collections::BTreeMap;
 
 use super::continuum::{Arcs, Distribution, Table, in_order, slot_at};
 use super::{Continuum, ContinuumError, NodeId, SLOT_COUNT, Server, Slot};
 
-/// A continuum after another list of servers was laid over it.
+/// A continuum after the application of another server list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Overlay {
-    /// The continuum to use from now on.
+    /// The new continuum.
     pub continuum: Continuum,
-    /// Numbers that were free, each with the owner of all that it has got.
+    /// Newly used numbers, each with the owner of all its parts.
     pub split: Vec<(Slot, NodeId)>,
-    /// The same numbers, each with a slot that it has a part of.
+    /// Newly used numbers, each with a slot that it was split from.
     pub parts: Vec<(Slot, Slot)>,
-    /// Slots that the new list gives to another server than the old one did, ascending.
+    /// Slots that the new list assigns to another server than the old one, ascending.
     pub changed: Vec<Slot>,
 }
 
 impl Continuum {
-    /// Lays the list of these servers over this continuum. `owner`: who owns a slot now.
+    /// Applies a server list to this continuum. `owner` returns the current owner of a slot.
     ///
     /// # Errors
-    /// As [`Continuum::new`], and where the two have no refinement that is small enough, or too few numbers are free.
+    /// As [`Continuum::new`], if the two lists have no sufficiently small refinement, or if too few numbers are free.
     pub fn overlaid(
         &self,
         servers: impl IntoIterator<Item = Server>,
@@ -43,14 +41,14 @@ impl Continuum {
             Distribution::Ketama => cut_arcs(table, &next),
             Distribution::Modula => (Vec::new(), cut_places(table.slots(), &next.servers)?),
         };
-        // By slot and by the server that the new list names, how many parts there are.
+        // Number of parts, by slot and new server.
         let mut parts: BTreeMap<(Slot, u16), usize> = BTreeMap::new();
         for (slot, server) in &cut {
             *parts.entry((*slot, *server)).or_default() += 1;
         }
         let old_name = |slot: Slot| &self.servers()[usize::from(homes[slot.index()])].name;
         let is_at_home = |slot: Slot, server: u16| servers[usize::from(server)].name == *old_name(slot);
-        // One part keeps the number: the one that stays, or else the biggest.
+        // One part keeps the number: the unchanged one, or else the biggest.
         let mut keeps: BTreeMap<Slot, (bool, usize, u16)> = BTreeMap::new();
         for ((slot, server), count) in &parts {
             let candidate = (is_at_home(*slot, *server), *count, *server);
@@ -63,7 +61,7 @@ impl Continuum {
             new_homes[slot.index()] = *server;
             changed.extend((!stays).then_some(*slot));
         }
-        // The others need numbers. Where these are few, parts of one owner that go to one server share them.
+        // The other parts need numbers. If these are scarce, parts with the same owner and new server share them.
         let mut groups: BTreeMap<(NodeId, u16), Vec<(Slot, u16)>> = BTreeMap::new();
         for (slot, server) in
             parts.keys().filter(|(slot, server)| keeps.get(slot).is_some_and(|(_, _, keeps)| keeps != server))
@@ -75,7 +73,7 @@ impl Continuum {
         if groups.len() > free {
             return Err(ContinuumError::NoNumbersLeft { needed: groups.len(), free });
         }
-        // At most half of what is free, so that the next overlay has numbers too.
+        // At most half of the free numbers, so that the next overlay has some too.
         let budget = (free / 2).max(groups.len());
         let mut number_of: BTreeMap<(Slot, u16), Slot> = BTreeMap::new();
         let mut split = Vec::new();
@@ -101,13 +99,14 @@ impl Continuum {
 }
 
 impl Continuum {
-    /// Whether it came of several lists of servers, so that its slots are not those of its own list.
+    /// Whether the number of slots differs from a new continuum of the same list: the continuum derives from several
+    /// lists.
     #[must_use]
     pub fn is_overlay(&self) -> bool {
         Self::new(*self.scheme(), self.servers().iter().cloned()).map_or(true, |fresh| fresh.slots() != self.slots())
     }
 
-    /// The part of all hashes that these slots have (ascending): of the keys they have about as much.
+    /// Fraction of all hashes in these slots (ascending), and so about the fraction of keys.
     #[must_use]
     pub fn share(&self, slots: &[Slot]) -> f64 {
         let table = self.parts().0;
@@ -115,7 +114,7 @@ impl Continuum {
         if table.points().is_empty() {
             return table.slots().iter().filter(|slot| is_one(slot)).count() as f64 / table.slots().len() as f64;
         }
-        // An arc begins behind the point before it; the first one begins behind the last point.
+        // An arc starts after the previous point; the first one after the last point.
         let ends = table.points().iter().copied();
         let begins = table.points().last().copied().into_iter().chain(ends.clone());
         let arcs = begins.zip(ends).zip(table.slots());
@@ -125,13 +124,13 @@ impl Continuum {
     }
 }
 
-/// The slot of the arc that ends at this point or holds it.
+/// Slot of the arc that contains this point.
 fn arc_at(table: &Table, point: u32) -> Slot {
     let at = table.points().partition_point(|other| *other < point);
     table.slots()[if at == table.slots().len() { 0 } else { at }]
 }
 
-/// The arcs between the points of both: each with the slot that it has and the server that it gets.
+/// The arcs between the points of both, each with its current slot and its new server.
 fn cut_arcs(table: &Table, next: &Arcs) -> (Vec<u32>, Vec<(Slot, u16)>) {
     let mut points = [table.points(), &next.points].concat();
     points.sort_unstable();
@@ -140,7 +139,7 @@ fn cut_arcs(table: &Table, next: &Arcs) -> (Vec<u32>, Vec<(Slot, u16)>) {
     (points, cut)
 }
 
-/// The places of the common refinement.
+/// Places of the common refinement.
 fn cut_places(slots: &[Slot], servers: &[u16]) -> Result<Vec<(Slot, u16)>, ContinuumError> {
     let (old, new) = (slots.len() as u64, servers.len() as u64);
     let (mut a, mut b) = (old, new);
@@ -155,12 +154,12 @@ fn cut_places(slots: &[Slot], servers: &[u16]) -> Result<Vec<(Slot, u16)>, Conti
     Ok(slots.iter().cycle().zip(servers.iter().cycle()).take(places).map(|(slot, server)| (*slot, *server)).collect())
 }
 
-/// Without points between arcs of the same slot.
+/// Removes points between arcs of the same slot.
 fn merged(points: &[u32], slots: &[Slot]) -> (Vec<u32>, Vec<Slot>) {
     let mut all: Vec<(u32, Slot)> = Vec::new();
     for (point, slot) in points.iter().zip(slots) {
         match all.last_mut() {
-            // The arc before this one ends later now.
+            // Extend the previous arc.
             Some(last) if last.1 == *slot => last.0 = *point,
             _ => all.push((*point, *slot)),
         }
@@ -215,8 +214,8 @@ mod tests {
     }
 
     proptest! {
-        /// Step by step over several lists: before the moves of a step each key is where it was, and after them where
-        /// the list of that step puts it.
+        /// Applies several lists in sequence: each key is unchanged before the moves of a step, and placed by the list
+        /// of that step after them.
         #[test]
         fn owners_are_the_old_lists_before_the_moves_and_the_new_ones_after(
             modula in any::<bool>(),

@@ -1,9 +1,7 @@
-//! How a topology comes to be: evenly at first, from the stored parts later, and reconciled with the nodes that the
-//! user names.
+//! Constructs topologies: even at first, later from stored parts, reconciled with the configured nodes.
 //!
-//! The stored map wins over the list of nodes, because the keys are where the stored map says. So nothing here ever
-//! moves a slot: a node that joins has none until slots are moved to it, and a node that still has some cannot be
-//! dropped from the list.
+//! The stored map has priority over the node list, because it states where the keys are. So nothing here moves a slot:
+//! a joining node has no slots at first, and a node with slots cannot be dropped from the list.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,49 +10,49 @@ use std::sync::Arc;
 
 use super::{Continuum, ContinuumError, Node, NodeId, Overlay, Placement, SLOT_COUNT, Server, Slot, Topology};
 
-/// The most nodes a topology may have.
+/// Maximum nodes of a topology.
 pub const MAX_NODES: usize = 1024;
 
-/// One more than the highest number that a node can have.
+/// Highest possible node id plus one.
 const ID_END: u32 = u16::MAX as u32 + 1;
 
-/// What [`Topology::place`] decided.
+/// Result of [`Topology::place`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placed {
-    /// The topology to use (and to store if [`Placed::changed`]).
+    /// Topology to use, and to store if [`Placed::changed`].
     pub topology: Topology,
-    /// Whether it differs from the stored one, or nothing was stored.
+    /// Whether the topology differs from the stored one, or none was stored.
     pub changed: bool,
-    /// Nodes that are new and own no slot yet: the user should be told. Empty at the first placement, where every node
-    /// gets slots.
+    /// New nodes without slots, to be reported to the operator. Empty at the first placement, in which every node gets
+    /// slots.
     pub joined: Vec<NodeId>,
-    /// Nodes that were stored, owned no slot, and are no longer wanted.
+    /// Stored nodes that had no slots and are no longer configured.
     pub removed: Vec<Node>,
 }
 
-/// Why the wanted nodes cannot be placed.
+/// Reason why the configured nodes cannot be placed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PlaceError {
     /// The list of nodes is empty.
     NoNodes,
-    /// More than [`MAX_NODES`].
+    /// More nodes than [`MAX_NODES`].
     TooManyNodes {
-        /// How many were given.
+        /// Number of configured nodes.
         given: usize,
     },
-    /// A node is in the list twice.
+    /// A node is listed twice.
     Duplicate {
-        /// Its address.
+        /// Address of the node.
         name: String,
     },
-    /// Stored nodes that own slots are not in the list.
+    /// Stored nodes with slots are not listed.
     OwnersMissing {
-        /// Each with how many slots it owns.
+        /// The nodes, each with its number of slots.
         missing: Vec<(String, usize)>,
     },
-    /// Keys live at stored nodes that are not in the list, though their slots do not.
+    /// Stored nodes with placement overrides are not listed.
     ExceptionsMissing {
-        /// Each node with how many keys.
+        /// The nodes, each with its number of keys.
         missing: Vec<(String, usize)>,
     },
     /// 65536 nodes have joined this state directory over time.
@@ -100,16 +98,16 @@ impl fmt::Display for PlaceError {
 
 impl std::error::Error for PlaceError {}
 
-/// Why another list of servers cannot be laid over the continuum.
+/// Reason why a server list cannot be applied to the continuum.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum OverlayError {
-    /// The fleet places keys by CRC16.
+    /// The fleet uses CRC16 placement.
     NoContinuum,
-    /// Slots are on their way.
+    /// Slots are in transit.
     Moving,
     /// This server is not among the nodes.
     NoNode(String),
-    /// The two lists do not go together.
+    /// The two lists are incompatible.
     Continuum(ContinuumError),
 }
 
@@ -130,53 +128,53 @@ impl fmt::Display for OverlayError {
 
 impl std::error::Error for OverlayError {}
 
-/// Why parts that were stored are not a topology. The store is damaged, or was written by something else.
+/// Reason why stored parts are no topology: the store is damaged, or another program wrote it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PartsError {
     /// Epochs start at 1.
     EpochZero,
-    /// There is no node, or there are more than [`MAX_NODES`].
+    /// No node, or more than [`MAX_NODES`].
     NodeCount(usize),
-    /// Two nodes have this number.
+    /// Two nodes with this id.
     NumberTwice(NodeId),
-    /// Two nodes have this address.
+    /// Two nodes with this address.
     NameTwice(String),
-    /// A node has a number that was not given out yet, or the next number is beyond the last.
+    /// A node id is not below the next id, or the next id is out of range.
     NextId {
-        /// The next number, as stored.
+        /// Next id, as stored.
         next_id: u32,
     },
-    /// A range is empty or ends beyond the last slot.
+    /// A range is empty or ends after the last slot.
     BadRange(RangeInclusive<u16>),
-    /// A range belongs to a node that is not among the nodes.
+    /// A range has an unknown owner.
     UnknownOwner {
         /// The range.
         range: RangeInclusive<u16>,
-        /// The owner it names.
+        /// Owner as stored.
         owner: NodeId,
     },
-    /// Two ranges have this slot.
+    /// Two ranges contain this slot.
     OwnedTwice(u16),
-    /// No range has this slot.
+    /// No range contains this slot.
     NotOwned(u16),
-    /// A key of this slot lives at a node that does not exist.
+    /// A key of this slot has a placement override to an unknown node.
     ExceptionAtUnknown {
         /// The slot.
         slot: u16,
-        /// The number that is said.
+        /// Node id as stored.
         node: NodeId,
     },
-    /// A key is listed as living elsewhere than its slot, at the owner of the slot.
+    /// A placement override names the slot owner.
     ExceptionAtOwner {
         /// The slot.
         slot: u16,
     },
-    /// A key of this slot is listed twice.
+    /// Two placement overrides for the same key of this slot.
     ExceptionTwice {
         /// The slot.
         slot: u16,
     },
-    /// More keys than may live elsewhere than their slots, or with longer names.
+    /// More placement overrides than allowed, or too long names.
     ExceptionCount(usize),
 }
 
@@ -218,23 +216,23 @@ impl fmt::Display for PartsError {
 
 impl std::error::Error for PartsError {}
 
-/// A topology after a list of servers was laid over it ([`Topology::laid_over`]).
+/// Result of [`Topology::laid_over`].
 #[derive(Clone, Debug)]
 pub struct LaidOver {
-    /// The topology.
+    /// New topology.
     pub topology: Topology,
-    /// New numbers of slots, each with a slot that it has a part of.
+    /// New slot numbers, each with a slot that it was split from.
     pub parts: Vec<(Slot, Slot)>,
-    /// The slots that the list gives to other servers than before, and these servers.
+    /// Slots that the list assigns to other servers than before, each with its new server.
     pub goals: Vec<(Slot, NodeId)>,
 }
 
 impl Topology {
-    /// The first placement: every node gets one contiguous range, and their sizes differ by at most one slot.
+    /// Returns the first placement: one contiguous range per node, with sizes that differ by at most one slot.
     ///
-    /// Ranges go to the nodes in the order of their names, so that the same nodes give the same map in whatever order
-    /// they are listed: two routers, or a router that lost its state directory, agree. Numbers follow the order of the
-    /// list, because that is the order in which the user expects to see the nodes.
+    /// Ranges are assigned in the order of names, so the same nodes give the same map in any list order: two routers,
+    /// or a router without its state directory, agree. Ids follow the order of the list, in which the user expects the
+    /// nodes.
     ///
     /// # Errors
     /// If `names` is empty, has duplicates, or is longer than [`MAX_NODES`].
@@ -254,8 +252,8 @@ impl Topology {
         Ok(Self { epoch: 1, placement: Placement::Crc16, nodes, owners, next_id, marks: None, exceptions: None })
     }
 
-    /// The first placement on a continuum: every server of its list is a node of that name, and owns the slots that the
-    /// list gives to it. Free numbers belong to the first of them.
+    /// Returns the first placement on a continuum: one node per server, owning the slots that the list assigns to it.
+    /// Free numbers belong to the first node.
     #[must_use]
     pub fn on_continuum(continuum: Arc<Continuum>) -> Self {
         let nodes: Vec<Node> = (0..)
@@ -281,18 +279,18 @@ impl Topology {
         }
     }
 
-    /// This topology with the placement that was stored beside it. Exceptions come after it.
+    /// Returns the topology with the stored placement. Must precede the placement overrides.
     #[must_use]
     pub fn with_stored_placement(self, placement: Placement) -> Self {
         debug_assert!(self.exceptions.is_none(), "exceptions are kept by slot");
         Self { placement, ..self }
     }
 
-    /// The next topology, one epoch higher, after the list of these servers was laid over its continuum. No key has
-    /// another owner by it. Nodes of all the servers' names are there already.
+    /// Returns the next topology, one epoch higher, after applying this server list to the continuum. No key changes
+    /// its owner. Nodes for all servers must exist.
     ///
     /// # Errors
-    /// If it has no continuum, something moves, a server is no node, or as [`Continuum::overlaid`].
+    /// If there is no continuum, slots are in transit, a server is no node, or as [`Continuum::overlaid`].
     pub fn laid_over(&self, servers: impl IntoIterator<Item = Server>) -> Result<LaidOver, OverlayError> {
         let Placement::Continuum(continuum) = &self.placement else { return Err(OverlayError::NoContinuum) };
         if !self.is_settled() {
@@ -317,14 +315,14 @@ impl Topology {
         Ok(LaidOver { topology: next, parts, goals })
     }
 
-    /// Reconciles the stored topology, if there is one, with the nodes that the user wants.
+    /// Reconciles the stored topology, if any, with the configured nodes.
     ///
-    /// Without a stored one this is [`Topology::even`]. Otherwise no slot changes its owner: wanted nodes that are not
-    /// stored join with a fresh number and no slots; stored nodes that are not wanted go if they own none, and are an
-    /// error if they own some. The order of the list has no meaning. The epoch rises by one if anything changed.
+    /// Without a stored one this is [`Topology::even`]. Otherwise no slot changes its owner. Configured nodes that are
+    /// not stored join with a new id and no slots. Stored nodes that are not configured are removed, or an error if
+    /// they have slots. The order of the list has no meaning. The epoch increases by one on any change.
     ///
     /// # Errors
-    /// As [`Topology::even`], and if a node that owns slots is not wanted.
+    /// As [`Topology::even`], and if a node with slots is not configured.
     pub fn place(stored: Option<&Self>, wanted: &[String]) -> Result<Placed, PlaceError> {
         let Some(stored) = stored else {
             return Ok(Placed {
@@ -366,7 +364,7 @@ impl Topology {
         let changed = !joined.is_empty() || !removed.is_empty();
         let epoch = stored.epoch + u64::from(changed);
         let mut owners = stored.owners.clone();
-        // What has no keys needs no move to leave a node.
+        // Free numbers have no keys, so they need no move.
         if let (Some(removed_ids), Some(node)) = (non_empty(&removed), nodes.first()) {
             let free = &mut owners[stored.placement.slots()..];
             free.iter_mut().filter(|owner| removed_ids.contains(owner)).for_each(|owner| *owner = node.id);
@@ -383,11 +381,11 @@ impl Topology {
         Ok(Placed { topology, changed, joined, removed })
     }
 
-    /// Builds a topology from what was stored of it, and checks that it is one: every slot has exactly one owner, every
-    /// owner is a node, names and numbers are unique, and `next_id` is above all numbers.
+    /// Builds a topology from stored parts and validates it: every slot has exactly one owner, every owner is a node,
+    /// names and ids are unique, and `next_id` is above all ids.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first problem found.
     pub fn from_parts(
         epoch: u64,
         mut nodes: Vec<Node>,
@@ -439,7 +437,7 @@ impl Topology {
     }
 }
 
-/// The numbers of these nodes, if there are any.
+/// Ids of these nodes, or `None` if there are none.
 fn non_empty(nodes: &[Node]) -> Option<BTreeSet<NodeId>> {
     (!nodes.is_empty()).then(|| nodes.iter().map(|node| node.id).collect())
 }

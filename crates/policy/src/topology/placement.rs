@@ -1,26 +1,26 @@
-//! How a key becomes a slot: a value that a topology has, and not a function of the program.
+//! The mapping from keys to slots, as a value of the topology.
 //!
-//! A fleet that was twemproxy's has its keys where ketama or modula put them, so "the slot of a key" has several
-//! answers. Whoever needs a slot asks the topology, or this value of it: an enum and not a trait object, so that the
-//! usual answer (CRC16) stays inlined on the path of every command.
+//! A fleet taken over from twemproxy places its keys by ketama or modula, so the slot of a key depends on the fleet.
+//! All code obtains slots from the topology or this value. An enum rather than a trait object, so that the usual case
+//! (CRC16) is inlined for every command.
 
 use std::fmt;
 use std::sync::Arc;
 
 use super::{Continuum, SLOT_COUNT, Scheme, Slot, crc16_slot, slot};
 
-/// How a fleet's keys become slots.
+/// Mapping from keys to slots.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Placement {
-    /// As Redis Cluster does: CRC16 of the key or of its hash tag, and 16,384 slots.
+    /// As in Redis Cluster: CRC16 of the key or its hash tag, 16,384 slots.
     #[default]
     Crc16,
-    /// As twemproxy does: a place on a continuum of servers.
+    /// As in twemproxy: a place on a continuum of servers.
     Continuum(Arc<Continuum>),
 }
 
 impl Placement {
-    /// The slot of a key (or channel).
+    /// Slot of a key or channel.
     #[inline]
     #[must_use]
     pub fn slot_of(&self, key: &[u8]) -> Slot {
@@ -30,7 +30,7 @@ impl Placement {
         }
     }
 
-    /// The part of a key that alone decides its slot, if that is not all of it.
+    /// The part of a key that determines its slot, if not the whole key.
     #[must_use]
     pub fn hash_tag<'k>(&self, key: &'k [u8]) -> Option<&'k [u8]> {
         let part = match self {
@@ -40,8 +40,8 @@ impl Placement {
         (part.len() < key.len()).then_some(part)
     }
 
-    /// So many slots from the first can have keys. The others are free numbers: they have an owner in the array, and no
-    /// key.
+    /// Number of slots that can have keys, starting at 0. Higher numbers are free: they have an owner in the array, but
+    /// no keys.
     #[inline]
     #[must_use]
     pub fn slots(&self) -> usize {
@@ -51,24 +51,23 @@ impl Placement {
         }
     }
 
-    /// Whether slots are those of Redis Cluster, so that code of clients may rely on keys with a common hash tag
-    /// sharing one.
+    /// Whether slots are those of Redis Cluster, so that keys with a common hash tag share one.
     #[inline]
     #[must_use]
     pub const fn is_crc16(&self) -> bool {
         matches!(self, Self::Crc16)
     }
 
-    /// Whether it may serve the keys of a fleet that wants this scheme, or CRC16 (`None`).
+    /// Checks that the placement is this scheme, or CRC16 (`None`).
     ///
     /// # Errors
-    /// If it is another one: then nearly every key would be looked for at another server than the one that has it.
+    /// If not: nearly every key would be searched at the wrong server.
     pub fn is_wanted(&self, wanted: Option<&Scheme>) -> Result<(), OtherPlacement> {
         let stored = self.continuum().map(|continuum| *continuum.scheme());
         if stored.as_ref() == wanted { Ok(()) } else { Err(OtherPlacement { stored, wanted: wanted.copied() }) }
     }
 
-    /// Its continuum, if it has one.
+    /// Continuum, if the placement has one.
     #[must_use]
     pub const fn continuum(&self) -> Option<&Arc<Continuum>> {
         match self {
@@ -78,7 +77,7 @@ impl Placement {
     }
 }
 
-/// A fleet places its keys in another way than is wanted now.
+/// The stored placement differs from the configured one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OtherPlacement {
     stored: Option<Scheme>,

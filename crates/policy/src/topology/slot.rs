@@ -1,12 +1,11 @@
-//! Key -> slot, exactly as Redis Cluster computes it: CRC16 (XMODEM) of the key or of its hash tag, modulo 16384.
+//! Slots of keys as in Redis Cluster: CRC16 (XMODEM) of the key or its hash tag, modulo 16384.
 //!
-//! The same function as the servers' because they may be in cluster mode themselves, and because users already choose
-//! hash tags for it. It runs once per key of every command, so the checksum takes eight bytes per step ("slicing by 8":
-//! eight tables of 256 entries, 4 KiB, which stay in the first-level cache) instead of one as in Redis, and the search
-//! for the brace takes eight as well. Hardware carry-less multiplication would need `unsafe` and wins only on keys far
-//! longer than keys are.
+//! The servers' own function, because they may be in cluster mode, and because users already choose hash tags for it.
+//! Runs once per key of every command. The checksum therefore takes eight bytes per step ("slicing by 8": eight tables
+//! of 256 entries, 4 KiB, which stay in the first-level cache) rather than one as in Redis, and so does the search for
+//! the brace. Hardware carry-less multiplication would need `unsafe` and is faster only for keys far longer than usual.
 
-/// How many slots there are; a power of two.
+/// Number of slots; a power of two.
 pub const SLOT_COUNT: usize = 16384;
 
 /// A hash slot: a number below [`SLOT_COUNT`].
@@ -29,39 +28,39 @@ impl From<Slot> for u16 {
 }
 
 impl Slot {
-    /// The lowest one.
+    /// The lowest slot.
     pub const FIRST: Self = Self(0);
 
-    /// The slot of that number; `None` from [`SLOT_COUNT`] on.
+    /// Slot with this number, if below [`SLOT_COUNT`].
     #[must_use]
     pub const fn new(number: u16) -> Option<Self> {
         if (number as usize) < SLOT_COUNT { Some(Self(number)) } else { None }
     }
 
-    /// Its number, as an index into an array of [`SLOT_COUNT`] elements.
+    /// Index into an array of [`SLOT_COUNT`] elements.
     #[inline]
     #[must_use]
     pub const fn index(self) -> usize {
-        // The mask changes nothing; it shows the compiler that indexing such an array needs no bounds check.
+        // The mask has no effect on the value; it lets the compiler omit bounds checks for such arrays.
         (self.0 & MASK) as usize
     }
 
-    /// Its number.
+    /// Slot number.
     #[inline]
     #[must_use]
     pub const fn number(self) -> u16 {
         self.0
     }
 
-    /// Every slot, in order.
+    /// All slots in order.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..SLOT_COUNT as u16).map(Self)
     }
 }
 
-/// The slot of a key in a Redis Cluster, and so in a fleet whose [placement](super::Placement) is the usual one. Ask
-/// the fleet's topology for the slot of a key in it. If the key has a hash tag (the bytes between its first `{` and the
-/// first `}` after that, if there are any between), only the tag counts, so that keys with the same tag share a slot.
+/// Slot of a key in Redis Cluster, and so in a fleet with the usual [placement](super::Placement). For the slot in a
+/// given fleet, use its topology. If the key has a non-empty hash tag, between its first `{` and the next `}`, only the
+/// tag counts, so that keys with the same tag share a slot.
 #[inline]
 #[must_use]
 pub fn crc16_slot(key: &[u8]) -> Slot {
@@ -70,7 +69,7 @@ pub fn crc16_slot(key: &[u8]) -> Slot {
 
 const MASK: u16 = SLOT_COUNT as u16 - 1;
 
-/// What is between the first `open` and the first `close` after that, or all of the key where nothing is.
+/// The part between the first `open` and the next `close`, or the whole key if there is none or it is empty.
 #[inline]
 pub(super) fn tagged_part(key: &[u8], open: u8, close: u8) -> &[u8] {
     let Some(open) = find(open, key) else {
@@ -83,8 +82,8 @@ pub(super) fn tagged_part(key: &[u8], open: u8, close: u8) -> &[u8] {
     }
 }
 
-/// Where `byte` is first. The eight-bytes-at-once test finds the lowest matching byte exactly; higher ones may be
-/// flagged wrongly by the borrow of the subtraction, which does not matter because only the lowest is looked at.
+/// Position of the first `byte`. The test of eight bytes at once finds the lowest match exactly. The borrow of the
+/// subtraction may flag higher bytes wrongly, which does not matter.
 #[inline]
 fn find(byte: u8, bytes: &[u8]) -> Option<usize> {
     const ONES: u64 = 0x0101_0101_0101_0101;
@@ -101,8 +100,8 @@ fn find(byte: u8, bytes: &[u8]) -> Option<usize> {
     rest.iter().position(|&b| b == byte).map(|i| chunks.len() * 8 + i)
 }
 
-/// `TABLES[k][b]` is the checksum of byte `b` followed by `k` zero bytes: the contribution of a byte that `k` more
-/// follow in the same step. The checksum is linear, so a step is the exclusive or of its bytes' contributions.
+/// `TABLES[k][b]` is the checksum of byte `b` followed by `k` zero bytes: the contribution of a byte with `k` bytes
+/// after it in the step. The checksum is linear, so a step is the exclusive or of its bytes' contributions.
 static TABLES: [[u16; 256]; 8] = tables();
 
 const POLYNOMIAL: u16 = 0x1021;
@@ -149,8 +148,8 @@ fn crc16(bytes: &[u8]) -> u16 {
             ^ t[1][c[6] as usize]
             ^ t[0][c[7] as usize];
     }
-    // Keys are short, so the up to seven bytes left are often half of the work: 4 + 2 + 1 takes three dependent steps,
-    // not seven.
+    // Keys are short, so the remaining zero to seven bytes are often half of the work: 4 + 2 + 1 takes three dependent
+    // steps rather than seven.
     if let Some((c, after)) = rest.split_first_chunk::<4>() {
         let [high, low] = crc.to_be_bytes();
         crc = t[3][(c[0] ^ high) as usize] ^ t[2][(c[1] ^ low) as usize] ^ t[1][c[2] as usize] ^ t[0][c[3] as usize];
@@ -175,7 +174,7 @@ mod tests {
 
     use super::*;
 
-    /// The definition, bit by bit, without tables.
+    /// Bitwise definition without tables.
     fn crc16_by_definition(bytes: &[u8]) -> u16 {
         bytes.iter().fold(0_u16, |crc, &byte| {
             (0..8).fold(crc ^ (u16::from(byte) << 8), |crc, _| {
@@ -184,7 +183,7 @@ mod tests {
         })
     }
 
-    /// The rule for hash tags, byte by byte, in the order of the cluster specification.
+    /// Hash tag rule of the cluster specification, byte by byte.
     fn slot_by_definition(key: &[u8]) -> u16 {
         let open = key.iter().position(|&b| b == b'{');
         let close = open.and_then(|open| key.iter().enumerate().position(|(i, &b)| i > open && b == b'}'));

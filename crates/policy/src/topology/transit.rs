@@ -1,51 +1,50 @@
-//! Slots on their way from one node to another: what a worker must know beyond the owner.
+//! Slots in transit between nodes: the information that workers need in addition to the owner.
 //!
-//! Kept beside the owners instead of in them: without moves a lookup is one load as before, and one predicted branch on
-//! [`Topology::is_settled`]. The owner of a slot in transit stays the source until the slot is handed over; which node
-//! has a *key* of it is known by the key (`migration`).
+//! Stored separately from the owners: without moves a lookup is one load plus one predicted branch on
+//! [`Topology::is_settled`]. The owner of a slot in transit stays the source until the hand-over. The node of each
+//! *key* is known to `migration`.
 
 use super::{NodeId, SLOT_COUNT, Slot, Topology};
 
-/// A move's number, never given twice in a state directory.
+/// Move id. Never reused within a state directory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct MoveId(pub u64);
 
-/// How far a slot is.
+/// Progress of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// The source serves it as ever, but its keys are being listed: writes to it are told to the mover.
+    /// The source serves the slot while its keys are listed. Workers report writes to the mover.
     Observed,
-    /// It is moving, as part of this leg of the move. A key is served by the target once it has been moved there, and
-    /// by nobody before.
+    /// The slot is moving in this leg. A key is served by the target once it has moved, and by no node before that.
     Moving {
-        /// Which leg of the move.
+        /// Leg of the move.
         leg: u32,
     },
 }
 
-/// Slots that are in the same stage of the same move.
+/// Slots in the same stage of the same move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transit {
-    /// The move.
+    /// Move id.
     pub move_id: MoveId,
-    /// From where. The owner of the slots, as long as they are in transit, unless only some keys are.
+    /// Source. Owns the slots while they are in transit, unless [`Self::keys_only`].
     pub source: NodeId,
-    /// To where.
+    /// Target.
     pub target: NodeId,
-    /// How far.
+    /// Progress.
     pub stage: Stage,
-    /// Only some keys of the slots are (those that the leg names); the slots keep their owner.
+    /// Whether only the keys named by the leg move; the slots keep their owner.
     pub keys_only: bool,
 }
 
-/// The slots in transit: per slot 0, or one more than an index into `transits`.
+/// The slots in transit: per slot 0, or an index into `transits` plus one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Marks {
     by_slot: Box<[u8; SLOT_COUNT]>,
     transits: Vec<Transit>,
 }
 
-/// More than [`Topology::TRANSITS_MAX`] kinds of transit at once.
+/// More than [`Topology::TRANSITS_MAX`] transits at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TooManyTransits;
 
@@ -62,17 +61,17 @@ impl std::fmt::Display for TooManyTransits {
 impl std::error::Error for TooManyTransits {}
 
 impl Topology {
-    /// The most entries that [`Topology::with_transits`] takes.
+    /// Maximum entries of [`Topology::with_transits`].
     pub const TRANSITS_MAX: usize = u8::MAX as usize;
 
-    /// Whether no slot is in transit: then [`Topology::owner`] is all there is to know.
+    /// Whether no slot is in transit, so that [`Topology::owner`] is sufficient.
     #[inline]
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.marks.is_none()
     }
 
-    /// How a slot is in transit, if it is.
+    /// Transit of a slot, if any.
     #[inline]
     #[must_use]
     pub fn transit(&self, slot: Slot) -> Option<&Transit> {
@@ -86,9 +85,8 @@ impl Topology {
         self.marks.iter().flat_map(|marks| &marks.transits)
     }
 
-    /// The next topology, one epoch higher, with these slots in transit and no others. Where a slot is named twice the
-    /// later entry counts. Owners do not change. Transits are not stored: the journal of the moves is the authority on
-    /// them.
+    /// Returns the next topology, one epoch higher, with exactly these slots in transit. If a slot occurs twice, the
+    /// later entry wins. Owners do not change. Transits are not stored: the journal of the moves is authoritative.
     ///
     /// # Errors
     /// If there are more than [`Topology::TRANSITS_MAX`].
@@ -112,9 +110,9 @@ impl Topology {
         Ok(Self { epoch: self.epoch + 1, marks, ..self.clone() })
     }
 
-    /// The next topology, one epoch higher, in which `target` owns `slots`, and they are in transit no more. Other
-    /// slots' transits stay. Keys of them that lived at `target` are exceptions no more; others of their exceptions
-    /// stay where they are.
+    /// Returns the next topology, one epoch higher, with `target` as the owner of `slots`, which are no longer in
+    /// transit. Transits of other slots stay. Keys of `slots` at `target` lose their placement override; other
+    /// overrides stay.
     #[must_use]
     pub fn handed_over(&self, slots: &[Slot], target: NodeId) -> Self {
         debug_assert!(self.node(target).is_some(), "an owner is a node");
@@ -128,7 +126,7 @@ impl Topology {
         next
     }
 
-    /// These slots are in transit no more.
+    /// Ends the transit of these slots.
     pub(super) fn settle(&mut self, slots: &[Slot]) {
         let Some(marks) = &mut self.marks else { return };
         for slot in slots {

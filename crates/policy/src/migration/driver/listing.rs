@@ -1,25 +1,24 @@
-//! Which keys a leg has: from the list made before it, by name, or by walking through a node; and the removal of what
-//! should not be there, by a walk of its own.
+//! Keys of a leg: from the list made before it, by name, or from a scan of a node. Purges, with scans of their own.
 
 use super::{Driver, DriverAction, REMOVED_AT_ONCE};
 use crate::migration::planted::Bug;
 use crate::migration::{Event, Fingerprint, Key, Side, UnexpectedKeys};
 
-/// Where the keys of the leg come from.
+/// Origin of the leg's keys.
 #[derive(Debug)]
 pub(super) enum Listing {
-    /// From the list that was made before the leg, as they are asked for.
+    /// The list made before the leg, read on demand. `is_requested`: a request is in flight.
     Kept { asked: bool },
-    /// The move names them.
+    /// The keys named by the move.
     Named,
-    /// They are all listed.
+    /// All keys are listed.
     Whole,
-    /// From the node, as it is walked through.
+    /// A scan of the node.
     Walked(Walk),
 }
 
 impl Listing {
-    /// Nothing is written any more, and these databases have keys: a walk that has not begun goes through them.
+    /// Restarts an idle scan with these databases, which are final: writes have stopped.
     pub(super) fn begin_with(&mut self, databases: &[u32]) {
         if let Self::Walked(walk) = self
             && !walk.is_requested
@@ -28,14 +27,14 @@ impl Listing {
         }
     }
 
-    /// These databases have keys, as is known now that a side is there again.
+    /// Adds databases found when a side is connected again.
     pub(super) fn goes_on_with(&mut self, databases: &[u32]) {
         if let Self::Walked(walk) = self {
             walk.add(databases);
         }
     }
 
-    /// What was walked through stays; what was asked is asked again.
+    /// Marks the request in flight to a lost side as failed, so that it is repeated. Scanned keys stay.
     pub(super) fn lost(&mut self, side: Side) {
         if let Self::Walked(walk) = self
             && walk.side == side
@@ -44,7 +43,7 @@ impl Listing {
         }
     }
 
-    /// Whether an answer is to this listing.
+    /// Whether a reply belongs to this listing. If so, advances its cursor.
     pub(super) fn scanned(&mut self, number: u32, cursor: &[u8]) -> bool {
         let Self::Walked(walk) = self else { return false };
         let is_its = walk.number == number && walk.is_requested;
@@ -55,17 +54,17 @@ impl Listing {
     }
 }
 
-/// A walk through the keys at a node.
+/// Scan of the keys at a node.
 #[derive(Debug)]
 pub(super) struct Walk {
     pub(super) number: u32,
     pub(super) side: Side,
-    /// What is left; the last one is under way.
+    /// Databases left; the last one is being scanned.
     databases: Vec<u32>,
-    /// What is or was to be walked through.
+    /// All databases of the scan, finished ones included.
     all: Vec<u32>,
     cursor: Vec<u8>,
-    /// A SCAN is under way.
+    /// A SCAN is in flight.
     is_requested: bool,
 }
 
@@ -106,14 +105,14 @@ impl Walk {
     }
 }
 
-/// The removal of what a side should not have.
+/// Removal of keys that a side must not have.
 #[derive(Debug)]
 pub(super) struct Purge {
     pub(super) walk: Walk,
     wrong: UnexpectedKeys,
-    /// Keys to be removed without walking.
+    /// Keys to remove without a scan.
     named: Vec<Key>,
-    /// Under way.
+    /// Removals in flight.
     pub(super) removals: usize,
 }
 
@@ -157,7 +156,7 @@ impl Driver {
         let mut walk = self.walk_at(side);
         let mut named = Vec::new();
         if let Some(keys) = self.keys.as_ref().filter(|_| !self.planted.is(Bug::PurgedBeyondScope)) {
-            // No other key of the slots is any business of this leg's.
+            // The other keys of the slots do not belong to this leg.
             walk.databases.clear();
             named = keys.iter().filter(|key| wrong.has(self.fingerprints.of(key))).cloned().collect();
         }
@@ -166,7 +165,7 @@ impl Driver {
 
     pub(super) fn relist(&mut self, at: Side) {
         self.listed.clear();
-        // What was asked of the listing before is answered with no key of it, and of none of the new one.
+        // Requests on the old listing return no keys, neither old nor new.
         self.inbox.extend(self.lists.drain(..).map(|_| Event::Listed { keys: Vec::new(), end: false }));
         self.listing = if self.keys.is_some() { Listing::Named } else { Listing::Walked(self.walk_at(at)) };
     }
@@ -180,12 +179,12 @@ impl Driver {
                 self.listed.extend(keys);
                 if end { Listing::Whole } else { Listing::Kept { asked: false } }
             }
-            // The node knows its keys as well.
+            // The node has all keys too.
             None => Listing::Walked(self.walk_at(Side::Source)),
         };
     }
 
-    /// Goes on with what is walked through: a purge first; a listing as far as keys are asked for, and no faster.
+    /// Advances a purge, or else the listing, and the latter only as far as keys are requested.
     pub(super) fn walk(&mut self, out: &mut Vec<DriverAction>) {
         if let Some(purge) = &mut self.purge {
             let (side, number) = (purge.walk.side, purge.walk.number);
@@ -230,7 +229,7 @@ impl Driver {
             }
             let ended = match &self.listing {
                 Listing::Whole => true,
-                // Of a side that is away it is not known which databases have keys there.
+                // While a side is down, its databases with keys are unknown.
                 Listing::Walked(walk) => {
                     walk.is_over() && (self.is_up[walk.side as usize] || self.planted.is(Bug::WalkedWhileAway))
                 }

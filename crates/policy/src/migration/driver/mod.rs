@@ -1,9 +1,9 @@
-//! A leg under way: the machine of its protocol, and everything around it that is decided and not I/O. Listing,
-//! purging, telling the workers, the drain, and handing the slots over are the same for each protocol.
+//! A running leg: the machine of its protocol, and all decisions around it. Listing, purges, publishing to workers, the
+//! drain and the hand-over are the same for all protocols.
 //!
-//! Events in ([`DriverEvent`]), actions out ([`DriverAction`]), and no call that waits. The router's mover and the simulator's do
-//! what it says, and tell what came of it. Values of keys never pass through here: a batch has a number, and what was
-//! read for it stays with whoever read it.
+//! Consumes events ([`DriverEvent`]) and returns actions ([`DriverAction`]); no call blocks. The movers of the router and of the
+//! simulator execute the actions and report the results. Values of keys do not pass through here: a batch is a number,
+//! and the mover holds its values.
 
 mod listing;
 
@@ -22,78 +22,77 @@ use super::{
 };
 use crate::topology::{SLOT_COUNT, Topology};
 
-/// The workers could not be told: until the next attempt, microseconds.
+/// Delay before a failed publication is retried, microseconds.
 const PUBLISH_AGAIN_US: u64 = 50_000;
-/// The topology could not be stored: until the next attempt, microseconds.
+/// Delay before a failed write of the topology is retried, microseconds.
 const HAND_OVER_AGAIN_US: u64 = 500_000;
-/// Keys of one removal, at most.
+/// Maximum number of keys per removal.
 const REMOVED_AT_ONCE: usize = 1000;
 
-/// What a leg begins with.
+/// Initial state of a [`Driver`].
 #[derive(Debug)]
 pub struct Begin {
-    /// How.
+    /// Protocol of the move.
     pub protocol: Protocol,
-    /// That protocol as it was published.
+    /// Published variant of the protocol, if requested.
     pub paper: Option<Paper>,
-    /// What.
+    /// Parameters of the leg.
     pub orders: Orders,
-    /// Makes fingerprints.
+    /// Hash of keys, shared with the workers.
     pub fingerprints: Fingerprinter,
-    /// Where it stood when the router before this one ended.
+    /// State that an earlier router left.
     pub resume: Option<OpenLeg>,
-    /// Only these keys of its slots move.
+    /// The only keys of the slots that move; `None`: all.
     pub keys: Option<Vec<Key>>,
-    /// Databases that may have keys of it.
+    /// Databases that may have keys of the leg.
     pub databases: Vec<u32>,
-    /// The process at the source (its `run_id`) of which whoever does the I/O has a list of keys, to which it adds what
-    /// is written. Another process may have keys again that this one had not.
+    /// `run_id` of the source process whose keys the mover has listed; later writes are added to that list. Another
+    /// process may have keys that this one did not have.
     pub listed_of: Option<String>,
-    /// The target has no keys of its slots.
+    /// Whether the target has no keys of the leg's slots.
     pub target_is_clean: bool,
 }
 
-/// What happened.
+/// Input of a [`Driver`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DriverEvent {
-    /// Something that the protocol alone has to know: an answer about a batch, keys that are wanted, a request of the
-    /// user.
+    /// Event for the protocol: a batch result, requested keys, or a user request.
     Of(Event),
     /// [`DriverAction::Record`] with these numbers is durable.
     Recorded(RangeInclusive<u64>),
-    /// [`DriverAction::Publish`] is done, under this epoch; `None`: it cannot be done now.
+    /// [`DriverAction::Publish`] is done, under this epoch; `None`: publishing is not possible now.
     Published(Option<u64>),
-    /// What [`Driver::barrier`] waits for is so. These databases have keys now that nothing is written.
+    /// The condition of [`Driver::barrier`] holds. Writes have stopped, so the databases with keys are final.
     Drained {
-        /// Their numbers.
+        /// Database numbers.
         databases: Vec<u32>,
     },
-    /// [`DriverAction::TakeListed`]: further keys, and whether there are no more; `None`: the list cannot be relied upon.
+    /// Reply to [`DriverAction::TakeListed`]: more keys, and whether they are the last; `None`: the list is unreliable.
     Taken(Option<(Vec<Key>, bool)>),
     /// [`DriverAction::Unlink`] is done.
     Unlinked {
-        /// Of which walk.
+        /// Number of the purge's scan.
         walk: u32,
     },
-    /// As [`Event::Lost`].
+    /// See [`Event::Lost`].
     Lost {
-        /// The side.
+        /// Side of the connection.
         side: Side,
     },
-    /// As [`Event::Restored`].
+    /// See [`Event::Restored`].
     Restored {
-        /// The side.
+        /// Side of the connection.
         side: Side,
-        /// Who answers there now.
+        /// Process now serving at that side.
         process: Process,
         /// Databases that may have keys of the leg.
         databases: Vec<u32>,
     },
     /// [`DriverAction::CatchUp`] is done.
     CaughtUp,
-    /// [`DriverAction::HandOver`] is done, or could not be (`false`).
+    /// [`DriverAction::HandOver`] is done, or failed (`false`).
     HandedOver(bool),
-    /// Time passes. At least every 10 ms.
+    /// Time passes: sent at least every 10 ms.
     Tick,
 }
 
@@ -103,105 +102,105 @@ impl From<Event> for DriverEvent {
     }
 }
 
-/// What to do, in this order. [`Action`] says more about those that the protocol asks for.
+/// Output of a [`Driver`], executed in order. See [`Action`] for the requests of a protocol.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DriverAction {
-    /// Make these durable, all together; [`DriverEvent::Recorded`] follows.
+    /// Make the records durable in one write; [`DriverEvent::Recorded`] follows.
     Record {
-        /// Their numbers.
+        /// Record numbers.
         numbers: RangeInclusive<u64>,
-        /// What.
+        /// Records, one per number.
         records: Vec<Record>,
     },
-    /// From the next [`DriverAction::Publish`] on: no key is committed, and keys go to the target; or `away` come back, and all
-    /// others are at the source.
+    /// Key state for the next [`DriverAction::Publish`]: no key is committed, and either keys go to the target, or the keys in
+    /// `away` return and all others are at the source.
     View {
-        /// The keys that come back.
+        /// Keys that return to the source.
         away: Option<Arc<BTreeSet<Fingerprint>>>,
-        /// Keys on their way may be read at both sides, under this condition.
+        /// Permits reads of keys in transit at both sides, under its condition.
         double_read: Option<Arc<DoubleRead>>,
     },
-    /// Have every worker know it; [`DriverEvent::Published`] follows.
+    /// Publish the state to every worker; [`DriverEvent::Published`] follows.
     Publish,
-    /// Publish once more that the source serves and what is written is told; [`DriverEvent::Published`] follows.
+    /// Publish again that the source serves and writes are reported; [`DriverEvent::Published`] follows.
     Observe,
-    /// Have every worker know that the slots are not moving.
+    /// Publish to every worker that the slots do not move.
     Withdraw,
-    /// One SCAN; [`Driver::scanned`] follows.
+    /// Send one SCAN; [`Driver::scanned`] follows.
     Scan {
-        /// Of which walk.
+        /// Scan number.
         walk: u32,
-        /// Where.
+        /// Side to scan.
         side: Side,
-        /// In which database.
+        /// Database number.
         database: u32,
-        /// From where on.
+        /// SCAN cursor.
         cursor: Vec<u8>,
     },
-    /// Remove keys that should not be there; [`DriverEvent::Unlinked`] follows.
+    /// Remove unexpected keys; [`DriverEvent::Unlinked`] follows.
     Unlink {
-        /// Of which walk.
+        /// Number of the purge's scan.
         walk: u32,
-        /// Where.
+        /// Side to remove from.
         side: Side,
-        /// In which database.
+        /// Database number.
         database: u32,
-        /// Which.
+        /// Keys to remove.
         keys: Vec<Key>,
     },
-    /// Some more of the list; [`DriverEvent::Taken`] follows.
+    /// Return more keys of the list; [`DriverEvent::Taken`] follows.
     TakeListed,
-    /// Every key is where workers use those that are committed, also those that nobody has named.
+    /// All keys are committed, also keys never listed.
     CommitAll,
     /// [`Action::Confirm`]; [`Event::Confirmed`] follows.
     Confirm {
-        /// The side.
+        /// Side to query.
         side: Side,
     },
-    /// Connect to that side again; [`DriverEvent::Restored`] follows, sooner or later.
+    /// Connect to that side again; [`DriverEvent::Restored`] follows eventually.
     Reach {
-        /// The side.
+        /// Side to reconnect.
         side: Side,
     },
-    /// Wait until replicas of that side that are read have what was moved; [`DriverEvent::CaughtUp`] follows.
+    /// Wait until the readable replicas of that side have the moved keys; [`DriverEvent::CaughtUp`] follows.
     CatchUp {
-        /// The side.
+        /// Side of the replicas.
         side: Side,
     },
     /// Store and publish the topology in which that side owns the slots; [`DriverEvent::HandedOver`] follows.
     HandOver {
-        /// The side.
+        /// New owner.
         to: Side,
     },
-    /// The leg turns: what was read or staged of keys is worth nothing. [`DriverAction::View`] follows.
+    /// The leg changes direction: discard values read and staged. [`DriverAction::View`] follows.
     RollBack {
-        /// Why, for people.
+        /// Reason, for display.
         why: String,
     },
     /// [`Action::Lost`].
     Lost {
-        /// The side that was given up.
+        /// Side that was given up.
         side: Side,
-        /// The keys.
+        /// Maximum set of lost keys.
         keys: Vec<Fingerprint>,
     },
-    /// What the protocol asks for. After [`Io::End`] comes nothing but [`Io::Quiet`].
+    /// Request of the protocol. Only [`Io::QuiesceState`] may follow [`Io::End`].
     Io(Io),
 }
 
-/// What a leg waits for before it goes on: every worker knows this epoch, and nothing that was sent to that side under
-/// an earlier one is in flight.
+/// Drain condition of a leg: every worker has adopted this epoch, and nothing sent to `side` under an earlier epoch is
+/// in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Barrier {
-    /// The epoch.
+    /// Epoch that all workers must adopt.
     pub epoch: u64,
-    /// Where the keys are used until then.
+    /// Side that serves the keys until then.
     pub side: Side,
-    /// That side was given up: only answers count that a client could still get.
+    /// `side` was given up: only commands whose clients still wait count as in flight.
     pub is_lost: bool,
 }
 
-/// How far telling the workers is.
+/// Progress of publishing to the workers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum PublishState {
     Nothing,
@@ -210,14 +209,14 @@ enum PublishState {
     Draining { epoch: u64 },
 }
 
-/// What the workers are told of the slots.
+/// State of the slots, as published to the workers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     Observed,
     Moving,
 }
 
-/// How far handing the slots over is.
+/// Progress of the hand-over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum HandoverState {
     Nothing,
@@ -226,19 +225,19 @@ enum HandoverState {
     Again { to: Side, at_us: u64 },
 }
 
-/// A leg under way.
+/// State machine of a running leg.
 pub struct Driver {
     machine: Box<dyn Machine>,
     planted: InjectedBug,
     fingerprints: Fingerprinter,
-    /// By slot.
+    /// Indexed by slot.
     is_ours: Vec<bool>,
     keys: Option<Vec<Key>>,
     databases: Vec<u32>,
     inbox: VecDeque<Event>,
-    /// So many records from the first are durable.
+    /// Number of durable records, from the first.
     recorded: u64,
-    /// Where workers use the keys that are committed.
+    /// Workers use committed keys there.
     to: Side,
     is_up: [bool; 2],
     telling: PublishState,
@@ -246,23 +245,23 @@ pub struct Driver {
     listing: Listing,
     listed_of: Option<String>,
     listed: VecDeque<Key>,
-    /// Asked for by the protocol: how many keys each.
+    /// List requests of the protocol, as numbers of keys.
     lists: VecDeque<u32>,
     purge: Option<Purge>,
     walks: u32,
-    /// Nothing was stored at the target, and what it has is known.
+    /// Nothing was stored at the target, and its content is known.
     target_is_clean: bool,
     is_over: bool,
 }
 
 impl Driver {
-    /// A leg; [`Event::Met`] is the first that it is told.
+    /// Creates a leg. Its first event must be [`Event::Met`].
     #[must_use]
     pub fn new(begin: Begin) -> Self {
         Self::planted(begin, InjectedBug::default())
     }
 
-    /// The same with a bug in it, for tests of the simulator.
+    /// [`Driver::new`] with an injected bug, for tests of the simulator.
     #[cfg(feature = "planted-bugs")]
     #[must_use]
     pub fn with(begin: Begin, bug: Option<Bug>) -> Self {
@@ -274,7 +273,7 @@ impl Driver {
             begin;
         let mut is_ours = vec![false; SLOT_COUNT];
         orders.slots.iter().for_each(|slot| is_ours[slot.index()] = true);
-        // Where keys are named they are the list.
+        // Keys named by the move replace the list.
         let listing = match (&keys, &listed_of) {
             (Some(_), _) => Listing::Named,
             (None, Some(_)) => Listing::Kept { asked: false },
@@ -329,37 +328,37 @@ impl Driver {
         }
     }
 
-    /// How far the leg is.
+    /// Returns the progress of the leg.
     #[must_use]
     pub fn progress(&self) -> Progress {
         self.machine.progress()
     }
 
-    /// Its slots, by number.
+    /// Slots of the leg, as flags indexed by slot.
     #[must_use]
     pub fn is_ours(&self) -> &[bool] {
         &self.is_ours
     }
 
-    /// Databases that may have keys of it.
+    /// Databases that may have keys of the leg.
     #[must_use]
     pub fn databases(&self) -> &[u32] {
         &self.databases
     }
 
-    /// Whether it goes back.
+    /// Whether the leg returns to the source.
     #[must_use]
     pub const fn goes_back(&self) -> bool {
         matches!(self.to, Side::Source)
     }
 
-    /// Whether nothing was stored at the target, and what it has is known.
+    /// Whether nothing was stored at the target and its content is known.
     #[must_use]
     pub const fn target_is_clean(&self) -> bool {
         self.target_is_clean
     }
 
-    /// What it waits for, if it waits for workers.
+    /// Drain condition, while the leg waits for workers.
     #[must_use]
     pub fn barrier(&self) -> Option<Barrier> {
         let PublishState::Draining { epoch } = self.telling else { return None };
@@ -367,21 +366,21 @@ impl Driver {
         Some(Barrier { epoch, side, is_lost: self.machine.progress().given_up == Some(side) })
     }
 
-    /// Takes note of what happened at `now_us` (microseconds on any clock that does not go back) and says what to do.
+    /// Handles an event at `now_us` (microseconds on any monotonic clock) and appends the resulting actions.
     pub fn step(&mut self, what: DriverEvent, now_us: u64, out: &mut Vec<DriverAction>) {
         match what {
             DriverEvent::Of(event) => {
                 if let Event::Met { source, .. } = &event
                     && self.listed_of.as_ref() != Some(&source.run_id)
                 {
-                    // What is walked through after the drain counts; the protocol asks for nothing before.
+                    // Only a scan after the drain counts; the protocol requests no keys before.
                     self.taken(None);
                 }
                 self.inbox.push_back(event);
             }
             DriverEvent::Recorded(numbers) => {
-                // The protocol takes the last one for all. What is not in order is not relied upon: the next start
-                // reads what is there.
+                // The protocol treats the last number as covering all. A record out of order must not count, because
+                // the next start reads the journal in order.
                 assert_eq!(*numbers.start(), self.recorded + 1, "records of a leg are durable in their order");
                 self.recorded = *numbers.end();
                 self.inbox.push_back(Event::Recorded(self.recorded));
@@ -441,7 +440,7 @@ impl Driver {
         self.go_on(now_us, out);
     }
 
-    /// [`DriverAction::Scan`] was answered with these keys, and with the cursor to go on from. `topology`: as it is.
+    /// Handles the keys and the next cursor of a [`DriverAction::Scan`]. `topology`: the current one.
     pub fn scanned<'k>(
         &mut self,
         walk: u32,
@@ -451,7 +450,7 @@ impl Driver {
         now_us: u64,
         out: &mut Vec<DriverAction>,
     ) {
-        // A key that lives elsewhere than its slot does not move with it, and stays where it is.
+        // A key with a placement override does not move with its slot.
         let purge = self.purge.as_mut().filter(|purge| purge.walk.number == walk);
         let ignored = if purge.is_some() { Bug::ExceptionPurged } else { Bug::ExceptionTaken };
         let moves = |key: &[u8]| topology.exception(key).is_none() || self.planted.is(ignored);
@@ -486,7 +485,7 @@ impl Driver {
         }
     }
 
-    /// Does what is possible now.
+    /// Delivers queued events, then advances scans and lists, until nothing changes.
     fn go_on(&mut self, now_us: u64, out: &mut Vec<DriverAction>) {
         loop {
             while let Some(event) = self.inbox.pop_front() {
@@ -503,7 +502,7 @@ impl Driver {
         }
     }
 
-    /// Steps the protocol. What it records in one step is durable together.
+    /// Steps the protocol. All records of one step become durable together.
     fn give(&mut self, event: Event, now_us: u64, out: &mut Vec<DriverAction>) {
         let mut actions = Vec::new();
         self.machine.step(event, now_us, &mut actions);
@@ -560,8 +559,8 @@ impl Driver {
             Action::Confirm { side } => DriverAction::Confirm { side },
             Action::Restore { side } => DriverAction::Reach { side },
             Action::HandOver { to } => {
-                // Clients that wait for the leg need not wait until the topology is stored; unless workers would look
-                // for the keys at the other side.
+                // Clients need not wait until the topology is stored, unless workers would look for the keys at the
+                // other side.
                 if self.to == to || self.planted.is(Bug::CommittedAtTheOther) {
                     out.push(DriverAction::CommitAll);
                 }

@@ -1,8 +1,8 @@
-//! The default protocol: the life of a batch: copy, store, secure, record, remove, commit; and what becomes of it when
-//! a connection breaks or a node refuses.
+//! Batches of the default protocol: copy, store, secure, record, remove, commit; and their recovery when a connection
+//! breaks or a node refuses.
 //!
-//! A batch waits for one answer at a time, of one side or of the journal. So when a side is lost, what is unknown about
-//! it is one step.
+//! A batch waits for one reply at a time, of one side or of the journal. So the loss of a side leaves at most one step
+//! with an unknown result.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
@@ -14,38 +14,38 @@ use crate::migration::{
     Action, BatchId, Copied, Durability, Event, Fingerprint, FingerprintSet, Io, Key, Orders, Record, Side, Stored,
 };
 
-/// How keys are fetched that somebody waits for.
+/// Strategy to fetch requested keys.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::migration) struct Pulls {
-    /// Batches of them under way at once, at most.
+    /// Maximum number of their batches in flight.
     pub(in crate::migration) at_once: usize,
-    /// Keys of a batch, at most.
+    /// Maximum number of keys per batch.
     pub(in crate::migration) keys: usize,
-    /// A batch begins when so many are wanted,
+    /// Number of requested keys that starts a batch,
     pub(in crate::migration) gathers: usize,
-    /// or when one has been wanted for so long, microseconds.
+    /// or the age of the oldest request that does, microseconds.
     pub(in crate::migration) wait_us: u64,
 }
 
 impl Default for Pulls {
-    /// At once. More batches would not be faster; what is wanted meanwhile goes into the next one together.
+    /// Starts at once. More batches would not be faster; keys requested in the meantime share the next batch.
     fn default() -> Self {
         Self { at_once: 4, keys: 64, gathers: 1, wait_us: 0 }
     }
 }
 
-/// Before the second try, microseconds; twice as long each time, up to [`REST_MAX_US`].
+/// Delay before the second attempt, microseconds. Doubles each time, up to [`REST_MAX_US`].
 const REST_US: u64 = 20_000;
 const REST_MAX_US: u64 = 1_000_000;
 
-/// Why a leg goes back where the target has a key that nobody moved there.
+/// Reason of a rollback if the target has a key that the move did not store.
 const STRANGE: &str = "the target has a key of these slots that the move did not store there: something writes to that node past the router";
 
-/// What is to be done next, or is being done.
+/// Next or current step of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Step {
     Copy,
-    /// Remove from where it goes what may be there of before.
+    /// Remove outdated copies at the destination.
     Clear,
     Store,
     Secure,
@@ -56,31 +56,31 @@ pub(super) enum Step {
 #[derive(Clone, Debug)]
 pub(super) struct Batch {
     pub(super) keys: Vec<(Fingerprint, Key)>,
-    /// Per key the bytes of what was read, if it was there.
+    /// Size of the value per key, bytes; `None`: the key was absent.
     had: Vec<Option<u64>>,
-    /// Of which process where it comes from: the era of that side.
+    /// Generation of the process that was read.
     read_of: u32,
-    /// Per key the eras of its record before this batch, if it had one.
+    /// Generations of each key's record before this batch, if it had one.
     before: Vec<Option<ProcessGenerations>>,
     step: Step,
-    /// The step was asked for and has not been answered.
+    /// The step is in flight.
     is_requested: bool,
-    /// Somebody waits for it.
+    /// A client waits for the batch.
     wanted: bool,
-    /// A record that is not durable yet, and the eras when it was written.
+    /// A record that is not yet durable, and the generations when it was written.
     record: Option<(u64, ProcessGenerations)>,
-    /// The eras when the last record that is durable was written.
+    /// Generations of the last durable record.
     on_record: Option<ProcessGenerations>,
-    /// The removal was sent at least once, so where the keys come from need not have them any more.
+    /// The removal was sent at least once, so the origin may no longer have the keys.
     removal_sent: bool,
-    /// A store may have left keys of it where they go.
+    /// A store may have left keys at the destination.
     store_sent: bool,
     tries: u32,
     not_before_us: u64,
 }
 
 impl Batch {
-    /// For [`super::identity`]; `behind` says how far a record is behind the last.
+    /// Hashes the batch, for [`super::identity`]; `behind` returns the distance of a record from the last one.
     pub(super) fn hash_with<H: Hasher>(&self, behind: impl Fn(u64) -> u64, state: &mut H) {
         (&self.keys, &self.had, self.read_of, &self.before, self.step, self.is_requested, self.wanted).hash(state);
         (self.record.map(|(number, eras)| (behind(number), eras)), self.on_record, self.removal_sent, self.store_sent)
@@ -97,7 +97,7 @@ impl Batch {
         self.had.iter().any(Option::is_some)
     }
 
-    /// Its keys that may be where they go because it has stored them.
+    /// Returns keys that the batch may have stored at the destination.
     fn may_have_stored(&self) -> impl Iterator<Item = Fingerprint> {
         let had = self.keys.iter().zip(&self.had).filter(|(_, had)| self.store_sent && had.is_some());
         had.map(|((fingerprint, _), _)| *fingerprint)
@@ -108,21 +108,21 @@ impl Batch {
     }
 }
 
-/// The default protocol's work.
+/// Work of the default protocol.
 #[derive(Clone, Default)]
 pub struct Batches {
     pub(super) batches: BTreeMap<BatchId, Batch>,
     pub(super) next_batch: u32,
-    /// Keys of batches.
+    /// Keys in batches.
     busy: FingerprintSet,
-    /// Keys that somebody waits for and that are in no batch.
+    /// Keys that clients wait for and that are in no batch.
     pub(super) wanted: VecDeque<(Fingerprint, Key)>,
     wanted_set: FingerprintSet,
     pulls: Pulls,
-    /// Since when some are wanted and in no batch, where they are gathered.
+    /// When the first of `wanted` was requested, if requests are gathered.
     pub(super) wanted_since_us: Option<u64>,
     pub(super) last_start_us: Option<u64>,
-    /// It goes back to a node that cannot do what [`Orders::durability`] asks of the other.
+    /// The leg returns to a node that cannot fulfil [`Orders::durability`], so it is not required there.
     pub(super) relax_durability: bool,
 }
 
@@ -140,7 +140,7 @@ impl Work for Batches {
         }
     }
 
-    /// Begins batches: wanted keys first and at once, listed ones at the pace.
+    /// Starts batches: requested keys first and at once, listed keys at the configured pace.
     fn start(&mut self, leg: &mut LegCore, now_us: u64, actions: &mut Vec<Action>) {
         if !leg.usable(Side::Source) || !leg.usable(Side::Target) {
             return;
@@ -185,8 +185,7 @@ impl Work for Batches {
         }
     }
 
-    /// The records up to that number are durable. A batch may have been begun again since: its keys are on record all
-    /// the same.
+    /// Applies durable records. A batch may have restarted since: its keys are on record anyway.
     fn recorded(&mut self, leg: &mut LegCore, number: u64) {
         for batch in self.batches.values_mut() {
             let Some((_, eras)) = batch.record.take_if(|(awaited, _)| *awaited <= number) else { continue };
@@ -204,9 +203,9 @@ impl Work for Batches {
         }
     }
 
-    /// The connection to a side broke: what was asked there and not answered is unknown. What was read stays: until a
-    /// key is committed nobody changes it. True where that has happened too often in the middle of the same keys: they
-    /// may be the reason.
+    /// Handles a broken connection to a side: the results of its requests are unknown. Copied values stay, because a
+    /// key cannot change before it is committed. Returns true if this happened too often to the same keys, which may be
+    /// the cause.
     fn lost(&mut self, leg: &mut LegCore, side: Side) -> bool {
         let (from, to) = (leg.from(), leg.to());
         let not_redone = leg.planted.is(Bug::NotRedone);
@@ -222,8 +221,8 @@ impl Work for Batches {
                 }
                 Step::Copy if side == from => batch.go_to(Step::Copy),
                 Step::Clear | Step::Secure if side == to => batch.go_to(Step::Clear),
-                // It is on record and at the other side: once more. If that has restarted since, stored once more
-                // first.
+                // The keys are on record and at the other side: remove again. If that side has restarted since, store
+                // them again first.
                 Step::Remove if side == from => {
                     let there = batch.on_record.is_some_and(|eras| eras.of(to) == era);
                     batch.go_to(if there { Step::Remove } else { Step::Clear });
@@ -239,8 +238,7 @@ impl Work for Batches {
         is_given_up && !leg.rolls_back
     }
 
-    /// Another process is at a side. If keys go there: what was stored there and not yet removed where it came from is
-    /// stored once more.
+    /// Handles a new process. If keys go there, they are stored again, unless they are already removed at their origin.
     fn restarted(&mut self, leg: &mut LegCore, side: Side) {
         if side != leg.to() {
             return;
@@ -248,7 +246,7 @@ impl Work for Batches {
         for batch in self.batches.values_mut() {
             match batch.step {
                 Step::Copy => continue,
-                // Sent and not answered by the other side: it is done when that answers.
+                // The other side will reply to this removal, which completes the batch.
                 Step::Remove if batch.is_requested => continue,
                 Step::Clear | Step::Store | Step::Secure | Step::Record | Step::Remove => batch.go_to(Step::Clear),
             }
@@ -256,7 +254,7 @@ impl Work for Batches {
         }
     }
 
-    /// On the way to rolling back: what is on record goes on to its end, what is not stays where it is.
+    /// Before a rollback: drops batches without a record. Recorded ones are finished.
     fn drop_for_return(&mut self, leg: &mut LegCore) {
         debug_assert_eq!(leg.state, State::Moving);
         let dropped: Vec<BatchId> = self
@@ -274,9 +272,9 @@ impl Work for Batches {
         }
     }
 
-    /// On the way to rolling back without the target: what waits for it ends here. Gives the keys on record that have
-    /// never left the source: its copies are those that were read, and no removal was sent. Of other keys on record the
-    /// target's copy counts, and they wait for it.
+    /// Before a rollback without the target: drops batches that wait for it. Returns the keys on record that never left
+    /// the source: the source still has the values read, and no removal was sent. For other keys on record only the
+    /// target's copy is valid, and they wait for it.
     fn drop_without_target(&mut self, leg: &mut LegCore) -> BTreeSet<Fingerprint> {
         let (source_era, planted) = (leg.source.era, leg.planted);
         let mut never_left = BTreeSet::new();
@@ -301,8 +299,8 @@ impl Work for Batches {
         never_left
     }
 
-    /// Without one of the sides: what has not been read, or is refused again and again, ends here. All of it, where it
-    /// goes to that side.
+    /// Without one of the sides: drops batches that have not been read, or are refused repeatedly. `all`: every batch,
+    /// because it goes to the lost side.
     fn drop_without(&mut self, _leg: &mut LegCore, all: bool) {
         let is_over = |batch: &Batch| all || batch.step == Step::Copy || batch.tries >= TRIES;
         let idle =
@@ -328,12 +326,12 @@ impl Work for Batches {
 }
 
 impl Batches {
-    /// The same with another way to fetch keys that somebody waits for.
+    /// Creates the work with this strategy for requested keys.
     pub(super) fn pulling(pulls: Pulls) -> Self {
         Self { pulls, ..Self::default() }
     }
 
-    /// Whether keys that are wanted are asked for now.
+    /// Whether to fetch requested keys now.
     fn is_to_pull(&mut self, now_us: u64) -> bool {
         if self.wanted.is_empty() {
             self.wanted_since_us = None;
@@ -343,7 +341,7 @@ impl Batches {
         self.wanted.len() >= self.pulls.gathers || now_us.saturating_sub(since_us) >= self.pulls.wait_us
     }
 
-    /// Keys of the listing for a batch, busy from now on; those that have been moved meanwhile are passed over.
+    /// Takes keys of the listing for a batch and marks them busy. Skips keys that have moved in the meantime.
     fn take_listed(&mut self, leg: &mut LegCore) -> Vec<(Fingerprint, Key)> {
         let mut keys = Vec::new();
         while keys.len() < leg.pace.batch_keys as usize {
@@ -360,7 +358,7 @@ impl Batches {
         keys
     }
 
-    /// Asks for the next step of a batch, as soon as it can be done; steps with nothing to do are passed.
+    /// Requests the next step of a batch if it is possible now; skips steps with nothing to do.
     fn drive(&mut self, leg: &mut LegCore, id: BatchId, now_us: u64, actions: &mut Vec<Action>) {
         let (from, to) = (leg.from(), leg.to());
         loop {
@@ -373,7 +371,7 @@ impl Batches {
                 .filter(|batch| batch.step == Step::Clear)
                 .map(|batch| self.what_to_clear(leg, batch))
                 .unwrap_or_default();
-            // Before the only copy is removed that may be left, it must be known that the other one is still there.
+            // Before a possibly last copy is removed, the other one must be known to exist.
             let is_alone = leg.is_given_up(from);
             let clearable = to_usable && (from_usable || is_alone || leg.rolls_back || leg.target.era == 0);
             let Some(batch) = self.batches.get_mut(&id) else { return };
@@ -404,7 +402,7 @@ impl Batches {
                     continue;
                 }
                 Step::Secure if to_usable => actions.push(Action::Io(Io::Secure { batch: id, at: to, durability })),
-                // Not while the side is in doubt: what is on record there must not be removed as left over.
+                // Not while the state of the side is unknown: the purge must not remove recorded keys.
                 Step::Record if to_usable && batch.record.is_none() => {
                     self.record_batch(leg, id, actions);
                     if leg.planted.is(Bug::UnlinkBeforeRecord) {
@@ -412,7 +410,7 @@ impl Batches {
                         continue;
                     }
                 }
-                // Where a side was given up nothing is asked of it.
+                // Send nothing to a side that was given up.
                 Step::Remove if is_alone || !had_any && !restarted => {
                     self.commit(leg, id, actions);
                     return;
@@ -420,7 +418,7 @@ impl Batches {
                 Step::Remove if from_usable && to_usable => {
                     let all = || batch.keys.iter().map(|(_, key)| key.clone()).collect();
                     let committed = leg.planted.is(Bug::CommitBeforeUnlink).then(all);
-                    // Another process than the one that was read may show what that had not.
+                    // A new process may have keys that the process read before did not have.
                     let keys = if restarted { all() } else { batch.those_it_had() };
                     batch.removal_sent = true;
                     actions.push(Action::Io(Io::Remove { batch: id, from, keys }));
@@ -458,7 +456,7 @@ impl Batches {
         }
     }
 
-    /// A planted bug's.
+    /// Only for an injected bug.
     fn go_on_before_the_record(&mut self, id: BatchId) {
         if let Some(batch) = self.batches.get_mut(&id) {
             batch.on_record = batch.record.map(|(_, eras)| eras);
@@ -514,17 +512,17 @@ impl Batches {
         self.drive(leg, id, now_us, actions);
     }
 
-    /// What may be where the keys go and is not theirs.
+    /// Returns keys that may have an outdated copy at the destination.
     fn what_to_clear(&self, leg: &LegCore, batch: &Batch) -> Vec<Key> {
         let (source_era, target_era) = (leg.source.era, leg.target.era);
-        // It is on record that the keys are back, and the source is another process since.
+        // The return of the keys is on record, and the source is another process since.
         let forgot = |batch: &Batch| batch.on_record.is_some_and(|eras| eras.source != source_era);
         let clear = |fingerprint: &Fingerprint, had: bool, before: Option<ProcessGenerations>| {
             let eras = leg.away.get(fingerprint).copied();
             match (leg.rolls_back, had) {
-                // The source has it and is the process that it was at the key's record: it was never removed there, so
-                // never committed, and what another process at the target shows of it may be from before the leg. Not
-                // where the target was made to keep it.
+                // The source still has the key, in the process of its record: it was never removed there, so never
+                // committed. A copy at another target process may be from before the leg. Not with `Aof`, where the
+                // target has kept its copy.
                 (false, true) => {
                     let same = |eras: ProcessGenerations| eras.source == source_era;
                     let there = batch.read_of == source_era && !batch.removal_sent && before.is_none_or(same);
@@ -533,14 +531,13 @@ impl Batches {
                         && !kept
                         && eras.is_some_and(|eras| same(eras) && eras.target != target_era && eras.target != COMMITTED)
                 }
-                // Nowhere, then, unless it is on record. To say so where it goes also shows that the process there is
-                // the one that we know: it may have been replaced, and show a key of before, and nobody has noticed.
+                // The key exists nowhere, unless it is on record. The removal also proves the target's process: it may
+                // have been replaced unnoticed, by one with an old copy.
                 (false, false) => before.is_none(),
-                // It comes back, and what the source may have of it is older: it restarted, or it was never removed
-                // there.
+                // The key returns, and a copy at the source is older: it restarted, or the key was never removed there.
                 (true, true) => match eras {
                     Some(eras) => eras.source != source_era || eras.target == target_era,
-                    // It is on record as back: what the source kept of it counts.
+                    // Its return is on record: the source's copy is valid.
                     None => false,
                 },
                 (true, false) => match eras {
@@ -569,16 +566,16 @@ impl Batches {
             debug_assert!(false, "an outcome per key stored");
             return;
         }
-        // The target was cleared before, so a key there is somebody else's, unless this batch, a record or a mover
-        // before this one explains it. It must not take the place of the one that was read: nothing of the batch is
-        // removed at the source, and the leg goes back.
+        // The target was purged before, so an existing key is foreign, unless this batch, a record or an earlier mover
+        // explains it. It must not replace the value that was read: the batch removes nothing at the source, and the
+        // leg goes back.
         let may_be_ours = rolls_back || resumed || std::mem::replace(&mut batch.store_sent, true);
         let had = batch.before.iter().zip(&batch.had).filter(|(_, had)| had.is_some());
         let strange = had.zip(outcomes).any(|((before, _), outcome)| before.is_none() && *outcome == Stored::Exists);
         if strange && !may_be_ours {
             batch.go_to(Step::Clear);
-            // Not once more: it is dropped when the leg turns, and what is removed at the target then is what was
-            // stored there now.
+            // No retry: the batch is dropped when the leg turns, and then only keys stored by this attempt are removed
+            // at the target.
             batch.tries = TRIES;
             batch.not_before_us = u64::MAX;
             batch.store_sent = false;
@@ -615,8 +612,8 @@ impl Batches {
         let rolls_back = leg.rolls_back;
         let Some(batch) = self.answered(id, Step::Secure) else { return };
         match refused {
-            // Where the keys come from need not have what the order asks of where they go: no replica, no file. They
-            // were no safer there before, and to insist would keep them from everybody for ever.
+            // The origin of the keys may lack the required durability: no replica, no file. The keys were no safer
+            // there before, and to insist would make them unavailable indefinitely.
             Some(why) if rolls_back => {
                 batch.go_to(Step::Record);
                 self.relax_durability = true;
@@ -660,12 +657,12 @@ impl Batches {
         actions.push(Action::Io(Io::Commit { keys: batch.keys.into_iter().map(|(_, key)| key).collect() }));
     }
 
-    /// A node refuses: the batch rests and is begun again, and after some tries the leg goes back. On the way back
-    /// there is no other way: it goes on trying.
+    /// Handles a refusal: the batch is retried after a delay, and after some attempts the leg goes back. A returning
+    /// leg has no alternative, so it retries without limit.
     fn refused(&mut self, leg: &mut LegCore, id: BatchId, why: String, now_us: u64, actions: &mut Vec<Action>) {
         let Some(batch) = self.batches.get_mut(&id) else { return };
         batch.tries += 1;
-        // What was read stays.
+        // Copied values stay.
         batch.go_to(if batch.step == Step::Copy { Step::Copy } else { Step::Clear });
         let rest_us = (REST_US << batch.tries.min(16)).min(REST_MAX_US);
         batch.not_before_us = now_us + rest_us;
@@ -684,7 +681,7 @@ impl Batches {
         }
     }
 
-    /// Begins a batch of keys that are busy by now.
+    /// Starts a batch of keys that are marked busy.
     fn begin(
         &mut self,
         leg: &mut LegCore,
@@ -716,8 +713,8 @@ impl Batches {
 
     fn want(&mut self, leg: &mut LegCore, keys: Vec<Key>, actions: &mut Vec<Action>) {
         if leg.rolls_back && matches!(leg.state, State::Waiting | State::Meeting { .. } | State::Readying) {
-            // After a crash of the router the workers do not know yet that the leg goes back: what is committed to them
-            // now they would use at the target. They look again when they know.
+            // After a crash of the router, the workers have not yet seen that the leg goes back: they would use keys
+            // committed now at the target. They check again once they have.
             return;
         }
         let mut there = Vec::new();

@@ -1,18 +1,17 @@
-//! A side that is lost for good: the user says so, and the leg ends at the other one with what is there.
+//! A side that the user declares lost for good: the leg ends at the other side, with the keys it has.
 //!
-//! - **The target.** The leg goes back as it does when its target is lost. Then it does not wait for what is away:
-//!   these keys are lost, but for those that the source still shows and that never left it.
-//! - **The source.** Nothing more can be read. What was read is still stored, what is at the target is served, and the
-//!   target owns the slots. A leg that was going back turns once more, so that nothing that was sent to the source can
-//!   be answered after the slots are handed over.
+//! - **The target.** The leg goes back as after a loss of its target, but without waiting for keys on record as moved:
+//!   they are lost, unless the source still has them and they never left it.
+//! - **The source.** Nothing more can be read. Values already read are still stored, the keys at the target are served,
+//!   and the target owns the slots. A leg that was going back turns again, so that no command sent to the source can
+//!   get a reply after the hand-over.
 //!
-//! What a lost side does later, should it come back, reaches nobody: it does not own the slots, and the next leg that
-//! meets it purges it.
+//! A lost side that comes back serves no client: it does not own the slots, and the next leg that meets it purges it.
 
 use super::{Bug, Leg, QuiesceState, State, Work, name};
 use crate::migration::{Action, Io, Orders, Phase, Record, Side};
 
-/// Why the leg ends, for people.
+/// Returns the reason of the end, for display.
 pub(super) fn why(side: Side) -> String {
     format!("the {} was given up by the user", name(side))
 }
@@ -39,7 +38,7 @@ impl<W: Work> Leg<W> {
             Side::Target if !self.shell.rolls_back => {
                 self.shell.back.get_or_insert_with(|| why(side));
             }
-            // There is nothing to go back to. Where that is decided already, it turns once more.
+            // There is no source to return to. A rollback already started turns again.
             Side::Source if !self.shell.rolls_back && !matches!(self.shell.state, State::RecordingRollback { .. }) => {
                 self.shell.back = None
             }
@@ -47,7 +46,7 @@ impl<W: Work> Leg<W> {
         }
     }
 
-    /// Ends the leg without that side, as soon as nothing is under way at the other.
+    /// Ends the leg without the lost side, once nothing is in flight at the other side.
     pub(super) fn go_on_without(&mut self, now_us: u64, actions: &mut Vec<Action>) {
         let Some(side) = self.shell.given_up.filter(|side| self.shell.is_given_up(*side)) else { return };
         let is_at_the_wrong_end = side == Side::Source && self.shell.rolls_back;

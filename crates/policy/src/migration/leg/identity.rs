@@ -1,8 +1,8 @@
-//! When two machines are the same: they will do the same from now on. For a search through all that can happen
-//! (`crates/sim`), which passes over what it has seen.
+//! Equality of two machines: the same future behaviour. Used by a search through all orders of events (`crates/sim`),
+//! which skips states it has visited.
 //!
-//! Written by hand, because numbers that only go up (of records, of batches) count by how far they are behind, and what
-//! is only shown (progress) not at all: otherwise no state would ever come again.
+//! Written by hand: growing numbers (of records, of batches) are hashed relative to the last one, and progress counters
+//! not at all. Otherwise no state would ever repeat.
 
 use std::hash::{Hash, Hasher};
 

@@ -1,21 +1,21 @@
-//! A leg: meeting, records, purge, listing again, going back, quiet and end, the same for each protocol. See the rules
-//! in the module above. What a protocol does with keys is its [`Work`]: [`batch`] is the default one's, which moves
-//! them in batches and on demand and serves them throughout.
+//! A leg: meeting, records, purge, repeated listing, rollback, pause and end, the same for all protocols. See the rules
+//! in the parent module. The [`Work`] of a protocol handles the keys; that of the default protocol, [`batch`], moves
+//! them in batches and on demand, and serves them throughout.
 //!
-//! What a leg does is decided in three places: [`Leg::step`] takes note of an event, [`Leg::advance`] does what the
-//! state allows (it is called after every event, and finds by itself what is possible now), and [`Work`] is the life of
-//! batches. There is no table of (state, event) pairs: connections break in every state, and what has to be asked again
-//! is the same everywhere.
+//! Three places decide the actions of a leg: [`Leg::step`] records an event, [`Leg::advance`] does whatever the state
+//! permits (it is called after every event), and [`Work`] drives the batches. There is no table of (state, event)
+//! pairs: connections break in every state, and requests are repeated in the same way in all of them.
 //!
-//! # Who has a key: `away`
-//! The keys on record as moved, each with the *eras* of its record: how often each side had been another process by
-//! then. From these follows what a node that restarted shows wrongly:
-//! - The source shows a key on record from an earlier era of its own: stale, and removed ([`Action::Purge`] of the
-//!   source). Unless the target restarted as well since then and need not have kept it, and the key was never
-//!   committed: then it is copied again, and that is reported.
-//! - The target shows what is not on record: left over, and removed ([`Action::Purge`] of the target), before anything
+//! # Location of keys: `away`
+//! The map holds the keys on record as moved, each with the *process generations* of its record: how often each side
+//! had changed its process before. From these follows which keys of a restarted node are wrong:
+//! - The source has a key on record from an earlier generation of the source: stale, and removed ([`Action::Purge`] of
+//!   the source). Exception: the target restarted as well and need not have kept the key, and it was never committed.
+//!   Then it is copied again, and this is reported.
+//! - The target has a key that is not on record: a leftover, removed ([`Action::Purge`] of the target) before anything
 //!   is stored there.
-//! - The source has a key on record from its present era: its removal was not done, so it was never committed, and it
+//! - The source has a key on record from its present generation: it was not removed, so it was never committed. It
+//!   moves as if it had no record.
 //!   is moved as if it had not been.
 
 mod batch;
@@ -35,53 +35,54 @@ use super::{
     Side,
 };
 
-/// A side that is lost for longer than this has those who wait for keys told so, microseconds.
+/// Outage of a side after which waiting clients receive an error, microseconds.
 const LOST_PATIENCE_US: u64 = 2_000_000;
-/// Between two such tellings, microseconds.
+/// Minimum interval between such errors, microseconds.
 const REFUSE_EVERY_US: u64 = 100_000;
-/// A leg goes back when its target is lost for so long, microseconds: whoever waits for a key that the source still has
-/// is served there then.
+/// Outage of the target after which a leg goes back, microseconds. Then the source serves waiting clients from the keys
+/// it still has.
 const TARGET_PATIENCE_US: u64 = 3_000_000;
-/// A leg that has not begun gives up when a side is lost for so long, microseconds.
+/// Outage of a side after which a leg that has not started gives up, microseconds.
 const PREPARE_PATIENCE_US: u64 = 10_000_000;
-/// A batch that a node refuses, or over which a connection breaks, is tried so often before the leg rolls back.
+/// Number of attempts of a batch that a node refuses, or that a broken connection interrupts, before the leg rolls
+/// back.
 const TRIES: u32 = 5;
 
-/// What a protocol does with the keys of a leg. Each of these takes note of something, or does what is possible then.
+/// Handling of keys by a protocol. The methods record an event, or take all steps that are possible now.
 pub trait Work {
-    /// Keys are served where they have moved to ([`Io::Commit`]), and what moves is on record before it is gone from
-    /// where it was. Otherwise all keys wait for the end of the leg.
+    /// Whether keys are served at their new place ([`Io::Commit`]), and a moving key is on record before its old copy
+    /// is removed. Otherwise all keys wait for the end of the leg.
     const SERVES: bool;
 
-    /// An answer about a batch, or keys that are wanted.
+    /// Handles a batch result, or requested keys.
     fn step(&mut self, leg: &mut LegCore, event: Event, now_us: u64, actions: &mut Vec<Action>);
-    /// Goes on with batches under way.
+    /// Advances the batches in flight.
     fn go_on(&mut self, leg: &mut LegCore, now_us: u64, actions: &mut Vec<Action>);
-    /// Begins batches, and asks for further keys of the listing.
+    /// Starts batches, and requests more keys of the listing.
     fn start(&mut self, leg: &mut LegCore, now_us: u64, actions: &mut Vec<Action>);
-    /// The records up to that number are durable.
+    /// Handles that all records up to `number` are durable.
     fn recorded(&mut self, leg: &mut LegCore, number: u64);
-    /// The connection to a side broke: what was asked there is done again. True where that was too often, and the leg
-    /// is to go back.
+    /// Handles a broken connection to a side: repeats the interrupted requests. Returns true if they failed too often
+    /// and the leg should go back.
     fn lost(&mut self, leg: &mut LegCore, side: Side) -> bool;
-    /// Another process is at a side.
+    /// Handles a new process at a side.
     fn restarted(&mut self, leg: &mut LegCore, side: Side);
-    /// The leg is to go back: what need not be finished ends here.
+    /// Drops batches that a rollback need not finish.
     fn drop_for_return(&mut self, _leg: &mut LegCore) {}
-    /// The same without the target. Gives the keys on record that have never left the source.
+    /// Drops batches for a rollback without the target. Returns the keys on record that never left the source.
     fn drop_without_target(&mut self, leg: &mut LegCore) -> BTreeSet<Fingerprint>;
-    /// One of the sides is lost for good: what needs it ends here; `all` that is not on its way to the journal, where
-    /// the leg turns once more.
+    /// Drops batches that need a side that is lost for good. `all`: every batch without a pending record, because the
+    /// leg turns again.
     fn drop_without(&mut self, leg: &mut LegCore, all: bool);
-    /// Nobody waits for keys any more.
+    /// Drops the requested keys: no client waits any more.
     fn forget_wanted(&mut self) {}
-    /// Nothing is under way.
+    /// Whether no batch exists.
     fn is_idle(&self) -> bool;
-    /// Keys in batches and wanted.
+    /// Number of keys in batches and requested.
     fn keys(&self) -> usize;
 }
 
-/// The machine of a leg.
+/// State machine of a leg.
 #[derive(Clone)]
 pub struct Leg<W = Batches> {
     shell: LegCore,
@@ -89,7 +90,7 @@ pub struct Leg<W = Batches> {
 }
 
 impl<W: Work + Default> Leg<W> {
-    /// A leg as ordered, or one that was under way when the router before this one ended.
+    /// Creates a leg as ordered, or resumes the open leg of an earlier router.
     #[must_use]
     pub fn new(orders: Orders, fingerprints: Fingerprinter, resume: Option<OpenLeg>) -> Self {
         Self { shell: LegCore::new(orders, fingerprints, resume, W::SERVES), work: W::default() }
@@ -97,13 +98,13 @@ impl<W: Work + Default> Leg<W> {
 }
 
 impl Leg {
-    /// The same with another way to fetch keys that somebody waits for.
+    /// Replaces the strategy for requested keys.
     #[must_use]
     pub(super) fn pulling(self, pulls: Pulls) -> Self {
         Self { work: Batches::pulling(pulls), ..self }
     }
 
-    /// The same, and keys on their way may be read at both sides; one in so many of these is fetched (0: none).
+    /// Enables double reads; every `fetches_one_in`-th of them fetches its key (0: none).
     #[must_use]
     pub(super) fn reading_both(mut self, fetches_one_in: u32) -> Self {
         self.shell.double_reads = Some(fetches_one_in);
@@ -112,7 +113,7 @@ impl Leg {
 }
 
 impl<W: Work> Leg<W> {
-    /// The same with a bug in it, for tests of the simulator.
+    /// Injects a bug, for tests of the simulator.
     #[cfg(feature = "planted-bugs")]
     #[must_use]
     pub fn with(mut self, bug: Option<Bug>) -> Self {
@@ -125,7 +126,7 @@ impl<W: Work> Leg<W> {
         self
     }
 
-    /// The first process at each side, or the first that a resumed leg meets.
+    /// Handles the first process at each side, or the first that a resumed leg meets.
     fn met(&mut self, source: Process, target: Process, actions: &mut Vec<Action>) {
         if self.shell.state != State::Waiting {
             debug_assert!(false, "met once");
@@ -141,7 +142,7 @@ impl<W: Work> Leg<W> {
             if self.shell.given_up == Some(Side::Target) && !self.shell.rolls_back {
                 self.shell.back.get_or_insert_with(|| given_up::why(Side::Target));
             }
-            // The router before this one may have ended before it had purged.
+            // The earlier router may have ended before its purge.
             if self.shell.target.era > 0 {
                 self.shell.target.dirt = PurgeState::Anything;
             }
@@ -169,8 +170,7 @@ impl<W: Work> Leg<W> {
 
     fn restored(&mut self, side: Side, process: Process, actions: &mut Vec<Action>) {
         if matches!(self.shell.state, State::Ending { .. } | State::HandingOver) {
-            // The leg's last record is written: what comes after it would belong to no leg. And nothing is asked of the
-            // nodes any more.
+            // The last record is written, so a further record would belong to no leg. No node is queried any more.
             return;
         }
         let Orders { move_id, leg, .. } = self.shell.orders;
@@ -229,7 +229,7 @@ impl<W: Work> Leg<W> {
         }
     }
 
-    /// The record of that number is durable, and with it all before.
+    /// Handles that all records up to `number` are durable.
     fn recorded(&mut self, number: u64, actions: &mut Vec<Action>) {
         for link in [&mut self.shell.source, &mut self.shell.target] {
             if matches!(link.state, LinkState::Meeting { record } if record <= number) {
@@ -257,15 +257,15 @@ impl<W: Work> Leg<W> {
         self.shell.rolls_back = true;
         self.shell.progress.phase = Phase::Returning;
         if !W::SERVES {
-            // Workers need not know: they go on waiting.
+            // Workers need not know: clients keep waiting.
             self.shell.state = State::Moving;
             self.shell.relist(Side::Target, actions);
             return;
         }
         self.shell.state = State::AnnouncingRollback;
-        // Whoever waits looks again, and finds another answer.
+        // Waiting commands are checked again, with another result.
         self.work.forget_wanted();
-        // What was stored and is not on record stays behind. Of what a router before this one has stored nobody knows.
+        // Copies without a record stay behind. Those of an earlier router are unknown.
         let is_known = !self.shell.resumed && self.shell.target.dirt == PurgeState::None;
         self.shell.target.dirt = if is_known { PurgeState::Left } else { PurgeState::Anything };
         let why = self.shell.back.clone().unwrap_or_default();
@@ -275,8 +275,8 @@ impl<W: Work> Leg<W> {
         }
     }
 
-    /// A user's request to go back is met by going on, when that is less: everything is listed, and fewer keys are left
-    /// than would have to come back.
+    /// Handles a rollback request of the user. The leg continues instead if that is less work: all keys are listed, and
+    /// fewer are left than would have to return.
     fn user_rolls_back(&mut self, actions: &mut Vec<Action>) {
         let left = self.under_way();
         let is_calm = self.shell.source.era + self.shell.target.era == 0
@@ -291,8 +291,8 @@ impl<W: Work> Leg<W> {
         self.shell.roll_back("it was told to end".to_owned(), actions);
     }
 
-    /// Whoever waits for a node that does not answer is told so. If only the target is lost, the leg goes back: what
-    /// the source has is served there.
+    /// Returns an error to clients that wait for an unreachable node. If only the target is lost, the leg goes back,
+    /// and the source serves the keys it still has.
     fn refuse_if_lost(&mut self, now_us: u64, actions: &mut Vec<Action>) {
         let lost = [Side::Source, Side::Target].into_iter().find_map(|side| match self.shell.link(side).state {
             LinkState::Down { since_us } if now_us.saturating_sub(since_us) >= LOST_PATIENCE_US => {
@@ -329,7 +329,7 @@ impl<W: Work> Leg<W> {
         actions.push(Action::Io(Io::Refuse { keys: None, error }));
     }
 
-    /// Does what is possible now.
+    /// Does whatever the state permits now.
     fn advance(&mut self, now_us: u64, actions: &mut Vec<Action>) {
         match self.shell.state {
             State::Readying => {
@@ -340,7 +340,7 @@ impl<W: Work> Leg<W> {
                 } else if !W::SERVES && self.shell.usable(Side::Source) && self.shell.usable(Side::Target) {
                     self.announce(now_us, actions);
                 } else if !W::SERVES {
-                    // Until both are there.
+                    // Wait for both sides.
                 } else if self.shell.rolls_back && is_lost {
                     self.announce_rollback(actions);
                 } else if self.shell.begun && self.shell.back.is_some() && is_lost {
@@ -419,7 +419,7 @@ impl<W: Work> Leg<W> {
         }
     }
 
-    /// All keys are there: the slots may be handed over.
+    /// Records the end when all keys have arrived, so that the slots are handed over.
     fn finish(&mut self, actions: &mut Vec<Action>) {
         let usable = self.shell.usable(Side::Source) && self.shell.usable(Side::Target);
         let early = self.shell.planted.is(Bug::HandOverWithKeysLeft);
@@ -445,7 +445,7 @@ impl<W: Work> Leg<W> {
         }
     }
 
-    /// What is listed or wanted, and in batches.
+    /// Number of keys listed, requested and in batches.
     fn under_way(&self) -> usize {
         self.shell.listed.len() + self.work.keys()
     }
@@ -496,13 +496,13 @@ impl<W: Work> Machine for Leg<W> {
             Event::Pace(pace) => self.shell.pace = Pace { batch_keys: pace.batch_keys.max(1), ..pace },
             Event::RollBack => self.user_rolls_back(actions),
             Event::GiveUp { side } => self.user_gives_up(side, actions),
-            // What is written before the drain is on the list.
+            // Keys written before the drain are on the list.
             Event::Written { .. } | Event::Rewritten => {}
             Event::Tick => self.refuse_if_lost(now_us, actions),
         }
         self.advance(now_us, actions);
         if matches!(self.shell.confirmation, Confirmation::Yes(_)) {
-            // Not later, when more has been done.
+            // A confirmation is valid for one step only: later actions need a new one.
             self.shell.confirmation = Confirmation::No;
         }
         debug_assert!(self.shell.state != State::Ended || self.work.is_idle(), "a leg ends with nothing under way");

@@ -1,7 +1,6 @@
-//! What each protocol needs of a leg: who is at both sides, what is on record, what has to be purged, which way it
-//! goes.
+//! State of a leg that all protocols need: processes and links, records, purges, direction.
 //!
-//! Apart from `Leg` so that the work of a protocol can be given all of it and none of the work itself.
+//! Separate from `Leg`, so that [`super::Work`] methods can borrow it without the work itself.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -13,17 +12,17 @@ use crate::migration::{
     Process, Progress, Record, Side, UnexpectedKeys,
 };
 
-/// Until somebody says otherwise ([`crate::migration::Event::Pace`]).
+/// Limits until the first [`crate::migration::Event::Pace`].
 const PACE_AT_START: Pace = Pace { batch_keys: 100, batches: 1, interval_us: 0 };
 
-/// A side, as the leg knows it.
+/// State of a side.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Link {
     pub(super) process: Option<Process>,
     pub(super) state: LinkState,
-    /// How often another process was met.
+    /// Process generation: number of process changes seen by the leg.
     pub(super) era: u32,
-    /// What it may show and should not.
+    /// Unexpected keys that must be purged before use.
     pub(super) dirt: PurgeState,
 }
 
@@ -31,10 +30,9 @@ pub(super) struct Link {
 pub(super) enum PurgeState {
     #[default]
     None,
-    /// What this leg has stored there and not put on record: [`Leg::left`]. What else is there is somebody else's, and
-    /// stays.
+    /// Only keys that this leg stored there without a record: [`Leg::left`]. Other keys are foreign, and stay.
     Left,
-    /// It is another process than before, or keeps what another router or another leg has left: anything.
+    /// Any key: the process changed, or has leftovers of another router or leg.
     Anything,
 }
 
@@ -46,87 +44,87 @@ impl PurgeState {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum LinkState {
-    /// The connection may be used: it is on record.
+    /// The connection is on record, and may be used.
     Up,
-    /// It broke at that time, and a new one is asked for.
+    /// The connection broke at that time, and a new one is requested.
     Down { since_us: u64 },
-    /// There is none yet.
+    /// No connection yet.
     #[default]
     Unmet,
-    /// There is a connection, and this record of it is not durable yet: it is not used before.
+    /// Connected, but not usable before this record of the connection is durable.
     Meeting { record: u64 },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
-    /// For [`Event::Met`].
+    /// Waits for [`Event::Met`].
     Waiting,
-    /// The processes met are being recorded.
+    /// Records the processes met.
     Meeting { record: u64 },
-    /// Nodes are being purged; then the workers are told.
+    /// Purges nodes, before publishing to the workers.
     Readying,
-    /// The workers drain.
+    /// Waits for the drain.
     Draining { since_us: u64 },
-    /// That the drain is complete is being recorded.
+    /// Records that the drain is complete.
     Starting { record: u64 },
     /// Keys move, forwards or back.
     Moving,
-    /// The decision to go back is being recorded.
+    /// Records the decision to go back.
     RecordingRollback { record: u64 },
-    /// The workers are told that it goes back.
+    /// Publishes the rollback to the workers.
     AnnouncingRollback,
-    /// That all keys are at the owner is being recorded.
+    /// Records that all keys are at the owner.
     Ending { record: u64 },
-    /// The topology is being stored.
+    /// Waits until the topology is stored.
     HandingOver,
-    /// Over.
+    /// Finished.
     Ended,
 }
 
-/// Whether a side has answered since there is nothing left to do. One that restarted without anybody's noticing may
-/// show what it was purged of, and a leg that stores nothing asks it for nothing else.
+/// Whether a side has replied since nothing is left to do. A process that restarted unnoticed may have keys that were
+/// purged before, and a leg that stores nothing sends it no other request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Confirmation {
     No,
     Requested(Side),
-    /// Just now.
+    /// Confirmed in this step.
     Yes(Side),
 }
 
-/// A leg but for what its protocol does with keys.
+/// A leg without the [`super::Work`] of its protocol.
 #[derive(Clone)]
 pub struct LegCore {
-    /// Keys are served where they have moved to. Otherwise they wait for the end of the leg, and of those not on record
-    /// it is not known where they are.
+    /// Keys are served at their new place. Otherwise they wait for the end of the leg, and the location of unrecorded
+    /// keys is unknown.
     pub(super) serves: bool,
-    /// Keys on their way may be read at both sides; one in so many of these is fetched (0: none).
+    /// Enables double reads; every n-th of them fetches its key (0: none).
     pub(super) double_reads: Option<u32>,
     pub(in crate::migration) orders: Orders,
     pub(in crate::migration) fingerprints: Fingerprinter,
     pub(super) planted: InjectedBug,
     pub(super) state: State,
-    /// A leg that a router before this one has begun.
+    /// The leg was started by an earlier router.
     pub(super) resumed: bool,
-    /// The drain was complete once: from then on a leg is moved or returned.
+    /// The first drain is complete: from now on the leg ends as moved or returned.
     pub(super) begun: bool,
-    /// Why it is to go back, if it is; it goes back when `rolls_back`.
+    /// Reason of a planned rollback, which takes effect with `rolls_back`.
     pub(super) back: Option<String>,
     pub(in crate::migration) rolls_back: bool,
-    /// The side that is lost for good ([`given_up`]).
+    /// Side that is lost for good ([`given_up`]).
     pub(in crate::migration) given_up: Option<Side>,
-    /// The record of that, until it is durable. Before that nothing is done that a leg with both sides would not do:
-    /// after a crash it would be one.
+    /// Record of that, until it is durable. Before that, the leg does nothing that a leg with both sides would not do,
+    /// because after a crash it would be one.
     pub(super) giving_up: Option<u64>,
     pub(super) source: Link,
     pub(super) target: Link,
-    /// A purge that is not answered.
+    /// Purge in flight.
     pub(super) purging: Option<Side>,
     pub(super) records: u64,
     pub(in crate::migration) away: FingerprintMap<ProcessGenerations>,
-    /// What batches that were dropped may have stored at the target, or moved there.
+    /// Keys that dropped batches may have stored at the target, or moved there.
     pub(in crate::migration) left: BTreeSet<Fingerprint>,
     pub(in crate::migration) listed: VecDeque<Key>,
-    /// Listings asked for and not answered, and of those the ones that belong to an earlier listing.
+    /// Number of list requests in flight, and how many of them belong to an earlier listing.
     pub(in crate::migration) lists: u32,
     pub(in crate::migration) lists_old: u32,
     pub(in crate::migration) list_ended: bool,
@@ -175,7 +173,7 @@ impl LegCore {
             confirmation: Confirmation::No,
             progress: Progress::NONE,
         };
-        // One that was not moving begins again: until then it changes nothing but what the target has left over.
+        // A leg that was not moving starts again: it has changed nothing, except for leftovers at the target.
         if let Some(open) = resume.filter(|open| open.moving) {
             leg.resumed = true;
             leg.begun = true;
@@ -203,7 +201,7 @@ impl LegCore {
         }
     }
 
-    /// Between which processes keys may be read at either side, where they may: none of both may show what is past.
+    /// Returns the condition of double reads, if enabled and both sides are usable: neither may have outdated values.
     pub(super) fn double_read(&self) -> Option<Arc<DoubleRead>> {
         let fetches_one_in = self.double_reads.filter(|_| self.usable(Side::Source) && self.usable(Side::Target))?;
         let (source, target) = (self.source.process.as_ref()?, self.target.process.as_ref()?);
@@ -216,17 +214,17 @@ impl LegCore {
         link.state == LinkState::Up && link.dirt == PurgeState::None
     }
 
-    /// Whether nothing of that side is waited for: it can be used, or it is lost for good.
+    /// Whether the leg does not wait for that side: it is usable, or lost for good.
     pub(super) fn usable_or_given_up(&self, side: Side) -> bool {
         self.usable(side) || self.is_given_up(side)
     }
 
-    /// That side is given up, and that is on record.
+    /// Whether that side is given up, and this is on record.
     pub(in crate::migration) fn is_given_up(&self, side: Side) -> bool {
         self.given_up == Some(side) && (self.giving_up.is_none() || self.planted.is(Bug::GivenUpBeforeRecord))
     }
 
-    /// Where keys come from and where they go to, at present.
+    /// Current origin of the keys.
     pub(in crate::migration) const fn from(&self) -> Side {
         if self.rolls_back { Side::Target } else { Side::Source }
     }
@@ -247,9 +245,9 @@ impl LegCore {
         actions.push(Action::Io(Io::End(outcome)));
     }
 
-    /// Another process is at the target. That keys are committed is known to nobody but us: put on record anew, they
-    /// are at this process for good also after a crash of the router, and what a source that restarts shows of them is
-    /// past.
+    /// Records the committed keys again after a change of the target's process. Otherwise only this router would know
+    /// that they belong to the new process. With the record, this survives a crash of the router, and copies at a
+    /// restarted source are stale.
     pub(super) fn record_committed_again(&mut self, actions: &mut Vec<Action>) {
         let mut keys: Vec<Fingerprint> =
             self.away.iter().filter(|(_, eras)| eras.target == COMMITTED).map(|(key, _)| *key).collect();
@@ -272,7 +270,7 @@ impl LegCore {
         self.target.state = LinkState::Meeting { record };
     }
 
-    /// What is on record, was never committed as far as is known, and need not be at either node as it was: both
+    /// Reports recorded keys that may be outdated at both nodes: never committed, as far as known, and both nodes have
     /// restarted since.
     pub(super) fn report_lost_and_found(&self, actions: &mut Vec<Action>) {
         let doubtful = self.away.values().filter(|eras| eras.source != self.source.era && !self.is_stale(eras)).count();
@@ -285,7 +283,7 @@ impl LegCore {
         }
     }
 
-    /// Whether the source, if it shows a key with such a record, shows what is past.
+    /// Whether a copy at the source is stale, given the generations of the key's record.
     pub(super) fn is_stale(&self, eras: &ProcessGenerations) -> bool {
         let kept = !self.serves
             || eras.target == COMMITTED
@@ -301,7 +299,7 @@ impl LegCore {
         actions.push(Action::Relist { at });
     }
 
-    /// Decides to go back. `never_left`: keys on record that the source still has, and that nobody has used elsewhere.
+    /// Decides to go back. `never_left`: keys on record that the source still has, and that were used nowhere else.
     /// They are back with the decision.
     pub(super) fn record_rollback(&mut self, never_left: BTreeSet<Fingerprint>, actions: &mut Vec<Action>) {
         let Orders { move_id, leg, .. } = self.orders;
@@ -321,8 +319,8 @@ impl LegCore {
     pub(super) fn listed(&mut self, keys: Vec<Key>, end: bool) {
         self.lists = self.lists.saturating_sub(1);
         if self.lists_old > 0 {
-            // An earlier listing's: its keys do no harm, but its end means nothing. After a turn its keys are those of
-            // the other side.
+            // A reply to an earlier listing: its end does not count, and after a turn its keys are those of the other
+            // side.
             self.lists_old -= 1;
             return;
         }
@@ -345,7 +343,7 @@ impl LegCore {
         }
     }
 
-    /// Nothing was changed yet, and nothing will be.
+    /// Ends the leg with nothing changed.
     pub(super) fn give_up(&mut self, why: String, actions: &mut Vec<Action>) {
         debug_assert!(!self.begun);
         if matches!(self.state, State::Draining { .. }) {
@@ -362,7 +360,7 @@ impl LegCore {
         if self.purging.is_some() {
             return;
         }
-        // What the source may keep depends on whether the target is who it was.
+        // The target comes first: which keys the source may retain depends on the target's process.
         let dirty = [Side::Target, Side::Source].into_iter().find(|side| {
             let comes_first = *side == Side::Target || self.usable_or_given_up(Side::Target);
             self.link(*side).dirt != PurgeState::None && self.link(*side).state == LinkState::Up && comes_first
@@ -392,7 +390,7 @@ impl LegCore {
         }
     }
 
-    /// Whether a side has just shown that it is the process that it was. It is asked, if it has not been.
+    /// Whether a side has just confirmed its process. Sends the query if necessary.
     pub(super) fn is_confirmed(&mut self, side: Side, actions: &mut Vec<Action>) -> bool {
         if self.confirmation == Confirmation::Yes(side) || self.planted.is(Bug::EndedUnconfirmed) {
             return true;
@@ -411,12 +409,12 @@ impl LegCore {
         self.progress.phase = Phase::Releasing;
     }
 
-    /// How often another process was met at each side.
+    /// Current process generations of both sides.
     pub(in crate::migration) const fn eras(&self) -> ProcessGenerations {
         ProcessGenerations { source: self.source.era, target: self.target.era }
     }
 
-    /// The keys on record, and those of which a protocol that does not put them on record first cannot know.
+    /// Keys on record, and keys that may have moved without a record.
     pub(super) fn may_have_moved(&self) -> Arc<BTreeSet<Fingerprint>> {
         Arc::new(self.away.keys().chain(&self.left).copied().collect())
     }

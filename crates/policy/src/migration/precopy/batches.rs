@@ -1,8 +1,8 @@
-//! The batches of a leg that is copied as a whole: read at the source, stored at the target over what is there, removed
-//! there where the source has them no more.
+//! Batches of a leg that is copied as a whole: read at the source, stored over existing keys at the target, removed
+//! there if absent at the source.
 //!
-//! Apart from the leg, which says when keys are copied, and what that is worth. Not those of the default protocol: no
-//! key changes its place with its batch.
+//! The leg decides when keys are copied, and when copies are valid. Unlike in the default protocol, no key changes its
+//! place with its batch.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ impl Precopy {
         let Some(batch) = self.batches.get_mut(&id).filter(|batch| batch.is_requested) else { return };
         let refused = match (event, batch.step) {
             (Event::Copied { outcomes, .. }, Step::Copy) => {
-                // Those that would be too much come in another batch.
+                // Keys that do not fit are read in another batch.
                 let later = batch.keys.split_off(outcomes.len().min(batch.keys.len()));
                 later.into_iter().rev().for_each(|key| self.todo.push_front(key));
                 let taken =
@@ -31,7 +31,7 @@ impl Precopy {
                 outcomes.into_iter().find_map(|copied| if let Copied::Refused(why) = copied { Some(why) } else { None })
             }
             (Event::Stored { outcomes, .. }, Step::Store) => {
-                // What is copied again was counted.
+                // Repeated copies are already counted.
                 self.progress.keys_moved += if self.rounds == 0 { outcomes.len() as u64 } else { 0 };
                 batch.step = Step::Remove;
                 outcomes.into_iter().find_map(|stored| if let Stored::Refused(why) = stored { Some(why) } else { None })
@@ -51,7 +51,7 @@ impl Precopy {
         }
     }
 
-    /// Asks what can be asked now about the batches under way.
+    /// Requests the next step of each batch that can proceed.
     pub(super) fn go_on_with_batches(&mut self, now_us: u64, actions: &mut Vec<Action>) {
         if self.quiet == QuiesceState::Reached {
             return;
@@ -102,14 +102,14 @@ impl Precopy {
                 return;
             }
             self.last_began_us = now_us;
-            // In order and each once: it is looked up later.
+            // Sorted and unique, for the binary search.
             let busy: BTreeSet<&Key> = self.batches.values().flat_map(|batch| &batch.keys).collect();
             let mut keys = BTreeSet::new();
             let mut later = Vec::new();
             while keys.len() < most
                 && let Some(key) = self.todo.pop_front()
             {
-                // One that is being copied is copied again behind that.
+                // A key in a batch is copied again after it.
                 if busy.contains(&key) {
                     later.push(key);
                 } else {

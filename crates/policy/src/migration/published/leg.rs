@@ -1,12 +1,12 @@
 //! The mover of a published protocol.
 //!
-//! All slots are one leg. Groups start in the order of their numbers, some at once: their keys are read, stored over
-//! what is there, and then the group is complete. Beside that go keys that were pulled, and late writes. When all
-//! groups are complete the target has everything, the source is emptied, and the slots are handed over. Where clients
-//! create keys at the source without an end, that happens after some looks all the same.
+//! All slots form one leg. Groups start in numeric order, several at once: their keys are read and stored over existing
+//! ones, then the group is complete. Pulled keys and late writes are copied besides. When all groups are complete, the
+//! target has every key, the source is purged, and the slots are handed over. If clients keep creating keys at the
+//! source, this happens after a few checks anyway.
 //!
-//! The shell of [`super::super::leg`] is not used: that brings keys back, and relies on records of what has moved. Here
-//! is no record but that the leg has begun, and that it has ended.
+//! The core of [`super::super::leg`] is not used: it can return keys, and relies on records of moved keys. Here only
+//! the start and the end of a leg are on record.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -19,45 +19,45 @@ use crate::migration::{
     Record, Side, Stored, UnexpectedKeys,
 };
 
-/// Keys that are pulled together, and how long the first of them waits for others, microseconds (NetMigrate's `rpc.h`:
-/// 16, or 100 ms).
+/// Number of keys pulled together, and maximum wait of the first for others, microseconds (NetMigrate's `rpc.h`: 16, or
+/// 100 ms).
 const PULLS: usize = 16;
 const PULL_AFTER_US: u64 = 100_000;
-/// What was pulled is not pulled again for so long, microseconds.
+/// Time during which a pulled key is not pulled again, microseconds.
 const PULLED_FOR_US: u64 = 10_000_000;
-/// Late writes are shipped so often, microseconds.
+/// Interval between late-write shipments, microseconds.
 const SHIP_EVERY_US: u64 = 100_000;
-/// Keys asked of the list at once, in batches.
+/// Batches per list request.
 const LIST_BATCHES: u32 = 10;
-/// A batch that a node refuses rests for so long, microseconds; and so often it is tried. A protocol that cannot go
-/// back ends without the keys that are refused.
+/// Delay before a refused batch is retried, microseconds, and the number of attempts. Without a rollback, the leg ends
+/// without the refused keys.
 const REST_US: u64 = 100_000;
 const TRIES: u8 = 5;
-/// When everything is complete it is looked so often whether anything has come since. Clients may go on pulling and
-/// creating keys at the source for ever.
+/// Number of checks for new keys after everything is complete. Clients may pull and create keys at the source
+/// indefinitely.
 const SETTLES: u8 = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// For [`Event::Met`].
+    /// Waits for [`Event::Met`].
     Waiting,
     Meeting {
         record: u64,
     },
-    /// Workers are told the rules.
+    /// Publishes the rules to the workers.
     Announcing,
     Starting {
         record: u64,
     },
     Listing,
     Moving,
-    /// All groups are complete: what the source was asked before is awaited.
+    /// All groups are complete: waits for earlier commands at the source.
     Settling,
-    /// From here on nothing is left to be looked for at the source.
+    /// Records the cut-over. From here on the source is not searched for keys.
     CuttingOver {
         record: u64,
     },
-    /// What is under way ends, and the source is emptied.
+    /// Finishes the batches in flight, then purges the source.
     Cleaning,
     Ending {
         record: u64,
@@ -67,10 +67,10 @@ enum State {
     Ended,
 }
 
-/// Why keys are copied.
+/// Reason of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Why {
-    /// Their group is under way; where each key is one, there is no number.
+    /// The group is in progress; `None` if each key is a group.
     Group(Option<u32>),
     Pulled,
     Late,
@@ -80,7 +80,7 @@ enum Why {
 enum Step {
     Copy,
     Store,
-    /// Late: what the source has no more.
+    /// Late writes only: removes keys that the source no longer has.
     Remove,
 }
 
@@ -102,7 +102,7 @@ enum QuiesceState {
     Reached,
 }
 
-/// The machine of a published protocol.
+/// Machine of a published protocol.
 #[derive(Clone)]
 pub struct Published {
     orders: Orders,
@@ -114,21 +114,21 @@ pub struct Published {
     resumed: bool,
     /// [`Record::CutOver`] is on record.
     cut: bool,
-    /// So often everything was complete.
+    /// Number of times that everything was complete.
     settles: u8,
-    /// Nothing is left to be begun, and all batches up to this one are awaited. Later ones are of what has come since.
+    /// Last batch to wait for, when nothing is left to start. Later batches have newer keys.
     awaited: Option<BatchId>,
-    /// No connection to the side.
+    /// The side is not connected.
     is_down: [bool; 2],
     given_up: Option<Side>,
     /// Keys of groups that have not started, by group; and the first of these groups.
     listed: BTreeMap<u32, BTreeSet<Key>>,
     next_group: u32,
-    /// Keys that each group under way has left.
+    /// Number of keys left per group in progress.
     under_way: BTreeMap<u32, usize>,
-    /// To be copied.
+    /// Keys to copy.
     todo: VecDeque<(Option<u32>, Key)>,
-    /// Where each key is a group: all that were ever listed, and whether they are at the target.
+    /// If each key is a group: all keys ever listed, and whether they are at the target.
     known: BTreeMap<Key, bool>,
     lists: u32,
     list_ended: bool,
@@ -149,7 +149,7 @@ pub struct Published {
 }
 
 impl Published {
-    /// A leg as ordered; one that was under way when the router before this one ended begins again.
+    /// Creates a leg as ordered. An open leg of an earlier router starts again.
     #[must_use]
     pub fn new(
         orders: Orders,
@@ -235,8 +235,8 @@ impl Published {
         }
     }
 
-    /// Workers know the rules. What was sent before has been answered, too: that is how a router of several workers
-    /// changes its mind at once.
+    /// Handles that the workers have adopted the rules, and earlier commands have ended. With several workers, this is
+    /// how a router changes its state atomically.
     fn drained(&mut self, actions: &mut Vec<Action>) {
         if self.state == State::Settling {
             self.state = State::Moving;
@@ -258,7 +258,7 @@ impl Published {
         }
     }
 
-    /// The target has everything, and whoever waits for a key finds it there, or nothing.
+    /// Commits all keys, since the target has every key: waiting clients are served there.
     fn clean(&mut self, actions: &mut Vec<Action>) {
         self.state = State::Cleaning;
         self.progress.phase = Phase::Moving;
@@ -270,7 +270,7 @@ impl Published {
         self.rules.number(self.fingerprints.of(key))
     }
 
-    /// Keys of the source, not seen before or not.
+    /// Records keys of the source. Duplicates are allowed.
     fn note_listed(&mut self, keys: Vec<Key>) {
         for key in keys {
             if self.rules.by_key() {
@@ -281,7 +281,7 @@ impl Published {
                 continue;
             }
             let number = self.number_of(&key);
-            // Of a group that has started it is copied as a late write is.
+            // A key of a started group is copied like a late write.
             if number >= self.next_group {
                 self.listed.entry(number).or_default().insert(key)
             } else {
@@ -294,13 +294,13 @@ impl Published {
         if self.rules.ships_late_writes() || matches!(self.state, State::Announcing | State::Listing) {
             self.note_listed(keys);
         } else {
-            // What was copied before stays as it was copied.
+            // Existing copies stay as they are.
             let new = keys.into_iter().filter(|key| !self.known.contains_key(key)).collect();
             self.note_listed(new);
         }
     }
 
-    /// Where a key's group is in truth.
+    /// Returns the actual state of a key's group.
     fn truth(&self, key: &Key) -> tracker::State {
         let number = self.number_of(key);
         match (self.rules.by_key(), self.known.get(key)) {
@@ -314,7 +314,7 @@ impl Published {
 
     fn wanted(&mut self, keys: Vec<Key>, now_us: u64, actions: &mut Vec<Action>) {
         for key in keys {
-            // It was looked for at the target: the tracker has erred.
+            // The target did not have the key, so the tracker was wrong.
             let truth = self.truth(&key);
             if self.rules.repairs() && truth != tracker::State::Complete {
                 let group = self.rules.group(self.fingerprints.of(&key));
@@ -391,7 +391,7 @@ impl Published {
         actions.push(Action::Io(Io::Report { text }));
     }
 
-    /// A batch is at the target.
+    /// Handles a batch that has reached the target.
     fn finished(&mut self, id: BatchId, actions: &mut Vec<Action>) {
         let Some(batch) = self.batches.remove(&id) else { return };
         match batch.why {
@@ -428,7 +428,7 @@ impl Published {
     }
 
     fn start_groups(&mut self, actions: &mut Vec<Action>) {
-        // Nothing is complete there but keys that are: each number would be one more that the filter has by mistake.
+        // Here only single keys can be complete: each number would be a further false positive of the filter.
         if self.rules.by_key() {
             return;
         }
@@ -460,7 +460,7 @@ impl Published {
         self.batches.insert(BatchId(self.last_batch), batch);
     }
 
-    /// Asks what can be asked now about the batches under way.
+    /// Requests the next step of each batch that can proceed.
     fn go_on_with_batches(&mut self, now_us: u64, actions: &mut Vec<Action>) {
         let mut done = Vec::new();
         for (id, batch) in
@@ -477,7 +477,7 @@ impl Published {
                     continue;
                 }
                 _ if self.is_down[Side::Target as usize] => continue,
-                // What was pulled before a client wrote it at the target is past.
+                // A pulled value is older than a client's write at the target, so it must not replace it.
                 Step::Store if batch.why == Why::Pulled => {
                     Io::Store { batch: *id, to: Side::Target, keys: batch.there.clone() }
                 }
@@ -533,13 +533,13 @@ impl Published {
         self.go_on_with_batches(now_us, actions);
     }
 
-    /// Whether all that was listed is at the target, or on its way.
+    /// Whether all listed keys are at the target or in batches.
     fn is_complete(&self) -> bool {
         let groups = self.rules.by_key() || self.next_group >= self.groups && self.under_way.is_empty();
         groups && self.list_ended && self.todo.is_empty()
     }
 
-    /// Whether what was under way when everything was complete has ended.
+    /// Whether the batches that existed when everything was complete have ended.
     fn is_settled(&mut self) -> bool {
         let awaited = *self.awaited.get_or_insert(BatchId(self.last_batch));
         self.batches.range(..=awaited).next().is_none()
@@ -560,12 +560,12 @@ impl Published {
         self.progress.phase = Phase::Releasing;
     }
 
-    /// Whether nothing was changed yet that would have to be undone.
+    /// Whether nothing has changed that would have to be undone.
     fn may_withdraw(&self) -> bool {
         !self.resumed && matches!(self.state, State::Waiting | State::Meeting { .. } | State::Announcing)
     }
 
-    /// It does not begin.
+    /// Ends the leg before its start.
     fn withdraw(&mut self, why: String, actions: &mut Vec<Action>) {
         if self.state == State::Announcing {
             actions.push(Action::Withdraw);
@@ -614,7 +614,7 @@ impl Published {
                     self.lists = 1;
                     actions.push(Action::List { count: self.pace.batch_keys.saturating_mul(LIST_BATCHES) });
                 }
-                // Groups are known when all keys are. A key that is a group is copied as it is listed.
+                // Groups are known when all keys are listed. If each key is a group, it is copied at once.
                 if self.state == State::Listing && (self.list_ended || self.rules.by_key()) {
                     self.state = State::Moving;
                 }
@@ -714,7 +714,7 @@ impl Machine for Published {
                 actions.push(Action::Io(Io::Report { text }));
             }
             Event::GiveUp { side } => self.give_up(side, actions),
-            // A command that writes what it does not name is not in the papers.
+            // The papers do not cover commands with undeclared keys.
             Event::Rewritten
             | Event::Migrated { .. }
             | Event::Secured { .. }

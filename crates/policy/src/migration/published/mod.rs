@@ -1,25 +1,25 @@
-//! Protocols as they were published, wrong where they are wrong: NetMigrate (FAST 2024), Rocksteady and Fulva as
-//! NetMigrate's presets have them, and the Bloom telemetry paper. They are here to be measured beside the others, on
-//! the same nodes and under the same load.
+//! Protocols as published, including their flaws: NetMigrate (FAST 2024), Rocksteady and Fulva as in NetMigrate's
+//! presets, and the Bloom telemetry paper. They exist for comparison with the others, on the same nodes and under the
+//! same load.
 //!
-//! A switch sees each command, and sends it by what a [`Tracker`](super::tracker) says of its *group*: a range of
-//! hashes, or (Bloom telemetry) the key itself. Nothing waits for what is in flight, and copies are stored over what is
-//! there. [`Published`] is the mover's side of it, and [`Rules`] the switch's.
+//! A switch routes each command by the [`Tracker`](super::tracker) state of its *group*: a range of hashes, or (Bloom
+//! telemetry) the key itself. Nothing waits for commands in flight, and copies overwrite existing keys. [`Published`]
+//! is the mover's side, [`Rules`] the switch's.
 //!
-//! # What is wrong with them
-//! Their papers say it, or their authors' code; `docs/design/published-protocols.md` has where.
-//! 1. **A copy overwrites a newer write.** A client writes at the target while the key's copy is on its way.
-//! 2. **A deleted key comes back.** DELETE removes nothing at the target, and then the copy comes; or a double read
-//!    finds the source's value.
-//! 3. **A late write overwrites a newer one.** What the source was sent before its group started is shipped afterwards.
-//! 4. **A write depends on a value that has not come.** INCR, APPEND and SETNX at the target begin with nothing.
-//! 5. **A group goes back to S1.** The counting filter calls a group under way that has not started. When the other
-//!    group completes, it does so no more, and what was written at the target meanwhile is not looked for there.
-//! 6. **A filter is believed** (Bloom telemetry): a key that the filter has by mistake is nil. A write to the source
-//!    after the copy is lost.
+//! # Flaws
+//! All are stated in the papers or visible in the authors' code; see `docs/design/published-protocols.md`.
+//! 1. **A copy overwrites a newer write.** A client writes at the target while the key's copy is in flight.
+//! 2. **A deleted key returns.** DELETE removes nothing at the target, then the copy arrives; or a double read finds
+//!    the source's value.
+//! 3. **A late write overwrites a newer one.** Writes sent to the source before their group started are shipped
+//!    afterwards.
+//! 4. **A write depends on a value that has not arrived.** INCR, APPEND and SETNX at the target start without it.
+//! 5. **A group returns to S1.** The counting filter reports a group as in progress that has not started. This ends
+//!    when the other group completes; then writes made at the target in between are not found.
+//! 6. **The filter is trusted** (Bloom telemetry): a key that is a false positive is nil. A write to the source after
+//!    the copy is lost.
 //!
-//! A router that restarts forgets the tracker; the move then begins again with the first group. There is no way back to
-//! the source.
+//! A router that restarts loses the tracker; the move then restarts with the first group. There is no rollback.
 
 mod leg;
 
@@ -28,41 +28,40 @@ use super::{Fingerprint, Protocol};
 
 pub use leg::Published;
 
-/// How a published protocol is set.
+/// Settings of a published protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Paper {
-    /// What remembers where groups are.
+    /// Tracker of the groups' state.
     pub tracker: Kind,
-    /// How many groups. Where each key is one: how many keys are expected.
+    /// Number of groups, or of expected keys if each key is a group.
     pub groups: u32,
-    /// Groups that are under way at once (the paper's parallel workers).
+    /// Groups in progress at a time (the paper's parallel workers).
     pub at_once: u8,
-    /// Bits of the filter for each group.
+    /// Filter bits per group.
     pub bits: u8,
-    /// Bloom telemetry: what is not in the filter is forwarded to the source. Otherwise everything is asked of the
-    /// target alone, the paper's other arm.
+    /// Bloom telemetry: keys not in the filter are forwarded to the source. Otherwise all commands go to the target,
+    /// the paper's other variant.
     pub forwards: bool,
 }
 
 impl Paper {
-    /// The protocols that have such a mode, with what their papers set.
+    /// Returns the settings of a protocol that has a published mode.
     ///
-    /// NetMigrate: 2^17 groups for 256 million keys, of which four are under way at once, and 32 bits for each (section
-    /// 6.1); a fleet of our size has fewer groups. Bloom telemetry: 125 MB for 50 million keys.
+    /// NetMigrate: 2^17 groups for 256 million keys, four groups in progress at a time, and 32 bits for each (section
+    /// 6.1); our fleets need fewer groups. Bloom telemetry: 125 MB for 50 million keys.
     #[must_use]
     pub const fn of(protocol: Protocol) -> Option<Self> {
         let ranges = Self { tracker: Kind::BloomAndCounting, groups: 1 << 10, at_once: 4, bits: 32, forwards: true };
         match protocol {
             Protocol::NetMigrate => Some(ranges),
-            // What they remember they remember exactly.
+            // Their trackers are exact.
             Protocol::Rocksteady | Protocol::Fulva => Some(Self { tracker: Kind::Exact, ..ranges }),
             Protocol::Bloom => Some(Self { tracker: Kind::Bloom, groups: 1 << 20, bits: 20, ..ranges }),
             Protocol::Switchyard | Protocol::StopAndCopy | Protocol::Source | Protocol::FreezeAndCopy => None,
         }
     }
 
-    /// The geometry of its filters: so many bits for each group, and 16 counters for each that is under way at one
-    /// time.
+    /// Returns the filter geometry: `bits` for each group, and 16 counters for each group in progress.
     #[must_use]
     pub const fn geometry(&self) -> Geometry {
         let mut geometry = Geometry::netmigrate(self.groups as u64, self.at_once as u64);
@@ -71,20 +70,20 @@ impl Paper {
     }
 }
 
-/// Where a command is sent.
+/// Destination of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
-    /// To the source.
+    /// The source.
     Source,
-    /// To the target.
+    /// The target.
     Target,
-    /// A read, to both: the target's answer counts where it shows the key, and else the source's.
+    /// Both, for a read: the target's reply if it has the key, otherwise the source's.
     Both,
-    /// A read, to the target; where that does not have the key it is fetched, and asked again.
+    /// The target, for a read. A key that it lacks is fetched, and the read is sent again.
     Pull,
 }
 
-/// What the switch goes by.
+/// Routing rules of the switch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rules {
     protocol: Protocol,
@@ -95,7 +94,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Those of a protocol. Pairs that share a tracker have different numbers.
+    /// Creates the rules of a protocol. Pairs that share a tracker have different numbers.
     #[must_use]
     pub const fn new(protocol: Protocol, paper: &Paper, pair: Pair) -> Self {
         let repairs = matches!((protocol, paper.tracker), (Protocol::NetMigrate | Protocol::Bloom, Kind::Adaptive));
@@ -108,7 +107,7 @@ impl Rules {
         }
     }
 
-    /// Whether the tracker is told where it was found to err (what the Bloom telemetry paper leaves to others).
+    /// Whether errors found in the tracker are corrected (which the Bloom telemetry paper does not specify).
     #[must_use]
     pub const fn repairs(&self) -> bool {
         self.repairs
@@ -120,50 +119,49 @@ impl Rules {
         matches!(self.protocol, Protocol::Bloom)
     }
 
-    /// The number of the range that a key belongs to. The papers' groups are adjacent buckets of the source's own hash
-    /// table, which an unmodified server does not show: here they are ranges of our own hash, and one SCAN lists them
-    /// all.
+    /// Returns the number of the key's range. The papers' groups are adjacent buckets of the source's hash table, which
+    /// an unmodified server does not expose. Here they are ranges of the fingerprint, and one SCAN lists all of them.
     #[must_use]
     pub const fn number(&self, key: Fingerprint) -> u32 {
         (((key.0 as u64) as u128 * self.groups as u128) >> 64) as u32
     }
 
-    /// The group of that number.
+    /// Returns the group of a range number.
     #[must_use]
     pub fn range(&self, number: u32) -> Fingerprint {
         group(self.pair, u64::from(number))
     }
 
-    /// A key's group.
+    /// Returns the group of a key.
     #[must_use]
     pub fn group(&self, key: Fingerprint) -> Fingerprint {
         if self.by_key() { group(self.pair, key.0 as u64) } else { self.range(self.number(key)) }
     }
 
-    /// Of so many double reads one has its key fetched; 0: none.
+    /// Fetch rate of double reads: every n-th has its key fetched; 0: none.
     #[must_use]
     pub const fn fetches_one_in(&self) -> u32 {
         if matches!(self.protocol, Protocol::Fulva) { super::fulva::FETCH_ONE_IN } else { 0 }
     }
 
-    /// Whether what the source is sent before a group starts is shipped afterwards.
+    /// Whether writes sent to the source before their group starts are shipped afterwards.
     pub(super) const fn ships_late_writes(&self) -> bool {
         !self.by_key()
     }
 
-    /// Where a command for a key of a group is sent (NetMigrate, section 4.2).
+    /// Returns the destination of a command for a key of a group (NetMigrate, section 4.2).
     #[must_use]
     pub const fn way(&self, state: State, writes: bool) -> Way {
         let state = match self.protocol {
-            // The target owns everything from the beginning, and pulls what it lacks: the preset in which the filter
-            // has all.
+            // The target owns all keys from the start, and pulls those it lacks: the preset with all groups in the
+            // filter.
             Protocol::Rocksteady => State::Complete,
-            // Ownership at once, and both are read: the preset in which everything is under way.
+            // Ownership moves at once, and both nodes are read: the preset with all groups in progress.
             Protocol::Fulva if !matches!(state, State::Complete) => State::UnderWay,
             Protocol::Bloom if !self.forwards => return Way::Target,
-            // A read that finds nothing at the target shows where the filter errs.
+            // A read that finds nothing at the target reveals an error of the filter.
             Protocol::Bloom if self.repairs && !writes && matches!(state, State::Complete) => return Way::Pull,
-            // It knows nothing but its filter.
+            // The filter is the only state.
             Protocol::Bloom => return if matches!(state, State::Complete) { Way::Target } else { Way::Source },
             _ => state,
         };

@@ -1,23 +1,23 @@
-//! Records as bytes. By hand, as most of a journal is fingerprints, and they are to cost their sixteen bytes and no
-//! more.
+//! Binary encoding of records. Hand-written, because most of a journal is fingerprints, which must cost no more than
+//! their 16 bytes.
 //!
-//! A version, a kind, and the fields in order: numbers in groups of seven bits (LEB128), texts and lists after their
-//! length, slots as ranges. That the bytes are those that were written is for the journal to check (a sum per entry);
-//! here every length is checked against what is there.
+//! A version, a kind, and the fields in order: numbers in groups of seven bits (LEB128), texts and lists with a length
+//! prefix, slots as ranges. The journal detects changed bytes (a checksum per entry); here every length is checked
+//! against the remaining bytes.
 
 use super::{Record, StaleCopies};
 use crate::migration::{Durability, Fingerprint, Key, Process, Protocol, Side};
 use crate::topology::{MoveId, NodeId, SLOT_COUNT, Slot};
 
-/// First byte of every record. Another layout gets another number.
+/// First byte of every record. Increment it for another layout.
 const VERSION: u8 = 1;
 
-/// Bytes that are no record.
+/// Error of a record that cannot be decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Damaged {
-    /// Where, in bytes from the beginning of the record.
+    /// Offset from the start of the record, bytes.
     pub at: usize,
-    /// What was expected there.
+    /// Expected content at that offset.
     pub expected: &'static str,
 }
 
@@ -34,7 +34,7 @@ impl std::fmt::Display for Damaged {
 impl std::error::Error for Damaged {}
 
 impl Record {
-    /// Appends the record to `out`.
+    /// Appends the encoded record to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(VERSION);
         match self {
@@ -110,10 +110,10 @@ impl Record {
         }
     }
 
-    /// The record that these bytes are, all of them.
+    /// Decodes one record, which must use all bytes.
     ///
     /// # Errors
-    /// If they are none.
+    /// If the bytes are not a valid record.
     pub fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
         let mut input = Input { bytes, at: 0 };
         if input.byte()? != VERSION {
@@ -202,7 +202,7 @@ fn put_keys(out: &mut Vec<u8>, keys: &[Fingerprint]) {
     }
 }
 
-/// Ranges: how many, and for each its first slot and how many more.
+/// Ranges: their number, then for each its first slot and its length minus one.
 fn put_slots(out: &mut Vec<u8>, slots: &[Slot]) {
     let mut ranges: Vec<(u16, u16)> = Vec::new();
     for slot in slots.iter().map(|slot| slot.number()) {

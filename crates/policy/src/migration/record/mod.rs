@@ -1,7 +1,7 @@
-//! What the journal of the moves says, and what follows from it after a crash.
+//! Records in the journal of moves, and their replay after a crash.
 //!
-//! Presence of a key at a node is not history: a node that restarted may show keys again that have left it. So each
-//! step is on record before it takes effect, and after a crash the record is read first, and the nodes only then.
+//! The presence of a key at a node is not history: a restarted node may show keys that have left it. So each step is on
+//! record before it takes effect, and after a crash the records are read before the nodes.
 
 mod bytes;
 mod queue;
@@ -17,39 +17,39 @@ pub use replay::Contradiction;
 use super::{Durability, Fingerprint, Key, Process, Protocol, Side, UnexpectedKeys};
 use crate::topology::{MoveId, NodeId, Slot};
 
-/// One entry of the journal.
+/// Entry of the journal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Record {
     /// A move was accepted.
     Begun {
-        /// Its number.
+        /// Move id.
         move_id: MoveId,
-        /// From where.
+        /// Current owner.
         source: NodeId,
-        /// To where.
+        /// New owner.
         target: NodeId,
-        /// All its slots, ascending.
+        /// All slots of the move, ascending.
         slots: Vec<Slot>,
-        /// How.
+        /// Migration protocol.
         protocol: Protocol,
-        /// How safe.
+        /// Durability required before a source copy is removed.
         durability: Durability,
     },
-    /// The move takes only these keys of its slots, and the slots keep their owner. Right behind `Begun`, and with it.
+    /// The move takes only these keys of its slots, and the slots keep their owner. Written right after `Begun`, in the
+    /// same entry.
     Keys {
-        /// The move.
+        /// Move id.
         move_id: MoveId,
-        /// The keys, ascending.
+        /// Keys of the move, ascending.
         keys: Vec<Key>,
     },
-    /// A leg begins: written before anything of it is done. What the target has of these slots may be removed until
-    /// `LegMoving`.
+    /// A leg starts. Written before its first action. Keys of its slots at the target may be removed until `LegMoving`.
     LegBegun {
-        /// The move.
+        /// Move id.
         move_id: MoveId,
-        /// The leg.
+        /// Leg number.
         leg: u32,
-        /// Its slots, ascending.
+        /// Slots of the leg, ascending.
         slots: Vec<Slot>,
         /// The process at the source.
         source: Process,
@@ -58,117 +58,116 @@ pub enum Record {
     },
     /// The drain is complete: from here on keys may be at the target.
     LegMoving {
-        /// The move.
+        /// Move id.
         move_id: MoveId,
-        /// The leg.
+        /// Leg number.
         leg: u32,
     },
-    /// Another process, or another connection, at a side.
+    /// A new process or connection at a side.
     Met {
-        /// The move.
+        /// Move id.
         move_id: MoveId,
-        /// The leg.
+        /// Leg number.
         leg: u32,
-        /// Which side.
+        /// Side of the process.
         side: Side,
-        /// Who is there now.
+        /// Process now serving there.
         process: Process,
     },
-    /// These keys are stored at the target, or the source does not have them. Written before their source copies are
-    /// removed.
+    /// These keys are stored at the target, or absent at the source. Written before their source copies are removed.
     Moved {
-        /// The move.
+        /// Move id.
         move_id: MoveId,
-        /// The leg.
+        /// Leg number.
         leg: u32,
-        /// The keys.
+        /// Affected keys.
         keys: Vec<Fingerprint>,
     },
-    /// The target is another process, and these keys were committed before: what it has of them is all there is, and
-    /// what a source that has come back shows of them is past.
+    /// The target is a new process, and these keys were committed before. Only its own copies are valid; copies at a
+    /// restarted source are stale.
     Committed {
-        /// The move.
+        /// Move id.
         move_id: MoveId,
-        /// The leg.
+        /// Leg number.
         leg: u32,
-        /// The keys.
+        /// Affected keys.
         keys: Vec<Fingerprint>,
     },
     /// The leg goes back: keys on record as moved return to the source.
     RolledBack {
-        /// The move.
+        /// Move id.
         move_id: MoveId,
-        /// The leg.
+        /// Leg number.
         leg: u32,
-        /// Why.
+        /// Reason, for display.
         why: String,
     },
     /// These keys are stored at the source again. Written before their copies at the target are removed.
     Returned {
-        /// The move.
+        /// Move id.
         move_id: MoveId,
-        /// The leg.
+        /// Leg number.
         leg: u32,
-        /// The keys.
+        /// Affected keys.
         keys: Vec<Fingerprint>,
     },
-    /// This side is lost for good: the leg ends at the other one.
+    /// A side is lost for good: the leg ends at the other side.
     GivenUp {
-        /// The move.
+        /// Move id.
         move_id: MoveId,
-        /// The leg.
+        /// Leg number.
         leg: u32,
-        /// The side.
+        /// Lost side.
         side: Side,
     },
-    /// All keys of the leg are at the target, and what the source has is past: from here on the target serves. Of a
-    /// protocol that copies all keys first.
+    /// All keys of the leg are at the target, and the source's copies are outdated: from here on the target serves.
+    /// Only in protocols that copy all keys first.
     CutOver {
-        /// The move.
+        /// Move id.
         move_id: MoveId,
-        /// The leg.
+        /// Leg number.
         leg: u32,
     },
-    /// Of a protocol that copies all keys first: what the target has of these was copied before their last write. With
-    /// `LegMoving`; nobody writes from then on.
+    /// The target's copies of these keys are older than their last write. Written with `LegMoving`, after which writes
+    /// have stopped. Only in protocols that copy all keys first.
     Behind {
-        /// The move.
+        /// Move id.
         move_id: MoveId,
-        /// The leg.
+        /// Leg number.
         leg: u32,
-        /// The keys.
+        /// Affected keys.
         keys: StaleCopies,
     },
-    /// Every key of the leg is at this side (or it is what is left), which owns the slots from here on.
+    /// Every remaining key of the leg is at this side, which owns the slots from here on.
     LegEnded {
-        /// The move.
+        /// Move id.
         move_id: MoveId,
-        /// The leg.
+        /// Leg number.
         leg: u32,
-        /// The owner.
+        /// New owner of the slots.
         owner: Side,
     },
-    /// The move is over, finished or not; what is left of it stays where it is.
+    /// The move has ended, complete or not. Slots stay where they are.
     Ended {
-        /// The move.
+        /// Move id.
         move_id: MoveId,
     },
 }
 
-/// Keys whose copies are older than what clients were told.
+/// Keys whose copies are older than acknowledged writes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StaleCopies {
-    /// These, at most.
+    /// At most these keys.
     These(Vec<Fingerprint>),
-    /// Any: a key that nobody has named was written.
+    /// Any key: undeclared keys were written.
     Any,
 }
 
 impl StaleCopies {
-    /// None.
+    /// No keys.
     pub const NONE: Self = Self::These(Vec::new());
 
-    /// What is to be removed where their copies are; `None`: nothing.
+    /// Returns the copies to remove; `None`: nothing.
     #[must_use]
     pub fn wrong(&self) -> Option<UnexpectedKeys> {
         match self {
@@ -179,12 +178,12 @@ impl StaleCopies {
     }
 }
 
-/// In the place of the target's era: committed, so the target's state of it is the only one, whatever happens to the
+/// Replaces the target's generation for committed keys: only the target's copy is valid, even after a restart of the
 /// target.
 pub(in crate::migration) const COMMITTED: u32 = u32::MAX;
 
 impl Record {
-    /// The move that it is about.
+    /// Move that the record belongs to.
     #[must_use]
     pub const fn move_id(&self) -> MoveId {
         match self {
@@ -206,17 +205,18 @@ impl Record {
     }
 }
 
-/// How many times another process than before was at each side, since the leg began, when a key was recorded.
+/// Process generations: how often the process at each side had changed since the start of the leg, when a key was
+/// recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ProcessGenerations {
-    /// At the source.
+    /// Generation of the source.
     pub source: u32,
-    /// At the target.
+    /// Generation of the target.
     pub target: u32,
 }
 
 impl ProcessGenerations {
-    /// At this side.
+    /// Returns the generation of a side.
     #[must_use]
     pub const fn of(&self, side: Side) -> u32 {
         match side {
@@ -226,63 +226,61 @@ impl ProcessGenerations {
     }
 }
 
-/// A leg that was under way at the end of the journal.
+/// A leg without an end in the journal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OpenLeg {
-    /// Its number.
+    /// Leg number.
     pub leg: u32,
-    /// Its slots.
+    /// Slots of the leg.
     pub slots: Vec<Slot>,
-    /// Whether the drain was complete. If not, the source has everything.
+    /// Whether the drain was complete. If not, the source has every key.
     pub moving: bool,
-    /// Why it was rolled back, if it was.
+    /// Reason of the rollback, if there was one.
     pub rolled_back: Option<String>,
-    /// The side that was given up, if one was.
+    /// Side that was given up.
     pub given_up: Option<Side>,
-    /// All of it is at the target by one record ([`Record::CutOver`]).
+    /// All keys are at the target, by [`Record::CutOver`].
     pub cut_over: bool,
-    /// Copies at the target that are past ([`Record::StaleCopies`]), until it is cut over.
+    /// Outdated copies at the target ([`Record::StaleCopies`]), until the cut-over.
     pub behind: StaleCopies,
-    /// Who was at the source last.
+    /// Last process at the source.
     pub source: Process,
-    /// Who was at the target last.
+    /// Last process at the target.
     pub target: Process,
-    /// How many times another process than before was met at each side, since the leg began.
+    /// Present process generations.
     pub eras: ProcessGenerations,
-    /// Keys on record as moved and not as returned, with the eras of their last record.
+    /// Keys on record as moved and not as returned, with the generations of their last record.
     pub away: BTreeMap<Fingerprint, ProcessGenerations>,
 }
 
-/// A move that was under way at the end of the journal.
+/// A move without an end in the journal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OpenMove {
-    /// From where.
+    /// Current owner.
     pub source: NodeId,
-    /// To where.
+    /// New owner.
     pub target: NodeId,
-    /// All its slots.
+    /// All slots of the move.
     pub slots: Vec<Slot>,
-    /// How.
+    /// Migration protocol.
     pub protocol: Protocol,
-    /// How safe.
+    /// Durability required before a source copy is removed.
     pub durability: Durability,
-    /// Where the move takes only some keys of its slots: which, ascending.
+    /// The only keys of the slots that move, ascending; `None`: all.
     pub keys: Option<Arc<[Key]>>,
-    /// Slots that the target owns by the journal (or of which the keys live there). The stored topology may not say so
-    /// yet.
+    /// Slots that the target owns according to the journal (or whose keys it has). The stored topology may be older.
     pub handed_over: Vec<Slot>,
-    /// The leg under way.
+    /// Open leg.
     pub leg: Option<OpenLeg>,
-    /// The number that the next leg gets.
+    /// Number of the next leg.
     pub next_leg: u32,
 }
 
-/// The moves that were under way, as the journal tells. A record that fits nothing before it is an error: the journal
-/// is damaged.
+/// Open moves of a journal. A record that does not fit the previous ones is an error: the journal is damaged.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Replay {
-    /// By number.
+    /// Open moves by id.
     pub open: BTreeMap<MoveId, OpenMove>,
-    /// The highest number of a move seen.
+    /// Highest move id so far.
     pub last: u64,
 }

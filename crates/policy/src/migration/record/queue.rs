@@ -1,32 +1,31 @@
-//! In which order records are written: what may be written now, given that there is room for it or not.
+//! Order of records: selects the records to write now, depending on the free space of the journal.
 //!
-//! A leg begins only where there is room to end it; where there is none its first record waits, and other moves go on.
-//! But the records of one move come on disk in the order in which they were made: after a crash each is read as
-//! following on those before it, and that a record is durable says the same of all earlier ones of its move. So what a
-//! move records while its leg waits to begin waits behind it; and a leg that is given up meanwhile has never been.
+//! A leg starts only if there is space for its end; otherwise its first record waits, and other moves continue. But the
+//! records of one move become durable in their order: each is replayed on top of the previous ones, and a durable
+//! record implies that all earlier ones of its move are durable. So the later records of a move wait behind its waiting
+//! leg. A leg that is given up while it waits is never recorded.
 //!
-//! Pure, and stepped by the journal and by the simulator. Neither knows more of what is written than this.
+//! Pure, and used by the journal and by the simulator; neither duplicates this state.
 
 use super::Record;
 use crate::migration::planted::{Bug, InjectedBug};
 use crate::topology::MoveId;
 
-/// How what is given together is to be written.
+/// Scheduling class of records that are written together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// It begins a move: it is refused where there would not be room to end it.
+    /// Starts a move: refused without space for its end.
     Begins,
-    /// It begins a leg of a move that was accepted: it waits until there is room to end it, with all that its move
-    /// records after it.
+    /// Starts a leg of an accepted move: waits for space for its end, and the later records of its move wait behind it.
     Waits,
-    /// It must be written, if it takes until the disk has room again, or works again.
+    /// Must be written, even if that waits for disk space or a repair of the disk.
     Goes,
-    /// The same, and it is the last of its move.
+    /// [`Kind::Goes`], and the last record of its move.
     Ends,
 }
 
 impl Kind {
-    /// That of records which are given together.
+    /// Returns the class of records that are written together.
     #[must_use]
     pub fn of(records: &[Record]) -> Self {
         let any = |is: fn(&Record) -> bool| records.iter().any(is);
@@ -42,35 +41,35 @@ impl Kind {
     }
 }
 
-/// What was given together, and is written together or not at all.
+/// Records that are written together or not at all.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Given<T> {
-    /// The move. Where several begin together: any of them.
+    /// Move of the records. If several start together: any of them.
     pub of: MoveId,
-    /// How.
+    /// Scheduling class.
     pub kind: Kind,
-    /// What.
+    /// Records or their handle.
     pub what: T,
 }
 
-/// What was found out about room.
+/// Result of a check for space.
 #[derive(Debug)]
 pub struct Room<T, E> {
-    /// Moves that are refused, and why.
+    /// Refused moves, and the reason.
     pub refused: Option<(Vec<Given<T>>, E)>,
-    /// Why legs wait, where some do.
+    /// Reason why legs wait, if any do.
     pub starved: Option<E>,
 }
 
-/// What waits to be written.
+/// Records that are not yet durable.
 #[derive(Debug)]
 pub struct Queue<T> {
     planted: InjectedBug,
-    /// Legs that wait for room, and what their moves have recorded since.
+    /// Legs that wait for space, and later records of their moves.
     waiting: Vec<Given<T>>,
-    /// What goes with the next group.
+    /// Records of the next group.
     next: Vec<Given<T>>,
-    /// What is being written: until it is, nothing else is.
+    /// The group being written. No other is written at the same time.
     writing: Vec<Given<T>>,
 }
 
@@ -81,7 +80,7 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// The same with a bug in it, for tests of the simulator.
+    /// Injects a bug, for tests of the simulator.
     #[cfg(feature = "planted-bugs")]
     #[must_use]
     pub fn with(mut self, bug: Option<Bug>) -> Self {
@@ -89,8 +88,8 @@ impl<T> Queue<T> {
         self
     }
 
-    /// Takes what is to be written. Gives what is never written now: the beginning of a leg that was given up before
-    /// there was room for it, and what its move recorded of it. Another leg of its move, or its end, says that it was.
+    /// Adds records. Returns records that will never be written: a leg given up while it waited for space, with later
+    /// records of its move. Another leg of the move, or its end, implies that.
     pub fn give(&mut self, given: Given<T>) -> Vec<Given<T>> {
         let of = given.of;
         let given_up = matches!(given.kind, Kind::Waits | Kind::Ends) && !self.planted.is(Bug::GivenUpStays);
@@ -107,8 +106,8 @@ impl<T> Queue<T> {
         withdrawn
     }
 
-    /// Decides what is written next, where nothing is being written. `room` reserves space for these, and for ending
-    /// what they begin.
+    /// Selects the next group, unless one is being written. `room` reserves space for these records, and for the ends
+    /// of moves and legs that they start.
     pub fn decide<E>(&mut self, mut room: impl FnMut(&[Given<T>]) -> Result<(), E>) -> Room<T, E> {
         let mut found = Room { refused: None, starved: None };
         if !self.writing.is_empty() {
@@ -130,29 +129,29 @@ impl<T> Queue<T> {
         found
     }
 
-    /// What is to be written, as one group and in this order; again and again until it is there.
+    /// The group to write, in this order, with retries until it is durable.
     #[must_use]
     pub fn writing(&self) -> &[Given<T>] {
         &self.writing
     }
 
-    /// It is durable.
+    /// Removes and returns the written group.
     pub fn written(&mut self) -> Vec<Given<T>> {
         std::mem::take(&mut self.writing)
     }
 
-    /// Whether legs wait for room.
+    /// Whether legs wait for space.
     #[must_use]
     pub const fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// All that is not durable; that of one move in its order.
+    /// Returns the records that are not durable; those of one move in order.
     pub fn all(&self) -> impl Iterator<Item = &Given<T>> {
         self.writing.iter().chain(&self.next).chain(&self.waiting)
     }
 
-    /// All that is not durable, which never will be.
+    /// Consumes the queue; its records will never be durable.
     pub fn into_rest(self) -> impl Iterator<Item = Given<T>> {
         self.writing.into_iter().chain(self.next).chain(self.waiting)
     }
@@ -170,7 +169,7 @@ mod tests {
         given.iter().map(|given| given.what).collect()
     }
 
-    /// Decides, and takes what was written.
+    /// Selects a group, and returns its records as written.
     fn round(queue: &mut Queue<u32>, has_room: bool) -> Vec<u32> {
         let _ = queue.decide(|_| if has_room { Ok(()) } else { Err(()) });
         whats(&queue.written())

@@ -1,4 +1,4 @@
-//! What follows from the records, one after the other.
+//! Replay of records, in their order.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::{COMMITTED, OpenLeg, OpenMove, ProcessGenerations, Record, Replay, St
 use crate::migration::{Process, Side};
 use crate::topology::MoveId;
 
-/// A record that cannot follow on those before it.
+/// Error of a record that cannot follow the previous ones.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Contradiction(String);
 
@@ -19,10 +19,10 @@ impl std::fmt::Display for Contradiction {
 impl std::error::Error for Contradiction {}
 
 impl Replay {
-    /// What these records leave under way.
+    /// Replays the records.
     ///
     /// # Errors
-    /// If one cannot follow on those before it: records are missing, or are those of another journal.
+    /// If a record cannot follow the previous ones: records are missing, or belong to another journal.
     pub fn of<'r>(records: impl IntoIterator<Item = &'r Record>) -> Result<Self, Contradiction> {
         let mut replay = Self::default();
         for record in records {
@@ -31,10 +31,10 @@ impl Replay {
         Ok(replay)
     }
 
-    /// The next record.
+    /// Applies the next record.
     ///
     /// # Errors
-    /// If it cannot follow on those before it. Then nothing is changed.
+    /// If it cannot follow the previous ones. Then nothing is changed.
     pub fn apply(&mut self, record: &Record) -> Result<(), Contradiction> {
         match record {
             Record::Begun { move_id, source, target, slots, protocol, durability } => {
@@ -126,8 +126,7 @@ impl Replay {
                         move_id.0
                     )));
                 }
-                // Not with the source's present era: what it shows of them was there before, if it has come back since
-                // they were moved.
+                // Not with the source's present generation: copies at a source that restarted since the move are stale.
                 for key in keys {
                     open.away.entry(*key).or_insert(open.eras).target = COMMITTED;
                 }
@@ -149,7 +148,7 @@ impl Replay {
                 let open = self.moving(*move_id, *leg)?;
                 open.given_up = Some(*side);
                 if *side == Side::Source {
-                    // There is nothing to go back to.
+                    // There is no source to return to.
                     open.rolled_back = None;
                 }
             }
@@ -173,8 +172,8 @@ impl Replay {
                 }
             }
             Record::Ended { move_id } => {
-                // No mover writes that. Where it stands, the record that says where the leg's keys are is missing, and
-                // nothing may be guessed from the rest.
+                // No mover writes this. So a record with the location of the leg's keys is missing, and the rest does
+                // not permit a guess.
                 if let Some(leg) = self.open(*move_id)?.leg.as_ref().filter(|leg| leg.moving) {
                     return Err(Contradiction(format!(
                         "move {} ends while keys of its leg {} are on their way",

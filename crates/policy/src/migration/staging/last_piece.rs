@@ -1,71 +1,72 @@
-//! The end of a staged key's way, in its leg: what is stored of a batch with staged keys, step by step, and what the
-//! nodes' answers mean.
+//! Last steps of staged keys, in their leg: storing a batch with staged keys, and the interpretation of the nodes'
+//! replies.
 //!
-//! First the batch's other keys are stored. Then each staged key's tail is written to its staging key, and all is
-//! counted, in one transaction; where the count is right the staging key is renamed, in another. What was staged in
-//! vain is read once more, whole, at the source: nobody has written it since the drain. Doing any of it again is
-//! harmless: elements are written as they are, and no step stores over a key that is there.
+//! First the other keys of the batch are stored. Then the dirty elements of each staged key are written to its staging
+//! key, and all elements are counted, in one transaction; if the count is right, the staging key is renamed, in
+//! another. A key with an invalid copy is read again, whole, at the source: it was not written since the drain.
+//! Repeating any step is harmless: elements are written with their present values, and no step stores over an existing
+//! key.
 
 use super::Place;
 use crate::migration::planted::{Bug, InjectedBug};
 use crate::migration::{Key, Stored};
 
-/// What is asked of the target for a staged key.
+/// Step at the target for a staged key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Write the tail, and count.
+    /// Write the dirty elements, and count.
     Write,
-    /// Give the staging key its time to live and its name, never over an existing key.
+    /// Set the time to live of the staging key and rename it, never over an existing key.
     Rename,
 }
 
-/// What a step has shown of one key.
+/// Reply to a step for one key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StagingReply {
-    /// Of [`Step::Write`].
+    /// Reply to [`Step::Write`].
     Counted(Counted),
-    /// Of [`Step::Rename`].
+    /// Reply to [`Step::Rename`].
     Renamed(Renamed),
-    /// The node refuses it, and why.
+    /// The node refused the step, with the reason.
     Refused(String),
-    /// The staging key is worth nothing, and why: the key has to be copied in another way.
+    /// The staging key is invalid, with the reason: the key must be copied in another way.
     Unusable(String),
 }
 
-/// What came of a step for one key.
+/// Interpreted result of a step for one key.
 enum Finished {
     GoOn,
     Over(Stored),
     Unusable(String),
 }
 
-/// What [`Step::Write`] has shown.
+/// Reply to [`Step::Write`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Counted {
-    /// The key itself was there before.
+    /// The key itself existed before.
     pub key_was_there: bool,
-    /// The staging key was there before.
+    /// The staging key existed before.
     pub staging_was_there: bool,
-    /// Elements of the staging key after.
+    /// Number of elements of the staging key afterwards.
     pub there: i64,
-    /// Elements at the source, when the tail was read.
+    /// Number of elements at the source, when the dirty elements were read.
     pub at_source: i64,
 }
 
-/// What [`Step::Rename`] has shown.
+/// Reply to [`Step::Rename`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Renamed {
-    /// It has its name.
+    /// The staging key was renamed.
     Yes,
-    /// The key is there already.
+    /// The key exists already.
     KeyIsThere,
-    /// It got its time to live, and that was over.
+    /// The staging key got its time to live and had expired.
     TimeIsOver,
-    /// It was gone.
+    /// The staging key was missing.
     Gone,
 }
 
-/// What is to be done with a batch next.
+/// Next action for a batch.
 #[derive(Debug)]
 pub(super) enum Next {
     Finish(Step, Vec<Place>),
@@ -76,13 +77,13 @@ pub(super) enum Next {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Keys that are not staged are being stored.
+    /// Stores unstaged keys.
     Others,
-    /// Staged keys get what they lack and their names.
+    /// Completes and renames staged keys.
     Finishing,
-    /// What was staged in vain is being read whole.
+    /// Reads keys with invalid copies whole.
     Reading,
-    /// And stored.
+    /// Stores keys that were read whole.
     StoringWhole,
 }
 
@@ -93,12 +94,12 @@ pub(super) struct Storing {
     keys: Vec<Key>,
     staged: Vec<Place>,
     outcomes: Vec<Stored>,
-    /// Of these what was staged is worth nothing.
+    /// Keys with invalid copies.
     again: Vec<Place>,
 }
 
 impl Storing {
-    /// These keys are to be stored, and of some the tail was read.
+    /// Creates the state of a batch: all keys, and the staged ones, whose dirty elements were read.
     pub(super) fn of(keys: Vec<Key>, staged: Vec<Place>) -> Self {
         Self { state: State::Others, keys, staged, outcomes: Vec::new(), again: Vec::new() }
     }
@@ -107,14 +108,14 @@ impl Storing {
         self.state == State::Reading
     }
 
-    /// Whether these are what it has asked for. Another question may still be answered: what is asked at the source
-    /// outlives the loss of the target.
+    /// Whether the reply belongs to the present request. Another reply is possible: a request to the source outlives
+    /// the loss of the target.
     pub(super) fn reads_whole(&self, places: &[Place]) -> bool {
         self.is_reading_whole() && self.again == places
     }
 
-    /// The keys of the batch, but those that are staged, were stored: an outcome per key; `is_staged`: whether a key
-    /// still is. Or what was read whole was stored: an outcome for each of [`Next::StoreWhole`].
+    /// Handles results of stored keys, one per key: of the unstaged keys (`is_staged`: whether a key still is), or of
+    /// [`Next::StoreWhole`].
     pub(super) fn stored(&mut self, outcomes: Vec<Stored>, is_staged: impl Fn(&Place) -> bool) -> Next {
         if self.state == State::StoringWhole {
             for ((key, _), outcome) in std::mem::take(&mut self.again).into_iter().zip(outcomes) {
@@ -129,7 +130,7 @@ impl Storing {
         self.go_on(Step::Write, there)
     }
 
-    /// A step was answered. With those of which the staging keys are worth nothing, and why.
+    /// Handles the replies to a step. Also returns keys with invalid staging keys, with reasons.
     pub(super) fn finished(
         &mut self,
         all: Vec<(Place, StagingReply)>,
@@ -149,7 +150,7 @@ impl Storing {
         (self.go_on(Step::Rename, next), unusable)
     }
 
-    /// What was to be read whole is read, or cannot be, and why.
+    /// Handles the result of a whole read, or its failure.
     pub(super) fn read_whole(&mut self, refused: Option<&str>) -> Next {
         let Some(why) = refused else {
             self.state = State::StoringWhole;
@@ -176,7 +177,7 @@ impl Storing {
         Next::Done(std::mem::take(&mut self.outcomes))
     }
 
-    /// What came of one of a key's databases: a refusal counts most, then a key that was there.
+    /// Merges the results of a key's databases: a refusal takes precedence, then an existing key.
     fn note(&mut self, key: &Key, outcome: Stored) {
         let Some(at) = self.keys.iter().position(|of| of == key) else { return };
         let Some(so_far) = self.outcomes.get_mut(at) else { return };
@@ -193,7 +194,7 @@ impl StagingReply {
         match self {
             Self::Counted(Counted { key_was_there, staging_was_there, there, at_source }) => {
                 match (staging_was_there, key_was_there) {
-                    // What is not there any more was renamed, or was lost.
+                    // A missing staging key was renamed, or is lost.
                     (false, false) if planted.is(Bug::GoneIsRenamed) => Finished::Over(Stored::Exists),
                     (false, true) => Finished::Over(Stored::Exists),
                     (false, false) => gone(),

@@ -1,28 +1,27 @@
-//! Copying big keys in pieces, while their slots are observed and the source serves everything: what is decided about
-//! it, without connections, formats and clocks. The router's mover and the simulator do what it says ([`Action`]) and
-//! tell it what came of it ([`Event`]).
+//! Copies of big keys in pieces, while their slots are observed and the source serves them. Contains the decisions,
+//! without connections, formats and clocks. The router's mover and the simulator execute the [`Action`]s and report
+//! results as [`Event`]s.
 //!
-//! A big key is copied under another name at the target, its *staging key*, before its leg begins. In the leg, when
-//! nobody writes any more, only its *tail* is read ([`Staging::tail`]), written to the staging key, and that is renamed
-//! (`last_piece`). The leg's machine knows nothing of it.
+//! A big key is copied under another name at the target, its *staging key*, before its leg starts. In the leg, after
+//! the last write, only its *dirty elements* are read ([`Staging::tail`]), written to the staging key, and that is
+//! renamed (`last_piece`). The machine of the leg is not involved.
 //!
-//! # The rules
-//! 1. A copy begins behind a barrier: every worker knows that the key is staged, and what was sent before has been
-//!    answered ([`Event::Reached`]). From then on workers tell what a command may touch before they send it
+//! # Rules
+//! 1. A copy starts behind a barrier: every worker knows that the key is staged, and earlier commands have ended
+//!    ([`Event::Reached`]). From then on workers report the elements a command may touch before they send it
 //!    ([`Event::Touched`]).
-//! 2. What was told is read again, as it *is*, behind a later barrier, one that was set after the telling. What was
-//!    read before is written before.
-//! 3. A command that does not name its elements makes the copy begin again, to another staging key; after some times
-//!    the key is moved whole.
-//! 4. So each element of the source is in the staging key with its value. What removes without being told (expiry,
-//!    eviction) shows in the count: as many elements on both sides are the same elements. If not, the key is moved
-//!    whole.
-//! 5. What was copied is worth something only at the processes between which it was copied. While it is copied, that
-//!    holds for the connections, too.
-//! 6. A staging key that is gone where the key is there has been renamed; gone where the key is not, it is lost.
+//! 2. A reported element is read again, with its present value, behind a barrier set after the report. Pieces read
+//!    earlier are written earlier.
+//! 3. A command with undeclared elements restarts the copy, to another staging key; after several restarts the key is
+//!    moved whole.
+//! 4. So the staging key has each element of the source with its value. Unreported removals (expiry, eviction) show in
+//!    the count: equal counts mean equal elements. Otherwise the key is moved whole.
+//! 5. A copy is valid only for the two processes it was made between. During the copy this holds for the connections,
+//!    too.
+//! 6. A missing staging key was renamed if the key exists, and is lost otherwise.
 //!
-//! One thing is asked for at a time: [`Event::Go`] asks what is next, and nothing is next while something is not
-//! answered. So whoever does the I/O says how fast. Values never pass through here: pieces stay with whoever read them.
+//! One request runs at a time: [`Event::Go`] requests the next action, and there is none while a reply is pending. So
+//! the caller determines the speed. Values do not pass through here: pieces stay with the reader.
 
 mod last_piece;
 
@@ -37,320 +36,319 @@ use last_piece::{Next, Storing};
 
 pub use last_piece::{Counted, Renamed, StagingReply, Step};
 
-/// A copy begins so often at most, before the key is moved whole.
+/// Maximum number of starts of a copy, before the key is moved whole.
 const STARTS_MAX: u32 = 5;
-/// The leg begins when no more elements than these have to be read in it, or after so many rounds.
+/// The leg starts when at most this many elements must be read in it, or after the maximum number of rounds.
 const FEW: usize = 200;
 const ROUNDS_MAX: u32 = 50;
-/// Elements that are read again in one go.
+/// Elements per repeated read.
 const TAIL_AT_ONCE: usize = 500;
 
 /// A key in one database.
 pub type Place = (Key, u32);
 
-/// Between which connections, and so which processes, something is copied.
+/// Connections, and so processes, of a copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ends {
-    /// At the source.
+    /// Source process.
     pub source: Process,
-    /// At the target.
+    /// Target process.
     pub target: Process,
 }
 
-/// What a look at a key has shown.
+/// Result of inspecting a key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Seen {
-    /// It can be copied in pieces.
+    /// The key can be copied in pieces.
     Fit,
-    /// It is gone, or not big any more.
+    /// The key is gone, or no longer big.
     Gone,
-    /// It cannot be copied in pieces, and why.
+    /// The key cannot be copied in pieces, with the reason.
     Unfit(String),
 }
 
-/// What came of reading a piece.
+/// Result of reading a piece.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Piece {
-    /// It is read.
+    /// A piece was read.
     Taken {
-        /// It has no elements.
+        /// The piece has no elements.
         is_empty: bool,
-        /// There are no more.
+        /// The piece is the last one.
         is_last: bool,
     },
-    /// The key is of another type by now.
+    /// The type of the key has changed.
     OtherType,
-    /// It cannot be copied in pieces after all, and why.
+    /// The key cannot be copied in pieces after all, with the reason.
     Unfit(String),
 }
 
-/// What is written to a staging key.
+/// Content to write to a staging key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Part {
-    /// What [`Action::Read`] has read last.
+    /// The last result of [`Action::Read`].
     Piece,
-    /// What [`Action::ReadAgain`] has read last.
+    /// The last result of [`Action::ReadAgain`].
     Again,
 }
 
-/// What came of writing to a staging key.
+/// Result of writing to a staging key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Wrote {
-    /// It is written.
+    /// The write succeeded.
     Yes,
-    /// The staging key was gone: what is there now is only what was written last.
+    /// The staging key had vanished, and has only the last write now.
     Vanished,
-    /// The node refuses it, and why.
+    /// The node refused the write, with the reason.
     Refused(String),
 }
 
-/// What happened.
+/// Input of a [`Staging`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// A leg is to be prepared. What was copied over other connections is copied again: what those had sent last is not
-    /// known.
+    /// Prepares a leg. Copies over other connections are restarted, because the last requests there have unknown
+    /// results.
     Begin {
-        /// Big keys of its slots that need not be moved whole.
+        /// Big keys of the leg's slots that can be copied in pieces.
         big: Vec<Place>,
-        /// The connections that there are now.
+        /// Present connections.
         ends: Ends,
     },
-    /// What is next? Nothing is under way.
+    /// Requests the next action. Nothing is in flight.
     Go {
-        /// A barrier may be set also where nobody waits for one.
+        /// Permits a barrier although no action waits for one.
         barrier: bool,
     },
     /// [`Action::Look`] is done.
     Looked {
-        /// The key.
+        /// Key and database.
         place: Place,
-        /// What was seen.
+        /// Result of the inspection.
         seen: Seen,
     },
-    /// A worker is about to send a command that may touch these elements; `None`: anything of the key.
+    /// A worker is about to send a command that may touch these elements; `None`: any element of the key.
     Touched {
-        /// The key, in all databases.
+        /// Key, in all databases.
         key: Key,
-        /// The elements.
+        /// Touched elements.
         elements: Option<Vec<Element>>,
     },
-    /// A worker that did not know yet that the key is staged is about to write it.
+    /// A worker that has not yet seen that the key is staged is about to write it.
     Written {
-        /// The key, in all databases.
+        /// Key, in all databases.
         key: Key,
     },
     /// Any key of the slot may be written.
     TouchedSlot(Slot),
-    /// All keys may go (FLUSHALL, SWAPDB).
+    /// All keys may be removed (FLUSHALL, SWAPDB).
     Flush,
-    /// [`Action::Barrier`] is done: it was published under this epoch. If that cannot be now, it is asked for again.
+    /// [`Action::Barrier`] is done, published under this epoch. If publishing is impossible now, the caller retries.
     Published {
-        /// The epoch.
+        /// Epoch of the plan.
         epoch: u64,
     },
-    /// All workers have adopted the epoch, and what was sent to the source before is answered. What they had told
-    /// before must have been taken note of.
+    /// All workers have adopted the epoch, and earlier commands at the source have ended. Earlier reports of the
+    /// workers must have been handled.
     Reached {
-        /// The epoch.
+        /// Epoch of the plan.
         epoch: u64,
     },
     /// [`Action::Read`] is done.
     Read {
-        /// The key.
+        /// Key and database.
         place: Place,
-        /// What came of it.
+        /// Result of the read.
         piece: Piece,
     },
     /// [`Action::ReadAgain`] is done.
     ReadAgain {
-        /// The key.
+        /// Key and database.
         place: Place,
-        /// It is of the same type.
+        /// Whether the key still has the same type.
         same_type: bool,
     },
     /// [`Action::Write`] is done.
     Wrote {
-        /// The key.
+        /// Key and database.
         place: Place,
-        /// What came of it.
+        /// Result of the write.
         wrote: Wrote,
     },
-    /// What is staged of the key cannot be used, and why.
+    /// The staged copy of the key is unusable, with the reason.
     Unfit {
-        /// The key.
+        /// Key and database.
         place: Place,
-        /// Why, for people.
+        /// Reason, for display.
         why: String,
     },
-    /// What is staged of the key is not needed any more: it has moved, or its slot has left.
+    /// The staged copy of the key is no longer needed: the key has moved, or its slot has left.
     Over {
-        /// The key, in all databases.
+        /// Key, in all databases.
         key: Key,
     },
-    /// Nothing that is staged is needed any more: the leg goes back, or the move is over.
+    /// No staged copy is needed any more: the leg goes back, or the move has ended.
     AllOver,
-    /// In the leg: a batch is copied, perhaps once more. What was said about it before means nothing.
+    /// In the leg: a batch is copied, or copied again. Earlier events about it no longer apply.
     Copying {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
     },
-    /// In the leg: the keys of a batch are being stored, but those that are staged, perhaps once more;
-    /// [`Event::Stored`] follows.
+    /// In the leg: the unstaged keys of a batch are being stored, or stored again; [`Event::Stored`] follows.
     Storing {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
-        /// Its keys.
+        /// All keys of the batch.
         keys: Vec<Key>,
-        /// Of which the tail was read.
+        /// Keys with a staged copy, whose dirty elements were read.
         staged: Vec<Place>,
     },
-    /// They were stored, or those of [`Action::StoreWhole`] were: an outcome per key.
+    /// The unstaged keys, or those of [`Action::StoreWhole`], were stored, with a result per key.
     Stored {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
-        /// What came of it.
+        /// Results, in the order of the keys.
         outcomes: Vec<Stored>,
     },
     /// [`Action::Finish`] is done.
     Finished {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
-        /// What it has shown of each key.
+        /// Result for each key.
         shown: Vec<(Place, StagingReply)>,
     },
-    /// [`Action::ReadWhole`] is done, or is refused, and why.
+    /// [`Action::ReadWhole`] is done, or failed.
     ReadWhole {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
-        /// Which were asked for: the answer to an earlier question means nothing.
+        /// Requested keys: a reply to an earlier request is ignored.
         places: Vec<Place>,
-        /// Why not, where not.
+        /// Reason of a failure.
         refused: Option<String>,
     },
-    /// The source is not connected: what was to be read there whole is not answered any more.
+    /// The source is disconnected: pending whole reads get no reply.
     SourceLost,
 }
 
-/// What to do, in this order.
+/// Output of a [`Staging`], executed in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Look what the key is; [`Event::Looked`] follows.
+    /// Inspect the key; [`Event::Looked`] follows.
     Look {
-        /// The key.
+        /// Key and database.
         place: Place,
-        /// The number that its staging key gets; none is used twice.
+        /// Number of its staging key. Never reused.
         number: u64,
     },
-    /// Have the workers know which keys are staged ([`Staging::places`]) and then that there is a new epoch;
-    /// [`Event::Published`] follows, and when it is reached [`Event::Reached`]. Other things are done meanwhile.
+    /// Publish the staged keys ([`Staging::places`]) and then a new epoch; [`Event::Published`] follows, and
+    /// [`Event::Reached`] when it is reached. Other actions continue in the meantime.
     Barrier,
-    /// Read the next piece of the key; [`Event::Read`] follows. It may be read while the one before is written.
+    /// Read the next piece of the key; [`Event::Read`] follows. May overlap with the write of the previous piece.
     Read {
-        /// The key.
+        /// Key and database.
         place: Place,
     },
-    /// Read these elements as they are; [`Event::ReadAgain`] follows.
+    /// Read the present values of these elements; [`Event::ReadAgain`] follows.
     ReadAgain {
-        /// The key.
+        /// Key and database.
         place: Place,
-        /// Which.
+        /// Elements to read.
         elements: Vec<Element>,
     },
     /// Write to the staging key; [`Event::Wrote`] follows.
     Write {
-        /// The key.
+        /// Key and database.
         place: Place,
-        /// What.
+        /// Content to write.
         part: Part,
-        /// The staging key is new: whatever has its name goes first.
+        /// The staging key is new: first remove an existing key of this name.
         afresh: bool,
     },
-    /// What is staged of the key is not used any more: forget its pieces, and remove the staging key at some time.
+    /// The staged copy is no longer used: discard its pieces, and remove the staging key eventually.
     Drop {
-        /// The key.
+        /// Key and database.
         place: Place,
     },
-    /// The key is gone or not big any more.
+    /// The key is gone or no longer big.
     Forget {
-        /// The key.
+        /// Key and database.
         place: Place,
     },
-    /// The key is moved whole, and why, for people.
+    /// The key is moved whole.
     Whole {
-        /// The key.
+        /// Key and database.
         place: Place,
-        /// Why.
+        /// Reason, for display.
         why: String,
     },
-    /// What is staged lacks only its tails, or nothing is: the leg may begin.
+    /// Staged copies lack only their dirty elements, or none exists: the leg may start.
     Ready,
-    /// In the leg: this step with these keys of the batch; [`Event::Finished`] follows.
+    /// In the leg: execute this step for these keys of the batch; [`Event::Finished`] follows.
     Finish {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
-        /// What.
+        /// Step to execute.
         step: Step,
-        /// Which.
+        /// Keys to finish.
         places: Vec<Place>,
     },
-    /// In the leg: what was staged of these is worth nothing. Read them whole, at the source; [`Event::ReadWhole`]
+    /// In the leg: the staged copies of these keys are invalid. Read them whole at the source; [`Event::ReadWhole`]
     /// follows, or [`Event::SourceLost`].
     ReadWhole {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
-        /// Which.
+        /// Keys to read.
         places: Vec<Place>,
     },
-    /// Store these, which were read whole, never over an existing key; [`Event::Stored`] follows, with an outcome for
-    /// each.
+    /// Store these keys, which were read whole, never over an existing key; [`Event::Stored`] follows, with a result
+    /// per key.
     StoreWhole {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
-        /// Which.
+        /// Keys to store.
         places: Vec<Place>,
     },
-    /// The batch is stored: an outcome per key.
+    /// The batch is stored.
     Stored {
-        /// The batch.
+        /// Batch number.
         batch: BatchId,
-        /// What came of it.
+        /// Results, in the order of the keys.
         outcomes: Vec<Stored>,
     },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Barrier {
-    /// None is waited for: what was told before the last one may be read again.
+    /// No barrier is pending: elements reported before the last one may be read again.
     #[default]
     Reached,
-    /// One is asked for.
+    /// A barrier is requested.
     Wanted,
-    /// One is waited for.
+    /// A barrier is set, under this epoch.
     Set(u64),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// The workers are not told yet.
+    /// Not yet published to the workers.
     New,
-    /// They are told, under this epoch.
+    /// Published to the workers under this epoch.
     Announced(u64),
-    /// The copy may begin.
+    /// The copy may start.
     Ready,
-    /// It has begun.
+    /// The copy has started.
     Copying,
-    /// All has been read.
+    /// All pieces are read.
     Read,
 }
 
-/// A key that is being copied, or has been.
+/// A key that is being copied, or is copied.
 #[derive(Clone, Debug)]
 struct Staged {
     stage: Stage,
     tail: DirtyElements,
-    /// A piece has been read and not been written.
+    /// A piece is read and not yet written.
     held: bool,
-    /// The staging key is there.
+    /// The staging key exists.
     written: bool,
     starts: u32,
     ends: Ends,
@@ -366,38 +364,38 @@ impl Staged {
     }
 }
 
-/// The machine.
+/// State machine of the copies of a move.
 #[derive(Clone, Debug, Default)]
 pub struct Staging {
     planted: InjectedBug,
     placement: Placement,
     all: BTreeMap<Place, Staged>,
-    /// To be looked at, and how often their copies have begun then.
+    /// Keys to inspect, with the number of starts of their copies.
     looks: VecDeque<(Place, u32)>,
     ends: Option<Ends>,
     numbers: u64,
-    /// So many answers are awaited, of one key.
+    /// Number of pending replies, all for one key.
     pending_replies: u8,
-    /// What is written when those have come.
+    /// Parts to write after these replies.
     parts: VecDeque<Part>,
     /// Batches with staged keys that are being stored.
     storing: BTreeMap<BatchId, Storing>,
     barrier: Barrier,
-    /// A barrier has been reached, and what follows from it is not done yet.
+    /// A barrier was reached, and its consequences are not yet handled.
     is_reached: bool,
-    /// All was read when the last one was reached, and so often in this preparation.
+    /// All pieces were read at the last barrier; and the number of such barriers in this preparation.
     is_read: bool,
     rounds: u32,
 }
 
 impl Staging {
-    /// For a move in a fleet whose keys have their slots by this placement.
+    /// Creates the machine of a move, for a fleet with this placement.
     #[must_use]
     pub fn new(placement: Placement) -> Self {
         Self { placement, ..Self::default() }
     }
 
-    /// The same with a bug in it, for tests of the simulator.
+    /// Injects a bug, for tests of the simulator.
     #[cfg(feature = "planted-bugs")]
     #[must_use]
     pub fn with(mut self, bug: Option<Bug>) -> Self {
@@ -405,7 +403,7 @@ impl Staging {
         self
     }
 
-    /// Takes note of what happened and says what to do.
+    /// Handles an event and appends the resulting actions.
     pub fn step(&mut self, event: Event, actions: &mut Vec<Action>) {
         match event {
             Event::Begin { big, ends } => self.begin(big, ends, actions),
@@ -413,7 +411,7 @@ impl Staging {
             Event::Looked { place, seen } => self.looked(place, seen, actions),
             Event::Touched { key, elements } => self.touched(&key, elements.as_deref()),
             Event::Written { key } => {
-                // Before the copy begins that is answered.
+                // Not before the copy starts, because it waits for the command to end.
                 self.of_mut(&key).filter(|staged| staged.has_begun()).for_each(|staged| staged.tail.touch_everything());
             }
             Event::TouchedSlot(slot) => {
@@ -456,7 +454,7 @@ impl Staging {
             Event::AllOver => self.drop_all(actions),
             Event::Copying { batch } => drop(self.storing.remove(&batch)),
             Event::Storing { batch, keys, staged } => {
-                // What was read whole since is not staged any more.
+                // Keys read whole are no longer staged.
                 self.storing.remove(&batch);
                 if !staged.is_empty() {
                     self.storing.insert(batch, Storing::of(keys, staged));
@@ -493,7 +491,7 @@ impl Staging {
         }
     }
 
-    // ---- what may be asked ----
+    // ---- state ----
 
     /// Whether nothing is staged.
     #[must_use]
@@ -501,52 +499,51 @@ impl Staging {
         self.all.is_empty()
     }
 
-    /// What is staged.
+    /// Staged keys.
     pub fn places(&self) -> impl Iterator<Item = &Place> {
         self.all.keys()
     }
 
-    /// Of a key, in all databases.
+    /// Staged databases of a key.
     pub fn places_of(&self, key: &Key) -> impl Iterator<Item = &Place> + use<'_> {
         self.all.range((key.clone(), 0)..=(key.clone(), u32::MAX)).map(|(place, _)| place)
     }
 
-    /// Whether the staging key may be at the target.
+    /// Whether the staging key may exist at the target.
     #[must_use]
     pub fn is_written(&self, place: &Place) -> bool {
         self.all.get(place).is_some_and(|staged| staged.written)
     }
 
-    /// The epoch that is waited for ([`Event::Reached`]).
+    /// Epoch of the pending barrier ([`Event::Reached`]).
     #[must_use]
     pub const fn awaits(&self) -> Option<u64> {
         if let Barrier::Set(epoch) = self.barrier { Some(epoch) } else { None }
     }
 
-    /// Whether something is not answered: nothing is next.
+    /// Whether a reply is pending, so that no action follows.
     #[must_use]
     pub const fn is_asking(&self) -> bool {
         self.pending_replies > 0
     }
 
-    /// How often its copy has begun.
+    /// Number of starts of the key's copy.
     #[must_use]
     pub fn starts(&self, place: &Place) -> u32 {
         self.all.get(place).map_or(0, |staged| staged.starts)
     }
 
-    /// In the leg: what of a key has to be read again before its staging key is what the key is. It stays, so that it
-    /// can be asked once more. `None`: the key is not staged.
+    /// In the leg: dirty elements to read before the staging key equals the key. They stay, so that the query can be
+    /// repeated. `None`: the key is not staged.
     #[must_use]
     pub fn tail(&self, place: &Place) -> Option<Vec<Element>> {
         let staged = self.all.get(place)?;
         Some(if self.planted.is(Bug::TailNotReadInTheLeg) { Vec::new() } else { staged.tail.all().cloned().collect() })
     }
 
-    /// In the leg, before keys are read: those of which nothing that is staged may be used are moved whole. Else all of
-    /// a key was read, it was not changed as a whole since, and both nodes are the processes that they were (by their
-    /// `run_id`; `None`: not connected, so it cannot be told, and nothing is asked there). `is_ours`: the key is of the
-    /// leg.
+    /// In the leg, before keys are read: moves keys with unusable copies whole. A copy is usable if all pieces were
+    /// read, no later command replaced the key, and both nodes are the same processes (by `run_id`; `None`: not
+    /// connected, so unknown, but nothing is read there). `is_ours`: whether the key belongs to the leg.
     pub fn drop_unusable(
         &mut self,
         source: Option<&str>,
@@ -568,7 +565,7 @@ impl Staging {
         }
     }
 
-    // ---- what it decides ----
+    // ---- decisions ----
 
     fn begin(&mut self, big: Vec<Place>, ends: Ends, actions: &mut Vec<Action>) {
         if self.all.values().any(|staged| staged.ends != ends) {
@@ -580,7 +577,7 @@ impl Staging {
         self.forget_pending();
     }
 
-    /// Nothing is answered any more.
+    /// Drops all pending replies.
     fn forget_pending(&mut self) {
         self.pending_replies = 0;
         self.parts.clear();
@@ -642,7 +639,7 @@ impl Staging {
         }
     }
 
-    /// Copies begin again that a command has changed as a whole, or are given up.
+    /// Restarts copies of replaced keys, or gives them up.
     fn begin_again(&mut self, actions: &mut Vec<Action>) {
         let all = self.all.iter();
         let changed: Vec<(Place, u32)> =
@@ -678,14 +675,14 @@ impl Staging {
         }
     }
 
-    /// Asks for elements that were told before the last barrier, if there are any.
+    /// Requests elements reported before the last barrier. Returns whether there are any.
     fn read_a_tail(&mut self, actions: &mut Vec<Action>) -> bool {
         for (place, staged) in &mut self.all {
             let elements = staged.tail.take(TAIL_AT_ONCE);
             if elements.is_empty() {
                 continue;
             }
-            // What was read before is written before.
+            // Pieces read earlier are written earlier.
             if staged.held && !self.planted.is(Bug::PieceWrittenLate) {
                 staged.held = false;
                 self.parts.push_back(Part::Piece);
@@ -709,7 +706,7 @@ impl Staging {
                 staged.stage = Stage::Ready;
             }
             if !staged.has_begun() {
-                // The copy will show it.
+                // The copy will include them.
                 staged.tail.drop_old();
             }
         }
@@ -729,7 +726,7 @@ impl Staging {
         }
     }
 
-    /// What was read again is written, behind what was read before it.
+    /// Writes the next part: elements read again follow earlier pieces.
     fn write_next(&mut self, place: Place, actions: &mut Vec<Action>) {
         if self.pending_replies == 0
             && let Some(part) = self.parts.pop_front()
@@ -803,7 +800,7 @@ impl Staging {
         self.is_reached = false;
     }
 
-    /// Those in any database.
+    /// Staged copies of a key, in all databases.
     fn of_mut<'s>(&'s mut self, key: &Key) -> impl Iterator<Item = &'s mut Staged> + use<'s> {
         self.all.range_mut((key.clone(), 0)..=(key.clone(), u32::MAX)).map(|(_, staged)| staged)
     }

@@ -1,35 +1,35 @@
-//! A tracker that does not say twice what was found to be wrong.
+//! A tracker that does not repeat known errors.
 //!
-//! The Bloom telemetry paper asks for it: a filter errs about the same keys again and again, and the popular ones among
-//! them are asked for most. What was found is kept exactly, beside the filter. So it costs memory for each error that
-//! is met, and not for each group.
+//! The Bloom telemetry paper requires it: a filter is wrong about the same keys every time, and the popular ones are
+//! read most. Corrections are stored exactly, next to the filter. So memory grows with the errors found, not with the
+//! groups.
 
 use std::collections::VecDeque;
 
 use super::{Saturation, State, Tracker};
 use crate::migration::{Fingerprint, FingerprintMap};
 
-/// Another tracker, with its errors repaired as they are found.
+/// Wraps a tracker and corrects its errors as they are found.
 #[derive(Clone, Debug)]
 pub struct Adaptive<T> {
     inner: T,
     repaired: FingerprintMap<State>,
-    /// In the order in which they were found; also some that are repaired no more.
+    /// In the order of their discovery, including groups whose correction has expired.
     found: VecDeque<Fingerprint>,
     repairs_max: usize,
 }
 
 impl<T: Tracker> Adaptive<T> {
-    /// So many are remembered by default: about 3 MB.
+    /// Default number of corrections: about 3 MB.
     pub const REPAIRS_MAX: usize = 1 << 16;
 
-    /// `repairs_max`: beyond it the oldest is forgotten, which makes it an error again and nothing worse.
+    /// `repairs_max`: beyond it the oldest correction is dropped, which only brings the error back.
     #[must_use]
     pub fn new(inner: T, repairs_max: usize) -> Self {
         Self { inner, repaired: FingerprintMap::default(), found: VecDeque::new(), repairs_max: repairs_max.max(1) }
     }
 
-    /// How many errors are repaired.
+    /// Number of corrections.
     #[must_use]
     pub fn repairs(&self) -> usize {
         self.repaired.len()

@@ -3,15 +3,14 @@
 use super::{State, Tracker};
 use crate::migration::{Fingerprint, FingerprintSet};
 
-/// Never wrong, as far as no two groups have one fingerprint.
+/// Exact, unless two groups have the same fingerprint.
 #[derive(Clone, Debug, Default)]
 pub struct Exact {
     under_way: FingerprintSet,
     complete: FingerprintSet,
 }
 
-/// What a set of so many fingerprints takes where it has room for no more: a fingerprint and a byte in each place, and
-/// an eighth of the places is free.
+/// Memory of a full set of fingerprints, bytes: a fingerprint and a byte per place, and one eighth of the places free.
 const fn bytes_with_room_for(count: usize) -> usize {
     match count {
         0 => 0,
@@ -22,7 +21,7 @@ const fn bytes_with_room_for(count: usize) -> usize {
 }
 
 impl Exact {
-    /// Bytes for so many groups that are complete.
+    /// Memory for complete groups, bytes.
     #[must_use]
     pub const fn bytes_for(groups: usize) -> usize {
         bytes_with_room_for(groups)

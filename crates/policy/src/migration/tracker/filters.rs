@@ -1,29 +1,29 @@
-//! A Bloom filter of groups that are complete, and a counting one of those under way (NetMigrate, FAST 2024, section
-//! 4.2); or the first alone (the Bloom telemetry paper, where a group is a key).
+//! A Bloom filter of complete groups, and a counting Bloom filter of groups in progress (NetMigrate, FAST 2024, section
+//! 4.2); or only the first (the Bloom telemetry paper, in which a group is a key).
 //!
-//! Written here and not taken from a crate: the geometry has to be the published one to the cell, and policy has no
+//! Implemented here rather than with a crate: the geometry must match the published one exactly, and policy has no
 //! dependencies.
 
 use super::{Saturation, State, Tracker, wang};
 use crate::migration::Fingerprint;
 
-/// Where the cells of the hash functions are.
+/// Placement of the cells of the hash functions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Layout {
-    /// All functions use all cells.
+    /// All functions share all cells.
     Shared,
-    /// Each function has cells of its own, as many as the others: a switch reads each of its arrays once for a packet.
+    /// Each function has cells of its own, in equal number: a switch reads each of its arrays once per packet.
     Partitioned,
 }
 
-/// The geometry of one filter.
+/// Geometry of one filter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Filter {
-    /// How many cells: bits, or counters of eight bits.
+    /// Number of cells: bits, or 8-bit counters.
     pub cells: u64,
-    /// How many hash functions.
+    /// Number of hash functions.
     pub hashes: u32,
-    /// Where their cells are.
+    /// Placement of their cells.
     pub layout: Layout,
 }
 
@@ -32,24 +32,24 @@ impl Filter {
         Self { cells, hashes: 4, layout: Layout::Shared }
     }
 
-    /// How often a group that was not added is found in it when so many were.
+    /// Probability that a group not added is found, after `groups` were added.
     #[must_use]
     pub fn false_positives(self, groups: u64) -> f64 {
         let added = f64::from(self.hashes) * groups as f64 / self.cells as f64;
         self.false_positives_at(-(-added).exp_m1())
     }
 
-    /// The same where that share of its cells is set.
+    /// False-positive probability if this fraction of the cells is set.
     fn false_positives_at(self, share: f64) -> f64 {
         share.powi(self.hashes as i32)
     }
 
-    /// The cells of a group.
+    /// Returns the cells of a group.
     fn places(self, group: Fingerprint) -> impl Iterator<Item = usize> {
         let (low, high) = (group.0 as u64, (group.0 >> 64) as u64);
         (0..u64::from(self.hashes)).map(move |number| {
             let hash = u128::from(wang(wang(low ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)) ^ high));
-            // Without a remainder: the upper bits of the hash say which part of the cells it is.
+            // Without a remainder: the upper bits of the hash select the cell.
             let below = |cells: u64| ((hash * u128::from(cells)) >> 64) as u64;
             let place = match self.layout {
                 Layout::Shared => below(self.cells),
@@ -63,12 +63,12 @@ impl Filter {
     }
 }
 
-/// The geometry of both.
+/// Geometry of both filters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
-    /// Bits.
+    /// Bit filter of complete groups.
     pub complete: Filter,
-    /// Counters; `None`: what is under way is not known.
+    /// Counters; `None`: groups in progress are not tracked.
     pub under_way: Option<Filter>,
 }
 
@@ -76,24 +76,25 @@ impl Geometry {
     /// NetMigrate's default: 512 KB of bits and 1024 KB of counters, for 2^17 groups.
     pub const NETMIGRATE: Self = Self { complete: Filter::shared(1 << 22), under_way: Some(Filter::shared(1 << 20)) };
 
-    /// What NetMigrate's published code has: four arrays of 32,768 bits, and four of 16 counters. The worst row of its
-    /// Table 2.
+    /// Geometry of NetMigrate's published code: four arrays of 32,768 bits, and four of 16 counters. The worst row of
+    /// its Table 2.
     pub const NETMIGRATE_SHIPPED: Self = Self {
         complete: Filter { cells: 1 << 17, hashes: 4, layout: Layout::Partitioned },
         under_way: Some(Filter { cells: 1 << 6, hashes: 4, layout: Layout::Partitioned }),
     };
 
-    /// The Bloom telemetry paper's: 125 MB, for 50 million keys. How many hash functions it has is not said.
+    /// Geometry of the Bloom telemetry paper: 125 MB for 50 million keys. The number of hash functions is not
+    /// published.
     pub const BLOOM_TELEMETRY: Self = Self { complete: Filter::shared(1_000_000_000), under_way: None };
 
-    /// NetMigrate's rule: sixteen cells for each group, and sixteen for each that is under way at one time.
+    /// NetMigrate's rule: 16 cells per group, and 16 per group in progress.
     #[must_use]
     pub const fn netmigrate(groups: u64, at_once: u64) -> Self {
         Self { complete: Filter::shared(16 * groups), under_way: Some(Filter::shared(16 * at_once)) }
     }
 
-    /// How often a group that has not started is called something else, when so many are complete and so many under
-    /// way. NetMigrate's formula.
+    /// Probability that a group that has not started gets another state, with these numbers of complete groups and
+    /// groups in progress. NetMigrate's formula.
     #[must_use]
     pub fn false_positives(&self, complete: u64, under_way: u64) -> f64 {
         either(
@@ -102,7 +103,7 @@ impl Geometry {
         )
     }
 
-    /// Bytes of memory.
+    /// Memory, bytes.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         let counters = match self.under_way {
@@ -112,19 +113,19 @@ impl Geometry {
         self.complete.cells.div_ceil(64) * 8 + counters
     }
 
-    /// Bits of memory for each of so many groups.
+    /// Memory per group, bits.
     #[must_use]
     pub fn bits_per_group(&self, groups: u64) -> f64 {
         self.bytes() as f64 * 8.0 / groups as f64
     }
 }
 
-/// One of two things that do not depend on each other.
+/// Probability of at least one of two independent events.
 fn either(one: f64, other: f64) -> f64 {
     1.0 - (1.0 - one) * (1.0 - other)
 }
 
-/// The filters.
+/// Filters with their contents.
 #[derive(Clone, Debug)]
 pub struct Filters {
     geometry: Geometry,
@@ -133,7 +134,7 @@ pub struct Filters {
 }
 
 impl Filters {
-    /// Empty ones. A filter has one cell at least, and one for each function where they are partitioned.
+    /// Creates empty filters. A filter has at least one cell, and one per function if partitioned.
     #[must_use]
     pub fn new(mut geometry: Geometry) -> Self {
         for filter in [Some(&mut geometry.complete), geometry.under_way.as_mut()].into_iter().flatten() {
@@ -144,7 +145,7 @@ impl Filters {
         Self { geometry, bits: vec![0; geometry.complete.cells.div_ceil(64) as usize], counters: vec![0; counters] }
     }
 
-    /// Their geometry.
+    /// Geometry of the filters.
     #[must_use]
     pub const fn geometry(&self) -> &Geometry {
         &self.geometry

@@ -1,17 +1,16 @@
-//! Where each group of a move is, as far as it is remembered: exactly, or by filters that take less memory and err to
-//! one side.
+//! State of each group of a move: exact, or by filters that need less memory and are wrong in one direction only.
 //!
-//! A *group* is the unit that a protocol tracks: a key, or a range of hashes. It is a [`Fingerprint`]: that of the key,
-//! or [`group`]. Several moves share one tracker, so a group of a range has its pair of source and target in it, as
-//! NetMigrate's filters have address and port.
+//! A *group* is the unit that a protocol tracks: a key, or a range of hashes. It is a [`Fingerprint`]: of the key, or
+//! from [`group`]. Several moves share one tracker, so the group of a range includes its pair of source and target,
+//! like address and port in NetMigrate's filters.
 //!
-//! # What may be relied upon
-//! What has completed is never said to be elsewhere, and what is under way is never said not to have started. Filters
-//! err in the other direction only: they call a group complete, or under way, that is not. Two things follow from that.
-//! - Whoever reads by a filter looks at the other node when he finds nothing. [`Tracker::found`] is told of it.
-//! - A group that has not started can be called under way now and not started later, when another group with the same
-//!   cells completes. What was written for it meanwhile at the target is then not looked for there. The papers do not
-//!   say so; a correct protocol remembers such writes exactly.
+//! # Guarantees
+//! A complete group is never reported in an earlier state, and a group in progress never as not started. Filters only
+//! err in the other direction: they report a group as complete, or in progress, that is not. Two consequences:
+//! - A reader that finds nothing must also read from the other node, and then reports the error to [`Tracker::found`].
+//! - A group that has not started can be reported as in progress now and as not started later, when another group with
+//!   the same cells completes. Writes made at the target in between are then not found. The papers do not mention this;
+//!   a correct protocol tracks such writes exactly.
 
 mod adaptive;
 mod exact;
@@ -24,58 +23,55 @@ pub use adaptive::Adaptive;
 pub use exact::Exact;
 pub use filters::{Filter, Filters, Geometry, Layout};
 
-/// Where a group is. S1 to S4 are NetMigrate's names.
+/// State of a group. S1 to S4 are NetMigrate's names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// S1: at the source.
     NotStarted,
-    /// S2: keys of it are on their way.
+    /// S2: its keys are in transit.
     UnderWay,
     /// S3: at the target.
     Complete,
-    /// S4: it cannot be both under way and complete, so one of both is false.
+    /// S4: reported both in progress and complete, so one report is wrong.
     Unsure,
 }
 
-/// How full a tracker is.
+/// Fill level of a tracker.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Saturation {
-    /// Share of the cells of complete groups that are set.
+    /// Fraction of set cells in the filter of complete groups.
     pub complete: f64,
-    /// Share of the cells of groups under way that are not zero.
+    /// Fraction of nonzero counters for groups in progress.
     pub under_way: f64,
-    /// Counters that have reached their end. They stay there until [`Tracker::reset`], because how much they should be
-    /// lowered is not known.
+    /// Counters at their maximum. They stay there until [`Tracker::reset`], because their true value is unknown.
     pub stuck: usize,
-    /// How often a group that has not started is called something else, with what is in the tracker now.
+    /// Probability that a group that has not started gets another state, with the present contents.
     pub false_positives: f64,
 }
 
-/// Remembers where groups are.
+/// Tracks the states of groups.
 pub trait Tracker: Send + Sync {
-    /// The group starts, once.
+    /// Records that a group starts. Call once per group.
     fn start(&mut self, group: Fingerprint);
 
-    /// The group, which has started, is complete.
+    /// Records that a started group is complete.
     fn complete(&mut self, group: Fingerprint);
 
-    /// Where the group is.
+    /// Returns the state of a group.
     fn state(&self, group: Fingerprint) -> State;
 
-    /// The group is in truth in this state, not in the one that was said. Whether it is said from now on, until the
-    /// group starts or completes.
+    /// Corrects a wrong state. Returns whether the correction applies from now on, until the group starts or completes.
     fn found(&mut self, _group: Fingerprint, _truth: State) -> bool {
         false
     }
 
-    /// Nothing has started. No move that relies on it may be under way: what is forgotten here would be looked for at
-    /// its source.
+    /// Forgets all groups. No move may rely on the tracker: it would look for moved groups at the source.
     fn reset(&mut self);
 
-    /// Bytes of memory.
+    /// Memory, bytes.
     fn bytes(&self) -> usize;
 
-    /// How full it is.
+    /// Returns the fill level.
     fn saturation(&self) -> Saturation {
         Saturation::default()
     }
@@ -86,19 +82,19 @@ pub trait Tracker: Send + Sync {
     }
 }
 
-/// A source and a target, of those that share a tracker.
+/// A pair of source and target that shares a tracker with other pairs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pair(pub u32);
 
 impl Pair {
-    /// That of a move.
+    /// Returns the pair of a move.
     #[must_use]
     pub const fn of(move_id: MoveId) -> Self {
         Self(move_id.0 as u32)
     }
 }
 
-/// A group that is a range of hashes, by its number.
+/// Returns the group of a range of hashes, by its number.
 #[must_use]
 pub fn group(pair: Pair, number: u64) -> Fingerprint {
     let pair = u64::from(pair.0);
@@ -106,7 +102,7 @@ pub fn group(pair: Pair, number: u64) -> Fingerprint {
     Fingerprint(u128::from(high) << 64 | u128::from(low))
 }
 
-/// The integer hash of Thomas Wang that the Bloom telemetry paper names.
+/// Thomas Wang's integer hash, as named in the Bloom telemetry paper.
 const fn wang(mut key: u64) -> u64 {
     key = (!key).wrapping_add(key << 21);
     key ^= key >> 24;
@@ -117,24 +113,24 @@ const fn wang(mut key: u64) -> u64 {
     key.wrapping_add(key << 31)
 }
 
-/// Which tracker.
+/// Kind of tracker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Never wrong.
+    /// Exact sets.
     Exact,
-    /// A Bloom filter of what is complete. It does not know what is under way.
+    /// A Bloom filter of complete groups. Groups in progress are not tracked.
     Bloom,
-    /// And a counting Bloom filter of what is under way.
+    /// Adds a counting Bloom filter of groups in progress.
     BloomAndCounting,
-    /// The same, and what was found to be wrong is not said again.
+    /// Adds corrections of the errors found.
     Adaptive,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 4] = [Self::Exact, Self::Bloom, Self::BloomAndCounting, Self::Adaptive];
 
-    /// Its name.
+    /// Configuration name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -145,13 +141,13 @@ impl Kind {
         }
     }
 
-    /// The one of that name.
+    /// Returns the kind with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// A new one. Filters have that geometry.
+    /// Creates a tracker. Filters use this geometry.
     #[must_use]
     pub fn tracker(self, geometry: Geometry) -> Box<dyn Tracker> {
         match self {
