@@ -1,4 +1,4 @@
-//! Commands and replies as bytes, appended to a buffer of the caller's.
+//! Encodes commands and replies, appending to the caller's buffer.
 
 /// Appends a decimal number.
 #[inline]
@@ -32,7 +32,7 @@ pub fn bulk(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Appends a bulk string that is there in parts.
+/// Appends a bulk string made of several parts.
 pub fn bulk_of(out: &mut Vec<u8>, parts: &[&[u8]]) {
     header(out, b'$', parts.iter().map(|part| part.len()).sum());
     parts.iter().for_each(|part| out.extend_from_slice(part));
@@ -62,8 +62,8 @@ pub fn integer(out: &mut Vec<u8>, value: i64) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Appends a line reply of the given type (`+` or `-`), with CR and LF in it made spaces: a line must not end early
-/// (CVE-2025-67733 is what happens otherwise).
+/// Appends a line reply of the given type (`+` or `-`). Replaces CR and LF by spaces, so that the line cannot end early
+/// (as in CVE-2025-67733).
 pub fn line(out: &mut Vec<u8>, kind: u8, text: &[u8]) {
     out.push(kind);
     out.extend(text.iter().map(|b| if matches!(b, b'\r' | b'\n') { b' ' } else { *b }));
@@ -85,12 +85,12 @@ pub fn null(out: &mut Vec<u8>, resp3: bool) {
     out.extend_from_slice(if resp3 { b"_\r\n" } else { b"$-1\r\n" });
 }
 
-/// Appends the header of a map of `pairs` pairs: an array of twice as many in RESP2.
+/// Appends the header of a map of `pairs` pairs; in RESP2 an array of twice the length.
 pub fn map(out: &mut Vec<u8>, pairs: usize, resp3: bool) {
     if resp3 { header(out, b'%', pairs) } else { header(out, b'*', pairs * 2) }
 }
 
-/// Appends a text that is a verbatim string in RESP3 and a bulk string in RESP2 (INFO, CLIENT LIST).
+/// Appends a verbatim string in RESP3, or a bulk string in RESP2 (INFO, CLIENT LIST).
 pub fn verbatim(out: &mut Vec<u8>, text: &[u8], resp3: bool) {
     if resp3 {
         header(out, b'=', text.len() + 4);

@@ -1,37 +1,37 @@
-//! Redis's glob patterns: `*`, `?`, `[a-z]`, `[^x]`, `\` takes the next byte as it is. The one place that matches them.
+//! Redis's glob patterns: `*`, `?`, `[a-z]`, `[^x]`, and `\` before a literal byte. The only matcher of such patterns.
 //!
-//! With the answers of Redis 7, also where these are odd: an empty text is matched by an empty pattern only; a class
-//! without an end ends with the pattern; bytes of a range are compared as the server's platform compares characters;
-//! more than 1,000 stars match nothing.
+//! Compatible with Redis 7, including its peculiarities. Only an empty pattern matches an empty text. An unclosed class
+//! ends with the pattern. Ranges compare bytes by the server platform's sign of `char`. More than 1,000 stars match
+//! nothing.
 //!
-//! A pattern comes from a client, so the time is bounded by the product of the lengths: on a mismatch only the last
-//! star takes one byte more. Redis recurses at every star instead, which a pattern of many stars made exponential
-//! (CVE-2022-36021) and deep (CVE-2024-31228).
+//! Patterns come from clients, so the time is bounded by the product of the lengths: on a mismatch only the last star
+//! takes one more byte. Redis recurses at every star, which was exponential (CVE-2022-36021) and deep (CVE-2024-31228)
+//! for patterns with many stars.
 
 use std::ffi::c_char;
 
-/// The most stars, apart from those at the end, with which a pattern can match. Several in a row count as one.
+/// Maximum stars in a matching pattern, except trailing ones. Consecutive stars count as one.
 const STARS_MAX: usize = 1000;
 
-/// Whether `text` as a whole matches `pattern`.
+/// Whether `pattern` matches the whole of `text`.
 #[must_use]
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     search::<false>(pattern, text)
 }
 
-/// The same where case makes no difference, as in `CONFIG GET`. It still does behind a `\` inside of a class.
+/// Like [`matches()`], ignoring case, as in `CONFIG GET`. Case still matters after a `\` in a class.
 #[must_use]
 pub fn matches_nocase(pattern: &[u8], text: &[u8]) -> bool {
     search::<true>(pattern, text)
 }
 
-/// Whether `KEYS` and `SCAN` give a key for a pattern: `*` means all keys, also the one without a name.
+/// Whether `KEYS` and `SCAN` return a key for a pattern: `*` matches all keys, even the empty one.
 #[must_use]
 pub fn matches_key(pattern: &[u8], key: &[u8]) -> bool {
     pattern == b"*" || matches(pattern, key)
 }
 
-/// Whether `CONFIG GET` gives a setting for a pattern. Without any of `*?[` it is a name.
+/// Whether `CONFIG GET` returns a setting for a pattern. A pattern without any of `*?[` is a name.
 #[must_use]
 pub fn matches_setting(pattern: &[u8], name: &[u8]) -> bool {
     if pattern.iter().any(|byte| b"*?[".contains(byte)) {
@@ -46,7 +46,7 @@ fn search<const NOCASE: bool>(pattern: &[u8], text: &[u8]) -> bool {
         return pattern.is_empty();
     }
     let (mut p, mut t) = (0, 0);
-    // Where to go on after the last star, and how much of the text it has taken.
+    // Position after the last star, and the end of the text that it has taken.
     let mut star: Option<(usize, usize)> = None;
     let mut stars = 0;
     while t < text.len() {
@@ -81,7 +81,7 @@ fn is_same<const NOCASE: bool>(a: u8, b: u8) -> bool {
     if NOCASE { a.eq_ignore_ascii_case(&b) } else { a == b }
 }
 
-/// The length of the pattern's first element, which is not a star, and whether it takes `byte`.
+/// Length of the pattern's first element, which is not a star, and whether the element matches `byte`.
 fn element<const NOCASE: bool>(pattern: &[u8], byte: u8) -> (usize, bool) {
     match pattern {
         [b'?', ..] => (1, true),
@@ -95,7 +95,8 @@ fn element<const NOCASE: bool>(pattern: &[u8], byte: u8) -> (usize, bool) {
     }
 }
 
-/// What stands behind `[`, with its `]`. A class that is not closed ends with the pattern.
+/// Length of a class after its `[`, including the `]`, and whether it matches `byte`. An unclosed class ends with the
+/// pattern.
 fn class<const NOCASE: bool>(pattern: &[u8], byte: u8) -> (usize, bool) {
     let negated = pattern.first() == Some(&b'^');
     let mut at = usize::from(negated);
@@ -124,7 +125,8 @@ fn class<const NOCASE: bool>(pattern: &[u8], byte: u8) -> (usize, bool) {
     (at, found != negated)
 }
 
-/// The ends are put in order before their case is changed, so `[Z-a]` has nothing in it where case makes no difference.
+/// Whether a range contains a byte. The ends are ordered before their case is changed, so `[Z-a]` is empty if case is
+/// ignored.
 fn is_between<const NOCASE: bool>(from: u8, to: u8, byte: u8) -> bool {
     let in_order = |byte: u8| byte as c_char;
     let (from, to) = if in_order(from) > in_order(to) { (to, from) } else { (from, to) };

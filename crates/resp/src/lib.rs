@@ -1,15 +1,15 @@
-//! RESP, the Redis serialization protocol: bytes to commands and replies, and back.
+//! RESP, the Redis serialization protocol: conversion between bytes and commands or replies.
 //!
-//! Everything here is a pure function of the bytes given: no sockets, no clock, no allocation by declared length.
-//! The router, the fuzzers and the simulator run the same code.
+//! Pure functions of the given bytes: no sockets, no clock, no allocation by declared length. The router, the fuzz
+//! targets, and the simulator run the same code.
 //!
 //! - [`request`]: finds the arguments of a command in a buffer (multibulk and inline).
-//! - [`reply`]: finds where a reply ends, and what kind it is, in RESP2 and RESP3.
-//! - [`encode`]: writes commands and replies.
-//! - [`glob`]: the patterns of `KEYS`, `PSUBSCRIBE`, `CONFIG GET` and of users' rights.
-//! - [`translate`]: replies of one protocol in the form of the other.
-//! - [`units`]: sizes and times as `redis.conf` has them.
-//! - [`command`]: the command table as data: names, arity, flags, where the keys are, who answers.
+//! - [`reply`]: finds the end and the kind of a reply, in RESP2 and RESP3.
+//! - [`encode`]: encodes commands and replies.
+//! - [`glob`]: patterns of `KEYS`, `PSUBSCRIBE`, `CONFIG GET`, and ACL rules.
+//! - [`translate`]: converts replies between RESP2 and RESP3.
+//! - [`units`]: sizes and times as in `redis.conf`.
+//! - [`command`]: the command table: names, arity, flags, key positions, handling.
 
 pub mod command;
 pub mod encode;

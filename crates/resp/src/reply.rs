@@ -1,12 +1,12 @@
-//! Replies as nodes send them, RESP2 and RESP3: where one ends, what kind it is, and its elements.
+//! Parses replies of nodes in RESP2 and RESP3: the end of a reply, its kind, and its elements.
 //!
-//! No tree is built and nothing recurses: where a reply ends follows from one counter of elements still to come, so a
-//! reply nested a million deep costs eight bytes.
+//! Nothing builds a tree or recurses: the end of a reply follows from one counter of outstanding elements, so a reply
+//! nested a million deep costs eight bytes.
 
-/// A node's reply that breaks the protocol. The connection that carried it can only be closed.
+/// A reply that violates the protocol. Its connection can only be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyError {
-    /// Offset of the byte that made no sense.
+    /// Offset of the invalid byte.
     pub at: usize,
 }
 
@@ -18,16 +18,16 @@ impl std::fmt::Display for ReplyError {
 
 impl std::error::Error for ReplyError {}
 
-/// Longest line (simple string, error, number) of a reply. A script makes one as long as it likes
-/// (`redis.status_reply`), and what cuts its connection cuts others, too.
+/// Maximum line length (simple string, error, number) of a reply. A script can produce lines of any length
+/// (`redis.status_reply`), and other clients share the connection that is closed on violation.
 pub const LINE_MAX: usize = 64 << 20;
 
-/// Finds the end of one reply at a time, keeping its place between calls.
+/// Finds the end of one reply at a time. Keeps its position between calls.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplyScanner {
     pos: usize,
     left: u64,
-    /// So much of a line that has not ended was looked through.
+    /// Bytes of the unfinished line already searched.
     line: usize,
 }
 
@@ -37,17 +37,17 @@ impl Default for ReplyScanner {
     }
 }
 
-/// How far a scan came.
+/// Result of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyScan {
-    /// A whole reply of this many bytes.
+    /// A complete reply of this many bytes.
     Complete(usize),
     /// More bytes are needed: the reply has at least this many.
     Incomplete(usize),
 }
 
 impl ReplyScanner {
-    /// Scans the reply at the start of `buf`; `buf` must start at the same reply until it is complete.
+    /// Scans the reply at the start of `buf`. `buf` must start with the same reply until it is complete.
     #[inline]
     pub fn scan(&mut self, buf: &[u8]) -> Result<ReplyScan, ReplyError> {
         while self.left > 0 {
@@ -92,7 +92,7 @@ impl ReplyScanner {
                             return Err(ReplyError { at: self.pos });
                         }
                         self.take(next, elements);
-                        // An attribute stands before its reply and is none itself.
+                        // An attribute precedes its reply and does not count as one.
                         self.left += u64::from(kind == b'|');
                     }
                 },
@@ -111,11 +111,11 @@ impl ReplyScanner {
     }
 }
 
-/// Follows a reply that is passed on or thrown away as it comes, whatever its size: never needs more than a header at a
+/// Follows a reply that is forwarded or discarded as it arrives, at any size. Never needs more than one header at a
 /// time.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplyFollower {
-    /// Bytes of the current string still to come, with its CRLF.
+    /// Outstanding bytes of the current string, including its CRLF.
     string_left: u64,
     left: u64,
 }
@@ -127,14 +127,14 @@ impl Default for ReplyFollower {
 }
 
 impl ReplyFollower {
-    /// Looks at the next bytes of the reply. Returns how many of them belong to it and are done with, and whether the
-    /// reply ends there. Bytes of an incomplete header are left for the next call.
+    /// Processes the next bytes of the reply. Returns the number of bytes consumed, and whether the reply ends there.
+    /// Bytes of an incomplete header are left for the next call.
     pub fn follow(&mut self, buf: &[u8]) -> Result<(usize, bool), ReplyError> {
         let mut pos = 0;
         loop {
             let here = ((buf.len() - pos) as u64).min(self.string_left);
             for (before_end, expected) in [(2, b'\r'), (1, b'\n')] {
-                // The byte so far before the string's end, if it is among those here.
+                // The byte `before_end` before the end of the string, if it is in this buffer.
                 if self.string_left >= before_end && here > self.string_left - before_end {
                     let at = pos + (self.string_left - before_end) as usize;
                     if buf[at] != expected {
@@ -224,8 +224,8 @@ fn length(buf: &[u8], start: usize) -> Result<Length, ReplyError> {
     Ok(Length::Incomplete)
 }
 
-/// The elements of a whole aggregate reply (array, set, push; of a map keys and values in turn), as raw bytes.
-/// Nothing for other kinds and for null.
+/// Elements of a complete aggregate reply (array, set, push; keys and values of a map alternate), as raw bytes. Empty
+/// for other kinds and for null.
 pub fn elements(reply: &[u8]) -> Elements<'_> {
     let is_aggregate = matches!(reply.first(), Some(b'*' | b'~' | b'>' | b'%'));
     match if is_aggregate { length(reply, 1) } else { Ok(Length::Incomplete) } {
@@ -245,7 +245,7 @@ pub struct Elements<'a> {
 }
 
 impl Elements<'_> {
-    /// Elements still to come.
+    /// Outstanding elements.
     pub fn remaining(&self) -> u64 {
         self.left
     }
@@ -269,7 +269,7 @@ impl<'a> Iterator for Elements<'a> {
     }
 }
 
-/// The text of a whole string-like reply: bulk, simple, verbatim (without its format), error, number. `None` for null
+/// Text of a complete string-like reply: bulk, simple, verbatim (without its format), error, number. `None` for null
 /// and aggregates.
 pub fn text(reply: &[u8]) -> Option<&[u8]> {
     match reply.first()? {
@@ -286,13 +286,12 @@ pub fn text(reply: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// The value of an integer reply, or of a string that is one.
+/// Value of an integer reply, or of a string with an integer.
 pub fn integer(reply: &[u8]) -> Option<i64> {
     std::str::from_utf8(text(reply)?).ok()?.parse().ok()
 }
 
-/// What an error says, without what it repeats of a command's arguments: in logs and reports, names of keys and values
-/// are nobody's business.
+/// Text of an error without the command arguments that it quotes: logs and reports must not contain keys and values.
 pub fn redacted_error(error: &[u8]) -> String {
     const ARGUMENTS: &str = ", with args beginning with";
     let whole = text(error).unwrap_or(error);
@@ -300,23 +299,23 @@ pub fn redacted_error(error: &[u8]) -> String {
     told.find(ARGUMENTS).map_or(&*told, |at| &told[..at]).trim_end().to_owned()
 }
 
-/// True for errors of either protocol.
+/// Whether the reply is an error of either protocol.
 #[inline]
 pub fn is_error(reply: &[u8]) -> bool {
     matches!(reply.first(), Some(b'-' | b'!'))
 }
 
-/// True for null of either protocol.
+/// Whether the reply is a null of either protocol.
 pub fn is_null(reply: &[u8]) -> bool {
     matches!(reply, b"$-1\r\n" | b"*-1\r\n" | b"_\r\n")
 }
 
-/// Elements of elements that [`may_be_of_no_key`] looks into: replies to reads nest no deeper.
+/// Maximum nesting inspected by [`may_be_of_no_key`]: replies to reads nest no deeper.
 const DEPTH_MAX: u32 = 8;
 
-/// Whether a reply to a read may be that of a key that is not there: null, an error, nothing, zero, -1, -2, `none`, or
-/// an aggregate of nothing else. Any other shows that the key is there. Keys that are there give such replies, too
-/// (`HGET` of a field that they have not).
+/// Whether a reply to a read may be for a missing key: null, an error, empty, zero, -1, -2, `none`, or an aggregate of
+/// only such elements. Any other reply proves that the key exists. Existing keys may cause such replies too (`HGET` of
+/// a missing field).
 #[must_use]
 pub fn may_be_of_no_key(reply: &[u8]) -> bool {
     fn look(reply: &[u8], depth: u32) -> bool {
@@ -439,7 +438,7 @@ mod tests {
             }
         };
         assert_eq!((len, scanner.line), (line.len(), 0));
-        // Its end in two pieces.
+        // The line end in two parts.
         let mut scanner = ReplyScanner::default();
         for (piece, whole) in [("+abc", false), ("+abc\r", false), ("+abc\r\n", true)] {
             assert_eq!(matches!(scanner.scan(piece.as_bytes()), Ok(ReplyScan::Complete(6))), whole, "{piece:?}");

@@ -1,18 +1,18 @@
-//! Commands as clients send them: multibulk (`*2\r\n$3\r\nGET\r\n$1\r\nk\r\n`) and inline (`GET k\r\n`).
+//! Parses commands of clients: multibulk (`*2\r\n$3\r\nGET\r\n$1\r\nk\r\n`) and inline (`GET k\r\n`).
 
-/// Where one argument lies in the buffer that was scanned. `u32` because a buffered request is bounded far below 4 GiB.
+/// Position of one argument in the scanned buffer. `u32`, because a buffered request is bounded far below 4 GiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Span {
-    /// Offset of the argument's first byte.
+    /// Offset of the first byte.
     pub start: u32,
-    /// Length of the argument in bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
-/// The arguments of one command: those known so far, and how many were declared.
+/// Arguments of one command: those received so far, and the declared number.
 ///
-/// A large argument is not waited for: then `spans` holds only the arguments before it, and `declared` says how many
-/// there will be.
+/// A large argument is not buffered: then `spans` contains only the arguments before it, and `declared` the total
+/// number.
 #[derive(Clone, Copy, Debug)]
 pub struct Args<'a> {
     buf: &'a [u8],
@@ -21,72 +21,72 @@ pub struct Args<'a> {
 }
 
 impl<'a> Args<'a> {
-    /// Arguments of a command whose bytes are all there.
+    /// Arguments of a complete command.
     #[inline]
     pub fn new(buf: &'a [u8], spans: &'a [Span]) -> Self {
         Self { buf, spans, declared: spans.len() }
     }
 
-    /// Arguments of a command of which only a prefix of the arguments is there; `declared` counts all of them.
+    /// Arguments of an incomplete command; `declared` is the total number.
     #[inline]
     pub fn partial(buf: &'a [u8], spans: &'a [Span], declared: usize) -> Self {
         Self { buf, spans, declared }
     }
 
-    /// The number of arguments that the command declared, its name included (Redis's `argc`).
+    /// Declared number of arguments, including the command name (Redis's `argc`).
     #[inline]
     pub fn len(&self) -> usize {
         self.declared
     }
 
-    /// True where no argument was declared.
+    /// Whether no argument was declared.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.declared == 0
     }
 
-    /// The number of arguments that are there already.
+    /// Number of arguments received.
     #[inline]
     pub fn known(&self) -> usize {
         self.spans.len()
     }
 
-    /// Argument `index` (0 is the command's name), or `None` where it is not there (yet).
+    /// Argument `index` (0 is the command name), or `None` if not received (yet).
     #[inline]
     pub fn get(&self, index: usize) -> Option<&'a [u8]> {
         let span = self.spans.get(index)?;
         self.buf.get(span.start as usize..span.start as usize + span.len as usize)
     }
 
-    /// All arguments that are there.
+    /// All arguments received.
     pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + Clone + use<'a> {
         let buf = self.buf;
         self.spans.iter().map(move |s| &buf[s.start as usize..s.start as usize + s.len as usize])
     }
 }
 
-/// A command that breaks the protocol. `Display` is what Redis answers after `-ERR `; the connection is then closed.
+/// A command that violates the protocol. `Display` is Redis's error text after `-ERR `; the connection is then closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProtocolError {
     /// A multibulk count line longer than 64 KiB.
     BigMultibulkCount,
-    /// The multibulk count is no number, or too large.
+    /// The multibulk count is not a number, or too large.
     InvalidMultibulkLength,
-    /// More arguments than a client may send before it has authenticated.
+    /// More arguments than permitted before authentication.
     UnauthenticatedMultibulkLength,
     /// A bulk length line longer than 64 KiB.
     BigBulkCount,
-    /// Something else than `$` where an argument should start.
+    /// A byte other than `$` at the start of an argument.
     ExpectedDollar(u8),
-    /// The bulk length is no number, negative, or larger than allowed.
+    /// The bulk length is not a number, negative, or larger than allowed.
     InvalidBulkLength,
-    /// A longer argument than a client may send before it has authenticated.
+    /// A longer argument than permitted before authentication.
     UnauthenticatedBulkLength,
     /// An inline command longer than 64 KiB.
     BigInline,
-    /// An inline command with a quote that is not closed.
+    /// An inline command with an unclosed quote.
     UnbalancedQuotes,
-    /// The request as a whole is larger than allowed.
+    /// The whole request is larger than allowed.
     TooLarge,
     /// A large argument was not followed by CRLF.
     MissingCrlf,
@@ -114,8 +114,7 @@ impl std::fmt::Display for ProtocolError {
 impl std::error::Error for ProtocolError {}
 
 impl ProtocolError {
-    /// The error as a client is told it, `ERR ` included: bytes, because Redis quotes the offending byte as it is
-    /// (`%c`).
+    /// Error text for the client, including `ERR `. Bytes, because Redis quotes the invalid byte unchanged (`%c`).
     pub fn reply_text(&self) -> Vec<u8> {
         match self {
             Self::ExpectedDollar(got) => [b"ERR Protocol error: expected '$', got '", &[*got][..], b"'"].concat(),
@@ -124,62 +123,62 @@ impl ProtocolError {
     }
 }
 
-/// Longest line of a header or an inline command, as in Redis (`PROTO_INLINE_MAX_SIZE`).
+/// Maximum line of a header or an inline command, as in Redis (`PROTO_INLINE_MAX_SIZE`).
 pub const LINE_MAX: usize = 64 * 1024;
 
-/// What a client may send.
+/// Limits for a client's commands.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Largest argument, bytes (Redis `proto-max-bulk-len`).
+    /// Maximum argument, in bytes (Redis `proto-max-bulk-len`).
     pub argument_max: usize,
-    /// An argument of at least this many bytes is not waited for: [`Scan::Large`].
+    /// Arguments of at least this many bytes are not buffered: [`Scan::Large`].
     pub large: usize,
-    /// False until the client has authenticated: then at most 10 arguments of 16 KiB, as Redis has it.
+    /// False until the client has authenticated: then at most 10 arguments of 16 KiB, as in Redis.
     pub authenticated: bool,
 }
 
 impl Limits {
-    /// For what was accepted before.
+    /// No limits, for requests already accepted.
     pub const NONE: Limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
 }
 
-/// What a scan found.
+/// Result of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scan {
-    /// The command is not all there; call again with more bytes.
+    /// The command is incomplete; call again with more bytes.
     Incomplete,
-    /// A whole command of `len` bytes. `canonical` is false where a CRLF was something else (Redis does not look): then
-    /// the bytes must not be forwarded as they are, because another parser might see another command in them.
+    /// A complete command of `len` bytes. `canonical` is false if other bytes replace a CRLF, which Redis does not
+    /// check. Such a command must not be forwarded unchanged, because another parser might see a different one.
     Complete {
-        /// Bytes of the command.
+        /// Size of the command in bytes.
         len: usize,
-        /// Whether the bytes may be forwarded as they are.
+        /// Whether the bytes may be forwarded unchanged.
         canonical: bool,
     },
-    /// Nothing to do (`*0\r\n`, an empty line): skip `len` bytes.
+    /// An empty command (`*0\r\n`, an empty line): skip `len` bytes.
     Empty {
         /// Bytes to skip.
         len: usize,
     },
-    /// An inline command of `len` bytes, its line end included: see [`inline_to_multibulk`].
+    /// An inline command of `len` bytes, including its line end; see [`inline_to_multibulk`].
     Inline {
-        /// Bytes of the line.
+        /// Length of the line in bytes.
         len: usize,
     },
-    /// The next argument is large and not all there. The arguments before it are known; its bytes start at `data`.
+    /// The next argument is large and incomplete. The arguments before it are known; its bytes start at `data`.
     Large {
         /// Offset of the first byte of the large argument.
         data: usize,
-        /// Its length.
+        /// Length of the large argument.
         len: usize,
-        /// Arguments that follow it.
+        /// Number of arguments after it.
         after: usize,
     },
 }
 
-/// Finds one command at a time. Keeps its place between calls, so that a command of a million arguments that comes in a
-/// thousand pieces is looked at once. The buffer must start at the same command each time; after `Complete`, `Empty` or
-/// `Inline` call [`Scanner::reset`].
+/// Finds one command at a time. Keeps its position between calls, so that a command of a million arguments in a
+/// thousand pieces is scanned once. The buffer must start with the same command each time; after `Complete`, `Empty`,
+/// or `Inline`, call [`Scanner::reset`].
 #[derive(Debug, Default)]
 pub struct Scanner {
     spans: Vec<Span>,
@@ -195,10 +194,10 @@ enum Line {
     TooLong,
 }
 
-/// A number as Redis's `string2ll` takes it (no plus, no leading zeros), then CR and any byte.
+/// Parses a number like Redis's `string2ll` (no plus, no leading zeros), followed by CR and any byte.
 #[inline]
 fn number_line(buf: &[u8], start: usize, uncanonical: &mut bool) -> Line {
-    // The usual case: one to ten digits, all there.
+    // The usual case: one to ten digits, complete.
     let mut pos = start;
     let mut value: i64 = 0;
     while let Some(&byte) = buf.get(pos) {
@@ -234,7 +233,7 @@ fn slow_number_line(buf: &[u8], start: usize) -> Line {
     if rest.len() < cr + 2 {
         return Line::Incomplete;
     }
-    // Only negative numbers and 19-digit ones come here as valid.
+    // Only negative numbers and 19-digit ones are valid here.
     let text = &rest[..cr];
     let digits = text.strip_prefix(b"-").unwrap_or(text);
     let canonical = digits == b"0" && text.len() == 1 || digits.first().is_some_and(|d| (b'1'..=b'9').contains(d));
@@ -245,13 +244,13 @@ fn slow_number_line(buf: &[u8], start: usize) -> Line {
 }
 
 impl Scanner {
-    /// The arguments found so far, as places in the buffer.
+    /// Arguments found so far.
     #[inline]
     pub fn args<'a>(&'a self, buf: &'a [u8]) -> Args<'a> {
         Args::partial(buf, &self.spans, self.declared)
     }
 
-    /// Forgets the command scanned, keeping the memory.
+    /// Resets to the next command. Keeps the memory up to a limit.
     #[inline]
     pub fn reset(&mut self) {
         self.spans.clear();
@@ -263,17 +262,17 @@ impl Scanner {
         }
     }
 
-    /// True where a command has been begun and not finished.
+    /// Whether a command is incomplete.
     pub fn is_mid_command(&self) -> bool {
         self.declared > 0
     }
 
-    /// Bytes that it takes.
+    /// Memory used, in bytes.
     pub fn memory(&self) -> usize {
         size_of::<Self>() + self.spans.capacity() * size_of::<Span>()
     }
 
-    /// How many bytes of the argument under way have yet to come behind `buf`, where its length is known.
+    /// Number of outstanding bytes of the current argument after `buf`, if its length is known.
     pub fn missing(&self, buf: &[u8]) -> usize {
         if self.declared == 0 || buf.get(self.pos) != Some(&b'$') {
             return 0;
@@ -284,7 +283,7 @@ impl Scanner {
         }
     }
 
-    /// The scanner of a request that is whole and was accepted before; `None` where it is not whole.
+    /// Creates the scanner of a complete request that was accepted before; `None` if it is incomplete.
     pub fn again(request: &[u8]) -> Option<Self> {
         let mut scanner = Self::default();
         matches!(scanner.scan(request, &Limits::NONE), Ok(Scan::Complete { .. })).then_some(scanner)
@@ -321,7 +320,7 @@ impl Scanner {
                 None => return Ok(Scan::Incomplete),
                 Some(b'$') => {}
                 Some(&other) => {
-                    // Redis looks for the line's end before it looks at the first byte.
+                    // Redis searches for the line end before it checks the first byte.
                     return match slow_number_line(buf, self.pos) {
                         Line::Incomplete => Ok(Scan::Incomplete),
                         Line::TooLong => Err(ProtocolError::BigBulkCount),
@@ -363,8 +362,9 @@ impl Scanner {
     }
 }
 
-/// Rewrites an inline command as a multibulk one, by the quoting rules of `redis-cli` (Redis's `sdssplitargs`): double
-/// quotes with `\n \r \t \b \a \xHH` escapes, single quotes with `\'`, a closing quote followed by space or the end.
+/// Converts an inline command to multibulk, with the quoting rules of `redis-cli` (Redis's `sdssplitargs`). Double
+/// quotes allow the escapes `\n \r \t \b \a \xHH`, single quotes `\'`. A closing quote must precede a space
+/// or the end.
 pub fn inline_to_multibulk(line: &[u8], out: &mut Vec<u8>) -> Result<(), ProtocolError> {
     let line = line.strip_suffix(b"\n").unwrap_or(line);
     let line = line.strip_suffix(b"\r").unwrap_or(line);
@@ -399,7 +399,7 @@ fn split_inline(line: &[u8]) -> Result<Vec<Vec<u8>>, ProtocolError> {
         loop {
             match at(i) {
                 None => break,
-                // Fewer than those that are passed over before it: a form feed in the middle is part of it.
+                // Fewer than the bytes skipped before an argument: a form feed within the argument belongs to it.
                 Some(b' ' | b'\t' | b'\n' | b'\r') => break,
                 Some(b'"') => {
                     i += 1;
@@ -462,30 +462,29 @@ fn split_inline(line: &[u8]) -> Result<Vec<Vec<u8>>, ProtocolError> {
     }
 }
 
-/// Follows a command whose large arguments are passed on as they come: says where it ends, and that it is well-formed.
+/// Follows a command whose large arguments are forwarded as they arrive. Finds its end and checks its syntax.
 #[derive(Clone, Copy, Debug)]
 pub struct Follower {
-    /// Bytes of the current argument still to come, with its CRLF.
+    /// Outstanding bytes of the current argument, including its CRLF.
     argument_left: usize,
     /// Arguments after the current one.
     after: usize,
 }
 
 impl Follower {
-    /// Starts inside an argument of which `left` bytes (without CRLF) are still to come, with `after` arguments behind
-    /// it.
+    /// Starts within an argument with `left` outstanding bytes (without CRLF) and `after` further arguments.
     pub fn new(left: usize, after: usize) -> Self {
         Self { argument_left: left + 2, after }
     }
 
-    /// Looks at the next bytes of the command. Returns how many of them belong to it and may be passed on now, and
-    /// whether the command ends with them. Bytes of an incomplete header are left for the next call.
+    /// Processes the next bytes of the command. Returns the number of bytes to forward now, and whether the command
+    /// ends with them. Bytes of an incomplete header are left for the next call.
     pub fn follow(&mut self, buf: &[u8], limits: &Limits) -> Result<(usize, bool), ProtocolError> {
         let mut pos = 0;
         loop {
             let here = (buf.len() - pos).min(self.argument_left);
             for (index, expected) in [(2, b'\r'), (1, b'\n')] {
-                // The byte that stands `index` bytes before the argument's end, if it is among those here.
+                // The byte `index` before the end of the argument, if it is in this buffer.
                 if self.argument_left >= index
                     && here > self.argument_left - index
                     && buf[pos + self.argument_left - index] != expected
@@ -636,7 +635,7 @@ mod tests {
             let mut scanner = Scanner::default();
             assert!(matches!(scanner.scan(&request[..cut], &limits), Ok(Scan::Incomplete)), "{cut}");
             let missing = scanner.missing(&request[..cut]);
-            // Of an argument before it less, and nothing where its length is not there.
+            // With an earlier argument in the buffer, fewer bytes; without a complete length, zero.
             assert!(missing <= request.len() - cut, "{missing} at {cut}");
             if cut >= header {
                 assert_eq!(missing, request.len() - cut, "{cut}");

@@ -1,58 +1,58 @@
-//! RESP2 replies in the form of RESP3.
+//! Converts replies between RESP2 and RESP3.
 //!
-//! That is not mechanical: a flat array may be an array, a map, a set or pairs, and a string may be a number. What it
-//! is follows from the command and its options: [`Shape::of`] knows the commands of the servers whose RESP3 replies
-//! differ, and [`to_resp3`] writes them. What it does not know (modules, scripts, `COMMAND DOCS`, `FUNCTION LIST`)
-//! keeps its RESP2 form, with nulls made RESP3's, which every RESP3 client can read too.
+//! The conversion to RESP3 is not mechanical: a flat array may become an array, a map, a set, or pairs, and a string
+//! may become a number, depending on the command and its options. [`Shape::of`] knows the server commands with
+//! different RESP3 replies, and [`to_resp3`] converts these. Other replies (modules, scripts, `COMMAND DOCS`,
+//! `FUNCTION LIST`) keep their RESP2 form except for nulls, which every RESP3 client can parse too.
 //!
-//! The router asks nodes in the client's own protocol where it can; this is for nodes that do not speak RESP3. The
-//! other way ([`to_resp2`]) is for hot copies, which are asked for once, in RESP3, for clients of both protocols.
+//! The router uses the client's own protocol at nodes if it can; this is for nodes without RESP3. The other direction
+//! ([`to_resp2`]) is for hot copies, which are filled once, in RESP3, for clients of both protocols.
 
 use crate::command::is_option;
 use crate::encode;
 use crate::reply::{self, ReplyScan, ReplyScanner, elements, is_null, text};
 use crate::request::Args;
 
-/// What a RESP2 reply would have been in RESP3.
+/// Type of a RESP2 reply in RESP3.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Shape {
-    /// The same, but for nulls.
+    /// Unchanged, except for nulls.
     #[default]
     Plain,
-    /// A flat array of fields and values: a map.
+    /// A flat array of fields and values, as a map.
     Map,
-    /// An array: a set.
+    /// An array, as a set.
     Set,
-    /// A string that is a number: a double.
+    /// A numeric string, as a double.
     Double,
-    /// An array of such strings.
+    /// An array of numeric strings, as doubles.
     Doubles,
-    /// A flat array of members and scores: an array of pairs, the score a double.
+    /// A flat array of members and scores, as an array of pairs with scores as doubles.
     Scored,
-    /// The same, but flat in RESP3 too (`ZPOPMIN` without a count).
+    /// Members and scores as in `Scored`, but flat in RESP3 too (`ZPOPMIN` without a count).
     ScoredFlat,
-    /// A flat array of fields and values: an array of pairs.
+    /// A flat array of fields and values, as an array of pairs.
     Pairs,
-    /// An array whose last element is a score (`BZPOPMIN`, `ZRANK ... WITHSCORE`).
+    /// An array with a score as its last element (`BZPOPMIN`, `ZRANK ... WITHSCORE`).
     LastScore,
     /// A key, and an array of pairs of member and score (`ZMPOP`).
     KeyScored,
     /// An array of positions (`GEOPOS`).
     Positions,
-    /// An array of places whose last part is a position (`GEOSEARCH ... WITHCOORD`).
+    /// An array of places, each with a position as its last element (`GEOSEARCH ... WITHCOORD`).
     Places,
-    /// An array of streams and their entries: a map (`XREAD`).
+    /// An array of streams and their entries, as a map (`XREAD`).
     Streams,
-    /// An array of flat arrays of fields and values: an array of maps (`XINFO GROUPS`).
+    /// An array of flat arrays of fields and values, as an array of maps (`XINFO GROUPS`).
     Maps,
-    /// `XINFO STREAM ... FULL`: a map, and in it `groups`, and in each of these `consumers`.
+    /// `XINFO STREAM ... FULL`: a map that contains `groups`, each of which contains `consumers`.
     StreamFull,
-    /// An array of entries, or a null that is an array in RESP2 (`XRANGE ... COUNT 0`).
+    /// An array of entries, or a null array in RESP2 (`XRANGE ... COUNT 0`).
     Entries,
 }
 
 impl Shape {
-    /// The shape of the reply to a command; `name` is the command's full name in upper case (`XINFO|STREAM`).
+    /// Shape of the reply to a command. `name` is the full command name in upper case (`XINFO|STREAM`).
     pub fn of(name: &str, args: &Args<'_>) -> Self {
         let from = |start: usize, option: &[u8]| args.iter().skip(start).any(|a| is_option(a, option));
         let if_option =
@@ -66,7 +66,7 @@ impl Shape {
             "SPOP" if args.len() == 3 => Shape::Set,
             "ZSCORE" | "ZINCRBY" => Shape::Double,
             "ZADD" => {
-                // Options stand before the first score, which may be `inf`.
+                // Options precede the first score, which may be `inf`.
                 let is = |a: &[u8], words: &[&str]| words.iter().any(|w| is_option(a, w.as_bytes()));
                 let mut options = args.iter().skip(2).take_while(|a| is(a, &["NX", "XX", "GT", "LT", "CH", "INCR"]));
                 if options.any(|a| is(a, &["INCR"])) { Shape::Double } else { Shape::Plain }
@@ -88,7 +88,7 @@ impl Shape {
             "GEORADIUS" | "GEORADIUS_RO" => if_option(6, b"WITHCOORD", Shape::Places),
             "GEORADIUSBYMEMBER" | "GEORADIUSBYMEMBER_RO" => if_option(5, b"WITHCOORD", Shape::Places),
             "GEOSEARCH" => {
-                // A member may have an option's name.
+                // A member may have the name of an option.
                 let mut after_from = false;
                 let found = args.iter().skip(2).any(|a| {
                     let value = std::mem::replace(&mut after_from, is_option(a, b"FROMMEMBER"));
@@ -103,7 +103,7 @@ impl Shape {
     }
 }
 
-/// Appends a whole RESP2 reply as RESP3 has it.
+/// Appends a complete RESP2 reply in its RESP3 form.
 pub fn to_resp3(answer: &[u8], shape: Shape, out: &mut Vec<u8>) {
     if is_null(answer) {
         out.extend_from_slice(b"_\r\n");
@@ -159,10 +159,9 @@ pub fn to_resp3(answer: &[u8], shape: Shape, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends a whole RESP3 reply to a command of this shape as RESP2 has it. False where it is the same: then nothing is
-/// appended.
+/// Appends a complete RESP3 reply in its RESP2 form. Returns false, and appends nothing, if both forms are the same.
 ///
-/// For replies of data commands: their nulls are strings in RESP2, but for those that stand in the place of an array.
+/// For replies of data commands: their nulls are null strings in RESP2, except where an array is expected.
 pub fn to_resp2(answer: &[u8], shape: Shape, out: &mut Vec<u8>) -> bool {
     let differs = |token: &[u8]| {
         matches!(token.first(), Some(b'%' | b'~' | b',' | b'_' | b'#' | b'(' | b'=' | b'!' | b'|' | b'>'))
@@ -187,7 +186,7 @@ pub fn to_resp2(answer: &[u8], shape: Shape, out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// A token of RESP3 in RESP2.
+/// Converts a token from RESP3 to RESP2.
 fn lower(token: &[u8], out: &mut Vec<u8>) {
     let line = || token.get(1..token.len().saturating_sub(2)).unwrap_or_default();
     let count = || std::str::from_utf8(line()).ok().and_then(|count| count.parse::<usize>().ok()).unwrap_or_default();
@@ -197,7 +196,7 @@ fn lower(token: &[u8], out: &mut Vec<u8>) {
         Some(b'_') => out.extend_from_slice(b"$-1\r\n"),
         Some(b',' | b'(') => encode::bulk(out, line()),
         Some(b'#') => out.extend_from_slice(if line() == b"t" { b":1\r\n" } else { b":0\r\n" }),
-        // A form and a colon stand before the text.
+        // A format and a colon precede the text.
         Some(b'=') => encode::bulk(out, text(token).and_then(|text| text.get(4..)).unwrap_or_default()),
         _ => out.extend_from_slice(token),
     }
@@ -209,7 +208,7 @@ fn in_pairs<'a>(mut items: impl Iterator<Item = &'a [u8]>, mut each: impl FnMut(
     }
 }
 
-/// An array of arrays of two.
+/// Array of two-element arrays.
 fn pairs(items: reply::Elements<'_>, out: &mut Vec<u8>, second: impl Fn(&[u8], &mut Vec<u8>)) {
     encode::header(out, b'*', items.remaining() as usize / 2);
     in_pairs(items, |one, other| {
@@ -234,7 +233,7 @@ fn aggregate(kind: u8, items: reply::Elements<'_>, out: &mut Vec<u8>, mut each: 
     }
 }
 
-/// An array of which only the last element is special.
+/// Copies an array whose last element is special.
 fn last(items: reply::Elements<'_>, out: &mut Vec<u8>, mut special: impl FnMut(&[u8], &mut Vec<u8>)) {
     let count = items.remaining() as usize;
     encode::header(out, b'*', count);
@@ -251,7 +250,7 @@ fn position(item: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// A number that RESP2 has as a string. What is none stays what it is.
+/// Converts a RESP2 string to a double. Other values stay unchanged.
 fn double(item: &[u8], out: &mut Vec<u8>) {
     match text(item).filter(|_| item.first() == Some(&b'$')) {
         Some(number) if std::str::from_utf8(number).is_ok_and(|n| n.parse::<f64>().is_ok()) => {
@@ -261,14 +260,14 @@ fn double(item: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// A reply of any depth, with its nulls made RESP3's.
+/// Copies a reply of any depth, with RESP3 nulls.
 fn plain(item: &[u8], out: &mut Vec<u8>) {
     for token in Tokens(item) {
         out.extend_from_slice(if is_null(token) { b"_\r\n" } else { token });
     }
 }
 
-/// The tokens of a whole reply, in their order: headers of aggregates, and everything else whole. So nothing recurses.
+/// Tokens of a complete reply, in order: headers of aggregates, and all other elements complete. Avoids recursion.
 struct Tokens<'a>(&'a [u8]);
 
 impl<'a> Iterator for Tokens<'a> {

@@ -1,19 +1,18 @@
-//! Values with units, read and written as `redis.conf` does, so that numbers can be carried over from there.
+//! Values with units, in the syntax of `redis.conf`, so that settings can be copied from there.
 //!
-//! Sizes follow redis.conf to the letter: `1k` is 1000 bytes and `1kb` is 1024, in any case. Times need a unit
-//! (`250ms`, `10s`): Redis reads a bare number as seconds in one setting and as milliseconds in the next, a trap not
-//! worth keeping.
+//! Sizes are exactly those of redis.conf: `1k` is 1000 bytes and `1kb` is 1024, in any case. Times need a unit
+//! (`250ms`, `10s`), because Redis reads a bare number as seconds in some settings and as milliseconds in others.
 
 use std::time::Duration;
 
-/// What a size may look like; the tail of every error about one.
+/// Syntax of a size, for error messages.
 pub const SIZE_FORM: &str =
     "a size: bytes, or a number with k, m, g (powers of 1000) or kb, mb, gb (powers of 1024), such as \"64mb\"";
 
-/// What a rate may look like; the tail of every error about one.
+/// Syntax of a rate, for error messages.
 pub const RATE_FORM: &str = "a rate: a number with its unit for each second, such as \"20mb\"";
 
-/// What a time may look like; the tail of every error about one.
+/// Syntax of a time, for error messages.
 pub const TIME_FORM: &str = "a time with its unit: ms, s, m, h or d, such as \"250ms\" or \"10s\"";
 
 /// Units of sizes, largest first within each kind, so that [`format_size`] finds the shortest exact form.
@@ -23,7 +22,7 @@ const SIZES: [(&str, u64); 7] =
 /// Units of times in milliseconds, largest first.
 const TIMES: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
-/// Digits and the unit after them; a space between is allowed.
+/// Splits digits from the unit after them; a space between is allowed.
 fn split(text: &str) -> Option<(u64, String)> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -31,7 +30,7 @@ fn split(text: &str) -> Option<(u64, String)> {
     Some((number, text[digits..].trim().to_ascii_lowercase()))
 }
 
-/// Bytes from `1gb`, `64mb`, `512`, `1k`.
+/// Parses bytes, such as `1gb`, `64mb`, `512`, `1k`.
 pub fn parse_size(text: &str) -> Option<u64> {
     let (number, unit) = split(text)?;
     if unit.is_empty() {
@@ -41,7 +40,7 @@ pub fn parse_size(text: &str) -> Option<u64> {
     number.checked_mul(*bytes)
 }
 
-/// Bytes per second from `20mb`: with a unit, because a bare number is nearly always meant as something else. `0` needs
+/// Parses bytes per second, such as `20mb`. Requires a unit, because a bare number is nearly always an error. `0` needs
 /// none.
 pub fn parse_rate(text: &str) -> Result<u64, String> {
     let has_unit = text.trim().ends_with(|last: char| last.is_ascii_alphabetic());
@@ -54,7 +53,7 @@ pub fn parse_rate(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A time from `10s`, `250ms`, `5m`; a bare `0` needs no unit.
+/// Parses a time, such as `10s`, `250ms`, `5m`; a bare `0` needs no unit.
 pub fn parse_time(text: &str) -> Option<Duration> {
     let (number, unit) = split(text)?;
     if unit.is_empty() {
@@ -64,7 +63,7 @@ pub fn parse_time(text: &str) -> Option<Duration> {
     Some(Duration::from_millis(number.checked_mul(*millis)?))
 }
 
-/// The shortest exact form of a size: binary units first, because limits are nearly always powers of two.
+/// Shortest exact form of a size: binary units first, because limits are nearly always powers of two.
 pub fn format_size(bytes: u64) -> String {
     match SIZES.iter().find(|(unit, size)| *unit != "b" && bytes >= *size && bytes.is_multiple_of(*size)) {
         Some((unit, size)) => format!("{}{unit}", bytes / size),
@@ -72,23 +71,23 @@ pub fn format_size(bytes: u64) -> String {
     }
 }
 
-/// A number of things: `1 key`, `2 keys`.
+/// A number with its noun: `1 key`, `2 keys`.
 pub fn counted(number: impl TryInto<u64>, thing: &str) -> String {
     let number = number.try_into().unwrap_or(u64::MAX);
     format!("{number} {}", plural(number, thing))
 }
 
-/// The word for so many of a thing.
+/// Singular or plural of a noun for this number.
 pub fn plural(number: u64, thing: &str) -> String {
     format!("{thing}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Bytes for people to read.
+/// Rounded size for messages, in decimal units.
 pub fn describe_size(bytes: u64) -> String {
     format_rate(bytes as f64).replace("/s", "")
 }
 
-/// The shortest exact form of a time; below a millisecond nothing is configured.
+/// Shortest exact form of a time, in whole milliseconds.
 pub fn format_time(time: Duration) -> String {
     let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     match TIMES.iter().find(|(_, unit)| millis >= *unit && millis.is_multiple_of(*unit)) {
@@ -97,7 +96,7 @@ pub fn format_time(time: Duration) -> String {
     }
 }
 
-/// A rate for people to read, in decimal units as networks have them: `2.5 MB/s`.
+/// Rounded rate for messages, in decimal units as usual for networks: `2.5 MB/s`.
 pub fn format_rate(bytes_per_second: f64) -> String {
     match bytes_per_second {
         rate if rate >= 1e9 => format!("{:.1} GB/s", rate / 1e9),
@@ -107,7 +106,7 @@ pub fn format_rate(bytes_per_second: f64) -> String {
     }
 }
 
-/// A time for people to read in a table: two units at most (`2d 3h`, `41s`).
+/// Rounded time for tables: at most two units (`2d 3h`, `41s`).
 pub fn describe_time(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {

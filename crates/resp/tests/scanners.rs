@@ -1,5 +1,5 @@
-//! Properties of the scanners: what was encoded is found, however the bytes are cut, and no bytes make them panic or
-//! read past their buffer.
+//! Properties of the scanners: encoded messages are found for any split of the bytes, and no bytes cause a panic or a
+//! read past the buffer.
 
 use proptest::prelude::*;
 use switchyard_resp::encode;
@@ -12,7 +12,7 @@ fn commands() -> impl Strategy<Value = Vec<Vec<Vec<u8>>>> {
     prop::collection::vec(prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 1..8), 1..6)
 }
 
-/// A reply of any kind, nested.
+/// Nested replies of any kind.
 fn reply() -> impl Strategy<Value = Vec<u8>> {
     let leaf = prop_oneof![
         "[a-zA-Z0-9 ]{0,20}".prop_map(|s| format!("+{s}\r\n").into_bytes()),
@@ -117,7 +117,7 @@ proptest! {
     fn no_bytes_make_the_reply_scanner_panic(bytes in prop::collection::vec(prop_oneof![Just(b'*'), Just(b'$'), Just(b'%'), Just(b'\r'), Just(b'\n'), Just(b'1'), Just(b'-'), any::<u8>()], 0..200)) {
         if let Ok(ReplyScan::Complete(len)) = ReplyScanner::default().scan(&bytes) {
             prop_assert!(len <= bytes.len());
-            // What one finds complete, the other follows to the same end.
+            // A reply complete for one is followed to the same end by the other.
             prop_assert_eq!(ReplyFollower::default().follow(&bytes), Ok((len, true)));
         }
         if let Ok((taken, _)) = ReplyFollower::default().follow(&bytes) {

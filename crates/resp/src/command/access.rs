@@ -1,30 +1,29 @@
-//! What access rules say about commands: their categories (`@read`, `@dangerous`), and whether each of their keys is
-//! read or written.
+//! Access control properties of commands: categories (`@read`, `@dangerous`), and read or write access to each key.
 //!
-//! The rows in `table.rs` say it of each command; a test asks a real server's `ACL DRYRUN` about every command.
+//! Defined by the rows in `table.rs`. A test compares every command with a real server's `ACL DRYRUN`.
 //!
-//! A command's keys are at most of two kinds, in the order in which `find_keys` gives them: the first, and the rest.
-//! What depends on the options (`SET ... GET`, `BITFIELD` without a write) is in [`Command::key_access`].
+//! A command has at most two kinds of keys, in the order of `find_keys`: the first, and the rest.
+//! [`Command::key_access`] handles access that depends on options (`SET ... GET`, `BITFIELD` without a write).
 
 use super::{Command, Keys, is_option};
 use crate::request::Args;
 
-/// What a command does with a key, or a rule permits: reading, writing, both or neither (`EXISTS` needs no permission
+/// Access of a command to a key, or permission of a rule: read, write, both, or neither (`EXISTS` needs no permission
 /// on the value).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Access(pub u8);
 
 impl Access {
-    /// Neither: only whether the key is there, or what it is.
+    /// Neither: only existence or metadata.
     pub const NO: Access = Access(0);
-    /// Its value is returned, copied or decides what happens.
+    /// The value is returned, copied, or determines the effect.
     pub const R: Access = Access(1);
-    /// It is changed or deleted.
+    /// The key is changed or deleted.
     pub const W: Access = Access(2);
-    /// Both.
+    /// Read and write.
     pub const RW: Access = Access(3);
 
-    /// True where everything of `other` is in `self`.
+    /// Whether `self` includes all of `other`.
     #[inline]
     pub const fn covers(self, other: Access) -> bool {
         self.0 & other.0 == other.0
@@ -35,7 +34,7 @@ impl Access {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Categories(pub u32);
 
-/// The categories by name, in the order in which Redis lists them; the place is the bit.
+/// Category names in the order of Redis. The index is the bit.
 pub const CATEGORIES: [&str; 21] = [
     "keyspace",
     "read",
@@ -61,12 +60,12 @@ pub const CATEGORIES: [&str; 21] = [
 ];
 
 impl Categories {
-    /// The category of that name, in any case.
+    /// Category with this name, in any case.
     pub fn named(name: &str) -> Option<Self> {
         CATEGORIES.iter().position(|known| known.eq_ignore_ascii_case(name)).map(|bit| Self(1 << bit))
     }
 
-    /// The category that the table calls so; a name that is none does not compile there.
+    /// Category of a table row. An unknown name does not compile there.
     pub(super) const fn of(name: &str) -> Self {
         let mut bit = 0;
         while !CATEGORIES[bit].as_bytes().eq_ignore_ascii_case(name.as_bytes()) {
@@ -75,19 +74,19 @@ impl Categories {
         Self(1 << bit)
     }
 
-    /// True where the two have one in common.
+    /// Whether the sets intersect.
     pub const fn meets(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 
-    /// Both together.
+    /// Union of the sets.
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 }
 
 impl Command {
-    /// What the command does with the key that [`Command::find_keys`] found as number `place`.
+    /// Access to the key at index `place` of [`Command::find_keys`].
     pub fn key_access(&self, args: &Args<'_>, place: usize) -> Access {
         match &*self.name {
             "SET" => {
@@ -106,13 +105,13 @@ impl Command {
         }
     }
 
-    /// The categories it is in.
+    /// Categories of the command.
     pub fn categories(&self) -> Categories {
         self.categories
     }
 }
 
-/// As Redis's `bitfieldGetKeys`: what is no option it knows counts as writing.
+/// Like Redis's `bitfieldGetKeys`: unknown options count as writes.
 fn bitfield_only_reads(args: &Args<'_>) -> bool {
     let mut index = 2;
     while index < args.len() {

@@ -1,16 +1,16 @@
-//! The errors about a command as a whole, in Redis's words where Redis has them. Texts begin with their code and have
-//! no line end.
+//! Errors for whole commands, with Redis's texts where Redis has them. Texts start with the error code and have no line
+//! end.
 
 use super::{Command, Handling};
 use crate::request::Args;
 
-/// Keys of one command are in different slots.
+/// The keys of a command are in different slots.
 pub const CROSSSLOT: &str = "CROSSSLOT Keys in request don't hash to the same slot";
 
-/// Redis shows at most so many bytes of a name, and so many of all arguments together.
+/// Maximum bytes of a quoted name, and of all quoted arguments together, as in Redis.
 const SHOWN_MAX: usize = 128;
 
-/// What C's `%.128s` shows of an argument: up to a NUL, at most `max` bytes.
+/// The part of an argument printed by C's `%.128s`: up to a NUL, at most `max` bytes.
 fn shown(arg: &[u8], max: usize) -> &[u8] {
     let arg = &arg[..arg.len().min(max)];
     &arg[..memchr::memchr(0, arg).unwrap_or(arg.len())]
@@ -25,12 +25,12 @@ fn without_line_ends(mut text: Vec<u8>) -> Vec<u8> {
     text
 }
 
-/// Too few or too many arguments.
+/// Error for too few or too many arguments.
 pub fn arity(command: &Command) -> String {
     format!("ERR wrong number of arguments for '{}' command", command.name.to_ascii_lowercase())
 }
 
-/// No such command. Bytes, because it quotes what the client sent.
+/// Error for an unknown command. Bytes, because it quotes the client.
 pub fn unknown(args: &Args<'_>) -> Vec<u8> {
     let mut text = b"ERR unknown command '".to_vec();
     text.extend_from_slice(shown(args.get(0).unwrap_or_default(), SHOWN_MAX));
@@ -48,7 +48,7 @@ pub fn unknown(args: &Args<'_>) -> Vec<u8> {
     without_line_ends(text)
 }
 
-/// No such subcommand of `container`.
+/// Error for an unknown subcommand of `container`.
 pub fn unknown_subcommand(container: &Command, args: &Args<'_>) -> Vec<u8> {
     let mut text = b"ERR unknown subcommand '".to_vec();
     text.extend_from_slice(shown(args.get(1).unwrap_or_default(), SHOWN_MAX));
@@ -56,8 +56,8 @@ pub fn unknown_subcommand(container: &Command, args: &Args<'_>) -> Vec<u8> {
     without_line_ends(text)
 }
 
-/// A command whose handling is [`Handling::Refused`], or [`Handling::OnlyNode`] where there are several; `None` for the
-/// others.
+/// Error for a command with [`Handling::Refused`], or with [`Handling::OnlyNode`] if there are several nodes; `None`
+/// for others.
 pub fn not_served(command: &Command) -> Option<String> {
     let name = command.name.replace('|', " ");
     match command.handling {

@@ -1,18 +1,17 @@
 //! Finds the keys among the arguments of a command.
 //!
-//! The rule: a command is forwarded only where all its keys are known, exactly as the node will see them. Where the
-//! node would answer an error because the place of the keys itself is wrong (`EVAL s 5 k`), [`KeyError`] carries that
-//! error, in Redis's words: such a command touches no key anywhere, so the router can answer for the node, and nothing
-//! ever runs at a node that was guessed. All other mistakes in a command leave its keys where they are, and the node
-//! complains about them.
+//! A command is forwarded only if all its keys are known, exactly as the node will parse them. If the node would reject
+//! the number or place of the keys (`EVAL s 5 k`), [`KeyError`] carries that error with Redis's text. Such a command
+//! touches no key, so the router can reply for the node, and nothing runs at a guessed node. Other errors in a command
+//! do not affect its keys, and the node reports them.
 //!
-//! Redis's key specifications describe the places of keys as data. Builtin commands use the few shapes below, because
-//! they are faster, because only they know the errors, and because for five commands the specifications are incomplete
-//! (SORT, MIGRATE) or ambiguous (`XREAD ... STREAMS` where a key is called `streams`, GEORADIUS with both STORE and
-//! STOREDIST). [`Keys::Specs`] is for what nodes teach.
+//! Redis describes key positions by key specifications. Builtin commands use the shapes below instead: they are faster,
+//! and only they know the errors. Besides, the specifications of five commands are incomplete (SORT, MIGRATE) or
+//! ambiguous (`XREAD ... STREAMS` with a key named `streams`, GEORADIUS with both STORE and STOREDIST). [`Keys::Specs`]
+//! is for commands reported by nodes.
 //!
-//! All work is bounded by the number of arguments that are there: what was only declared (`numkeys`, a large last
-//! argument) costs nothing.
+//! All work is bounded by the number of received arguments: declared ones (`numkeys`, a large last argument) cost
+//! nothing.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -20,53 +19,52 @@ use std::fmt::Write as _;
 use super::{Access, Command, errors};
 use crate::request::Args;
 
-/// Where the keys of a command are.
+/// Key positions of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Keys {
-    /// It has none.
+    /// No keys.
     None,
-    /// Every `step`th argument from `first` to `last`; a negative `last` counts from the end (-1 is the last argument).
+    /// Every `step`th argument from `first` to `last`. A negative `last` counts from the end (-1 is the last argument).
     Range {
         /// Index of the first key.
         first: u16,
-        /// Index of the last key, or from the end where negative.
+        /// Index of the last key, or from the end if negative.
         last: i16,
         /// Distance between keys.
         step: u16,
     },
-    /// As many keys as argument `count` says, right after it; and a destination at argument 1 in front of it where
-    /// `destination`.
+    /// The number of keys is argument `count`; they follow it. With `destination`, argument 1 is a key too.
     Numbered {
-        /// True where argument 1 is a key (ZUNIONSTORE).
+        /// Whether argument 1 is a key (ZUNIONSTORE).
         destination: bool,
         /// Index of the number of keys.
         count: u16,
         /// Distance between keys (2 for MSETEX: key, value).
         step: u16,
-        /// What Redis says where the number is wrong.
+        /// Redis's error family for a wrong number.
         complaint: NumkeysError,
     },
-    /// Argument 1, and the last `STORE destination` where `store` (SORT; SORT_RO has no STORE).
+    /// Argument 1, and with `store` the last `STORE destination` (SORT; SORT_RO has no STORE).
     Sort {
         /// Whether STORE is an option.
         store: bool,
     },
-    /// Argument 1, and the last `STORE key` or `STOREDIST key` from argument `options` on (GEORADIUS).
+    /// Argument 1, and the last `STORE key` or `STOREDIST key` at or after argument `options` (GEORADIUS).
     GeoStore {
         /// Index of the first option.
         options: u16,
     },
-    /// The first half of what follows `STREAMS` (XREAD, XREADGROUP).
+    /// The first half of the arguments after `STREAMS` (XREAD, XREADGROUP).
     Streams,
-    /// Argument 3, or what follows `KEYS` where argument 3 is empty.
+    /// Argument 3, or the arguments after `KEYS` if argument 3 is empty.
     Migrate,
-    /// As the node's key specifications say.
+    /// By the node's key specifications.
     Specs(Cow<'static, [KeySpec]>),
-    /// Has keys, but neither we nor the node's `COMMAND` can say where.
+    /// The command has keys, but neither the table nor the node's `COMMAND` has their positions.
     Unknown,
 }
 
-/// The shapes by the names they have in the table's rows.
+/// Shapes under the names used in table rows.
 #[allow(missing_docs)] // as the variants
 impl Keys {
     pub const NONE: Keys = Keys::None;
@@ -82,9 +80,9 @@ impl Keys {
     pub const FIRST_TWO: Keys = Keys::Range { first: 1, last: 2, step: 1 };
     /// All arguments.
     pub const ALL: Keys = Keys::Range { first: 1, last: -1, step: 1 };
-    /// All arguments but the last, which is a timeout.
+    /// All arguments except the last, a timeout.
     pub const ALL_BUT_LAST: Keys = Keys::Range { first: 1, last: -2, step: 1 };
-    /// All arguments from 2 on, which is the destination (BITOP).
+    /// All arguments from 2 on; 2 is the destination (BITOP).
     pub const FROM_SECOND: Keys = Keys::Range { first: 2, last: -1, step: 1 };
     /// Key, value, key, value...
     pub const PAIRS: Keys = Keys::Range { first: 1, last: -1, step: 2 };
@@ -116,14 +114,14 @@ impl Keys {
         Keys::Numbered { destination: false, count: 1, step: 2, complaint: NumkeysError::Pop };
 }
 
-/// Which words Redis has for a wrong number of keys. They differ by family of commands.
+/// Redis's error texts for a wrong number of keys, by family of commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NumkeysError {
-    /// EVAL and relatives, which allow 0.
+    /// EVAL and similar commands, which allow 0.
     Script,
     /// FCALL and FCALL_RO, which allow 0.
     Function,
-    /// ZUNION and relatives.
+    /// ZUNION and similar commands.
     SortedSets,
     /// LMPOP, ZMPOP.
     Pop,
@@ -131,94 +129,94 @@ pub enum NumkeysError {
     Sets,
 }
 
-/// A key specification of a node's `COMMAND` reply.
+/// A key specification from a node's `COMMAND` reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeySpec {
-    /// Where to begin.
+    /// Start of the search.
     pub begin: Begin,
-    /// How to find keys from there.
+    /// Method to find the keys from there.
     pub find: Find,
-    /// The arguments found are routed like keys, but are none (channels of SPUBLISH).
+    /// The arguments are routed like keys, but are not keys (channels of SPUBLISH).
     pub not_key: bool,
-    /// There are keys that it does not say.
+    /// Whether the specification omits keys.
     pub incomplete: bool,
-    /// What the command does with them.
+    /// Access to the keys.
     pub access: Access,
 }
 
-/// Where a key specification begins.
+/// Start of a key specification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Begin {
-    /// At this argument.
+    /// This argument.
     Index(u32),
-    /// After the first argument equal to `word` (in any case), searched from `start`: backwards from the end where
-    /// negative.
+    /// The position after the first argument equal to `word` (in any case), searched from `start`, or backwards from
+    /// the end if negative.
     Keyword {
         /// The word.
         word: Cow<'static, str>,
-        /// Index of the argument where the search starts.
+        /// Index at which the search starts.
         start: i32,
     },
-    /// It does not say.
+    /// Not specified.
     Unknown,
 }
 
-/// How a key specification goes on from where it begins.
+/// Method of a key specification to find keys from its start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Find {
-    /// Every `step`th argument up to `last`, relative to the beginning, or to the command's end where negative;
-    /// with `limit` of 2 or more and `last` -1, only that fraction of what is there (2: half).
+    /// Every `step`th argument up to `last`, relative to the start, or to the end of the command if negative. With a
+    /// `limit` of 2 or more and `last` -1, only that fraction of the arguments (2: half).
     Range {
         /// Last key.
         last: i32,
         /// Distance between keys.
         step: u32,
-        /// The fraction; 0 and 1 mean all.
+        /// Fraction; 0 and 1 mean all.
         limit: u32,
     },
-    /// As many keys as the argument `index` says, from `first` on; both relative to the beginning.
+    /// The number of keys is argument `index`; they start at `first`. Both are relative to the start.
     Numbered {
-        /// Where the number is.
+        /// Position of the number.
         index: u32,
-        /// Where the first key is.
+        /// Position of the first key.
         first: u32,
         /// Distance between keys.
         step: u32,
     },
-    /// It does not say.
+    /// Not specified.
     Unknown,
 }
 
-/// Why the keys of a command cannot be told.
+/// Reason why the keys of a command cannot be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyError {
     /// Too few or too many arguments.
     Arity,
-    /// A key, or an argument that says where keys are, is not there yet: come back when the whole command is.
+    /// A key, or an argument that determines key positions, has not been received: try again with the complete command.
     Incomplete,
-    /// The number of keys is no integer.
+    /// The number of keys is not an integer.
     NumkeysNotInteger(NumkeysError),
-    /// The number of keys is 0 (where that is not allowed) or negative.
+    /// The number of keys is negative, or 0 if not allowed.
     NumkeysTooSmall(NumkeysError),
-    /// The number of keys is larger than what follows.
+    /// The number of keys exceeds the number of arguments after it.
     NumkeysTooLarge(NumkeysError),
     /// An option is unknown, or STREAMS is missing.
     Syntax,
     /// STREAMS is followed by an odd number of arguments.
     UnbalancedStreams,
-    /// SORT with a pattern (of the option named) that may reach keys on other nodes.
+    /// SORT with a pattern of the named option, which may refer to keys at other nodes.
     SortPattern(&'static str),
-    /// The node's description of the command does not say where its keys are.
+    /// The node's description of the command lacks the key positions.
     Undescribed,
 }
 
 impl KeyError {
-    /// Whether only a place is unknown: the node that has every key knows what the command uses.
+    /// Whether only the key positions are unknown. The command can then be executed at a node that has every key.
     pub fn is_about_places(self) -> bool {
         matches!(self, Self::SortPattern(_) | Self::Undescribed)
     }
 
-    /// The error for the client, with its code.
+    /// Error text for the client, with its code.
     pub fn text(self, command: &Command) -> String {
         let name = command.name.to_ascii_lowercase();
         let mut text = String::from("ERR ");
@@ -241,12 +239,12 @@ impl KeyError {
                 let _ = write!(text, "at least 1 input key is needed for '{name}' command");
                 return text;
             }
-            // Redis 7.0's words, for XREADGROUP too; later versions have others, and differ among themselves.
+            // Text of Redis 7.0, also for XREADGROUP; later versions differ among themselves.
             Self::UnbalancedStreams => {
                 "Unbalanced XREAD list of streams: for each stream key an ID or '$' must be specified."
             }
             Self::SortPattern(option) => {
-                // Redis Cluster's words: the reason is the same.
+                // Redis Cluster's text, because the reason is the same.
                 let _ = write!(
                     text,
                     "{option} option of SORT denied in cluster mode when keys formed by the pattern may be in different slots."
@@ -268,7 +266,7 @@ impl KeyError {
 }
 
 impl Command {
-    /// The index of the key of a command that has exactly one at a fixed place, as most calls have. `None`: use
+    /// Index of the key of a command with exactly one key at a fixed position, as for most commands. `None`: use
     /// [`Command::find_keys`].
     #[inline]
     pub fn first_key_only(&self, args: &Args<'_>) -> Option<usize> {
@@ -282,10 +280,10 @@ impl Command {
         }
     }
 
-    /// Appends the indexes of the arguments that are keys to `out`. A key named twice is there twice.
+    /// Appends the indexes of the key arguments to `out`. Repeated keys are not removed.
     ///
-    /// After [`KeyError::Incomplete`], `out` holds the keys that are there already; after other errors its additions
-    /// mean nothing.
+    /// After [`KeyError::Incomplete`], `out` contains the keys received so far; after other errors its additions are
+    /// meaningless.
     pub fn find_keys(&self, args: &Args<'_>, out: &mut Vec<u32>) -> Result<(), KeyError> {
         if !self.arity_ok(args.len()) {
             return Err(KeyError::Arity);
@@ -294,7 +292,7 @@ impl Command {
             Keys::None => Ok(()),
             Keys::Range { first, last, step } => {
                 let (first, last, step) = (usize::from(*first), isize::from(*last), usize::from(*step));
-                // The argument after the last key's.
+                // End of the range, exclusive.
                 let end = if last < 0 {
                     (args.len() + 1).saturating_sub(last.unsigned_abs())
                 } else {
@@ -358,25 +356,25 @@ impl Command {
     }
 }
 
-/// Appends every `step`th index in `first..end`. `end` is at most `args.len()`; what is not there yet makes it
-/// incomplete.
+/// Appends every `step`th index in `first..end`. `end` is at most `args.len()`. Arguments not yet received cause
+/// [`KeyError::Incomplete`].
 fn push_range(args: &Args<'_>, first: usize, end: usize, step: usize, out: &mut Vec<u32>) -> Result<(), KeyError> {
     let known = end.min(args.known());
     let step = step.max(1);
     out.extend((first..known).step_by(step).map(|index| index as u32));
-    // The first place not pushed: beyond `end` where all is there.
+    // First index not pushed: at or after `end` if complete.
     let next = if known > first { first + (known - first).div_ceil(step) * step } else { first };
     if next < end { Err(KeyError::Incomplete) } else { Ok(()) }
 }
 
-/// Whether servers take an argument for the option of this name. They compare C strings, so in any case, and up to a
-/// byte 0: whoever compares otherwise overlooks an option that the node will see, and with it the keys that it names.
+/// Whether servers accept an argument as the option of this name. They compare C strings ignoring case, up to a NUL. A
+/// stricter comparison would overlook an option, and the keys that it names.
 pub fn is_option(arg: &[u8], name: &[u8]) -> bool {
     arg.get(..name.len()).is_some_and(|front| front.eq_ignore_ascii_case(name))
         && arg.get(name.len()).is_none_or(|next| *next == 0)
 }
 
-/// An integer as Redis's `string2ll` takes it: no plus, no spaces, no leading zeros.
+/// Parses an integer like Redis's `string2ll`: no plus, no spaces, no leading zeros.
 fn integer(text: &[u8]) -> Option<i64> {
     let digits = text.strip_prefix(b"-").unwrap_or(text);
     let canonical = match digits {
@@ -390,10 +388,10 @@ fn integer(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// The options of XREAD and XREADGROUP in front of the keys.
+/// Options of XREAD and XREADGROUP before the keys.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamOptions {
-    /// Whether BLOCK is among them.
+    /// Whether BLOCK is present.
     pub block: bool,
     /// Index of the timeout of BLOCK.
     pub timeout: Option<usize>,
@@ -401,7 +399,7 @@ pub struct StreamOptions {
     pub streams: Result<usize, KeyError>,
 }
 
-/// Finds them.
+/// Parses the options of XREAD or XREADGROUP.
 pub fn stream_options(args: &Args<'_>) -> StreamOptions {
     let mut options = StreamOptions { block: false, timeout: None, streams: Err(KeyError::Syntax) };
     let mut index = 1;
@@ -411,7 +409,7 @@ pub fn stream_options(args: &Args<'_>) -> StreamOptions {
             break;
         };
         index += match arg {
-            // CLAIM is XREADGROUP's since Redis 8.4; older nodes answer a syntax error themselves.
+            // CLAIM is an option of XREADGROUP since Redis 8.4; older nodes reply with a syntax error.
             _ if is_option(arg, b"count") || is_option(arg, b"claim") => 2,
             _ if is_option(arg, b"block") => {
                 options.block = true;
@@ -430,9 +428,9 @@ pub fn stream_options(args: &Args<'_>) -> StreamOptions {
     options
 }
 
-/// SORT. BY and GET patterns with `*` name keys that depend on the data; they are allowed only where a hash tag keeps
-/// them all in the slot of the key that is sorted, as in Redis Cluster: otherwise the node would silently miss the keys
-/// that other nodes have.
+/// Finds the keys of SORT. BY and GET patterns with `*` refer to keys that depend on the data. As in Redis Cluster,
+/// they are allowed only with a hash tag that keeps them in the slot of the sorted key: otherwise the node would
+/// silently miss keys at other nodes.
 fn sort_keys(args: &Args<'_>, store: bool, out: &mut Vec<u32>) -> Result<(), KeyError> {
     push_range(args, 1, 2, 1, out)?;
     let key = args.get(1).ok_or(KeyError::Incomplete)?;
@@ -464,14 +462,14 @@ fn sort_keys(args: &Args<'_>, store: bool, out: &mut Vec<u32>) -> Result<(), Key
     destination.map_or(Ok(()), |at| push_range(args, at, at + 1, 1, out))
 }
 
-/// True where all keys that `pattern` forms have the hash tag of `key`, or where it forms none (no `*`).
+/// Whether all keys formed by `pattern` have the hash tag of `key`, or none is formed (no `*`).
 fn pattern_stays_with(pattern: &[u8], key: &[u8]) -> bool {
     let Some(star) = memchr::memchr(b'*', pattern) else { return true };
-    // What replaces the star may hold braces: only a tag that is closed before it counts.
+    // The text inserted for the star may contain braces: only a tag closed before it counts.
     hash_tag(&pattern[..star]).is_some_and(|tag| tag == hash_tag(key).unwrap_or(key))
 }
 
-/// What stands between the first `{` and the next `}`, unless it is empty.
+/// The text between the first `{` and the next `}`, unless empty.
 fn hash_tag(key: &[u8]) -> Option<&[u8]> {
     let inside = &key[memchr::memchr(b'{', key)? + 1..];
     inside.get(..memchr::memchr(b'}', inside)?).filter(|tag| !tag.is_empty())
@@ -498,7 +496,7 @@ fn migrate_keys(args: &Args<'_>, out: &mut Vec<u32>) -> Result<(), KeyError> {
     push_range(args, 3, 4, 1, out)
 }
 
-/// The keys of one specification, as Redis's `getKeysUsingKeySpecs` finds them.
+/// Finds the keys of one specification, like Redis's `getKeysUsingKeySpecs`.
 fn spec_keys(spec: &KeySpec, args: &Args<'_>, out: &mut Vec<u32>) -> Result<(), KeyError> {
     let len = args.len() as i64;
     let first = match &spec.begin {
@@ -509,8 +507,8 @@ fn spec_keys(spec: &KeySpec, args: &Args<'_>, out: &mut Vec<u32>) -> Result<(), 
         },
         Begin::Unknown => return Err(KeyError::Undescribed),
     };
-    // All numbers are 32-bit ones, or below `i32::MAX` arguments: nothing here can overflow an i64 but the count, which
-    // is checked.
+    // All numbers are 32-bit, or below `i32::MAX` arguments: no i64 can overflow, except by the count, which is
+    // checked.
     let (first, last, step) = match spec.find {
         Find::Range { last, step, limit } => {
             let last = match (last, limit) {
@@ -542,7 +540,7 @@ fn spec_keys(spec: &KeySpec, args: &Args<'_>, out: &mut Vec<u32>) -> Result<(), 
     push_range(args, first as usize, last as usize + 1, step as usize, out)
 }
 
-/// The argument equal to `word`, searched from `start`: forwards, or backwards from the end where negative.
+/// Index of the argument equal to `word`, searched from `start`: forwards, or backwards from the end if negative.
 fn find_keyword(word: &[u8], start: i32, args: &Args<'_>) -> Result<Option<usize>, KeyError> {
     let is_word = |index: usize| args.get(index).map(|arg| is_option(arg, word)).ok_or(KeyError::Incomplete);
     if start > 0 {

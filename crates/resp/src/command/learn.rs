@@ -1,7 +1,8 @@
-//! Commands that nodes have and the builtin table lacks (modules, newer versions), taken from their `COMMAND` reply.
+//! Adds commands that nodes have and the builtin table lacks (modules, newer versions), from their `COMMAND` reply.
 //!
-//! Only what has keys can be forwarded: a command without keys may concern one node's data or all nodes', and nothing
-//! in its description says which. Answering from one node would be silently wrong, so it is refused with that reason.
+//! Only commands with keys can be forwarded. A command without keys may concern one node's data or all nodes', and its
+//! description does not state which. A reply from one node would be silently wrong, so the command is refused with this
+//! reason.
 
 use std::borrow::Cow;
 
@@ -12,26 +13,26 @@ use crate::reply::{self, Elements};
 /// One entry of a `COMMAND` reply.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LearntCommand {
-    /// Its name; a subcommand has its container's in front: `json.debug|memory`.
+    /// Name; for a subcommand with its container: `json.debug|memory`.
     pub name: String,
-    /// Number of arguments with the name; negative: at least so many.
+    /// Number of arguments including the name; if negative, the minimum number.
     pub arity: i16,
     /// `write`, `readonly`, `movablekeys`...
     pub flags: Vec<String>,
-    /// Index of the first key, 0 where it has none (or none at a fixed place).
+    /// Index of the first key, or 0 without a key at a fixed position.
     pub first: i16,
-    /// Index of the last key, negative from the end.
+    /// Index of the last key; negative from the end.
     pub last: i16,
     /// Distance between keys.
     pub step: i16,
-    /// ACL categories, each with its `@`.
+    /// ACL categories, with `@`.
     pub categories: Vec<String>,
     /// Key specifications (Redis 7 and later).
     pub specs: Vec<KeySpec>,
 }
 
 impl LearntCommand {
-    /// Its flags. Not `no_auth`: who may pass without a login is the router's to say, not a node's.
+    /// Flags of the table. Excludes `no_auth`: the router decides which commands need no login.
     pub(super) fn mapped_flags(&self) -> Flags {
         self.flags.iter().fold(Flags::default(), |flags, name| {
             flags.and(match name.as_str() {
@@ -48,7 +49,7 @@ impl LearntCommand {
         })
     }
 
-    /// Its categories; ones that we do not know are a module's own.
+    /// Categories of the table. Unknown ones belong to the module.
     pub(super) fn mapped_categories(&self) -> Categories {
         self.categories
             .iter()
@@ -56,7 +57,7 @@ impl LearntCommand {
             .fold(Categories::default(), Categories::and)
     }
 
-    /// What it does with its keys: as their specifications say, else everything that its flags do not rule out.
+    /// Access to keys: from the specifications, or else everything that the flags permit.
     pub(super) fn mapped_access(&self) -> (Access, Access) {
         let readonly = self.flags.iter().any(|flag| flag == "readonly");
         let by_flags = if readonly { Access::R } else { Access::RW };
@@ -74,7 +75,7 @@ impl LearntCommand {
             && self.specs.iter().all(|s| s.begin != Begin::Unknown && s.find != Find::Unknown && !s.incomplete);
         let movable = self.flags.iter().any(|flag| flag == "movablekeys");
         match (&self.specs[..], u16::try_from(self.first), u16::try_from(self.step)) {
-            // One key at a fixed place has a fast path.
+            // One key at a fixed position has a fast path.
             (
                 [
                     KeySpec {
@@ -95,7 +96,7 @@ impl LearntCommand {
     }
 }
 
-/// Who answers a command that was learnt.
+/// Handling of a learnt command.
 pub(super) fn handling(keys: &Keys) -> Handling {
     match keys {
         Keys::None => Handling::OnlyNode(
@@ -105,7 +106,7 @@ pub(super) fn handling(keys: &Keys) -> Handling {
     }
 }
 
-/// Takes apart the reply to `COMMAND` (of RESP2 or RESP3). Entries that make no sense are left out.
+/// Parses the reply to `COMMAND` (RESP2 or RESP3). Invalid entries are skipped.
 pub fn parse_command_reply(bytes: &[u8]) -> Vec<LearntCommand> {
     let mut commands = Vec::new();
     for entry in reply::elements(bytes) {
@@ -120,7 +121,7 @@ fn add_entry(entry: &[u8], has_subcommands: bool, commands: &mut Vec<LearntComma
     let Some(arity) = fields.next().and_then(small) else { return };
     let flags = fields.next().map(|list| reply::elements(list).filter_map(string).collect()).unwrap_or_default();
     let (first, last, step) = (number(&mut fields), number(&mut fields), number(&mut fields));
-    // Redis 6 ends here, or after the ACL categories; 7 has those, tips, key specifications, subcommands.
+    // Redis 6 ends here, or after the ACL categories. Redis 7 adds tips, key specifications, and subcommands.
     let categories = fields.next().map(|list| reply::elements(list).filter_map(string).collect()).unwrap_or_default();
     let specs = fields.nth(1).map(|list| reply::elements(list).map(parse_spec).collect()).unwrap_or_default();
     commands.push(LearntCommand { name, arity, flags, first, last, step, categories, specs });
@@ -143,7 +144,7 @@ fn number(fields: &mut Elements<'_>) -> i16 {
     fields.next().and_then(small).unwrap_or(0)
 }
 
-/// The value of `key` in a map, or in the array that stands for one in RESP2.
+/// Value of `key` in a map, or in the equivalent RESP2 array.
 fn field<'a>(map: &'a [u8], key: &str) -> Option<&'a [u8]> {
     let mut elements = reply::elements(map);
     while let (Some(name), Some(value)) = (elements.next(), elements.next()) {
@@ -166,13 +167,13 @@ fn parse_spec(spec: &[u8]) -> KeySpec {
         access: match (has("access"), has("insert") || has("delete") || has("update")) {
             (false, false) if has("RO") => Access::NO,
             (reads, writes) if reads || writes => Access(u8::from(reads) | u8::from(writes) << 1),
-            // It does not say what it does.
+            // Not specified.
             _ => Access::RW,
         },
     }
 }
 
-/// The type of one half of a specification, and its details.
+/// Type and details of one half of a specification.
 fn typed(half: &[u8]) -> Option<(String, &[u8])> {
     Some((string(field(half, "type")?)?, field(half, "spec")?))
 }

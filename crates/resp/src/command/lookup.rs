@@ -1,37 +1,36 @@
-//! Finds a command by the name that a client sent, in any case, without allocating.
+//! Finds a command by the client's name for it, in any case, without allocation.
 //!
-//! It is on the path of every request, so names are compared as numbers: a name of up to 16 bytes is folded to upper
-//! case into two `u64`s that, together with its length, say all about it. An open-addressing table keyed by them holds
-//! commands and subcommands (keyed by their container as well). A `HashMap` would hash with SipHash and fold byte by
-//! byte: several times the cost of the rest.
+//! Runs for every request, so names are compared as numbers: up to 16 bytes are converted to upper case in two `u64`s,
+//! which with the length identify the name. An open-addressing table with these keys contains commands and subcommands
+//! (with their container in the key). A `HashMap` would use SipHash and convert byte by byte, at several times the
+//! cost.
 
 use std::borrow::Cow;
 
 use super::{Command, learn, table};
 use crate::request::Args;
 
-/// What [`CommandTable::find`] found.
+/// Result of [`CommandTable::find`].
 #[derive(Clone, Copy, Debug)]
 pub enum Lookup<'t> {
-    /// This command, or subcommand.
+    /// A command or subcommand.
     Command(&'t Command),
-    /// No such command.
+    /// Unknown command.
     Unknown,
-    /// No such subcommand of this container.
+    /// Unknown subcommand of this container.
     UnknownSubcommand(&'t Command),
 }
 
-/// Longest name of a command or subcommand; nodes' commands with longer ones are not learnt.
+/// Maximum name length of a command or subcommand; longer commands of nodes are not learnt.
 const NAME_MAX: usize = 64;
 
-/// Instead of a container's id, for what stands at the front of a command.
+/// Replaces the container's id for top-level commands.
 const TOP: u16 = u16::MAX;
 
-/// Instead of a command's id, in an empty slot.
+/// Replaces the command's id in an empty slot.
 const EMPTY: u16 = u16::MAX;
 
-/// A name in upper case as numbers: the same for names that differ only in case, different for other names up to 16
-/// bytes.
+/// An upper-case name as numbers: equal for names that differ only in case, different for other names up to 16 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Folded {
     head: u64,
@@ -39,13 +38,14 @@ struct Folded {
     len: u16,
 }
 
-/// Eight bytes with their ASCII lower case letters made upper case, all at once.
+/// Converts the ASCII lower-case letters among eight bytes to upper case, all at once.
 #[inline]
 fn upper(bytes: u64) -> u64 {
     const LOW: u64 = 0x7f7f_7f7f_7f7f_7f7f;
     const EACH: u64 = 0x0101_0101_0101_0101;
     let heptets = bytes & LOW;
-    // The top bit of each byte says whether it is above 'z', and whether it is 'a' or above. Neither sum can carry.
+    // In each byte, the top bit of the first sum means above 'z', and of the second sum, at or above 'a'. Neither sum
+    // can carry.
     let above_z = heptets + EACH * (0x7f - b'z' as u64);
     let from_a = heptets + EACH * (0x80 - b'a' as u64);
     let lower = (from_a ^ above_z) & !bytes & !LOW;
@@ -55,7 +55,7 @@ fn upper(bytes: u64) -> u64 {
 #[inline]
 fn fold(name: &[u8]) -> Folded {
     let len = name.len() as u16;
-    // Two loads, overlapping where the name is shorter than both.
+    // Two loads, which overlap in shorter names.
     if let (Some(head), Some(tail), true) = (name.first_chunk::<8>(), name.last_chunk::<8>(), name.len() > 8) {
         let middle = if name.len() > 16 { fold_middle(&name[8..name.len() - 8]) } else { 0 };
         return Folded { head: upper(u64::from_le_bytes(*head)) ^ middle, tail: upper(u64::from_le_bytes(*tail)), len };
@@ -73,7 +73,7 @@ fn fold(name: &[u8]) -> Folded {
     Folded { head: upper(head), tail: 0, len }
 }
 
-/// What a name longer than 16 bytes has in its middle, hashed. Such names are compared byte by byte as well.
+/// Hash of the middle of a name longer than 16 bytes. Such names are also compared byte by byte.
 #[cold]
 fn fold_middle(middle: &[u8]) -> u64 {
     middle
@@ -88,18 +88,18 @@ struct Slot {
     id: u16,
 }
 
-/// All commands the router knows: the builtin ones, and those learnt from nodes.
+/// All known commands: the builtin ones, and those learnt from nodes.
 #[derive(Clone, Debug)]
 pub struct CommandTable {
     commands: Vec<Command>,
-    /// A power of two in length, at most half full.
+    /// The length is a power of two, at most half is used.
     slots: Box<[Slot]>,
-    /// 64 minus the base-two logarithm of that length.
+    /// 64 minus the base-two logarithm of the length.
     shift: u32,
 }
 
 impl CommandTable {
-    /// The commands of Redis and Valkey, and ours.
+    /// Creates the table of builtin commands: Redis, Valkey, and Switchyard.
     pub fn builtin() -> Self {
         let mut table = Self { commands: Vec::with_capacity(table::ROWS.len()), slots: Box::default(), shift: 0 };
         for row in table::ROWS {
@@ -119,7 +119,7 @@ impl CommandTable {
         table
     }
 
-    /// Finds the command that `args` call.
+    /// Finds the command of a call.
     #[inline]
     pub fn find(&self, args: &Args<'_>) -> Lookup<'_> {
         let Some(command) = args.get(0).and_then(|name| self.at(name, TOP)) else { return Lookup::Unknown };
@@ -140,7 +140,7 @@ impl CommandTable {
         }
     }
 
-    /// The command with this id.
+    /// Command with this id.
     pub fn get(&self, id: u16) -> Option<&Command> {
         self.commands.get(usize::from(id))
     }
@@ -155,14 +155,13 @@ impl CommandTable {
         self.commands.len()
     }
 
-    /// Never: the builtin commands are always there.
+    /// Always false: the builtin commands are always present.
     pub fn is_empty(&self) -> bool {
         self.commands.is_empty()
     }
 
-    /// Adds the commands that the table does not have. Returns how many those were. What it has is never changed: a
-    /// node cannot teach another meaning of GET, and two nodes with different modules cannot fight over a name (the
-    /// first one wins).
+    /// Adds unknown commands and returns their number. Existing entries never change: a node cannot redefine GET, and
+    /// of two nodes with different modules for a name the first wins.
     pub fn learn<'a>(&mut self, commands: impl IntoIterator<Item = &'a learn::LearntCommand>) -> usize {
         let before = self.commands.len();
         let mut learnt: Vec<&learn::LearntCommand> = commands.into_iter().collect();
@@ -207,7 +206,7 @@ impl CommandTable {
         self.commands.push(Command { id, ..command });
     }
 
-    /// Builds the slots anew.
+    /// Rebuilds the slots.
     fn index(&mut self) {
         let size = (self.commands.len() * 2).next_power_of_two();
         self.shift = u64::BITS - size.trailing_zeros();
@@ -216,7 +215,7 @@ impl CommandTable {
         (0..self.commands.len()).for_each(|id| self.enter(id));
     }
 
-    /// Enters a command into the slots. There must be a free one.
+    /// Adds a command to the slots, which must have a free one.
     fn enter(&mut self, id: usize) {
         let name = self.commands[id].name.clone();
         let (parent, own) = match name.split_once('|') {
@@ -266,7 +265,7 @@ impl CommandTable {
     }
 }
 
-/// A subcommand's name without its container.
+/// Name of a subcommand without its container.
 fn own_name(name: &str) -> &str {
     name.split_once('|').map_or(name, |(_, own)| own)
 }

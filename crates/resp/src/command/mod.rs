@@ -1,18 +1,17 @@
-//! The command table as data: one row per command (or subcommand), with arity, flags, where its keys are, and who
-//! answers it.
+//! The command table: one row per command or subcommand with arity, flags, key positions, and handling.
 //!
-//! - `table.rs` has the rows. They are the source: to add a command, add a row.
-//! - `lookup.rs` finds a row by the name a client sent, on the path of every request.
-//! - `access.rs` has the words of access rules: categories, and reading and writing.
+//! - `table.rs` has the rows. To add a command, add a row.
+//! - `lookup.rs` finds a row by the client's name for the command, for every request.
+//! - `access.rs` has the properties for access rules: categories, read and write access.
 //! - `keys.rs` finds the keys among a command's arguments.
 //! - `learn.rs` adds commands of the nodes' modules, as `COMMAND` describes them.
-//! - `touched.rs` says which elements of a large value a command may change.
-//! - `errors.rs` has the errors that Redis gives about a command as a whole.
+//! - `touched.rs` finds the elements of a large value that a command may change.
+//! - `errors.rs` has Redis's errors for whole commands.
 //!
-//! Arity, flags and key positions are Redis's own (<https://redis.io/docs/latest/develop/reference/key-specs/>), and a
-//! test holds them against `COMMAND` and `COMMAND GETKEYS` of a real server. `handling` is ours: what a switch in front
-//! of many servers does. Where versions of Redis and Valkey differ, the row takes the more permissive: the node has the
-//! last word on its own commands.
+//! Arity, flags, and key positions are Redis's own (<https://redis.io/docs/latest/develop/reference/key-specs/>). A
+//! test compares them with `COMMAND` and `COMMAND GETKEYS` of real servers. `handling` is specific to a switch for many
+//! servers. If versions of Redis and Valkey differ, the row has the more permissive one, because the node validates its
+//! own commands.
 
 use std::borrow::Cow;
 
@@ -33,93 +32,91 @@ pub use touched::Touched;
 
 use crate::request::Args;
 
-/// Properties of a command, as a set of bits.
+/// Properties of a command, as a bit set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Flags(pub u32);
 
 impl Flags {
-    /// May change data. EVAL and FCALL have neither this nor [`Flags::READONLY`]: what they do is not known, so take
-    /// them as writing.
+    /// May change data. EVAL and FCALL have neither this nor [`Flags::READONLY`]; treat them as writes, because their
+    /// effect is unknown.
     pub const WRITE: Flags = Flags(1);
-    /// Never changes data: it may be asked twice.
+    /// Never changes data: may be sent again.
     pub const READONLY: Flags = Flags(1 << 1);
     /// Constant or logarithmic time at the node.
     pub const FAST: Flags = Flags(1 << 2);
-    /// May wait at the node (BLPOP and relatives).
+    /// May block at the node (BLPOP and similar).
     pub const BLOCKING: Flags = Flags(1 << 3);
-    /// An operator's command.
+    /// For operators.
     pub const ADMIN: Flags = Flags(1 << 4);
     /// Concerns channels, not keys.
     pub const PUBSUB: Flags = Flags(1 << 5);
     /// Runs a script or a function.
     pub const SCRIPT: Flags = Flags(1 << 6);
-    /// May take long at the node (KEYS, SORT, EVAL, set algebra): travels in the slow lane, so that it holds up no
-    /// pipeline. Ours, not Redis's.
+    /// May take long at the node (KEYS, SORT, EVAL, set algebra): uses the slow lane, so that it does not delay
+    /// pipelines. Not a flag of Redis.
     pub const SLOW: Flags = Flags(1 << 7);
     /// Allowed before authentication.
     pub const NO_AUTH: Flags = Flags(1 << 8);
-    /// Key positions cannot be given as one (first, last, step) triple.
+    /// The keys cannot be described by one (first, last, step) triple.
     pub const MOVABLE_KEYS: Flags = Flags(1 << 9);
-    /// May use memory: refused by a node that is out of memory.
+    /// May use memory: rejected by a node that is out of memory.
     pub const DENY_OOM: Flags = Flags(1 << 10);
 
-    /// Goes on where an earlier call has ended, by a cursor that one server only understands (HSCAN and relatives).
-    /// Ours, not Redis's.
+    /// Continues an earlier call by a cursor that only one server understands (HSCAN and similar). Not a flag of Redis.
     pub const CURSOR: Flags = Flags(1 << 11);
 
-    /// Reads one key, and says the same as long as the key and its time to live are the same: its reply may be kept.
-    /// Not every command that only reads does: what is random, or about time (RANDFIELD, TTL, OBJECT), does not. Ours,
-    /// not Redis's.
+    /// Reads one key, with a reply that depends only on the key and its expiry, so that hot copies may store it.
+    /// Excludes commands that are random or depend on time or metadata (RANDFIELD, TTL, OBJECT). Not a flag of Redis.
     pub const COPYABLE: Flags = Flags(1 << 12);
 
-    /// True where every bit of `other` is set.
+    /// Whether `self` includes all of `other`.
     #[inline]
     pub const fn has(self, other: Flags) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Both sets together.
+    /// Union of the sets.
     pub const fn and(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)
     }
 }
 
-/// How the replies of several nodes become one.
+/// Combination of replies from several nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Merge {
-    /// Integers are added (DBSIZE, DEL).
+    /// Adds integers (DBSIZE, DEL).
     Sum,
-    /// The smallest integer (LASTSAVE).
+    /// Minimum of integers (LASTSAVE).
     Least,
-    /// Maps of figures: counts are added, ratios made anew of the sums (MEMORY STATS).
+    /// Maps of numbers: adds counts, and computes ratios from the sums (MEMORY STATS).
     Figures,
-    /// Texts for people, each under the name of its node (MEMORY DOCTOR).
+    /// Texts, each under the name of its node (MEMORY DOCTOR).
     Texts,
-    /// All should answer the same: the first error wins, else the first reply (FLUSHALL, SCRIPT LOAD).
+    /// Equal replies: the first error wins, else the first reply (FLUSHALL, SCRIPT LOAD).
     Same,
-    /// Arrays are concatenated in node order (KEYS).
+    /// Concatenates arrays in node order (KEYS).
     Concat,
-    /// Arrays of 0/1: 1 only where every node says 1 (SCRIPT EXISTS).
+    /// Arrays of 0 or 1: 1 only if every node returns 1 (SCRIPT EXISTS).
     AllOnes,
-    /// One success is enough: the first reply that is no error, else the first error (SCRIPT KILL, which fails where
-    /// nothing runs).
+    /// One success is sufficient: the first reply without error, else the first error (SCRIPT KILL, which fails at
+    /// nodes without a running script).
     AnyOk,
 }
 
-/// How a command on many keys is split over nodes and its replies put together again.
+/// Split of a command with many keys over nodes, and combination of the replies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Split {
-    /// MGET: values come back in the order asked.
+    /// MGET: values in the order of the keys.
     Values,
-    /// MSET: key value pairs; every part must say OK.
+    /// MSET: pairs of key and value; every part must return OK.
     Pairs,
-    /// DEL, UNLINK, EXISTS, TOUCH: integers are added.
+    /// DEL, UNLINK, EXISTS, TOUCH: adds integers.
     Count,
 }
 
-/// Commands that the router answers by itself, or by a procedure of its own.
+/// Commands with an implementation in the router.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[allow(missing_docs)] // the names are the commands' names
+#[allow(missing_docs)] // named after the commands
 pub enum Local {
     Ping,
     Echo,
@@ -195,54 +192,54 @@ pub enum Local {
     Switchyard,
 }
 
-/// Who answers a command.
+/// Destination of a command, or its refusal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Handling {
-    /// Forwarded to the owner of its keys, which must share a slot. A form without any key (EVAL with `numkeys` 0) goes
-    /// to any node.
+    /// Forwarded to the owner of its keys, which must share a slot. A call without keys (EVAL with `numkeys` 0) goes to
+    /// any node.
     Keyed,
     /// Split over the owners of its keys.
     Split(Split),
     /// Sent to every node; the replies are merged.
     Every(Merge),
-    /// Any one node that is up can answer (COMMAND DOCS).
+    /// Any node that is up can reply (COMMAND DOCS).
     Any,
-    /// The router answers.
+    /// Answered by the router.
     Local(Local),
-    /// The only node executes it; where there are several it is refused for a reason, which is the text.
+    /// Executed by the only node. With several nodes, refused for the reason in the text.
     OnlyNode(&'static str),
-    /// Refused for a reason, which is the text.
+    /// Refused for the reason in the text.
     Refused(&'static str),
 }
 
-/// What a command counts as in metrics. Few, because each is a time series per node.
+/// Class of a command in metrics. Few classes, because each is a time series per node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CommandClass {
-    /// Reads keys of one node.
+    /// Reads keys at one node.
     Read,
-    /// Writes keys of one node.
+    /// Writes keys at one node.
     Write,
     /// Runs a script or function.
     Script,
-    /// May wait at a node: its time says nothing of the node.
+    /// May block at a node, so its duration is not a measure of the node.
     Blocking,
-    /// Split over nodes, or sent to each.
+    /// Split over nodes, or sent to every node.
     Many,
     /// Answered by the router.
     Local,
-    /// Everything else: an operator's command, or one that is refused.
+    /// All others: commands for operators, and refused ones.
     Admin,
 }
 
 impl CommandClass {
-    /// Number of classes, for arrays with one place per class.
+    /// Number of classes, for arrays indexed by class.
     pub const COUNT: usize = Self::ALL.len();
 
-    /// All of them, in the order of their discriminants.
+    /// All classes, in the order of their discriminants.
     pub const ALL: [CommandClass; 7] =
         [Self::Read, Self::Write, Self::Script, Self::Blocking, Self::Many, Self::Local, Self::Admin];
 
-    /// The name in metrics.
+    /// Label in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -256,54 +253,53 @@ impl CommandClass {
     }
 }
 
-/// One command or subcommand.
+/// A command or subcommand.
 #[derive(Clone, Debug)]
 pub struct Command {
     /// Upper case; a subcommand with its container: `CONFIG|GET`.
     pub name: Cow<'static, str>,
-    /// Place in the table, dense from 0: an index for arrays with one place per command.
+    /// Index in the table, dense from 0, for arrays indexed by command.
     pub id: u16,
-    /// Number of arguments with the name; negative: at least so many.
+    /// Number of arguments including the name; if negative, the minimum number.
     pub arity: i16,
-    /// Its properties.
+    /// Properties.
     pub flags: Flags,
-    /// Where its keys are.
+    /// Key positions.
     pub keys: Keys,
-    /// Who answers it.
+    /// Destination or refusal.
     pub handling: Handling,
     categories: Categories,
-    /// What it does with its first key, and with the rest.
+    /// Access to the first key, and to the rest.
     access: (Access, Access),
-    /// True where subcommands follow.
+    /// Whether the command has subcommands.
     container: bool,
 }
 
 impl Command {
-    /// True where `count` arguments (the name included) are as many as the command takes.
+    /// Whether the command accepts `count` arguments, including the name.
     #[inline]
     pub fn arity_ok(&self, count: usize) -> bool {
         let wanted = usize::from(self.arity.unsigned_abs());
         if self.arity < 0 { count >= wanted } else { count == wanted }
     }
 
-    /// True for a command of this crate's own table; false for one that was learnt from a node, as those of modules
-    /// are.
+    /// Whether the command is from the builtin table rather than learnt from a node.
     pub fn is_builtin(&self) -> bool {
         matches!(self.name, Cow::Borrowed(_))
     }
 
-    /// True where subcommands follow its name.
+    /// Whether the command has subcommands.
     pub fn is_container(&self) -> bool {
         self.container
     }
 
-    /// True where this call may wait at the node. XREAD and XREADGROUP wait only with BLOCK.
+    /// Whether this call may block at the node. XREAD and XREADGROUP block only with BLOCK.
     pub fn blocks(&self, args: &Args<'_>) -> bool {
         self.flags.has(Flags::BLOCKING) && (!matches!(self.keys, Keys::Streams) || keys::stream_options(args).block)
     }
 
-    /// How long this call may wait at the node, in microseconds: `None` without end, and also where that cannot be
-    /// told. A timeout that makes no sense is none: the node answers an error at once.
+    /// Maximum time that this call blocks at the node, in microseconds. `None`: unlimited or unknown. An invalid
+    /// timeout does not block, because the node returns an error immediately.
     pub fn waits_us(&self, args: &Args<'_>) -> Option<u64> {
         let (timeout, unit_us) = match &*self.name {
             "BLPOP" | "BRPOP" | "BZPOPMIN" | "BZPOPMAX" | "BLMOVE" | "BRPOPLPUSH" => (args.get(args.len() - 1), 1e6),
@@ -315,7 +311,7 @@ impl Command {
         (timeout != 0.0).then_some((timeout * unit_us) as u64)
     }
 
-    /// What it counts as in metrics.
+    /// Class in metrics.
     #[inline]
     pub fn class(&self) -> CommandClass {
         match self.handling {

@@ -1,19 +1,19 @@
 //! The rows of the command table.
 //!
-//! One line each: name, arity, flags, where the keys are and what is done with them, categories, who answers. Arity,
-//! flags and keys are what Redis 7.0 to 8 and Valkey 7.2 to 9 say in `COMMAND`. Access and categories are Redis 7.0's
-//! (Valkey's where Redis 7.0 lacks the command); categories that follow from flags are not repeated. A row is there
-//! whether or not today's node has the command, because the node's own error is the best one. `tests/command_table/`
-//! holds the rows against real servers and finds commands that are missing here.
+//! One line per command: name, arity, flags, key positions, key access, categories, handling. Arity, flags, and keys
+//! are those of `COMMAND` in Redis 7.0 to 8 and Valkey 7.2 to 9. Access and categories are those of Redis 7.0, or
+//! Valkey if Redis 7.0 lacks the command; categories implied by flags are omitted. A row exists whether or not the
+//! connected nodes have the command, because the node's own error is the best one. `tests/command_table/` compares the
+//! rows with real servers and finds missing commands.
 //!
-//! How the handling was chosen where it is not obvious:
-//! - What describes one server (`LATENCY GRAPH`, `LATENCY HISTOGRAM`) is refused: an answer of any one node would
+//! Reasons for the less obvious handlings:
+//! - Descriptions of one server (`LATENCY GRAPH`, `LATENCY HISTOGRAM`) are refused: the reply of any one node would
 //!   mislead.
-//! - What tools poll is merged: `LATENCY LATEST`, `SLOWLOG LEN`, `DBSIZE`. `LATENCY RESET` and `SLOWLOG RESET` reach
-//!   every node.
-//! - `FLUSHALL` is not slow although it may take long: it must keep its place among the commands of its client.
-//! - `MOVE` and `COPY ... DB` pass by their keys: the other database is the same node's.
-//! - `HELP` of a container is any node's; its text does not matter to routing.
+//! - Commands polled by tools are merged: `LATENCY LATEST`, `SLOWLOG LEN`, `DBSIZE`. `LATENCY RESET` and
+//!   `SLOWLOG RESET` reach every node.
+//! - `FLUSHALL` is not slow although it may take long: it must keep its order among the client's commands.
+//! - `MOVE` and `COPY ... DB` are routed by their keys: both databases are at the same node.
+//! - `HELP` of a container goes to any node; its text does not depend on routing.
 
 use super::access::{Access, Categories};
 use super::{Flags, Handling, Keys};
@@ -21,19 +21,19 @@ use super::{Flags, Handling, Keys};
 use super::{Local::*, Merge::*, Split::*};
 use Handling::{Any, Every, Keyed, Local, OnlyNode, Refused, Split};
 
-/// The newest minor versions of Redis and Valkey that the table covers, major number first. A command of a newer
-/// version may change keys in ways that are unknown here.
+/// Newest covered minor versions of Redis and Valkey, as (major, minor). Commands of newer versions may change keys in
+/// unknown ways.
 const REDIS_COVERED: (u32, u32) = (8, 12);
 /// See [`REDIS_COVERED`].
 const VALKEY_COVERED: (u32, u32) = (9, 1);
 
-/// Major and minor number of a version; `None` if it has another form.
+/// Major and minor number of a version; `None` for another format.
 fn minor_of(version: &str) -> Option<(u32, u32)> {
     let mut numbers = version.split('.').map(|number| number.parse().ok());
     Some((numbers.next()??, numbers.next()??))
 }
 
-/// Whether the table covers a server of this version; `flavour` is `redis` or `valkey`. A version of another form is
+/// Whether the table covers a server of this version; `flavour` is `redis` or `valkey`. Versions in another format are
 /// not covered.
 #[must_use]
 pub fn covers(flavour: &str, version: &str) -> bool {
@@ -41,7 +41,7 @@ pub fn covers(flavour: &str, version: &str) -> bool {
     minor_of(version).is_some_and(|version| version <= newest)
 }
 
-/// Why a server of this version gets no hot copies and no piecewise moves, if the table does not cover it.
+/// Reason why a server of this version has no hot copies and no piecewise moves, if it is not covered.
 #[must_use]
 pub fn why_not_covered(flavour: &str, version: &str) -> Option<String> {
     (!covers(flavour, version)).then(|| {
@@ -53,7 +53,7 @@ pub fn why_not_covered(flavour: &str, version: &str) -> Option<String> {
     })
 }
 
-/// Whether members of sets may have times to live of their own there: Redis after 8.4. A version of another form may.
+/// Whether set members may have their own expiry in this version: Redis after 8.4, or a version in another format.
 #[must_use]
 pub fn members_expire(flavour: &str, version: &str) -> bool {
     match minor_of(version) {
@@ -68,15 +68,15 @@ pub(super) struct Row {
     pub(super) arity: i16,
     pub(super) flags: Flags,
     pub(super) keys: Keys,
-    /// What it does with its first key, and with the rest.
+    /// Access to the first key, and to the rest.
     pub(super) access: (Access, Access),
-    /// The categories that do not follow from the flags.
+    /// Categories not implied by the flags.
     categories: Categories,
     pub(super) handling: Handling,
 }
 
 impl Row {
-    /// All its categories: those of its own, and those that follow from its flags, by Redis's rules.
+    /// All categories: listed ones, and those implied by the flags according to Redis.
     pub(super) fn categories(&self) -> Categories {
         let implied = [
             (Flags::WRITE, Categories::of("write")),
@@ -87,7 +87,7 @@ impl Row {
             (Flags::SCRIPT, Categories::of("scripting")),
             (Flags::ADMIN, Categories::of("admin").and(Categories::of("dangerous"))),
             (Flags::PUBSUB, Categories::of("pubsub")),
-            // To Redis 7.0, WAIT does not block.
+            // In Redis 7.0, WAIT is not blocking.
             (
                 Flags::BLOCKING,
                 if self.name == "WAIT" { Categories::of("connection") } else { Categories::of("blocking") },
@@ -101,7 +101,7 @@ impl Row {
     }
 }
 
-/// A command that has no keys lists no access; one that treats all its keys alike, one.
+/// Rows without keys list no access; rows with equal access to all keys list one.
 const fn access(listed: &[Access]) -> (Access, Access) {
     match *listed {
         [] => (Access::NO, Access::NO),
@@ -110,7 +110,7 @@ const fn access(listed: &[Access]) -> (Access, Access) {
     }
 }
 
-// Why something is refused, and what to do instead.
+// Reasons for a refusal, with alternatives.
 const PLACEMENT: &str = "Switchyard places the slots. Change its list of nodes instead";
 const DEBUGGING: &str = "it is for debugging one server. Call it at the node itself";
 const STOPPING: &str = "it would stop a node under all its clients. Stop the node itself, or Switchyard by SIGTERM";
@@ -128,7 +128,7 @@ const IMPORTING: &str = "it marks a connection to one server for imports. Call i
 
 macro_rules! rows {
     ($($name:literal $arity:literal [$($flag:ident)*] $keys:ident [$($access:ident)*] [$($category:ident)*] => $handling:expr;)*) => {
-        /// All of them; a container stands with its subcommands, in any order.
+        /// All rows; containers and their subcommands in any order.
         pub(super) static ROWS: &[Row] = &[$(Row {
             name: $name,
             arity: $arity,

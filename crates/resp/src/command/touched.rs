@@ -1,32 +1,31 @@
-//! Which elements of a hash, set or sorted set a command may change.
+//! Finds the elements of a hash, set, or sorted set that a command may change.
 //!
-//! For whoever copies a large key in pieces while it is written: what is touched is read again. So what a command
-//! *does* does not matter here, only which elements have to be looked at afterwards. It is said for few commands, those
-//! that name their elements; everything else is "everything".
+//! Used while a large key is copied in pieces: changed elements are copied again. So the effect of a command does not
+//! matter, only the affected elements. Known for the few commands that name their elements; any other command may
+//! change everything.
 
 use super::{Access, Command};
 use crate::request::Args;
 
-/// What a command may change of one of its keys.
+/// Possible changes by a command to one of its keys.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Touched<'a> {
-    /// Nothing but its time to live.
+    /// Nothing except its expiry.
     Nothing,
-    /// These fields or members. Perhaps it also removes the key with them.
+    /// These fields or members. The key may be removed with them.
     Elements(Vec<&'a [u8]>),
     /// Anything.
     Everything,
 }
 
-/// Where the elements are: at `first` and every `step` from there.
+/// Positions of elements: `first`, and every `step` from there.
 struct Places {
     first: usize,
     step: usize,
 }
 
 impl Command {
-    /// What the command may change of the key that [`Command::find_keys`] found as number `place`. "Everything" also
-    /// where arguments are not there yet.
+    /// Possible changes to the key at index `place` of [`Command::find_keys`]. `Everything` if arguments are missing.
     pub fn touched<'a>(&self, args: &Args<'a>, place: usize) -> Touched<'a> {
         if self.key_access(args, place) == Access::R {
             return Touched::Nothing;
@@ -46,7 +45,7 @@ impl Command {
     }
 }
 
-/// The first argument after the key that is none of these options.
+/// Index of the first argument after the key that is none of these options.
 fn after_options(args: &Args<'_>, options: &[&str]) -> usize {
     let is_option =
         |at: &usize| args.get(*at).is_some_and(|arg| options.iter().any(|o| arg.eq_ignore_ascii_case(o.as_bytes())));

@@ -1,4 +1,4 @@
-//! What servers answer to reads of a key that is not there: double reads take every other answer for the key's
+//! Replies of servers to reads of a missing key. Double reads treat every other reply as proof that the key exists
 //! (`reply::may_be_of_no_key`).
 
 use switchyard_resp::command::{CommandTable, Flags, Handling};
@@ -6,8 +6,7 @@ use switchyard_resp::reply;
 
 use crate::server::{Arguments, error_text, servers, shown};
 
-/// Arguments behind the key, where a read takes more than a name and a key. Those that no call can be found for are
-/// named by the test.
+/// Arguments after the key, for reads that need more than a name and a key. The test lists reads without a known call.
 const CALLS: &[&str] = &[
     "BITFIELD_RO nokey GET u8 0",
     "BITPOS nokey 1",
@@ -42,7 +41,7 @@ const CALLS: &[&str] = &[
     "ZREVRANGEBYSCORE nokey +inf -inf",
 ];
 
-/// A read of one key that double reads may take: `None` for another command.
+/// A read of one key for double reads; `None` for other commands.
 fn plain_call(name: &str, arity: i16) -> Vec<String> {
     let words = name.split('|').map(str::to_owned);
     let missing = usize::from(arity.unsigned_abs()).saturating_sub(name.split('|').count() + 1);

@@ -1,7 +1,6 @@
-//! Globs, against everything of a real server that matches by them: KEYS, PUBLISH to PSUBSCRIBE, ACL DRYRUN, CONFIG
-//! GET.
+//! Compares glob matching with all uses in a real server: KEYS, PUBLISH with PSUBSCRIBE, ACL DRYRUN, CONFIG GET.
 //!
-//! Beside the command table because it asks the same servers.
+//! Part of the command table tests because it uses the same servers.
 
 use std::collections::BTreeSet;
 
@@ -24,8 +23,7 @@ impl Random {
     }
 }
 
-/// Few letters, so that much matches, everything that means something, and bytes that are negative where characters
-/// have signs.
+/// Few letters, so that matches are frequent, all special characters, and bytes that are negative as signed characters.
 const PATTERNS: &[u8] = b"aabbc***??[[]]^^--\\\\\x80\xff";
 const TEXTS: &[u8] = b"aaabbbc*?[]^-\\\x80\xff";
 
@@ -65,7 +63,7 @@ fn keys_are_matched_as_keys_does() {
             let ours = texts.iter().filter(|text| glob::matches_key(&pattern, text)).cloned().collect();
             same("KEYS", &pattern, &ours, &theirs);
         }
-        // Where it stops.
+        // The limit on stars.
         let long = [&[b'a'; 3000][..], b"b"].concat();
         client.call(&[&b"SET"[..], &long[..], b"x"]);
         for stars in [1000, 1001] {
@@ -133,7 +131,7 @@ fn settings_are_matched_as_config_get_does() {
         let names = pairs(&client.call(&["CONFIG", "GET", "*"]));
         assert!(names.len() > 100 && names.contains(&b"maxclients"[..]));
         for _ in 0..4000 {
-            // Of a name's bytes, some with another case, some replaced.
+            // Built from a setting's name, with some bytes in the other case or replaced.
             let name = names.iter().nth(random.below(names.len())).expect("a name");
             let mut pattern = Vec::new();
             for byte in name {

@@ -1,6 +1,5 @@
-//! Finds keys in many calls of every command, and holds what is found against `COMMAND GETKEYS` of real servers, or
-//! against what they do with the call where we call it wrong. Random calls come from a fixed seed, so that a failure is
-//! the same failure tomorrow.
+//! Finds keys in many calls of every command, and compares them with `COMMAND GETKEYS` of real servers, or with the
+//! server's error for invalid calls. Random calls use a fixed seed, so that failures are reproducible.
 
 use proptest::prelude::*;
 use switchyard_resp::command::{
@@ -24,8 +23,7 @@ impl Random {
     }
 }
 
-/// Argument lists for a command: plain ones of every length, and random ones of words that mean something to some
-/// command.
+/// Argument lists for a command: plain ones of every length, and random ones of words used by commands.
 fn calls(name: &str, arity: i16, random: &mut Random) -> Vec<Vec<Vec<u8>>> {
     const WORDS: [&str; 32] = [
         "store",
@@ -71,7 +69,7 @@ fn calls(name: &str, arity: i16, random: &mut Random) -> Vec<Vec<Vec<u8>>> {
         for index in call.len()..len {
             call.push(match random.below(4) {
                 _ if round < 8 => format!("a{index}").into_bytes(),
-                // Servers read the name of an option up to a byte 0.
+                // Servers compare option names up to a NUL.
                 0 => {
                     [WORDS[random.below(WORDS.len())].as_bytes(), [&b""[..], b"", b"", b"\0", b"\0z"][random.below(5)]]
                         .concat()
@@ -85,7 +83,7 @@ fn calls(name: &str, arity: i16, random: &mut Random) -> Vec<Vec<Vec<u8>>> {
     calls
 }
 
-/// Calls in forms that random arguments seldom hit.
+/// Calls that random arguments seldom produce.
 fn written_calls() -> Vec<Vec<Vec<u8>>> {
     [
         "EVAL s 0",
@@ -143,7 +141,7 @@ fn written_calls() -> Vec<Vec<Vec<u8>>> {
     .collect()
 }
 
-/// Compares what we and the server find; says whether there were keys.
+/// Compares the result with the server's. Returns whether there were keys.
 fn compare(ours: &Command, call: &[Vec<u8>], client: &mut Client) -> Result<bool, String> {
     let arguments = Arguments::new(call);
     let found = find_keys(ours, &arguments.all())
@@ -152,26 +150,25 @@ fn compare(ours: &Command, call: &[Vec<u8>], client: &mut Client) -> Result<bool
     let served = matches!(ours.handling, Handling::Keyed | Handling::Split(_));
     match (&found, &theirs) {
         (Ok(found), Ok(theirs)) if found == theirs => return Ok(true),
-        // The server names both STORE and STOREDIST, and an earlier STORE, though only the last one is written; and it
+        // The server returns both STORE and STOREDIST, and an earlier STORE, though only the last one is written. It
         // misses `STORE d` after `STORE get`, though it is written.
         (Ok(found), Ok(_)) if repeats_an_option(call) && found.first() == Some(&&call[1][..]) => return Ok(true),
         (Ok(found), Err(_)) if found.is_empty() => return Ok(false),
-        // Channels are routed like keys, and are none to COMMAND GETKEYS.
+        // Channels are routed like keys, but are no keys to COMMAND GETKEYS.
         (Ok(_), Err(_)) if ours.flags.has(Flags::PUBSUB) => return Ok(false),
-        // It runs, but the specification wants a source as well.
+        // Valid, but the specification requires a source as well.
         (Ok(found), Err(_)) if ours.name == "PFMERGE" && found.len() == 1 => return Ok(true),
-        // Refused by the server whatever follows: its specification takes a later word for STREAMS.
+        // Always rejected by the server: its specification takes a later word for STREAMS.
         (Ok(_), Ok(_)) if ours.name == "XREADGROUP" && is_without_group(call) => return Ok(false),
-        // By design: it runs at one server, but would miss keys where there are several.
+        // By design: valid at one server, but would miss keys with several.
         (Err(KeyError::SortPattern(_)), Ok(_)) => return Ok(false),
-        // These are not run here (they block, or are refused). COMMAND GETKEYS takes `01` for a number; the commands do
-        // not.
+        // Not executed here (blocking, or refused). COMMAND GETKEYS accepts `01` as a number; the commands do not.
         (Err(KeyError::NumkeysNotInteger(_) | KeyError::Syntax), Ok(_)) | (Err(_), Err(_)) if !served => {
             return Ok(false);
         }
         _ => {}
     }
-    // One of us says that the call is wrong: then the server must refuse to run it.
+    // If either considers the call invalid, the server must reject it.
     let answer = if served && (found.is_err() || theirs.is_err()) { client.call(call) } else { Vec::new() };
     if reply::is_error(&answer) {
         return Ok(false);
@@ -185,13 +182,13 @@ fn compare(ours: &Command, call: &[Vec<u8>], client: &mut Client) -> Result<bool
     ))
 }
 
-/// STREAMS comes before any GROUP.
+/// Whether STREAMS precedes any GROUP.
 fn is_without_group(call: &[Vec<u8>]) -> bool {
     let word = call.iter().find(|arg| is_option(arg, b"streams") || is_option(arg, b"group"));
     word.is_some_and(|word| is_option(word, b"streams"))
 }
 
-/// STORE or STOREDIST more than once, or one of them as another's value.
+/// Whether STORE or STOREDIST occurs more than once, or as the other's value.
 fn repeats_an_option(call: &[Vec<u8>]) -> bool {
     let stores = call.iter().filter(|arg| is_option(arg, b"store") || is_option(arg, b"storedist")).count();
     let takes_value = |arg: &[u8]| [&b"by"[..], b"get", b"limit"].iter().any(|name| is_option(arg, name));
@@ -231,7 +228,7 @@ fn finds_the_keys_that_the_servers_find() {
     assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong[..wrong.len().min(40)].join("\n"));
 }
 
-/// What modules would teach: the server's own commands under names that the table does not have.
+/// Simulates modules: the server's own commands under names missing from the table.
 #[test]
 fn finds_keys_by_the_servers_own_specifications() {
     for server in servers() {
@@ -274,7 +271,8 @@ fn finds_keys_by_the_servers_own_specifications() {
                         assert_eq!(keys, expected, "{}: {}", server.program, shown(&call));
                         with_keys += 1;
                     }
-                    Err(KeyError::Undescribed) => {} // SORT, MIGRATE; or fewer arguments than the number of keys says
+                    // SORT, MIGRATE; or fewer arguments than the declared number of keys
+                    Err(KeyError::Undescribed) => {}
                     Err(KeyError::Arity) => {
                         assert!(call.len() % 2 == 0, "only MSET without its last value: {}", shown(&call))
                     }
@@ -312,7 +310,7 @@ fn specifications_that_make_no_sense_are_errors_not_guesses() {
         table.learn(&[LearntCommand { name: "m".into(), arity: -1, specs: specs.clone(), ..LearntCommand::default() }]);
         let call = Arguments::new(&["m", "2", "A", "b", "c"]);
         let command = table.by_name("m").expect("just learnt");
-        // An unknown specification leaves the command without places.
+        // An unknown specification leaves the key positions unknown.
         let expected = if matches!(command.keys, Keys::Unknown) { Err(KeyError::Undescribed) } else { expected };
         assert_eq!(find_keys(command, &call.all()), expected, "{specs:?}");
     }
@@ -386,8 +384,8 @@ fn a_key_that_is_not_there_yet_is_waited_for() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4096))]
 
-    /// Whatever the arguments: no panic, no index of what is not there, no more work than there are arguments, and what
-    /// is said of a part is what is said of the whole.
+    /// For any arguments: no panic, no index of a missing argument, no more work than the number of arguments, and a
+    /// partial command gives part of the complete result.
     #[test]
     fn find_keys_survives_anything(
         id in any::<proptest::sample::Index>(),
@@ -418,7 +416,7 @@ proptest! {
         let _ = (command.blocks(&huge), table.find(&huge), errors::unknown(&huge), errors::unknown_subcommand(command, &huge));
     }
 
-    /// Replies to COMMAND that are garbage teach nothing harmful.
+    /// Invalid replies to COMMAND add nothing harmful.
     #[test]
     fn learning_survives_anything(bytes in proptest::collection::vec(any::<u8>(), 0..300), edits in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..6)) {
         let mut real = b"*1\r\n*10\r\n$3\r\nfoo\r\n:-2\r\n*1\r\n+write\r\n:1\r\n:1\r\n:1\r\n*0\r\n*0\r\n*1\r\n*6\r\n$5\r\nflags\r\n*1\r\n+RW\r\n\

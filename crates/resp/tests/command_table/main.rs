@@ -1,4 +1,4 @@
-//! The command table, held against real servers.
+//! Compares the command table with real servers.
 
 mod absent;
 mod globs;

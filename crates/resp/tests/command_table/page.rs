@@ -1,11 +1,11 @@
-//! `docs/results/compatibility.md` says of every command who answers it: written from the table, and held against it.
+//! Compares `docs/results/compatibility.md`, which is generated from the table, with the handling of every command.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use switchyard_resp::command::{CommandTable, Flags, Handling, Keys, Merge, Split};
 
-/// What a reader is told of a handling; in this order.
+/// Text for a handling, with its sort position.
 fn words(handling: Handling) -> (u8, String) {
     match handling {
         Handling::Keyed => (0, "the owner of its keys".into()),
@@ -31,7 +31,7 @@ fn section() -> String {
     let table = CommandTable::builtin();
     let mut groups: BTreeMap<(u8, String), Vec<String>> = BTreeMap::new();
     for command in table.iter() {
-        // What a container's name alone does, its subcommands say.
+        // Containers themselves are omitted; their subcommands are listed.
         let container =
             table.iter().any(|c| c.name.strip_prefix(&*command.name).is_some_and(|rest| rest.starts_with('|')));
         if container

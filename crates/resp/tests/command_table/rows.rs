@@ -1,19 +1,18 @@
-//! Holds the rows of the command table against real servers: every command they have, its arity, flags and keys, and
-//! Redis's words for errors; and checks how commands are looked up and learnt. Where keys are found in a call is in
-//! `keys.rs`.
+//! Compares the rows of the command table with real servers: all commands with arity, flags, and keys, and Redis's
+//! error texts. Also tests lookup and learning. For keys in calls, see `keys.rs`.
 
 use switchyard_resp::command::{CommandTable, Flags, Handling, Keys, LearntCommand, Local, Lookup, errors};
 use switchyard_resp::reply;
 
 use crate::server::{Arguments, error_text, find_keys, servers, shown};
 
-/// Where versions differ, the row takes more arguments than this server does.
+/// Versions differ: the row accepts more arguments than this server.
 const LOOSER_ARITY: [&str; 4] = ["ZRANK", "ZREVRANK", "COMMAND|GETKEYS", "COMMAND|GETKEYSANDFLAGS"];
 
-/// Flags that versions disagree on. WAIT got its `blocking` with Valkey 8 and Redis 7.2: it always waited.
+/// Flags that differ between versions. WAIT is marked `blocking` since Valkey 8 and Redis 7.2, but always blocked.
 const NEWER_FLAGS: [(&str, Flags); 1] = [("WAIT", Flags::BLOCKING)];
 
-/// Flags that `COMMAND` shows, by our names.
+/// Flags in `COMMAND`, with the table's names.
 const SHOWN_FLAGS: [(&str, Flags); 9] = [
     ("write", Flags::WRITE),
     ("readonly", Flags::READONLY),
@@ -26,7 +25,7 @@ const SHOWN_FLAGS: [(&str, Flags); 9] = [
     ("movablekeys", Flags::MOVABLE_KEYS),
 ];
 
-/// First, last and step as `COMMAND` shows them for commands whose keys have a shape of their own.
+/// First, last, and step in `COMMAND` for commands with special key shapes.
 fn triple(keys: &Keys) -> (i32, i32, i32) {
     match keys {
         Keys::None | Keys::Streams | Keys::Numbered { destination: false, .. } => (0, 0, 0),
@@ -212,7 +211,7 @@ fn errors_have_redis_words() {
                 shown(call)
             );
         }
-        // Too few arguments, for every command that wants some.
+        // Too few arguments, for every command with required ones.
         for theirs in client.commands() {
             let Some(ours) = table.by_name(&theirs.name) else { continue };
             let call: Vec<&str> = theirs.name.split('|').collect();
@@ -269,7 +268,7 @@ fn handling_fits_the_keys() {
         match command.handling {
             Handling::Keyed | Handling::Split(_) => assert!(has_keys, "{} has no keys to be sent by", command.name),
             Handling::Local(Local::Watch) => assert!(has_keys),
-            // Shard channels count as keys for clients of a cluster.
+            // Shard channels count as keys for cluster clients.
             Handling::Local(_) if command.flags.has(Flags::PUBSUB) => {}
             Handling::Every(_) | Handling::Any | Handling::Local(_) => assert!(!has_keys, "{} has keys", command.name),
             Handling::OnlyNode(text) | Handling::Refused(text) => {
@@ -281,7 +280,7 @@ fn handling_fits_the_keys() {
         assert!(!both, "{} both writes and does not", command.name);
         assert!(command.name.len() <= 64 && !command.name.bytes().any(|b| b.is_ascii_lowercase()));
         if command.flags.has(Flags::BLOCKING) {
-            // Others have no way to a connection of their own, and would stall a pipeline.
+            // Other handlings cannot use an exclusive connection, and would stall a pipeline.
             let waits = matches!(command.handling, Handling::Keyed | Handling::Local(Local::Wait));
             assert!(waits, "{} would stall a pipeline", command.name);
         }
@@ -301,7 +300,7 @@ fn how_long_a_call_may_wait() {
         (&["BZPOPMIN", "a", "7"], Some(7_000_000)),
         (&["XREAD", "COUNT", "1", "BLOCK", "250", "STREAMS", "x", "$"], Some(250_000)),
         (&["XREADGROUP", "GROUP", "g", "BLOCK", "BLOCK", "0", "STREAMS", "x", ">"], None),
-        // The node answers an error at once.
+        // The node returns an error immediately.
         (&["BLPOP", "a", "soon"], Some(1_000_000)),
     ] {
         let call = Arguments::new(words);

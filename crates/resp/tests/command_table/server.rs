@@ -1,8 +1,7 @@
-//! Real servers for the tests of the command table, and what is needed to ask them.
+//! Real servers for the tests of the command table, with a client.
 //!
-//! `redis-server` must be installed; `valkey-server` is used where it is on the PATH. They are asked, never trusted to
-//! be a certain version. They listen on sockets in directories of their own, so that no port can be taken by somebody
-//! else.
+//! `redis-server` must be installed; `valkey-server` is used if it is on the PATH. Tests do not assume a version.
+//! Servers listen on sockets in their own directories, so that ports cannot conflict.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,7 +12,7 @@ use switchyard_resp::command::{Command, KeyError, LearntCommand, parse_command_r
 use switchyard_resp::request::{Args, Span};
 use switchyard_resp::{encode, reply};
 
-/// A server of our own, on a socket in a directory that goes with it.
+/// A server on a socket in a temporary directory.
 pub(crate) struct Server {
     process: Child,
     directory: tempfile::TempDir,
@@ -21,7 +20,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// `None` where the program is not installed.
+    /// `None` if the program is not installed.
     pub(crate) fn start(program: &'static str) -> Option<Self> {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let process = Process::new(program)
@@ -88,7 +87,7 @@ impl Client {
         commands
     }
 
-    /// The keys that the server finds, or its error.
+    /// Keys found by the server, or its error.
     pub(crate) fn getkeys<A: AsRef<[u8]>>(&mut self, args: &[A]) -> Result<Vec<Vec<u8>>, String> {
         let mut call: Vec<&[u8]> = vec![b"COMMAND", b"GETKEYS"];
         call.extend(args.iter().map(AsRef::as_ref));
@@ -108,7 +107,7 @@ pub(crate) fn shown<A: AsRef<[u8]>>(args: &[A]) -> String {
     args.iter().map(|a| format!("\"{}\"", a.as_ref().escape_ascii())).collect::<Vec<_>>().join(" ")
 }
 
-/// Owns the bytes behind an [`Args`].
+/// Owns the bytes of an [`Args`].
 pub(crate) struct Arguments {
     pub(crate) buf: Vec<u8>,
     pub(crate) spans: Vec<Span>,
