@@ -1,4 +1,4 @@
-//! A plain blocking connection for the questions around a measurement: filling nodes, DBSIZE, INFO.
+//! A blocking connection for requests around a measurement: filling nodes, DBSIZE, INFO.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::wire::{self, Reply};
 
-/// How long one question may take. Nothing asked here is slow; what answers later than this hangs.
+/// Timeout per request. No request here is slow, so a later reply means a hang.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A blocking connection to one server.
@@ -21,7 +21,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects.
+    /// Connects to the server.
     pub fn connect(address: SocketAddr) -> Result<Self> {
         let stream =
             TcpStream::connect_timeout(&address, PATIENCE).with_context(|| format!("cannot connect to {address}"))?;
@@ -31,7 +31,7 @@ impl Client {
         Ok(Self { address, stream, buf: Vec::new(), at: 0 })
     }
 
-    /// Sends one command and hands its reply to `read`.
+    /// Sends one command and passes its reply to `read`.
     pub fn call<T>(&mut self, args: &[&[u8]], read: impl FnOnce(Reply<'_>) -> T) -> Result<T> {
         let mut out = Vec::new();
         wire::encode(&mut out, args);
@@ -39,16 +39,16 @@ impl Client {
         self.reply(read)
     }
 
-    /// Sends bytes that hold any number of requests.
+    /// Sends encoded requests.
     pub fn send(&mut self, requests: &[u8]) -> Result<()> {
         self.stream.write_all(requests).with_context(|| format!("cannot write to {}", self.address))
     }
 
-    /// Waits for the next reply.
+    /// Waits for the next reply and passes it to `read`.
     pub fn reply<T>(&mut self, read: impl FnOnce(Reply<'_>) -> T) -> Result<T> {
         let mut chunk = [0_u8; 16 * 1024];
         loop {
-            // Parsed twice where it is complete: the borrow of the first look would outlive the read below it.
+            // Parsed twice if complete: the borrow of the first parse would outlive the read below.
             if let Some((_, taken)) = wire::parse(&self.buf[self.at..])? {
                 let start = self.at;
                 self.at += taken;
@@ -68,7 +68,7 @@ impl Client {
         }
     }
 
-    /// A command whose reply must be an integer.
+    /// Sends a command whose reply must be an integer.
     pub fn integer(&mut self, args: &[&[u8]]) -> Result<i64> {
         let address = self.address;
         self.call(args, |reply| match reply {
@@ -77,7 +77,7 @@ impl Client {
         })?
     }
 
-    /// A command whose reply must be a bulk string of text.
+    /// Sends a command whose reply must be a bulk string with text.
     pub fn text(&mut self, args: &[&[u8]]) -> Result<String> {
         let address = self.address;
         self.call(args, |reply| match reply {
@@ -86,7 +86,7 @@ impl Client {
         })?
     }
 
-    /// A command whose reply must be a status such as `+OK`.
+    /// Sends a command whose reply must be a status such as `+OK`.
     pub fn ok(&mut self, args: &[&[u8]]) -> Result<()> {
         let address = self.address;
         self.call(args, |reply| match reply {
@@ -103,7 +103,7 @@ fn name(args: &[&[u8]]) -> String {
 /// Sets `count` keys named by `key(i)` to `value`, pipelined, and waits for every `+OK`.
 pub fn fill(address: SocketAddr, count: u64, value: &[u8], key: impl Fn(u64) -> String) -> Result<()> {
     let mut client = Client::connect(address)?;
-    // Requests of a batch stay below what the sockets' buffers hold, else both sides would wait for the other to read.
+    // A batch fits into the socket buffers; otherwise both sides would block on writing.
     let batch = (64 * 1024 / (value.len() as u64 + 64)).clamp(1, 256);
     let mut out = Vec::new();
     let mut next = 0;

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM for the subcommands that start other processes: they must end those before they end themselves.
+//! Handles Ctrl-C and SIGTERM for subcommands with child processes, which must be stopped first.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -6,12 +6,12 @@ use std::sync::{Arc, mpsc};
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// A flag that the first SIGINT, SIGTERM or SIGHUP sets, from now on.
+/// Returns a flag that the first SIGINT, SIGTERM, or SIGHUP sets.
 pub fn flag() -> anyhow::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     let set = flag.clone();
     let (ready, is_ready) = mpsc::channel();
-    // A runtime of its own on a thread of its own: the subcommand itself is plain blocking code.
+    // A separate runtime on a separate thread, because the subcommands are blocking code.
     std::thread::Builder::new()
         .name("signals".to_owned())
         .spawn(move || {

@@ -1,15 +1,13 @@
-//! Load generation: what `switchyard demo` and `switchyard bench load` need, and what every measurement of the lab
-//! stands on.
+//! Load generation for `switchyard demo`, `switchyard bench load`, and all measurements of the lab.
 //!
-//! Everything here sees the router from outside, as a client does: over a socket. Nothing imports router internals, so
-//! that a number measured here is one that a user gets, and a check made here cannot share a mistake with the code it
-//! checks.
+//! All code here treats the router as a client does, over a socket, and imports no router internals. So a measured
+//! value is one that users get, and a check cannot share a bug with the code under test.
 //!
-//! - [`load`]: many connections, pipelines, a mix of commands over Zipfian keys, closed or open loop, every reply
-//!   checked.
-//! - [`process`], [`client`], [`wire`]: starting real servers, asking them things.
-//! - [`random`]: seeded numbers, and which keys are popular.
-//! - [`numbers`], [`table`], [`interrupt`]: what the user types and reads, and Ctrl-C.
+//! - [`load`]: many connections, pipelines, a mix of commands over Zipfian keys, closed or open loop; checks every
+//!   reply.
+//! - [`process`], [`client`], [`wire`]: start and query real servers.
+//! - [`random`]: seeded random numbers and key popularity.
+//! - [`numbers`], [`table`], [`interrupt`]: formats for users, and Ctrl-C.
 
 pub mod client;
 pub mod interrupt;

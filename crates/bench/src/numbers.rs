@@ -1,10 +1,10 @@
-//! Numbers as people write them on a command line, and as they read them in a table.
+//! Number formats for the command line and for tables.
 
 use std::time::Duration;
 
 use switchyard_resp::units::{TIME_FORM, parse_time};
 
-/// A time on the command line, written as in the configuration.
+/// Parses a time on the command line, in the syntax of the configuration.
 pub fn time_flag(text: &str) -> Result<Duration, String> {
     parse_time(text).ok_or_else(|| format!("must be {TIME_FORM}"))
 }
@@ -22,7 +22,7 @@ pub fn thousands(n: u64) -> String {
     out
 }
 
-/// Three digits that count, in milliseconds.
+/// Milliseconds with up to three digits of precision.
 pub fn millis(time: Duration) -> String {
     let ms = time.as_secs_f64() * 1000.0;
     match ms {

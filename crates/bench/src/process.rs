@@ -1,9 +1,8 @@
-//! Child processes that do not outlive us: found on PATH, started on free ports with their output in a file, ended by
-//! handle.
+//! Child processes that do not outlive their parent: found on PATH, started on free ports with output to a file,
+//! stopped by handle.
 //!
-//! Each child is put in a process group of its own, so that Ctrl-C in a terminal reaches only us and we end the
-//! children in order; were they told at the same time as we are, the last second of every run would look like a failure
-//! of theirs.
+//! Each child has its own process group, so that Ctrl-C in a terminal reaches only the parent, which stops the children
+//! in order. Otherwise children would end at the same time, and the last second of every run would look like a failure.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -17,22 +16,22 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::client::Client;
 
-/// How long a server may take to accept its first command. Envoy needs about a second on a busy machine.
+/// Timeout for a server's first reply. Envoy needs about a second on a busy machine.
 const START_PATIENCE: Duration = Duration::from_secs(15);
 
-/// A loopback port that was free a moment ago.
+/// Returns a loopback port that was free a moment ago.
 pub fn free_port() -> Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot bind a port on 127.0.0.1")?;
     Ok(listener.local_addr()?.port())
 }
 
-/// A loopback address with a port that was free a moment ago.
+/// Returns a loopback address with a port that was free a moment ago.
 pub fn free_address() -> Result<SocketAddr> {
     Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?)))
 }
 
-/// The first of `names` that can be executed: on PATH, or where Debian puts servers (`sbin`, which a user's PATH often
-/// lacks).
+/// Returns the first of `names` that is executable: on PATH, or in `sbin`, where Debian installs servers and which a
+/// user's PATH often lacks.
 pub fn find_program(names: &[&str]) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders: Vec<_> =
@@ -44,22 +43,21 @@ pub fn find_program(names: &[&str]) -> Option<PathBuf> {
         .and_then(|p| std::path::absolute(p).ok()) // PATH may be relative, and children get other folders
 }
 
-/// Whether `path` is a file that may be executed.
+/// Whether `path` is an executable file.
 pub fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
 
-/// Raises the number of files that this process (and what it starts) may open to what the system allows, and says how
-/// many that is.
+/// Raises the limit of open files, for this process and its children, to the hard limit. Returns the new limit.
 pub fn raise_file_limit() -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    // Up to the hard limit anybody may go; where that fails all the same, what there was stays.
+    // Permitted up to the hard limit; on an error the old limit stays.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// A running child, killed when dropped.
+/// A running child process, killed when dropped.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -83,35 +81,36 @@ impl Process {
         Ok(Self { name: name.to_owned(), child, log })
     }
 
-    /// The name it was started under.
+    /// Name passed to [`Self::start`].
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its process id.
+    /// Process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Where its output goes.
+    /// Path of the output file.
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// Its exit status, where it has ended by itself.
+    /// Exit status, if the process has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Waits until it answers a command at `address` (any reply will do: a proxy may refuse PING).
+    /// Waits until the process replies to a command at `address`. Any reply is sufficient, because a proxy may refuse
+    /// PING.
     pub fn wait_ready(&mut self, address: SocketAddr) -> Result<()> {
         let end = Instant::now() + START_PATIENCE;
         loop {
             if let Some(status) = self.ended() {
                 bail!("{} ended at once ({status}); the end of its output:\n{}", self.name, self.log_tail());
             }
-            // Not Client::connect alone: a listening socket accepts before its process reads, and a proxy may close on
-            // PING.
+            // Not [`Client::connect`] alone: a socket accepts connections before its process reads, and a proxy may
+            // close the connection on PING.
             let answered = TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok()
                 && Client::connect(address).and_then(|mut c| c.call(&[b"GET", b"switchyard:ready?"], |_| ())).is_ok();
             if answered {
@@ -128,21 +127,22 @@ impl Process {
         }
     }
 
-    /// The last lines of its output, for error messages.
+    /// Last lines of the output, for error messages.
     pub fn log_tail(&self) -> String {
         let text = std::fs::read(&self.log).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
         let lines: Vec<_> = text.lines().collect();
         lines[lines.len().saturating_sub(8)..].iter().map(|l| format!("  | {l}\n")).collect()
     }
 
-    /// Asks it to end (SIGTERM), and kills it where it has not after `grace`. Its exit status, where it had to be
-    /// killed `None`.
+    /// Sends SIGTERM, and kills the process if it does not end within `grace`. Returns the exit status, or `None` if
+    /// killed.
     pub fn stop(&mut self, grace: Duration) -> Option<ExitStatus> {
         if let Some(status) = self.ended() {
             return Some(status);
         }
         let pid = rustix::process::Pid::from_child(&self.child);
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM); // fails only where it has just ended
+        // fails only if the process has just ended
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         let end = Instant::now() + grace;
         while Instant::now() < end {
             if let Some(status) = self.ended() {
@@ -154,16 +154,16 @@ impl Process {
         None
     }
 
-    /// Kills it at once (SIGKILL).
+    /// Kills the process with SIGKILL.
     pub fn kill(&mut self) {
-        let _ = self.child.kill(); // fails only where it has ended
+        let _ = self.child.kill(); // fails only if the process has ended
         let _ = self.child.wait();
     }
 }
 
-/// The same command, which the kernel kills where we end without having been able to (SIGKILL), if the machine has
-/// util-linux's `setpriv`: asking the kernel ourselves would take unsafe code between fork and exec. The signal comes
-/// when the *thread* that started it ends.
+/// Returns the command such that the kernel kills it if the parent is killed, if util-linux's `setpriv` is installed. A
+/// direct system call would need unsafe code between fork and exec. The signal is sent when the *thread* that started
+/// the child ends.
 fn tied(command: &Command) -> Command {
     let Some(setpriv) = find_program(&["setpriv"]).filter(|_| is_found(command)) else {
         return copied(command, Command::new(command.get_program()));
@@ -173,7 +173,7 @@ fn tied(command: &Command) -> Command {
     copied(command, tied)
 }
 
-/// Where the program is not there, starting it plainly says so better than `setpriv` does.
+/// Whether the program exists. If not, the error of a direct start is clearer than that of `setpriv`.
 fn is_found(command: &Command) -> bool {
     let program = command.get_program();
     is_executable(Path::new(program)) || program.to_str().is_some_and(|p| find_program(&[p]).is_some())
@@ -199,7 +199,7 @@ impl Drop for Process {
     }
 }
 
-/// The Redis-compatible server to start: redis-server, else valkey-server.
+/// Returns the path of redis-server, or else valkey-server.
 pub fn find_redis_server() -> Result<PathBuf> {
     find_program(&["redis-server", "valkey-server"]).context(
         "found neither redis-server nor valkey-server on PATH; install one (Debian, Ubuntu: sudo apt-get install redis-server; \
@@ -212,14 +212,14 @@ pub fn start_redis(program: &Path, name: &str, folder: &Path) -> Result<(Process
     start_redis_with(program, name, folder, &["--appendonly", "no"])
 }
 
-/// Starts a redis-server with further arguments on a free port, with its files in `folder`.
+/// Starts a redis-server with additional arguments on a free port, with its files in `folder`.
 pub fn start_redis_with(
     program: &Path,
     name: &str,
     folder: &Path,
     arguments: &[&str],
 ) -> Result<(Process, SocketAddr)> {
-    // A port may be taken between being found free and being bound; another one then.
+    // Another process may take the port before it is bound; try another port then.
     for attempt in 1.. {
         let address = free_address()?;
         match start_redis_at(address, program, name, folder, arguments) {
@@ -231,7 +231,7 @@ pub fn start_redis_with(
     unreachable!("the third attempt returns")
 }
 
-/// Starts a redis-server at this address, with the files in `folder` that an earlier one of this name has left.
+/// Starts a redis-server at this address, with the files of an earlier one of this name in `folder`.
 pub fn start_redis_at(
     address: SocketAddr,
     program: &Path,

@@ -1,38 +1,37 @@
-//! Random numbers and key popularity: seeded, so that a run can be repeated, and Zipfian exactly as YCSB has it, so
-//! that a skew of 0.99 here means what it means in the papers.
+//! Random numbers and key popularity: seeded for repeatable runs, and Zipfian exactly as in YCSB, so that a skew of
+//! 0.99 has the same meaning as in papers.
 //!
-//! Own code because each is a dozen lines, and because the crates that have a Zipf distribution sample it by other
-//! methods, whose numbers for one seed and constant are not YCSB's.
+//! Not from a crate, because the code is short, and the available Zipf distributions use other sampling methods, with
+//! other results for a given seed and constant.
 
-/// SplitMix64: one add and three mixes per number, passes BigCrush, any seed is a good one.
+/// SplitMix64: one addition and three mixes per number, passes BigCrush, every seed is suitable.
 #[derive(Debug, Clone)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator for one seed.
+    /// Creates a generator from a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         mix(self.0)
     }
 
-    /// A number below `n` (0 where `n` is 0), without the bias of a remainder that matters: 64 bits against any `n`
-    /// used here.
+    /// Returns a number below `n` (0 if `n` is 0). The remainder bias of 64 bits is negligible for any `n` used here.
     pub fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(n)) >> 64) as u64
     }
 
-    /// A number in [0, 1).
+    /// Returns a number in [0, 1).
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 
-/// SplitMix64's finalizer: spreads one number over 64 bits, also without a generator.
+/// SplitMix64's finalizer: spreads a number over 64 bits.
 pub fn mix(n: u64) -> u64 {
     let n = (n ^ (n >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let n = (n ^ (n >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -41,9 +40,9 @@ pub fn mix(n: u64) -> u64 {
 
 /// YCSB's `ZIPFIAN_CONSTANT`.
 pub const YCSB_THETA: f64 = 0.99;
-/// YCSB's `ScrambledZipfianGenerator.ITEM_COUNT`: ranks are drawn from this many items, then hashed onto the real ones.
+/// YCSB's `ScrambledZipfianGenerator.ITEM_COUNT`: ranks are drawn from this many items, then hashed to the actual ones.
 const SCRAMBLED_ITEMS: u64 = 10_000_000_000;
-/// YCSB's `ScrambledZipfianGenerator.ZETAN`: zeta(10^10, 0.99), which would take minutes to sum.
+/// YCSB's `ScrambledZipfianGenerator.ZETAN`: zeta(10^10, 0.99), which would take minutes to compute.
 const SCRAMBLED_ZETA: f64 = 26.469_028_201_783_02;
 
 /// YCSB's `ZipfianGenerator` (after Gray et al., "Quickly generating billion-record synthetic databases"): item 0 is
@@ -58,7 +57,7 @@ pub struct Zipfian {
 }
 
 impl Zipfian {
-    /// A distribution over `items` items (at least 1). Sums `items` terms: milliseconds per million, once.
+    /// Creates a distribution over `items` items (at least 1). Sums `items` terms once: milliseconds per million.
     pub fn new(items: u64, theta: f64) -> Self {
         let items = items.max(1);
         Self::with_zeta(items, theta, zeta(items, theta))
@@ -69,7 +68,7 @@ impl Zipfian {
         Self { items, theta, zeta_n, alpha: 1.0 / (1.0 - theta), eta }
     }
 
-    /// The rank of the next item: 0 is the hottest.
+    /// Returns the rank of the next item; 0 is the hottest.
     pub fn next(&self, rng: &mut Rng) -> u64 {
         let u = rng.unit();
         let uz = u * self.zeta_n;
@@ -80,7 +79,7 @@ impl Zipfian {
             return 1.min(self.items - 1);
         }
         let rank = (self.items as f64 * (self.eta * u - self.eta + 1.0).powf(self.alpha)) as u64;
-        rank.min(self.items - 1) // u next to 1 may round up to `items`
+        rank.min(self.items - 1) // u close to 1 may round up to `items`
     }
 }
 
@@ -98,27 +97,27 @@ fn fnv_hash64(value: u64) -> u64 {
     (hash as i64).unsigned_abs() // Java's Math.abs
 }
 
-/// Which keys are asked for, and how often.
+/// Popularity of keys.
 #[derive(Debug, Clone, Copy)]
 pub enum Popularity {
-    /// Every key alike.
+    /// All keys are equally popular.
     Uniform {
-        /// How many keys.
+        /// Number of keys.
         keys: u64,
     },
     /// Key 0 is the hottest, key 1 the next.
     Zipfian(Zipfian),
-    /// Hot keys lie anywhere among the others, as YCSB's workloads A-D have them.
+    /// Hot keys are scattered over the key space, as in YCSB's workloads A-D.
     Scrambled {
-        /// How many keys.
+        /// Number of keys.
         keys: u64,
-        /// Ranks before they are hashed.
+        /// Ranks before hashing.
         ranks: Zipfian,
     },
 }
 
 impl Popularity {
-    /// Every key alike.
+    /// Equally popular keys.
     pub fn uniform(keys: u64) -> Self {
         Self::Uniform { keys: keys.max(1) }
     }
@@ -128,12 +127,12 @@ impl Popularity {
         Self::Zipfian(Zipfian::new(keys, theta))
     }
 
-    /// Zipfian with YCSB's constant, hot keys scattered.
+    /// Zipfian with YCSB's constant and scattered hot keys.
     pub fn scrambled(keys: u64) -> Self {
         Self::Scrambled { keys: keys.max(1), ranks: Zipfian::with_zeta(SCRAMBLED_ITEMS, YCSB_THETA, SCRAMBLED_ZETA) }
     }
 
-    /// The next key to ask for.
+    /// Returns the key of the next request.
     pub fn next(&self, rng: &mut Rng) -> u64 {
         match self {
             Self::Uniform { keys } => rng.below(*keys),
@@ -154,7 +153,7 @@ mod tests {
         for _ in 0..100_000 {
             seen[rng.below(10) as usize] += 1;
         }
-        // Binomial, sd 95: six of them.
+        // Binomial with standard deviation 95: six of them.
         assert!(seen.iter().all(|&n| n.abs_diff(10_000) < 570), "{seen:?}");
         assert_eq!(rng.below(0), 0);
         assert!((0..1000).map(|_| rng.unit()).all(|u| (0.0..1.0).contains(&u)));
@@ -170,7 +169,7 @@ mod tests {
         assert_ne!(draw(3), draw(4));
     }
 
-    /// YCSB's `fnvhash64` written as its arithmetic in another way: octets by shifting, absolute value by comparison.
+    /// YCSB's `fnvhash64` with different arithmetic: octets by shifting, absolute value by comparison.
     #[test]
     fn fnv_is_ycsbs() {
         let naive = |mut value: u64| {
@@ -221,7 +220,7 @@ mod tests {
         }
         let hottest = (0..keys as usize).max_by_key(|&k| seen[k]).expect("1000 keys");
         assert_eq!(hottest as u64, fnv_hash64(0) % keys);
-        // Rank 0 has 1/zeta of all draws, and its key gets some of the colliding ranks' beside.
+        // Rank 0 has 1/zeta of all draws, and its key also gets a few of other colliding ranks.
         let share = seen[hottest] as f64 / draws as f64;
         assert!((1.0 / SCRAMBLED_ZETA - 0.003..1.0 / SCRAMBLED_ZETA + 0.01).contains(&share), "{share}");
     }

@@ -1,6 +1,6 @@
-//! Tables, for a terminal and for Markdown.
+//! Tables for terminals and Markdown.
 
-/// Rows of text under a head. The first column is left-aligned (names), the others right-aligned (numbers).
+/// Rows of text with a header. The first column is left-aligned (names), the others right-aligned (numbers).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Table {
     head: Vec<String>,
@@ -8,12 +8,12 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table without rows.
+    /// Creates a table without rows.
     pub fn new<S: Into<String>>(head: impl IntoIterator<Item = S>) -> Self {
         Self { head: head.into_iter().map(Into::into).collect(), rows: Vec::new() }
     }
 
-    /// Adds a row; one with fewer cells than the head ends in empty ones.
+    /// Adds a row. Missing cells at the end are empty.
     pub fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
         let mut cells: Vec<_> = cells.into_iter().map(Into::into).collect();
         cells.resize(self.head.len(), String::new());
@@ -25,7 +25,7 @@ impl Table {
         self.rows.is_empty()
     }
 
-    /// Columns aligned by spaces.
+    /// Formats the table with columns aligned by spaces.
     pub fn to_text(&self) -> String {
         let widths = self.widths();
         let line = |cells: &[String]| {
@@ -47,7 +47,7 @@ impl Table {
         std::iter::once(line(&self.head)).chain([rule]).chain(self.rows.iter().map(|r| line(r))).collect()
     }
 
-    /// A Markdown table whose source is aligned too.
+    /// Formats the table as Markdown with aligned source.
     pub fn to_markdown(&self) -> String {
         let escaped = Self {
             head: self.head.iter().map(|c| c.replace('|', "\\|")).collect(),

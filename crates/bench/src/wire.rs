@@ -1,16 +1,16 @@
-//! Requests as bytes, and replies read back from bytes.
+//! Encodes requests and parses replies.
 //!
-//! The reader is the bench's own although `switchyard-resp` has one: the load generator is what checks the router, and
-//! a checker that shares a parser with the code it checks cannot see that parser's mistakes. It reads RESP2, which is
-//! all that a client that never says HELLO 3 is sent.
+//! A separate parser from that of `switchyard-resp`, because the load generator checks the router: with a shared
+//! parser, it could not detect that parser's bugs. RESP2 only, which is sufficient for a client that never sends HELLO
+//! 3.
 
 use std::fmt;
 
-/// How deep arrays may be nested. The commands that we send never get more than two levels; the bound keeps a broken
-/// peer from overflowing our stack.
+/// Maximum nesting of arrays. Replies to the commands used never exceed two levels; the limit protects the stack from
+/// an invalid peer.
 const MAX_DEPTH: usize = 8;
 
-/// One reply, borrowed from the buffer it was read from.
+/// One reply, borrowed from its buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply<'a> {
     /// `+OK`
@@ -28,7 +28,7 @@ pub enum Reply<'a> {
 }
 
 impl fmt::Display for Reply<'_> {
-    /// Short enough for one line of an error message, whatever the reply holds.
+    /// Fits into one line of an error message for every reply.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = |bytes: &[u8]| {
             let shown = &bytes[..bytes.len().min(60)];
@@ -52,7 +52,7 @@ impl fmt::Display for Reply<'_> {
     }
 }
 
-/// The bytes are not a reply that Redis could have sent.
+/// The bytes are not a valid reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Malformed(String);
 
@@ -69,8 +69,7 @@ pub fn encode(out: &mut Vec<u8>, args: &[&[u8]]) {
     switchyard_resp::encode::command(out, args.iter().copied());
 }
 
-/// Reads one reply from the front of `buf`: the reply and how many bytes it took, or `None` where more bytes are
-/// needed.
+/// Parses one reply at the start of `buf`. Returns the reply and its length, or `None` if more bytes are needed.
 pub fn parse(buf: &[u8]) -> Result<Option<(Reply<'_>, usize)>, Malformed> {
     parse_at(buf, 0, 0)
 }
@@ -116,7 +115,7 @@ fn parse_at(buf: &[u8], start: usize, depth: usize) -> Result<Option<(Reply<'_>,
             if depth == MAX_DEPTH {
                 return Err(Malformed(format!("arrays nested more than {MAX_DEPTH} deep")));
             }
-            let mut items = Vec::new(); // not with_capacity(count): a declared count costs nothing until it is there
+            let mut items = Vec::new(); // not with_capacity(count): a declared count must not cost memory
             let mut at = after;
             for _ in 0..count {
                 match parse_at(buf, at, depth + 1)? {

@@ -1,4 +1,4 @@
-//! The load generator against a real server, and against servers that do what a real one never does.
+//! Tests of the load generator with a real server, and with incorrect servers.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -54,7 +54,7 @@ fn a_real_server_gives_no_wrong_reply() {
     }
 }
 
-/// Every reply is known, so a value that somebody else changed is a wrong reply.
+/// Every reply is known, so a value changed by another client is a wrong reply.
 #[test]
 fn a_change_from_outside_is_noticed() {
     let (_node, address, _folder) = redis();
@@ -72,7 +72,7 @@ fn error_replies_are_errors_and_nothing_else() {
     let (_node, address, _folder) = redis();
     let mut client = Client::connect(address).expect("it answers");
     client.ok(&[b"CONFIG", b"SET", b"requirepass", b"secret"]).expect("set");
-    // Small values: a server hangs up on strangers that declare large ones.
+    // Small values: a server disconnects unauthenticated clients that declare large ones.
     let settings = Settings { sizes: ValueSizes::fixed(64), ..settings(address) };
     let summary = load::start(&settings).expect("it starts").finish().expect("it ends");
     let total = &summary.total;
@@ -91,13 +91,13 @@ fn an_open_loop_sends_what_was_due_and_charges_for_waiting() {
         sizes: ValueSizes::fixed(64),
         ..settings(address)
     };
-    // The server says nothing for the first second: half of the requests wait for half a second or more.
+    // The server does not reply during the first second: half of the requests wait at least half a second.
     let mut client = Client::connect(address).expect("it answers");
     client.ok(&[b"CLIENT", b"PAUSE", b"1000", b"ALL"]).expect("paused");
     let summary = load::start(&settings).expect("it starts").finish().expect("it ends");
     let total = &summary.total;
     assert!(total.is_clean(), "{:?}", summary.complaints);
-    // Two threads, each with a first and a last request that rounding may move.
+    // Two threads, each with a first and a last request subject to rounding.
     assert!((998..=1002).contains(&total.replies), "{}", total.replies);
     assert!(total.quantile(0.5) > Duration::from_millis(100), "{:?}", total.quantile(0.5));
 }

@@ -1,22 +1,20 @@
-//! The states that a key may have once a command on it had no answer.
+//! Possible states of a key after a command without a reply.
 //!
-//! While every command is answered a key has one state, and each reply is known. A command that fails may have been
-//! executed or not: then the key has one of several states, and a later answer tells which. Answers come in the order
-//! of the commands, so a set of states that is changed at each answer is enough.
+//! While every command has a reply, a key has one known state, and each reply is predictable. A failed command may or
+//! may not have been executed, so the key has several possible states, and later replies eliminate some. Replies arrive
+//! in the order of the commands, so a set of states updated at each reply is sufficient.
 
-/// The fate of a command without an answer.
+/// Possible execution time of a command without a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doubt {
-    /// It may be executed at any time, also after commands that were sent later: bytes that a hanging server has
-    /// received wait there.
+    /// Any time, even after later commands: a hanging server may still process bytes that it has received.
     Lasting,
-    /// The server ends: it has executed the command, or never will. `NODEDOWN` says that it was not sent, and
-    /// `NODELOST` that it may have been executed. `LOADING` comes from a server that has just been started, and
-    /// executes nothing yet.
+    /// Before the end of the server, or never. `NODEDOWN` means not sent, and `NODELOST` possibly executed. `LOADING`
+    /// comes from a new server process, which has executed nothing yet.
     Brief,
 }
 
-/// Whether a command was executed that had no answer.
+/// Whether a command without a reply was executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Executed {
     No,
@@ -25,7 +23,7 @@ pub(super) enum Executed {
     MaybeLater,
 }
 
-/// The answer of an error to that.
+/// Interprets an error reply.
 pub(super) fn may_be(doubt: Doubt, text: &[u8]) -> Executed {
     let doubtful = b"may have been executed";
     let says_so = text.windows(doubtful.len()).any(|part| part == doubtful);
@@ -36,21 +34,20 @@ pub(super) fn may_be(doubt: Doubt, text: &[u8]) -> Executed {
     }
 }
 
-/// The change that a command makes to the state of its key: a version, a number, or fields as bits; 0: there is no such
-/// key.
+/// Change by a command to the state of its key: a version, a number, or fields as bits; 0: no such key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// It only reads.
+    /// Read only.
     None,
-    /// It answers 1 where the key exists, and changes nothing that is seen.
+    /// Returns 1 if the key exists, without a visible change.
     Touch,
-    /// It writes this version.
+    /// Writes this version.
     Set(u32),
-    /// It removes the key, and answers 1 where it existed.
+    /// Removes the key, and returns 1 if it existed.
     Clear,
-    /// It adds one, and answers the sum.
+    /// Adds one, and returns the sum.
     Count,
-    /// It adds a field, and answers 1 where that is new.
+    /// Adds a field, and returns 1 if it is new.
     Add(u32),
 }
 
@@ -65,7 +62,7 @@ impl Effect {
         }
     }
 
-    /// Its answer, where that is an integer.
+    /// Reply in this state, if an integer.
     fn answer(self, state: u32) -> Option<i64> {
         match self {
             Self::None | Self::Set(_) => None,
@@ -76,11 +73,11 @@ impl Effect {
     }
 }
 
-/// The states that a key may have.
+/// Possible states of a key.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum States {
     OneOf(Vec<u32>),
-    /// Any one that it ever had or may get.
+    /// Any state that the key ever had or may get.
     Any,
 }
 
@@ -89,7 +86,7 @@ impl States {
         Self::OneOf(vec![state])
     }
 
-    /// A command had no answer.
+    /// Records a command without a reply.
     pub(super) fn unanswered(&mut self, effect: Effect, executed: Executed) {
         let Self::OneOf(states) = self else { return };
         match executed {
@@ -105,7 +102,7 @@ impl States {
         }
     }
 
-    /// A command was answered, with an integer or not. False: no possible state gives that answer.
+    /// Records a reply, with its integer if it has one. Returns false if no possible state leads to that reply.
     pub(super) fn answered(&mut self, effect: Effect, answer: Option<i64>) -> bool {
         let Self::OneOf(states) = self else { return true };
         let mut left: Vec<u32> =
@@ -119,7 +116,7 @@ impl States {
         true
     }
 
-    /// This state was read. False: the key cannot have it.
+    /// Records a state that was read. Returns false if the key cannot have it.
     pub(super) fn read(&mut self, state: u32) -> bool {
         match self {
             Self::OneOf(states) if !states.contains(&state) => false,
@@ -131,7 +128,7 @@ impl States {
         }
     }
 
-    /// The newest of them, where they are versions.
+    /// Newest possible version, for states that are versions.
     pub(super) fn newest(&self) -> Option<u32> {
         match self {
             Self::OneOf(states) => states.iter().max().copied(),

@@ -1,4 +1,4 @@
-//! One thread of the load: its connections, its epoll, its clock.
+//! One thread of the load, with its connections, epoll, and clock.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -14,17 +14,17 @@ use rustix::event::{Timespec, epoll};
 use super::{Ledger, MAX_LATENCY_NS, Pace, Pending, Script, Settings, Verdict, lock};
 use crate::wire::{self, Reply};
 
-/// How long the first connection may take.
+/// Timeout of the first connection.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
-/// How long replies are waited for when no more is sent.
+/// Maximum wait for replies after the last request.
 const LAST_REPLIES: Duration = Duration::from_secs(5);
-/// Pause before a lost connection is made again: a dead server must not be hammered.
+/// Pause before a reconnection, to avoid a reconnection loop while the server is down.
 const RECONNECT: Duration = Duration::from_millis(100);
-/// Room for one read: a pipeline of small replies, or a good part of a large one.
+/// Buffer for one read: a pipeline of small replies, or a good part of a large one.
 const READ: usize = 64 * 1024;
 
 struct Connection {
-    /// `None` while it is lost, until the time given.
+    /// An error while disconnected: the time of the next attempt.
     stream: Result<TcpStream, Instant>,
     script: Script,
     out: Vec<u8>,
@@ -34,14 +34,14 @@ struct Connection {
     wants_write: bool,
 }
 
-/// One thread's part of the load.
+/// The part of the load of one thread.
 pub(super) struct Driver {
     target: SocketAddr,
     epoll: OwnedFd,
     connections: Vec<Connection>,
     pipeline: usize,
     duration: Duration,
-    /// Open loop: time between two requests of this thread, and how long its first one waits.
+    /// Open loop: interval between requests of this thread, and delay of its first one.
     interval: Option<(Duration, Duration)>,
 }
 
@@ -56,7 +56,7 @@ impl Driver {
             Pace::Closed => None,
             Pace::Open { rate } => {
                 let each = Duration::from_secs_f64(threads as f64 / rate);
-                Some((each, each.mul_f64(thread as f64 / threads as f64))) // threads take turns
+                Some((each, each.mul_f64(thread as f64 / threads as f64))) // threads alternate
             }
         };
         let mut driver = Self {
@@ -92,18 +92,18 @@ impl Driver {
         Ok(())
     }
 
-    /// Drives the load to its end.
+    /// Runs the load to its end.
     pub(super) fn drive(mut self, ledger: &Mutex<Ledger>, stop: &AtomicBool) -> Result<()> {
         let start = Instant::now();
         let end = start + self.duration;
         let mut due = self.interval.map(|(each, first)| (each, start + first));
-        let mut turn = 0; // open loop: whose request is next
+        let mut turn = 0; // open loop: index of the next connection
         let mut read_buf = vec![0_u8; READ];
         let mut events = Vec::with_capacity(1024);
         let mut sent_all = None;
         loop {
             let now = Instant::now();
-            // An open loop owes every request that was due before its end, however late the server made it.
+            // An open loop must send every request due before its end, even if the server has delayed it.
             let owing = due.map_or(now < end, |(_, due)| due < end && now < end + LAST_REPLIES);
             let stopped = stop.load(Ordering::Relaxed);
             if owing && !stopped && sent_all.is_none() {
@@ -118,7 +118,8 @@ impl Driver {
                     }
                     Some((each, due)) => {
                         while *due <= now && *due < end {
-                            // One that is full is passed over; where all are, the request waits, and its clock runs.
+                            // Full connections are skipped. If all are full, the request waits, and its latency counts
+                            // from its due time.
                             let count = self.connections.len();
                             let free = (turn..turn + count).map(|i| i % count).find(|&i| {
                                 let c = &self.connections[i];
@@ -148,7 +149,7 @@ impl Driver {
                 None => end.saturating_duration_since(now),
                 Some((_, due)) => due.saturating_duration_since(Instant::now()).max(Duration::from_micros(20)),
             };
-            let wait = wait.min(Duration::from_millis(50)); // `stop` and lost connections are looked at this often
+            let wait = wait.min(Duration::from_millis(50)); // maximum delay of `stop` and of reconnections
             let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
             events.clear();
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
@@ -233,7 +234,7 @@ impl Driver {
         };
         let now = Instant::now();
         let mut input = std::mem::take(&mut connection.input);
-        // Nearly always a read ends with a reply's end: then its bytes are looked at where they are.
+        // Nearly all reads end with the end of a reply: then the bytes are parsed in place.
         let bytes = if input.is_empty() {
             &buf[..n]
         } else {
@@ -299,7 +300,7 @@ impl Driver {
 
     fn lose(&mut self, index: usize, why: &str, ledger: &Mutex<Ledger>) {
         let connection = &mut self.connections[index];
-        connection.stream = Err(Instant::now() + RECONNECT); // dropped: closed, and so gone from the epoll
+        connection.stream = Err(Instant::now() + RECONNECT); // dropped: closed, and so removed from the epoll
         connection.out.clear();
         connection.sent = 0;
         connection.input.clear();

@@ -1,4 +1,4 @@
-//! How often each command is sent and how large values are, as a user writes it down.
+//! Frequencies of commands and sizes of values, as configured by a user.
 
 use std::{fmt, str::FromStr};
 
@@ -9,47 +9,47 @@ use crate::random::{Rng, mix};
 /// Commands of the mix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// Read a string.
+    /// Reads a string.
     Get,
-    /// Write a string.
+    /// Writes a string.
     Set,
-    /// Count up.
+    /// Increments a counter.
     Incr,
-    /// Write a field of a hash.
+    /// Writes a field of a hash.
     Hset,
-    /// Push to a list (deletes the list instead where it has grown to [`LIST_LIMIT`]).
+    /// Pushes to a list, or deletes the list at [`LIST_LIMIT`] items.
     Lpush,
-    /// Add a member to a sorted set.
+    /// Adds a member to a sorted set.
     Zadd,
-    /// Read [`MGET_KEYS`] strings, wherever they are.
+    /// Reads [`MGET_KEYS`] strings at any nodes.
     Mget,
-    /// Delete a string.
+    /// Deletes a string.
     Del,
-    /// Give a string an hour to live.
+    /// Sets the expiry of a string to one hour.
     Expire,
 }
 
 impl Op {
-    /// All, in the order of [`Mix`].
+    /// All commands, in the order of [`Mix`].
     pub const ALL: [Self; 9] =
         [Self::Get, Self::Set, Self::Incr, Self::Hset, Self::Lpush, Self::Zadd, Self::Mget, Self::Del, Self::Expire];
 
-    /// Its name as Redis writes it, in lower case.
+    /// Redis command name in lower case.
     pub fn name(self) -> &'static str {
         ["get", "set", "incr", "hset", "lpush", "zadd", "mget", "del", "expire"][self as usize]
     }
 }
 
-/// Keys of one MGET: enough that they hardly ever lie on one node.
+/// Keys per MGET: enough that they are rarely at one node.
 pub const MGET_KEYS: usize = 4;
-/// A list is deleted when it has this many items, so that memory does not grow with the length of a run.
+/// Maximum list length: at this length the list is deleted, so that memory does not grow with the duration of a run.
 pub const LIST_LIMIT: u32 = 64;
-/// How often each command is sent, as weights.
+/// Frequencies of commands, as weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mix([u32; 9]);
 
 impl Default for Mix {
-    /// Reads dominate, as in most caches; everything else often enough to be seen within a second.
+    /// Mostly reads, as in most caches; all others often enough to occur every second.
     fn default() -> Self {
         Self([50, 20, 6, 5, 5, 4, 4, 3, 3])
     }
@@ -58,7 +58,7 @@ impl Default for Mix {
 impl FromStr for Mix {
     type Err = anyhow::Error;
 
-    /// `get=80,set=20`: what is not named is not sent.
+    /// Parses `get=80,set=20`. Omitted commands are not sent.
     fn from_str(s: &str) -> Result<Self> {
         let names = || Op::ALL.map(Op::name).join(", ");
         let mut weights = [0; 9];
@@ -87,7 +87,7 @@ impl fmt::Display for Mix {
 }
 
 impl Mix {
-    /// The next command.
+    /// Selects the next command.
     pub(super) fn pick(&self, rng: &mut Rng) -> Op {
         let mut at = rng.below(self.0.iter().map(|w| u64::from(*w)).sum());
         for (op, weight) in Op::ALL.into_iter().zip(self.0) {
@@ -104,17 +104,17 @@ impl Mix {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ValueSizes(Vec<(usize, u32)>);
 
-/// Values name their key and version, which takes up to this many bytes.
+/// Minimum size: values contain their key and version.
 const MIN_VALUE: usize = 24;
 const MAX_VALUE: usize = 512 << 20;
 
 impl ValueSizes {
-    /// All values alike.
+    /// Values of one size.
     pub fn fixed(bytes: usize) -> Self {
         Self(vec![(bytes.max(MIN_VALUE), 1)])
     }
 
-    /// The size of one version of one key: a function of both, so that a checker can tell it too.
+    /// Size of a version of a key. Deterministic, so that the checker can compute it too.
     pub(super) fn of(&self, id: u64, version: u32) -> usize {
         let total: u64 = self.0.iter().map(|(_, w)| u64::from(*w)).sum();
         let mut at = mix(id.rotate_left(32) ^ u64::from(version)) % total;
@@ -131,7 +131,7 @@ impl ValueSizes {
 impl FromStr for ValueSizes {
     type Err = anyhow::Error;
 
-    /// `64` or `64:90,1024:9,16384:1` (bytes:weight).
+    /// Parses `64` or `64:90,1024:9,16384:1` (bytes:weight).
     fn from_str(s: &str) -> Result<Self> {
         let mut sizes = Vec::new();
         for part in s.split(',') {

@@ -1,12 +1,12 @@
-//! The load generator: threads that each drive many connections through one epoll, closed or open loop.
+//! The load generator: threads with many connections each on one epoll, closed or open loop.
 //!
-//! *Closed loop* keeps a fixed number of requests under way per connection, and asks how fast the server can go. *Open
-//! loop* sends at a given rate whatever the server does, and asks how long users wait: latency counts from the moment a
-//! request was **meant** to be sent, so that a server that stalls for a second is charged for every request of that
-//! second, not for one (coordinated omission).
+//! A *closed loop* keeps a fixed number of requests in flight per connection, to measure the maximum throughput. An
+//! *open loop* sends at a given rate independent of the server, to measure the latency for users. Latency counts from
+//! the time at which a request was **due**, so that a stall of a second affects every request of that second rather
+//! than one (coordinated omission).
 //!
-//! Plain threads and epoll, not an async runtime: the generator shares the machine with what it measures, so it must
-//! cost little and its own scheduling must not show in the latencies.
+//! Threads and epoll rather than an async runtime: the generator shares the machine with the server under test, so it
+//! must be cheap, and its own scheduling must not affect the latencies.
 
 mod board;
 mod doubt;
@@ -29,75 +29,75 @@ pub use self::mix::{LIST_LIMIT, MGET_KEYS, Mix, Op, ValueSizes};
 pub use self::workload::{Pending, Script, Sharing, Verdict, Workload, keys_of_each};
 use crate::random::Popularity;
 
-/// When a request is sent.
+/// Timing of requests.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Pace {
-    /// As soon as one of the connection's replies has come.
+    /// As soon as a reply of the connection has arrived.
     Closed,
-    /// At this many requests per second over all connections, whatever the server does.
+    /// At this rate over all connections, independent of the server.
     Open {
         /// Requests per second.
         rate: f64,
     },
 }
 
-/// Which keys are popular.
+/// Popularity of keys.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Skew {
-    /// None more than others.
+    /// All keys are equally popular.
     Uniform,
     /// Zipfian with this exponent, between 0 and 1 (YCSB: 0.99).
     Zipfian(f64),
-    /// YCSB's scrambled Zipfian: the hot keys lie scattered.
+    /// YCSB's scrambled Zipfian: hot keys are scattered.
     Scrambled,
 }
 
-/// What to do to whom.
+/// Parameters of a load.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Where the requests go.
+    /// Server under test.
     pub target: SocketAddr,
     /// Threads of the generator.
     pub threads: usize,
     /// Connections over all threads.
     pub connections: usize,
-    /// Closed loop: requests under way per connection. Open loop: how many a connection may have under way before the
-    /// next ones wait (their latency counts from when they should have been sent all the same).
+    /// Closed loop: requests in flight per connection. Open loop: maximum requests in flight per connection; further
+    /// ones wait, and their latency still counts from their due time.
     pub pipeline: usize,
-    /// When a request is sent.
+    /// Timing of requests.
     pub pace: Pace,
-    /// Ends by itself after this long.
+    /// Duration of the load.
     pub duration: Duration,
-    /// Which commands.
+    /// Frequencies of commands.
     pub mix: Mix,
-    /// How large the strings are.
+    /// Sizes of strings.
     pub sizes: ValueSizes,
-    /// How many keys (of each type).
+    /// Number of keys, for each type.
     pub keys: u64,
-    /// Which of them are popular.
+    /// Popularity of keys.
     pub skew: Skew,
-    /// Who may touch a key.
+    /// Assignment of keys to connections.
     pub sharing: Sharing,
-    /// Keys start with this; with [`Sharing::Owned`] no other keys may.
+    /// Prefix of all keys; with [`Sharing::Owned`] no other program may use it.
     pub prefix: String,
-    /// The fate of a command without an answer.
+    /// Possible execution time of a command without a reply.
     pub doubt: Doubt,
-    /// Same seed, same requests.
+    /// Equal seeds give equal requests.
     pub seed: u64,
 }
 
-/// What happened, over an interval or a whole run.
+/// Results of an interval or a whole run.
 #[derive(Debug, Clone)]
 pub struct Tally {
-    /// Replies, errors and wrong ones included.
+    /// Replies, including errors and wrong ones.
     pub replies: u64,
     /// Error replies.
     pub errors: u64,
-    /// Replies that no correct server could give, stale ones included.
+    /// Replies impossible for a correct server, including stale ones.
     pub wrong: u64,
-    /// Of these, values that the key had before, and must not have any more.
+    /// Wrong replies with an earlier value of the key.
     pub stale: u64,
-    /// Requests whose connection was lost, or that were not answered until the end.
+    /// Requests without a reply: connection lost, or no reply until the end.
     pub unanswered: u64,
     /// Connections lost.
     pub disconnects: u64,
@@ -105,19 +105,19 @@ pub struct Tally {
     pub latency: Histogram<u64>,
 }
 
-/// Longer ones count as this long.
+/// Maximum recorded latency.
 const MAX_LATENCY_NS: u64 = 600_000_000_000;
 
 impl Default for Tally {
     fn default() -> Self {
-        // From 1 µs, three digits: the bounds are constants that the crate accepts.
+        // From 1 µs with three digits; the crate accepts these constant bounds.
         let latency = Histogram::new_with_bounds(1000, MAX_LATENCY_NS, 3).expect("constant bounds");
         Self { replies: 0, errors: 0, wrong: 0, stale: 0, unanswered: 0, disconnects: 0, latency }
     }
 }
 
 impl Tally {
-    /// Adds another interval's numbers.
+    /// Adds the results of another interval.
     pub fn add(&mut self, other: &Self) {
         self.replies += other.replies;
         self.errors += other.errors;
@@ -128,23 +128,23 @@ impl Tally {
         self.latency.add(&other.latency).expect("same bounds");
     }
 
-    /// The latency that this share of the requests (0 to 1) did not exceed.
+    /// Latency not exceeded by this share of the requests (0 to 1).
     pub fn quantile(&self, share: f64) -> Duration {
         Duration::from_nanos(self.latency.value_at_quantile(share))
     }
 
-    /// The mean latency.
+    /// Mean latency.
     pub fn mean(&self) -> Duration {
         Duration::from_nanos(self.latency.mean() as u64)
     }
 
-    /// Whether everything was answered, without an error, and right.
+    /// Whether every request had a correct reply.
     pub fn is_clean(&self) -> bool {
         self.errors == 0 && self.wrong == 0 && self.unanswered == 0 && self.disconnects == 0
     }
 }
 
-/// What one thread has counted since somebody last looked, and the first complaints in words.
+/// Results of one thread since the last query, and its first complaints as text.
 #[derive(Debug, Default)]
 struct Ledger {
     interval: Tally,
@@ -152,19 +152,19 @@ struct Ledger {
     failures: Vec<Failure>,
 }
 
-/// A request that was answered with an error.
+/// A request with an error reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// The error.
+    /// Error text.
     pub text: String,
-    /// The keys of the request.
+    /// Keys of the request.
     pub keys: Vec<Vec<u8>>,
 }
 
-/// Failures kept per thread; those beyond are only counted.
+/// Maximum failures kept per thread; further ones are only counted.
 const FAILURES: usize = 100_000;
 
-/// Complaints kept per thread: the first ones tell what went wrong, the rest only how often, which is counted.
+/// Maximum complaints kept per thread: the first ones describe the problem, the others are only counted.
 const COMPLAINTS: usize = 5;
 
 impl Ledger {
@@ -182,10 +182,10 @@ impl Ledger {
 }
 
 fn lock(ledger: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
-    ledger.lock().unwrap_or_else(PoisonError::into_inner) // numbers only: nothing a panic could leave half done
+    ledger.lock().unwrap_or_else(PoisonError::into_inner) // numbers only: a panic cannot leave them inconsistent
 }
 
-/// A load that is being driven.
+/// A running load.
 #[derive(Debug)]
 pub struct Run {
     threads: Vec<JoinHandle<Result<()>>>,
@@ -195,20 +195,20 @@ pub struct Run {
     total: Tally,
 }
 
-/// A load that has ended.
+/// A finished load.
 #[derive(Debug)]
 pub struct Summary {
-    /// All that happened.
+    /// Results of the whole run.
     pub total: Tally,
-    /// How long it took.
+    /// Duration of the run.
     pub elapsed: Duration,
-    /// The first errors and wrong replies, in words.
+    /// First errors and wrong replies, as text.
     pub complaints: Vec<String>,
-    /// Requests answered with an error that [`Run::take_failures`] has not given.
+    /// Requests with an error reply not yet returned by [`Run::take_failures`].
     pub failures: Vec<Failure>,
 }
 
-/// Connects and starts. Fails where the first connections cannot be made; later failures are counted.
+/// Connects and starts the load. Returns an error if the first connections fail; later failures are counted.
 pub fn start(settings: &Settings) -> Result<Run> {
     ensure!(settings.connections > 0 && settings.threads > 0, "a load needs at least one connection and one thread");
     ensure!(
@@ -267,7 +267,7 @@ pub fn start(settings: &Settings) -> Result<Run> {
 }
 
 impl Run {
-    /// What happened since the last call.
+    /// Returns the results since the last call.
     pub fn take_interval(&mut self) -> Tally {
         let mut interval = Tally::default();
         for ledger in &self.ledgers {
@@ -277,12 +277,12 @@ impl Run {
         interval
     }
 
-    /// All that happened until the last [`Self::take_interval`].
+    /// Results until the last [`Self::take_interval`].
     pub fn total(&self) -> &Tally {
         &self.total
     }
 
-    /// The requests answered with an error since the last call, at most 100,000 for each thread.
+    /// Returns the requests with an error reply since the last call, at most 100,000 per thread.
     pub fn take_failures(&mut self) -> Vec<Failure> {
         self.ledgers.iter().flat_map(|ledger| std::mem::take(&mut lock(ledger).failures)).collect()
     }
@@ -292,7 +292,7 @@ impl Run {
         self.threads.iter().all(JoinHandle::is_finished)
     }
 
-    /// Sends no more; what is under way is still waited for.
+    /// Stops sending; replies to requests in flight are still awaited.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }

@@ -1,17 +1,16 @@
-//! What the load asks for, and what the answers must be.
+//! Requests of the load, and checks of the replies.
 //!
-//! Each connection writes a script: the next request, and what its reply must be. In [`Sharing::Owned`] every key
-//! belongs to one connection. Redis (and the router's promise) executes one connection's commands to one key in the
-//! order they were sent, so the script knows each reply exactly, also in the middle of a pipeline: a write that is
-//! lost, doubled, reordered or answered to another client shows as a wrong value. In [`Sharing::Shared`] connections
-//! race for keys; then a value read must still be one that was written *to that key* (values name their key and
-//! version), which catches mixed-up replies but not lost writes.
+//! Each connection has a script: the next request and its expected reply. In [`Sharing::Owned`] every key belongs to
+//! one connection. Redis and the router execute a connection's commands for one key in order, so each reply is known
+//! exactly, even within a pipeline. A write that is lost, repeated, reordered, or answered to another client causes a
+//! wrong value. In [`Sharing::Shared`] connections compete for keys. A value must still have been written *to that key*
+//! (values contain key and version), which detects exchanged replies but not lost writes.
 //!
-//! In [`Sharing::OneWriter`] one connection writes and the others read what it has written ([`super::board`]): a copy
-//! that is too old shows there, whoever reads it.
+//! In [`Sharing::OneWriter`] one connection writes and the others read ([`super::board`]), which detects stale copies
+//! at any reader.
 //!
-//! After an error reply or a lost connection nobody knows whether the command was executed, nor when: [`super::doubt`]
-//! has what a key may then be. Errors are counted as errors, not once more as wrong values.
+//! After an error reply or a lost connection, it is unknown whether and when the command was executed: [`super::doubt`]
+//! tracks the possible states. Errors count as errors, and not additionally as wrong values.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,102 +26,104 @@ use crate::wire::{self, Reply};
 const HASH_FIELDS: u64 = 16;
 const ZSET_MEMBERS: u64 = 32;
 
-/// Who may touch a key.
+/// Assignment of keys to connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
-    /// Each key belongs to one connection; every reply is known exactly. Needs a key space that is empty at the start.
+    /// Each key belongs to one connection, so every reply is known exactly. Requires a key space that is empty at the
+    /// start.
     Owned,
     /// All connections use all keys.
     Shared,
-    /// The first connection writes all keys (SET), the others read them (GET), whatever the mix says. A read must see
-    /// what was acknowledged, or read by anybody, before it was sent. Needs a key space that is empty at the start.
+    /// The first connection writes all keys (SET), the others read them (GET), whatever the mix. A read must return a
+    /// version at least as new as any acknowledged or read before it was sent. Requires a key space that is empty at
+    /// the start.
     OneWriter,
 }
 
-/// All that the scripts of one run have in common.
+/// Shared state of all scripts of a run.
 #[derive(Debug)]
 pub struct Workload {
-    /// Which commands.
+    /// Frequencies of commands.
     pub mix: Mix,
-    /// How large strings are.
+    /// Sizes of strings.
     pub sizes: ValueSizes,
-    /// Who may touch a key.
+    /// Assignment of keys to connections.
     pub sharing: Sharing,
-    /// Which of a script's keys is asked for: over all keys if shared, over one connection's part if owned.
+    /// Popularity of a script's keys: all keys if shared, one connection's keys if owned.
     pub popularity: Popularity,
-    /// Keys start with this.
+    /// Prefix of all keys.
     pub prefix: String,
-    /// The fate of a command without an answer.
+    /// Possible execution time of a command without a reply.
     pub doubt: Doubt,
-    /// The versions written and read, for [`Sharing::OneWriter`]; else empty.
+    /// Versions written and read, for [`Sharing::OneWriter`]; otherwise empty.
     pub board: Board,
 }
 
-/// What the reply must be.
+/// Expected reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Expect {
     Ok,
     Integer(i64),
     Value(Known),
     Values(Box<[Known]>),
-    /// A version of this key ([`Sharing::OneWriter`]), not older than this one.
+    /// A version of this key ([`Sharing::OneWriter`]), at least as new as this one.
     AtLeast(u64, u32),
 }
 
-/// What is known of a string when it is read.
+/// Expected version of a string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Known {
     id: u64,
-    /// `None`: any version, or none at all. `Some(0)`: must be nil.
+    /// `None`: any version or nil. `Some(0)`: nil.
     version: Option<u32>,
 }
 
-/// A request under way.
+/// A request in flight.
 #[derive(Debug)]
 pub struct Pending {
-    /// Which command.
+    /// Command.
     pub op: Op,
     expect: Expect,
-    /// The entry of the model that it reads or writes; MGET's are told by what it expects.
+    /// Entry of the model that the command reads or writes. Unused for MGET, whose keys are in `expect`.
     entry: usize,
-    /// The state of that entry before it, where that is known.
+    /// State of the entry before the command, if known.
     before: u32,
     effect: Effect,
 }
 
-/// What a reply turned out to be.
+/// Result of the check of a reply.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// As expected.
     Good,
     /// An error reply.
     Error(String),
-    /// A reply that no correct server could give.
+    /// A reply impossible for a correct server.
     Wrong(String),
-    /// A value that the key had, and has no more. No correct server could give that either.
+    /// An earlier value of the key, which is impossible for a correct server too.
     Stale(String),
 }
 
-/// Why a value is not right.
+/// Reason why a value is wrong.
 enum Mismatch {
-    /// It is none that the key should have; what was expected.
+    /// A value that the key never had; contains the expected value.
     Other(String),
-    /// It is older than it may be.
+    /// An earlier value; contains the expected value.
     Older(String),
 }
 
-/// State of one key as this connection has left it. Strings: version, 0 = absent. Counters and lists: their number.
-/// Hashes and sorted sets: which fields exist, one bit each.
+/// Expected state of one key. Strings: version, 0 = absent. Counters and lists: number. Hashes and sorted sets:
+/// existing fields, one bit each.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     state: u32,
-    /// False for good once a command's outcome could not be told.
+    /// Permanently false after a command with an unknown result.
     known: bool,
 }
 
 const FRESH: Entry = Entry { state: 0, known: true };
 
-/// Kinds of keys, each with a key space of its own: a command never meets a key of another type.
+/// Kinds of keys, each with a separate key space: no command meets a key of another type.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     String,
@@ -134,19 +135,19 @@ enum Kind {
 
 const KINDS: [Kind; 5] = [Kind::String, Kind::Counter, Kind::Hash, Kind::List, Kind::Zset];
 
-/// Writes one connection's requests and checks the replies.
+/// Generates the requests of one connection and checks the replies.
 #[derive(Debug)]
 pub struct Script {
     workload: Arc<Workload>,
     rng: Rng,
-    /// This script's keys are `first`, `first + step`, ...
+    /// Keys of this script: `first`, `first + step`, ...
     first: u64,
     step: u64,
-    /// Five kinds x keys in [`Sharing::Owned`], else empty.
+    /// All kinds x keys in [`Sharing::Owned`], otherwise empty.
     model: Vec<Entry>,
-    /// The possible states of keys whose state is not known.
+    /// Possible states of keys with an unknown state.
     doubtful: HashMap<usize, States>,
-    /// It writes, in [`Sharing::OneWriter`].
+    /// Whether this is the writer in [`Sharing::OneWriter`].
     is_writer: bool,
     keys: usize,
     version: u32,
@@ -156,7 +157,7 @@ pub struct Script {
 }
 
 impl Script {
-    /// The script of connection `index` of `of`, over `keys` keys in all.
+    /// Creates the script of connection `index` of `of`, over `keys` keys in total.
     pub fn new(workload: Arc<Workload>, seed: u64, index: u64, of: u64, keys: u64) -> Self {
         let owned = workload.sharing == Sharing::Owned;
         let own_keys = keys_of_each(workload.sharing, of, keys) as usize;
@@ -168,7 +169,7 @@ impl Script {
             doubtful: HashMap::new(),
             is_writer: index == 0,
             keys: own_keys,
-            // Versions of different connections differ, so that in shared mode a value tells who wrote it.
+            // Versions differ between connections, so that a shared value identifies its writer.
             version: (index as u32) << 20,
             key: Vec::new(),
             value: Vec::new(),
@@ -253,7 +254,7 @@ impl Script {
                 let length = self.peek(Kind::List, index);
                 let full = match length {
                     Some(n) => n >= LIST_LIMIT,
-                    // Nobody counts: by chance.
+                    // The length is unknown: delete at random.
                     None => self.rng.below(u64::from(LIST_LIMIT)) == 0,
                 };
                 if full {
@@ -294,7 +295,7 @@ impl Script {
         }
     }
 
-    /// Judges the reply to a request. Replies must be handed over in the order of the requests.
+    /// Checks the reply to a request. Replies must be passed in the order of the requests.
     pub fn check(&mut self, pending: &Pending, reply: &Reply<'_>) -> Verdict {
         if let Reply::Error(text) = reply {
             self.doubt(pending, may_be(self.workload.doubt, text));
@@ -312,7 +313,7 @@ impl Script {
                 if let Effect::Set(version) = pending.effect {
                     self.workload.board.see(self.index_of(pending), version);
                 }
-                // It has written its state, whatever was there before.
+                // The write has replaced any earlier state.
                 if let Some(states) = self.doubtful.get_mut(&pending.entry) {
                     states.answered(pending.effect, None);
                 }
@@ -340,7 +341,7 @@ impl Script {
         }
     }
 
-    /// `None` where the value is right, else why it is not.
+    /// Returns `None` if the value is right, or else the error.
     fn check_value(&mut self, known: Known, reply: &Reply<'_>) -> Option<Mismatch> {
         let entry = self.entry_of_id(known.id);
         let exact = known.version.filter(|_| self.is_known(entry));
@@ -365,7 +366,7 @@ impl Script {
         }
     }
 
-    /// The same for a key that another connection writes.
+    /// Like [`Self::check_value`], for a key written by another connection.
     fn check_seen(&mut self, index: usize, id: u64, floor: u32, reply: &Reply<'_>) -> Option<Mismatch> {
         let got = match self.version_of(id, reply) {
             Ok(got) => got,
@@ -383,7 +384,7 @@ impl Script {
         }
     }
 
-    /// The version of the key that a reply has; 0: nil. Else the value that was expected.
+    /// Version in a reply; 0: nil. Otherwise the expected value as an error.
     fn version_of(&mut self, id: u64, reply: &Reply<'_>) -> Result<u32, String> {
         match reply {
             Reply::Nil => Ok(0),
@@ -399,13 +400,13 @@ impl Script {
         }
     }
 
-    /// Nobody knows whether this request was executed, nor when: its keys are unchecked from here on.
+    /// Records that it is unknown whether and when the request was executed: its keys are unchecked from now on.
     pub fn give_up(&mut self, pending: &Pending) {
         self.doubt(pending, Executed::MaybeLater);
     }
 
     fn doubt(&mut self, pending: &Pending, executed: Executed) {
-        // A lost MGET has changed nothing, and its `entry` is none of the model's.
+        // A lost MGET has changed nothing, and its `entry` is not in the model.
         let Some(entry) = self.model.get_mut(pending.entry) else { return };
         let before = States::one(pending.before);
         let states = self.doubtful.entry(pending.entry).or_insert(before);
@@ -413,7 +414,7 @@ impl Script {
         states.unanswered(pending.effect, executed);
     }
 
-    /// The keys that a request is about.
+    /// Keys of a request.
     pub fn keys_of(&mut self, pending: &Pending) -> Vec<Vec<u8>> {
         let of_each = |script: &mut Self, kind, index| {
             script.write_key(kind, index);
@@ -454,7 +455,7 @@ impl Script {
         self.entry(Kind::String, self.index_of_id(id))
     }
 
-    /// The state of a key where it is known.
+    /// State of a key, if known.
     fn peek(&self, kind: Kind, index: usize) -> Option<u32> {
         self.model.get(self.entry(kind, index)).filter(|e| e.known).map(|e| e.state)
     }
@@ -463,7 +464,7 @@ impl Script {
         Known { id: self.id(index), version: self.peek(Kind::String, index) }
     }
 
-    /// What the key's state is once the command now written has been executed.
+    /// Sets the expected state of a key after the new command.
     fn store(&mut self, kind: Kind, index: usize, state: u32) {
         let entry = self.entry(kind, index);
         if let Some(entry) = self.model.get_mut(entry) {
@@ -471,7 +472,7 @@ impl Script {
         }
     }
 
-    /// Sets one field's bit: 1 is the answer where that is new, 0 where not.
+    /// Sets one field's bit. The reply is 1 for a new field, otherwise 0.
     fn add_bit(&mut self, op: Op, kind: Kind, index: usize, bit: u64) -> Pending {
         let state = self.peek(kind, index);
         let mask = 1 << bit;
@@ -483,7 +484,7 @@ impl Script {
         pending
     }
 
-    /// Must be called before the state that it leaves is stored.
+    /// Must be called before the command's new state is stored.
     fn pending(&self, op: Op, expect: Expect, kind: Kind, index: usize, effect: Effect) -> Pending {
         let before = self.peek(kind, index).unwrap_or(0);
         Pending { op, expect, entry: self.entry(kind, index), before, effect }
@@ -517,10 +518,10 @@ impl Script {
     }
 }
 
-/// Stands for "any integer": no command of the mix answers it.
+/// Any integer: no command of the mix returns this one.
 const ANY: i64 = i64::MIN;
 
-/// How many keys each of `connections` has.
+/// Number of keys per connection.
 pub fn keys_of_each(sharing: Sharing, connections: u64, keys: u64) -> u64 {
     match sharing {
         Sharing::Owned => keys.div_ceil(connections.max(1)).max(1),
@@ -528,8 +529,8 @@ pub fn keys_of_each(sharing: Sharing, connections: u64, keys: u64) -> u64 {
     }
 }
 
-/// `ID:VERSION:` and a filler that both determine. The filler's place in the pattern moves with them, so that two
-/// values of one length differ everywhere.
+/// Writes `ID:VERSION:` and a filler determined by both. The filler starts at a varying place in the pattern, so that
+/// two values of equal length differ throughout.
 fn write_value(out: &mut Vec<u8>, id: u64, version: u32, sizes: &ValueSizes) {
     const PATTERN: &[u8; 64] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_";
     let len = sizes.of(id, version);
@@ -547,7 +548,7 @@ fn write_value(out: &mut Vec<u8>, id: u64, version: u32, sizes: &ValueSizes) {
     out.truncate(len);
 }
 
-/// The version that a value says it is.
+/// Version contained in a value.
 fn named_version(value: &[u8]) -> Option<u32> {
     let mut parts = value.splitn(3, |b| *b == b':');
     parts.next()?;
@@ -572,7 +573,7 @@ mod tests {
         })
     }
 
-    /// A naive Redis, for the mix's commands.
+    /// A naive Redis for the commands of the mix.
     #[derive(Default)]
     struct Model {
         strings: HashMap<Vec<u8>, Vec<u8>>,
@@ -643,7 +644,7 @@ mod tests {
         }
     }
 
-    /// A correct server never looks wrong, with requests pipelined 8 deep.
+    /// A correct server never fails the checks, with pipelines of 8.
     #[test]
     fn a_correct_server_is_never_accused() {
         for sharing in [Sharing::Owned, Sharing::Shared] {
@@ -668,7 +669,7 @@ mod tests {
         }
     }
 
-    /// Each way of being wrong is seen: a lost write, a doubled one, replies swapped between two requests.
+    /// Detects a lost write, a repeated write, and exchanged replies.
     #[test]
     fn wrong_servers_are_caught() {
         type CorruptReply<'a> = &'a dyn Fn(usize, &Pending, Answer, &mut Model, &[u8]) -> Answer;
@@ -687,7 +688,7 @@ mod tests {
                 .count()
         };
         assert_eq!(run(&|_, _, answer, _, _| answer), 0);
-        // A SET is forgotten once in a hundred.
+        // Loses one SET in a hundred.
         let lost = |i: usize, p: &Pending, answer, server: &mut Model, request: &[u8]| {
             if i.is_multiple_of(100) && p.op == Op::Set {
                 let Ok(Some((Reply::Array(args), _))) = wire::parse(request) else { panic!() };
@@ -705,7 +706,7 @@ mod tests {
             answer
         };
         assert!(run(&doubled) > 0);
-        // A GET gets another key's value.
+        // A GET returns another key's value.
         let swapped = |_, p: &Pending, answer, server: &mut Model, _: &[u8]| match answer {
             Answer::Value(Some(v)) if p.op == Op::Get => {
                 Answer::Value(server.strings.values().find(|o| **o != v).cloned().or(Some(v)))
@@ -733,8 +734,7 @@ mod tests {
         assert!(script.check_value(known, &Reply::Integer(1)).is_some());
     }
 
-    /// An error leaves open whether the command was executed: either way is right afterwards, another key's value is
-    /// not.
+    /// After an error, both the state with and without the command are correct; another key's value is not.
     #[test]
     fn an_error_is_not_counted_as_a_wrong_value_too() {
         let mut script = Script::new(workload(Sharing::Owned, 2), 1, 0, 1, 2);
@@ -760,7 +760,7 @@ mod tests {
         assert!(caught > 1000, "{caught}");
     }
 
-    /// A server that ends has executed a command or never will. Afterwards both states are right, and nothing else is.
+    /// A server that ends has executed a command or never will. Afterwards only these two states are correct.
     #[test]
     fn a_brief_doubt_leaves_two_states_and_no_third() {
         let workload = Workload { doubt: Doubt::Brief, ..Arc::into_inner(workload(Sharing::Owned, 2)).expect("one") };
@@ -792,7 +792,7 @@ mod tests {
             wrong += usize::from(script.check(&pending, &answer.reply()) != Verdict::Good);
         }
         assert_eq!(wrong, 0);
-        // The first one of each of the two counters; the state is given up after it.
+        // One error per counter, because the state is unknown afterwards.
         assert!(spoilt > 2 && caught == 2, "{caught} of {spoilt}");
     }
 
