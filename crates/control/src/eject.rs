@@ -1,17 +1,17 @@
-//! Ejects servers of a pool that fail, and brings them back: `auto_eject_hosts` of twemproxy's file.
+//! Ejects failed servers of a pool and returns them: `auto_eject_hosts` in twemproxy's file.
 //!
-//! [`switchyard_policy::eject`] decides. Here is the thread that gives it facts once a second and carries its steps
-//! out. The order of each step is the safety of it:
+//! [`switchyard_policy::eject`] decides. This thread collects facts once a second and executes the steps. Their safety
+//! depends on their order:
 //!
-//! - **Ejection.** Strays of the slots go from the servers that stand in. Then requests for the slots wait until
-//!   nothing that was sent to the lost server can be answered. Then it is on record which slots are to come back, and
-//!   one map gives all of them to others.
-//! - **Return.** A server that answers waits until nothing that it was sent before can still be executed there. Then
-//!   moves take its slots back, which first remove their keys there: all of them, or only keys written elsewhere in the
-//!   meantime if the process is unchanged. So no value is ever read that was written over.
+//! - **Ejection.** Misplaced keys of the slots are removed from the stand-ins. Then requests for the slots wait until
+//!   no command sent to the lost server can still be answered. Then the slots that must return are recorded, and one
+//!   map gives all of them to others.
+//! - **Return.** A server that replies waits until no command sent to it earlier can still be executed. Then moves
+//!   return its slots, after removing its keys: all of them, or, if the process is unchanged, only keys written
+//!   elsewhere in the meantime. So an outdated value is never read.
 //!
-//! Not the planner's thread: a look there may wait for servers, and here every second counts. Not the workers: what
-//! they see is one connection each.
+//! Separate from the planner's thread: a step there may wait for servers, and here every second counts. Separate from
+//! the workers: each sees only its own connection.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -32,19 +32,19 @@ use crate::placement::Placement;
 use crate::running::Running;
 use crate::store::{RedbStore, load_json, save_json};
 
-/// The document of the store: by number of a node that is ejected, the slots that are to come back to it.
+/// Store document: slots that must return, by number of the ejected node.
 const EJECTED: &str = "ejected";
 
-/// The time between two looks at the nodes.
+/// Interval between checks of the nodes.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// An ejection that failed is tried again after so long: requests wait in each attempt.
+/// Pause after a failed ejection, because requests wait in each attempt.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// Commands in flight at a lost server get their errors within the time-out for commands, and this.
+/// Additional time, beyond the command timeout, for commands in flight at a lost server to fail.
 const BEYOND: Duration = Duration::from_secs(2);
 
-/// Ejects nodes of one pool. Without a rule it brings back those that are ejected, and no more.
+/// Ejects nodes of a pool. Without a rule, only returns nodes that are ejected.
 #[derive(Debug)]
 pub struct Ejector {
     moves: Arc<Moves>,
@@ -58,25 +58,25 @@ pub struct Ejector {
 #[derive(Debug)]
 struct Inner {
     ejections: Ejections,
-    /// The pool asks for ejections.
+    /// Whether the pool is configured to eject servers.
     is_on: bool,
-    /// A node may take so long to answer.
+    /// Timeout for a node's reply.
     patience: Duration,
-    /// Nodes that the pool's file lists no longer.
+    /// Nodes that the pool's file no longer lists.
     leaving: Vec<String>,
-    /// By node: how often it was ejected since the start, and when for the last time, seconds since 1970.
+    /// By node: number of ejections since the start, and time of the last one, in seconds since 1970.
     count: BTreeMap<NodeId, (u64, u64)>,
-    /// By node: the trouble that the log has named, and when what failed is tried again.
+    /// By node: last logged error, and time of the next attempt.
     trouble: BTreeMap<NodeId, (String, Option<Instant>)>,
-    /// Ejected nodes to which moves have started to bring slots back.
+    /// Ejected nodes for which returning moves have started.
     returning: BTreeSet<NodeId>,
 }
 
-/// No failures are so many.
+/// A rule that never ejects.
 const NEVER: Rule = Rule { failure_limit: u32::MAX, retry_ms: 1000 };
 
 impl Ejector {
-    /// Of the fleet whose moves these are. Nodes that the store knows as ejected are so still.
+    /// Opens the ejector of a fleet. Nodes that the store lists as ejected remain so.
     ///
     /// # Errors
     /// If the store cannot be read.
@@ -102,8 +102,8 @@ impl Ejector {
         Ok(Arc::new(Self { moves, running, placement, store, started: Instant::now(), inner: Mutex::new(inner) }))
     }
 
-    /// Takes over the rule of the pool's file (`None`: it asks for no ejections), how long a node may take to answer,
-    /// and the nodes that the file lists no longer.
+    /// Sets the rule of the pool's file (`None`: no ejections), the timeout for a node's reply, and the nodes that the
+    /// file no longer lists.
     pub fn tune(&self, rule: Option<Rule>, patience: Duration, leaving: Vec<String>) {
         let mut inner = self.inner();
         inner.ejections.tune(rule.unwrap_or(NEVER));
@@ -118,12 +118,12 @@ impl Ejector {
         self.started.elapsed().as_millis() as u64
     }
 
-    /// So many slots of a node are with others; `None`: it is not ejected.
+    /// Number of an ejected node's slots at other nodes. `None` if it is not ejected.
     pub(crate) fn slots_away(&self, node: NodeId) -> Option<u64> {
         self.inner().ejections.ejected().get(&node).map(|slots| slots.len() as u64)
     }
 
-    /// Adds how often nodes were ejected: never, where the pool does not ask for it.
+    /// Adds metrics of ejections, which are 0 if the pool does not eject.
     pub(crate) fn add_metrics(&self, page: &mut Page, nodes: &[NodeReport]) {
         let count = self.inner().count.clone();
         let of = |node: &NodeReport, figure: u64| (vec![("node", node.address.clone())], figure as f64);
@@ -150,7 +150,7 @@ impl Ejector {
             .map_err(|error| format!("that it is ejected cannot be kept: {error}"))
     }
 
-    /// Logs what is new of a node that cannot be ejected or brought back.
+    /// Logs a new error of an ejection or a return.
     fn note_trouble(&self, node: NodeId, why: String, again: Option<Duration>) {
         let mut inner = self.inner();
         let again = again.map(|pause| Instant::now() + pause);
@@ -160,7 +160,7 @@ impl Ejector {
         }
     }
 
-    /// Looks at the nodes, and does what is to be done.
+    /// Checks the nodes and executes the due steps.
     fn look(&self) {
         let Some(topology) = self.placement.topology().filter(|topology| topology.placement().continuum().is_some())
         else {
@@ -177,7 +177,7 @@ impl Ejector {
             ejected.iter().filter(|(node, _)| topology.node(**node).is_none_or(|node| leaving.contains(&node.name)))
         {
             if !self.moves.moves_at(*node).0.is_empty() {
-                // Slots are on their way to it: they arrive, or these moves end without it.
+                // Slots are moving to it: the moves complete, or end without it.
                 if let Err(refused) = self.moves.end_without(*node) {
                     self.note_trouble(
                         *node,
@@ -217,7 +217,7 @@ impl Ejector {
         }
     }
 
-    /// The facts about the nodes; `None` while the router does not serve.
+    /// Returns facts about the nodes. `None` while the router does not serve.
     fn facts(
         &self,
         topology: &Topology,
@@ -233,11 +233,11 @@ impl Ejector {
                 self.running.with(|router| router.accept_empty(&node.name));
             }
             let condition = match (self.running.health().condition(node.id, patience, now), &node.link) {
-                // It has lost what it had: all of it is missing, and others can serve.
+                // A held node has lost its keys, so other servers can serve its slots.
                 _ if is_held && !is_ejected => Condition::Fails,
                 (Condition::Answers, Link::Up) => Condition::Answers,
                 (Condition::Fails, Link::Connecting | Link::Down(_)) => Condition::Fails,
-                // A worker that sends it nothing does not notice.
+                // A worker that sends no commands to the node does not notice the failure.
                 (Condition::Fails, Link::Up)
                     if node.slow_for.is_none() && self.running.health().is_late(node.id, patience, now) =>
                 {
@@ -258,8 +258,8 @@ impl Ejector {
         if self.inner().trouble.get(&node).is_some_and(|(_, again)| again.is_some_and(|again| Instant::now() < again)) {
             return;
         }
-        // A removal of keys would go by the map that is about to change, and a move would change the map for the
-        // removal at the stand-ins.
+        // Removing keys would use the map that is about to change, and a move would change the map that the removal at
+        // the stand-ins uses.
         let Some(_turn) = self.moves.turn_to_eject(node, to) else { return };
         let (before, after) = {
             let inner = self.inner();
@@ -267,7 +267,7 @@ impl Ejector {
         };
         let forget = || {
             if let Err(why) = self.keep(&before) {
-                // The owner of its slots counts as back at the next look.
+                // With its slots unchanged, the next check treats the node as returned.
                 error!("node {}: {why}", self.moves.name(node));
             }
         };
@@ -303,8 +303,8 @@ impl Ejector {
         );
     }
 
-    /// That a node has not begun to answer while its ejection was prepared. One that is held has lost its keys, and
-    /// answers.
+    /// Fails if a node has started to reply while its ejection was prepared. A held node may reply, because it has lost
+    /// its keys.
     fn still_fails(&self, node: NodeId, patience: Duration) -> Result<(), String> {
         let is_held = self.running.with(|router| router.held_nodes().contains_key(&node)).unwrap_or(false);
         match self.running.health().condition(node, patience, Instant::now()) {
@@ -320,8 +320,8 @@ impl Ejector {
             inner.returning.contains(&node)
         };
         if was_tried {
-            // Moves to it have ended early, or brought some of its slots: not all that it has can be told apart any
-            // more.
+            // Its moves have ended early, or returned some of its slots, so outdated keys can no longer be
+            // distinguished.
             self.running.with(|router| router.return_was_interrupted(node));
         }
         match self.moves.bring_back(node, from) {
@@ -343,7 +343,7 @@ impl Ejector {
         }
     }
 
-    /// A node is ejected no more.
+    /// Ends the ejection of a node.
     fn let_back(&self, node: NodeId, why: &str) {
         let mut ejected = self.inner().ejections.ejected();
         ejected.remove(&node);
@@ -378,17 +378,17 @@ fn kept_text(why: &KeepReason) -> String {
     }
 }
 
-/// The running thread; it ends when this is dropped.
+/// The running thread. Dropping it ends the thread.
 #[derive(Debug)]
 pub struct EjectThread {
     _thread: Repeating,
 }
 
 impl EjectThread {
-    /// Starts it.
+    /// Starts the thread.
     ///
     /// # Errors
-    /// If the system has no thread.
+    /// If no thread can be started.
     pub fn start(ejector: Arc<Ejector>) -> anyhow::Result<Self> {
         let threads = ejector.running.threads().clone();
         let body = move || {

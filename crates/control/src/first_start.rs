@@ -1,9 +1,8 @@
-//! The first start: a slot map is made from what the nodes hold, and no key is served before each of them was looked
-//! at.
+//! First start: makes a slot map from the nodes' keys. No key is served before every node was examined.
 //!
-//! Where all nodes answer, that is decided before anything listens, and a fleet whose keys no map fits is refused.
-//! Where one does not, no map can be right for sure: the router starts, holds all nodes, and looks again until it
-//! knows.
+//! If all nodes reply, this is decided before the listeners open, and a fleet whose keys fit no map is refused. If a
+//! node does not reply, no map is certain: the router starts, holds all nodes, and repeats the examination until it
+//! succeeds.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -20,31 +19,30 @@ use crate::nodes::holdings::{FirstStart, first_start, primaries, served_by_anoth
 use crate::placement::Placement;
 use crate::running::Running;
 
-/// How often it looks at nodes that did not answer.
+/// Interval between examinations while nodes do not reply.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// The same where all answer and no map fits: somebody has to do something.
+/// Interval if all nodes reply and no map fits, so that an operator must act.
 const AGAIN_REFUSED: Duration = Duration::from_secs(10);
 
-/// How long a node may take for each answer, at most, before anybody is served. One that takes longer is looked at
-/// again while the router runs.
+/// Maximum timeout for a reply before the listeners open. A slower node is examined again while the router runs.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long nodes may take to notice that a router has ended.
+/// Time for nodes to notice that a router has ended.
 const GONE: Duration = Duration::from_secs(3);
 
-/// Hears how far a long look has come.
+/// Receives progress reports of a long examination.
 pub type ProgressCallback = fn(&str);
 
-/// How a router that has no slot map begins.
+/// Initial state of a router without a slot map.
 pub struct Beginning {
-    /// The slot map.
+    /// Slot map.
     pub topology: Topology,
-    /// Why no node may be used yet.
+    /// Reason why no node may be used yet.
     pub held: Option<String>,
 }
 
-/// Looks at the nodes once. `beside`: also where another router serves them.
+/// Examines the nodes once. `beside`: proceed although another router serves them.
 pub fn begin(
     nodes: &[NodeAddress],
     patience: Duration,
@@ -70,9 +68,9 @@ pub fn begin(
     }
 }
 
-/// The same where the list of servers says where each key belongs: a map that does not depend on what the nodes hold.
-/// Keys elsewhere are normal in a fleet that was twemproxy's. They do no harm but use memory, and so they are not
-/// looked for.
+/// Like [`begin`], for a list of servers that determines the location of each key, so that the map does not depend on
+/// the nodes' keys. Misplaced keys are normal in a fleet that twemproxy served. They only use memory, so this does not
+/// search for them.
 pub fn begin_on(
     continuum: Continuum,
     nodes: &[NodeAddress],
@@ -90,8 +88,8 @@ pub fn begin_on(
     Ok(Beginning { topology: Topology::on_continuum(Arc::new(continuum)), held: None })
 }
 
-/// Another router on these nodes has a map of its own. A new one may fit the keys now, and no longer once the other
-/// moves some.
+/// Fails while another router serves these nodes, because that router has its own map. A new map may fit the keys now,
+/// but not after the other router moves some.
 fn refuse_beside_another(primaries: &[NodeAccess], patience: Duration, tell: ProgressCallback) -> anyhow::Result<()> {
     let until = Instant::now() + GONE;
     let mut told = false;
@@ -131,15 +129,15 @@ fn yet_to_look(why: &str) -> String {
     )
 }
 
-/// Looks again until it is known.
+/// Repeats the examination until it succeeds.
 pub struct Discovery {
     stop: mpsc::Sender<()>,
     thread: JoinHandle<()>,
 }
 
 impl Discovery {
-    /// The router serves and holds all nodes, for the reason told. `own`: the site of its state directory, where no
-    /// other router may serve them.
+    /// Starts the thread, while the router serves and holds all nodes. `held`: the reason logged so far. `own`:
+    /// identifier of the state directory, if no other router may serve the nodes.
     pub fn start(
         placement: Arc<Placement>,
         running: Arc<Running>,
@@ -171,7 +169,7 @@ impl Discovery {
         Ok(Self { stop, thread })
     }
 
-    /// Ends it. A look that is under way is left behind.
+    /// Ends the thread. An examination in progress is abandoned.
     pub fn stop(self) {
         drop(self.stop);
         if self.thread.is_finished() {
@@ -180,7 +178,8 @@ impl Discovery {
     }
 }
 
-/// Looks once more, and lets the router use its nodes if it may. Otherwise, why not, and when to look again.
+/// Examines the nodes, and releases them if possible. Otherwise returns the reason, and the time until the next
+/// examination.
 fn look(
     placement: &Placement,
     running: &Running,

@@ -1,5 +1,4 @@
-//! One fleet: its slot map, its journal, its moves and its figures. Nothing of it is global, so that a process may
-//! serve several.
+//! One fleet: slot map, journal, moves and metrics. Nothing is global, so a process may serve several fleets.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,23 +20,23 @@ use crate::operator::Operator;
 use crate::placement::Placement;
 use crate::running::{Phase, Running};
 
-/// Puts what is to be said of the process, whatever it serves, into the metrics.
+/// Adds metrics of the process, regardless of the fleet.
 pub type AboutProcess = fn(&mut Page);
 
-/// What decides where the keys of a fleet are, and tells of it.
+/// Control plane of a fleet.
 #[derive(Debug)]
 pub struct Fleet {
-    /// Its router, while that runs.
+    /// The router, while it runs.
     pub running: Arc<Running>,
-    /// Its slot map.
+    /// Slot map.
     pub placement: Arc<Placement>,
-    /// Its moves.
+    /// Moves.
     pub moves: Arc<Moves>,
-    /// Who does what people ask of it.
+    /// Executes operators' requests.
     pub operator: Arc<Operator>,
-    /// It ejects nodes of a pool that fail.
+    /// Ejects failed nodes of a pool.
     pub ejector: Arc<Ejector>,
-    /// How many routers were started on its state directory, this one included.
+    /// Number of router starts on its state directory, including this one.
     pub incarnation: u64,
     about_process: AboutProcess,
     configuration: Mutex<Loaded>,
@@ -47,13 +46,13 @@ pub struct Fleet {
 #[derive(Clone, Copy, Debug)]
 struct Loaded {
     is_good: bool,
-    /// Time of the last load without a mistake.
+    /// Time of the last load without an error.
     last_good: SystemTime,
 }
 
 impl Fleet {
-    /// Counts this start, and opens the journal in the state directory of `placement`. From here on the map says what
-    /// the journal says: what is open is in transit, and nodes that take part stay.
+    /// Counts this start, and opens the journal in the state directory of `placement`. Afterwards the map agrees with
+    /// the journal: open legs are in transit, and their nodes cannot be removed.
     ///
     /// # Errors
     /// If journal or store cannot be used.
@@ -151,10 +150,10 @@ impl Source for Fleet {
         let report = self.running.look(|phase| match phase {
             Phase::Serving { router, topology } => self.report(&router.status(), topology, false),
             Phase::Draining { status, topology, .. } => self.report(status, topology, true),
-            // Nobody is answered before the router serves; this is for completeness.
+            // Unreachable, because no request is answered before the router serves.
             Phase::Starting => StatusReport { incarnation: self.incarnation, ..StatusReport::default() },
         });
-        // Behind the look at the phase, which moves look at as well.
+        // After the lock on the phase is released, because moves use it as well.
         let troubles = if report.draining { Vec::new() } else { self.moves.troubles() };
         StatusReport { troubles, automation: self.operator.automation_states(), ..report }
     }

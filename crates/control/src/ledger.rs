@@ -1,9 +1,8 @@
-//! What the journal of the moves says: which moves are open, which numbers were given, and what moves have left behind
-//! at nodes.
+//! Meaning of the move journal: open moves, assigned move ids, and keys that moves have left at nodes.
 //!
-//! Between policy, whose records these are, and [`crate::journal`], which knows bytes. It keeps in memory what a
-//! shorter journal would have to say, so that the file is rewritten without what no restart will ask for: the keys of
-//! legs that have ended.
+//! Lies between policy, which defines the records, and [`crate::journal`], which stores bytes. It keeps the entries of
+//! a compacted journal in memory, so that the file can be rewritten without entries that no restart needs: the keys of
+//! ended legs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,17 +16,17 @@ use switchyard_policy::topology::{MoveId, NodeId, Slot};
 use crate::journal::{Content, Done, Journal, JournalError, JournalStatus, Sync};
 use crate::store::{Store, StoreError, load_json, save_json};
 
-/// The document of the store with what belongs to the journal and must not be in it.
+/// Store document of the journal's identity, which must not be in the journal itself.
 const IDENTITY: &str = "moves";
 
-/// First byte of an entry: a record of policy, or what was kept of earlier ones.
+/// First byte of an entry: a policy record, or the summary of compacted records.
 const RECORD: u8 = 0;
 const KEPT: u8 = 1;
 
-/// A journal shorter than this is left as it is while moves are open.
+/// Minimum length for compaction while moves are open, in bytes.
 const LENGTH_MIN: u64 = 4 << 20;
 
-/// Why the ledger cannot be opened.
+/// Errors of opening the ledger.
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
     /// The journal cannot be used.
@@ -44,10 +43,10 @@ pub enum LedgerError {
     Contradiction {
         /// The state directory.
         directory: String,
-        /// What contradicts what.
+        /// The contradiction.
         what: String,
     },
-    /// The journal says something that this version of the program does not know.
+    /// The journal contains an entry that this version does not support.
     #[error(
         "the journal of moves in {directory} says something that Switchyard {} does not know: {what}. Switchyard {} has written it; use that version, \
          or a later one",
@@ -57,35 +56,35 @@ pub enum LedgerError {
     Unknown {
         /// The state directory.
         directory: String,
-        /// What it says.
+        /// Description of the entry.
         what: String,
-        /// The newest version that has written to the directory, if that is known.
+        /// Newest version that has written to the directory, if known.
         version: Option<String>,
     },
-    /// The system has no random numbers.
+    /// The system's random source cannot be read.
     #[error("cannot read random numbers from the system: {0}")]
     Random(std::io::Error),
 }
 
-/// Made once for a state directory.
+/// Generated once per state directory.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Identity {
-    /// The journal's, in hexadecimal.
+    /// Identity of the journal, in hexadecimal.
     journal: String,
-    /// The secret of the fingerprints, in hexadecimal.
+    /// Secret of the fingerprints, in hexadecimal.
     secret: String,
 }
 
-/// What is kept of a journal that was made shorter.
+/// Summary of the compacted records.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PersistedState {
-    /// The highest number of a move given.
+    /// Highest assigned move id.
     last: u64,
-    /// By node: slots of which moves of ours have taken the keys away, as ranges.
+    /// By node: ranges of slots whose keys moves have taken away.
     left: BTreeMap<u16, Vec<(u16, u16)>>,
-    /// The same of copies that nobody has used.
+    /// By node: ranges of slots with unused copies.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     copies: BTreeMap<u16, Vec<(u16, u16)>>,
 }
@@ -94,42 +93,42 @@ struct PersistedState {
 struct State {
     last: u64,
     left: BTreeMap<NodeId, BTreeSet<Slot>>,
-    /// Slots of which a node may have copies that nobody uses, with a number that no others have had before.
+    /// Slots whose unused copies may be at a node, with a number that changes with each leg that adds some.
     copies: BTreeMap<NodeId, (u64, BTreeSet<Slot>)>,
     numbers: u64,
     open: BTreeMap<MoveId, OpenEntries>,
 }
 
-/// An open move: its entries as a shorter journal would have them.
+/// An open move, with its entries in a compacted journal.
 #[derive(Debug)]
 struct OpenEntries {
     source: NodeId,
     target: NodeId,
-    /// Only some keys of the slots move: others of them may be left at its nodes from earlier moves.
+    /// Only some keys of the slots move, so earlier moves may have left others at its nodes.
     keys_only: bool,
-    /// Copies of keys are at the target before anything else is on record.
+    /// Whether the target receives copies of keys before any other record.
     copies_first: bool,
     entries: Vec<Entry>,
     legs: BTreeMap<u32, OpenLeg>,
 }
 
-/// A leg under way.
+/// An open leg.
 #[derive(Debug)]
 struct OpenLeg {
     slots: Vec<Slot>,
-    /// Keys of it may have moved.
+    /// Whether its keys may have moved.
     moving: bool,
-    /// It ends without its target, which keeps what it has.
+    /// The leg ends without its target, which keeps its keys.
     target_given_up: bool,
-    /// What its source has may be all there is of some keys.
+    /// The leg ends without its source, which may have the only copy of some keys.
     source_given_up: bool,
 }
 
 #[derive(Debug)]
 struct Entry {
-    /// The leg that it is about, where nobody asks for it once the leg has ended.
+    /// Leg after which the entry is useless.
     until_end_of: Option<u32>,
-    /// The leg that it begins.
+    /// Leg that this entry starts.
     begins: Option<u32>,
     bytes: Vec<u8>,
 }
@@ -143,7 +142,7 @@ fn number_in(store: &dyn Store, text: &str) -> Result<u128, StoreError> {
         .map_err(|error| store.damaged_document(IDENTITY, &format!("{text:?} is no number: {error}")))
 }
 
-/// The ledger, open.
+/// The open ledger.
 #[derive(Debug)]
 pub struct Ledger {
     journal: Journal,
@@ -151,14 +150,14 @@ pub struct Ledger {
     state: Arc<Mutex<State>>,
 }
 
-/// A ledger that was opened, with what was under way.
+/// An opened ledger, with the moves that were open.
 #[derive(Debug)]
 pub struct OpenedLedger {
     /// The ledger.
     pub ledger: Ledger,
-    /// What was under way when it was closed.
+    /// Moves that were open when it was closed.
     pub replay: Replay,
-    /// Bytes of a last group that was torn, and cut off.
+    /// Size of a torn last group in bytes, which was removed.
     pub torn: u64,
 }
 
@@ -177,7 +176,7 @@ impl Ledger {
         let number = |text: &str| number_in(store, text);
         let state = Arc::<Mutex<State>>::default();
         let shared = Arc::clone(&state);
-        // Noted when it is durable: what is in memory is what the file says.
+        // Updated when entries are durable, so the memory agrees with the file.
         let whole = Box::new(move || shared.lock().unwrap_or_else(PoisonError::into_inner).content());
         let opened = Journal::open(directory, number(&identity.journal)?, known, sync, whole)?;
         if !known {
@@ -201,7 +200,7 @@ impl Ledger {
                     found.take_over(kept);
                 }
                 Some((&RECORD, bytes)) => {
-                    // The journal has checksums: what was written by this version can be read.
+                    // Checksums exclude damage, so an unreadable record is from another version.
                     let record = Record::decode(bytes).map_err(|error| unknown(error.to_string()))?;
                     replay.apply(&record).map_err(|error| contradiction(error.to_string()))?;
                     found.note(&record, entry);
@@ -219,13 +218,13 @@ impl Ledger {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Names this state directory at nodes, without telling anything of its secret.
+    /// Identifies this state directory at nodes, without disclosing its secret.
     #[must_use]
     pub fn site(&self) -> String {
         site_of(self.fingerprints)
     }
 
-    /// The same of the directory of a store; `None` where no router has used it yet.
+    /// Identifier of the store's directory. `None` if no router has used it yet.
     ///
     /// # Errors
     /// If the store cannot be read.
@@ -237,28 +236,26 @@ impl Ledger {
         Ok(Some(site_of(Fingerprinter::new(number_in(store, &identity.secret)?))))
     }
 
-    /// Makes fingerprints, under the secret of this state directory.
+    /// Fingerprint function, keyed by the secret of this state directory.
     #[must_use]
     pub fn fingerprints(&self) -> Fingerprinter {
         self.fingerprints
     }
 
-    /// A number that no move has had.
+    /// Returns a new move id.
     pub fn next_move(&self) -> MoveId {
         let mut state = self.state();
         state.last += 1;
         MoveId(state.last)
     }
 
-    /// Slots of which keys may be at the node although it does not own them, because moves of ours took them away from
-    /// it.
+    /// Slots whose keys may be at the node although it does not own them, because moves took them away from it.
     #[must_use]
     pub fn left_at(&self, node: NodeId) -> Vec<Slot> {
         self.state().left.get(&node).map(|slots| slots.iter().copied().collect()).unwrap_or_default()
     }
 
-    /// By node: slots of which it may have copies that nobody uses, ascending, and a number of them that changes with
-    /// every leg that copies there.
+    /// Slots with possible unused copies by node, ascending, and a number that changes with each leg that adds copies.
     #[must_use]
     pub fn copies(&self) -> BTreeMap<NodeId, (u64, Vec<Slot>)> {
         let state = self.state();
@@ -266,7 +263,7 @@ impl Ledger {
         some.map(|(node, (number, slots))| (*node, (*number, slots.iter().copied().collect()))).collect()
     }
 
-    /// A node has no such copies any more, if they still have that number. A restart may ask for them again.
+    /// Records that a node has no unused copies left, unless the number has changed. A restart may restore the entry.
     pub fn copies_are_gone(&self, node: NodeId, number: u64) {
         let mut state = self.state();
         if state.copies.get(&node).is_some_and(|(of, _)| *of == number) {
@@ -276,8 +273,8 @@ impl Ledger {
         }
     }
 
-    /// Slots get parts of others, while no move is open: a node that may have keys of a slot may have keys of its
-    /// parts. `parts`: new number, and old slot.
+    /// Assigns parts of old slots to new ones, while no move is open: a node that may have keys of a slot may have keys
+    /// of its parts. `parts`: pairs of new and old slot.
     pub fn split(&self, parts: &[(Slot, Slot)]) {
         let mut state = self.state();
         let parts_of = |slots: &BTreeSet<Slot>| -> Vec<Slot> {
@@ -291,11 +288,11 @@ impl Ledger {
             slots.extend(new);
         }
         drop(state);
-        // Moves of the new slots are on record behind it.
+        // Moves of the new slots are recorded after this.
         self.shorten();
     }
 
-    /// Makes the journal shorter, where that is worth it.
+    /// Compacts the journal if that saves enough.
     fn shorten(&self) {
         let state = Arc::clone(&self.state);
         self.journal.replace(Box::new(move |length| {
@@ -304,11 +301,11 @@ impl Ledger {
         }));
     }
 
-    /// Makes records of a move durable, after all of it that were given before; then calls `done`, from the thread of
-    /// the journal. Several moves may begin together.
+    /// Makes records of a move durable, after all its earlier ones; then calls `done` on the journal's thread. Several
+    /// moves may begin together.
     ///
-    /// A move is refused where there is no room to end it, and a leg waits until there is, with what its move records
-    /// after it. The rest waits for room.
+    /// A move is refused if there is no room to end it. A leg, and later records of its move, wait for room to end the
+    /// leg; other records wait for room.
     pub fn record(&self, records: Vec<Record>, done: Done) {
         let kind = Kind::of(&records);
         let Some(of) = records.first().map(Record::move_id) else { return done(Ok(())) };
@@ -325,7 +322,7 @@ impl Ledger {
             .any(|record| matches!(record, Record::LegEnded { .. } | Record::Ended { .. }) || gives_up(record));
         let state = Arc::clone(&self.state);
         let noted = entries.clone();
-        // On the thread of the journal.
+        // Runs on the journal's thread.
         let durable = move |outcome: Result<(), String>| {
             if outcome.is_ok() {
                 let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -339,7 +336,7 @@ impl Ledger {
         }
     }
 
-    /// How the journal is, and what it has cost.
+    /// State and statistics of the journal.
     #[must_use]
     pub fn status(&self) -> JournalStatus {
         self.journal.status()
@@ -393,7 +390,7 @@ impl State {
             }
             Record::LegBegun { move_id, leg, slots, .. } => {
                 if let Some(open) = self.open.get_mut(move_id) {
-                    // What began before and never moved is given up with this.
+                    // This record abandons earlier legs that never moved keys.
                     let given_up =
                         |leg: Option<u32>| leg.and_then(|leg| open.legs.get(&leg)).is_some_and(|leg| !leg.moving);
                     open.entries.retain(|entry| !given_up(entry.begins) && !given_up(entry.until_end_of));
@@ -437,8 +434,8 @@ impl State {
                 let Some(OpenLeg { slots, moving, target_given_up, source_given_up }) = open.legs.remove(leg) else {
                     return;
                 };
-                // A leg that goes back ends when its target has nothing of it any more: what is found there later is
-                // none of ours.
+                // A leg that rolls back ends when its target has no keys of the leg left, so keys found there later are
+                // not from this move.
                 let leaves_some = moving && (*owner == Side::Target || target_given_up);
                 let (owner, other) = match owner {
                     Side::Source => (open.source, open.target),
@@ -455,7 +452,7 @@ impl State {
                         copies.retain(is_other);
                     }
                 }
-                // It was down when what it has was to be removed, or it was not.
+                // The node may have been down when its copies should have been removed.
                 if copies_first && !source_given_up {
                     self.may_have_copies(other, &slots);
                 }
@@ -476,7 +473,7 @@ impl State {
         self.open.is_empty() || length > LENGTH_MIN.max(4 * needed as u64)
     }
 
-    /// A journal that says no more than is needed.
+    /// Returns the compacted journal.
     fn content(&self) -> Content {
         let left = self
             .left
@@ -611,7 +608,7 @@ mod tests {
         assert_eq!(opened.ledger.left_at(NodeId(0)), slots(0..10));
         assert_eq!(opened.ledger.fingerprints().of(b"key"), secret, "the secret is made once");
         let before = opened.replay.clone();
-        // A journal that says only what is needed says the same.
+        // A compacted journal has the same meaning.
         let shorter = opened.ledger.state().content();
         opened.ledger.journal.replace(Box::new(|_| Some(shorter)));
         drop((opened, store));
@@ -637,7 +634,7 @@ mod tests {
             "a leg that went back has left nothing, unless its target was given up"
         );
         assert!(opened.ledger.status().length < 300, "nothing else is kept: {:?}", opened.ledger.status());
-        // Keys that are left of a slot may be keys of its parts.
+        // Keys left of a slot may be keys of its parts.
         let slot = |number| Slot::new(number).expect("a slot");
         opened.ledger.split(&[(slot(700), slot(3)), (slot(701), slot(12)), (slot(702), slot(99))]);
         drop((opened, _store));
@@ -682,7 +679,7 @@ mod tests {
     fn a_move_of_keys_keeps_their_names_and_does_not_clear_a_slot() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (opened, store) = open(dir.path());
-        // An earlier move has taken the slots away from node 1.
+        // An earlier move has taken the slots from node 1.
         record(
             &opened.ledger,
             &[Record::Begun {
@@ -719,7 +716,7 @@ mod tests {
         assert_eq!(opened.replay.open[&MOVE].handed_over, slots(0..10));
     }
 
-    /// The records by which a leg of slots 0 to 9 begins.
+    /// Records that start a leg of slots 0 to 9.
     struct LegRecords(Record, Record);
 
     impl LegRecords {

@@ -1,19 +1,19 @@
-//! The control plane: where keys are, who may change it, and what is remembered between runs.
+//! The control plane: location of keys, permitted changes, and state between runs.
 //!
-//! - [`Fleet`]: all of it that belongs to one fleet.
-//! - [`operator`]: what people ask of a fleet, in their words. [`members`]: nodes that join and go.
-//! - [`planner`]: moves what is hot by itself. [`autoscale`]: starts and stops servers.
-//! - [`moves`]: the executor of moves. [`eject`]: others serve for a server of a pool that fails.
-//! - [`placement`]: the slot map in force, and its one owner. [`first_start`] makes the first one.
-//! - [`failover`], [`seat`], [`node_maintenance`], [`health`]: threads that watch primaries, other routers, functions of nodes, and
-//!   how nodes are.
-//! - [`nodes`]: nodes, asked directly. `loads`: what these have to do, for people who ask.
-//! - [`store`], [`journal`], [`ledger`]: what survives a restart.
+//! - [`Fleet`]: everything that belongs to one fleet.
+//! - [`operator`]: operations requested by operators. [`members`]: nodes that join and leave.
+//! - [`planner`]: moves hot keys and slots automatically. [`autoscale`]: starts and stops servers.
+//! - [`moves`]: the executor of moves. [`eject`]: other servers stand in for a failed server of a pool.
+//! - [`placement`]: the current slot map and its only owner. [`first_start`] makes the first one.
+//! - [`failover`], [`seat`], [`care`], [`health`]: threads that monitor primaries, other routers, function libraries,
+//!   and the health of nodes.
+//! - [`nodes`]: direct queries of nodes. `loads`: load of nodes, for reports.
+//! - [`store`], [`journal`], [`ledger`]: persistent state.
 //! - [`sockets`]: listening sockets of this machine, and their holders.
-//! - [`admin`], [`metrics`]: what people and their tools talk to.
+//! - [`admin`], [`metrics`]: interfaces for operators and tools.
 //!
-//! It sees the router through [`Running`] and never its workers; the router does not know that it is there. So whatever
-//! waits for a disk, a node or a person is here, and nothing here is on the path of a command.
+//! Uses the router through [`Running`], never its workers directly; the router does not depend on this crate. So
+//! everything that waits for a disk, a node or an operator is here, and nothing here is on the path of a command.
 
 pub mod admin;
 pub mod autoscale;
@@ -43,5 +43,5 @@ pub use fleet::{AboutProcess, Fleet};
 pub use processes::{Processes, misplaced_text};
 pub use running::Running;
 
-/// The version of this program, as errors and the state directory name it.
+/// Version of this program, for errors and the state directory.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");

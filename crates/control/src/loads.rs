@@ -1,11 +1,10 @@
-//! How much each node has to do, for people who ask which keys are hot (`switchyard hotkeys`).
+//! Load of each node, for reports (such as `switchyard hotkeys`) and the planner.
 //!
-//! [`crate::health`] asks nodes once a second, with all else that is wanted of INFO. Here it is remembered. Not asked
-//! when somebody wants the report: CPU is a difference over time, so the first answer would have none, two who ask at a
-//! time would shorten each other's time, and whoever asks would wait for a node that is silent.
+//! [`crate::health`] queries INFO once a second, and this module stores the load. A query per report would not do: CPU
+//! usage is a difference over time, so the first report would lack it, concurrent reports would shorten each other's
+//! interval, and a report would wait for a silent node.
 //!
-//! What goes to a node is counted by workers since the start ([`Traffic`]); the same thread looks at that once a
-//! second.
+//! Workers count the traffic to a node since the start ([`Traffic`]); the same thread reads the counts once a second.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -16,29 +15,29 @@ use switchyard_policy::load::{Answers, NodeLoad, SlotCount, SlotLoad, SlotRates}
 use switchyard_policy::topology::NodeId;
 use switchyard_router::Traffic;
 
-/// What was known so long ago says nothing of now.
+/// Maximum age of a measurement.
 const STAYS: Duration = Duration::from_secs(10);
 
-/// What a server says of itself. What it does not say, or what the router may not ask, is not known.
+/// Load according to a server's INFO. Missing fields are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ServerLoad {
-    /// Seconds of processors that its process has used since its start, on all its threads.
+    /// CPU time of the process since its start, over all threads, in seconds.
     cpu: Option<f64>,
-    /// Bytes that its data and its clients take.
+    /// Memory of data and clients, in bytes.
     memory: Option<u64>,
-    /// How many these may be; 0: no limit.
+    /// `maxmemory` in bytes. 0 means no limit.
     memory_max: Option<u64>,
-    /// Keys in all its databases.
+    /// Keys in all databases.
     keys: Option<u64>,
     /// Keys evicted since its start.
     evicted: Option<u64>,
     clients: Option<u64>,
-    /// Bytes that its slowest replica is behind; none without a replica.
+    /// Replication lag of the slowest replica, in bytes. `None` without replicas.
     replica_lag: Option<u64>,
 }
 
 impl ServerLoad {
-    /// Reads it from INFO, where that counts so many keys.
+    /// Parses INFO. `keys`: total number of keys.
     pub(crate) fn parse(info: &str, keys: u64) -> Self {
         let seconds = |name| field(info, name)?.parse().ok().filter(|seconds: &f64| seconds.is_finite());
         let bytes = |name| field(info, name)?.parse().ok();
@@ -56,7 +55,7 @@ impl ServerLoad {
     }
 }
 
-/// How far the slowest replica is: `slave0:ip=127.0.0.1,port=7002,state=online,offset=42,lag=0`.
+/// Smallest offset of a replica: `slave0:ip=127.0.0.1,port=7002,state=online,offset=42,lag=0`.
 fn slowest_replica(info: &str) -> Option<u64> {
     let offset = |line: &str| {
         line.strip_prefix("slave")?.split(',').find_map(|field| field.strip_prefix("offset=")?.parse::<u64>().ok())
@@ -64,12 +63,12 @@ fn slowest_replica(info: &str) -> Option<u64> {
     info.lines().filter_map(offset).min()
 }
 
-/// A field of INFO.
+/// Returns a field of INFO.
 pub(crate) fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-/// The two newest of some numbers that are looked at again and again.
+/// The last two samples of a value.
 #[derive(Clone, Debug)]
 struct LastTwo<T> {
     last: (Instant, T),
@@ -89,7 +88,7 @@ impl<T> LastTwo<T> {
         now.saturating_duration_since(self.last.0) < STAYS
     }
 
-    /// Seconds between the two, the older one and the newer one.
+    /// Seconds between the samples, the older sample, and the newer one.
     fn both(&self) -> Option<(f64, &T, &T)> {
         let (began, before) = self.before.as_ref()?;
         let seconds = self.last.0.saturating_duration_since(*began).as_secs_f64();
@@ -97,14 +96,14 @@ impl<T> LastTwo<T> {
     }
 }
 
-/// What is remembered of all nodes. Nobody who has a command to forward comes here.
+/// Loads of all nodes. Not used on the path of a command.
 #[derive(Debug, Default)]
 pub(crate) struct Loads(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     traffic: BTreeMap<NodeId, LastTwo<Traffic>>,
-    /// With the process that has said it: another one counts from zero.
+    /// With the `run_id` of the process, because a new process counts from zero.
     servers: BTreeMap<NodeId, (String, LastTwo<ServerLoad>)>,
     slots: SlotRates,
     slots_at: Option<Instant>,
@@ -115,7 +114,7 @@ impl Loads {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What has gone to the nodes by now. Others are nodes no more.
+    /// Records the traffic to the nodes. Forgets nodes that are missing here.
     pub(crate) fn note_traffic(&self, at: Instant, traffic: BTreeMap<NodeId, Traffic>) {
         let known = &mut self.inner().traffic;
         known.retain(|node, _| traffic.contains_key(node));
@@ -127,7 +126,7 @@ impl Loads {
         }
     }
 
-    /// What the server of a node has said of itself.
+    /// Records the load of a node's server.
     pub(crate) fn note_server(&self, node: NodeId, run_id: &str, at: Instant, load: ServerLoad) {
         match self.inner().servers.get_mut(&node) {
             Some((process, lately)) if process == run_id => return lately.note(at, load),
@@ -136,12 +135,12 @@ impl Loads {
         self.inner().servers.insert(node, (run_id.to_owned(), LastTwo::of(at, load)));
     }
 
-    /// The servers of these nodes answer; of others nothing is known any more.
+    /// Forgets the servers of nodes for which `answers` returns false.
     pub(crate) fn keep_servers(&self, answers: impl Fn(NodeId) -> bool) {
         self.inner().servers.retain(|node, _| answers(*node));
     }
 
-    /// Uses of the keys of each slot since the start.
+    /// Records the uses of each slot's keys since the start.
     pub(crate) fn note_slots(&self, at: Instant, counts: Vec<SlotCount>) {
         let mut inner = self.inner();
         let seconds = inner.slots_at.map_or(0.0, |before| at.saturating_duration_since(before).as_secs_f64());
@@ -149,12 +148,10 @@ impl Loads {
         inner.slots.counted(counts, seconds);
     }
 
-    /// The load of each slot.
     pub(crate) fn slots(&self) -> Vec<SlotLoad> {
         self.inner().slots.rates().to_vec()
     }
 
-    /// The load of a node.
     pub(crate) fn of(&self, node: NodeId, now: Instant) -> NodeLoad {
         let inner = self.inner();
         let traffic = inner.traffic.get(&node).filter(|lately| lately.is_fresh(now));

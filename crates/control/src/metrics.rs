@@ -1,7 +1,7 @@
-//! Text for the metrics page, beside what the router counts of itself.
+//! Text of the metrics page, in addition to the router's own metrics.
 //!
-//! The page is written in OpenMetrics, and converted for readers of the classic format: the other way round types and
-//! units would be lost.
+//! The page is written in OpenMetrics and converted for readers of the classic format, because the opposite conversion
+//! would lose types and units.
 
 use std::fmt::Write as _;
 
@@ -11,8 +11,8 @@ pub(crate) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.
 /// Content type of a page in the classic format.
 pub(crate) const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Whether a request with these `Accept` headers prefers OpenMetrics to the classic format. Without one it does not:
-/// not every reader knows OpenMetrics.
+/// Whether a request with these `Accept` headers prefers OpenMetrics to the classic format. Defaults to classic,
+/// because not every reader knows OpenMetrics.
 pub(crate) fn prefers_openmetrics<'a>(accept: impl IntoIterator<Item = &'a str>) -> bool {
     let (mut open, mut plain) = (0.0, 0.0);
     for range in accept.into_iter().flat_map(|header| header.split(',')) {
@@ -29,11 +29,11 @@ pub(crate) fn prefers_openmetrics<'a>(accept: impl IntoIterator<Item = &'a str>)
     open > 0.0 && open >= plain
 }
 
-/// Converts a page in OpenMetrics to the classic format (0.0.4): a family has the name of its samples there, `info` is
-/// a gauge, and there are no units.
+/// Converts a page from OpenMetrics to the classic format (0.0.4): there a family has the name of its samples, `info`
+/// is a gauge, and there are no units.
 pub(crate) fn classic(page: &str) -> String {
     let mut out = String::with_capacity(page.len());
-    // The type is in the line after the help text, and the name there depends on the type.
+    // The type follows the help text, and the name in the classic format depends on the type.
     let mut help = None;
     for line in page.lines() {
         let Some(comment) = line.strip_prefix("# ") else {
@@ -63,7 +63,7 @@ pub(crate) fn classic(page: &str) -> String {
 pub struct Page(String);
 
 impl Page {
-    /// A page that begins with what the router says of itself.
+    /// Starts a page with the router's own metrics.
     pub fn behind(router: String) -> Self {
         match router.strip_suffix("# EOF\n") {
             Some(text) => Self(text.to_owned()),
@@ -71,13 +71,13 @@ impl Page {
         }
     }
 
-    /// The text.
+    /// Returns the complete text.
     pub fn finish(mut self) -> String {
         self.0.push_str("# EOF\n");
         self.0
     }
 
-    /// Whether the router waits as a standby.
+    /// Adds whether the router waits as a standby.
     pub fn standby(&mut self, waits: bool) {
         self.gauge(
             "standby_waits",
@@ -86,18 +86,17 @@ impl Page {
         );
     }
 
-    /// A figure of the router that may fall.
+    /// Adds a gauge.
     pub fn gauge(&mut self, name: &str, help: &str, value: f64) {
         self.add(&format!("switchyard_{name}"), "gauge", help, value);
     }
 
-    /// One that only grows.
+    /// Adds a counter.
     pub fn counter(&mut self, name: &str, help: &str, value: f64) {
         self.add(&format!("switchyard_{name}"), "counter", help, value);
     }
 
-    /// Counters of one name that differ by a label. Its values are our words, or names of commands: nothing in them
-    /// needs an escape.
+    /// Adds counters that differ by a label. Label values are our own words or command names, so they need no escaping.
     pub fn counters<'a>(
         &mut self,
         name: &str,
@@ -111,7 +110,7 @@ impl Page {
         }
     }
 
-    /// Figures of one name that may fall and differ by labels. Their values may come from people.
+    /// Adds gauges that differ by labels. Label values are escaped.
     pub fn gauges(
         &mut self,
         name: &str,
@@ -122,7 +121,7 @@ impl Page {
         self.samples(name, samples);
     }
 
-    /// The same of figures that only grow.
+    /// Adds counters that differ by labels. Label values are escaped.
     pub fn counters_of(
         &mut self,
         name: &str,
@@ -141,14 +140,14 @@ impl Page {
         }
     }
 
-    /// Facts as labels of one sample. They need no escape.
+    /// Adds facts as labels of one sample, without escaping.
     pub fn info(&mut self, name: &str, help: &str, facts: &[(&str, &str)]) {
         self.declare(&format!("switchyard_{name}"), "info", help);
         let facts: Vec<String> = facts.iter().map(|(label, fact)| format!("{label}=\"{fact}\"")).collect();
         let _ = writeln!(self.0, "switchyard_{name}_info{{{}}} 1", facts.join(","));
     }
 
-    /// A figure by its whole name, of the type `gauge` or `counter`.
+    /// Adds a metric by its full name. `kind` is `gauge` or `counter`.
     pub fn add(&mut self, name: &str, kind: &str, help: &str, value: f64) {
         self.declare(name, kind, help);
         let suffix = if kind == "counter" { "_total" } else { "" };

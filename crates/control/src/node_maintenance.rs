@@ -1,15 +1,15 @@
-//! Keeps what nodes have in common the same on each: functions, which a node that joins or returns empty does not have.
+//! Keeps function libraries equal on all nodes, because a node that joins or returns empty lacks them.
 //!
-//! It also renews the check of scripts in libraries that an older router has stored, and has the state directory
-//! remember the nodes' processes. And it removes copies that moves have left, and strays where that is asked for.
+//! Also renews the script check in libraries stored by an older router, stores the nodes' processes in the state
+//! directory, removes copies that moves have left, and, on request, misplaced keys.
 //!
-//! A thread of its own, because it asks nodes and waits. It acts only where a node has no functions at all and the
-//! others agree on theirs; whatever else differs is somebody's decision, and is told. Scripts need no such care: the
-//! workers give a node what it lacks when it is called.
+//! A thread of its own, because it queries nodes and waits. It copies functions only to a node without any, and only if
+//! the other nodes agree; other differences are left to an operator, and logged. Scripts need no such copy: the workers
+//! load a missing script when it is called.
 //!
-//! While somebody copies them, no client changes functions ([`switchyard_router::CopyTurn`]): what was deleted or
-//! replaced meanwhile would come back at one node. That holds until what was asked is answered, or the end of its
-//! connection is confirmed: also what a mover has asked, which may be gone by then.
+//! During a copy no client can change functions ([`switchyard_router::CopyTurn`]), because functions deleted or
+//! replaced in the meantime would reappear at one node. The lock is held until the copying commands are answered or the
+//! end of their connection is confirmed, even for commands of a mover that has ended since.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -29,13 +29,13 @@ use crate::processes::Processes;
 use crate::running::Running;
 use crate::store::RedbStore;
 
-/// How often it looks whether a node's process is another one.
+/// Interval between checks for new server processes.
 const PERIOD: Duration = Duration::from_millis(250);
 
-/// A node may take so long to end a connection. Others wait behind it.
+/// Timeout for ending a connection at a node. Short, because other nodes wait.
 const SHORT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long a node may take to answer.
+/// Timeout for a node's reply.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The running thread.
@@ -45,7 +45,7 @@ pub struct NodeMaintenance {
 }
 
 impl NodeMaintenance {
-    /// Starts looking after the nodes of the router. `strays_in`: the database whose strays are removed.
+    /// Starts the maintenance of the router's nodes. `strays_in`: database whose misplaced keys are removed.
     pub fn start(
         running: Arc<Running>,
         processes: Arc<Processes>,
@@ -73,19 +73,19 @@ impl NodeMaintenance {
         Ok(Self { thread, remember })
     }
 
-    /// Ends it, while the router still serves: the state directory then knows what the router knows. A question to a
-    /// node that is under way is left behind.
+    /// Ends the thread while the router still serves, after storing the router's knowledge in the state directory. A
+    /// query in progress is abandoned.
     pub fn stop(self) {
         (self.remember)();
         self.thread.stop();
     }
 }
 
-/// Why functions could not be copied.
+/// Reason why functions could not be copied.
 enum CopyFailure {
-    /// Nothing is under way.
+    /// Nothing is in flight.
     Failed(String),
-    /// What was asked of this node, on this connection, may still be done.
+    /// A command sent to this node, on this connection, may still be executed.
     Left { why: String, node: NodeId, connection: Process },
 }
 
@@ -95,18 +95,18 @@ impl From<String> for CopyFailure {
     }
 }
 
-/// Ends the connections on which functions were to be stored, and that were not answered.
+/// Ends connections with unanswered commands that store functions.
 fn end_what_is_left(running: &Running) {
     let Some((left, access)) = running.with(|router| (router.functions_left(), router.node_access())) else { return };
     for (node, connection) in left {
-        // Of a node that is none of the router's any more nobody hears.
+        // A node that has left the fleet needs no confirmation.
         if access.get(&node).is_none_or(|access| is_over(access, &connection)) {
             running.with(|router| router.connection_ended(node, connection));
         }
     }
 }
 
-/// Whether nothing can come any more of what was asked on a connection: the node confirms it, or is another process.
+/// Whether no command sent on a connection can be executed any more: the node confirms it, or is another process.
 fn is_over(node: &NodeAccess, left: &Process) -> bool {
     let ended = || -> Option<bool> {
         let mut connection = NodeConnection::open(node, SHORT_PATIENCE).ok()?;
@@ -119,35 +119,34 @@ fn is_over(node: &NodeAccess, left: &Process) -> bool {
     ended().unwrap_or(false)
 }
 
-/// The process that answers.
+/// Returns the `run_id` of the process.
 fn run_id(connection: &mut NodeConnection) -> Option<String> {
     let info = connection.call(&["INFO", "server"]).ok()?.text();
     info.lines().find_map(|line| line.strip_prefix("run_id:")).map(|run_id| run_id.trim().to_owned())
 }
 
-/// The nodes whose functions were looked at last.
+/// Nodes at the last comparison of functions.
 #[derive(Default)]
 struct Known {
     processes: BTreeMap<NodeId, String>,
-    /// There was one node, whose functions may use every key.
+    /// Whether there was a single node, whose functions may use every key.
     was_one: bool,
 }
 
-/// Looks whether a node is a new process, or whether one node has become several or several one; then, at their
-/// functions.
+/// Compares functions if a node is a new process, or if the number of nodes has changed between one and several.
 fn look_after(running: &Running, known: &mut Known) {
     let looked = running.with(|router| (router.status(), router.node_access(), router.is_one_node()));
     let Some((status, access, is_one)) = looked else { return };
     let up: BTreeMap<NodeId, String> =
         status.nodes.iter().filter(|n| n.link == Link::Up).filter_map(|n| Some((n.id, n.run_id.clone()?))).collect();
     let changed = is_one != known.was_one || up.iter().any(|(id, run_id)| known.processes.get(id) != Some(run_id));
-    // Nothing is read at a node that may still store something, and it is given nothing.
+    // Skip this while a command that stores functions may still be executed at a node.
     if !changed
         || running.with(|router| router.functions_left().iter().all(|(node, _)| !up.contains_key(node))) != Some(true)
     {
         return;
     }
-    // Before the turn is taken: clients that change functions do not wait for a node that does not answer.
+    // Connect before taking the turn, so that clients that change functions do not wait for an unresponsive node.
     let mut nodes =
         match up.keys().filter_map(|id| Some((*id, access.get(id)?))).map(meet).collect::<Result<Vec<_>, _>>() {
             Ok(nodes) => nodes,
@@ -156,7 +155,7 @@ fn look_after(running: &Running, known: &mut Known) {
                 return;
             }
         };
-    // Else somebody copies, or a change takes long: tried again with the next look.
+    // Another copy or a slow change is in progress. The next call tries again.
     let Some(turn) = running.with(|router| router.turn_to_copy_functions()).flatten() else { return };
     let until = Instant::now() + PATIENCE;
     while !turn.is_alone() {
@@ -176,11 +175,11 @@ fn look_after(running: &Running, known: &mut Known) {
             why
         }
     };
-    // Tried again with the next look.
+    // The next call tries again.
     warn!("cannot compare the functions of the nodes: {why}");
 }
 
-/// Asks a node to store functions. Gives the text of its error.
+/// Stores functions at a node. Returns the text of its error.
 fn store(
     connection: &mut NodeConnection,
     id: NodeId,
@@ -188,7 +187,7 @@ fn store(
     args: &[&[u8]],
 ) -> Result<Option<String>, CopyFailure> {
     let failed = |why: &str| CopyFailure::Failed(format!("node {}: {why}", node.name));
-    // So that its end can be confirmed.
+    // The id is needed to confirm the connection's end.
     let client_id = connection.call(&["CLIENT", "ID"]).map_err(|error| failed(&error.to_string()))?;
     let client_id = reply::integer(&client_id.0).and_then(|number| u64::try_from(number).ok());
     let client_id = client_id.ok_or_else(|| failed("it does not answer CLIENT ID"))?;
@@ -203,8 +202,8 @@ fn store(
     }
 }
 
-/// Puts the check before libraries that lack it or have that of an older router; takes it away at the only node. True
-/// where there were any such.
+/// Adds the script check to libraries that lack it or have an older one, and removes it from a single node. Returns
+/// whether any library changed.
 fn renew(
     running: &Running,
     connection: &mut NodeConnection,
@@ -233,14 +232,14 @@ fn renew(
 /// A node with a connection to it.
 type Met<'a> = (NodeId, &'a NodeAccess, NodeConnection);
 
-/// Connects to a node that answers.
+/// Connects to a node that replies.
 fn meet((id, node): (NodeId, &NodeAccess)) -> Result<Met<'_>, String> {
     let mut connection = NodeConnection::open(node, PATIENCE).map_err(|why| format!("node {} {why}", node.name))?;
     run_id(&mut connection).ok_or_else(|| format!("node {} does not answer", node.name))?;
     Ok((id, node, connection))
 }
 
-/// Gives the functions of the others to nodes that have none.
+/// Copies the functions of the other nodes to nodes without any.
 fn share_functions(running: &Running, nodes: &mut [Met<'_>]) -> Result<(), CopyFailure> {
     let (mut having, mut lacking) = (Vec::new(), Vec::new());
     for (id, node, connection) in nodes {
@@ -249,7 +248,7 @@ fn share_functions(running: &Running, nodes: &mut [Met<'_>]) -> Result<(), CopyF
             found = functions(connection);
         }
         match found {
-            // A version without functions, or no right to see them: `switchyard doctor` tells.
+            // A version without functions, or a missing permission, which `switchyard doctor` reports.
             None => {}
             Some(found) if found.code.is_empty() => lacking.push((*id, node, connection)),
             Some(found) => having.push((node, connection, found)),
@@ -273,7 +272,7 @@ fn share_functions(running: &Running, nodes: &mut [Met<'_>]) -> Result<(), CopyF
         return Err(format!("node {}: {error}", source.name).into());
     }
     for (id, node, connection) in lacking {
-        // Without REPLACE: whoever loads one past the router at the same moment wins.
+        // Without REPLACE, so that a library loaded past the router at the same moment is retained.
         match store(connection, id, node, &[b"FUNCTION", b"RESTORE", dump.bytes()])? {
             None => info!("node {} had no functions: it was given those of node {}", node.name, source.name),
             Some(why) => warn!("functions of node {} cannot be given to node {}: {why}", source.name, node.name),

@@ -1,6 +1,5 @@
-//! From the nodes that the user names to the topology that the router gets: the stored slot map, the numbers of the
-//! nodes in it, and how each is reached. A map is stored before anybody sees it; what is in transit is in the journal
-//! of moves instead.
+//! From the configured nodes to the router's topology: stored slot map, node numbers and addresses. A map is stored
+//! before it is published; slots in transit are in the journal of moves instead.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,17 +15,17 @@ use crate::nodes::NodeAddress;
 use crate::running::Running;
 use crate::store::{RedbStore, Store, load_json, save_json};
 
-/// The document of the store that keeps an epoch which no map has reached yet.
+/// Store document with an epoch that no map has reached yet.
 const EPOCHS: &str = "epochs";
 
-/// How many epochs one write to the store keeps free: maps that only say what is in transit are published often and are
-/// not stored.
+/// Number of epochs reserved by one write to the store. Maps that differ only in transit are published often and not
+/// stored.
 const EPOCHS_KEPT_FREE: u64 = 100;
 
-/// The slot map in force: the one place where it changes. A change is stored before anybody sees it.
+/// The current slot map, which only this type changes. A change is stored before it is published.
 ///
-/// What is in transit is not stored: the journal of the moves is the authority on that, and it is named anew by whoever
-/// moves it.
+/// Slots in transit are not stored: the journal of moves is the authority on them, and a mover sets them again after a
+/// restart.
 #[derive(Debug)]
 pub struct Placement {
     store: Arc<RedbStore>,
@@ -37,19 +36,19 @@ pub struct Placement {
 #[derive(Debug, Default)]
 struct Map {
     topology: Option<Arc<Topology>>,
-    /// What moves have in transit.
+    /// Slots in transit, by move.
     transits: BTreeMap<MoveId, Vec<(Transit, Vec<Slot>)>>,
-    /// Source and target of moves that are open: they stay.
+    /// Source and target of open moves. These nodes cannot be removed.
     taking_part: BTreeMap<MoveId, [NodeId; 2]>,
-    /// The first start has yet to look at what the nodes hold: no key is served by this map, and it is not stored.
+    /// The first start has not examined the nodes' keys yet: the map serves no key, and is not stored.
     is_provisional: bool,
-    /// The next start begins here at least, so that an epoch is never used twice.
+    /// Minimum epoch of the next start, so that no epoch is used twice.
     free_from: u64,
 }
 
 impl Map {
-    /// Has the next start begin above this epoch. A move does not fail where that cannot be kept: nothing is decided by
-    /// epochs of two starts.
+    /// Reserves epochs, so that the next start begins above this one. A failure is ignored, because no decision
+    /// compares epochs of two starts.
     fn keep_free(&mut self, store: &RedbStore, epoch: u64) {
         if epoch < self.free_from {
             return;
@@ -62,22 +61,22 @@ impl Map {
     }
 }
 
-/// What became of the list of nodes.
+/// Result of applying a list of nodes.
 #[derive(Debug)]
 pub struct Settled {
-    /// The map in force.
+    /// Current map.
     pub topology: Arc<Topology>,
-    /// Names of the nodes that are new and own no slots.
+    /// Names of new nodes, which own no slots.
     pub joined: Vec<String>,
-    /// Numbers and names of the nodes that are gone.
+    /// Numbers and names of removed nodes.
     pub removed: Vec<(NodeId, String)>,
-    /// Whether it is another one than before.
+    /// Whether the map differs from the previous one.
     pub changed: bool,
 }
 
 impl Placement {
-    /// Opens the state directory, which no other process may have open. Changes are published to the router in
-    /// `running`, once it is there.
+    /// Opens the state directory, which no other process may use. Publishes changes to the router in `running`, once it
+    /// serves.
     pub fn open(directory: &Path, running: Arc<Running>) -> anyhow::Result<Self> {
         let store = Arc::new(RedbStore::open(directory)?);
         let free_from = load_json(&*store, EPOCHS)?;
@@ -85,7 +84,7 @@ impl Placement {
         Ok(Self { store, running, map: Mutex::new(Map { topology, free_from, ..Map::default() }) })
     }
 
-    /// The store, for those who keep other things in it.
+    /// The store, which also contains other modules' documents.
     pub fn store(&self) -> &Arc<RedbStore> {
         &self.store
     }
@@ -99,12 +98,12 @@ impl Placement {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The map in force; `None` before the first placement.
+    /// Current map. `None` before the first placement.
     pub fn topology(&self) -> Option<Arc<Topology>> {
         self.map().topology.clone()
     }
 
-    /// Refuses a configuration that wants keys placed in another way than the map has them.
+    /// Fails if the configuration requires another placement of keys than the map has.
     pub fn check_scheme(&self, wanted: Option<&Scheme>) -> anyhow::Result<()> {
         match &self.map().topology {
             Some(topology) => Ok(topology.placement().is_wanted(wanted)?),
@@ -112,7 +111,7 @@ impl Placement {
         }
     }
 
-    /// The map of a first start. One that is provisional is stored when it is confirmed.
+    /// Sets the map of a first start. A provisional map is stored when it is confirmed.
     pub fn begin(&self, topology: Topology, is_provisional: bool) -> anyhow::Result<()> {
         let mut map = self.map();
         if !is_provisional {
@@ -122,7 +121,7 @@ impl Placement {
         Ok(())
     }
 
-    /// The map that fits what the nodes hold, in the place of the provisional one.
+    /// Replaces the provisional map by one that fits the nodes' keys.
     pub(crate) fn confirm(&self, topology: Topology) -> anyhow::Result<()> {
         let mut map = self.map();
         self.store.save_topology(&topology).context("cannot keep the slot map")?;
@@ -132,13 +131,13 @@ impl Placement {
         Ok(())
     }
 
-    /// Whether the first start has yet to look at what the nodes hold.
+    /// Whether the first start has not examined the nodes' keys yet.
     pub(crate) fn is_provisional(&self) -> bool {
         self.map().is_provisional
     }
 
-    /// Reconciles the map with the nodes wanted, and makes the outcome durable. `before` is called before anybody sees
-    /// it: nodes that join must be reachable by then.
+    /// Updates the map for the configured nodes, and makes it durable. Calls `before` before publishing it, so that new
+    /// nodes are reachable when the map is published.
     pub fn settle(&self, wanted: &[String], before: impl FnOnce(&Settled)) -> anyhow::Result<Settled> {
         let mut map = self.map();
         let placed = Topology::place(map.topology.as_deref(), wanted)?;
@@ -177,9 +176,9 @@ impl Placement {
         Ok(settled)
     }
 
-    /// Lays a list of servers over the continuum ([`Topology::laid_over`]). `split` gets new numbers of slots, each
-    /// with a slot that it has a part of, before anything else has them. Returns the map that is in force then, and the
-    /// slots that the list gives to other servers than before.
+    /// Overlays the continuum with a list of servers ([`Topology::laid_over`]). `split` receives new slots, each with
+    /// the old slot that it is a part of, before any other use of them. Returns the new map, and the slots that change
+    /// servers.
     pub(crate) fn lay_over(
         &self,
         list: &[Server],
@@ -201,17 +200,17 @@ impl Placement {
         Ok((next, goals.into_iter().map(|(slot, _)| slot).collect()))
     }
 
-    /// Source and target stay nodes until the move is over.
+    /// Retains source and target as nodes until the move has ended.
     pub(crate) fn take_part(&self, id: MoveId, nodes: [NodeId; 2]) {
         self.map().taking_part.insert(id, nodes);
     }
 
-    /// The move is over.
+    /// Ends the retention of a move's nodes.
     pub(crate) fn part(&self, id: MoveId) {
         self.map().taking_part.remove(&id);
     }
 
-    /// Whether keys of the move may be anywhere else than the map says.
+    /// Whether keys of the move may be at another node than the map states.
     pub(crate) fn is_in_transit(&self, id: MoveId) -> bool {
         self.map()
             .transits
@@ -219,13 +218,12 @@ impl Placement {
             .is_some_and(|transits| transits.iter().any(|(t, _)| matches!(t.stage, Stage::Moving { .. })))
     }
 
-    /// Whether keys of any move are.
+    /// Whether keys of any move are in transit.
     pub(crate) fn is_moving(&self) -> bool {
         self.map().transits.values().flatten().any(|(transit, _)| matches!(transit.stage, Stage::Moving { .. }))
     }
 
-    /// These slots are in transit for this move, instead of those named before. Returns the epoch of the map that says
-    /// so.
+    /// Sets the slots in transit of this move, replacing earlier ones. Returns the epoch of that map.
     pub(crate) fn set_transits(&self, id: MoveId, transits: Vec<(Transit, Vec<Slot>)>) -> Result<u64, String> {
         let mut map = self.map();
         let Some(topology) = map.topology.clone() else { return Err("there is no slot map yet".to_owned()) };
@@ -250,8 +248,8 @@ impl Placement {
         }
     }
 
-    /// `owner` owns these slots, or (where keys are named) those of the keys that are in these slots live there. The
-    /// slots are in transit no more.
+    /// Makes `owner` the owner of these slots or, with `keys`, places the given keys of these slots there. Ends the
+    /// transit of the slots.
     pub(crate) fn hand_over(
         &self,
         id: MoveId,
@@ -273,7 +271,7 @@ impl Placement {
         self.in_force(&mut map, id, slots, next)
     }
 
-    /// Each of these nodes owns its slots, all at once. The slots are in transit no more.
+    /// Makes each of these nodes the owner of its slots, atomically. Ends the transit of the slots.
     pub(crate) fn hand_over_to(&self, id: MoveId, to: &BTreeMap<NodeId, Vec<Slot>>) -> Result<(), String> {
         let mut map = self.map();
         let Some(topology) = map.topology.clone() else { return Err("there is no slot map yet".to_owned()) };
@@ -286,7 +284,7 @@ impl Placement {
         self.in_force(&mut map, id, &slots, next)
     }
 
-    /// Keeps a map in which these slots of a move are in transit no more, and then shows it.
+    /// Stores and publishes a map in which these slots of a move are no longer in transit.
     fn in_force(&self, map: &mut Map, id: MoveId, slots: &[Slot], next: Topology) -> Result<(), String> {
         self.store.save_topology(&next).map_err(|error| format!("cannot keep the slot map: {error}"))?;
         let next = Arc::new(next);
@@ -303,8 +301,8 @@ impl Placement {
     }
 }
 
-/// How each node of the topology is reached, by its number. Every node of the topology is among the addresses, because
-/// the topology was made from their names.
+/// Access data of each node of the topology, by its number. Every node has an address, because the topology was made
+/// from their names.
 pub fn access(topology: &Topology, addresses: &[NodeAddress]) -> BTreeMap<NodeId, NodeAccess> {
     let by_name: BTreeMap<&str, &NodeAddress> = addresses.iter().map(|node| (node.name.as_str(), node)).collect();
     topology
@@ -324,7 +322,7 @@ mod tests {
         ports.iter().map(|port| format!("127.0.0.1:{port}")).collect()
     }
 
-    /// How they are reached.
+    /// Returns the addresses.
     fn addresses(names: &[String]) -> Vec<NodeAddress> {
         let one =
             |name: &String| NodeAddress { name: name.clone(), address: name.parse().ok(), ..NodeAddress::default() };
@@ -391,7 +389,7 @@ mod tests {
         assert_eq!(stored().owner(slots[9]), target);
         assert!(!placement.is_in_transit(id));
 
-        // What is published and not stored counts as well: no epoch of the next start was used before.
+        // Epochs that were published but not stored count as well: the next start reuses no epoch.
         for _ in 0..EPOCHS_KEPT_FREE + 1 {
             placement.set_transits(MoveId(2), vec![(other, vec![Slot::new(20).expect("a slot")])]).expect("few");
         }

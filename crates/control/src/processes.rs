@@ -1,9 +1,8 @@
-//! What the state directory knows of the servers that its slot map was used with: their processes, and whether these
-//! had keys.
+//! Server processes that the slot map was used with, and whether they had keys, according to the state directory.
 //!
-//! By that a start notices a state directory that belongs to other servers, and the guard of nodes that come back empty
-//! outlives the router. It is kept here and not at the nodes: a server has no place for it that clients do not see and
-//! that its own restart keeps.
+//! With this, a start detects a state directory that belongs to other servers, and the guard of nodes that return empty
+//! outlives the router. The data is here rather than at the nodes, because a server has no place for it that is hidden
+//! from clients and survives the server's restart.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,18 +23,18 @@ use crate::nodes::holdings::{SAMPLE, Sampled, at_once, has_each, one_server_twic
 use crate::running::Running;
 use crate::store::{RedbStore, Store, load_json, save_json};
 
-/// The document of the store.
+/// Store document of the processes.
 const PROCESSES: &str = "processes";
 
-/// A process of a node. What of it is remembered is what the router needs again: see [`KnownProcess`].
+/// A node's process, with the data that the router needs again: see [`KnownProcess`].
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Process {
     run_id: String,
-    /// What earlier versions have kept, in the place of a number.
+    /// Written by earlier versions instead of a number.
     had_keys: bool,
     #[serde(default)]
     keys: u64,
-    /// When all of its keys are gone, on average; milliseconds since 1970.
+    /// Average time at which all of its keys have expired, in milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     gone_by_ms: Option<u64>,
     persists: bool,
@@ -45,10 +44,10 @@ struct Process {
     is_marked: bool,
 }
 
-/// A number of keys that has changed by no more than one in so many is no news: each piece of news waits for the disk.
+/// A relative change of the number of keys up to 1/32 is not stored, because each write waits for the disk.
 const NEWS_ONE_IN: u64 = 32;
 
-/// The same of the time at which keys are gone.
+/// A smaller change of the expiry time is not stored, in milliseconds.
 const NEWS_MS: u64 = 60_000;
 
 impl Process {
@@ -59,12 +58,12 @@ impl Process {
 
     fn known(self) -> KnownProcess {
         let Self { run_id, had_keys, keys, gone_by_ms, persists, is_held, is_marked } = self;
-        // A time that was no news may be so much later.
+        // Add the tolerance, because the stored time may be earlier by up to that.
         let data = Known { keys: keys.max(u64::from(had_keys)), gone_by_ms: gone_by_ms.map(|at| at + NEWS_MS) };
         KnownProcess { run_id, data, persists, is_held, is_marked }
     }
 
-    /// Whether it need not be kept anew.
+    /// Whether the difference is too small to be stored.
     fn is_as(&self, other: &Self) -> bool {
         let facts = |process: &Self| (process.had_keys, process.persists, process.is_held, process.is_marked);
         let is_near = |(a, b): (Option<u64>, Option<u64>)| {
@@ -77,14 +76,14 @@ impl Process {
     }
 }
 
-/// Whether the map looks elsewhere for a key of a node, and no move explains it. `left`: slots of which the node may
-/// still have keys that have left it.
+/// Whether the map places a key at another node, and no move explains that. `left`: slots whose keys moves have left at
+/// the node.
 pub(crate) fn is_misplaced(topology: &Topology, node: NodeId, left: &[Slot], key: &[u8]) -> bool {
     let slot = topology.slot_of(key);
     topology.lives_at(key) != node && topology.transit(slot).is_none() && left.binary_search(&slot).is_err()
 }
 
-/// What it means for clients that of so many keys of a node so many are elsewhere than the map looks.
+/// Explains to an operator that `elsewhere` of `keys` sampled keys of a node are misplaced.
 pub fn misplaced_text(keys: u64, elsewhere: u64) -> String {
     format!(
         "of {} looked at, the slot map looks for {elsewhere} elsewhere, so that clients do not find them. Somebody has written to the node past the router",
@@ -92,7 +91,7 @@ pub fn misplaced_text(keys: u64, elsewhere: u64) -> String {
     )
 }
 
-/// Looks at keys of the nodes, so many of each or all. One that does not answer is left out.
+/// Samples keys of the nodes, up to `at_most` per node or all. Omits nodes that do not reply.
 pub(crate) fn samples<'a>(
     topology: &Topology,
     nodes: &'a [NodeAccess],
@@ -105,7 +104,7 @@ pub(crate) fn samples<'a>(
     let placed: Vec<(NodeId, &NodeAccess)> = nodes
         .iter()
         .filter_map(|access| Some((topology.nodes().find(|node| node.name == access.name)?.id, access)))
-        // Every key of the only node is where the map looks.
+        // A single node has no misplaced keys.
         .filter(|_| topology.nodes().len() > 1)
         .collect();
     let look = |(id, access): &(NodeId, &NodeAccess)| {
@@ -119,11 +118,11 @@ pub(crate) fn samples<'a>(
         .collect()
 }
 
-/// Keys that an owner is asked for, at most.
+/// Maximum number of keys queried at an owner.
 const ASKED_MAX: usize = 10_000;
 
-/// Keys at nodes that moves took them away from, by the owner that should have them: what is left over is there a
-/// second time. `at`: where it was found.
+/// Keys at nodes that moves took them from, by owner, with the node where they were found. Normally these are
+/// duplicates.
 #[derive(Debug, Default)]
 struct LeftOver {
     of: BTreeMap<NodeId, Vec<(NodeId, Vec<u8>)>>,
@@ -137,9 +136,9 @@ impl LeftOver {
         }
     }
 
-    /// By the node that has them: how many their owners do not have, so that they are no leftovers but all that is
-    /// left. A server was restored from a snapshot of before the move, say. An owner that does not answer is taken to
-    /// have all.
+    /// Returns, by node, the number of keys that their owners lack, so that they are not duplicates but the only
+    /// copies: for example, a server was restored from a snapshot made before the move. An owner that does not reply is
+    /// assumed to have all.
     fn only_there(&self, topology: &Topology, nodes: &[NodeAccess], patience: Duration) -> BTreeMap<NodeId, u64> {
         let mut only_there = BTreeMap::new();
         for (owner, keys) in &self.of {
@@ -157,17 +156,17 @@ impl LeftOver {
     }
 }
 
-/// The processes of the nodes, as the state directory knows them.
+/// Processes of the nodes according to the state directory.
 #[derive(Debug)]
 pub struct Processes {
-    /// By the name of the node; `None`: nothing was ever remembered here.
+    /// By name of the node. `None` if no process was ever stored.
     processes: Mutex<Option<BTreeMap<String, Process>>>,
-    /// What names the state directory in marks.
+    /// Identifier of the state directory in ownership records.
     site: Option<String>,
 }
 
 impl Processes {
-    /// What the store remembers.
+    /// Loads the stored processes.
     ///
     /// # Errors
     /// If the store cannot be read.
@@ -177,20 +176,20 @@ impl Processes {
         Ok(Self { processes: Mutex::new(processes), site: Ledger::site_in(store)? })
     }
 
-    /// What the router begins with.
+    /// Returns the processes known at the router's start.
     pub fn of(&self, topology: &Topology) -> BTreeMap<NodeId, KnownProcess> {
         let processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
         let known = |name: &String| Some(processes.as_ref()?.get(name)?.clone().known());
         topology.nodes().filter_map(|node| Some((node.id, known(&node.name)?))).collect()
     }
 
-    /// Remembers what the router knows by now, where that is news.
+    /// Stores the router's present knowledge of the processes, if it differs enough.
     pub(crate) fn note(&self, store: &RedbStore, running: &Running) {
         let Some(known) = running.with(Router::processes) else { return };
         let known: BTreeMap<String, Process> =
             known.into_iter().map(|(name, process)| (name, Process::of(process))).collect();
         let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
-        // Where no node was met yet, what is remembered of them is not news: it may be that nothing is.
+        // Before the first contact with a node, an empty map is no news.
         let is_as = |before: &BTreeMap<String, Process>| {
             before.len() == known.len()
                 && known.iter().all(|(name, process)| before.get(name).is_some_and(|before| before.is_as(process)))
@@ -200,20 +199,20 @@ impl Processes {
         }
         match save_json(store, PROCESSES, &known) {
             Ok(()) => *processes = Some(known),
-            // Tried again with the next look.
+            // The next call tries again.
             Err(error) => warn!("what is known of the nodes' processes cannot be kept: {error}"),
         }
     }
 
-    /// Whether this process is the one that was met last. Where nothing was ever remembered nobody is a stranger: an
-    /// earlier version has made the state directory, or `recover` has.
+    /// Whether this process is the last known one. Without stored processes every process counts as known: an earlier
+    /// version made the state directory, or `recover` did.
     fn is_known(&self, name: &str, run_id: &str) -> bool {
         let processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
         processes.as_ref().is_none_or(|known| known.get(name).is_some_and(|process| process.run_id == run_id))
     }
 
-    /// Whether a node has lost the mark of this state directory, though its process is the one that had it: somebody
-    /// has loaded its users anew.
+    /// Whether a process that had the ownership record of this state directory has lost it, because its users were
+    /// loaded again.
     fn has_lost_mark(&self, name: &str, found: &Sampled) -> bool {
         let processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
         let had = processes
@@ -223,11 +222,11 @@ impl Processes {
         had && found.is_marked == Some(false)
     }
 
-    /// Looks at some keys of each node that answers, and says which are elsewhere than a stored map looks for them.
-    /// `left`: slots of which a node may still have keys that have left it.
+    /// Samples keys of each node that replies, and reports misplaced keys under a stored map. `left`: slots whose keys
+    /// moves may have left at a node.
     ///
     /// # Errors
-    /// If the map is that of other nodes.
+    /// If the map belongs to other nodes.
     pub fn recognise(
         &self,
         directory: &Path,
@@ -240,7 +239,7 @@ impl Processes {
         let left_over = Mutex::new(LeftOver::default());
         let is_elsewhere = |node: NodeId, left: &[Slot], key: &[u8]| {
             let (owner, is_misplaced) = (topology.lives_at(key), is_misplaced(topology, node, left, key));
-            // A key on its way is at one of both.
+            // A key in transit is at one of two nodes.
             if owner != node && !is_misplaced && !moves_are_open {
                 left_over.lock().unwrap_or_else(PoisonError::into_inner).note(owner, node, key);
             }
@@ -251,7 +250,8 @@ impl Processes {
         if let Some(why) = one_server_twice(found.iter().map(|(name, found)| (*name, found.run_id.as_str()))) {
             bail!(why);
         }
-        // A mark at any node tells an old copy from the newest. Without one only the keys do: all of them.
+        // An ownership record at any node distinguishes an old copy from the newest. Without one, only the keys do, and
+        // all of them must be checked.
         let is_vouched_for = found.iter().any(|(_, found)| found.is_marked == Some(true));
         let unmarked = found
             .iter()
@@ -301,7 +301,7 @@ impl Processes {
         }
         match fit {
             Fit::Fits => Ok(Vec::new()),
-            // The map does not depend on where keys are: those elsewhere are strays of earlier lists of servers.
+            // Here the map does not depend on the location of keys: misplaced keys come from earlier lists of servers.
             _ if !topology.placement().is_crc16() => {
                 let strays = looked.iter().filter(|(_, sample)| sample.elsewhere > 0);
                 Ok(strays.map(|(name, sample)| format!("node {name}: of {} looked at, {} belong to other servers, and are not served", counted(sample.keys, "key"), sample.elsewhere)).collect())

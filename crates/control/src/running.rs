@@ -1,4 +1,4 @@
-//! The router while it runs, shared by what looks at it: the admin port, the reload, the signals.
+//! The running router, shared by the admin port, reloads and signals.
 
 use std::collections::BTreeSet;
 use std::mem;
@@ -15,29 +15,28 @@ use crate::health::Health;
 use crate::loads::Loads;
 use crate::seat::Seats;
 
-/// How often it is looked at whether an accepted node is served.
+/// Interval between checks whether an accepted node is served.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Holds the router from its start until it is drained. Everything that looks does so under the lock for a moment;
-/// draining takes the router out.
+/// Holds the router from its start until it is drained. Readers hold the lock briefly; draining takes the router out.
 #[derive(Debug)]
 pub struct Running {
     phase: RwLock<Phase>,
-    /// It has served, and who waits for that.
+    /// Whether the router has served, with the condition variable for waiting.
     served: (Mutex<bool>, Condvar),
-    /// Names of nodes about which an operator has said that they are to be served as they are.
+    /// Names of nodes that an operator has accepted in their present state.
     accepted: broadcast::Sender<String>,
-    /// Names of nodes whose primary a server claims to be without proof.
+    /// Names of nodes with a server that claims without proof to be the primary.
     claimed: Mutex<BTreeSet<String>>,
-    /// What replicas must have before they are read.
+    /// Positions that replicas must reach before they are read.
     needs: Needs,
-    /// What nodes have to do.
+    /// Loads of nodes.
     loads: Loads,
-    /// The health of nodes.
+    /// Health of nodes.
     health: Health,
-    /// What is left at nodes, so that one router at a time serves them.
+    /// Ownership records at the nodes, which ensure a single router.
     seats: OnceLock<Arc<Seats>>,
-    /// The registry of threads that the router can serve without.
+    /// Registry of threads that the router can serve without.
     threads: Threads,
 }
 
@@ -57,22 +56,22 @@ impl Default for Running {
     }
 }
 
-/// What can be said of the router.
+/// State of the router.
 #[derive(Debug, Default)]
 pub(crate) enum Phase {
     #[default]
     Starting,
     Serving {
         router: Router,
-        /// The topology published last, which the workers may still be adopting.
+        /// Latest published topology, which the workers may still be adopting.
         topology: Arc<Topology>,
     },
-    /// It was told to stop. What it said last is all there is to tell.
+    /// The router is stopping. These are its last reports.
     Draining { status: Box<Status>, metrics: String, topology: Arc<Topology> },
 }
 
 impl Running {
-    /// From here on the router serves.
+    /// Sets the router, which serves from now on.
     pub fn set(&self, router: Router, topology: Arc<Topology>) {
         *self.phase.write().unwrap_or_else(PoisonError::into_inner) = Phase::Serving { router, topology };
         *self.served.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
@@ -85,23 +84,23 @@ impl Running {
         drop(self.served.1.wait_while(served, |served| !*served));
     }
 
-    /// From here on nodes know who serves them.
+    /// Sets the ownership records.
     pub fn set_seats(&self, seats: Arc<Seats>) {
-        // A second one is a mistake of the caller that changes nothing.
+        // A second call is a caller's mistake and changes nothing.
         let _ = self.seats.set(seats);
     }
 
-    /// What is left at nodes; `None` before the router serves.
+    /// Ownership records. `None` before the router serves.
     pub(crate) fn seats(&self) -> Option<&Arc<Seats>> {
         self.seats.get()
     }
 
-    /// Looks at the phase. A panic of somebody who looked before does not make it unusable.
+    /// Reads the phase. A panic of an earlier reader does not poison it.
     pub(crate) fn look<R>(&self, look: impl FnOnce(&Phase) -> R) -> R {
         look(&self.phase.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Looks at the router; `None` before it serves and once it is being drained.
+    /// Calls `look` with the router. `None` before it serves, and after draining has begun.
     pub fn with<R>(&self, look: impl FnOnce(&Router) -> R) -> Option<R> {
         self.look(|phase| match phase {
             Phase::Serving { router, .. } => Some(look(router)),
@@ -109,12 +108,12 @@ impl Running {
         })
     }
 
-    /// An operator accepts a node as it is: one that came back empty is served, and whoever claims to be its primary
-    /// without proof is followed. It is when this returns.
+    /// Accepts a node in its present state, for an operator: a node that returned empty is served, and a server that
+    /// claims without proof to be its primary is followed. Effective on return.
     ///
     /// # Errors
-    /// If there is no such node, or nothing that waits for an operator's word: said beforehand, it would hide a later
-    /// loss. Also where it was accepted, and still cannot be served.
+    /// If there is no such node, or it has nothing to accept: accepting in advance would hide a later loss. Also if the
+    /// node was accepted, but still cannot be served.
     pub(crate) fn accept(&self, node: &str) -> Result<(), Refused> {
         let is_held = self
             .with(|router| router.accept_empty(node))
@@ -134,8 +133,8 @@ impl Running {
         loop {
             let is_claimed = self.is_claimed(node);
             if is_claimed {
-                // Again and again: it counts once the present primary has been silent for long enough. Nobody listens
-                // where no node has replicas.
+                // Sent repeatedly, because it takes effect only after the present primary has been silent for long
+                // enough. Without nodes that have replicas there is no receiver.
                 let _ = self.accepted.send(node.to_owned());
             } else if self.with(|router| router.is_served(node)).unwrap_or(false) {
                 return Ok(());
@@ -159,7 +158,7 @@ impl Running {
         self.claimed.lock().unwrap_or_else(PoisonError::into_inner).contains(node)
     }
 
-    /// Whether a server claims to be the primary of a node, and nothing proves it.
+    /// Records whether a server claims without proof to be a node's primary.
     pub(crate) fn note_claim(&self, node: &str, is_claimed: bool) {
         let mut claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
         if is_claimed {
@@ -169,33 +168,33 @@ impl Running {
         }
     }
 
-    /// The names of nodes that are accepted from now on.
+    /// Subscribes to names of accepted nodes.
     pub(crate) fn accepted(&self) -> broadcast::Receiver<String> {
         self.accepted.subscribe()
     }
 
-    /// What replicas must have before they are read, as moves ask for it.
+    /// Positions that replicas must reach before they are read, requested by moves.
     pub(crate) fn needs(&self) -> &Needs {
         &self.needs
     }
 
-    /// What nodes have to do, as far as it is known.
+    /// Loads of nodes.
     pub(crate) fn loads(&self) -> &Loads {
         &self.loads
     }
 
-    /// The registry of threads that the router can serve without.
+    /// Registry of threads that the router can serve without.
     #[must_use]
     pub fn threads(&self) -> &Threads {
         &self.threads
     }
 
-    /// The health of nodes, as it was last seen.
+    /// Latest health of nodes.
     pub(crate) fn health(&self) -> &Health {
         &self.health
     }
 
-    /// Makes the router adopt a newer topology. One that is not newer is ignored, as the router does.
+    /// Publishes a newer topology to the router. Ignores others, as the router does.
     pub(crate) fn publish(&self, newer: Arc<Topology>) {
         let mut phase = self.phase.write().unwrap_or_else(PoisonError::into_inner);
         if let Phase::Serving { router, topology } = &mut *phase
@@ -206,7 +205,7 @@ impl Running {
         }
     }
 
-    /// Takes the router out, to drain it.
+    /// Takes the router out for draining.
     pub fn take(&self) -> Option<Router> {
         let mut phase = self.phase.write().unwrap_or_else(PoisonError::into_inner);
         match mem::take(&mut *phase) {

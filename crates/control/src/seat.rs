@@ -1,9 +1,9 @@
-//! One router at a time: what this one leaves at the nodes, how it finds out that another has taken over, and how a
-//! standby waits for its turn.
+//! Ensures a single router: ownership records at the nodes, detection of a router that has taken over, and waiting as a
+//! standby.
 //!
-//! The rules are in [`switchyard_policy::seat`]. Workers and movers claim nodes and keep to them; here the mark is kept
-//! up to date, once a second and before a leg of a move begins, and a state directory that is older than what the nodes
-//! were served under is refused.
+//! The rules are in [`switchyard_policy::seat`]. Workers and movers claim nodes and follow the rules. This module keeps
+//! the record up to date, once a second and before a leg starts, and refuses a state directory older than the one that
+//! last served the nodes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,46 +26,46 @@ use crate::placement::Placement;
 use crate::running::Running;
 use crate::store::{RedbStore, Store, StoreError, load_json, save_json};
 
-/// The document of the store.
+/// Store document.
 const DOCUMENT: &str = "seat";
 
-/// How often marks are renewed, and how often a standby looks.
+/// Interval between renewals of records, and between checks of a standby.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// How long a node may take to answer.
+/// Timeout for a node's reply.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How often a standby looks whether the state directory is free.
+/// Interval between a standby's checks whether the state directory is free.
 const DIRECTORY_PERIOD: Duration = Duration::from_millis(250);
 
-/// Of whom a standby has its state directory.
+/// Kind of a standby's state directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Standby {
-    /// It is the other router's own, on storage that both machines reach.
+    /// The other router's own directory, on storage shared by both machines.
     Shared,
-    /// It is a copy of that.
+    /// A copy of the other router's directory.
     Copy,
 }
 
-/// What the state directory knows of its own age.
+/// Age of the state directory.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PersistedState {
-    /// The term of the router that used it last.
+    /// Term of the last router that used it.
     term: u64,
-    /// Counts changes of where keys are.
+    /// Counts changes of the location of keys.
     version: u64,
-    /// That router, as its marks name it.
+    /// That router, as named in its records.
     #[serde(default)]
     holder: String,
-    /// The store that it had locked ([`RedbStore::lock_identity`]). A process that locks the same store proves that the
+    /// Store that it had locked ([`RedbStore::lock_identity`]). A process that locks the same store proves that the
     /// router has ended.
     #[serde(default)]
     store: Option<String>,
 }
 
 impl PersistedState {
-    /// The router that used the state directory before a router that has locked this store.
+    /// Router that used the state directory before the router that has locked this store.
     fn predecessor(&self, found: &Found, store: Option<&str>) -> Predecessor {
         match store {
             _ if self.term == 0 && found.term == 0 => Predecessor::None,
@@ -77,22 +77,22 @@ impl PersistedState {
     }
 }
 
-/// Gives the reason when another router has taken over.
+/// Receives the reason when another router has taken over.
 pub type Replaced = tokio::sync::mpsc::Receiver<String>;
 
-/// What this router leaves at nodes.
+/// Ownership records of this router.
 #[derive(Debug)]
 pub struct Seats {
     seat: Arc<FleetOwnership>,
     placement: Arc<Placement>,
     kept: Mutex<PersistedState>,
-    /// Legs that begin: their nodes are being told.
+    /// Number of legs about to start, whose nodes are being updated.
     beginning: AtomicUsize,
     beat: AtomicU64,
     nodes: Mutex<BTreeMap<NodeId, Arc<Mutex<OwnershipConnection>>>>,
 }
 
-/// A connection for nothing but marks. One mark at a time is written to a node.
+/// A dedicated connection for records. Records of a node are written one at a time.
 #[derive(Default)]
 struct OwnershipConnection {
     connection: Option<Connected>,
@@ -100,7 +100,7 @@ struct OwnershipConnection {
 }
 
 struct Connected {
-    /// Address and credentials of the connection. If these change, the node gets a new connection.
+    /// Address and credentials of the connection. If they change, the node gets a new connection.
     access: NodeAccess,
     run_id: String,
     connection: NodeConnection,
@@ -112,7 +112,7 @@ impl std::fmt::Debug for OwnershipConnection {
     }
 }
 
-/// While it lives, marks say that keys are moving.
+/// While it lives, records state that keys are moving.
 #[derive(Debug)]
 pub(crate) struct Beginning<'a>(&'a AtomicUsize);
 
@@ -127,7 +127,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Seats {
-    /// Takes the seat in the next term. Moves that are open go on now, so that no copy that was made before will do.
+    /// Takes ownership with the next term. If moves are open, raises the version: they continue now, which makes
+    /// earlier copies of the state directory invalid.
     pub fn take(placement: &Arc<Placement>, site: &str, has_open_moves: bool, found: &Found) -> anyhow::Result<Self> {
         let store = placement.store();
         let last: PersistedState = load_json(&**store, DOCUMENT)?;
@@ -154,13 +155,13 @@ impl Seats {
         })
     }
 
-    /// For those who meet nodes.
+    /// Ownership state, for components that connect to nodes.
     pub fn seat(&self) -> Arc<FleetOwnership> {
         Arc::clone(&self.seat)
     }
 
-    /// Where keys are is about to change: copies of the state directory that exist now are older. Nodes hear of it with
-    /// the next mark.
+    /// Raises the version before the location of keys changes, so that existing copies of the state directory become
+    /// older. The next records at the nodes contain it.
     pub(crate) fn raise(&self) -> Result<(), String> {
         let mut kept = locked(&self.kept);
         let next = PersistedState { version: kept.version + 1, ..kept.clone() };
@@ -171,9 +172,9 @@ impl Seats {
         Ok(())
     }
 
-    /// A leg of a move between these nodes is about to begin: when this returns, all of them know that older copies of
-    /// the state directory will not do. They are told that keys are moving until what is returned is dropped, and from
-    /// then on as long as the slot map says so.
+    /// Prepares a leg between these nodes. On return their records make older copies of the state directory invalid.
+    /// The records state that keys are moving until the result is dropped, and afterwards while the slot map has keys
+    /// in transit.
     pub(crate) fn leg_begins(
         &self,
         running: &Running,
@@ -190,7 +191,7 @@ impl Seats {
         Ok(beginning)
     }
 
-    /// Renews the mark at a node, or leaves one.
+    /// Renews or creates the record at a node.
     fn mark(&self, running: &Running, node: NodeId, access: &NodeAccess) -> Result<(), String> {
         let at = Arc::clone(locked(&self.nodes).entry(node).or_default());
         let mut at = locked(&at);
@@ -215,7 +216,8 @@ impl Seats {
                     .with(|router| router.connection_name("seat"))
                     .ok_or("is not asked: the router is being stopped")?;
                 let mut connection = NodeConnection::open(access, PATIENCE)?;
-                // First of all: whoever takes over ends what has a name, and what has none yet reads the new mark.
+                // Name the connection first: a router that takes over ends named connections, and an unnamed one will
+                // read the new record.
                 let named = connection
                     .call(&["CLIENT", "SETNAME", &name])
                     .map_err(|error| format!("does not answer: {error}"))?;
@@ -229,7 +231,7 @@ impl Seats {
                 other.insert(Connected { access: access.clone(), run_id, connection })
             }
         };
-        // A replacement removes the words of an earlier router, which the workers must read first.
+        // A replacement removes an earlier router's text, which the workers must read first.
         if self.seat.admission(node, run_id) == Admission::Unmet {
             return Err("is not in use by the workers yet".to_owned());
         }
@@ -245,7 +247,7 @@ impl Seats {
                 .map_err(|error| format!("does not answer: {error}"))?;
             refusal = answer.error();
         }
-        // Without marks it works as well, but for a standby.
+        // Records are optional, except for a standby.
         if let (Some(why), false) = (&refusal, at.refuses) {
             info!(node = %access.name, why, "node keeps no mark of the router that serves it: no standby can take over (it needs ACL GETUSER and ACL SETUSER)");
         }
@@ -253,7 +255,7 @@ impl Seats {
         Ok(())
     }
 
-    /// What stands at the nodes from now on.
+    /// Present record.
     fn mark_now(&self) -> OwnershipRecord {
         let is_moving = self.beginning.load(Ordering::Acquire) > 0 || self.placement.is_moving();
         OwnershipRecord {
@@ -264,8 +266,8 @@ impl Seats {
         }
     }
 
-    /// The names of the nodes that have keys, or are about to get some. None before it is known where keys are: a first
-    /// start that found a node away may begin anew without it.
+    /// Names of the nodes that have keys, or are about to get some. Empty before the location of keys is known: a first
+    /// start with an unreachable node may start again without it.
     fn having_keys(&self, is_moving: bool) -> Vec<String> {
         let Some(topology) = self.placement.topology().filter(|_| !self.placement.is_provisional()) else {
             return Vec::new();
@@ -274,13 +276,13 @@ impl Seats {
         topology.nodes().filter(|node| is_moving || keepers.contains(&node.id)).map(|node| node.name.clone()).collect()
     }
 
-    /// A node has left the fleet: who served it last stays there, and it says no more that others belong to it. It may
-    /// begin anew alone.
+    /// Records at a node that has left the fleet this router as the last one, without the names of other nodes, so that
+    /// the server may start alone.
     fn leave(&self, at: &mut OwnershipConnection) {
         self.leave_mark(at, &self.seat.mark());
     }
 
-    /// Replaces the mark at a node by a last one, if it is still ours.
+    /// Replaces the record at a node with a last one, if it is still ours.
     fn leave_mark(&self, at: &mut OwnershipConnection, mark: &OwnershipRecord) {
         let Some(Connected { access, connection, .. }) = &mut at.connection else { return };
         let replaced =
@@ -293,8 +295,8 @@ impl Seats {
         }
     }
 
-    /// Records at all nodes that this router has stopped, so that its successor does not wait for its hot copies. To be
-    /// called after the last worker has ended.
+    /// Records at all nodes that this router has stopped, so that its successor does not wait for its hot copies. Call
+    /// it after the last worker has ended.
     fn leave_stopped(&self) {
         let mark = OwnershipRecord { is_stopped: true, ..self.mark_now() };
         let nodes: Vec<_> = locked(&self.nodes).values().cloned().collect();
@@ -323,7 +325,7 @@ impl Seats {
     }
 }
 
-/// The thread that renews marks.
+/// The thread that renews records.
 pub struct SeatThread {
     stop: mpsc::Sender<()>,
     thread: JoinHandle<()>,
@@ -331,7 +333,7 @@ pub struct SeatThread {
 }
 
 impl SeatThread {
-    /// Starts it. The router must serve.
+    /// Starts the thread. The router must be serving.
     pub fn start(seats: Arc<Seats>, running: Arc<Running>) -> anyhow::Result<(Self, Replaced)> {
         let (stop, stopped) = mpsc::channel();
         let (tell, replaced) = tokio::sync::mpsc::channel(1);
@@ -343,7 +345,7 @@ impl SeatThread {
                 loop {
                     seats.renew(&running);
                     if let Some(why) = seats.seat.replaced() {
-                        // Nobody listens once the router is being stopped.
+                        // Sending fails if the router is stopping.
                         let _ = tell.try_send(why.to_owned());
                         return;
                     }
@@ -357,7 +359,7 @@ impl SeatThread {
     }
 
     /// Ends the thread. If the workers have ended, records at the nodes that the router has stopped. A node that does
-    /// not reply delays this by at most [`PATIENCE`] for each of three questions.
+    /// not reply delays this by at most three times [`PATIENCE`].
     pub fn stop(self, have_workers_ended: bool) {
         drop(self.stop);
         if have_workers_ended {
@@ -369,14 +371,14 @@ impl SeatThread {
     }
 }
 
-/// What was found at the nodes before the start.
+/// State of the nodes before the start.
 #[derive(Debug)]
 pub struct Found {
-    /// The highest term.
+    /// Highest term of a record.
     term: u64,
 }
 
-/// The state directory is not the one that may serve these nodes now. Another start would not help.
+/// The state directory must not serve these nodes now. Retrying would not help.
 #[derive(Debug)]
 pub struct Outdated(String);
 
@@ -396,11 +398,11 @@ pub enum Waiting {
     Directory,
     /// The nodes are served by another router.
     Router,
-    /// Too few nodes can be reached to know whether another router serves them.
+    /// Too few nodes are reachable to know whether another router serves them.
     CutOff {
-        /// Nodes that can be reached.
+        /// Number of reachable nodes.
         reached: usize,
-        /// All nodes.
+        /// Number of all nodes.
         nodes: usize,
     },
 }
@@ -417,10 +419,10 @@ impl std::fmt::Display for Waiting {
     }
 }
 
-/// Pauses a standby for a period. False if the process was asked to stop.
+/// Pauses a standby for a period. Returns false if the process must stop.
 pub type Wait<'a> = &'a mut dyn FnMut(Waiting, Duration) -> bool;
 
-/// Waits until no other process uses the state directory. `None` if this one was asked to stop meanwhile.
+/// Waits until no other process uses the state directory. `None` if the process must stop.
 pub fn wait_for_directory<T>(
     open: impl Fn() -> anyhow::Result<T>,
     with: Standby,
@@ -448,8 +450,8 @@ pub fn wait_for_directory<T>(
     }
 }
 
-/// Refuses a state directory that is older than what the nodes were served under. A standby first waits until no other
-/// router serves them; `None` if it was asked to stop meanwhile.
+/// Refuses a state directory older than the one that last served the nodes. A standby first waits until no other router
+/// serves them; `None` if the process must stop.
 pub fn look(
     store: &RedbStore,
     directory: &Path,
@@ -461,14 +463,14 @@ pub fn look(
         let has_map = store.load_topology()?.is_some();
         match standby.as_ref().map(|(with, _)| *with) {
             None => {}
-            // Made anew by `recover`. Whoever has its lock is the only one with it.
+            // Made by `recover`. The lock ensures that only this process uses it.
             Some(Standby::Shared) if has_map => {}
             Some(Standby::Copy) if has_map => bail!(
                 "the state directory {} has a slot map under which no router has served yet, as `switchyard recover` makes it: start the first router with it, \
                  without --standby, and give the standby a copy then (docs/high-availability.md)",
                 directory.display()
             ),
-            // Where a volume is not mounted there is an empty directory, too.
+            // An unmounted volume also appears as an empty directory.
             Some(_) => bail!(
                 "the state directory {} is empty: a standby needs that of the router it stands by for, or a copy. See that its volume is mounted; the very \
                  first start of a fleet is without --standby (docs/high-availability.md)",
@@ -541,7 +543,7 @@ pub fn look(
     Ok(Some(Found { term: marks(&looks).map(|mark| mark.term).max().unwrap_or(0) }))
 }
 
-/// What a node showed, or why it keeps no marks.
+/// State of a node, or the reason why it keeps no records.
 type Looked = Result<Observation, String>;
 
 fn marks(looks: &[Looked]) -> impl Iterator<Item = &OwnershipRecord> {
@@ -569,7 +571,7 @@ fn check(looks: &[Looked], kept: &PersistedState, directory: &Path, nodes: &[Nod
     Ok(())
 }
 
-/// Looks at nodes again and again.
+/// Repeatedly checks nodes.
 struct StandbyProbe {
     site: String,
     nodes: Vec<(NodeAccess, Option<NodeConnection>)>,
@@ -595,7 +597,7 @@ fn look_at(access: &NodeAccess, connection: &mut Option<NodeConnection>, site: &
             Some(connection) => connection,
             none => {
                 let mut opened = NodeConnection::open(access, PATIENCE)?;
-                // Where connections have no names, those of the other router are not found.
+                // Without connection names, the other router's connections could not be found.
                 let named =
                     opened.call(&["CLIENT", "SETNAME", "switchyard-standby"]).map_err(|error| error.to_string())?;
                 if let Some(error) = named.error() {

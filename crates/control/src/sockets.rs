@@ -1,8 +1,8 @@
-//! Listening sockets and the processes that hold them, read from /proc.
+//! Listening sockets and their processes, read from /proc.
 //!
 //! The tables of TCP sockets map a port to inodes, and the open files of processes map an inode to its holders. A start
 //! names the process that holds its port, and the autoscaler proves that a listener is a server that it has started.
-//! Files of other users' processes are readable only as root: such a holder is unknown, never assumed.
+//! Files of other users' processes are readable only as root, so such a holder remains unknown.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 const TABLES: [&str; 2] = ["/proc/net/tcp", "/proc/net/tcp6"];
 
-/// A process, by name and number.
+/// A process that holds a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// Command name, as in `ps`.
@@ -19,7 +19,7 @@ pub struct Holder {
     pub pid: u32,
 }
 
-/// The process that listens on `address`, or on its port at every address.
+/// Returns the process that listens on `address`, or on its port at every address.
 pub fn holder_of(address: SocketAddr) -> Option<Holder> {
     let inode = listener_inodes(address).into_iter().next()?;
     let pid = *holders(&BTreeSet::from([inode])).get(&inode)?.first()?;
@@ -35,7 +35,7 @@ pub(crate) fn listener_inodes(address: SocketAddr) -> BTreeSet<u64> {
         .collect()
 }
 
-/// Processes that hold each of these sockets, by inode. A socket without a visible holder is missing.
+/// Processes that hold each of these sockets, by inode. Sockets without a visible holder are missing.
 pub(crate) fn holders(inodes: &BTreeSet<u64>) -> BTreeMap<u64, Vec<u32>> {
     let mut found: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -53,7 +53,7 @@ pub(crate) fn holders(inodes: &BTreeSet<u64>) -> BTreeMap<u64, Vec<u32>> {
     found
 }
 
-/// The inode in a line of /proc/net/tcp, if it is a socket that listens where `wanted` wants to.
+/// Returns the inode in a line of /proc/net/tcp, if its socket listens at an address that overlaps `wanted`.
 fn listener_inode(line: &str, wanted: SocketAddr) -> Option<u64> {
     const LISTEN: &str = "0A";
     let fields: Vec<&str> = line.split_whitespace().collect();
@@ -65,7 +65,7 @@ fn listener_inode(line: &str, wanted: SocketAddr) -> Option<u64> {
     (*state == LISTEN && clash && port == wanted.port()).then(|| inode.parse().ok())?
 }
 
-/// Addresses there are 32-bit words in hexadecimal, each in the byte order of the machine.
+/// Parses an address: 32-bit words in hexadecimal, each in the byte order of the machine.
 fn parse_host(text: &str) -> Option<IpAddr> {
     let word = |at: usize| Some(u32::from_str_radix(text.get(at..at + 8)?, 16).ok()?.to_ne_bytes());
     match text.len() {

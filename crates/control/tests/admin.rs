@@ -1,4 +1,4 @@
-//! The admin port over real connections: what it answers, to whom, and what it refuses.
+//! The admin port over real connections: responses, access rights and refusals.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,7 +13,7 @@ use switchyard_control::admin::{
 };
 use tokio::sync::oneshot;
 
-/// A source whose answers the test sets.
+/// A source with responses set by the test.
 struct Fake(Mutex<(StatusReport, String)>);
 
 impl Source for Fake {
@@ -39,7 +39,7 @@ impl Source for Fake {
         text
     }
 
-    /// Repeats what it was asked.
+    /// Returns the operation as text.
     fn operate(&self, operation: Operation, who: &str) -> Result<Value, Refused> {
         assert!(who.contains("127.0.0.1:"), "{who}");
         match operation {
@@ -71,7 +71,7 @@ fn node(id: u16, link: LinkReport, slots: u64) -> NodeReport {
     }
 }
 
-/// An admin port in a thread of its own, stopped when dropped.
+/// An admin port in a separate thread, stopped when dropped.
 struct Running {
     address: SocketAddr,
     fake: Arc<Fake>,
@@ -79,7 +79,7 @@ struct Running {
     thread: Option<JoinHandle<()>>,
 }
 
-/// With this token of the configuration, or with one that was made.
+/// Options with a configured token, or with a generated one.
 fn options(token: Option<&str>, host_names: &[&str]) -> AdminOptions {
     let access = match token {
         Some(text) => Access::Given(Token::new(text).expect("a token")),
@@ -139,7 +139,7 @@ impl Drop for Running {
 
 struct Answer {
     status: u16,
-    /// In lower case.
+    /// Headers in lower case.
     head: String,
     body: String,
 }
@@ -158,7 +158,7 @@ impl Running {
         stream
     }
 
-    /// Sends a request of these lines and reads the answer to its end.
+    /// Sends a request of these lines and reads the whole response.
     fn send(&self, lines: &[&str]) -> Answer {
         let mut stream = self.connect();
         let request = format!("{}\r\nConnection: close\r\n\r\n", lines.join("\r\n"));
@@ -317,7 +317,7 @@ fn health_and_readiness() {
     );
     assert_eq!(running.get("/healthz").status, 200, "alive all the same");
 
-    // Whoever uses the keys of the other nodes is served.
+    // Clients of other nodes' keys are still served.
     running.change(|(status, _)| {
         status.nodes[2].link = LinkReport::Down { reason: "timed out".into() };
         status.troubles = vec![Trouble { id: Some(3), slots: 20, what: "move 3 waits for 10.0.0.9:6379".into() }];
@@ -421,7 +421,7 @@ fn what_changes_something_is_asked_by_post() {
         assert!(matches!(answer.status, 400 | 422), "{wrong}: {}", answer.status);
         assert!(answer.json()["error"].is_string(), "{wrong}");
     }
-    // In our words, not those of the library.
+    // Our own wording instead of the library's.
     for (path, wrong, said) in [
         ("/api/v1/moves", r#"{"frm":"a:1","to":"b:1"}"#, "unknown field `frm`"),
         ("/api/v1/moves/7/goal", r#"{"gaol":"fast"}"#, "unknown field `gaol`; it takes: `goal`"),
@@ -468,7 +468,7 @@ fn what_changes_something_is_asked_by_post() {
     let foreign = running.post("/api/v1/moves/7/abort", &["Origin: http://evil.example"], "");
     assert_eq!(foreign.status, 403);
     assert_eq!(running.get("/api/v1/moves/7/abort").status, 405, "nothing changes by GET");
-    // Nothing changes without a token either; where the one is that was made, everybody is told.
+    // Changes also need a token. The response names the file of a generated token.
     for path in [
         "/api/v1/moves",
         "/api/v1/moves/7/abort",
@@ -488,7 +488,7 @@ fn what_changes_something_is_asked_by_post() {
     assert_eq!(guarded.get("/api/v1/token").json(), json!({"file": null}));
 }
 
-/// The command line shows no token to whoever listens: it proves that it has one.
+/// The command line never sends the token to a listener, but proves possession.
 #[test]
 fn a_proof_stands_for_the_token_that_was_made() {
     let running = start(options(None, &[]));
@@ -543,7 +543,7 @@ fn names_of_others_are_turned_away() {
         assert_eq!(answer.status, 421, "{path}");
         assert!(answer.body.contains("not known as \"evil.example\""), "{}", answer.body);
     }
-    // The host of the first line counts, and it is not to be hidden behind a second header.
+    // The host in the request line counts, and a second header cannot hide it.
     let lines = ["GET http://evil.example/metrics HTTP/1.1", "Host: localhost"];
     assert_eq!(running.send(&lines).status, 421);
     let lines = ["GET /metrics HTTP/1.1", "Host: localhost", "Host: evil.example"];

@@ -1,4 +1,4 @@
-//! Two fleets in one process: what one knows, keeps and tells, the other does not.
+//! Two fleets in one process are independent: state, storage and reports.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ use switchyard_policy::migration::{Cause, MoveOptions, MoveOrder};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 use switchyard_router::{Host, ListenerSettings, Ports, Router, RuntimeSettings, Settings};
 
-/// Nobody joins and nobody goes.
+/// A list without changes.
 #[derive(Debug)]
 struct Fixed;
 
@@ -32,7 +32,7 @@ impl NodeList for Fixed {
     }
 }
 
-/// A fleet whose nodes accept connections and say nothing.
+/// Starts a fleet whose nodes accept connections and never reply.
 fn fleet(directory: &Path, nodes: &[TcpListener]) -> Arc<Fleet> {
     let addresses: Vec<NodeAddress> = nodes
         .iter()
@@ -118,7 +118,7 @@ fn two_fleets_in_one_process_know_nothing_of_each_other() {
     }
 }
 
-/// Sends a request to a port of this machine, and returns everything until the end of the connection.
+/// Sends a request to a local port, and returns everything until the connection ends.
 fn exchange(address: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("connected");
     stream.write_all(request.as_bytes()).expect("sent");
@@ -148,7 +148,7 @@ fn a_panic_in_an_automation_thread_leaves_the_router_serving() {
         )
     };
     assert!(!get("/readyz").contains("has stopped"));
-    // Started as the planner's thread is, with another body.
+    // Started like the planner's thread, with another body.
     let threads = fleet.running.threads();
     let planner = threads.repeat("planner", || Duration::ZERO, || panic!("planted")).expect("started");
     let other = threads.repeat("autoscaler", || Duration::ZERO, || ControlFlow::Break(())).expect("started");

@@ -1,4 +1,4 @@
-//! The slot of a key is what a real server says it is: many odd keys, compared with `CLUSTER KEYSLOT`.
+//! Compares slots of many unusual keys with a real server's `CLUSTER KEYSLOT`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -30,7 +30,7 @@ fn free_port() -> u16 {
     listener.local_addr().expect("an address").port()
 }
 
-/// Starts a server; `None` if its port was taken by somebody else in the meantime.
+/// Starts a server. `None` if another process took its port in the meantime.
 fn start(directory: &Path) -> Option<Server> {
     let (port, bus) = (free_port(), free_port());
     let process = Command::new("redis-server")

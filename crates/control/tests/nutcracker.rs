@@ -1,5 +1,4 @@
-//! A key belongs to the server at which twemproxy puts it: many odd keys through a real `nutcracker`, before servers
-//! that say which one they are.
+//! Compares the placement of many unusual keys with a real `nutcracker`, using servers that reply with their number.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -11,10 +10,10 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use switchyard_policy::topology::{Continuum, Distribution, Hash, Scheme, Server};
 
-/// `make twemproxy-placement` asks for more.
+/// `make twemproxy-placement` sets a higher number.
 const KEYS: &str = "SWITCHYARD_PLACEMENT_KEYS";
 
-/// A server that answers every command with its number. Returns its port.
+/// Starts a server that answers every command with its number. Returns its port.
 fn numbered_server(number: usize) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     let port = listener.local_addr().expect("an address").port();
@@ -27,7 +26,7 @@ fn numbered_server(number: usize) -> u16 {
     port
 }
 
-/// Until nutcracker closes the connection.
+/// Answers until nutcracker closes the connection.
 fn answer_all(stream: TcpStream, number: usize) -> Option<()> {
     let mut answers = stream.try_clone().ok()?;
     let mut commands = BufReader::new(stream);
@@ -41,7 +40,7 @@ fn answer_all(stream: TcpStream, number: usize) -> Option<()> {
     }
 }
 
-/// The number of a line such as `*2` or `$3`.
+/// Parses the number of a line such as `*2` or `$3`.
 fn header(commands: &mut impl BufRead) -> Option<usize> {
     let mut line = String::new();
     commands.read_line(&mut line).ok()?;
@@ -58,7 +57,7 @@ impl Drop for Nutcracker {
     }
 }
 
-/// One pool of the file, and the continuum that is to be the same.
+/// A pool of the file, and the continuum that must agree with it.
 struct Pool {
     port: u16,
     scheme: Scheme,
@@ -70,7 +69,7 @@ fn free_port() -> u16 {
     listener.local_addr().expect("an address").port()
 }
 
-/// Keys of all kinds that nutcracker takes: text, bytes with the sign bit, tags of several forms, long ones.
+/// Keys of all kinds that nutcracker accepts: text, bytes with the sign bit, several forms of tags, long keys.
 fn keys(count: usize) -> Vec<Vec<u8>> {
     let bytes = prop::collection::vec(any::<u8>(), 1..60);
     let text = "[a-z]{1,12}:[0-9]{1,9}".prop_map(String::into_bytes);
@@ -100,7 +99,7 @@ fn every_key_is_at_the_server_at_which_nutcracker_puts_it() {
             pools.push(Pool { port: free_port(), scheme: scheme(Some(*b"<>")), servers: named[..3].to_vec() });
         }
     }
-    // As many servers as single precision miscounts: 25 of 156 points each.
+    // A number of servers that single precision miscounts: 25 of 156 points each.
     let crowd: Vec<(String, u32)> = (0..25).map(|n| (format!("crowd{n}"), 1)).collect();
     pools.push(Pool { port: free_port(), scheme: Scheme::default(), servers: crowd });
     let directory = tempfile::tempdir().expect("a directory");
@@ -123,13 +122,13 @@ fn every_key_is_at_the_server_at_which_nutcracker_puts_it() {
         let mut used = 0;
         for (key, number) in keys.iter().zip(owners(pool.port, &keys)) {
             let home = continuum.home(continuum.slot_of(key)).expect("a slot in use");
-            // The crowd shares seven processes.
+            // The 25 servers share seven processes.
             let expected =
                 pool.servers.iter().position(|(name, _)| *name == home.name).expect("one of them") % ports.len();
             assert_eq!(number, expected, "{}, {} servers: {}", pool.scheme, pool.servers.len(), key.escape_ascii());
             used |= 1 << number;
         }
-        // Fifteen bits are a corner of the continuum, which one server has.
+        // Fifteen bits cover only a corner of the continuum, which one server owns.
         let is_corner = pool.scheme.hash == Hash::Crc32 && pool.scheme.distribution == Distribution::Ketama;
         assert!(is_corner || u32::count_ones(used) > 2, "{} uses several servers", pool.scheme);
     }
@@ -155,7 +154,7 @@ fn text_of(number: usize, pool: &Pool, ports: &[u16]) -> String {
     text
 }
 
-/// The number of the server that answers for each key.
+/// Returns the number of the server that answers for each key.
 fn owners(port: u16, keys: &[Vec<u8>]) -> Vec<usize> {
     let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok();
     let connected =

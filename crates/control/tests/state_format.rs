@@ -1,7 +1,7 @@
-//! State directories of earlier versions, kept as they were written: this version must read them.
+//! State directories of earlier versions, unmodified: this version must read them.
 //!
-//! `fixtures/state/VERSION/` holds `state.redb`, `moves.journal` and `facts`, what was true of them when they were
-//! made. Every release adds its own, and none is made anew:
+//! `fixtures/state/VERSION/` contains `state.redb`, `moves.journal` and `facts`, which were true when they were made.
+//! Every release adds a directory, and existing ones are never regenerated:
 //!
 //! ```sh
 //! cargo test -p switchyard-control --test state_format -- --ignored make
@@ -35,7 +35,7 @@ fn process(name: &str, client_id: u64) -> Process {
     Process { run_id: name.repeat(40), client_id }
 }
 
-/// The records of a move that has ended, and of one in the middle of its second leg.
+/// Records of an ended move, and of a move in the middle of its second leg.
 fn records() -> Vec<Record> {
     let (one, two) = (MoveId(1), MoveId(2));
     let begun = |move_id, source, target, slots, protocol| Record::Begun {
@@ -88,7 +88,7 @@ fn primary() -> failover::Record<SocketAddr> {
     }
 }
 
-/// Everything that a directory of this version can say.
+/// Writes everything that a directory of this version can contain.
 fn write(directory: &Path) {
     let store = RedbStore::open(directory).expect("opens");
     let first = Topology::even(&names(&["a", "b", "c"])).expect("nodes");
@@ -109,8 +109,8 @@ fn write(directory: &Path) {
     }
 }
 
-/// What is true of a directory, a fact a line. A later version may know more of them, so facts that a fixture does not
-/// list are not looked at.
+/// Returns facts about a directory, one per line. A later version may know more facts, so facts missing in a fixture
+/// are ignored.
 fn facts(directory: &Path) -> Vec<String> {
     let store = RedbStore::open(directory).expect("opens");
     let topology = store.load_topology().expect("reads").expect("there is one");

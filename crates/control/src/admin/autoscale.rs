@@ -1,78 +1,78 @@
-//! The autoscaler, as the admin API shows it.
+//! Reports and requests of the autoscaler in the admin API.
 
 use serde::{Deserialize, Serialize};
 
-/// An order to the autoscaler.
+/// A request to the autoscaler.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AutoscaleRequest {
     /// `set-nodes`, `pause` or `resume`.
     #[serde(rename = "do")]
     pub verb: String,
-    /// So many nodes, for `set-nodes`.
+    /// Number of nodes, for `set-nodes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<usize>,
 }
 
-/// The number of nodes, and the reasons for it.
+/// State of the autoscaler: number of nodes, and the reasons for it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AutoscaleReport {
     /// Mode of the configuration: `off`, `observe` or `on`.
     pub mode: String,
-    /// The policy.
+    /// Name of the policy.
     pub policy: String,
-    /// The way in which servers are started: `local`, `standby` or `command`.
+    /// Provisioner that starts servers: `local`, `standby` or `command`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provisioner: Option<String>,
-    /// Why it decides nothing by itself, where the mode says that it should.
+    /// Reason why the autoscaler does not act by itself, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rests: Option<String>,
-    /// Nodes now.
+    /// Current number of nodes.
     pub nodes: usize,
-    /// So many are wanted, where that is another number.
+    /// Target number of nodes, if it differs from the current one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted: Option<usize>,
-    /// The least, now: by the schedule, too.
+    /// Current minimum, including the schedule's.
     pub min: usize,
-    /// The most.
+    /// Maximum.
     pub max: usize,
-    /// The policy's decision: `stay`, `add`, or `remove` and the node.
+    /// Decision of the policy: `stay`, `add`, or `remove` and the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<String>,
-    /// Why.
+    /// Reasons for the decision, one sentence each.
     pub reasons: Vec<String>,
-    /// The change that is under way.
+    /// Change in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<AutoscaleChange>,
-    /// Nodes that it has started.
+    /// Nodes that the autoscaler has started.
     pub started: Vec<String>,
     /// Events, the newest first.
     pub events: Vec<AutoscaleEvent>,
 }
 
-/// A change that is under way.
+/// A change in progress.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AutoscaleChange {
-    /// Its number.
+    /// Number of the change.
     pub number: u64,
-    /// Its step.
+    /// Current step.
     pub stage: String,
-    /// Since when, milliseconds since 1970.
+    /// Start of the change, in milliseconds since 1970.
     pub since: u64,
-    /// Why the last attempt at this step failed, if it did.
+    /// Error of the last attempt at this step.
     pub error: Option<String>,
 }
 
-/// Something that happened.
+/// An entry in the autoscaler's event log.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AutoscaleEvent {
-    /// When, milliseconds since 1970.
+    /// Time of the event, in milliseconds since 1970.
     pub at: u64,
-    /// The number of its change.
+    /// Number of the change that the event belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<u64>,
     /// `decided`, `done` or `failed`.
     pub kind: String,
-    /// In a sentence.
+    /// Description as a sentence.
     pub text: String,
 }

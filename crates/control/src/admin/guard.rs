@@ -1,4 +1,4 @@
-//! Who may ask: the check of the `Host` header and of the token, before any route.
+//! Access control of the admin port: checks the `Host` header and the token before any route.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -17,15 +17,15 @@ use super::routes::{is_for_all, refuse};
 use super::token::{Proofs, SCHEME};
 use super::{Access, AdminAccess, AdminOptions};
 
-/// The largest request whose proof is checked (as axum's own bound for JSON).
+/// Maximum size of a request whose proof is checked, in bytes: axum's own bound for JSON.
 const BODY_MAX: usize = 2 << 20;
 
-/// Of a path, so much stands in the log.
+/// Bytes of a path that the log shows.
 const PATH_SHOWN: usize = 256;
 
-/// What a request must fulfil.
+/// Requirements for every request.
 pub(super) struct Guard {
-    /// Where it is asked.
+    /// Address that clients connect to.
     address: SocketAddr,
     access: AdminAccess,
     proofs: Proofs,
@@ -33,16 +33,16 @@ pub(super) struct Guard {
     host_names: Vec<String>,
 }
 
-/// Whether the request may see more than "yes" or "no": reading needs no token, or it carried it. An extension of every
+/// Whether the request may see details: reading needs no token, or the request carried it. An extension of every
 /// request that passed the guard.
 #[derive(Clone, Copy)]
 pub(super) struct Trusted(pub(super) bool);
 
-/// Whether the request carried the token. An extension as well.
+/// Whether the request carried the token. A request extension.
 #[derive(Clone, Copy)]
 pub(super) struct TokenPresented(pub(super) bool);
 
-/// The file of the token that was made, if one was. An extension as well.
+/// File of the generated token, if there is one. A request extension.
 #[derive(Clone)]
 pub(super) struct TokenFile(pub(super) Option<PathBuf>);
 
@@ -52,9 +52,9 @@ impl Guard {
         Arc::new(Self { address, access: options.access, proofs: Proofs::default(), host_names })
     }
 
-    /// Whether a browser that was led here by somebody else's name is turned away, and nobody else is. The attack needs
-    /// a name that the attacker can point anywhere, so IP addresses are fine, as are names that mean this machine
-    /// everywhere.
+    /// Whether the host may be used to reach this port. Refuses only browsers led here through a foreign name (DNS
+    /// rebinding). The attack needs a name that the attacker can point anywhere, so IP addresses are fine, and so are
+    /// names that always mean this machine.
     fn knows_host(&self, authority: &Authority) -> bool {
         let host = authority.host().to_ascii_lowercase();
         let bare = host.trim_start_matches('[').trim_end_matches(']');
@@ -65,7 +65,7 @@ impl Guard {
         name == "localhost" || name.ends_with(".localhost") || self.host_names.iter().any(|known| known == name)
     }
 
-    /// Whether the request comes from no web page, or from one of this port.
+    /// Whether the request comes from a page of this port, or from no web page.
     fn knows_origin(&self, request: &Request) -> bool {
         let Some(origin) = request.headers().get(ORIGIN) else { return true };
         let host = origin
@@ -76,8 +76,8 @@ impl Guard {
         host.is_some() && host == own
     }
 
-    /// Whether the request shows the token: itself, or the proof of one that was made. A body that was read for that is
-    /// put back.
+    /// Whether the request carries the token itself, or proof of a generated token. Restores the body if it was read
+    /// for the proof.
     async fn shows_token(&self, access: &Access, request: Request) -> (bool, Request) {
         let given = request
             .headers()
@@ -104,17 +104,16 @@ impl Guard {
     }
 }
 
-/// Whether a method only reads.
 fn only_reads(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
-/// Marks the answer of an operation, which has left a line in the log where it was asked for.
+/// Marks the response of an operation that the audit log already contains.
 #[derive(Clone, Copy)]
 pub(super) struct AlreadyLogged;
 
-/// Lets a request through to its route, or answers it here. Whatever may change something leaves a line in the log,
-/// also where it was turned away: who, what, and what became of it.
+/// Passes a request to its route, or refuses it here. Logs every request that may change state, including refused ones,
+/// with peer, path and status.
 pub(super) async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
     if only_reads(request.method()) {
         return admit(&guard, request, next).await.unwrap_or_else(|response| response);
@@ -124,7 +123,7 @@ pub(super) async fn check(State(guard): State<Arc<Guard>>, request: Request, nex
         .extensions()
         .get::<ConnectInfo<Peer>>()
         .map_or_else(|| "unknown".to_owned(), |info| info.0.0.to_string());
-    // Two lines, so that the log may leave out what anybody can cause, and nothing else.
+    // Two log statements, so that a log filter can omit refused requests, which anyone can send, and nothing else.
     match admit(&guard, request, next).await {
         Ok(response) => {
             if response.extensions().get::<AlreadyLogged>().is_none() {
@@ -139,10 +138,10 @@ pub(super) async fn check(State(guard): State<Arc<Guard>>, request: Request, nex
     }
 }
 
-/// The answer to a request; `Err` where whoever asks has shown no right to more than everybody gets.
+/// Returns the response, or `Err` with it if the client has shown no more rights than any other.
 async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, Response> {
     let path = request.uri().path();
-    // A request that names the host in its first line means that one, whatever the header says (RFC 9112).
+    // RFC 9112: a host in the request line takes precedence over the header.
     let authority = match request.uri().authority() {
         Some(authority) => Some(authority.clone()),
         None => {
@@ -162,7 +161,7 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, 
         );
         return Err(refuse(path, StatusCode::MISDIRECTED_REQUEST, &message));
     }
-    // A page of somebody else can make a browser send a change here. Browsers then say whose page it was.
+    // Another site's page can make a browser send a change here. Browsers then name the page's origin.
     if !only_reads(request.method()) && !guard.knows_origin(&request) {
         return Err(refuse(
             path,
@@ -178,7 +177,7 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, 
         Access::Made { file, .. } => Some(file.clone()),
     };
     let trusted = shown || (!matches!(*access, Access::Given(_)) && only_reads(request.method()));
-    // Those who check health have no token, and learn no more than yes or no.
+    // Health checks have no token. They only learn whether the router is ready.
     if !trusted && !is_for_all(path) {
         if let Access::ReadOnly { why } = &*access {
             return Err(refuse(path, StatusCode::SERVICE_UNAVAILABLE, why));
@@ -224,7 +223,7 @@ mod tests {
             "127.0.0.1.evil.example",
             "127.0.0.1.nip.io",
             "sub.router-1.example",
-            "2130706433", // a number is not an address to the parser, but a browser would resolve it itself
+            "2130706433", // an integer is not an address to the parser, but browsers resolve it
         ] {
             assert!(!knows(host), "{host}");
         }

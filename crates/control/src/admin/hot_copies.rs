@@ -1,7 +1,6 @@
-//! Hot copies in the admin API: what is told of them, and what may be asked. As in `report`, names of fields are only
-//! ever added to.
+//! Hot copies in the admin API: reports and requests. As in `report`, fields are only ever added.
 //!
-//! The armed keys are a number here and no list: the router knows hashes, and names are for `hotkeys` to tell.
+//! Cacheable keys appear only as a count: the router knows their hashes, and `hotkeys` shows names.
 
 use std::collections::BTreeMap;
 
@@ -9,52 +8,52 @@ use serde::{Deserialize, Serialize};
 
 use super::moves::{Refused, wrong};
 
-/// What the router answers from hot copies.
+/// State of hot copies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HotCopiesReport {
-    /// `on`, `off` (the configuration says so), or `suspended` (somebody has said so).
+    /// `on`, `off` (by configuration), or `suspended` (by an operator).
     pub state: String,
-    /// Keys that may have copies now.
+    /// Number of keys that may have copies now.
     pub keys: u64,
-    /// Copies that there are, over all workers.
+    /// Number of copies, over all workers.
     pub copies: u64,
-    /// Bytes that they take.
+    /// Bytes of all copies.
     pub bytes: u64,
-    /// Commands that copies have answered, since the start.
+    /// Commands answered from copies, since the start.
     pub hits: u64,
-    /// Times that a node was asked for a copy.
+    /// Reads sent to nodes to fill a copy.
     pub fills: u64,
-    /// Answers that were not kept, by why.
+    /// Replies that were not stored, by reason.
     pub discarded: BTreeMap<String, u64>,
-    /// Keys of which nodes have said that they changed.
+    /// Invalidations received from nodes.
     pub invalidations: u64,
-    /// Nodes that give no copies, and why.
+    /// Nodes without hot copies, with the reason.
     pub refused: BTreeMap<String, String>,
 }
 
-/// What is to be done with hot copies, as it is sent.
+/// A request about hot copies, as sent by a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HotCopiesRequest {
     /// `evict`, `off` or `on`.
     #[serde(rename = "do")]
     pub verb: String,
-    /// To evict: those of this key.
+    /// For `evict`: copies of this key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// To evict: those of keys that begin so.
+    /// For `evict`: copies of all keys with this prefix.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
-    /// To evict: all.
+    /// For `evict`: all copies.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub all: bool,
 }
 
 impl HotCopiesRequest {
-    /// What that asks for.
+    /// Returns the order.
     ///
     /// # Errors
-    /// If it asks for nothing, or for several things at once.
+    /// If the fields do not name exactly one action.
     pub fn order(self) -> Result<HotCopiesOrder, Refused> {
         match (self.verb.as_str(), self.key, self.prefix, self.all) {
             ("off", None, None, false) => Ok(HotCopiesOrder::Suspend(true)),
@@ -69,25 +68,25 @@ impl HotCopiesRequest {
     }
 }
 
-/// What is to be done with hot copies. Names of keys are bytes.
+/// An order about hot copies. Keys are bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HotCopiesOrder {
-    /// Whatever is known of this key is past.
+    /// Invalidate all copies of this key.
     EvictKey(Vec<u8>),
-    /// The same of keys that begin so.
+    /// Invalidate all copies of keys with this prefix.
     EvictPrefix(Vec<u8>),
-    /// The same of all keys.
+    /// Invalidate all copies.
     EvictAll,
-    /// Nothing is answered from copies any more, or (false) it is again.
+    /// Suspend (true) or resume (false) answering from copies.
     Suspend(bool),
 }
 
-/// What was done with them.
+/// Result of an order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HotCopiesDone {
-    /// In words.
+    /// Result as a sentence.
     pub says: String,
-    /// Whether anything is answered from copies now: `on`, `off` or `suspended`.
+    /// State afterwards: `on`, `off` or `suspended`.
     pub state: String,
 }
 

@@ -1,8 +1,7 @@
-//! Accepts admin connections: not too many, and none for ever.
+//! Accepts admin connections, with a bound on their number and on their idle time.
 //!
-//! The admin port shares file descriptors with the data plane, so whoever opens connections here without end would shut
-//! clients out there. And the HTTP layer has no timer for a client that never finishes its request or never reads its
-//! answer.
+//! The admin port shares file descriptors with the data plane, so unbounded connections here would exclude clients
+//! there. The HTTP layer has no timeout for a client that never finishes its request or never reads its response.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,19 +20,19 @@ use tokio::time::{Instant, Sleep, sleep, timeout_at};
 
 use super::tls::{AdminTls, Stream};
 
-/// Connections at once; more wait in the backlog. A scraper or two, a dashboard in some browsers (six connections
-/// each), scripts.
+/// Maximum number of connections; more wait in the backlog. Enough for a scraper or two, scripts, and a dashboard in
+/// some browsers (six connections each).
 const CONNECTIONS_MAX: usize = 64;
 
-/// A connection is closed when it got no byte of an answer for this long: Prometheus scrapes once a minute at the
-/// slowest usual setting, and keeps its connection.
+/// Time without a written byte after which a connection is closed. Prometheus keeps its connection, and at the slowest
+/// usual setting it scrapes once a minute.
 const IDLE_MAX: Duration = Duration::from_secs(90);
 
-/// Where all connections are taken, one that got no byte of an answer for this long gives its place up: whoever can
-/// reach the port can take all of them, and an operator is to get in. The one that waits longest goes first.
+/// Bound on idle time while all connections are in use: any client can take all of them, and an operator must still get
+/// in. The connection that has been idle longest is closed first.
 const BUSY_IDLE_MAX: Duration = Duration::from_secs(5);
 
-/// Who sent a request, for the audit log.
+/// Address of the client, for the audit log.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer(pub(super) SocketAddr);
 
@@ -43,21 +42,19 @@ impl Connected<IncomingStream<'_, BoundedListener>> for Peer {
     }
 }
 
-/// Connections that are open.
 #[derive(Default)]
 struct Open {
     last: u64,
     by_number: HashMap<u64, Place>,
 }
 
-/// A connection's place: when it was last written to (or taken), and how it is told to end.
+/// An open connection: the time of its last write (or accept), and the channel that closes it.
 struct Place {
     used: Instant,
     end: oneshot::Sender<()>,
 }
 
 impl Open {
-    /// The one that was used the longest ago.
     fn oldest(&self) -> Option<(u64, Instant)> {
         self.by_number.iter().map(|(number, place)| (*number, place.used)).min_by_key(|(_, used)| *used)
     }
@@ -87,7 +84,7 @@ impl BoundedListener {
         Self { listener, permits, open: Arc::default(), idle_max, busy_idle_max, tls: None }
     }
 
-    /// A place for another connection. Where there is none, the one that waits longest ends, as soon as it may.
+    /// Reserves a connection. If all are in use, closes the longest idle one as soon as its idle time permits.
     async fn place(&self) -> OwnedSemaphorePermit {
         let mut not_before = Instant::now();
         loop {
@@ -97,11 +94,12 @@ impl BoundedListener {
                 return permit.expect("this semaphore is never closed");
             }
             let mut open = lock(&self.open);
-            // It may have been used meanwhile.
+            // The connection may have been used in the meantime.
             if let Some((number, _)) = open.oldest().filter(|(_, used)| used.elapsed() >= self.busy_idle_max)
                 && let Some(place) = open.by_number.remove(&number)
             {
-                // Also when it has just ended by itself. One at a time: its place is free in a moment.
+                // The connection may have just ended, then the send fails. Close one at a time: its permit is free in a
+                // moment.
                 let _ = place.end.send(());
                 not_before = Instant::now() + Duration::from_millis(100);
             }
@@ -115,7 +113,7 @@ impl Listener for BoundedListener {
 
     async fn accept(&mut self) -> (Connection, SocketAddr) {
         let permit = self.place().await;
-        // axum's own accept, which waits out errors such as a lack of file descriptors.
+        // axum's own accept waits out errors such as exhausted file descriptors.
         let (stream, address) = Listener::accept(&mut self.listener).await;
         let idle_max = self.idle_max;
         let deadline = Box::pin(sleep(idle_max));
@@ -137,14 +135,14 @@ impl Listener for BoundedListener {
     }
 }
 
-/// A connection that fails when nothing could be written to it for too long. Reading does not count: who sends a byte
-/// now and then and never a whole request is the very case.
+/// A connection that fails if nothing could be written to it for too long. Reads do not reset the timer, because a
+/// client that sends a byte now and then never completes its request.
 pub(super) struct Connection {
     stream: Stream,
     deadline: Pin<Box<Sleep>>,
     idle_max: Duration,
     number: u64,
-    /// Its place is wanted.
+    /// Fires when the connection must make room for another.
     ended: oneshot::Receiver<()>,
     open: Arc<Mutex<Open>>,
     _permit: OwnedSemaphorePermit,
@@ -157,7 +155,7 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    /// What to return when the socket is not ready: still pending, or too late.
+    /// Result for a socket that is not ready: pending, or timed out.
     fn wait<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         if !self.ended.is_terminated() && Pin::new(&mut self.ended).poll(context).is_ready() {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
@@ -262,7 +260,7 @@ mod tests {
         }
         let (mut held, _) = listener.accept().await;
         let (mut used, _) = listener.accept().await;
-        // Whoever serves it.
+        // Stands for the server task.
         let held = tokio::spawn(async move { held.read_u8().await.expect_err("nothing comes").kind() });
         let (third, _) = tokio::select! {
             third = listener.accept() => third,

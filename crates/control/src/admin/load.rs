@@ -1,74 +1,74 @@
-//! The load of the fleet, as the admin API shows it.
+//! Reports of the fleet's load in the admin API.
 
 use serde::{Deserialize, Serialize};
 
-/// The load of all nodes, and the slots that are used most.
+/// Load of all nodes, and the busiest slots.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
-    /// All nodes.
+    /// One entry per node.
     pub nodes: Vec<NodeLoadReport>,
-    /// The busiest slots, the first one first.
+    /// Busiest slots, in descending order.
     pub slots: Vec<SlotLoadReport>,
 }
 
 impl LoadReport {
-    /// So many slots are shown.
+    /// Maximum number of slots in a report.
     pub const SLOTS: usize = 20;
 }
 
-/// The load of a node over the last second. A number that is not known is left out.
+/// Load of a node over the last second. Unknown numbers are omitted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeLoadReport {
-    /// Its name.
+    /// Name of the node.
     pub node: String,
-    /// Commands sent to it.
+    /// Commands sent per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests_per_second: Option<f64>,
-    /// Mean time from sending a command to its answer, microseconds; without commands that wait there.
+    /// Mean time from sending a command to its reply, in microseconds. Blocking commands are excluded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_us: Option<f64>,
-    /// Half of the answers took no longer, microseconds, to within a fifth.
+    /// Median time to the reply, in microseconds, to within a fifth.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p50_us: Option<u64>,
-    /// 99 of 100 answers took no longer, microseconds, to within a fifth.
+    /// 99th percentile of the time to the reply, in microseconds, to within a fifth.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p99_us: Option<u64>,
     /// Commands sent and not yet answered.
     pub in_flight: u64,
-    /// Time of one processor that its server takes, percent, with all its threads.
+    /// CPU time of the server over all threads, in percent of one processor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_percent: Option<f64>,
-    /// Memory that the server uses, bytes.
+    /// Bytes of memory that the server uses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Its `maxmemory`; 0: no limit.
+    /// `maxmemory` in bytes. 0 means no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_max_bytes: Option<u64>,
-    /// Keys in all its databases.
+    /// Keys in all databases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<u64>,
-    /// Keys that it evicts for want of memory, each second.
+    /// Evictions per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evictions_per_second: Option<f64>,
-    /// Its clients, the router's connections among them.
+    /// Number of clients, including the router's connections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clients: Option<u64>,
-    /// Bytes that its slowest replica is behind.
+    /// Replication lag of the slowest replica, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replica_lag_bytes: Option<u64>,
 }
 
-/// The load of a slot, of a sample and weighed over the last ten seconds.
+/// Load of a slot, sampled, as a weighted average over the last ten seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SlotLoadReport {
-    /// Its number.
+    /// Slot number.
     pub slot: u16,
-    /// Its owner.
+    /// Owner of the slot.
     pub node: String,
-    /// Uses of its keys each second.
+    /// Uses of the slot's keys per second.
     pub commands_per_second: f64,
-    /// Those that may write.
+    /// Commands per second that may write.
     pub writes_per_second: f64,
-    /// Bytes of commands and answers each second.
+    /// Bytes of commands and replies per second.
     pub bytes_per_second: f64,
 }

@@ -1,12 +1,11 @@
-//! The admin port: metrics, health, status, and what changes nodes and moves, over HTTP or HTTPS.
+//! The admin port: metrics, health, status, and control of nodes and moves, over HTTP or HTTPS.
 //!
-//! Whoever can reach it may read, so it listens on loopback unless told otherwise, and elsewhere only with a token of
-//! the configuration. What changes something needs a token also on loopback ([`token`]). Loopback alone does not keep
-//! web pages out (a page can point a name of its own at 127.0.0.1), hence the check of the `Host` header. Nothing here
-//! changes state by GET.
+//! Any client that can connect may read, so the port listens on loopback by default, and elsewhere only with a
+//! configured token. Changes need a token even on loopback ([`token`]). Loopback alone does not exclude web pages (a
+//! page can point a name of its own at 127.0.0.1), hence the check of the `Host` header. No GET changes state.
 //!
-//! HTTP is not spoken by the router's workers but on tokio here, in a thread of its own: a scrape must never take a
-//! turn of a worker's loop, and a worker that hangs must be visible from outside.
+//! HTTP runs on tokio in a thread of its own rather than on the workers: a scrape must never take a turn of a worker's
+//! loop, and a hanging worker must be visible from outside.
 
 mod autoscale;
 mod guard;
@@ -56,45 +55,44 @@ pub use token::{Access, AdminAccess, Token};
 use guard::Guard;
 use listener::{BoundedListener, Peer};
 
-/// How long requests that are being answered may take after the shutdown was asked for.
+/// Time that requests in progress have to finish after a shutdown begins.
 const SHUTDOWN_BOUND: Duration = Duration::from_secs(1);
 
-/// How the admin port is reached, and by whom.
+/// Settings of the admin port.
 #[derive(Clone, Debug)]
 pub struct AdminOptions {
-    /// Who may do what. Must be [`Access::Given`] if the address is not a loopback address. The handle is kept by
-    /// whoever renews it.
+    /// Access rights. Must be [`Access::Given`] unless the address is a loopback address. The owner of the other handle
+    /// renews them.
     pub access: AdminAccess,
-    /// Names by which browsers and tools may address this host, beside `localhost` and any IP address: what stands in
-    /// their `Host` header, without the port.
+    /// Host names accepted in the `Host` header, without the port, in addition to `localhost` and any IP address.
     pub host_names: Vec<String>,
-    /// Certificates, for HTTPS. The handle is kept by whoever renews them.
+    /// Certificates, for HTTPS. The owner of the other handle renews them.
     pub tls: Option<AdminTls>,
 }
 
-/// Why the admin port could not be opened.
+/// Errors of opening the admin port.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
-    /// Others could reach it, and there is no token.
+    /// The address is reachable from other machines, and no token is set.
     #[error(
         "the admin port on {address} could be reached from other machines, and no token is set; \
          set a token for it, or bind it to 127.0.0.1"
     )]
     Exposed {
-        /// The address asked for.
+        /// Requested address.
         address: SocketAddr,
     },
-    /// The address cannot be had.
+    /// Binding the address failed.
     #[error("cannot listen on {address} for the admin API: {why}")]
     Listen {
-        /// The address asked for.
+        /// Requested address.
         address: SocketAddr,
-        /// What the system said.
+        /// Error of the operating system.
         why: io::Error,
     },
 }
 
-/// The admin port, bound and not yet serving.
+/// The bound admin port, before it serves.
 #[derive(Debug)]
 pub struct Admin {
     address: SocketAddr,
@@ -103,10 +101,10 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Takes the port.
+    /// Binds the port.
     ///
     /// # Errors
-    /// If the port cannot be had, or would be exposed without a token.
+    /// If the port cannot be bound, or would be exposed without a token.
     pub async fn bind(address: SocketAddr, options: AdminOptions) -> Result<Self, AdminError> {
         if !address.ip().to_canonical().is_loopback() && !matches!(*options.access.now(), Access::Given(_)) {
             return Err(AdminError::Exposed { address });
@@ -117,17 +115,16 @@ impl Admin {
         Ok(Self { address, listener, options })
     }
 
-    /// The address listened on, with the port that the system chose if 0 was asked for.
+    /// Bound address, with the port chosen by the system if port 0 was requested.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves what comes from `source`, until `shutdown` completes. Answers that are under way then get a moment to
-    /// finish.
+    /// Serves `source` until `shutdown` completes. Responses in progress then have 1 s to finish.
     ///
     /// # Errors
-    /// If the listener fails for good.
+    /// If the listener fails permanently.
     pub async fn serve(
         self,
         source: Arc<dyn Source>,
@@ -136,7 +133,7 @@ impl Admin {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let until = async move {
             shutdown.await;
-            // Also when nobody listens any more, which is fine.
+            // Fails if serving has already ended, which is fine.
             let _ = stop.send(());
         };
         let tls = self.options.tls.clone();
@@ -151,7 +148,7 @@ impl Admin {
         };
         tokio::select! {
             result = serving => result,
-            () = bound => Ok(()), // a client that neither sends nor reads does not hold up the process
+            () = bound => Ok(()), // a client that neither sends nor reads must not delay the process's exit
         }
     }
 }

@@ -1,5 +1,4 @@
-//! Moves and nodes in the admin API: what may be asked, and what is told. As in `report`, names of fields are only ever
-//! added to.
+//! Moves and nodes in the admin API: requests and reports. As in `report`, fields are only ever added.
 
 use serde::{Deserialize, Serialize};
 use switchyard_policy::migration::Side;
@@ -8,76 +7,76 @@ use super::autoscale::AutoscaleRequest;
 use super::hot_copies::HotCopiesOrder;
 use super::planner::{AutomationRequest, PlanRequest};
 
-/// What changes something, or asks about moves. The command line, the admin API and `SWITCHYARD` over RESP all come to
-/// one of these.
+/// A command to the router, or a query about moves. The command line, the admin API and `SWITCHYARD` over RESP all
+/// become an operation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operation {
     /// Move slots, or single keys.
     Move(MoveRequest),
-    /// What is under way, waits, and has ended.
+    /// List moves: running, queued and ended.
     Moves,
-    /// Which node owns which slots, and what else is to be known to find a key.
+    /// Return the slot map: owners, slots in transit, placement overrides.
     Slots,
-    /// How many of some keys of each node the slot map looks for elsewhere.
+    /// Count misplaced keys in a sample of each node's keys.
     Misplaced,
-    /// Where these keys are.
+    /// Locate keys.
     Where(Vec<Vec<u8>>),
-    /// The keys of each node that are used most.
+    /// List the most used keys of each node.
     HotKeys {
-        /// How many of each node, at most.
+        /// Maximum number of keys per node.
         keys: usize,
-        /// Whoever asks may read their names.
+        /// Whether the client may read names of keys.
         named: bool,
     },
-    /// The load of nodes and slots.
+    /// Return the load of nodes and slots.
     Load,
-    /// What is answered from hot copies.
+    /// Return the state of hot copies.
     HotCopies,
-    /// Do something to them.
+    /// Control hot copies.
     SteerHotCopies(HotCopiesOrder),
-    /// Make a plan now; carry it out.
+    /// Make a plan, and apply it if requested.
     Plan(PlanRequest),
-    /// The planner's decisions.
+    /// List the planner's decisions.
     PlanHistory {
-        /// The client may read names of keys.
+        /// Whether the client may read names of keys.
         named: bool,
     },
-    /// One of its decisions once more, on what it was made on.
+    /// Repeat a decision on its stored input.
     Replay {
-        /// Its number.
+        /// Number of the decision.
         id: u64,
-        /// The client may read names of keys.
+        /// Whether the client may read names of keys.
         named: bool,
     },
-    /// The number of nodes that there are to be, and the reasons.
+    /// Return the target number of nodes, and the reasons.
     Autoscale,
-    /// Say how many.
+    /// Control the autoscaler.
     SteerAutoscale(AutoscaleRequest),
-    /// Whether anything is done without anybody asking.
+    /// Return whether the planner acts by itself.
     Automation,
-    /// Whether it may be.
+    /// Enable or disable automation.
     SteerAutomation(AutomationRequest),
-    /// Do something to a move.
+    /// Control a move.
     Steer {
-        /// The move's number.
+        /// Move id.
         id: u64,
-        /// What.
+        /// Action.
         what: SteerRequest,
     },
-    /// Let a node join.
+    /// Add a node.
     AddNode(AddNodeRequest),
-    /// Move everything away from a node.
+    /// Move all data away from a node.
     DrainNode(NodeRequest),
-    /// A node that was drained may get slots again.
+    /// Let a drained node receive slots again.
     UndrainNode(NodeRequest),
-    /// Let a node go that owns nothing.
+    /// Remove a node that owns no slots and keys.
     RemoveNode(NodeRequest),
-    /// Even the slots.
+    /// Balance slots or load.
     Balance(BalanceRequest),
 }
 
 impl Operation {
-    /// Whether it changes something. What is only planned does not.
+    /// Whether the operation changes state. A dry run does not.
     #[must_use]
     pub fn changes(&self) -> bool {
         match self {
@@ -104,33 +103,32 @@ impl Operation {
     }
 }
 
-/// Slots to move, or keys. What is not said is as the configuration has it.
+/// Slots or keys to move. Omitted fields default to the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoveRequest {
-    /// Name of the source; empty: wherever the slots or keys are.
+    /// Name of the source. Empty: the present owners of the slots or keys.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub from: String,
-    /// Name of the target; empty with `home`.
+    /// Name of the target. Empty with `home`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub to: String,
-    /// Which: `0-100,200`.
+    /// Slots as ranges: `0-100,200`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<String>,
-    /// All that the source owns.
+    /// Move all slots of the source.
     #[serde(default)]
     pub all: bool,
-    /// Not slots but the keys at the source that match this pattern (as that of `KEYS`).
+    /// Move the source's keys that match this pattern (syntax of `KEYS`), without their slots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<String>,
-    /// The keys that live at the source although their slots do not (of these, those that match `keys` if it is given)
-    /// go to the owners of their slots.
+    /// Return the source's placement overrides to the owners of their slots, or only the keys that match `keys`.
     #[serde(default)]
     pub home: bool,
-    /// Only say what would be done.
+    /// Only return the plan.
     #[serde(default)]
     pub dry_run: bool,
-    /// How.
+    /// Options of the move.
     #[serde(flatten)]
     pub how: HowRequest,
 }
@@ -140,281 +138,280 @@ pub struct MoveRequest {
 pub struct SlotsReport {
     /// Epoch of the map.
     pub epoch: u64,
-    /// The nodes, by number; also those that own none.
+    /// All nodes by number, including nodes without slots.
     pub nodes: Vec<NodeSlotsReport>,
-    /// All slots as ranges of one owner, in order.
+    /// All slots in order, merged into ranges of one owner.
     pub ranges: Vec<RangeReport>,
-    /// Slots that are on their way to another node.
+    /// Slots in transit.
     pub in_transit: Vec<TransitReport>,
-    /// Keys that live elsewhere than their slots: how many of each slot, by node.
+    /// Placement overrides: number of keys per slot and node.
     pub exceptions: Vec<ExceptionsReport>,
 }
 
-/// What a look at some keys of each node that answered has found.
+/// Misplaced keys, from a sample of each node that replied.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MisplacedReport {
-    /// By node.
+    /// One entry per node.
     pub nodes: Vec<NodeMisplacedReport>,
 }
 
-/// What it has found at a node.
+/// Misplaced keys of a node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeMisplacedReport {
-    /// Its name.
+    /// Name of the node.
     pub node: String,
-    /// How many keys were looked at.
+    /// Number of keys in the sample.
     pub keys: u64,
-    /// For how many of these the slot map looks elsewhere, so that no client finds them.
+    /// Number of these keys that the slot map places elsewhere, so that no client finds them.
     pub elsewhere: u64,
 }
 
-/// What a node owns.
+/// Slots and keys of a node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeSlotsReport {
-    /// Its name.
+    /// Name of the node.
     pub node: String,
-    /// How many slots.
+    /// Number of slots.
     pub slots: u64,
-    /// Which: `0-100,200`.
+    /// Slots as ranges: `0-100,200`.
     pub ranges: String,
-    /// How many keys live at it without their slots.
+    /// Number of placement overrides at the node.
     pub exceptions: u64,
 }
 
-/// Slots of one owner.
+/// A range of slots with one owner.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RangeReport {
-    /// The first.
+    /// First slot.
     pub first: u16,
-    /// The last.
+    /// Last slot, inclusive.
     pub last: u16,
-    /// Their owner.
+    /// Owner.
     pub node: String,
 }
 
-/// Slots, or some keys of them, on their way.
+/// Slots in transit, or some of their keys.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TransitReport {
-    /// The move.
+    /// Move id.
     #[serde(rename = "move")]
     pub move_id: u64,
-    /// From where.
+    /// Name of the source.
     pub from: String,
-    /// To where.
+    /// Name of the target.
     pub to: String,
-    /// Which slots: `0-100,200`.
+    /// Slots as ranges: `0-100,200`.
     pub slots: String,
-    /// How many.
+    /// Number of slots.
     pub count: u64,
-    /// `listed`: all keys are still at the source. `moving`: each is at either.
+    /// `listed`: all keys are still at the source. `moving`: each key is at one of the two nodes.
     pub stage: String,
-    /// Only single keys of them move.
+    /// Whether only single keys of the slots move.
     pub keys_only: bool,
 }
 
-/// Keys of a slot that live elsewhere.
+/// Placement overrides of a slot at one node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ExceptionsReport {
-    /// The slot.
+    /// Slot number.
     pub slot: u16,
-    /// The owner of the slot.
+    /// Owner of the slot.
     pub owner: String,
-    /// Where they live.
+    /// Node that has the keys.
     pub node: String,
-    /// How many.
+    /// Number of keys.
     pub keys: u64,
 }
 
-/// The keys that are used most, and the load of their nodes. Rates of keys are of a sample, and weighed over the last
-/// seconds.
+/// The most used keys, and the load of their nodes. Key rates are sampled, as weighted averages of the last seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HotKeysReport {
-    /// All nodes.
+    /// One entry per node.
     pub nodes: Vec<HotNodeReport>,
 }
 
 impl HotKeysReport {
-    /// Keys of each node, where nobody says how many.
+    /// Default number of keys per node.
     pub const KEYS: usize = 10;
-    /// Most that can be asked for.
+    /// Maximum number of keys per node.
     pub const KEYS_MAX: usize = 256;
 
-    /// How many somebody wants, if that can be had.
+    /// Parses a number of keys. `None` if it is not between 1 and [`Self::KEYS_MAX`].
     #[must_use]
     pub fn count(text: &str) -> Option<usize> {
         text.parse().ok().filter(|count| (1..=Self::KEYS_MAX).contains(count))
     }
 }
 
-/// Those of one node. What is not known is left out.
+/// The most used keys of a node. Unknown numbers are omitted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HotNodeReport {
-    /// Its name.
+    /// Name of the node.
     pub node: String,
-    /// How often keys are used there, each second.
+    /// Uses of keys per second at the node.
     pub uses_per_second: f64,
-    /// How often hot copies answer in its place, each second.
+    /// Hits of hot copies per second, instead of the node.
     pub hits_per_second: f64,
-    /// Commands that go to it in the last second, all of them: not from a sample.
+    /// Commands sent to the node in the last second. Exact, not sampled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests_per_second: Option<f64>,
-    /// From sending a command to its answer, on average over the last second, microseconds; without commands that wait
-    /// there. None also where it answered none.
+    /// Mean time from sending a command to its reply over the last second, in microseconds. Blocking commands are
+    /// excluded. `None` without replies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_us: Option<f64>,
-    /// What its server takes of one processor, percent, with all its threads.
+    /// CPU time of the server over all threads, in percent of one processor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_percent: Option<f64>,
-    /// Memory that the server uses, bytes.
+    /// Bytes of memory that the server uses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Its `maxmemory`; 0: no limit.
+    /// `maxmemory` in bytes. 0 means no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_max_bytes: Option<u64>,
-    /// The keys, the one that is used most first.
+    /// Keys, in descending order of use.
     pub keys: Vec<HotKeyReport>,
 }
 
-/// A key that is used much.
+/// A frequently used key.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HotKeyReport {
-    /// Its name; what is not UTF-8 is escaped. None where it is longer than 64 bytes, or for whoever may not read it.
+    /// Name, with bytes other than UTF-8 escaped. `None` if it is longer than 64 bytes, or the client may not read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// What stands for it and its database until the router restarts: 16 hexadecimal digits.
+    /// Identifies the key and its database until the router restarts: 16 hexadecimal digits.
     pub fingerprint: String,
-    /// Its database.
+    /// Database number.
     pub database: u32,
-    /// Commands that only read, each second.
+    /// Read-only commands per second.
     pub reads_per_second: f64,
-    /// All others, each second.
+    /// Other commands per second.
     pub writes_per_second: f64,
-    /// Reads that hot copies answer, each second.
+    /// Hits of hot copies per second.
     pub hits_per_second: f64,
-    /// Bytes of these commands, each second.
+    /// Bytes of these commands per second.
     pub bytes_per_second: f64,
-    /// Bytes of the answers, each second.
+    /// Bytes of the replies per second.
     pub reply_bytes_per_second: f64,
-    /// From sending a command to the node to its answer, on average, microseconds; without commands that wait there.
+    /// Mean time from sending a command to its reply, in microseconds. Blocking commands are excluded.
     pub wait_us: f64,
-    /// For so long it has been among the keys that are counted, seconds.
+    /// Time since the key entered the set of counted keys, in seconds.
     #[serde(default)]
     pub since_seconds: f64,
-    /// Its share of the uses at its node, percent.
+    /// Share of the uses at the node, in percent.
     pub percent: f64,
 }
 
-/// Where keys are.
+/// Locations of keys.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WhereReport {
     /// Epoch of the map.
     pub epoch: u64,
-    /// The keys, in the order asked.
+    /// Keys in the order of the request.
     pub keys: Vec<KeyReport>,
 }
 
-/// Where a key is, whether it exists or not.
+/// Location of a key, whether it exists or not.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct KeyReport {
-    /// Its name; what is not UTF-8 is escaped.
+    /// Name, with bytes other than UTF-8 escaped.
     pub key: String,
-    /// Its slot.
+    /// Slot of the key.
     pub slot: u16,
-    /// The hash tag that decides that, where it has one.
+    /// Hash tag, if the name contains one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash_tag: Option<String>,
-    /// The owner of the slot.
+    /// Owner of the slot.
     pub owner: String,
-    /// The node at which the key is; in transit, the one that it comes from.
+    /// Node that has the key; in transit, the source.
     pub node: String,
-    /// It was moved there alone, without its slot.
+    /// Whether the key was moved without its slot.
     pub relocated: bool,
-    /// Its slot is on its way to another node, and maybe the key with it.
+    /// Transit of the key's slot, which may include the key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_transit: Option<TransitReport>,
 }
 
-/// How data is to move.
+/// Options of a move.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HowRequest {
-    /// fast, balanced or gentle.
+    /// `fast`, `balanced` or `gentle`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub goal: Option<String>,
-    /// Bytes per second at most.
+    /// Maximum rate, in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_rate: Option<u64>,
-    /// memory, aof or replica.
+    /// `memory`, `aof` or `replica`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub durability: Option<String>,
-    /// switchyard, or one of those for comparisons.
+    /// `switchyard`, or a protocol for comparison.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol: Option<String>,
-    /// The protocol as it was published.
+    /// Options of a published protocol.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paper: Option<Box<PaperRequest>>,
-    /// Go on although clients use the nodes directly.
+    /// Proceed although clients use the nodes directly.
     #[serde(default)]
     pub allow_direct_clients: bool,
-    /// Remove what is found at a target in slots that it does not own, whoever put it there.
+    /// Remove keys found at a target in slots that it does not own, regardless of their origin.
     #[serde(default)]
     pub purge_target: bool,
-    /// Go on by a protocol that loses keys when a node restarts in the middle.
+    /// Proceed with a protocol that loses keys if a node restarts during the move.
     #[serde(default)]
     pub allow_key_loss: bool,
 }
 
-/// How a published protocol is set; what is not said is as its paper has it.
+/// Options of a published protocol. Omitted fields default to the paper's values.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PaperRequest {
-    /// What remembers where groups are: exact, bloom, bloom+counting or adaptive.
+    /// Structure that tracks the location of groups: `exact`, `bloom`, `bloom+counting` or `adaptive`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tracker: Option<String>,
-    /// How many groups there are.
+    /// Number of groups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<u32>,
-    /// Bits of the filter for each group.
+    /// Bits of the filter per group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bits: Option<u8>,
-    /// Of bloom: the arm without filter and forwarding.
+    /// For `bloom`: the variant without filter and forwarding.
     #[serde(default)]
     pub no_forwarding: bool,
 }
 
-/// What may be done to a move.
+/// An action on a move.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SteerRequest {
-    /// Stop where it is, until it is resumed.
+    /// Pause until the move is resumed.
     Pause,
-    /// Go on.
+    /// Resume.
     Resume,
-    /// Finish the slots being moved now, or bring them back, then stop.
+    /// Finish the slots in transit, or return them, then stop.
     Abort(AbortRequest),
-    /// Go on with another goal: fast, balanced or gentle.
+    /// Change the goal: `fast`, `balanced` or `gentle`.
     Goal(String),
-    /// Go on with so many bytes per second at most; `None`: as the goal says.
+    /// Change the maximum rate, in bytes per second. `None`: the goal's default.
     MaxRate(Option<u64>),
 }
 
-/// How a move is to be aborted.
+/// Options of an abort.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AbortRequest {
-    /// Do not wait for this node of the move: it is lost for good.
+    /// Do not wait for this node: it is permanently lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lose: Option<Lose>,
-    /// Only say what would be done, and what would be lost.
+    /// Only return the plan, and the keys that would be lost.
     #[serde(default)]
     pub dry_run: bool,
 }
 
-/// A node of a move that is lost for good.
+/// A permanently lost node of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lose {
-    /// The one that keys move from.
+    /// The node that keys leave.
     Source,
-    /// The one that keys move to.
+    /// The node that keys go to.
     Target,
 }
 
@@ -427,77 +424,76 @@ impl From<Lose> for Side {
     }
 }
 
-/// Another goal for a move.
+/// A new goal for a move.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GoalRequest {
-    /// fast, balanced or gentle.
+    /// `fast`, `balanced` or `gentle`.
     pub goal: String,
 }
 
-/// Another rate for a move.
+/// A new maximum rate for a move.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MaxRateRequest {
-    /// Bytes per second at most; `null`: as the goal says. Named in any case: a request without it would lift a bound
-    /// by mistake.
+    /// Bytes per second. `null`: the goal's default. Required, because a default would lift a limit by mistake.
     #[serde(deserialize_with = "Option::deserialize")]
     pub max_rate: Option<u64>,
 }
 
-/// A node that joins.
+/// A node to add.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AddNodeRequest {
-    /// Its address.
+    /// Address of the node.
     pub address: String,
-    /// Give it its share of the slots at once.
+    /// Move its share of the slots to it at once.
     #[serde(default)]
     pub rebalance: bool,
-    /// Go on although clients use commands that meet limits when there are two nodes.
+    /// Proceed although clients use commands that are incompatible with several nodes.
     #[serde(default)]
     pub allow_limits: bool,
-    /// How, where it gets some.
+    /// Options of these moves.
     #[serde(flatten)]
     pub how: HowRequest,
 }
 
-/// A node.
+/// A node to drain, undrain or remove.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeRequest {
-    /// Its address.
+    /// Address of the node.
     pub address: String,
-    /// Only say what would be done, where data would move.
+    /// For a drain: only return the plan.
     pub dry_run: bool,
-    /// How, where data moves.
+    /// Options of the moves.
     pub how: HowRequest,
 }
 
-/// Even slots; or move all away from a node that is named elsewhere.
+/// A request to balance, or to move everything away from the node in the path.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BalanceRequest {
-    /// Only say what would be done.
+    /// Only return the plan.
     #[serde(default)]
     pub dry_run: bool,
-    /// What is evened: `slots` (the default) or `load`.
+    /// Quantity to balance: `slots` (the default) or `load`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
-    /// How.
+    /// Options of the moves.
     #[serde(flatten)]
     pub how: HowRequest,
 }
 
-/// Why something was not done.
+/// Reason why an operation was not performed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// What was asked makes no sense.
+    /// The request is invalid.
     Wrong(String),
-    /// It does not fit the present state.
+    /// The request conflicts with the present state.
     Conflict(String),
-    /// It failed.
+    /// The operation failed.
     Failed(String),
-    /// The router does not serve (yet, or any more).
+    /// The router is not serving yet, or no longer.
     Unavailable(String),
 }
 
@@ -510,7 +506,7 @@ pub(crate) fn conflict(text: impl Into<String>) -> Refused {
 }
 
 impl Refused {
-    /// Why.
+    /// Reason as text.
     #[must_use]
     pub fn text(&self) -> &str {
         match self {
@@ -518,7 +514,7 @@ impl Refused {
         }
     }
 
-    /// The same with another text.
+    /// Replaces the text, keeping the variant.
     #[must_use]
     pub fn map(self, text: impl FnOnce(&str) -> String) -> Self {
         let text = text(self.text());
@@ -531,33 +527,33 @@ impl Refused {
     }
 }
 
-/// Moves that were begun, or would be.
+/// Moves that were started, or planned by a dry run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PlanReport {
-    /// They were only planned.
+    /// Whether the moves were only planned.
     pub dry_run: bool,
-    /// The moves; without numbers where they were only planned.
+    /// The moves. A dry run assigns no ids.
     pub moves: Vec<PlannedReport>,
-    /// What somebody should know who asks for this.
+    /// Notes for the operator.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
-/// A move that was begun, or would be.
+/// A move that was started, or planned.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PlannedReport {
-    /// Its number.
+    /// Move id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<u64>,
     /// Name of the source.
     pub from: String,
     /// Name of the target.
     pub to: String,
-    /// How many slots.
+    /// Number of slots.
     pub slots: u64,
-    /// Which, as ranges.
+    /// Slots as ranges.
     pub ranges: String,
-    /// How many keys, where these move without their slots.
+    /// Number of keys, if keys move without their slots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<u64>,
 }
@@ -565,189 +561,188 @@ pub struct PlannedReport {
 /// All moves.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MovesReport {
-    /// Under way, or waiting: by number.
+    /// Running and queued moves, by id.
     pub moves: Vec<MoveReport>,
-    /// Ended, the latest last; the last hundred.
+    /// The last hundred ended moves, the latest last.
     pub ended: Vec<MoveReport>,
-    /// What their records cost.
+    /// Cost of the journal.
     pub journal: JournalReport,
-    /// What is done now, or would be, where a move was aborted; for people.
+    /// Effect of an abort, as a sentence for display.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub says: String,
-    /// Keys that were brought home because commands needed them, since the router's start, by command.
+    /// Keys returned to their slot owners because commands needed them, since the router's start, by command.
     #[serde(default)]
     pub brought_home: Vec<HomeReport>,
 }
 
-/// Keys that came home because a command of a client needed them together with others of their slots.
+/// Keys returned to their slot owners because a client's command needed several keys on one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HomeReport {
-    /// The name of the command.
+    /// Name of the command.
     pub command: String,
-    /// How many keys, of those that it needed first.
+    /// Number of keys, counted under the command that needed them first.
     pub keys: u64,
 }
 
-/// The journal of the moves, since the router's start.
+/// Statistics of the move journal since the router's start.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct JournalReport {
     /// Bytes written.
     pub bytes: u64,
-    /// Records made durable.
+    /// Durable records.
     pub records: u64,
-    /// Times that the disk was waited for.
+    /// Number of waits for the disk.
     pub syncs: u64,
-    /// Length of the file, bytes.
+    /// File length in bytes.
     pub length: u64,
-    /// What keeps it from writing now.
+    /// Error that prevents writes now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
 }
 
-/// How a move is.
+/// State of a move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MoveState {
-    /// Waits until its nodes are free.
+    /// Waiting until its nodes are free.
     #[default]
     Queued,
-    /// Under way.
+    /// Running.
     Running,
-    /// Stopped by the user, until it is resumed.
+    /// Paused by an operator.
     Paused,
-    /// The user wants it to end: what is under way is ended, and nothing else is begun.
+    /// Aborted by an operator: slots in transit are finished or returned, no others are started.
     Aborting,
-    /// Over: the target owns all slots.
+    /// Ended: the target owns all slots.
     Done,
-    /// Over before the end.
+    /// Ended early.
     Stopped,
 }
 
 impl MoveState {
-    /// Whether it is over.
+    /// Whether the move has ended.
     #[must_use]
     pub fn is_over(self) -> bool {
         matches!(self, Self::Done | Self::Stopped)
     }
 }
 
-/// A big key that is being copied in pieces. Its name is nobody's business.
+/// A big key that is being copied in pieces. Its name is not disclosed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BigKeyReport {
-    /// Its type.
+    /// Type of the value.
     pub kind: String,
-    /// Bytes that it takes at the source.
+    /// Size at the source, in bytes.
     pub bytes: u64,
     /// Bytes copied so far.
     pub copied: u64,
-    /// All of it has been copied once, and what is written to it is copied after.
+    /// Whether everything has been copied once, and only later writes remain to be copied.
     pub is_read: bool,
-    /// How often the copy began again, because commands changed the value as a whole.
+    /// Number of restarts, because commands replaced the whole value.
     pub restarts: u32,
 }
 
-/// A move.
+/// State and progress of a move.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MoveReport {
-    /// Its number.
+    /// Move id. Never reused within a state directory.
     pub id: u64,
     /// Name of the source.
     pub from: String,
     /// Name of the target.
     pub to: String,
-    /// How it is.
+    /// State.
     pub state: MoveState,
-    /// What it does now, or why it ended.
+    /// Current activity, or the reason for the end.
     pub doing: String,
-    /// How: `switchyard`, `stop-and-copy`.
+    /// Protocol: `switchyard`, `stop-and-copy`.
     pub protocol: String,
-    /// How safe: `memory`, `aof`, `replica`.
+    /// Durability: `memory`, `aof`, `replica`.
     pub durability: String,
-    /// What matters most: `fast`, `balanced`, `gentle`.
+    /// Goal: `fast`, `balanced`, `gentle`.
     pub goal: String,
-    /// Bytes per second at most.
+    /// Maximum rate, in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_rate: Option<u64>,
-    /// How many keys it is about, where these move without their slots.
+    /// Number of keys, if keys move without their slots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<u64>,
-    /// The pattern by which these were chosen.
+    /// Pattern that selected these keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pattern: Option<String>,
-    /// It was begun by the router, because these commands of clients need its keys at home.
+    /// Commands that need the keys on their slot owner, if the router started this move for them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub home_for: Vec<HomeReport>,
-    /// The planner has begun it.
+    /// Whether the planner started the move.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub planned: bool,
-    /// Slots (those of the keys, where keys move without them).
+    /// Number of slots (of the keys, if keys move without them).
     pub slots: u64,
-    /// Slots that the target owns (or of which the keys live there).
+    /// Number of slots that the target already owns (or whose keys it already has).
     pub slots_done: u64,
-    /// Keys of the whole move, as far as they were found.
+    /// Keys found so far, over the whole move.
     pub keys_listed: u64,
-    /// Whether all were found.
+    /// Whether all keys were found.
     pub listed: bool,
     /// Keys moved.
     pub keys_moved: u64,
-    /// Bytes of their serialised values.
+    /// Bytes of their serialized values.
     pub bytes_moved: u64,
-    /// Keys of the slots that are moving now which have not moved yet, or (of a move that goes back) not come back; at
-    /// most.
+    /// Upper bound of the keys in transit that have not moved yet, or not returned yet if the leg rolls back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leg_keys_left: Option<u64>,
-    /// The node that does not answer, and that the slots which are moving now wait for.
+    /// Unresponsive node that the slots in transit wait for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
-    /// Keys that were lost with a node that was given up; at most.
+    /// Upper bound of the keys lost with an abandoned node.
     #[serde(default)]
     pub keys_lost: u64,
-    /// How far it is, of a hundred.
+    /// Progress in percent.
     #[serde(default)]
     pub percent: f64,
-    /// Seconds in which it has come no further.
+    /// Seconds without progress.
     #[serde(default)]
     pub idle_seconds: f64,
-    /// Keys moved because a command wanted them.
+    /// Keys moved early because a command needed them.
     pub pulled: u64,
-    /// Batches done again because their end was unknown.
+    /// Batches repeated because their outcome was unknown.
     pub repeated: u64,
-    /// Keys that were found at the source afterwards: moved late.
+    /// Late keys, found at the source afterwards, that were moved.
     pub late_moved: u64,
-    /// The same: removed as stale.
+    /// Late keys that were removed as stale.
     pub late_removed: u64,
-    /// The same: left where they are.
+    /// Late keys that were left in place.
     pub late_left: u64,
-    /// Big keys that were moved in pieces.
+    /// Big keys moved in pieces.
     #[serde(default)]
     pub big_in_pieces: u64,
-    /// Big keys that were moved whole: commands for them, and others at their nodes, waited meanwhile.
+    /// Big keys moved whole. Commands for them, and others at their nodes, waited in the meantime.
     #[serde(default)]
     pub big_whole: u64,
-    /// The longest that one of these took, microseconds.
+    /// Maximum time of such a key, in microseconds.
     #[serde(default)]
     pub big_whole_max_us: u64,
-    /// The last of these: type, size, time, and why it was not moved in pieces.
+    /// The last such key: type, size, time, and the reason why it was not moved in pieces.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub big_whole_last: String,
-    /// Big keys that are being copied in pieces now.
+    /// Big keys being copied in pieces.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub big: Vec<BigKeyReport>,
     /// Commands held back.
     pub holds: u64,
-    /// How long, microseconds: the median.
+    /// Median hold time, in microseconds.
     pub hold_p50_us: u64,
-    /// The same: the 99th percentile.
+    /// 99th percentile of the hold time, in microseconds.
     pub hold_p99_us: u64,
-    /// The same: the longest.
+    /// Maximum hold time, in microseconds.
     pub hold_max_us: u64,
-    /// Keys per second, lately.
+    /// Current rate, in keys per second.
     pub keys_per_second: f64,
-    /// Bytes per second, lately.
+    /// Current rate, in bytes per second.
     pub bytes_per_second: f64,
-    /// Seconds that it will probably still take.
+    /// Estimated seconds left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds_left: Option<f64>,
-    /// Seconds that it has taken, without those in which no router ran.
+    /// Elapsed seconds, excluding time without a running router.
     pub seconds: f64,
 }

@@ -1,5 +1,5 @@
-//! The start page: how the router is, then what there is. One answer without scripts, in which everything from
-//! elsewhere is escaped.
+//! The start page: state of the router, then a list of paths. A single response without scripts, with all external text
+//! escaped.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,11 +7,10 @@ use std::path::Path;
 use super::moves::{MoveState, MovesReport};
 use super::report::{LinkReport, StatusReport};
 
-/// A line of the list of paths.
 pub(super) struct Entry {
     pub(super) path: &'static str,
     pub(super) purpose: &'static str,
-    /// It can be followed as it stands: read, and without more words.
+    /// Whether a GET of the path works without parameters.
     pub(super) is_link: bool,
 }
 
@@ -28,7 +27,7 @@ td.n,th.n{text-align:right}\
 code,pre{font:.9em ui-monospace,monospace}pre{overflow-x:auto;padding:.6rem .9rem;background:#8882}\
 dt{margin-top:.6rem}dd{margin:0}";
 
-/// What HTML would take for more than text.
+/// Escapes text for HTML.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -47,7 +46,7 @@ pub(super) fn counted(count: u64, thing: &str) -> String {
     format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
-/// The page. `token_file`: the token that the router has made, where the configuration gives none.
+/// Renders the page. `token_file` is the generated token's file, if the configuration contains no token.
 pub(super) fn page(status: &StatusReport, moves: &MovesReport, token_file: Option<&Path>, entries: &[Entry]) -> String {
     let mut page = String::from(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -65,7 +64,7 @@ pub(super) fn page(status: &StatusReport, moves: &MovesReport, token_file: Optio
     page
 }
 
-/// How it is: as a class of the style, and in words.
+/// State of the router, as a CSS class and as text.
 fn state(status: &StatusReport) -> (&'static str, &'static str) {
     let readiness = status.readiness();
     match (readiness.is_ready(), readiness.is_whole()) {

@@ -1,4 +1,4 @@
-//! The planner's view, plans and decisions, as the admin API shows it.
+//! Reports and requests of the planner in the admin API.
 
 use std::collections::BTreeMap;
 
@@ -10,27 +10,27 @@ use super::PlanReport;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanRequest {
-    /// Begin the moves.
+    /// Start the moves instead of only returning the plan.
     #[serde(default)]
     pub apply: bool,
-    /// As if the load were so many times as high.
+    /// Factor that scales the load, to plan for a higher or lower one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<f64>,
-    /// As if this node were to go.
+    /// Plan as if this node left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub without: Option<String>,
-    /// Move back what this decision has moved, in place of a new plan.
+    /// Move back everything that this decision has moved, instead of making a new plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undo: Option<u64>,
-    /// By another policy than that of the configuration.
+    /// Policy to use instead of the configured one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// Names of keys are shown. Not read from a request: who asks has it or not.
+    /// Show names of keys. Set from the client's rights, never read from the request.
     #[serde(skip)]
     pub named: bool,
 }
 
-/// Whether anything happens by itself.
+/// Enables or disables automation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AutomationRequest {
@@ -39,17 +39,17 @@ pub struct AutomationRequest {
     pub verb: String,
 }
 
-/// Whether anything happens by itself.
+/// State of automation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AutomationReport {
-    /// Moves are begun without anybody asking.
+    /// Whether the planner begins moves by itself.
     pub acts: bool,
     /// Mode of the configuration: `off`, `observe` or `on`.
     pub mode: String,
-    /// Why it rests, where the mode is `on`.
+    /// Reason why it does not act although the mode is `on`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rests: Option<String>,
-    /// Nodes over their limit.
+    /// Nodes above their limit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub over: Vec<String>,
     /// Decisions that have ended since the start, by outcome.
@@ -57,39 +57,39 @@ pub struct AutomationReport {
     pub outcomes: BTreeMap<String, u64>,
 }
 
-/// A decision: what was seen, and what follows.
+/// A decision: the observed load, and the plan.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DecisionReport {
-    /// Its number; none where it was only asked for.
+    /// Number of the decision. `None` for a dry run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<u64>,
-    /// When, seconds since 1970.
+    /// Time of the decision, in seconds since 1970.
     pub at: u64,
-    /// Whose it is: `planner`, or who asked.
+    /// Origin: `planner`, or the client that requested it.
     pub by: String,
-    /// The policy.
+    /// Name of the policy.
     pub policy: String,
     /// `fine`, `relieved`, `partly` or `none-found`.
     pub verdict: String,
-    /// The same in a sentence.
+    /// Verdict as a sentence.
     pub says: String,
-    /// Each node.
+    /// Load of each node before and after.
     pub nodes: Vec<NodeOutlookReport>,
-    /// What moves.
+    /// Steps of the plan.
     pub steps: Vec<StepReport>,
-    /// Its price.
+    /// Cost of the plan.
     pub price: PriceReport,
-    /// Other ways.
+    /// Other plans that were considered.
     pub alternatives: Vec<AlternativeReport>,
-    /// Nodes that stay over their limit, each with the reason.
+    /// Nodes that stay above their limit, each with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held: Vec<String>,
-    /// Remedies that only people have, and those that hot copies are about to bring.
+    /// Remedies that only an operator can apply, and pending relief by hot copies.
     pub advice: Vec<String>,
-    /// The moves that were begun.
+    /// Started moves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub applied: Option<PlanReport>,
-    /// The outcome.
+    /// Outcome of the moves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
 }
@@ -97,67 +97,67 @@ pub struct DecisionReport {
 /// Decisions, the newest first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HistoryReport {
-    /// Whether it acts.
+    /// State of automation.
     pub automation: AutomationReport,
     /// The decisions.
     pub decisions: Vec<DecisionReport>,
 }
 
-/// A node, before and after.
+/// Load of a node before and after a plan.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeOutlookReport {
-    /// Its name.
+    /// Name of the node.
     pub node: String,
-    /// Requests in a second, now.
+    /// Current requests per second.
     pub requests_per_second: f64,
-    /// As predicted.
+    /// Predicted requests per second.
     pub after_per_second: f64,
-    /// Its limit.
+    /// Limit in requests per second.
     pub limit_per_second: f64,
 }
 
-/// Something that moves.
+/// A step of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepReport {
     /// `key`, `key home` or `slots`.
     pub what: String,
-    /// The key, for those who may read names.
+    /// The key, if the client may read names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// The slots.
+    /// Slots as ranges.
     pub slots: String,
-    /// From where.
+    /// Source.
     pub from: String,
-    /// To where.
+    /// Target.
     pub to: String,
-    /// Requests in a second that go with it.
+    /// Requests per second that move along.
     pub requests_per_second: f64,
-    /// Bytes that are moved.
+    /// Bytes to move.
     pub bytes: u64,
 }
 
-/// The price of a plan.
+/// Cost of a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PriceReport {
-    /// Bytes that are moved.
+    /// Bytes to move.
     pub bytes: u64,
-    /// Keys that move by themselves.
+    /// Keys that move without their slots.
     pub keys: u64,
-    /// Slots that move.
+    /// Number of slots.
     pub slots: u64,
-    /// All of it as bytes.
+    /// Total cost, expressed in bytes.
     pub total: f64,
 }
 
-/// Another way to the same end.
+/// An alternative plan.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AlternativeReport {
-    /// Which: `keys-first`, `cheapest`, `slots`, `cheap-slots` or `search`.
+    /// Method: `keys-first`, `cheapest`, `slots`, `cheap-slots` or `search`.
     pub way: String,
-    /// Whether every node would be under its limit.
+    /// Whether every node would be below its limit.
     pub relieves: bool,
-    /// Its price.
+    /// Cost of the plan.
     pub price: PriceReport,
-    /// The fullest node afterwards, percent of its limit. 0: only a node that leaves still has something.
+    /// Utilization of the fullest node afterwards, in percent of its limit. 0 if only a leaving node still has load.
     pub fullest_percent: f64,
 }

@@ -1,5 +1,4 @@
-//! What the admin API says, as data. The names of the fields are the API: scripts rely on them, so they are only ever
-//! added to.
+//! Reports of the admin API. Scripts rely on the names of the fields, so fields are only ever added.
 
 use std::net::SocketAddr;
 
@@ -7,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::moves::{Operation, Refused};
 
-/// Where the admin API gets what it serves: a [`crate::Fleet`].
+/// Source of all data that the admin API serves: a [`crate::Fleet`].
 ///
-/// It is called on threads where blocking is allowed, and by several requests at once.
+/// Methods may block, and several requests may call them at once.
 pub trait Source: Send + Sync + 'static {
     /// The state of the router.
     fn status(&self) -> StatusReport;
@@ -17,17 +16,17 @@ pub trait Source: Send + Sync + 'static {
     /// All metrics, in OpenMetrics.
     fn metrics(&self) -> String;
 
-    /// An operator accepts a node as it is: one that came back empty is served, and a server that claims without proof
-    /// to be its primary is followed.
+    /// Accepts a node in its present state, for an operator: a node that returned empty is served, and a server that
+    /// claims without proof to be the node's primary is followed.
     ///
     /// # Errors
-    /// If there is no node of that name, or nothing of it waits to be accepted.
+    /// If there is no node of that name, or it has nothing to accept.
     fn accept(&self, node: &str) -> Result<(), Refused>;
 
-    /// Does what is asked, and says what came of it as JSON. `who` asked, for the log.
+    /// Performs the operation, and returns its result as JSON. The log names `who` as its origin.
     ///
     /// # Errors
-    /// If it was not done, with the reason.
+    /// If the operation was refused or failed, with the reason.
     fn operate(&self, operation: Operation, who: &str) -> Result<serde_json::Value, Refused> {
         let _ = (operation, who);
         Err(Refused::Unavailable("this router has no moves".to_owned()))
@@ -44,13 +43,13 @@ pub trait Source: Send + Sync + 'static {
 pub struct StatusReport {
     /// Version of Switchyard.
     pub version: String,
-    /// How often a router was started on this state directory, this time included.
+    /// Number of router starts on this state directory, including this one.
     pub incarnation: u64,
-    /// Epoch of the topology that every worker has adopted.
+    /// Epoch of the topology that all workers have adopted.
     pub epoch: u64,
     /// Seconds since start.
     pub uptime_seconds: f64,
-    /// Whether it was told to stop and is finishing what is in flight.
+    /// Whether the router is shutting down and finishing commands in flight.
     pub draining: bool,
     /// Clients connected now.
     pub clients: u64,
@@ -58,30 +57,30 @@ pub struct StatusReport {
     pub commands: u64,
     /// The nodes, by number.
     pub nodes: Vec<NodeReport>,
-    /// What is wrong beside the nodes: slots that wait for one, moves that come no further, a disk that is full.
+    /// Problems other than unreachable nodes: slots that wait for a node, moves without progress, a full disk.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub troubles: Vec<Trouble>,
-    /// Commands served because there is one node.
+    /// Commands that are incompatible with several nodes, and work because there is one node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limited: Vec<LimitedReport>,
-    /// A sentence for each thread of automation or observation that has stopped after an internal error. Every key is
-    /// served all the same.
+    /// One sentence per automation or observation thread that stopped after an internal error. Every key is served all
+    /// the same.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stopped_threads: Vec<String>,
-    /// The planner and the autoscaler.
+    /// State of the planner and the autoscaler.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub automation: Vec<AutomationState>,
-    /// The router waits as a standby, and serves no nodes.
+    /// Present while the router waits as a standby, without serving nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standby: Option<StandbyReport>,
 }
 
-/// A standby that waits.
+/// State of a waiting standby.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StandbyReport {
     /// Reason, as a sentence for display.
     pub waits_for: String,
-    /// Whether too few nodes can be reached to take over.
+    /// Whether too few nodes are reachable to take over.
     pub is_cut_off: bool,
 }
 
@@ -92,83 +91,83 @@ pub struct AutomationState {
     pub name: String,
     /// `off`, `observe` or `on`, as in the configuration.
     pub mode: String,
-    /// The reason why it does not act although its mode is `on`.
+    /// Reason why it does not act although its mode is `on`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rests: Option<String>,
 }
 
-/// Commands that were served because there is one node, and that would meet a limit if there were two.
+/// A command that was served because there is one node, and that would meet a limit with two.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitedReport {
     /// The command's name.
     pub command: String,
-    /// The limit, for people.
+    /// The limit, for display.
     pub limit: String,
-    /// The number of times since the router has started.
+    /// Number of executions since the start.
     pub count: u64,
 }
 
-/// Something that somebody should look at.
+/// A problem that needs an operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trouble {
-    /// The number of the move that it is about; `None`: it is about the state directory.
+    /// Id of the affected move. `None` if the state directory is affected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<u64>,
-    /// Slots of which keys cannot be used because of it.
+    /// Number of slots with unusable keys.
     pub slots: u64,
-    /// What is wrong and what to do, for people.
+    /// Problem and remedy, for display.
     pub what: String,
 }
 
-/// The state of a node, as this router sees it.
+/// State of a node, as this router sees it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeReport {
-    /// Its number.
+    /// Number of the node.
     pub id: u16,
-    /// Its address as the user wrote it.
+    /// Address as written in the configuration.
     pub address: String,
-    /// Whether it can be talked to.
+    /// Connection state.
     pub link: LinkReport,
-    /// `run_id` of the server process, once known: another one means that it restarted.
+    /// `run_id` of the server process, once known. Changes when the server restarts.
     pub run_id: Option<String>,
-    /// What it is, once known: "redis 7.0.15".
+    /// Product and version, once known: "redis 7.0.15".
     pub version: Option<String>,
-    /// How many slots it owns.
+    /// Number of slots.
     pub slots: u64,
-    /// It was drained, and gets no slots until somebody says so.
+    /// Whether the node was drained. It gets no slots until an operator undrains it.
     #[serde(default)]
     pub drained: bool,
-    /// It is ejected (`auto_eject_hosts`): so many of its slots are with others, or were when it began to return.
+    /// For a node ejected by `auto_eject_hosts`: number of its slots at other nodes, or at the beginning of its return.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ejected: Option<u64>,
-    /// How many keys live at it although it does not own their slots.
+    /// Number of placement overrides at the node.
     #[serde(default)]
     pub exceptions: u64,
-    /// Commands sent to it since start.
+    /// Commands sent since the start.
     pub requests: u64,
-    /// Error replies and failures since start.
+    /// Error replies and failures since the start.
     pub errors: u64,
     /// Commands sent and not yet answered.
     pub in_flight: u64,
-    /// The address that its name leads to, where the name is no address itself.
+    /// Resolved address, if the configured one is a name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolved: Option<SocketAddr>,
-    /// Its primary now, for a node that has replicas, once known.
+    /// Current primary, once known, if the node has replicas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub primary: Option<SocketAddr>,
-    /// Its replicas that are fit to be read now.
+    /// Replicas that may be read now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub replicas: Vec<SocketAddr>,
-    /// It does not answer, with or without clients that ask it.
+    /// Present if the node does not reply, whether or not clients send commands to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub silence: Option<Silence>,
-    /// Why it refuses writes, where it does: the code of its error first.
+    /// Reason why the node refuses writes, beginning with its error code.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refuses_writes: Option<String>,
 }
 
 impl NodeReport {
-    /// Conditions beside its link, for people.
+    /// Conditions other than the connection state, for display.
     #[must_use]
     pub fn conditions(&self) -> Vec<String> {
         let silence = self.silence.as_ref().map(Silence::text);
@@ -180,18 +179,18 @@ impl NodeReport {
     }
 }
 
-/// That a node does not answer what it is asked once a second.
+/// State of a node that does not reply to the health check, which is sent once a second.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Silence {
-    /// Nobody knows why.
+    /// The reason is unknown.
     Silent {
-        /// For so long.
+        /// Time without a reply, in seconds.
         seconds: f64,
     },
-    /// It executes a slow command that came through the router.
+    /// The node executes a slow command that came through the router.
     Busy {
-        /// For so long.
+        /// Running time of the command, in seconds.
         seconds: f64,
     },
 }
@@ -205,17 +204,17 @@ impl Silence {
     }
 }
 
-/// Whether a node can be talked to.
+/// Whether a node can be reached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum LinkReport {
-    /// Connected and answering.
+    /// Connected and replying.
     Up,
     /// No worker has a connection yet.
     Connecting,
-    /// The last attempt failed.
+    /// The last connection attempt failed.
     Down {
-        /// Why.
+        /// Reason of the failure.
         reason: String,
     },
 }
@@ -227,62 +226,62 @@ pub struct NodesReport {
     pub epoch: u64,
     /// The nodes, by number.
     pub nodes: Vec<NodeReport>,
-    /// Commands served because there is one node.
+    /// Commands that are incompatible with several nodes, and work because there is one node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limited: Vec<LimitedReport>,
 }
 
-/// Whether traffic should be sent to this router, and if not, why.
+/// Whether this router should receive traffic, and the reasons if not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Readiness {
-    /// It was told to stop.
+    /// Whether the router is shutting down.
     pub draining: bool,
-    /// The nodes that own slots and cannot be talked to.
+    /// Unreachable nodes that own slots.
     pub not_ready: Vec<NotReady>,
-    /// Some slot's owner can be talked to, and no owner is still to be tried for the first time.
+    /// Whether some slot owner is reachable, and none remains to be tried for the first time.
     pub serves: bool,
-    /// What is wrong beside them.
+    /// Problems other than unreachable nodes.
     pub troubles: Vec<String>,
-    /// Threads that have stopped, and automation that rests. No key is concerned.
+    /// Stopped threads, and paused automation. Keys are not affected.
     pub automation: Vec<String>,
-    /// The reason why the router waits as a standby.
+    /// Reason why the router waits as a standby.
     pub standby: Option<String>,
 }
 
 impl Readiness {
-    /// Whether traffic is better sent here than nowhere. A node that is lost is lost for every router, and the other
-    /// nodes' keys can be used: so it counts only where no slot is left that could be served.
+    /// Whether the router should receive traffic. A lost node is lost for every router, and the keys of other nodes
+    /// remain usable, so lost nodes count only if no slot can be served.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         !self.draining && self.serves
     }
 
-    /// Whether every key can be used.
+    /// Whether every key is usable.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.is_ready() && self.not_ready.is_empty() && self.troubles.is_empty()
     }
 
-    /// Slots whose owner cannot be talked to.
+    /// Number of slots with an unreachable owner.
     #[must_use]
     pub fn slots_unserved(&self) -> u64 {
         self.not_ready.iter().map(|node| node.slots).sum()
     }
 }
 
-/// A node that owns slots and cannot be talked to.
+/// An unreachable node that owns slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotReady {
-    /// Its address as the user wrote it.
+    /// Address as written in the configuration.
     pub address: String,
-    /// How many slots it owns.
+    /// Number of slots.
     pub slots: u64,
-    /// Why not.
+    /// Reason.
     pub reason: String,
 }
 
 impl StatusReport {
-    /// Whether traffic should be sent here, and what cannot be served. Nodes without slots do not matter.
+    /// Returns whether traffic should be sent here, and the slots that cannot be served. Ignores nodes without slots.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         let not_ready = self
@@ -313,7 +312,7 @@ impl StatusReport {
             .iter()
             .any(|node| node.slots > 0 && node.link == LinkReport::Connecting && node.run_id.is_none());
         let serves = !is_untried && owners.any(|node| node.link == LinkReport::Up);
-        // One that is silent has been named.
+        // `not_ready` already names silent nodes.
         let is_named = |node: &NodeReport| node.slots > 0 && matches!(node.silence, Some(Silence::Silent { .. }));
         let conditions = self.nodes.iter().flat_map(|node| {
             let others = node.conditions().into_iter().skip(usize::from(is_named(node)));
@@ -331,7 +330,7 @@ impl StatusReport {
         }
     }
 
-    /// A sentence for each thread that has stopped, and for each part of automation that rests.
+    /// One sentence for each stopped thread, and for each paused part of automation.
     #[must_use]
     pub fn automation_troubles(&self) -> Vec<String> {
         let rests = |state: &AutomationState| Some(format!("the {} rests: {}", state.name, state.rests.as_ref()?));
@@ -339,9 +338,9 @@ impl StatusReport {
     }
 }
 
-/// Where the token is that the router has made for what changes something.
+/// Location of the token that the router generated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenReport {
-    /// `None`: the configuration gives one, and says where; or none could be written.
+    /// `None` if the configuration contains the token, or no token could be written.
     pub file: Option<std::path::PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! The routes, as a table: what is in it is what the start page lists.
+//! Table of all routes, which the start page lists.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -44,10 +44,10 @@ const AUTOSCALE: &str = "/api/v1/autoscale";
 const HOT_COPIES: &str = "/api/v1/hot-copies";
 const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 
-/// What a browser may take from the start page: its style, and nothing else.
+/// Content security policy of the start page: permits its style, and nothing else.
 const STYLED: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
 
-/// Path, what it is for, and its handler.
+/// Path, purpose and handler of each route.
 fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
     [
         ("/", "this page", get(index)),
@@ -130,7 +130,7 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
     ]
 }
 
-/// Whether the path is answered without a token: a health check, or where a token is.
+/// Whether the path needs no token: health checks, and the location of the token file.
 pub(super) fn is_for_all(path: &str) -> bool {
     path == HEALTH || path == READY || path == TOKEN
 }
@@ -146,7 +146,7 @@ pub(super) fn router(source: Shared, guard: Arc<Guard>) -> Router {
         .with_state(source)
 }
 
-/// An error, in the form that the path promises: JSON below `/api/`, else text.
+/// Builds an error response in the path's format: JSON below `/api/`, else text.
 pub(super) fn refuse(path: &str, status: StatusCode, message: &str) -> Response {
     #[derive(Serialize)]
     struct Error<'a> {
@@ -167,10 +167,10 @@ async fn index(
     let who = format!("the admin API, from {peer}");
     let (status, moves) =
         query_source("/", source, move |source| (source.status(), source.operate(Operation::Moves, &who))).await?;
-    // Without an answer there are none: the router is starting.
+    // While the router is starting there is no report, so show no moves.
     let moves: MovesReport = moves.ok().and_then(|moves| serde_json::from_value(moves).ok()).unwrap_or_default();
     let entry = |(path, purpose, _): (&'static str, &'static str, _)| {
-        // A link is followed without a key, and by GET.
+        // A link is a GET without parameters.
         Entry { path, purpose, is_link: !purpose.starts_with("POST") && path != WHERE && !path.contains('{') }
     };
     let entries: Vec<Entry> = table().into_iter().map(entry).collect();
@@ -184,7 +184,7 @@ async fn metrics_page(State(source): State<Shared>, headers: HeaderMap) -> Resul
         metrics::prefers_openmetrics(headers.get_all(ACCEPT_TYPES).iter().filter_map(|accept| accept.to_str().ok()));
     let (content_type, text) =
         if open { (metrics::OPENMETRICS, text) } else { (metrics::CLASSIC, metrics::classic(&text)) };
-    // A cache must not give one format to a reader of the other.
+    // Caches must not return one format to readers of the other.
     Ok(([(CONTENT_TYPE, content_type), (VARY, "Accept")], text).into_response())
 }
 
@@ -224,7 +224,7 @@ async fn ready(
 }
 
 async fn status(State(source): State<Shared>) -> Result<Response, Response> {
-    /// With what a script would otherwise have to work out.
+    /// Adds summaries that scripts would otherwise have to compute.
     #[derive(Serialize)]
     struct Body {
         ready: bool,
@@ -251,7 +251,6 @@ async fn nodes(State(source): State<Shared>) -> Result<Json<NodesReport>, Respon
 }
 
 async fn accept(State(source): State<Shared>, Path(node): Path<String>) -> Result<Response, Response> {
-    /// What was done.
     #[derive(Serialize)]
     struct Body {
         accepted: String,
@@ -259,7 +258,7 @@ async fn accept(State(source): State<Shared>, Path(node): Path<String>) -> Resul
     let name = node.clone();
     match query_source(ACCEPT, source, move |source| source.accept(&name)).await? {
         Ok(()) => Ok(Json(Body { accepted: node }).into_response()),
-        // All that can be wrong is the name in the path.
+        // Only the name in the path can be wrong.
         Err(Refused::Wrong(why)) => Err(refuse(ACCEPT, StatusCode::NOT_FOUND, &why)),
         Err(refused) => Err(refuse(ACCEPT, status_of(&refused), refused.text())),
     }
@@ -300,8 +299,8 @@ async fn load(State(source): State<Shared>, from: From) -> Result<Response, Resp
     operate(LOAD, source, from, Operation::Load).await
 }
 
-/// The suppositions of a plan, from `?load=2&without=NODE&policy=NAME`.
-#[allow(clippy::result_large_err)] // as the handlers, which are async
+/// Parses `?load=2&without=NODE&policy=NAME`.
+#[allow(clippy::result_large_err)] // same type as the async handlers
 fn supposed(query: &str, named: bool) -> Result<PlanRequest, Response> {
     let wrong = |why: &str| refuse(PLAN, StatusCode::BAD_REQUEST, why);
     let mut request = PlanRequest { named, ..PlanRequest::default() };
@@ -404,7 +403,7 @@ async fn misplaced(State(source): State<Shared>, from: From) -> Result<Response,
     operate("/api/v1/misplaced", source, from, Operation::Misplaced).await
 }
 
-/// The keys of `?key=a&key=b`: names are bytes, which text could not carry.
+/// Parses `?key=a&key=b`. Names of keys are bytes, so they may be no valid text.
 fn keys_of(query: &str) -> Option<Vec<Vec<u8>>> {
     let named = |pair: &str| decoded(pair.strip_prefix("key=")?);
     let keys: Vec<Vec<u8>> = query.split('&').filter(|pair| !pair.is_empty()).map(named).collect::<Option<_>>()?;
@@ -539,13 +538,13 @@ async fn steer(source: Shared, from: From, id: &str, what: SteerRequest) -> Resu
     operate(path, source, from, Operation::Steer { id, what }).await
 }
 
-/// What was sent, or what is wrong with it.
-#[allow(clippy::result_large_err)] // as the handlers, which are async
+/// Unwraps the body, or returns an error response.
+#[allow(clippy::result_large_err)] // same type as the async handlers
 fn body<T>(path: &str, given: Given<T>) -> Result<T, Response> {
     given.map(|Json(value)| value).map_err(|rejection| refuse(path, rejection.status(), &plain(&rejection)))
 }
 
-/// What is wrong with what was sent, without the library's view of it.
+/// Describes a rejected body without axum's own wording.
 fn plain(rejection: &JsonRejection) -> String {
     let text = rejection.body_text();
     let JsonRejection::JsonDataError(_) = rejection else { return text };
@@ -560,7 +559,7 @@ fn plain(rejection: &JsonRejection) -> String {
     }
 }
 
-/// The same where nothing need be sent.
+/// Unwraps an optional body, or returns an error response.
 #[allow(clippy::result_large_err)]
 fn body_or_default<T: Default>(path: &str, given: GivenOrNot<T>) -> Result<T, Response> {
     match given {
@@ -584,7 +583,7 @@ async fn operate(
     }
 }
 
-/// Asks the source on a thread where blocking is allowed: it may wait for a lock that a worker holds.
+/// Queries the source on a blocking thread, because it may wait for a lock that a worker holds.
 async fn query_source<T: Send + 'static>(
     path: &str,
     source: Shared,
@@ -610,7 +609,7 @@ async fn unknown_method(method: Method, uri: Uri) -> Response {
     refuse(uri.path(), StatusCode::METHOD_NOT_ALLOWED, &message)
 }
 
-/// Answers are never kept by caches, and never taken by a browser for something else than they say they are.
+/// Sets headers so that caches do not store responses, and browsers do not guess content types.
 async fn harden(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

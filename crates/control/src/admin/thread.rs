@@ -1,4 +1,4 @@
-//! The admin port's thread, with a runtime of its own; and who may do what there.
+//! Thread of the admin port, with its own runtime; and the choice of access rights.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -12,22 +12,22 @@ use tracing::{error, warn};
 
 use super::{Access, Admin, AdminOptions, Source, Token};
 
-/// Threads for answering requests; a scrape is rare, and more than a few at once is somebody's mistake.
+/// Threads that answer requests. Scrapes are rare, and more than a few at once are a mistake.
 const ANSWERING_THREADS: usize = 4;
 
 /// The running admin port.
 pub struct AdminThread {
-    /// Where it listens.
+    /// Bound address.
     pub address: SocketAddr,
-    /// What it serves, once there is something.
+    /// Delivers the source, which starts the responses.
     go: Option<oneshot::Sender<Arc<dyn Source>>>,
     stop: oneshot::Sender<()>,
     thread: JoinHandle<()>,
 }
 
 impl AdminThread {
-    /// Takes the port, and starts answering when [`AdminThread::serve`] is called. So a port that is taken is told
-    /// before the router starts.
+    /// Binds the port. Requests are answered after [`AdminThread::serve`], so an occupied port is reported before the
+    /// router starts.
     pub fn bind(address: SocketAddr, options: AdminOptions) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -47,13 +47,13 @@ impl AdminThread {
                         Err(error) => return drop(bound.send(Err(error))),
                     };
                     drop(bound.send(Ok(admin.address())));
-                    let Ok(source) = ready.await else { return }; // the router did not start
+                    let Ok(source) = ready.await else { return }; // the router failed to start
                     let until = async { drop(stopped.await) };
                     if let Err(error) = admin.serve(source, until).await {
                         error!("the admin port has failed, the router goes on without it: {error}");
                     }
                 });
-                // A request may still be looking at the router; that must not hold up the end of the process.
+                // Do not wait for a request that is still reading the router's state.
                 runtime.shutdown_background();
             })
             .context("cannot start a thread")?;
@@ -61,14 +61,14 @@ impl AdminThread {
         Ok(Self { address, go: Some(go), stop, thread })
     }
 
-    /// Starts answering.
+    /// Starts answering requests.
     pub fn serve(&mut self, source: Arc<dyn Source>) {
         if let Some(go) = self.go.take() {
             let _ = go.send(source);
         }
     }
 
-    /// Stops answering; requests under way get a moment.
+    /// Stops the port. Requests in progress have a moment to finish.
     pub fn stop(self) {
         let _ = self.stop.send(());
         if self.thread.join().is_err() {
@@ -77,11 +77,10 @@ impl AdminThread {
     }
 }
 
-/// Who may do what at the admin port: by the token of the configuration (whether it fits was checked there), or by one
-/// that is made now.
+/// Access rights from the configured token (already validated), or from a token that is generated now.
 ///
-/// A disk that is full is no reason not to serve: then the token of the start before is kept. Where there is none,
-/// nothing can be changed by this port.
+/// A full disk must not prevent serving: the previous start's token is used instead. Without one, this port permits no
+/// changes.
 pub fn access(token: Option<&Secret>, state_dir: &Path) -> Access {
     if let Some(token) = token.and_then(|token| Token::new(&token.0)) {
         return Access::Given(token);

@@ -1,7 +1,7 @@
-//! HTTPS: a connection's handshake, and certificates that can be renewed while it serves.
+//! HTTPS: the handshake, and certificates that can be renewed while serving.
 //!
-//! The handshake is driven by the first read or write of the connection, not by whoever accepts: a peer that never
-//! finishes it holds up nobody but itself, and ends by the bound that every connection has.
+//! The first read or write drives the handshake, not the accept loop: a peer that never finishes it delays no other
+//! connection, and the idle bound closes it.
 
 use std::fmt;
 use std::io;
@@ -15,18 +15,18 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::server::TlsStream;
 use tokio_rustls::{Accept, TlsAcceptor};
 
-/// The certificates in force. Clones share them.
+/// Current certificates. Clones share them.
 #[derive(Clone)]
 pub struct AdminTls(Arc<RwLock<Arc<ServerConfig>>>);
 
 impl AdminTls {
-    /// Serves with these.
+    /// Uses this configuration.
     #[must_use]
     pub fn new(config: Arc<ServerConfig>) -> Self {
         Self(Arc::new(RwLock::new(config)))
     }
 
-    /// Serves new connections with these.
+    /// Uses this configuration for new connections.
     pub fn renew(&self, config: Arc<ServerConfig>) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = config;
     }
@@ -42,7 +42,7 @@ impl fmt::Debug for AdminTls {
     }
 }
 
-/// A connection, in clear or not.
+/// A connection, encrypted or not.
 pub(super) enum Stream {
     Plain(TcpStream),
     Handshake(Box<Accept<TcpStream>>),
@@ -66,7 +66,7 @@ impl Stream {
     }
 }
 
-/// Calls a method of the connection inside; the handshake comes first.
+/// Calls a method of the inner stream, after the handshake.
 macro_rules! inside {
     ($stream:expr, $context:ident, $method:ident $(, $argument:expr)*) => {{
         let stream = $stream.get_mut();

@@ -1,10 +1,9 @@
-//! The token of the admin port: given by the configuration, or made at start and kept in a file that only its owner can
-//! read.
+//! The admin port's token: configured, or generated at start and stored in a file that only its owner can read.
 //!
-//! Whoever may read that file may change things. The command line is told by the port itself where the file is, so
-//! nobody types anything; but then it talks to whoever listens there. So it never sends a token that it was told of: it
-//! *proves* that it has it, by a keyed hash of what it asks and of the address that it asks. A stranger who listens at
-//! that address learns nothing that is of use anywhere else, and is shown no file's content, whichever it names.
+//! A user who can read that file may make changes. The port itself names the file to the command line, so operators
+//! need not type the token. But the listener may be a stranger, so the command line never sends the token: it *proves*
+//! possession by a keyed hash of the request and the address. A stranger who listens at that address learns nothing
+//! usable elsewhere, and sees no file's content, whichever file it names.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,38 +20,38 @@ use blake2::Blake2bMac;
 use blake2::digest::consts::U32;
 use blake2::digest::{FixedOutput, KeyInit, Update};
 
-/// The name of the file in the state directory.
+/// File name within the state directory.
 const FILE: &str = "admin-token";
 
-/// A token that was made looks like this, so that no other file is taken for one.
+/// Prefix of generated tokens, so that no other file is mistaken for one.
 const PREFIX: &str = "switchyard-";
 const RANDOM_BYTES: usize = 24;
 
-/// A proof is good for so long, and only once.
+/// Validity of a proof, in milliseconds. Each proof is valid once.
 const PROOF_MS: u64 = 30_000;
 
-/// The scheme of a proof in the header `Authorization`.
+/// Scheme of a proof in the `Authorization` header.
 pub(super) const SCHEME: &str = "Switchyard-Proof ";
 
-/// The bearer token that requests must carry. Never printed: `Debug` shows asterisks.
+/// Bearer token that requests must carry. `Debug` prints asterisks.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
 impl Token {
-    /// A token of that text, which must be something that fits in a header: visible ASCII, at least one character.
+    /// Creates a token. `None` unless the text fits in a header: visible ASCII, at least one character.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         let fits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
         fits.then(|| Self(text.to_owned()))
     }
 
-    /// Whether these are its bytes. Compares without telling by its duration where the first difference is; the length
-    /// is no secret.
+    /// Whether the bytes equal the token. The comparison takes constant time for a given length; the length is no
+    /// secret.
     pub(super) fn is(&self, given: &[u8]) -> bool {
         same(given, self.0.as_bytes())
     }
 
-    /// The proof, for the header `Authorization`, that this request to this address comes from somebody who has the
+    /// Returns the proof, for the `Authorization` header, that the sender of this request to this address has the
     /// token.
     ///
     /// # Errors
@@ -65,7 +64,7 @@ impl Token {
         Ok(format!("{SCHEME}{now}.{nonce}.{}", hex(&mac)))
     }
 
-    /// `None`: the token is too long for a key, as none is that was made.
+    /// `None` if the token is too long for a key. Generated tokens never are.
     fn mac(&self, to: SocketAddr, parts: &[&[u8]]) -> Option<[u8; 32]> {
         let mut mac = <Blake2bMac<U32> as KeyInit>::new_from_slice(self.0.as_bytes()).ok()?;
         for part in [to.to_string().as_bytes()].iter().chain(parts) {
@@ -75,11 +74,10 @@ impl Token {
         Some(mac.finalize_fixed().into())
     }
 
-    /// Makes a token and writes it into the state directory, for its owner only. One that is there from an earlier
-    /// start is replaced.
+    /// Generates a token and writes it to the state directory, readable by its owner only. Replaces an earlier token.
     ///
     /// # Errors
-    /// What the system said.
+    /// I/O errors.
     pub fn make(state_dir: &Path) -> io::Result<(Self, PathBuf)> {
         let token = Self(format!("{PREFIX}{}", hex(&random::<RANDOM_BYTES>()?)));
         let dir = fs::canonicalize(state_dir)?;
@@ -90,25 +88,26 @@ impl Token {
         }
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
         writeln!(file, "{}", token.0)?;
-        // What stands at the place, also a link, is replaced and not followed.
+        // Replaces whatever exists at this path, including a link, without following it.
         fs::rename(&fresh, &path)?;
         Ok((token, path))
     }
 
-    /// The token that an earlier start has made there: where no other can be written, as on a full disk, it is as good.
+    /// Returns the token of an earlier start, for use if none can be written, for example because the disk is full.
     ///
     /// # Errors
-    /// Why there is none to be used.
+    /// If there is no usable token.
     pub fn kept(state_dir: &Path) -> io::Result<(Self, PathBuf)> {
         let path = fs::canonicalize(state_dir)?.join(FILE);
         Ok((Self::find(&path)?, path))
     }
 
-    /// Reads a token from the file that an admin port named. The port may be a stranger's: nothing is opened but a file
-    /// that is ours (or root's) alone, and nothing is taken for a token that was not made by [`Token::make`].
+    /// Reads a token from the file that an admin port named. The port may be a stranger's, so this opens only files
+    /// that belong to this user or root and that no other user can read, and accepts only tokens made by
+    /// [`Token::make`].
     ///
     /// # Errors
-    /// Why it is not to be had.
+    /// If the file is refused or contains no token.
     pub fn find(path: &Path) -> io::Result<Self> {
         let wrong = |why: &str| io::Error::other(why.to_owned());
         let me = rustix::process::geteuid().as_raw();
@@ -145,57 +144,55 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Who may do what at the admin port.
+/// Access rights at the admin port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// The configuration gives a token: asked of every request but health checks.
+    /// A configured token, required for every request except health checks.
     Given(Token),
-    /// None is given: everybody who reaches the port, which is on loopback, may read. What changes something needs the
-    /// token that was made.
+    /// A generated token, required for changes. Reading needs no token, because the port is on loopback.
     Made {
-        /// The token.
+        /// Token stored in `file`.
         token: Token,
-        /// Where it stands, for its owner.
+        /// File that contains the token.
         file: PathBuf,
     },
-    /// None is given and none could be written: everybody who reaches the port, which is on loopback, may read, and
-    /// nobody may change anything.
+    /// No token, because none could be written. Reading needs no token, because the port is on loopback; changes are
+    /// refused.
     ReadOnly {
-        /// Why, and what to do.
+        /// Reason and remedy.
         why: String,
     },
 }
 
-/// The access in force; kept by whoever changes it, too.
+/// Current access rights. Clones share them, so the owner of a clone can change them.
 #[derive(Clone, Debug)]
 pub struct AdminAccess(Arc<RwLock<Arc<Access>>>);
 
 impl AdminAccess {
-    /// This one.
+    /// Creates the handle.
     #[must_use]
     pub fn new(access: Access) -> Self {
         Self(Arc::new(RwLock::new(Arc::new(access))))
     }
 
-    /// The access that holds for requests from now on.
+    /// Replaces the access rights for later requests.
     pub fn renew(&self, access: Access) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(access);
     }
 
-    /// The access in force.
+    /// Current access rights.
     #[must_use]
     pub fn now(&self) -> Arc<Access> {
         Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// Proofs that were good, until they are too old to be good again.
+/// Accepted proofs that have not expired.
 #[derive(Debug, Default)]
 pub(super) struct Proofs(Mutex<HashMap<[u8; 32], u64>>);
 
 impl Proofs {
-    /// Whether `proof` (what follows the scheme) says that this request is from somebody who has the token, and has not
-    /// been used before.
+    /// Whether `proof` (the part after the scheme) proves that the sender has the token, and has not been used before.
     pub(super) fn take(
         &self,
         token: &Token,

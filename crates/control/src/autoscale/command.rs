@@ -1,7 +1,7 @@
-//! A program of the operator's own starts and stops servers: a script around systemd, Docker or a cloud.
+//! Starts and stops servers by a configured program: a script for systemd, Docker or a cloud.
 //!
-//! It gets one line of JSON on its standard input and writes one on its standard output. `key` is the same for each
-//! attempt at one change and for no other, so a program can see that it has started this server already.
+//! The program reads one line of JSON from its standard input and writes one to its standard output. `key` is the same
+//! for every attempt at one change and unique to it, so the program can detect that it has already started this server.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -20,19 +20,18 @@ use super::removal::Proof;
 use super::{Chosen, CommandConfig, Provisioner, Settings, Started};
 use crate::nodes::parse_endpoint;
 
-/// The longest answer, bytes.
+/// Maximum length of an answer, in bytes.
 const ANSWER_MAX: u64 = 1 << 16;
 
-/// The part of a wrong answer that an error shows, characters.
+/// Part of a wrong answer that an error shows, in characters.
 const SHOWN: usize = 200;
 
-/// The most that a program may write to its standard error, bytes. Later writes fail.
+/// Limit of the program's standard error, in bytes. Later writes fail.
 const COMPLAINTS_MAX: u64 = 1 << 20;
 
-/// The last part of that which is read, bytes.
+/// Last part of it that is read, in bytes.
 const COMPLAINTS_READ: u64 = 1 << 12;
 
-/// A request.
 #[derive(Serialize)]
 struct Request<'a> {
     /// `start` or `stop`.
@@ -42,13 +41,13 @@ struct Request<'a> {
     address: Option<&'a str>,
 }
 
-/// The answer to `start`.
+/// Answer to `start`.
 #[derive(Deserialize)]
 struct Answer {
     address: String,
 }
 
-/// Asks a program.
+/// Provisioner that runs a program.
 pub(super) struct Program {
     config: CommandConfig,
     site: String,
@@ -88,7 +87,7 @@ impl Provisioner for Program {
 /// Standard error of a program.
 ///
 /// A file in memory rather than a pipe: a server that the program has started may keep its standard error, and would
-/// get SIGPIPE after the end of this router.
+/// get SIGPIPE after this router ends.
 struct Complaints(File);
 
 impl Complaints {
@@ -109,9 +108,9 @@ impl Complaints {
         self.0.metadata().map_or(0, |file| file.len())
     }
 
-    /// Lets no process write more: each write that would do so fails.
+    /// Prevents further writes: they fail.
     fn seal(&self) {
-        // A second seal changes nothing.
+        // Sealing again changes nothing.
         let _ = fcntl_add_seals(&self.0, SealFlags::GROW);
     }
 
@@ -142,7 +141,7 @@ impl Complaints {
     }
 }
 
-/// Runs a program with this line as its input, and returns its output.
+/// Runs a program with this line as input, and returns its output.
 pub(super) fn run(words: &[String], line: &str, timeout: Duration) -> Result<Vec<u8>, String> {
     let Some((program, words)) = words.split_first() else {
         return Err("[autoscale.command] names no program: put back the one that was there".to_owned());
@@ -155,12 +154,12 @@ pub(super) fn run(words: &[String], line: &str, timeout: Duration) -> Result<Vec
         .stderr(complaints.sink()?)
         .env_remove("NOTIFY_SOCKET")
         .env_remove("WATCHDOG_USEC")
-        // Its children end with it.
+        // So that its children are killed with it.
         .process_group(0)
         .spawn()
         .map_err(|error| format!("cannot start {program}: {error}"))?;
     if let Some(mut input) = child.stdin.take() {
-        // A program that does not read its input may have ended.
+        // Fails if the program has ended without reading its input.
         let _ = writeln!(input, "{line}");
     }
     let output = child.stdout.take();
@@ -188,7 +187,7 @@ pub(super) fn run(words: &[String], line: &str, timeout: Duration) -> Result<Vec
     if let Some(failure) = complaints.explain(program, failure) {
         return Err(failure);
     }
-    // Something that it left behind may hold its output open: that is not waited for.
+    // A descendant may hold the output open. Do not wait for it.
     let end = Instant::now() + Duration::from_secs(1);
     while !reading.is_finished() && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(5));

@@ -1,4 +1,4 @@
-//! The record of the autoscaler: one small document in the state directory.
+//! Persistent state of the autoscaler: a small document in the state directory.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
@@ -8,41 +8,40 @@ use switchyard_policy::autoscale::{Millis, Now, State};
 
 use super::Way;
 
-/// Events that are kept.
+/// Maximum number of events in the history.
 const EVENTS: usize = 100;
 
-/// The name of the document.
+/// Store document of the state.
 pub(super) const DOCUMENT: &str = "autoscale";
 
-/// All of it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Intent {
-    /// The memory of the policy.
+    /// State of the policy.
     pub(super) state: State,
-    /// So many nodes are wanted: by the policy, or because somebody said so. None: as many as there are.
+    /// Target number of nodes, set by the policy or an operator. `None`: the current number.
     pub(super) wanted: Option<usize>,
-    /// Somebody has told the policy to rest.
+    /// Whether an operator has paused the policy.
     pub(super) is_paused: bool,
     /// Nodes that a provisioner has started, by name.
     pub(super) started: BTreeMap<String, Started>,
-    /// The change that is under way.
+    /// Change in progress.
     pub(super) change: Option<Change>,
-    /// The latest last.
+    /// Events, the latest last.
     pub(super) events: VecDeque<Event>,
-    /// The moment of this record. An earlier version had only wall time, for which both clocks are zero.
+    /// Time of this record. Earlier versions stored only wall time, so both clocks are zero.
     #[serde(default)]
     pub(super) last: Now,
-    /// Changes that ended well, and that failed.
+    /// Changes that succeeded, and that failed.
     pub(super) done: u64,
     pub(super) failed: u64,
 }
 
-/// A server that a provisioner has started. The record alone is no right to stop it: see [`super::removal`].
+/// A server that a provisioner has started. The record alone does not justify a stop: see [`super::removal`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Started {
     /// Number of the change that started it.
     pub(super) number: u64,
-    /// The provisioner. The configuration may name another one by now.
+    /// Provisioner of the server, which may differ from the configured one.
     pub(super) way: Way,
     /// Directory of a local server, with a random token in its name. `None`: not local, or started by a version that
     /// named directories by number.
@@ -51,21 +50,21 @@ pub(crate) struct Started {
     /// Machine of a local server. `None`: not local, or not recorded.
     #[serde(default)]
     pub(super) host: Option<String>,
-    /// The newest observation of its process.
+    /// Latest observation of its process.
     #[serde(default)]
     pub(super) seen: LastSeen,
 }
 
-/// The newest observation of a server's process.
+/// Latest observation of a server's process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum LastSeen {
-    /// An earlier version made the record and observed nothing.
+    /// The record of an earlier version, without an observation.
     #[default]
     Unknown,
     /// Started, without an open port so far.
     Never,
-    /// The port was open, and nothing replied.
+    /// The port was open, and the server did not reply.
     Listening,
     /// `run_id` of the process that replied.
     Process(String),
@@ -78,65 +77,65 @@ impl Started {
     }
 }
 
-/// A change that is under way.
+/// A change in progress.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Change {
     pub(super) number: u64,
-    /// Its provisioner. A server that goes is stopped by the one that started it.
+    /// Provisioner. A server is stopped by the provisioner that started it.
     pub(super) way: Way,
     pub(super) stage: Stage,
-    /// The fleet has too much to do, so the new node gets its share as fast as the nodes can give it.
+    /// Whether the fleet is overloaded, so that the new node gets its share as fast as possible.
     #[serde(default)]
     pub(super) is_urgent: bool,
-    /// Wall time at which this stage began, for reports.
+    /// Wall time at the beginning of this stage, for reports.
     pub(super) since: Millis,
-    /// Attempts at this stage that failed.
+    /// Failed attempts at this stage.
     pub(super) failures: u32,
-    /// Why the last one of them failed.
+    /// Error of the last attempt.
     #[serde(default)]
     pub(super) error: Option<String>,
-    /// The moves that this stage has ordered last.
+    /// Moves that this stage has ordered last.
     #[serde(default)]
     pub(super) moves: Vec<u64>,
-    /// Wall time since which the change waits for moves of others or for paused ones.
+    /// Wall time since which the change has waited for other or paused moves.
     #[serde(default)]
     pub(super) waits_since: Option<Millis>,
     /// Standby servers that could not join.
     #[serde(default)]
     pub(super) tried: BTreeSet<String>,
-    /// Time of the run from which the next attempt is due.
+    /// Time of the next attempt, on the clock of this run.
     pub(super) again: Millis,
 }
 
 impl Change {
-    /// It goes on with this stage.
+    /// Returns the change at its next stage.
     pub(super) fn at(&self, stage: Stage, now: Now) -> Self {
         Self { stage, since: now.wall, failures: 0, error: None, waits_since: None, again: 0, ..self.clone() }
     }
 }
 
-/// The step of a change that comes next.
+/// Next step of a change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Stage {
     /// Start a server, at this address if one was chosen.
     Provision(Option<String>),
-    /// Let it join.
+    /// Add the server as a node.
     Join(String),
-    /// Give it its share. It may own something already: the planner moves keys and slots to whoever has room.
+    /// Order its share. It may already own something, because the planner moves keys and slots to nodes with room.
     Fill(String),
-    /// Its share was ordered: wait for it.
+    /// Wait for the ordered share.
     Share(String),
     /// Move everything away from this node.
     Drain(String),
-    /// Let it go.
+    /// Remove the node.
     Leave(String),
-    /// Stop its server. `Some`: the change has failed, for this reason.
+    /// Stop its server. `Some`: the reason why the change has failed.
     Stop(String, Option<String>),
 }
 
 impl Stage {
-    /// The stage in a few words.
+    /// Description of the stage.
     pub(super) fn text(&self) -> String {
         match self {
             Self::Provision(None) => "a server is being started".to_owned(),
@@ -151,21 +150,21 @@ impl Stage {
     }
 }
 
-/// Something that happened.
+/// An event in the history.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Event {
-    /// Milliseconds since 1970.
+    /// Time, in milliseconds since 1970.
     pub(crate) at: Millis,
-    /// The number of the change, if it belongs to one.
+    /// Number of the change that the event belongs to.
     pub(crate) change: Option<u64>,
     /// `decided`, `done` or `failed`.
     pub(crate) kind: String,
-    /// In a sentence.
+    /// Description as a sentence.
     pub(crate) text: String,
 }
 
 impl Intent {
-    /// Takes over the record of an earlier run. `pause_max`: the longest pause after a failure.
+    /// Resumes from the record of an earlier run. `pause_max`: maximum pause after a failure.
     pub(super) fn resume(&mut self, now: Now, pause_max: Millis) {
         self.state.resume(self.last, now);
         if let Some(change) = &mut self.change {
@@ -174,8 +173,7 @@ impl Intent {
         self.last = now;
     }
 
-    /// Ends the change under way if a server has not joined by it yet: that server is stopped. A change that is further
-    /// goes on.
+    /// Cancels a change whose server has not joined yet, and stops that server. A later stage continues.
     pub(super) fn withdraw(&mut self, now: Now) {
         let Some(change) = &self.change else { return };
         let address = match &change.stage {
@@ -187,7 +185,7 @@ impl Intent {
         self.change = Some(change.at(Stage::Stop(address, Some(why)), now));
     }
 
-    /// Ends a stop of this server that is pending: an operator wants the server as a node.
+    /// Cancels a pending stop of this server, because an operator wants it as a node.
     pub(super) fn withdraw_stop(&mut self, now: Now, is_it: impl Fn(&str) -> bool) -> Option<Event> {
         let Some(Change { stage: Stage::Stop(address, _), number, .. }) = &self.change else { return None };
         let (address, number) = (address.clone(), *number);
@@ -203,7 +201,7 @@ impl Intent {
         })
     }
 
-    /// Ends a change whose server does not stop after so many attempts. Its server may run on.
+    /// Ends a change whose server did not stop after `attempts` attempts. Its server may keep running.
     pub(super) fn give_up_stop(&mut self, now: Now, attempts: u32) {
         let Some(Change { stage: Stage::Stop(address, _), number, failures, .. }) = &self.change else { return };
         if *failures < attempts {
@@ -235,7 +233,7 @@ impl Intent {
 mod tests {
     use super::*;
 
-    /// As versions before the proof of removal wrote it, with wall time only.
+    /// Record of a version without proofs of removal, with wall time only.
     const FORMER: &str = r#"{
         "state": {"above": null, "below": 1000000, "changed": 900000, "next": 5, "under_way": 4},
         "wanted": null, "is_paused": false,
@@ -253,7 +251,7 @@ mod tests {
         intent.resume(now, 10_000);
         let again = |intent: &Intent| intent.change.as_ref().map(|change| change.again);
         assert_eq!((again(&intent), intent.last), (Some(1_000_500), now), "wall time is taken over");
-        // The wall clock of the run jumped an hour ahead of it, and the next run begins with the clock that jumped.
+        // The wall clock jumped an hour ahead of the run's clock, and the next run starts from the wall clock.
         intent.last = Now { run: 1_000_200, wall: 4_600_200 };
         intent.resume(Now { run: 4_600_300, wall: 4_600_300 }, 10_000);
         assert_eq!(again(&intent), Some(4_600_500));

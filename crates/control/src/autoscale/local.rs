@@ -1,10 +1,9 @@
-//! Servers on the router's own machine: each has a directory of its own, and its output is a file there.
+//! Servers on the router's own machine, each with a directory that also contains its output.
 //!
-//! A server outlives the router. It is found again by its output: a group of processes, not the router's own, that
-//! writes into that directory. No file with a process id is needed. It would be missing if the router was killed before
-//! writing it, and would be wrong after a reboot. A directory's name has a random token, because a router that has lost
-//! its store begins again with number 0. The group is taken for the server only if it also holds the listening socket
-//! of the recorded port.
+//! A server outlives the router. It is found again by its output: a process group, not the router's own, that writes to
+//! that directory. A PID file would not do: it would be missing if the router was killed before writing it, and wrong
+//! after a reboot. A directory's name contains a random token, because a router that has lost its store starts again
+//! with number 0. The group counts as the server only if it also holds the listening socket of the recorded port.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -25,14 +24,14 @@ use crate::sockets;
 /// Maximum time for a server to stop before it is killed. It has no keys any more.
 const STOPPING: Duration = Duration::from_secs(10);
 
-/// The end of its output that an error shows, bytes.
+/// Part of a server's output that an error shows, in bytes.
 const SHOWN: usize = 300;
 
-/// The file with a server's output. Rotated ones begin with the same name.
+/// Name of a server's output file. Rotated files begin with the same name.
 pub(super) const LOG: &str = "server.log";
 
-/// Folder of local servers if the configuration names none: next to the state directory, so that a full disk quota or a
-/// removed state directory spares one of them.
+/// Default folder of local servers: next to the state directory, so that a full disk quota or a removed state directory
+/// does not affect both.
 #[must_use]
 pub fn default_directory(state: &Path) -> PathBuf {
     let state = std::path::absolute(state).unwrap_or_else(|_| state.to_owned());
@@ -42,13 +41,13 @@ pub fn default_directory(state: &Path) -> PathBuf {
     }
 }
 
-/// Folder of the local servers of earlier versions.
+/// Folder of local servers in earlier versions.
 #[must_use]
 pub fn former_directory(state: &Path) -> PathBuf {
     state.join("autoscale")
 }
 
-/// Starts servers here.
+/// Provisioner of local servers.
 pub(super) struct Local {
     config: LocalConfig,
     state: PathBuf,
@@ -65,7 +64,7 @@ impl Local {
         started.home.clone().unwrap_or_else(|| former_directory(&self.state).join(started.number.to_string()))
     }
 
-    /// Groups of processes that write into this directory.
+    /// Process groups that write to this directory.
     fn groups(home: &Path) -> HashSet<Pid> {
         let (Ok(home), Ok(own)) = (fs::canonicalize(home), getpgid(None)) else { return HashSet::new() };
         let pids = fs::read_dir("/proc")
@@ -75,14 +74,14 @@ impl Local {
             .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let writers = pids.filter_map(Pid::from_raw).filter(|pid| {
             let out = Path::new("/proc").join(pid.as_raw_nonzero().to_string()).join("fd/1");
-            // The file's name does not count: logs are rotated.
+            // The file's name may differ, because logs are rotated.
             fs::read_link(out).is_ok_and(|out| out.parent() == Some(&*home))
         });
         writers.filter_map(|pid| getpgid(Some(pid)).ok()).filter(|group| *group != own).collect()
     }
 
-    /// The one of these groups that holds every socket which listens at this port. `Err`: another process holds one of
-    /// them. `Ok(None)`: nothing listens.
+    /// Returns the group that holds every socket listening at this port, or `None` if there is no listener. Fails if
+    /// another process holds one of them.
     fn listener(port: u16, groups: &HashSet<Pid>) -> Result<Option<Pid>, String> {
         let inodes = sockets::listener_inodes(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
         let holders = sockets::holders(&inodes);
@@ -99,7 +98,7 @@ impl Local {
         }
     }
 
-    /// Starts it, and checks whether it stays: a command line that is wrong ends at once.
+    /// Starts the server and checks that it stays alive: a wrong command line ends at once.
     fn launch(&self, home: &Path, address: &str, settings: Settings<'_>) -> Result<(), String> {
         let port = port_of(address)?;
         self.spawn(home, port, &settings(address)?)?;
@@ -114,14 +113,14 @@ impl Local {
         }
     }
 
-    /// `settings`: its standard input. There, unlike among its arguments, other users of this machine cannot read a
-    /// password.
+    /// Spawns the server. It reads `settings` from its standard input, because other users of this machine could read a
+    /// password among its arguments.
     fn spawn(&self, home: &Path, port: u16, settings: &str) -> Result<(), String> {
         if self.config.command.is_empty() {
             return Err("[autoscale.local] names no command: put back the one that was there".to_owned());
         }
         let failed = |what: &str, error: std::io::Error| format!("{what}: {error}");
-        // The server starts in it, so a relative path would mean another place.
+        // The server starts in this directory, so a relative path would mean another place.
         let home = fs::canonicalize(home).map_err(|error| failed(&format!("cannot use {}", home.display()), error))?;
         let log = home.join(LOG);
         let out = File::options()
@@ -141,16 +140,16 @@ impl Local {
             .stdin(Stdio::piped())
             .stdout(out)
             .stderr(err)
-            // These variables of systemd are meant for the router.
+            // These systemd variables are meant for the router.
             .env_remove("NOTIFY_SOCKET")
             .env_remove("WATCHDOG_USEC")
-            // Signals of the router's terminal do not reach it, and it is found by this.
+            // Isolates the server from signals of the router's terminal, and identifies it later.
             .process_group(0)
             .spawn()
             .map_err(|error| failed(&format!("cannot start {program}"), error))?;
-        // A failure means that the process has ended. The pipe has room for all of it.
+        // A failure means that the process has ended. The pipe has room for everything.
         drop(child.stdin.take().map(|mut input| input.write_all(settings.as_bytes())));
-        // Its end has to be collected. The thread ends with it.
+        // Reaps the process.
         std::thread::Builder::new()
             .name("server".to_owned())
             .spawn(move || drop(child.wait()))
@@ -158,10 +157,10 @@ impl Local {
             .map_err(|error| failed("cannot start a thread", error))
     }
 
-    /// Ends a group, and waits for its end.
+    /// Terminates a group, and waits for its end.
     fn end(group: Pid, home: &Path) -> Result<(), String> {
         let runs = || Self::groups(home).contains(&group);
-        // To all of them: a shell around the server does not pass it on.
+        // To the whole group, because a shell around the server would not forward the signal.
         let _ = kill_process_group(group, Signal::TERM);
         let end = Instant::now() + STOPPING;
         while runs() && Instant::now() < end {
@@ -175,15 +174,15 @@ impl Local {
     }
 }
 
-/// Makes a directory and its parents for this user alone: it has the keys of clients. An earlier version may have made
-/// it for all users.
+/// Creates a directory and its parents for this user only, because it contains clients' keys. An earlier version may
+/// have created it for all users.
 fn make_private(home: &Path) -> std::io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(home)?;
     fs::set_permissions(home, Permissions::from_mode(0o700))
 }
 
-/// Lines of a server's configuration with the router's credentials: the password of all clients, or a user that may do
-/// everything, and no other one. The user `default` exists already, and a second definition of it is an error.
+/// Returns configuration lines with the router's credentials: the password of all clients, or a user that may do
+/// everything, as the only one. The user `default` exists already, and defining it again is an error.
 pub(super) fn credentials(user: Option<&str>, password: &str) -> String {
     match user.filter(|user| *user != "default") {
         None => format!("requirepass {}\n", quoted(password)),
@@ -193,7 +192,7 @@ pub(super) fn credentials(user: Option<&str>, password: &str) -> String {
     }
 }
 
-/// As a configuration file of Redis has it.
+/// Quotes text for a Redis configuration file.
 fn quoted(text: &str) -> String {
     let plain = |byte: u8| (byte.is_ascii_graphic() || byte == b' ') && !matches!(byte, b'"' | b'\\');
     let escaped: String = text
@@ -203,14 +202,14 @@ fn quoted(text: &str) -> String {
     format!("\"{escaped}\"")
 }
 
-/// The end of a server's output.
+/// Last line of a server's output.
 fn last_words(home: &Path) -> String {
     let text = fs::read(home.join(LOG)).unwrap_or_default();
     let end = String::from_utf8_lossy(&text[text.len().saturating_sub(SHOWN)..]);
     end.lines().last().unwrap_or("it has written nothing").trim().to_owned()
 }
 
-/// This machine's `/etc/machine-id`. Without one, as in some containers, the host name.
+/// Contents of `/etc/machine-id`, or the host name if it is missing, as in some containers.
 fn this_host() -> String {
     let read =
         |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
@@ -268,7 +267,7 @@ impl Provisioner for Local {
             (_, Some(host)) if *host != self.host => Process::OtherHost,
             (Err(why), _) => Process::Foreign(why),
             (Ok(Some(_)), _) => Process::Listens,
-            // An earlier version did not record the machine, and the directory may be shared with a second one.
+            // An earlier version did not record the machine, and a second one may share the directory.
             (Ok(None), None) => Process::OtherHost,
             (Ok(None), Some(_)) if groups.is_empty() => Process::Ended,
             (Ok(None), Some(_)) => Process::Silent,
@@ -324,7 +323,7 @@ mod tests {
         Local::new(LocalConfig { command, ports: (1, 1), directory: None }, &directory.join("state"))
     }
 
-    /// A port that nothing listens at, and a record of a server there.
+    /// Returns an unused port, and a record of a server there.
     fn record(local: &Local, number: u64) -> (String, Started) {
         let port =
             TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|bound| bound.local_addr()).expect("a port").port();
@@ -365,7 +364,7 @@ mod tests {
     #[test]
     fn a_server_is_found_again_and_stopped() {
         let dir = tempfile::tempdir().expect("a directory");
-        // The shell stays, and does not pass signals on.
+        // The shell stays, and does not forward signals.
         let command = ["sh", "-c", "echo at {port} in {dir}; sleep 60; true"];
         let first = local(dir.path(), &command);
         let (address, started) = record(&first, 7);
@@ -373,7 +372,7 @@ mod tests {
         let home = first.home(&started);
         let groups = Local::groups(&home);
         assert_eq!((groups.len(), first.process(&started, &address)), (1, Process::Silent));
-        // Another router of the same state directory.
+        // Stands for another router of the same state directory.
         let second = local(dir.path(), &command);
         assert_eq!(second.start(7, Some((&address, &started)), &none), Ok(address.clone()));
         assert_eq!(Local::groups(&home), groups, "not started twice");

@@ -1,4 +1,4 @@
-//! Reasons in words.
+//! Texts for the policy's reasons.
 
 use switchyard_policy::autoscale::Reason;
 use switchyard_policy::topology::NodeId;
@@ -12,7 +12,7 @@ fn percent(part: f64) -> String {
     format!("{:.0} %", part * 100.0)
 }
 
-/// A reason in a clause.
+/// Describes a reason as a clause.
 pub(crate) fn reason_text(reason: &Reason, name: &dyn Fn(NodeId) -> String) -> String {
     match reason {
         Reason::Slow(mean, limit) => {

@@ -1,12 +1,12 @@
-//! Nodes come and go with the load: the wanted number is stored, and a loop closes the gap.
+//! Adjusts the number of nodes to the load: the target number is stored, and a loop closes the gap.
 //!
-//! [`switchyard_policy::autoscale`] decides; a [`Provisioner`] starts and stops servers; the operator's own verbs let
-//! them join, drain and leave, with the checks that people meet. Here is what lies between: the change that is under
-//! way, on record before each of its steps. So the loop may be killed at any point: it goes on with the step that is on
-//! record, and each step first looks whether it is done.
+//! [`switchyard_policy::autoscale`] decides, and a [`Provisioner`] starts and stops servers. Nodes join, drain and
+//! leave by the operators' own commands, with the same checks. This module executes the change in progress, which is
+//! recorded before each step. So the loop may be killed at any point: it resumes at the recorded step, and each step
+//! first checks whether it is already done.
 //!
-//! One change at a time, and each has a number that is never used again. A server that was started has the number with
-//! it, so it is found again and not started twice.
+//! There is one change at a time, with a number that is never reused. A started server carries the number, so it is
+//! found again and not started twice.
 
 mod actions;
 mod command;
@@ -43,20 +43,20 @@ pub use thread::AutoscaleThread;
 pub const POLICIES: [(Policy, &str); 3] =
     [(Policy::Threshold, "threshold"), (Policy::Static, "static"), (Policy::Model, "model")];
 
-/// The way in which servers come.
+/// Kind of provisioner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
-    /// They are processes on the router's machine.
+    /// Processes on the router's machine.
     Local,
-    /// They run already, and wait.
+    /// Running servers that wait for use.
     Standby,
-    /// A program starts them.
+    /// Servers started by a program.
     Command,
 }
 
 impl Way {
-    /// Its name in the configuration.
+    /// Name in the configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -70,17 +70,17 @@ impl Way {
 /// Settings of the autoscaler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AutoscaleConfig {
-    /// Whether it acts.
+    /// Whether the autoscaler acts.
     pub mode: Mode,
-    /// How it decides.
+    /// Settings of the policy.
     pub knobs: Knobs,
-    /// Settings of servers on this machine.
+    /// Settings of local servers.
     pub local: LocalConfig,
-    /// Servers that wait for use.
+    /// Addresses of standby servers.
     pub standby: Vec<String>,
-    /// A program that starts servers.
+    /// Program that starts servers.
     pub command: CommandConfig,
-    /// A program that is given each event, as JSON.
+    /// Command line that receives each event as JSON.
     pub notify: Vec<String>,
 }
 
@@ -97,12 +97,12 @@ impl Default for AutoscaleConfig {
     }
 }
 
-/// Servers that are started on the router's own machine.
+/// Servers on the router's own machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalConfig {
-    /// The command line; `{port}` and `{dir}` stand for the server's port and directory. Empty: none are started.
+    /// Command line, with `{port}` and `{dir}` for the server's port and directory. Empty: no local servers.
     pub command: Vec<String>,
-    /// Ports that it may use: the first and the last.
+    /// First and last usable port.
     pub ports: (u16, u16),
     /// Folder of the servers' directories. `None`: [`default_directory`].
     pub directory: Option<PathBuf>,
@@ -117,9 +117,9 @@ impl Default for LocalConfig {
 /// A program that starts and stops servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandConfig {
-    /// Its command line. Empty: there is none.
+    /// Command line. Empty: no program.
     pub run: Vec<String>,
-    /// The longest that it may take.
+    /// Maximum run time.
     pub timeout: Duration,
 }
 
@@ -130,10 +130,10 @@ impl Default for CommandConfig {
 }
 
 impl AutoscaleConfig {
-    /// The way in which servers come, if there is one.
+    /// Configured kind of provisioner, if any.
     ///
     /// # Errors
-    /// If there is more than one.
+    /// If several kinds are configured.
     pub fn provisioner(&self) -> Result<Option<Way>, String> {
         let ways = [
             (Way::Local, !self.local.command.is_empty()),
@@ -152,7 +152,7 @@ impl AutoscaleConfig {
         }
     }
 
-    /// The way for a new server.
+    /// Kind of provisioner for a new server.
     fn way(&self) -> Result<Way, String> {
         self.provisioner()?.ok_or_else(|| {
             "no provisioner is configured: add [autoscale.local], [autoscale.standby] or [autoscale.command] (docs/autoscaling.md)"
@@ -160,8 +160,8 @@ impl AutoscaleConfig {
         })
     }
 
-    /// Makes a provisioner, also one that the configuration names no longer: it may have servers to stop. `site`:
-    /// distinguishes this router from others.
+    /// Creates a provisioner, even one that is no longer configured: it may have servers to stop. `site` distinguishes
+    /// this router from others.
     fn provision(&self, way: Way, state: &Path, site: &str) -> Result<Box<dyn Provisioner>, String> {
         match way {
             Way::Local => Ok(Box::new(local::Local::new(self.local.clone(), state))),
@@ -173,7 +173,7 @@ impl AutoscaleConfig {
     }
 }
 
-/// The place of a new server: on record before anything is started.
+/// Location of a new server, recorded before the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Chosen {
     address: String,
@@ -183,7 +183,7 @@ struct Chosen {
     host: Option<String>,
 }
 
-/// The process of a server that was started, as far as the provisioner sees processes.
+/// Process of a started server, as far as the provisioner can observe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Process {
     /// Running, and listening at the recorded port.
@@ -194,21 +194,21 @@ enum Process {
     Ended,
     /// Description of the foreign process at its port.
     Foreign(String),
-    /// Started on another machine, which alone sees its process.
+    /// Started on another machine, so not observable here.
     OtherHost,
-    /// The provisioner does not see processes.
+    /// The provisioner cannot observe processes.
     Unknown,
 }
 
-/// Returns the lines of configuration that make the server at an address accept the router's credentials.
+/// Returns configuration lines that make a server accept the router's credentials.
 type Settings<'a> = &'a dyn Fn(&str) -> Result<String, String>;
 
-/// Starts and stops servers. Each call may be made again after a restart, with the same result.
+/// Starts and stops servers. Each call may be repeated after a restart, with the same result.
 trait Provisioner {
-    /// Chooses the place of the server of this number, if there is a choice. `taken`: addresses in use.
+    /// Chooses the location of a server, if there is a choice. `taken`: addresses in use.
     ///
     /// # Errors
-    /// If none is left.
+    /// If no location is left.
     fn choose(&self, number: u64, taken: &BTreeSet<String>) -> Result<Option<Chosen>, String>;
 
     /// Starts the server of this number, or finds it. Returns its address.
@@ -217,37 +217,36 @@ trait Provisioner {
     /// If it cannot be started. The next call tries again.
     fn start(&self, number: u64, chosen: Option<(&str, &Started)>, settings: Settings<'_>) -> Result<String, String>;
 
-    /// The state of a server's process.
+    /// State of a server's process.
     fn process(&self, _started: &Started, _address: &str) -> Process {
         Process::Unknown
     }
 
-    /// This machine, if servers are processes on it.
+    /// This machine, if servers are local processes.
     fn host(&self) -> Option<String> {
         None
     }
 
-    /// Stops a server, and removes its directory. Returns a note for the history, if there is one.
+    /// Stops a server, and removes its directory. Returns a note for the history, if any.
     ///
     /// # Errors
-    /// If it is not known to have stopped. The next call needs a proof of its own.
+    /// Unless the server has certainly stopped. The next call needs a new proof.
     fn stop(&self, _started: &Started, _address: &str, _proof: Proof) -> Result<Option<String>, String> {
         Ok(None)
     }
 
-    /// Starts a server again that should run and does not. `None`: all is well, or it is not this provisioner's
-    /// business.
+    /// Restarts a server that should run and does not. `None`: it runs, or this provisioner does not manage it.
     fn revive(&self, _started: &Started, _address: &str, _settings: Settings<'_>) -> Option<Result<(), String>> {
         None
     }
 }
 
-/// Servers that run already and wait for use.
+/// Running servers that wait for use.
 struct Standby(Vec<String>);
 
-/// Without a `stop`: servers that run already are never stopped.
+/// Has no `stop`, because these servers are never stopped.
 impl Provisioner for Standby {
-    /// Each number begins at another server, so one that cannot join does not hinder the others.
+    /// Each number begins at another server, so that a server that cannot join does not block the others.
     fn choose(&self, number: u64, taken: &BTreeSet<String>) -> Result<Option<Chosen>, String> {
         let first = number as usize % self.0.len().max(1);
         let free = self.0.iter().cycle().skip(first).take(self.0.len()).find(|server| !taken.contains(*server));

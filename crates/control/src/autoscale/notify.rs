@@ -1,4 +1,4 @@
-//! Events for people: a program of theirs is given each one as a line of JSON, on a thread of its own.
+//! Notifies operators of events: a configured program receives each event as a line of JSON, on a separate thread.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use tracing::warn;
 use super::command::run;
 use super::intent::Event;
 
-/// The longest that the program may take.
+/// Maximum run time of the program.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Gives the program an event. Nobody waits for it, and an event that it misses is in the history.
+/// Sends the program an event without waiting for it. Missed events remain in the history.
 pub(super) fn notify(program: &[String], event: &Event) {
     if program.is_empty() {
         return;

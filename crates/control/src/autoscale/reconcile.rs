@@ -1,8 +1,9 @@
-//! The loop: it begins a change where the number of nodes is not the wanted one, and carries it out step by step.
+//! The reconcile loop: starts a change if the number of nodes differs from the target, and executes it step by step.
 //!
-//! Each step is on record before it is taken, and looks first whether it is done. A step that fails is tried again
-//! after a pause that grows; after [`ATTEMPTS`] the change is given up: a server that never opened its port is stopped,
-//! any other one is left alone, and a node that could not be drained stays. Every stop goes through [`super::removal`].
+//! Each step is recorded before it is taken, and first checks whether it is already done. A failed step is retried
+//! after a growing pause; after [`ATTEMPTS`] the change is given up: a server that never opened its port is stopped,
+//! any other server is left alone, and a node that could not be drained stays. Every stop goes through
+//! [`super::removal`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -24,38 +25,39 @@ use super::{AutoscaleConfig, Chosen, Event, Process, Provisioner, Way, reason_te
 use crate::planner::Mode;
 use crate::store::{RedbStore, StoreError, load_json, save_json};
 
-/// Attempts at a step before the change is given up; at starting a server, where an error is rarely one of the moment.
+/// Attempts at a step before the change is given up. Fewer for starting a server, because such an error is rarely
+/// transient.
 const ATTEMPTS: u32 = 8;
 const STARTS: u32 = 4;
-/// Attempts at letting a standby server join, before the next one is taken.
+/// Attempts to add a standby server before the next one is used.
 const STANDBY_JOINS: u32 = 2;
 
-/// The pause after the first failure, and the longest one; milliseconds.
+/// Pause after the first failure, and the maximum pause, in milliseconds.
 const PAUSE: Millis = 500;
 const PAUSE_MAX: Millis = 10_000;
 
-/// Servers that should run are looked for so often, milliseconds.
+/// Interval of checks whether started servers run, in milliseconds.
 const REVIVED_EVERY: Millis = 5000;
 
-/// The longest wait for moves of others and for paused ones, milliseconds.
+/// Maximum wait for other or paused moves, in milliseconds.
 const WAIT_MAX: Millis = 600_000;
 
 #[derive(Debug, Default)]
 struct Inner {
     config: AutoscaleConfig,
     intent: Intent,
-    /// The newest decision of the policy.
+    /// Latest decision of the policy.
     decision: Option<Decision>,
-    /// The decision that was noted last, where the mode only observes.
+    /// Last decision in the history, in a mode that only observes.
     noted: Option<What>,
     revived: Option<Millis>,
-    /// Servers that had ended at the last look, and what came of starting them again.
+    /// Servers that had ended at the last check, with the result of restarting them.
     fallen: BTreeMap<String, &'static str>,
-    /// The reason to rest that was logged last.
+    /// Last logged reason to rest.
     logged: Option<String>,
-    /// Servers that an operator is adding now. None of them is stopped.
+    /// Servers that an operator is adding now. They must not be stopped.
     joining: BTreeSet<String>,
-    /// The server that is being stopped now. It cannot be added.
+    /// Server that is being stopped now. It cannot be added.
     stopping: Option<String>,
 }
 
@@ -63,14 +65,14 @@ struct Inner {
 #[derive(Debug)]
 pub(crate) struct Autoscaler {
     store: Arc<RedbStore>,
-    /// The state directory.
+    /// State directory.
     state: PathBuf,
-    /// The clock of this run, and its start.
+    /// Clock of this run, and its start.
     clock: (Clock, Instant),
     inner: Mutex<Inner>,
 }
 
-/// An operator's `nodes add` of a server, from its first check to its end.
+/// An operator's `nodes add` of a server in progress.
 #[derive(Debug)]
 pub(crate) struct Joining<'a> {
     autoscaler: &'a Autoscaler,
@@ -78,7 +80,7 @@ pub(crate) struct Joining<'a> {
 }
 
 impl Joining<'_> {
-    /// Ends the autoscaler's claim to the server, which has joined. A pending stop of it is withdrawn.
+    /// Releases the autoscaler's claim to the server, which has joined. Withdraws a pending stop.
     pub(crate) fn joined(&self, now: Now) {
         self.autoscaler.disown(&self.address, now);
     }
@@ -90,7 +92,7 @@ impl Drop for Joining<'_> {
     }
 }
 
-/// A stop of a server, from its proof to its end.
+/// A stop of a server in progress, from its proof on.
 struct Stopping<'a>(&'a Autoscaler);
 
 impl Drop for Stopping<'_> {
@@ -99,46 +101,46 @@ impl Drop for Stopping<'_> {
     }
 }
 
-/// The outcome of a step.
+/// Result of a step.
 enum Outcome {
-    /// It goes on by itself.
+    /// In progress, without an action by the loop.
     Wait,
-    /// These moves were started, and this stage follows. The same stage again is an attempt that counts, for the
-    /// missing part.
+    /// These moves were started, and this stage follows. The same stage again counts as an attempt, for the missing
+    /// part.
     Ordered { next: Stage, moves: Vec<u64>, missing: Option<String> },
     /// The change waits for moves that an operator may have to end.
     Waits(String),
-    /// The next one.
+    /// The next stage follows.
     Next(Stage),
-    /// The place of a new server was chosen.
+    /// The location of a new server was chosen.
     Chosen(Chosen),
     /// The change has ended.
     Done(String),
-    /// It did not work, this time.
+    /// The attempt failed.
     Failed(String),
     /// The change is given up.
     GivenUp(String),
 }
 
-/// The state of the autoscaler, for reports and metrics.
+/// State of the autoscaler, for reports and metrics.
 #[derive(Clone, Debug)]
 pub(crate) struct Autoscaling {
     pub(crate) config: AutoscaleConfig,
     pub(crate) wanted: Option<usize>,
     pub(crate) is_paused: bool,
     pub(crate) started: BTreeMap<String, Started>,
-    /// Number, stage, since when, and why the last attempt at it failed.
+    /// Number, stage, start of the stage, and error of the last attempt.
     pub(crate) change: Option<(u64, String, Millis, Option<String>)>,
     pub(crate) decision: Option<Decision>,
     pub(crate) events: Vec<Event>,
     pub(crate) done: u64,
     pub(crate) failed: u64,
-    /// The rest of the pause after a failure.
+    /// Remaining pause after a failure.
     pub(crate) pause: Option<Duration>,
 }
 
 impl Autoscaler {
-    /// Continues from the record. `state`: the state directory.
+    /// Resumes from the record. `state`: the state directory.
     pub(crate) fn open(store: Arc<RedbStore>, state: PathBuf) -> Result<Self, StoreError> {
         let mut intent: Intent = load_json(&*store, DOCUMENT)?;
         let wall = wall();
@@ -147,7 +149,6 @@ impl Autoscaler {
         Ok(Self { store, state, clock, inner: Mutex::new(Inner { intent, ..Inner::default() }) })
     }
 
-    /// The time now.
     pub(crate) fn now(&self) -> Now {
         self.clock.0.now(self.clock.1.elapsed().as_millis() as Millis, wall())
     }
@@ -181,7 +182,7 @@ impl Autoscaler {
         }
     }
 
-    /// Logs the reason why it does not act, once, and its end.
+    /// Logs the reason why the autoscaler does not act when it changes.
     pub(crate) fn log_rest(&self, rest: Option<String>) {
         let mut inner = self.inner();
         if rest == inner.logged {
@@ -194,8 +195,8 @@ impl Autoscaler {
         inner.logged = rest;
     }
 
-    /// Somebody wants so many nodes. If there are so many (`has`), a server that is to join and has not is not wanted
-    /// any more: it is stopped.
+    /// Sets the target number of nodes, for an operator. If the fleet already has that many (`has`), a server that has
+    /// not joined yet is stopped.
     pub(crate) fn want(&self, nodes: usize, has: usize, now: Now) -> Result<(), String> {
         let config = self.inner().config.clone();
         let (least, most) = (config.knobs.nodes_min, config.knobs.nodes_max);
@@ -218,7 +219,7 @@ impl Autoscaler {
         })
     }
 
-    /// The policy rests, or goes on.
+    /// Pauses or resumes the policy.
     pub(crate) fn pause(&self, is_paused: bool) -> Result<(), String> {
         self.change(|intent| {
             intent.is_paused = is_paused;
@@ -226,10 +227,10 @@ impl Autoscaler {
         })
     }
 
-    /// An operator adds this server as a node. While the result lives, the server is not stopped.
+    /// Begins an operator's `nodes add` of this server. The server is not stopped while the result lives.
     ///
     /// # Errors
-    /// If it is being stopped now.
+    /// If the server is being stopped now.
     pub(crate) fn begin_join(&self, address: &str) -> Result<Joining<'_>, String> {
         let mut inner = self.inner();
         if inner.stopping.as_ref().is_some_and(|stopping| is_same(stopping, address)) {
@@ -246,8 +247,7 @@ impl Autoscaler {
         self.inner().stopping.as_ref().is_some_and(|stopping| is_same(stopping, address))
     }
 
-    /// Ends the autoscaler's claim to a server that an operator has listed or added, so that it is not stopped from now
-    /// on.
+    /// Releases the autoscaler's claim to a server that an operator has listed or added, so that it is never stopped.
     pub(crate) fn disown(&self, address: &str, now: Now) {
         let mut known: BTreeSet<String> = {
             let inner = self.inner();
@@ -257,7 +257,7 @@ impl Autoscaler {
             });
             inner.intent.started.keys().cloned().chain(stopping).collect()
         };
-        // Without the lock, because a name server may be slow.
+        // Resolve without the lock, because a name server may be slow.
         known.retain(|known| is_same(known, address));
         if known.is_empty() {
             return;
@@ -276,7 +276,7 @@ impl Autoscaler {
         }
     }
 
-    /// Changes what is on record, and reports the event. Nothing changes that cannot be recorded.
+    /// Changes the record, and reports the event. If storing fails, nothing changes.
     fn change(&self, change: impl FnOnce(&mut Intent) -> Option<Event>) -> Result<(), String> {
         let mut inner = self.inner();
         let mut intent = inner.intent.clone();
@@ -295,7 +295,7 @@ impl Autoscaler {
         Ok(())
     }
 
-    /// One look, and one step. True: it led to another one, which can be taken at once.
+    /// Performs one step. Returns whether another step can follow at once.
     pub(crate) fn step(&self, hands: &dyn FleetActions, now: Now, site: &str) -> bool {
         let (config, change) = {
             let inner = self.inner();
@@ -323,7 +323,7 @@ impl Autoscaler {
         inner.intent.change.as_ref().is_some_and(|change| before.is_none_or(|before| before != change.stage))
     }
 
-    /// Servers that were started are to run until they leave.
+    /// Restarts servers that were started and should still run.
     fn revive(
         &self,
         provision: &dyn Fn(Way) -> Result<Box<dyn Provisioner>, String>,
@@ -364,7 +364,7 @@ impl Autoscaler {
                 Ok(()) => ("done", format!("the server {address} had ended, and was started again")),
                 Err(why) => ("failed", format!("the server {address} has ended, and cannot be started again: {why}")),
             };
-            // A server that ends again and again is one event, until it stays up.
+            // Report a server that ends repeatedly once, until it stays up.
             let is_new = self.inner().fallen.insert(address.clone(), kind) != Some(kind);
             if is_new && let Err(why) = self.change(|intent| Some(intent.note(now, Some(number), kind, text))) {
                 warn!("{why}");
@@ -372,7 +372,7 @@ impl Autoscaler {
         }
     }
 
-    /// Records the newest process of a server. A local one counts only if the group of processes that was started holds
+    /// Records the latest process of a server. A local process counts only if the process group that was started holds
     /// the port.
     fn note_seen(&self, address: &str, started: &Started, seen: LastSeen, provisioner: &dyn Provisioner) {
         if started.seen == seen && (started.way != Way::Local || started.host.is_some()) {
@@ -395,7 +395,7 @@ impl Autoscaler {
         }
     }
 
-    /// Records the process of a server that this change has started and that is no node yet, as soon as it replies.
+    /// Records the process of a server that this change has started and that is not a node yet, as soon as it replies.
     fn identify(&self, change: &Change, address: &str, hands: &dyn FleetActions, provisioner: &dyn Provisioner) {
         let Some(started) = self.inner().intent.started.get(address).cloned() else { return };
         let is_known = matches!(started.seen, LastSeen::Process(_)) && change.way != Way::Local;
@@ -412,7 +412,7 @@ impl Autoscaler {
         }
     }
 
-    /// Nothing is under way: is there anything to do?
+    /// Starts a change if one is needed.
     fn consider(&self, config: &AutoscaleConfig, hands: &dyn FleetActions, now: Now) -> Result<(), String> {
         let (wanted, is_paused, started) = {
             let inner = self.inner();
@@ -504,7 +504,7 @@ impl Autoscaler {
         }
     }
 
-    /// A new decision is an event also if it may not act.
+    /// Records a new decision in the history although it may not act.
     fn note_only(&self, decision: &Decision, hands: &dyn FleetActions, now: Now, why: &str) -> Result<(), String> {
         if decision.what == What::Stay || self.inner().noted.replace(decision.what) == Some(decision.what) {
             return Ok(());
@@ -593,8 +593,8 @@ impl Autoscaler {
                 self.identify(change, address, hands, provisioner);
                 match hands.join(address) {
                     Ok(()) => Outcome::Next(Stage::Fill(address.clone())),
-                    // A program named a server that it did not start: no waiting helps, and the server must not be
-                    // stopped.
+                    // The program named a server that it did not start. Waiting does not help, and the server must not
+                    // be stopped.
                     Err(why)
                         if change.way == Way::Command
                             && let Some(used) = hands.in_use(address) =>
@@ -659,7 +659,7 @@ impl Autoscaler {
             Stage::Leave(node) if !nodes.contains(node) => Outcome::Next(Stage::Stop(node.clone(), None)),
             Stage::Leave(node) if !started.contains_key(node) => self.keep(node, hands),
             Stage::Leave(node) => {
-                // The last look at its process while it is a node.
+                // The last observation of its process while it is a node.
                 if let (Some(server), Some(run_id)) = (started.get(node), hands.run_ids().remove(node)) {
                     self.note_seen(node, server, LastSeen::Process(run_id), provisioner);
                 }
@@ -668,7 +668,7 @@ impl Autoscaler {
                     Err(why) => Outcome::Failed(why),
                 }
             }
-            // It was withdrawn while it joined.
+            // The change was withdrawn while the server joined.
             Stage::Stop(address, Some(_)) if nodes.contains(address) && started.contains_key(address) => {
                 Outcome::Next(Stage::Leave(address.clone()))
             }
@@ -676,9 +676,9 @@ impl Autoscaler {
         }
     }
 
-    /// Returns the end of a join that has failed often. Only a local server that has never opened its port may be
-    /// stopped: any other server was refused, and may be in use. A local one is tried again and again: it runs on, so
-    /// the next change would start one more, and leave that behind as well.
+    /// Returns the result of a join that has failed often. Only a local server that has never opened its port may be
+    /// stopped: any other server was refused, and may be in use. A local server is retried without limit: it keeps
+    /// running, so the next change would start a further server, and leave that behind as well.
     fn give_up_join(&self, address: &str, why: String, provisioner: &dyn Provisioner) -> Outcome {
         let started = self.inner().intent.started.get(address).cloned();
         match started.map(|started| provisioner.process(&started, address)) {
@@ -696,7 +696,7 @@ impl Autoscaler {
         Outcome::GivenUp(format!("an operator has listed or added {node}, so it stays"))
     }
 
-    /// Stops a server, if that is proven to be right.
+    /// Stops a server, if a proof permits it.
     fn stop(
         &self,
         change: &Change,
@@ -755,7 +755,7 @@ impl Autoscaler {
         })
     }
 
-    /// Records the outcome of a step. If somebody has withdrawn the change during the step, what was started is
+    /// Records the result of a step. If an operator has withdrawn the change during the step, a started server is
     /// stopped.
     fn settle(&self, change: &Change, outcome: Outcome, hands: &dyn FleetActions, now: Now) -> Result<(), String> {
         let number = change.number;
@@ -816,7 +816,7 @@ impl Autoscaler {
                 None
             }),
             Outcome::Next(stage) => self.change(|intent| {
-                // From here on it has to be stopped.
+                // From here on the server must be stopped later.
                 if let Stage::Join(address) = &stage {
                     intent.started.entry(address.clone()).or_insert_with(|| Started::new(number, change.way));
                 }
@@ -833,7 +833,7 @@ impl Autoscaler {
                 }
                 self.change(|intent| {
                     intent.change = Some(Change { failures, again, error: Some(why.clone()), ..change.clone() });
-                    // A stop, and the join of a local server, are tried without end: operators should know.
+                    // A stop, and the join of a local server, are retried without limit, so operators must be informed.
                     (failures == ATTEMPTS).then(|| {
                         let text = format!(
                             "{}: {why} (it is tried on; `switchyard autoscale set-nodes` gives it up)",
@@ -845,7 +845,7 @@ impl Autoscaler {
             }
             Outcome::Failed(why) => match &change.stage {
                 Stage::Provision(chosen) => self.discard(change, chosen.clone().unwrap_or_default(), why, now),
-                // It was started by nobody, and another one may do.
+                // The autoscaler did not start this server, and a different standby server may be able to join.
                 Stage::Join(address) if change.way == Way::Standby => self.change(|intent| {
                     intent.started.remove(address);
                     let mut next = change.at(Stage::Provision(None), now);
@@ -858,7 +858,7 @@ impl Autoscaler {
                         format!("change {number}: {address} cannot join: {why}"),
                     ))
                 }),
-                // Tried on, or given up before this by `give_up_join`.
+                // Retried, or already given up by `give_up_join`.
                 Stage::Join(_) => Ok(()),
                 Stage::Fill(address) | Stage::Share(address) => self.end(
                     change,
@@ -881,7 +881,7 @@ impl Autoscaler {
         }
     }
 
-    /// Stops a server that was started for nothing.
+    /// Stops a server that is not needed after all.
     fn discard(&self, change: &Change, address: String, why: String, now: Now) -> Result<(), String> {
         let stage = Stage::Stop(address, Some(why));
         self.change(|intent| {
@@ -896,7 +896,8 @@ impl Autoscaler {
                 intent.started.remove(address);
             }
             if kind == "failed" {
-                // The policy decides anew after its pause; who gave an order reads why it failed.
+                // The policy decides again after its pause. An operator who set the target finds the reason in the
+                // history.
                 intent.wanted = None;
                 intent.failed += 1;
             } else {
@@ -913,8 +914,8 @@ fn wall() -> Millis {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
 }
 
-/// `taken`: addresses of nodes and of servers that were started before. A provisioner that answers with one of them has
-/// started none, and that one is not to be stopped.
+/// Starts a server. `taken`: addresses of nodes and of servers that were started before. A provisioner that returns one
+/// of them has started no server, and that server must not be stopped.
 fn start(
     provisioner: &dyn Provisioner,
     number: u64,
@@ -931,13 +932,13 @@ fn start(
     }
 }
 
-/// Lines of configuration with the credentials for a server, or none.
+/// Configuration lines with the credentials for a server, if any.
 fn settings(hands: &dyn FleetActions, address: &str) -> Result<String, String> {
     let place = hands.place(address)?;
     Ok(place.password.map(|password| credentials(place.username.as_deref(), &password.0)).unwrap_or_default())
 }
 
-/// Also by another name: `localhost` is 127.0.0.1.
+/// Whether an address is taken, comparing resolved addresses too: `localhost` is 127.0.0.1.
 fn is_taken(address: &str, taken: &BTreeSet<String>) -> bool {
     let resolved = address.to_socket_addrs().into_iter().flatten();
     taken.contains(address) || resolved.into_iter().any(|address| taken.contains(&address.to_string()))
@@ -952,7 +953,7 @@ pub(crate) fn is_same(one: &str, other: &str) -> bool {
     }
 }
 
-/// A server that was started is stopped some time.
+/// Maximum number of attempts. Unlimited for a stop, because a started server must be stopped eventually.
 fn attempts(change: &Change) -> u32 {
     match &change.stage {
         Stage::Provision(_) => STARTS,

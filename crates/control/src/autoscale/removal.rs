@@ -1,11 +1,12 @@
-//! Proof before removal: [`prove`] is the only source of a [`Proof`], and nothing stops a server or removes its
-//! directory without one.
+//! Proof before removal: [`prove`] is the only source of a [`Proof`], which every stop of a server and every removal of
+//! its directory requires.
 //!
-//! A number, a directory's name or an address proves nothing: a lost store begins again with number 0, and another
+//! A number, a directory's name or an address proves nothing: a lost store starts again with number 0, and another
 //! server may listen at a known address. A server is stopped only if it is on record, is the recorded process, serves
-//! no fleet and no client, and has no key. Anything else is left alone and reported.
+//! no fleet and no client, and has no key. Any other server is left alone and reported.
 //!
-//! In one function rather than in each caller: every missing check so far was a caller that had its own.
+//! All checks are in one function rather than in the callers: every missing check so far was a caller with checks of
+//! its own.
 
 use std::fmt;
 use std::fs;
@@ -15,32 +16,32 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::intent::{LastSeen, Started};
 use super::{Process, Provisioner};
 
-/// A server as its own replies describe it. INFO is the last one, so the keys are the newest known fact.
+/// State of a server from its own replies. INFO is queried last, so the number of keys is the newest fact.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Inspected {
     /// `run_id` of its process.
     pub(crate) run_id: Option<String>,
-    /// The client, other router or replica that uses it. Connections of this router are not counted here.
+    /// Client, other router or replica that uses the server. Excludes connections of this router.
     pub(crate) user: Option<String>,
-    /// Connections of this router to it. They end a moment after a node has left.
+    /// Connections of this router. They end shortly after a node has left.
     pub(crate) own_connections: usize,
     /// Keys in all databases.
     pub(crate) keys: u64,
 }
 
-/// The facts about a server that only the fleet has.
+/// Facts about a server that only the fleet has.
 pub(crate) trait Evidence {
-    /// Why the fleet needs the server: it is a member, a replica of one, or listed in the configuration.
+    /// Reason why the fleet needs the server: it is a node, a replica of one, or configured.
     fn claim(&self, address: &str) -> Option<String>;
 
     /// Queries the server.
     ///
     /// # Errors
-    /// If it does not reply, or refuses a question.
+    /// If the server does not reply, or refuses a command.
     fn inspect(&self, address: &str) -> Result<Inspected, String>;
 }
 
-/// The right to stop one server and to remove its directory. Not `Clone`: it is spent on one attempt.
+/// The right to stop one server and to remove its directory. Not `Clone`, because it is valid for one attempt.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Proof(State);
 
@@ -51,11 +52,11 @@ enum State {
     Empty,
     /// Running without ever having opened its port, so no client can have stored a key.
     NeverListened,
-    /// Ended. The directory may have keys.
+    /// Ended. The directory may contain keys.
     Ended,
 }
 
-/// The reason why a server is left alone.
+/// Reason why a server is left alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum LeftAlone {
     /// No provisioner of this router has started it.
@@ -64,18 +65,18 @@ pub(super) enum LeftAlone {
     Elsewhere,
     /// The fleet, a client or another router uses it.
     Used(String),
-    /// Connections of this router are left there.
+    /// This router still has connections to it.
     Connected(usize),
     /// Description of the process that has its address.
     OtherProcess(String),
-    /// Number of its keys.
+    /// The server has this number of keys.
     Keys(u64),
-    /// Reason why nothing is known.
+    /// The state of the server is unknown, for this reason.
     Silent(String),
 }
 
 impl LeftAlone {
-    /// Whether a later attempt may find something else. Each attempt proves everything again.
+    /// Whether a later attempt may succeed. Each attempt proves everything again.
     pub(super) fn may_pass(&self) -> bool {
         matches!(self, Self::Connected(_) | Self::Silent(_))
     }
@@ -97,7 +98,8 @@ impl fmt::Display for LeftAlone {
     }
 }
 
-/// Proves that the server at `address` is the one on record, empty and unused; or returns the reason to leave it alone.
+/// Proves that the server at `address` is the one on record, empty and unused. Otherwise returns the reason to leave it
+/// alone.
 pub(super) fn prove(
     started: Option<&Started>,
     address: &str,
@@ -139,7 +141,7 @@ pub(super) fn prove(
 }
 
 impl Proof {
-    /// Whether a process was proven to run, and may be ended.
+    /// Whether the process was proven to run, and may be ended.
     pub(super) fn covers_process(&self) -> bool {
         self.0 != State::Ended
     }
@@ -149,11 +151,12 @@ impl Proof {
         self.0 == State::Empty
     }
 
-    /// Removes the directory of a server that has ended. A directory that may have data is renamed with the date, and
-    /// the new name is returned.
+    /// Removes the directory of a server that has ended. A directory that may contain data is renamed with the date
+    /// instead, and the new name is returned.
     ///
     /// # Errors
-    /// If the file system refuses it. The directory is as it was, or has lost files of a server that was proven empty.
+    /// If the file system refuses the removal. The directory is then unchanged, or has lost files of a server that was
+    /// proven empty.
     pub(super) fn remove_directory(self, directory: &Path) -> Result<Option<PathBuf>, String> {
         if !directory.exists() {
             return Ok(None);
@@ -168,10 +171,10 @@ impl Proof {
     }
 }
 
-/// The part of a directory's name that marks it as kept for its data, before the date.
+/// Part of a directory's name, before the date, that marks it as kept for its data.
 const KEPT_MARK: &str = ".kept-";
 
-/// Directories below `folder` that were kept because they may have data, for `switchyard doctor`.
+/// Directories below `folder` that were kept because they may contain data, for `switchyard doctor`.
 #[must_use]
 pub fn kept_directories(folder: &Path) -> Vec<PathBuf> {
     let all = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -181,7 +184,7 @@ pub fn kept_directories(folder: &Path) -> Vec<PathBuf> {
     kept
 }
 
-/// A server that stored nothing leaves only its output.
+/// Whether the directory contains only the server's output, so it stored no data.
 fn has_only_logs(directory: &Path) -> bool {
     let Ok(entries) = fs::read_dir(directory) else { return false };
     let is_log = |entry: fs::DirEntry| {
@@ -200,7 +203,7 @@ fn free_name(directory: &Path) -> PathBuf {
     names.map(|name| directory.with_file_name(name)).find(|path| !path.exists()).unwrap_or_default()
 }
 
-/// Gregorian year, month and day, from days since 1970 (Hinnant's `civil_from_days`).
+/// Converts days since 1970 to a Gregorian date (Hinnant's `civil_from_days`).
 fn civil_date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

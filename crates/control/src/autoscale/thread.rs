@@ -1,4 +1,4 @@
-//! The autoscaler's thread. Starting a server may take minutes, so it is not the planner's.
+//! Thread of the autoscaler. Separate from the planner's, because starting a server may take minutes.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -9,23 +9,23 @@ use switchyard_router::{Repeating, Threads};
 
 use crate::operator::Operator;
 
-/// The time between two looks.
+/// Interval between steps.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// The running thread; it ends when this is dropped.
+/// The running thread. Dropping it ends the thread.
 #[derive(Debug)]
 pub struct AutoscaleThread {
     _thread: Repeating,
 }
 
 impl AutoscaleThread {
-    /// Starts it.
+    /// Starts the thread.
     ///
     /// # Errors
-    /// If the system has no thread.
+    /// If no thread can be started.
     pub fn start(threads: &Threads, operator: Arc<Operator>) -> anyhow::Result<Self> {
         let body = move || {
-            // A step that is done leads to the next one at once: a node with too much to do waits for all of them.
+            // Take the next step at once after a completed one, because an overloaded node waits for the whole change.
             while operator.look_and_scale() {}
             ControlFlow::Continue(())
         };

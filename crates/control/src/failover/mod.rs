@@ -1,8 +1,8 @@
-//! Watching nodes that have replicas: asks their servers and Sentinels, lets `policy::failover` judge, and tells the
-//! router.
+//! Monitors nodes that have replicas: queries their servers and Sentinels, lets `policy::failover` decide, and informs
+//! the router.
 //!
-//! On a thread of its own: no worker waits for a server that does not answer. What is found out is durable before the
-//! router acts on it, so that a restart does not return to a primary that was left.
+//! A thread of its own, so that no worker waits for a server that does not reply. Decisions are durable before the
+//! router acts on them, so that a restart does not return to an abandoned primary.
 
 mod names;
 mod needs;
@@ -29,13 +29,13 @@ use crate::store::{RedbStore, Store, load_json, save_json};
 use names::Names;
 pub(crate) use needs::{Need, Needs};
 
-/// Events that may wait to be judged.
+/// Capacity of the event queue.
 const QUEUE: usize = 1024;
 
-/// Names that lead to no server are looked up so often.
+/// Interval for resolving the names that have no working server.
 const NAMES: Duration = Duration::from_secs(1);
 
-/// A node that has replicas.
+/// A monitored node that has replicas.
 #[derive(Clone, Debug)]
 pub struct Watched {
     node: NodeId,
@@ -43,21 +43,21 @@ pub struct Watched {
     access: NodeAccess,
     sentinel: Option<SentinelAddress>,
     names: Vec<ServerName>,
-    /// The primary that the store has with its host name.
+    /// Primary and host name in the store.
     host: Host,
     watch: PrimaryMonitor<SocketAddr>,
 }
 
-/// A primary and the host name that Sentinels announce for it, if its certificate is verified by that name. Stored,
-/// because a router may start while no Sentinel replies.
+/// A primary and the host name that Sentinels announce for it, if that name verifies its certificate. Stored, because a
+/// router may start while no Sentinel replies.
 type Host = Option<(SocketAddr, String)>;
 
-/// Name of the document with the [`Host`] of a node.
+/// Store document of a node's [`Host`].
 fn host_document(node: &str) -> String {
     format!("primary-host-{node}")
 }
 
-/// The nodes that are to be watched, each with what is on record of it.
+/// Returns the nodes to monitor, each with its stored state.
 pub fn watched(topology: &Topology, nodes: &[NodeAddress], store: &RedbStore) -> anyhow::Result<Vec<Watched>> {
     let mut watched = Vec::new();
     for node in nodes.iter().filter(|node| node.has_replicas()) {
@@ -76,7 +76,7 @@ pub fn watched(topology: &Topology, nodes: &[NodeAddress], store: &RedbStore) ->
         if let (Some(tls), Some(_)) = (&node.tls, &sentinel) {
             host =
                 load_json::<Host>(store, &host_document(&node.name)).with_context(|| format!("node {}", node.name))?;
-            // A Sentinel may have announced another name already.
+            // Skip this if a Sentinel has announced another name already.
             if let Some((address, name)) = host.as_ref().filter(|(address, _)| tls.host_at(*address).is_none()) {
                 tls.note_host(*address, name);
             }
@@ -108,13 +108,13 @@ impl Watched {
         self.host = host;
     }
 
-    /// What the router starts with.
+    /// Servers known at the router's start.
     pub fn servers(&self) -> (NodeId, Servers) {
         (self.node, Servers { primary: self.watch.primary().copied(), readable: Vec::new(), primary_is_nearest: true })
     }
 }
 
-/// The thread that watches. Dropping it ends it.
+/// The monitoring thread. Dropping it ends the thread.
 #[derive(Debug, Default)]
 pub struct Observer {
     stop: Option<oneshot::Sender<()>>,
@@ -122,7 +122,7 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Starts watching, if there is anything to watch.
+    /// Starts monitoring, unless there are no such nodes.
     pub fn start(watched: Vec<Watched>, store: Arc<RedbStore>, running: Arc<Running>) -> anyhow::Result<Self> {
         let (stop, stopped) = oneshot::channel();
         if watched.is_empty() {
@@ -134,7 +134,7 @@ impl Observer {
         let thread = threads
             .spawn("observer", move || {
                 runtime.block_on(observe(watched, &store, &running, stopped));
-                // A look-up of a name may take long, and nobody wants its outcome any more.
+                // Resolving a name may take long, and the result is no longer needed.
                 runtime.shutdown_background();
             })
             .context("cannot watch replicas")?;
@@ -151,14 +151,14 @@ impl Drop for Observer {
     }
 }
 
-/// Who asks sends what was seen of which node.
+/// Sends observations, with the index of their node.
 type Sender = mpsc::Sender<(usize, Event<SocketAddr>)>;
 
 async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running, mut stop: oneshot::Receiver<()>) {
     let began = Instant::now();
     let mut accepted = running.accepted();
     let (sender, mut seen) = mpsc::channel(QUEUE);
-    // Dropped at the end, and every task with it.
+    // Dropped at the end, which aborts all tasks.
     let mut tasks = JoinSet::new();
     let mut asked: BTreeMap<(usize, SocketAddr), AbortHandle> = BTreeMap::new();
     let mut names = Names::new();
@@ -166,7 +166,7 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
     look_ups.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut servers: BTreeMap<usize, Servers> = BTreeMap::new();
     let (hurry, hurried) = watch::channel(false);
-    // Moves that wait for replicas, each with the place of its node.
+    // Moves that wait for replicas, with the index of their node.
     let mut waiting: Vec<(usize, Need)> = Vec::new();
     for (index, node) in watched.iter().enumerate() {
         servers.insert(index, node.servers().1);
@@ -205,7 +205,7 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
         let event = tokio::select! {
             _ = &mut stop => return,
             event = seen.recv() => match event {
-                // A server that has left meanwhile counts no more.
+                // Ignore a server that has left in the meantime.
                 Some((index, Event::RoleReported { address, .. } | Event::Silent { address })) if !asked.contains_key(&(index, address)) => None,
                 Some(event) => Some(event),
                 None => return,
@@ -243,7 +243,7 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
             for replica in behind {
                 warn!(node = %node.name, %replica, "a replica has not what was moved to its node: it is not read until it has it");
             }
-            // Also for replicas that are not read now: they may be in a moment.
+            // Also for replicas that are not read now, because they may be read soon.
             step(
                 node,
                 Event::Needed(need.position.clone()),
@@ -288,8 +288,8 @@ fn apply(
                     error!("nodes cannot be told that the state directory has changed: {why}");
                 }
                 if let Err(why) = store.save_primary(&node.name, &record) {
-                    // Acting on what may be forgotten could send a later start of ours to the wrong server; but not
-                    // acting sends writes to one that is certainly wrong now.
+                    // Without the record, a later start might use the wrong server. But not acting would send writes to
+                    // a server that is certainly wrong now.
                     error!(node = %node.name, primary = %record.primary, "cannot record the node's primary: {why}");
                 }
             }

@@ -1,8 +1,8 @@
-//! Names of the servers of nodes that have replicas: a name may lead elsewhere than it did, or not resolve yet.
+//! Host names of servers of nodes with replicas: a name may resolve to another address than before, or not yet.
 //!
-//! A name is looked up again while the server that it led to is silent. A look-up may take its time, so it is made on a
-//! thread for such work. The watch of the node decides what a new address means. The health of nodes looks up the names
-//! of nodes without replicas ([`crate::health`]): these need no decision.
+//! A name is looked up again while its last server is silent. Look-ups may be slow, so they run on blocking threads.
+//! The node's monitor decides what a new address means. Names of nodes without replicas need no decision;
+//! [`crate::health`] looks them up.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -14,19 +14,18 @@ use tracing::info;
 use super::Watched;
 use crate::running::Running;
 
-/// Outcomes that may wait; each name has one look-up under way at most.
+/// Capacity for results. Each name is resolved at most once at a time.
 const QUEUE: usize = 64;
 
-/// A name of a node, by the places of both.
+/// Index of the node, and of the name within the node.
 type Place = (usize, usize);
 
-/// A look-up that has ended.
+/// Result of resolving a name.
 pub(super) struct Found {
     place: Place,
     address: Result<SocketAddr, String>,
 }
 
-/// Look-ups of names.
 pub(super) struct Names {
     under_way: BTreeSet<Place>,
     sender: mpsc::Sender<Found>,
@@ -39,7 +38,7 @@ impl Names {
         Self { under_way: BTreeSet::new(), sender, found }
     }
 
-    /// Begins to look up the names that lead nowhere, or to servers that are silent.
+    /// Starts look-ups of names without a server, or with a silent one.
     pub(super) fn look_up(&mut self, watched: &[Watched]) {
         for (index, node) in watched.iter().enumerate() {
             for (number, name) in node.names.iter().enumerate() {
@@ -50,20 +49,20 @@ impl Names {
                 let (endpoint, sender) = (name.endpoint.clone(), self.sender.clone());
                 tokio::task::spawn_blocking(move || {
                     let found = Found { place: (index, number), address: endpoint.resolve() };
-                    // Nobody listens any more where the watching has ended.
+                    // Sending fails if the monitoring has ended.
                     let _ = sender.blocking_send(found);
                 });
             }
         }
     }
 
-    /// The next look-up that ends.
+    /// Waits for the next result.
     pub(super) async fn found(&mut self) -> Option<Found> {
         self.found.recv().await
     }
 
-    /// Takes note of where a name leads. Gives the place of the node, and what its watch should know; `None` where that
-    /// is no news, or another node's server.
+    /// Stores the address of a name. Returns the index of the node and the event for its monitor, or `None` if the
+    /// address is unchanged or belongs to another node's server.
     pub(super) fn note(
         &mut self,
         found: Found,

@@ -1,7 +1,8 @@
-//! What replicas must have before they are read: asked for by moves before they hand slots over, seen to by the thread
-//! that watches replicas.
+//! Positions that replicas must reach before they are read. Moves add them before they hand slots over; the monitoring
+//! thread waits for the replicas.
 //!
-//! A queue beside the router and not a channel to the thread, because a reload replaces that thread, and moves go on.
+//! A queue next to the router rather than a channel to the thread, because a reload replaces that thread while moves
+//! continue.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,12 +12,12 @@ use switchyard_policy::topology::NodeId;
 use switchyard_router::Done;
 use tokio::sync::Notify;
 
-/// Clients may read replicas of a node for slots that were moved to it.
+/// Replicas of a node must have this position before clients may read moved slots from them.
 pub(crate) struct Need {
     pub(super) node: NodeId,
-    /// What the node's primary had when all had been moved.
+    /// Position of the node's primary after the move had written everything.
     pub(super) position: Position,
-    /// Replicas that do not have it by then are not read until they do.
+    /// Time after which replicas without the position are excluded from reads until they reach it.
     pub(super) until: Instant,
     done: Option<Done>,
 }
@@ -26,7 +27,7 @@ impl Need {
         Self { node, position, until: Instant::now() + patience, done: Some(done) }
     }
 
-    /// No replica is read that lacks it.
+    /// Completes the need: no replica that lacks the position is read.
     pub(super) fn met(mut self) {
         if let Some(done) = self.done.take() {
             done(Ok(()));
@@ -42,7 +43,7 @@ impl Drop for Need {
     }
 }
 
-/// Those that nobody has taken yet.
+/// Needs that the thread has not taken yet.
 #[derive(Default)]
 pub(crate) struct Needs {
     waiting: Mutex<Vec<Need>>,
@@ -55,7 +56,7 @@ impl Needs {
         self.added.notify_one();
     }
 
-    /// Waits until there are some.
+    /// Waits until needs are present, and returns them.
     pub(super) async fn take(&self) -> Vec<Need> {
         loop {
             let waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));

@@ -1,5 +1,5 @@
-//! Asks one Sentinel where a node's primary is: at once when it announces a switch, and now and then in any case,
-//! because an announcement can be missed.
+//! Queries a Sentinel for a node's primary: at once after an announced switch, and periodically, because an
+//! announcement can be missed.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -14,13 +14,13 @@ use super::Sender;
 use crate::nodes::wire::{Connection, refuse_error};
 use crate::nodes::{Endpoint, SentinelAddress, SentinelPlace};
 
-/// How often it is asked without an announcement.
+/// Interval of queries without an announcement.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Between attempts to reach it.
+/// Interval between connection attempts.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// `tls`: of the node, to note the host names of its servers.
+/// Monitors a Sentinel. `tls`: TLS settings of the node, which store the host names of its servers.
 pub(super) async fn listen(
     node: usize,
     place: SentinelPlace,
@@ -33,7 +33,7 @@ pub(super) async fn listen(
     let mut told = false;
     loop {
         let why = match attend(node, &endpoint, &access, (&group.master, tls.as_ref()), &sender).await {
-            Ok(()) => return, // nobody listens to us any more
+            Ok(()) => return, // the observer has ended
             Err(why) => why,
         };
         if !std::mem::replace(&mut told, true) {
@@ -74,7 +74,8 @@ async fn query(
     sentinel: &mut Connection,
     (master, tls): (&str, Option<&NodeTls>),
 ) -> io::Result<Vec<Event<SocketAddr>>> {
-    // Address and epoch come from two questions. If the epoch is the same before and after, the address belongs to it.
+    // Address and epoch come from separate replies. If the epoch is the same before and after, the address belongs to
+    // it.
     let before = config_epoch(sentinel, master).await?;
     let answer = sentinel.call(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", master]).await?;
     refuse_error(&answer)?;
@@ -117,7 +118,7 @@ fn texts(answer: &[u8]) -> Vec<String> {
         .collect()
 }
 
-/// An address as a Sentinel sends it, noted with its host: a name if the Sentinel announces names
+/// Resolves an address sent by a Sentinel, and stores its host: a name if the Sentinel announces names
 /// (`announce-hostnames`).
 async fn resolve(host: &str, port: &str, tls: Option<&NodeTls>) -> io::Result<SocketAddr> {
     let wrong =

@@ -1,4 +1,4 @@
-//! Asks one server of a node what it is, again and again.
+//! Periodically queries the role of one server of a node.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -13,13 +13,13 @@ use tracing::debug;
 use super::Sender;
 use crate::nodes::wire::{Connection, refuse_error};
 
-/// How often. A failover that the servers themselves show is found within this and the time of an answer.
+/// Interval of queries. A failover between the servers themselves is detected within this interval and a round trip.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// The same while a move waits for replicas to have what it has moved.
+/// Interval while a move waits for replicas to reach a position.
 const HURRIED: Duration = Duration::from_millis(5);
 
-/// A replica that has heard nothing from its primary for longer is not read.
+/// Maximum time since a replica's last contact with its primary, in seconds, for the replica to be read.
 const BEHIND_S: i64 = 10;
 
 pub(super) async fn query(
@@ -70,7 +70,7 @@ async fn command(
     Ok((role, round_trip))
 }
 
-/// The role that `INFO replication` tells.
+/// Parses the role in `INFO replication`.
 fn parse(info: &str) -> Option<Role<SocketAddr>> {
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
     let number = |name: &str| field(name).and_then(|n| n.parse::<u64>().ok());

@@ -1,4 +1,4 @@
-//! What a node says of itself: read from its INFO and its settings.
+//! Parses a node's replies to polls: its INFO and settings.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use switchyard_router::WriteRefusal;
 
 use crate::loads::{ServerLoad, field};
 
-/// What is asked, in this order.
+/// Commands of a poll, in this order.
 pub(super) const QUESTIONS: [&[&str]; 5] = [
     &["PING"],
     &["INFO"],
@@ -30,34 +30,34 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// What the answers say.
+/// Parsed replies.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct InfoReply {
-    /// It executes a script for too long, and answers nothing else.
+    /// Whether the node executes a script for too long, and answers nothing else.
     pub(super) is_busy: bool,
-    /// `None`: it does not give its INFO.
+    /// `None` if the node refuses INFO.
     pub(super) info: Option<Info>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Info {
-    /// All of it.
+    /// Complete text.
     pub(super) text: String,
     pub(super) run_id: String,
-    /// Its keys.
+    /// Number of keys.
     pub(super) holdings: Holdings,
-    /// Whether it keeps them on disk.
+    /// Whether the node persists its keys on disk.
     pub(super) persists: bool,
     pub(super) load: ServerLoad,
     pub(super) refuses: Option<Refusal>,
 }
 
-/// Reads the answers to [`QUESTIONS`].
+/// Parses the replies to [`QUESTIONS`].
 pub(super) fn read(answers: &[Vec<u8>]) -> InfoReply {
     let is_busy = answers.first().is_some_and(|pong| pong.starts_with(b"-BUSY"));
     let text = |answer: &[u8]| String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
     let info = answers.get(1).filter(|answer| !reply::is_error(answer)).map(|answer| text(answer));
-    // A setting that it does not give is taken for what it is by default, and that is none of these.
+    // A setting that the node refuses is unknown, and never counts as a reason for refused writes.
     let setting = |at: usize| {
         let answer = answers.get(at).filter(|answer| !reply::is_error(answer))?;
         Some(text(reply::elements(answer).nth(1)?))
@@ -66,7 +66,7 @@ pub(super) fn read(answers: &[Vec<u8>]) -> InfoReply {
     InfoReply { is_busy, info: info.and_then(|info| settings.read(&info)) }
 }
 
-/// Settings by which INFO is to be read.
+/// Settings needed to interpret INFO.
 #[derive(Default)]
 struct Settings {
     save: Option<String>,
@@ -88,7 +88,7 @@ impl Settings {
         })
     }
 
-    /// As the server decides, in its order.
+    /// Checks in the server's own order.
     fn refusal(&self, info: &str) -> Option<Refusal> {
         let number = |name| field(info, name)?.parse::<u64>().ok();
         let is = |name, value| field(info, name) == Some(value);

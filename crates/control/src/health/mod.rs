@@ -1,9 +1,9 @@
-//! How each node is: whether it answers, whether it takes writes, and what its INFO says.
+//! Health of nodes: whether they reply, whether they accept writes, and their INFO.
 //!
-//! One connection to each node is asked once a second ([`poller`]), with or without clients that use the node. So a
-//! node that hangs is seen before a client is, and whoever wants something of INFO has it from here: the guard of nodes
-//! that come back empty, the loads of nodes, and what people look at. Not seen by the router's own connections: these
-//! wait behind commands of clients, and say nothing while nobody asks.
+//! A dedicated connection polls each node once a second ([`info_reply`]), with or without clients that use the node. So a
+//! hanging node is detected before a client notices, and its INFO is available to all consumers: the guard of nodes
+//! that return empty, the loads of nodes, and reports. The router's own connections would not do: there a poll would
+//! wait behind clients' commands, and idle connections show nothing.
 
 mod info_reply;
 mod poller;
@@ -22,41 +22,42 @@ use crate::metrics::Page;
 use info_reply::Refusal;
 pub use poller::HealthThread;
 
-/// How often a node is asked.
+/// Poll interval.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// A node that does not answer for so long is silent.
+/// Time without a reply after which a node counts as silent.
 const SILENT: Duration = Duration::from_secs(2);
 
-/// Workers say only now and then what is under way at nodes.
+/// Maximum age of the workers' reports of commands in flight.
 const LAG: Duration = Duration::from_millis(600);
 
-/// An answer shows for so long that a node answers.
+/// Time for which a reply proves that a node replies.
 const HEARD: Duration = Duration::from_secs(3);
 
-/// A refusal that clients got says so long that the node refuses: INFO does not say every reason.
+/// Time for which a client's refused write proves that the node refuses writes, because INFO does not contain every
+/// reason.
 const REFUSES: Duration = Duration::from_secs(10);
 
-/// What is known of all nodes.
+/// Health of all nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Health(Mutex<BTreeMap<NodeId, Node>>);
 
-/// What is known of one.
+/// Health of a node.
 #[derive(Debug, Default)]
 struct Node {
-    /// Since when it has owed an answer.
+    /// Time of the oldest unanswered poll.
     pending_since: Option<Instant>,
-    /// It has said itself that it executes a script for too long (BUSY), at that time.
+    /// Time of the first BUSY reply: the node executes a script for too long.
     busy: Option<Instant>,
-    /// Nothing listens there, or it ended the connection, since it answered last.
+    /// Whether the connection was refused or closed after the last reply.
     is_gone: bool,
-    /// When it answered last.
+    /// Time of the last reply.
     replied_at: Option<Instant>,
-    /// By its INFO.
+    /// Refusal according to INFO.
     refuses: Option<Refusal>,
-    /// The same by what clients got, and when that was seen last.
+    /// Last refusal that clients received, with its time.
     refused: Option<(WriteRefusal, Instant)>,
-    /// Refusals that clients got by then.
+    /// Refusals that clients had received at the last poll, by kind.
     refusals: Option<[u64; WriteRefusal::ALL.len()]>,
 }
 
@@ -71,7 +72,7 @@ impl Node {
         let busy = self.busy.map(|since| now.saturating_duration_since(since));
         match (busy, silent) {
             (Some(busy), _) => Some(Silence::Busy { seconds: busy.as_secs_f64() }),
-            // A command that was sent before it was asked, and is not answered either.
+            // A slow command that was sent before the poll explains the silence.
             (None, Some(silent)) => Some(match slow_for.filter(|slow| *slow + LAG >= silent) {
                 Some(slow) => Silence::Busy { seconds: slow.as_secs_f64() },
                 None => Silence::Silent { seconds: silent.as_secs_f64() },
@@ -99,7 +100,7 @@ impl Health {
         self.nodes().entry(node).or_default().pending_since.get_or_insert(at);
     }
 
-    /// It answers: `refuses` where its INFO could be read.
+    /// Records a reply. `refuses`: the refusal, if INFO was readable.
     fn note_answer(&self, node: NodeId, at: Instant, is_busy: bool, refuses: Option<Option<Refusal>>) {
         let mut nodes = self.nodes();
         let node = nodes.entry(node).or_default();
@@ -110,7 +111,7 @@ impl Health {
         }
     }
 
-    /// Nothing listens there, or it ended the connection: that is no silence, and what it said is past.
+    /// Records a refused or closed connection, which is no silence, and clears earlier replies.
     fn note_gone(&self, node: NodeId) {
         let mut nodes = self.nodes();
         let node = nodes.entry(node).or_default();
@@ -132,8 +133,8 @@ impl Health {
         self.nodes().retain(|node, _| is_one(*node));
     }
 
-    /// Whether a node answers, or fails: it cannot be reached, or was asked so long ago. One that was asked lately may
-    /// do either.
+    /// Whether a node replies or fails. It fails if it is unreachable, or has not replied to a poll within `patience`.
+    /// After a recent poll the condition is unknown.
     pub(crate) fn condition(&self, node: NodeId, patience: Duration, now: Instant) -> Condition {
         let nodes = self.nodes();
         let Some(node) = nodes.get(&node) else { return Condition::Unknown };
@@ -145,23 +146,23 @@ impl Health {
         }
     }
 
-    /// Whether a node was asked so long ago and has not answered since.
+    /// Whether a poll older than `patience` is unanswered.
     pub(crate) fn is_late(&self, node: NodeId, patience: Duration, now: Instant) -> bool {
         self.nodes().get(&node).is_some_and(|node| node.is_late(patience, now))
     }
 
-    /// Whether a node does not answer now.
+    /// Whether a node does not reply now.
     pub(crate) fn silence(&self, node: &NodeStatus, now: Instant) -> Option<Silence> {
         self.nodes().get(&node.id)?.silence(node.slow_for, now)
     }
 
-    /// Why a node refuses writes now.
+    /// Reason why a node refuses writes now.
     pub(crate) fn refusal(&self, node: NodeId, now: Instant) -> Option<String> {
         self.nodes().get(&node)?.refusal(now)
     }
 }
 
-/// The same as figures.
+/// Adds metrics of the nodes' health.
 pub(crate) fn add_metrics(page: &mut Page, nodes: &[NodeReport]) {
     let of = |node: &NodeReport, is: bool| (vec![("node", node.address.clone())], f64::from(u8::from(is)));
     let silent = nodes.iter().map(|node| of(node, matches!(node.silence, Some(Silence::Silent { .. }))));
@@ -198,7 +199,7 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         health.note_queried(NODE, at(0));
         assert_eq!(silence(&health, None, at(1)), None);
-        // It is asked on another connection, and owes the first answer still.
+        // Polled again on another connection, with the first poll still unanswered.
         health.note_queried(NODE, at(2));
         assert_eq!(silence(&health, None, at(3)), Some(Silence::Silent { seconds: 3.0 }));
         assert_eq!(silence(&health, Some(4), at(3)), Some(Silence::Busy { seconds: 4.0 }));

@@ -1,4 +1,4 @@
-//! The thread that asks: a task for each node, so that one that is silent holds up no other.
+//! The polling thread: one task per node, so that a silent node does not delay the others.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,13 +22,13 @@ use crate::nodes::Endpoint;
 use crate::nodes::wire::Connection;
 use crate::running::Running;
 
-/// A connection that is not made within this is tried again, perhaps elsewhere.
+/// Connect timeout. The next attempt may use another address.
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// A connection on which nothing came for so long is given up: the node may have forgotten it.
+/// Time without a reply after which a connection is abandoned: the node may have forgotten it.
 const GIVE_UP: Duration = Duration::from_secs(30);
 
-/// The running thread. Dropping it ends it.
+/// The running thread. Dropping it ends the thread.
 #[derive(Debug)]
 pub struct HealthThread {
     stop: Option<oneshot::Sender<()>>,
@@ -36,10 +36,10 @@ pub struct HealthThread {
 }
 
 impl HealthThread {
-    /// Starts asking the nodes of the router.
+    /// Starts polling the nodes of the router.
     ///
     /// # Errors
-    /// If the system refuses a thread.
+    /// If no thread can be started.
     pub fn start(running: Arc<Running>) -> anyhow::Result<Self> {
         let (stop, stopped) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -50,7 +50,7 @@ impl HealthThread {
         let thread = threads
             .spawn("health", move || {
                 runtime.block_on(watch(running, stopped));
-                // A look-up of a name may take long, and nobody wants its outcome any more.
+                // Resolving a name may take long, and the result is no longer needed.
                 runtime.shutdown_background();
             })
             .context("cannot ask nodes how they are")?;
@@ -68,7 +68,7 @@ impl Drop for HealthThread {
 }
 
 async fn watch(running: Arc<Running>, mut stop: oneshot::Receiver<()>) {
-    // Dropped at the end, and every task with it.
+    // Dropped at the end, which aborts all tasks.
     let mut tasks = JoinSet::new();
     let mut asked: BTreeMap<NodeId, (NodeAccess, AbortHandle)> = BTreeMap::new();
     let mut told = BTreeMap::new();
@@ -101,14 +101,14 @@ async fn watch(running: Arc<Running>, mut stop: oneshot::Receiver<()>) {
     }
 }
 
-/// What the log has said of a node.
+/// Logged state of a node.
 #[derive(Default, PartialEq)]
 struct LogState {
     silence: Option<bool>,
     refuses: Option<String>,
 }
 
-/// Logs what is new, once.
+/// Logs changes of the nodes' states.
 fn log_changes(running: &Running, told: &mut BTreeMap<NodeId, LogState>) {
     let Some(status) = running.with(Router::status) else { return };
     let now = Instant::now();
@@ -117,7 +117,7 @@ fn log_changes(running: &Running, told: &mut BTreeMap<NodeId, LogState>) {
         running.health().note_refusals(node.id, now, node.refusals);
         let silence = running.health().silence(node, now).map(|silence| matches!(silence, Silence::Busy { .. }));
         let refusal = running.health().refusal(node.id, now);
-        // The code alone: figures in the text change all the time.
+        // Compare only the code, because numbers in the text change all the time.
         let code = refusal.as_deref().and_then(|why| why.split(' ').next()).map(str::to_owned);
         let before = told.entry(node.id).or_default();
         match (before.silence, silence) {
@@ -141,14 +141,14 @@ fn log_changes(running: &Running, told: &mut BTreeMap<NodeId, LogState>) {
     running.loads().keep_servers(is_heard);
 }
 
-/// Asks one node again and again.
+/// Polls one node in a loop.
 async fn poll(node: NodeId, access: NodeAccess, running: Arc<Running>) {
     let mut connection = None;
     let mut name = Name::of(&access);
     loop {
         let began = Instant::now();
         running.health().note_queried(node, began);
-        // Before the node counts its keys: what is sent later may or may not be in that count.
+        // Read this before the node counts its keys: commands sent later may or may not be in that count.
         let sent = running.with(|router: &Router| router.changes_sent(node)).unwrap_or_default();
         let answered = {
             let round = pin!(round(&mut connection, &access));
@@ -172,8 +172,8 @@ async fn poll(node: NodeId, access: NodeAccess, running: Arc<Running>) {
     }
 }
 
-/// The name of a node, which may lead elsewhere than it did: it is looked up again after each attempt that failed, on a
-/// thread where that may take its time.
+/// Name of a node, which may resolve to another address than before. It is looked up again after each failed attempt,
+/// on a blocking thread.
 struct Name {
     endpoint: Option<Endpoint>,
     under_way: Option<JoinHandle<()>>,
@@ -181,7 +181,7 @@ struct Name {
 
 impl Name {
     fn of(access: &NodeAccess) -> Self {
-        // Names of Sentinels' nodes are none of hosts; the router knows which these are.
+        // Names of Sentinels' nodes are not host names; the router knows such nodes.
         let endpoint = Endpoint::parse(&access.name, None).ok().filter(Endpoint::is_name);
         Self { endpoint, under_way: None }
     }
@@ -215,12 +215,12 @@ async fn round(connection: &mut Option<Connection>, access: &NodeAccess) -> io::
     Ok(read(&connection.call_batch(&QUESTIONS).await?))
 }
 
-/// Gives what a node has said to those who want it.
+/// Distributes a reply to its consumers.
 fn note(running: &Running, node: NodeId, at: Instant, said: InfoReply, sent: Sent) {
     running.health().note_answer(node, at, said.is_busy, said.info.as_ref().map(|info| info.refuses.clone()));
     if let Some(info) = said.info {
-        // By that a node is told that comes back without what it should have kept. `CONFIG SET` at a node changes what
-        // it keeps while its process runs.
+        // Input for the detection of nodes that return without their data. Sent every time, because `CONFIG SET` at a
+        // node changes whether it persists data while its process runs.
         running.with(|router| {
             router.note_data(node, &info.run_id, info.holdings, info.persists, sent);
             router.note_info(node, &info.text);

@@ -1,13 +1,13 @@
-//! The journal's bytes: a header, then one frame for each group of entries that was made durable together.
+//! Format of the journal: a header, then one frame per group of entries that became durable together.
 //!
-//! One checksum for a whole group, because a group is what a power cut tears: the next is written only when this one is
-//! on disk. So what does not fit its checksum and has nothing valid behind it is a torn end, which nobody was promised;
-//! with something valid behind it, it is damage. The checksum is keyed by the journal's identity: frames of another
-//! journal, or of an earlier file in the same blocks, do not fit.
+//! A group has one checksum, because a power cut tears at most one group: the next group is written only when this one
+//! is on disk. So bytes that do not match their checksum are a torn end if nothing valid follows; no client was
+//! promised such entries. If something valid follows, they are damage. The checksum is keyed by the journal's identity,
+//! so frames of another journal, or of an earlier file in the same blocks, do not match.
 
 use switchyard_policy::migration::Fingerprinter;
 
-/// The format that this program writes.
+/// Format version that this program writes.
 pub(super) const FORMAT: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"SWYMOVES";
@@ -16,27 +16,27 @@ const FRAME: [u8; 4] = *b"SYf1";
 /// Bytes before the first frame.
 pub(super) const HEADER: usize = 8 + 4 + 16 + 8;
 
-/// Bytes of a frame before its entries: mark, length, number, checksum.
+/// Bytes of a frame before its entries: magic, length, number, checksum.
 const FRAME_HEADER: usize = 4 + 4 + 8 + 8;
 
-/// Why a file is not this journal.
+/// Reason why a file is not this journal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum FormatError {
-    /// Not a journal at all, or a damaged one.
+    /// Not a journal, or a damaged one.
     Damaged(String),
-    /// Of a later format.
+    /// A journal of a later format.
     Newer(u32),
-    /// It belongs to another state directory.
+    /// The journal of another state directory.
     Foreign,
 }
 
-/// What a file holds.
+/// Parsed journal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Scanned {
     pub(super) entries: Vec<Vec<u8>>,
     /// The number of the next frame.
     pub(super) next: u64,
-    /// Up to where it is valid.
+    /// Length of the valid part, in bytes.
     pub(super) valid: usize,
 }
 
@@ -44,7 +44,7 @@ fn checksum(identity: u128, parts: [&[u8]; 2]) -> u64 {
     Fingerprinter::new(identity).of(&parts.concat()).0 as u64
 }
 
-/// The first bytes of a journal.
+/// Returns the header of a journal.
 pub(super) fn header(identity: u128) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     out.extend_from_slice(&FORMAT.to_le_bytes());
@@ -54,7 +54,6 @@ pub(super) fn header(identity: u128) -> Vec<u8> {
     out
 }
 
-/// Appends a frame with these entries.
 pub(super) fn frame<'e>(identity: u128, number: u64, entries: impl IntoIterator<Item = &'e [u8]>, out: &mut Vec<u8>) {
     let start = out.len();
     out.extend_from_slice(&FRAME);
@@ -74,7 +73,7 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at + N)?.try_into().ok()
 }
 
-/// The frame at `at`: its number, its entries' bytes, and where it ends.
+/// Parses the frame at `at`. Returns its number, the bytes of its entries, and its end.
 fn frame_at(bytes: &[u8], at: usize, identity: u128) -> Option<(u64, &[u8], usize)> {
     if number::<4>(bytes, at)? != FRAME {
         return None;
@@ -87,7 +86,7 @@ fn frame_at(bytes: &[u8], at: usize, identity: u128) -> Option<(u64, &[u8], usiz
     Some((u64::from_le_bytes(number(bytes, at + 8)?), body, end))
 }
 
-/// Reads a journal.
+/// Parses a journal.
 pub(super) fn scan(bytes: &[u8], identity: u128) -> Result<Scanned, FormatError> {
     if bytes.len() < HEADER || bytes[..8] != MAGIC {
         return Err(FormatError::Damaged("it does not begin as a journal".into()));

@@ -1,16 +1,14 @@
-//! The journal of the moves: `moves.journal` in the state directory, append-only.
+//! The journal of moves: `moves.journal` in the state directory, append-only.
 //!
-//! Beside the store and not in it: a move writes thousands of records per second, each of which must be durable before
-//! a key goes on, and nothing of them is wanted once the move is over. One thread writes; whoever comes while it waits
-//! for the disk goes with the next group, so that many records share one `fdatasync`.
+//! A file of its own rather than a part of the store: a move writes thousands of records per second, each of which must
+//! be durable before its key can proceed, and all of them are useless once the move has ended. A single thread writes.
+//! Entries that arrive while it waits for the disk form the next group, so that many records share one `fdatasync`.
 //!
-//! What cannot be written is tried again until it can be, in the order in which it was given: whoever waits goes on by
-//! itself when the disk has room, or works again. After an error of the disk the file itself is in doubt, since a
-//! second `fdatasync` may succeed without what the first one lost. Then another file is written with all that counts,
-//! and takes its place.
+//! Failed writes are retried in order until they succeed, so waiting moves continue by themselves when the disk has
+//! room or works again. After a disk error the file itself is in doubt, because a second `fdatasync` may succeed
+//! without the data that the first one lost. Then a new file with all live entries replaces it.
 //!
-//! The journal knows entries as bytes. What they say is the matter of [`crate::ledger`], and in which order they are
-//! written that of [`Queue`].
+//! The journal treats entries as bytes. [`crate::ledger`] defines their content, and [`Queue`] their order.
 
 mod frames;
 
@@ -30,34 +28,33 @@ use switchyard_policy::topology::MoveId;
 const FILE_NAME: &str = "moves.journal";
 const NEXT_NAME: &str = "moves.journal.new";
 
-/// Space that is kept free behind the last entry while something is under way: what was begun can be ended on a full
-/// disk.
+/// Space reserved after the last entry while moves are open, in bytes, so that they can be ended on a full disk.
 pub const RESERVE: u64 = 4 << 20;
 
-/// A group takes no more once it has so many bytes.
+/// Size after which a group accepts no more entries, in bytes.
 const GROUP_BYTES: usize = 1 << 20;
 
-/// How long it waits before it tries again what could not be written.
+/// Retry interval of failed writes.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Called when entries are durable, or with the reason why they are not; from the thread of the journal, so it must not
-/// take long.
+/// Called when entries are durable, or with the reason why they are not. Runs on the journal's thread, so it must be
+/// quick.
 pub type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-/// What can go wrong with opening it.
+/// Errors of opening the journal.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// It cannot be opened, read or written.
+    /// The file cannot be opened, read or written.
     #[error("cannot {action} {}: {why}", file.display())]
     Access {
-        /// What was tried.
+        /// Attempted action.
         action: &'static str,
         /// The file.
         file: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         why: io::Error,
     },
-    /// It is not what this program wrote.
+    /// The file is not as this program wrote it.
     #[error(
         "{} is damaged: {what}. It says which keys have moved, so nothing is guessed: put a copy of the whole state directory from a backup in its \
          place, or see `switchyard recover --help`",
@@ -66,10 +63,10 @@ pub enum JournalError {
     Damaged {
         /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// Description of the damage.
         what: String,
     },
-    /// The store knows of a journal, and there is none.
+    /// The store knows a journal, but the file is missing.
     #[error(
         "{} is missing. It says which keys have moved: put the whole state directory from a backup in its place, or see `switchyard recover --help`",
         file.display()
@@ -78,17 +75,17 @@ pub enum JournalError {
         /// The file.
         file: PathBuf,
     },
-    /// Written by a later version.
+    /// Written by a later version of this program.
     #[error("{} has format {found}, but this version of Switchyard knows formats up to {FORMAT}; use the version that wrote it, or a later one", file.display())]
     Newer {
         /// The file.
         file: PathBuf,
-        /// Its format.
+        /// Format of the file.
         found: u32,
     },
 }
 
-/// How much was written since the start.
+/// Statistics since the start.
 #[derive(Debug, Default)]
 struct Written {
     bytes: AtomicU64,
@@ -96,38 +93,38 @@ struct Written {
     syncs: AtomicU64,
     length: AtomicU64,
     trouble: Mutex<Option<String>>,
-    /// Nobody waits any more for what cannot be written.
+    /// The router is stopping: failed writes are no longer retried.
     stopping: AtomicBool,
 }
 
-/// What the journal has done since the start, and how it is.
+/// Statistics since the start, and the present state.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct JournalStatus {
     /// Bytes written.
     pub bytes: u64,
-    /// Entries made durable.
+    /// Durable entries.
     pub entries: u64,
-    /// Times that the disk was waited for.
+    /// Number of waits for the disk.
     pub syncs: u64,
-    /// Length of the file now, bytes.
+    /// Present file length in bytes.
     pub length: u64,
-    /// What keeps it from writing now, if something does.
+    /// Error that prevents writes now.
     pub trouble: Option<String>,
 }
 
-/// What says as much as the entries so far, given the length of the file; `None`: it is to stay as it is.
+/// Returns compacted entries, given the length of the file in bytes, or `None` to keep the file.
 pub type CompactedPrefix = Box<dyn FnOnce(u64) -> Option<Content> + Send>;
 
-/// Gives what a journal must say: all that was made durable and still counts, and nothing else. Called on the thread of
-/// the journal, after the `done` of what was made durable.
+/// Returns the compacted journal: every durable entry that is still live. Called on the journal's thread, after the
+/// `done` callbacks of all durable entries.
 pub type SnapshotSource = Box<dyn FnMut() -> Content + Send>;
 
-/// What a new file is to say.
+/// Content of a new file.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Content {
-    /// Its entries.
+    /// Entries of the file.
     pub entries: Vec<Vec<u8>>,
-    /// Something is under way: space for ending it is kept.
+    /// Whether moves are open, so that space for ending them is reserved.
     pub is_open: bool,
 }
 
@@ -136,10 +133,10 @@ enum JournalRequest {
     Replace(CompactedPrefix),
 }
 
-/// Entries that were given together, and who is told.
+/// Entries that were given together, and their callback.
 type Member = Given<(Vec<Vec<u8>>, Done)>;
 
-/// The journal, open. Dropping it ends its thread when what was given is written.
+/// An open journal. Dropping it writes the pending entries and ends its thread.
 #[derive(Debug)]
 pub struct Journal {
     requests: Option<mpsc::Sender<JournalRequest>>,
@@ -147,33 +144,33 @@ pub struct Journal {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A journal that was opened, with what it says.
+/// An opened journal with its entries.
 #[derive(Debug)]
 pub struct Opened {
-    /// The journal.
+    /// The open journal.
     pub journal: Journal,
-    /// Its entries.
+    /// Entries in the file.
     pub entries: Vec<Vec<u8>>,
-    /// Bytes of a torn last group, which were cut off: whoever wrote them was not told that they are safe.
+    /// Size of a torn last group, in bytes, which was removed. Its durability was never confirmed.
     pub torn: u64,
 }
 
-/// Whether the disk is waited for.
+/// Whether writes wait for the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Sync {
     /// Always.
     #[default]
     Always,
-    /// Never: for measuring what it costs. A power cut then loses keys.
+    /// Never, for measurements. A power cut then loses keys.
     Never,
 }
 
 impl Journal {
-    /// Opens the journal in `directory`, which the caller has locked. `known`: there was one before, which has this
-    /// identity. `whole` is asked when the file has to be made anew.
+    /// Opens the journal in `directory`, which the caller has locked. `known`: a journal with this identity existed
+    /// before. `whole` returns the live entries if the file must be rewritten.
     ///
     /// # Errors
-    /// If it cannot be read, is damaged, or is missing although it was there.
+    /// If the file cannot be read, is damaged, or is missing although it existed.
     pub fn open(
         directory: &Path,
         identity: u128,
@@ -183,7 +180,7 @@ impl Journal {
     ) -> Result<Opened, JournalError> {
         let path = directory.join(FILE_NAME);
         let access = |action, why| JournalError::Access { action, file: path.clone(), why };
-        // An unfinished replacement: the old file still counts.
+        // An unfinished replacement: the old file is still valid.
         match std::fs::remove_file(directory.join(NEXT_NAME)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(access("clear the way for", error)),
             _ => {}
@@ -202,7 +199,7 @@ impl Journal {
             Err(error) => return Err(access("open", error)),
         };
         let damaged = |what: String| JournalError::Damaged { file: path.clone(), what };
-        // One that was made and never known to the store: a start that was cut short.
+        // The store does not know this file: an earlier start was interrupted.
         if !known && bytes.len() <= frames::HEADER {
             file = create(&path, identity, &[]).map_err(|e| access("make", e))?;
             bytes = frames::header(identity);
@@ -245,8 +242,8 @@ impl Journal {
         })
     }
 
-    /// Makes entries of a move durable, after all of that move that were given before, and together with others that
-    /// wait; then calls `done`.
+    /// Makes entries durable, after all earlier ones of the same move and together with other pending ones; then calls
+    /// `done`.
     pub fn append(&self, of: MoveId, entries: Vec<Vec<u8>>, kind: Kind, done: Done) {
         let given = Given { of, kind, what: (entries, done) };
         if let Some(Err(mpsc::SendError(JournalRequest::Append(given)))) =
@@ -256,17 +253,17 @@ impl Journal {
         }
     }
 
-    /// Replaces all entries so far by those that `shorter` gives, at once or not at all. It is called on the thread of
-    /// the journal, when all that was appended before is written and its `done` was called. Where it fails, the journal
-    /// goes on as it is, longer than it need be.
+    /// Atomically replaces all entries so far with the entries that `shorter` returns. Calls `shorter` on the journal's
+    /// thread, after all earlier entries are written and their `done` has been called. On failure the journal continues
+    /// with the longer file.
     pub fn replace(&self, shorter: CompactedPrefix) {
         if let Some(asks) = &self.requests {
-            // If the thread has ended, every append says so.
+            // If the thread has ended, every append fails.
             let _ = asks.send(JournalRequest::Replace(shorter));
         }
     }
 
-    /// What it has done, and how it is.
+    /// Statistics and present state.
     #[must_use]
     pub fn status(&self) -> JournalStatus {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -281,13 +278,13 @@ impl Drop for Journal {
         drop(self.requests.take());
         self.written.stopping.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // If it panicked, it has said so.
+            // A panic has already been reported.
             let _ = thread.join();
         }
     }
 }
 
-/// Makes a journal with these entries, and makes it durable but for its name.
+/// Creates a durable journal with these entries. The caller syncs the directory.
 fn create(path: &Path, identity: u128, entries: &[Vec<u8>]) -> io::Result<File> {
     let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(path)?;
     let mut bytes = frames::header(identity);
@@ -303,18 +300,18 @@ fn sync_directory(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
-/// The thread that writes.
+/// State of the writing thread.
 struct Writer {
     directory: PathBuf,
     file: File,
     identity: u128,
     sync: Sync,
     next: u64,
-    /// Where the last group ends.
+    /// End of the last group, in bytes.
     end: u64,
-    /// Something waits for room.
+    /// Whether entries wait for disk space.
     starved: bool,
-    /// The disk has failed under the file: it promises nothing more, and is made anew before anything else is written.
+    /// The disk has failed, so nothing in the file is certain, and it must be rewritten before the next write.
     in_doubt: bool,
     whole: SnapshotSource,
     written: Arc<Written>,
@@ -366,7 +363,7 @@ impl Writer {
         }
     }
 
-    /// Writes what the queue lets through, and says what it does not.
+    /// Writes the entries that the queue permits, and refuses entries without room.
     fn write_what_may_be(&mut self, queue: &mut Queue<(Vec<Vec<u8>>, Done)>) {
         let room = queue.decide(|given| self.reserve(given));
         self.starved = room.starved.is_some();
@@ -395,7 +392,7 @@ impl Writer {
         }
     }
 
-    /// Space for the group, and for ending what it begins.
+    /// Reserves space for the group, and for ending its moves.
     fn reserve(&mut self, group: &[Member]) -> io::Result<()> {
         if self.in_doubt {
             self.make_anew()?;
@@ -404,8 +401,8 @@ impl Writer {
         reserve(&self.file, self.end, bytes as u64 + RESERVE)
     }
 
-    /// Writes a group and waits for the disk, again and again until it is there. Fails only if the router stops
-    /// meanwhile.
+    /// Writes a group and waits for the disk, with retries until it is durable. Fails only if the router stops in the
+    /// meantime.
     fn write_all(&mut self, group: &[Member]) -> Result<(), String> {
         while let Err(error) = self.try_write(group) {
             let text = format!("the journal of moves cannot be written: {error}; moves wait until it can be");
@@ -438,13 +435,13 @@ impl Writer {
                 error.kind(),
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
             );
-            // What was written of it must not be taken for a group that is torn once another stands behind it.
+            // A part of the frame must not be mistaken for a torn group once another group follows.
             self.in_doubt = self.file.set_len(self.end).is_err() || !is_full;
             return Err(error);
         }
         if self.sync == Sync::Always {
             self.written.syncs.fetch_add(1, Ordering::Relaxed);
-            // What the kernel had in memory may be gone, and a second attempt would succeed without it.
+            // The kernel may have dropped the unwritten pages, so a second attempt would succeed without them.
             self.file.sync_data().inspect_err(|_| self.in_doubt = true)?;
         }
         self.next += 1;
@@ -456,7 +453,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Another file with all that counts, in the place of one that the disk has failed.
+    /// Replaces a file that the disk has failed with a new one of all live entries.
     fn make_anew(&mut self) -> io::Result<()> {
         let content = (self.whole)();
         self.replace(&content)?;
@@ -467,7 +464,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Returns whether that changes anything.
+    /// Returns whether this changes anything.
     fn set_trouble(&self, trouble: Option<String>) -> bool {
         let mut now = self.written.trouble.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = now.is_some() != trouble.is_some();
@@ -475,7 +472,7 @@ impl Writer {
         changed
     }
 
-    /// Puts a file with these entries in the place of the present one.
+    /// Replaces the file with a new one of these entries.
     fn replace(&mut self, content: &Content) -> io::Result<()> {
         let next = self.directory.join(NEXT_NAME);
         let made = create(&next, self.identity, &content.entries).and_then(|file| {
@@ -487,10 +484,10 @@ impl Writer {
             Ok((file, end))
         });
         let (file, end) = made.inspect_err(|_| {
-            // It would take the room that is missing. Where it cannot be removed, the next attempt or start does it.
+            // The file would occupy the missing space. If this fails, the next attempt or start removes it.
             let _ = std::fs::remove_file(&next);
         })?;
-        // From here on the old file has no name. What is promised next is in the new one, which must keep its own.
+        // The old file has no name any more, so durability now depends on the new file and its directory entry.
         self.file = file;
         self.end = end;
         self.next = u64::from(!content.entries.is_empty());
@@ -500,7 +497,7 @@ impl Writer {
     }
 }
 
-/// Space behind `end`. File systems that cannot promise space are taken at their word.
+/// Reserves space after `end`. Ignores file systems that cannot reserve space.
 fn reserve(file: &File, end: u64, bytes: u64) -> io::Result<()> {
     use rustix::fs::{FallocateFlags, fallocate};
     match fallocate(file, FallocateFlags::KEEP_SIZE, end, bytes) {
@@ -594,8 +591,8 @@ mod tests {
         let error = try_open(dir.path(), 7, true).expect_err("missing").to_string();
         assert!(error.contains("is missing"), "{error}");
         drop(open(dir.path(), false));
-        // Made, and then the start was cut short before the store knew of it: another identity may take it over while
-        // it is empty.
+        // The start was interrupted before the store knew the journal, so another identity may take over the empty
+        // file.
         let other = try_open(dir.path(), 8, false).expect("takes it over");
         append(&other.journal, &[b"x"], Kind::Goes).expect("written");
         drop(other);
@@ -603,7 +600,7 @@ mod tests {
         assert!(error.contains("another state directory"), "{error}");
     }
 
-    /// A writer whose file is this device, with what has been made durable so far.
+    /// Returns a writer on this device, with the entries that are already durable.
     fn writer(device: &str, directory: &Path, kept: &[&[u8]]) -> Writer {
         let content = Content { entries: kept.iter().map(|e| e.to_vec()).collect(), is_open: true };
         Writer {
@@ -633,7 +630,7 @@ mod tests {
     #[test]
     fn a_full_disk_refuses_beginnings_and_delays_the_rest() {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        // Every write to this device says that the disk is full, and it has no space to reserve.
+        // Every write to this device fails with a full disk, and it cannot reserve space.
         let mut writer = writer("/dev/full", dir.path(), &[]);
         let mut queue = Queue::default();
         let (first, outcome) = member(b"x", Kind::Begins);
@@ -650,8 +647,7 @@ mod tests {
 
     #[test]
     fn what_a_disk_refuses_is_written_in_order_once_it_can_be() {
-        // Writes fail, and the file cannot be put right; and one to which all can be written, and which cannot be
-        // synced.
+        // One device fails writes and cannot be truncated; the other accepts writes but cannot be synced.
         for device in ["/dev/full", "/dev/null"] {
             let dir = tempfile::tempdir().expect("a temporary directory");
             let state = dir.path().join("state");
@@ -670,7 +666,7 @@ mod tests {
             }
             assert!(trouble(&written).is_some_and(|t| t.contains("moves wait until it can be")), "{device}");
             assert!(outcomes.iter().all(|outcome| outcome.try_recv().is_err()), "{device}: nothing is promised yet");
-            // What replaces the file has somewhere to be.
+            // Lets the replacement file be created.
             std::fs::create_dir(&state).expect("made");
             for outcome in &outcomes {
                 outcome.recv().expect("an outcome").expect("written");

@@ -1,9 +1,9 @@
 //! Settings of a server that joins, compared with those of the nodes. Clients see one server, so a node that differs
 //! loses events or keys without an error.
 //!
-//! No part of the judgement of a newcomer: a difference refuses no join. After a join by command the comparison runs
-//! once the router knows the node, and before the node owns slots: a CONFIG SET of a client reaches the node from then
-//! on, and no key is there before the settings are alike.
+//! Not part of the checks of a newcomer: a difference refuses no join. After a join by command the comparison runs once
+//! the router knows the node, and before the node owns slots: from then on a client's CONFIG SET reaches the node, and
+//! no key is there before the settings are equal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::nodes::holdings::at_once;
 struct Compared {
     name: &'static str,
     effect: &'static str,
-    /// Whether the router may set it at a server that joins: the value describes the fleet, and not the machine or its
+    /// Whether the router may set it at a joining server: the value describes the fleet, and not the machine or its
     /// disk.
     may_be_set: bool,
 }
@@ -30,27 +30,28 @@ const COMPARED: [Compared; 5] = [
     Compared { name: "save", effect: "a restart loses another amount of data there", may_be_set: false },
 ];
 
-/// Comparisons at most. One more than usual for each time that clients change a setting while it is compared.
+/// Maximum number of comparisons. An extra comparison is needed each time that clients change a setting in the
+/// meantime.
 const ROUNDS: usize = 3;
 
-/// Values of the settings in [`COMPARED`] that a server has.
+/// A server's values of the settings in [`COMPARED`].
 type Settings = BTreeMap<&'static str, String>;
 
-/// A setting with one value at a server, and other values at nodes.
+/// A setting whose value at a server differs from a node's.
 struct Difference<'a> {
     setting: &'static Compared,
     own: &'a str,
-    /// Values of the nodes that reply, each with the names of its nodes.
+    /// Values of the nodes that reply, each with its nodes' names.
     others: BTreeMap<&'a str, Vec<&'a str>>,
 }
 
 impl Difference<'_> {
-    /// Returns the value of all nodes, if it is one.
+    /// Returns the nodes' value, if they agree.
     fn common(&self) -> Option<&str> {
         self.others.first_key_value().filter(|_| self.others.len() == 1).map(|(value, _)| *value)
     }
 
-    /// The difference for an operator. `failed`: why the setting could not be set.
+    /// Describes the difference for an operator. `failed`: the error of CONFIG SET.
     fn describe(&self, server: &str, failed: Option<&String>) -> String {
         let (name, own) = (self.setting.name, self.own);
         let others = match self.common() {
@@ -71,7 +72,7 @@ impl Difference<'_> {
     }
 }
 
-/// Returns the settings of a server that differ from any of these nodes. A setting without a value on either side is no
+/// Returns the settings of a server that differ from any of these nodes. A setting that either side lacks is no
 /// difference.
 fn differences<'a>(own: &'a Settings, nodes: &'a [(String, Settings)]) -> Vec<Difference<'a>> {
     let of = |setting: &'static Compared| {
@@ -90,7 +91,7 @@ fn differences<'a>(own: &'a Settings, nodes: &'a [(String, Settings)]) -> Vec<Di
 fn read(node: &mut NodeConnection) -> Result<Settings, String> {
     let mut settings = Settings::new();
     for Compared { name, .. } in &COMPARED {
-        // One name at a time: Redis 6 takes no more.
+        // Query single names, because Redis 6 accepts only one.
         let answer =
             node.call(&["CONFIG", "GET", name]).map_err(|error| format!("does not answer CONFIG GET: {error}"))?;
         if let Some(error) = answer.error() {
@@ -103,8 +104,9 @@ fn read(node: &mut NodeConnection) -> Result<Settings, String> {
     Ok(settings)
 }
 
-/// Compares a server that joins with the nodes, and sets what `config_set` (`nodes.config-set`) allows. Returns notes
-/// for operators: each change and each difference that stays. A server that refuses CONFIG GET is no error.
+/// Compares a joining server with the nodes, and sets the settings that `config_set` (`nodes.config-set`) permits.
+/// Returns notes for operators: each change and each remaining difference. A server that refuses CONFIG GET is no
+/// error.
 pub(crate) fn make_alike(
     server: &NodeAccess,
     nodes: &[NodeAccess],
@@ -158,7 +160,7 @@ pub(crate) fn make_alike(
                 Err(error) => drop(failed.insert(setting, error.to_string())),
             }
         }
-        // The next round verifies a change, and detects one that a client has made at the nodes in the meantime.
+        // The next round verifies a change, and detects changes that a client has made at the nodes in the meantime.
         if !has_set {
             notes.extend(
                 differences.iter().map(|difference| difference.describe(name, failed.get(difference.setting.name))),

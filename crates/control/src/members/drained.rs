@@ -1,15 +1,15 @@
-//! Nodes that were drained: they get no slots until somebody says so, also after a restart. Otherwise two nodes that
-//! are drained one after the other would give their slots to each other.
+//! Drained nodes: they get no slots until an operator undrains them, even after a restart. Otherwise two nodes drained
+//! in sequence would give their slots to each other.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::store::{RedbStore, StoreError, load_json, save_json};
 
-/// The document of the store.
+/// Store document of drained nodes.
 const DRAINED: &str = "nodes-drained";
 
-/// Their names.
+/// Names of drained nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Drained(Mutex<BTreeSet<String>>);
 
@@ -30,7 +30,7 @@ impl Drained {
         self.names().iter().cloned().collect()
     }
 
-    /// Notes that a node is drained, or is not any more. It is kept before it counts.
+    /// Records that a node is drained, or no longer. Stored before it takes effect.
     pub(crate) fn set(&self, store: &RedbStore, name: &str, drained: bool) -> Result<(), String> {
         let mut names = self.names();
         let mut next = names.clone();

@@ -1,8 +1,8 @@
-//! Nodes that a pool's file lists no longer. They stay nodes until they are empty, also over a restart, so their
-//! addresses are on record: the file has them no more.
+//! Nodes that a pool's file no longer lists. They stay nodes until they are empty, even over a restart, so the store
+//! keeps their addresses.
 //!
-//! Only for pools of twemproxy's configuration. There editing the list is the way to change a fleet, and a name says
-//! nothing about the address.
+//! Only for pools of twemproxy's configuration: there operators change a fleet by editing the list, and a name does not
+//! contain the address.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,10 @@ use switchyard_policy::topology::Topology;
 
 use crate::store::{RedbStore, load_json, save_json};
 
-/// The document of the store.
+/// Store document of the servers' addresses.
 const PLACES: &str = "pool-servers";
 
-/// Nodes of the map that are not in a list, by name with their addresses. `removed`: those that an operator has
-/// removed.
+/// Returns names and addresses of nodes in the map that are not listed. `removed`: nodes that an operator has removed.
 ///
 /// # Errors
 /// If the store cannot be read.
@@ -30,7 +29,7 @@ pub fn leaving(
     Ok(places)
 }
 
-/// Keeps the addresses of all nodes of a pool, by name.
+/// Stores the addresses of all nodes of a pool, by name.
 ///
 /// # Errors
 /// If the store cannot be written.

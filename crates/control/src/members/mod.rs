@@ -1,8 +1,7 @@
-//! Nodes that were added and removed while the router ran.
+//! Nodes that were added and removed at run time.
 //!
-//! The configuration lists nodes; the state directory remembers what was changed since (docs/decisions/0012): so
-//! `nodes add` needs no file to edit, and a restart forgets neither. What the configuration says by now is not
-//! remembered twice.
+//! The configuration lists nodes; the state directory stores later changes (docs/decisions/0012). So `nodes add` needs
+//! no edit of a file, and a restart preserves both. Changes that the configuration already contains are not stored.
 
 mod alike;
 mod drained;
@@ -21,15 +20,15 @@ pub(crate) use drained::Drained;
 pub use leaving::{keep_places, leaving};
 pub use newcomer::FleetFacts;
 
-/// The document of the store.
+/// Store document of the changes.
 const MEMBERS: &str = "nodes";
 
-/// Beside the nodes of the configuration.
+/// Changes relative to the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remembered {
     /// Nodes that the configuration does not list.
     pub added: Vec<String>,
-    /// Nodes that it lists, and that are gone.
+    /// Listed nodes that were removed.
     pub removed: Vec<String>,
 }
 
@@ -47,30 +46,29 @@ impl Remembered {
 /// A change of the list of nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemberChange {
-    /// It joins.
+    /// Add the node of this name.
     Add(String),
-    /// It goes.
+    /// Remove the node of this name.
     Remove(String),
 }
 
-/// The list of nodes as the configuration has it, with the changes since: kept by whoever reads the configuration.
+/// List of nodes: the configuration with later changes. Implemented by the component that reads the configuration.
 pub trait NodeList: Send + Sync + fmt::Debug {
-    /// How a server would be reached if it were a node, by the configuration. Changes nothing.
+    /// Returns the address of a server as if it were a node, by the configuration. Changes nothing.
     fn find(&self, name: &str) -> Result<NodeAddress, String>;
 
-    /// Changes the list, and waits until every worker knows.
+    /// Changes the list, and waits until every worker has adopted it.
     fn change(&self, change: MemberChange) -> Result<(), String>;
 }
 
-/// What is remembered, without a change: for whoever only looks.
+/// Returns the stored changes without modifying them.
 pub fn recall(store: &RedbStore, listed: &[String]) -> anyhow::Result<Remembered> {
     let mut remembered: Remembered = load_json(store, MEMBERS)?;
     remembered.forget_what_is_listed(listed);
     Ok(remembered)
 }
 
-/// What is remembered beside a configuration that lists `listed`, after `change`. What the configuration says by itself
-/// is forgotten.
+/// Applies `change` to the stored changes, and removes the entries that the configuration already contains.
 pub fn remember(store: &RedbStore, listed: &[String], change: Option<&MemberChange>) -> anyhow::Result<Remembered> {
     let before: Remembered = load_json(store, MEMBERS)?;
     let mut after = before.clone();
@@ -92,7 +90,7 @@ pub fn remember(store: &RedbStore, listed: &[String], change: Option<&MemberChan
     Ok(after)
 }
 
-/// Puts back what was remembered before a change that was refused.
+/// Restores the previous changes after a change was refused.
 pub fn put_back(store: &RedbStore, before: &Remembered) -> anyhow::Result<()> {
     Ok(save_json(store, MEMBERS, before)?)
 }
@@ -123,7 +121,7 @@ mod tests {
         let edited = names(&["a:1", "c:1"]);
         assert_eq!(step(&edited, None), (names(&[]), names(&[])), "the file says both by now");
         assert_eq!(step(&edited, Some(MemberChange::Remove("c:1".into()))), (names(&[]), names(&["c:1"])));
-        // A refused removal of a node that a file outside of the list names leaves nothing behind.
+        // A refused removal of a node that is not listed leaves no entry.
         let before = recall(&store, &edited).expect("is read");
         step(&edited, Some(MemberChange::Remove("d:1".into())));
         put_back(&store, &before).expect("saved");

@@ -1,8 +1,7 @@
-//! A server that is to join as a node: what it must be is looked at before anything changes, and what fails after that
-//! is taken back.
+//! Checks of a server that joins as a node. The checks come before any change, and a later failure reverts the join.
 //!
-//! So a wrong address is an answer and not a node. `look` asks, `judge` decides: for `switchyard nodes add`, and for
-//! nodes that a configuration lists newly.
+//! So a wrong address yields an error and no node. `look` queries, `judge` decides: for `switchyard nodes add`, and for
+//! newly configured nodes.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,25 +18,25 @@ use crate::nodes::holdings::at_once;
 use crate::nodes::{Action, LOOKING, NodeAddress, NodeConnection, direct_clients, routers, servers, settled_list};
 use crate::running::Running;
 
-/// The fleet that it is to join.
+/// The fleet that a server joins.
 #[derive(Debug, Default)]
 pub struct FleetFacts {
-    /// The router's own identity, as INFO of it has it.
+    /// The router's own `run_id`, as in its INFO.
     router: String,
-    /// What names its state directory in the names of its connections.
+    /// Identifier of the router's state directory in the names of its connections.
     site: String,
-    /// Of the nodes: name, process, and what it is (`redis 7.0.15`), as far as they are known.
+    /// Name, `run_id` and version (`redis 7.0.15`) of each node, as far as they are known.
     nodes: Vec<(String, Option<String>, Option<String>)>,
-    /// Clients may use databases below this number.
+    /// Number of databases that clients may use.
     databases: u32,
-    /// Commands that its only node serves, and two would not.
+    /// Commands that work with a single node only.
     limited: Vec<Limited>,
     /// Access to each node, for comparisons of settings.
     access: Vec<NodeAccess>,
 }
 
 impl FleetFacts {
-    /// These nodes, as they say themselves, before a router serves them.
+    /// Queries these nodes, before a router serves them.
     pub fn query(nodes: &[NodeAccess], site: String, patience: Duration) -> Self {
         let ask = |access: &NodeAccess| {
             let said = identify(access, patience).unwrap_or_default();
@@ -54,14 +53,14 @@ impl FleetFacts {
         }
     }
 
-    /// The fleet as its router knows it; `None` where that does not serve.
+    /// Facts of the fleet from its router. `None` if it does not serve.
     pub fn of(running: &Running, topology: &Topology, site: String, patience: Duration) -> Option<Self> {
         let (status, reached, used, router) = running
             .with(|router| (router.status(), router.node_access(), router.databases(), router.run_id().to_owned()))?;
         // Clients cannot use a database that any node lacks.
         let up = status.nodes.iter().filter(|node| node.link == Link::Up && topology.node(node.id).is_some());
         let setting = up.filter_map(|node| databases_of(reached.get(&node.id)?, patience)).next();
-        // The router may not have met a node yet, or may know the process before this one: they are asked.
+        // Query the nodes, because the router may not have connected yet, or may know an earlier process.
         let said = at_once(&status.nodes, |node| identify(reached.get(&node.id)?, patience));
         let nodes = status.nodes.into_iter().zip(said).map(|(node, said)| match said {
             Some(said) => (node.name, said.field("run_id").map(str::to_owned), said.version()),
@@ -73,7 +72,7 @@ impl FleetFacts {
         Some(Self { router, site, nodes, databases: setting.unwrap_or(used), limited, access })
     }
 
-    /// Those that meet limits as soon as there is a second node: `RENAME (3: keys of several slots)`.
+    /// Commands that meet limits as soon as there is a second node: `RENAME (3: keys of several slots)`.
     pub(crate) fn limits(&self) -> Option<String> {
         let shown = self
             .limited
@@ -82,8 +81,8 @@ impl FleetFacts {
         Some(shown.collect::<Vec<_>>().join(", ")).filter(|limits| !limits.is_empty())
     }
 
-    /// Returns the names of newly listed servers that may not join; the log has the reasons. The other servers get the
-    /// settings of the nodes that `config_set` (`nodes.config-set`) allows.
+    /// Returns the names of newly listed servers that may not join, and logs the reasons. Sets the settings that
+    /// `config_set` (`nodes.config-set`) permits at the other servers.
     pub fn refuse(mut self, newly_listed: &[&NodeAddress], config_set: &[String], patience: Duration) -> Vec<String> {
         let mut refused = Vec::new();
         for place in newly_listed {
@@ -109,7 +108,7 @@ impl FleetFacts {
         refused
     }
 
-    /// Looks at a server, and gives how it is reached, what it says and notes about it; or why it may not join.
+    /// Checks a server. Returns its access, its INFO and notes; or the reason why it may not join.
     pub(crate) fn meet(
         &self,
         place: &NodeAddress,
@@ -124,11 +123,11 @@ impl FleetFacts {
         Ok((access, newcomer, notes))
     }
 
-    /// The facts that decide whether a server that is no node may be stopped. INFO is queried last: its keys are the
-    /// newest fact.
+    /// Collects the facts that decide whether a server outside the fleet may be stopped. Queries INFO last, so its
+    /// number of keys is the newest fact.
     ///
     /// # Errors
-    /// If the server does not reply, or refuses a question.
+    /// If the server does not reply, or refuses a command.
     pub(crate) fn inspect(&self, place: &NodeAddress, patience: Duration) -> Result<Inspected, String> {
         let access =
             servers(place).into_iter().next().map(|server| server.access).ok_or("has no address that is known")?;
@@ -162,15 +161,14 @@ impl FleetFacts {
             || direct_clients(clients, Action::Removal).first().map(|client| format!("a client uses it ({client})"));
         Inspected {
             user: node.or_else(replica).or_else(replicas).or_else(router).or_else(client),
-            // No router has an empty run: every connection of this site counts.
+            // No router has an empty run id, so this counts every connection of this site.
             own_connections: left_behind(clients, &self.site, "").len(),
             keys: seen.keys().iter().map(|(_, keys)| keys).sum(),
             run_id,
         }
     }
 
-    /// Why a server that has not joined is not to be stopped either: this router, or another one, uses it. `None` also
-    /// if it does not answer.
+    /// Reason why a server that has not joined must not be stopped: a router uses it. `None` also if it does not reply.
     pub(crate) fn in_use(&self, place: &NodeAddress, patience: Duration) -> Option<String> {
         let access = servers(place).into_iter().next()?.access;
         let newcomer = look(&access, patience, self.databases).ok()?;
@@ -185,21 +183,21 @@ impl FleetFacts {
     }
 }
 
-/// What a node says of itself, if it answers.
+/// Queries INFO. `None` if the node does not reply.
 fn identify(access: &NodeAccess, patience: Duration) -> Option<Newcomer> {
     let info = NodeConnection::open(access, patience).ok()?.call(&["INFO"]).ok()?.text();
     Some(Newcomer { info, ..Newcomer::default() })
 }
 
-/// What a server says of itself.
+/// Facts about a server.
 #[derive(Debug, Default)]
 pub(crate) struct Newcomer {
     info: String,
-    /// It knows a command that only routers have.
+    /// Whether it accepts a command that only routers have.
     is_router: bool,
-    /// Routers that use it, each by what names its state directory.
+    /// Routers that use it, identified by their state directories.
     routers: BTreeSet<String>,
-    /// Why it refuses the last database that clients may use.
+    /// Error of SELECT for the last database that clients may use.
     lacks_databases: Option<String>,
 }
 
@@ -208,13 +206,13 @@ impl Newcomer {
         self.info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
     }
 
-    /// `redis 7.0.15`, as the router has it.
+    /// Product and version, such as `redis 7.0.15`.
     fn version(&self) -> Option<String> {
         let valkey = self.field("valkey_version").map(|version| format!("valkey {version}"));
         valkey.or_else(|| Some(format!("redis {}", self.field("redis_version")?)))
     }
 
-    /// How many keys it has, by database.
+    /// Number of keys by database.
     fn keys(&self) -> Vec<(&str, u64)> {
         let of = |line: &'_ str| line.split_once("keys=").and_then(|(_, rest)| rest.split(',').next()?.parse().ok());
         let databases = self.info.lines().filter(|line| line.starts_with("db"));
@@ -238,7 +236,7 @@ fn look(access: &NodeAccess, patience: Duration, databases: u32) -> Result<Newco
     Ok(Newcomer { info: info.text(), is_router, routers, lacks_databases })
 }
 
-/// Notes about a server that may join, or why it may not.
+/// Returns notes about a server that may join, or the reason why it may not.
 fn judge(name: &str, newcomer: &Newcomer, fleet: &FleetFacts) -> Result<Vec<String>, String> {
     let run_id = newcomer.field("run_id");
     if run_id == Some(&fleet.router) {
@@ -287,7 +285,7 @@ fn judge(name: &str, newcomer: &Newcomer, fleet: &FleetFacts) -> Result<Vec<Stri
     Ok(other_version(newcomer, fleet).into_iter().map(|note| format!("{name} {note}")).collect())
 }
 
-/// What to know where it is older than a node, or newer: keys only go where they can be read.
+/// Warns if the server is older or newer than a node, because it may not be able to read the other's keys.
 fn other_version(newcomer: &Newcomer, fleet: &FleetFacts) -> Option<String> {
     let version = newcomer.version()?;
     let beside = |is: &dyn Fn(&str) -> bool| {
@@ -307,7 +305,7 @@ fn other_version(newcomer: &Newcomer, fleet: &FleetFacts) -> Option<String> {
     ))
 }
 
-/// How many databases a node has, if it says so.
+/// Number of databases of a node, if it replies.
 fn databases_of(access: &NodeAccess, patience: Duration) -> Option<u32> {
     let mut node = NodeConnection::open(access, patience).ok()?;
     node.call(&["CONFIG", "GET", "databases"]).ok()?.items().get(1)?.text().parse().ok()

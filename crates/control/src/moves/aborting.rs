@@ -1,5 +1,5 @@
-//! The end of a move that nobody wants any more: what will be done and what would be lost is said first, then done. It
-//! is on record, so a restart goes on with the ending and with nothing else.
+//! Aborts moves: first reports the plan and the keys that would be lost, then ends the move. The abort is on record, so
+//! a restart continues it and nothing else.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -21,33 +21,33 @@ use super::queue::{Planned, Steering};
 use crate::admin::{AbortRequest, Lose, MoveState, MovesReport, Refused, Trouble, conflict};
 use crate::journal::RESERVE;
 
-/// A leg that has lost a node is waited for in silence for so long, seconds.
+/// Outage of a leg's node, in seconds, after which it counts as lost.
 const LOST_PATIENCE: f64 = 3.0;
 
-/// A move that comes no further is in trouble after so long, seconds.
+/// Time without progress, in seconds, after which a move is reported as a problem.
 const IDLE_PATIENCE: f64 = 60.0;
 
-/// Bytes that a change of the state directory may need, about.
+/// Bytes that a change of the state directory may need, approximately.
 const STORE_ROOM: u64 = 256 << 10;
 
-/// How often it is tried to put on record what must be there.
+/// Retry interval for records that the end of a leg requires.
 const RECORD_PERIOD: Duration = Duration::from_millis(200);
 
-/// What an order to abort needs to know of a move.
+/// State of a move that an abort depends on.
 pub(super) struct AbortFacts {
     source: NodeId,
     target: NodeId,
-    /// A leg is open, with so many keys that are still to be brought to where they are used; at most.
+    /// Upper bound of the keys of the open leg that must still be moved. `None` without an open leg.
     pub(super) leg_left: Option<u64>,
-    /// Keys of it that are lost with the target, at most.
+    /// Upper bound of the leg's keys that would be lost with the target.
     leg_away: u64,
-    /// Slots that the target owns by now.
+    /// Slots that the target already owns.
     slots_done: u64,
-    /// Slots are on their way by a protocol as published.
+    /// Whether slots are in transit by a published protocol, which cannot roll back.
     cannot_roll_back: bool,
 }
 
-/// A side that a move cannot go on without.
+/// A node of a move that cannot be reached.
 pub(super) struct Unreached {
     side: Side,
     pub(super) node: NodeId,
@@ -55,7 +55,7 @@ pub(super) struct Unreached {
 }
 
 impl Unreached {
-    /// Those that are not reached for so many seconds.
+    /// Returns the nodes that have been unreachable for at least this long.
     fn since(planned: &Planned, seconds: f64) -> Vec<Self> {
         let lost = planned.progress.as_ref().map_or([None; 2], |progress| progress.lost);
         let sides = [(Side::Source, planned.order.source), (Side::Target, planned.order.target)].into_iter().zip(lost);
@@ -63,7 +63,8 @@ impl Unreached {
         all.filter(|unreached| unreached.seconds >= seconds).collect()
     }
 
-    /// The one that is waited for: not one that was given up; of two, that which has not been reached for longer.
+    /// Returns the node that the move waits for, excluding an abandoned node. Of two nodes, returns the one that has
+    /// been unreachable for longer.
     pub(super) fn awaited(planned: &Planned, seconds: f64) -> Option<Self> {
         let needed = Self::since(planned, seconds)
             .into_iter()
@@ -80,7 +81,7 @@ fn write_durably(path: &Path, text: &str) -> io::Result<()> {
 }
 
 impl Moves {
-    /// Ends a move, or says how it would end.
+    /// Aborts a move, or (dry run) returns what the abort would do.
     pub(crate) fn abort(&self, id: MoveId, request: AbortRequest) -> Result<MovesReport, Refused> {
         self.refresh();
         let (look, unreached, doing) = {
@@ -92,7 +93,7 @@ impl Moves {
                 planned.progress.as_ref().map(|progress| progress.doing.clone()),
             )
         };
-        // A node may answer clients, and be none that a move can go on with.
+        // A node may reply to clients while the mover cannot use it.
         let seconds =
             |node: NodeId| unreached.iter().find(|unreached| unreached.node == node).map(|unreached| unreached.seconds);
         let is_linked = |node: NodeId| self.link_of(node).is_none_or(|link| link == Link::Up);
@@ -176,7 +177,7 @@ impl Moves {
     pub(super) fn look_of(&self, id: MoveId, planned: &Planned) -> AbortFacts {
         let progress = planned.progress.as_ref();
         let handed_over = planned.resume.as_ref().map_or(0, |resume| resume.handed_over.len() as u64);
-        // What a mover has not taken up again is as the router before this one has left it.
+        // Before a mover resumes the leg, use the state that the previous router left.
         let left = || progress.and_then(|progress| progress.leg_left).unwrap_or(planned.left_at_start);
         let leg_away = progress.and_then(|progress| progress.leg_away).unwrap_or(planned.left_at_start);
         let is_under_way = self.placement.is_in_transit(id);
@@ -190,7 +191,7 @@ impl Moves {
         }
     }
 
-    /// Ends a move that has not begun, or has it end what is under way.
+    /// Ends a move that has not started, or makes a running mover end its leg.
     fn end_soon(&self, id: MoveId, lose: Option<Side>) -> Result<(), Refused> {
         let in_order = self.in_order();
         let steering = {
@@ -198,7 +199,7 @@ impl Moves {
             let before = state.open.get(&id).ok_or_else(|| state.not_open(id))?.steering;
             Steering { aborting: true, give_up: lose.or(before.give_up), ..before }
         };
-        // Before anybody hears of it: a restart goes on with this.
+        // Store this before publishing it, because a restart continues from it.
         if let Err(why) = self.keep(&in_order, Some((id, steering))) {
             return Err(Refused::Failed(format!(
                 "move {} goes on: it cannot be put on record that it is to end: {why}",
@@ -223,7 +224,7 @@ impl Moves {
         Ok(())
     }
 
-    /// Ends a move that nobody wants and of which nothing is under way.
+    /// Ends an aborted move without an open leg.
     pub(super) fn end_before_it_begins(&self, id: MoveId) {
         let planned = {
             let mut state = self.state();
@@ -248,7 +249,7 @@ impl Moves {
         let mut report = self.report_of(id, &planned);
         report.state = MoveState::Stopped;
         report.doing = match planned.steering.give_up.filter(|_| planned.lost.is_some()) {
-            // As its mover says it.
+            // Same wording as the mover's.
             Some(Side::Source) => {
                 format!(
                     "{} was given up: what it had of the slots that were moving is lost",
@@ -270,9 +271,8 @@ impl Moves {
         status.nodes.into_iter().find(|status| status.id == node).map(|status| status.link)
     }
 
-    /// A leg is about to end without a node. That is on record when this returns, so that the history of moves tells of
-    /// it whatever happens to this process next. Which keys were lost is told by fingerprints only: their names are
-    /// nobody's business.
+    /// Records that a leg is about to end without a node. Durable on return, so the history of moves contains the loss
+    /// even after a crash. Lost keys are identified by fingerprints only, because key names must not be disclosed.
     pub(super) fn note_lost(&self, id: MoveId, node: NodeId, keys: &[Fingerprint], most: u64) {
         if let Some(planned) = self.state().open.get_mut(&id) {
             planned.lost = Some(most);
@@ -325,7 +325,7 @@ impl Moves {
         self.spool.with_file_name(format!("lost-keys-of-move-{}.txt", id.0))
     }
 
-    /// What is wrong with moves and with the disk that they need, for who looks whether all is well.
+    /// Problems of moves and of the disk, for monitoring.
     pub(crate) fn troubles(&self) -> Vec<Trouble> {
         self.refresh();
         let topology = self.placement.topology();
@@ -365,14 +365,14 @@ impl Moves {
         of_disk.into_iter().chain(troubles).collect()
     }
 
-    /// Why the state directory cannot be written, or would not take what a move begins with.
+    /// Reason why the state directory cannot be written, or has no room for another move.
     pub(super) fn disk_trouble(&self) -> Option<String> {
         let known = self.ledger.status().trouble.or_else(|| self.store.trouble());
         let directory = || self.store.directory().display().to_string();
         if let Some(why) = known {
             return Some(format!("the state directory {} cannot be written: {why}", directory()));
         }
-        // While moves are open, the room of their journal is reserved.
+        // While moves are open, the journal's room is reserved.
         let (needed, cannot) = match self.state().open.is_empty() {
             true => (RESERVE, "no move can begin"),
             false => (STORE_ROOM, "changes cannot be kept, and moves may have to wait,"),

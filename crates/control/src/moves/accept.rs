@@ -1,5 +1,4 @@
-//! How an order becomes a move: its nodes are asked, it is put on record, and then it waits for its turn. And what may
-//! be done to it since.
+//! Accepts orders: checks the nodes, records the move, and queues it. Also changes accepted moves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,18 +23,18 @@ use crate::nodes::check::{Own, PATIENCE, check_node};
 use crate::nodes::fit::is_older;
 use crate::operator::text_of;
 
-/// How long the journal may take to put a move on record.
+/// Timeout for the journal to record a move.
 const RECORD_BOUND: Duration = Duration::from_secs(10);
 
-/// Groups of a published protocol, at most: their keys are listed by group before any of them starts. And where each
-/// key is one, which costs bits alone.
+/// Maximum number of groups of a published protocol: their keys are listed by group before any group starts. The higher
+/// limit applies if each key is a group, because that costs only bits.
 const GROUPS_MAX: u32 = 1 << 20;
 const GROUPS_BY_KEY_MAX: u32 = 1 << 26;
 
-/// Bits of a filter for each group, at most.
+/// Maximum number of filter bits per group.
 const BITS_MAX: u8 = 64;
 
-/// The protocol as it was published, if somebody wants it so.
+/// Returns the options of a published protocol, if requested.
 fn paper(request: &HowRequest, protocol: Protocol) -> Result<Option<Paper>, Refused> {
     let Some(asked) = &request.paper else {
         if protocol == Protocol::Bloom {
@@ -95,7 +94,7 @@ fn paper(request: &HowRequest, protocol: Protocol) -> Result<Option<Paper>, Refu
 }
 
 impl Moves {
-    /// The map in force, if anything can be moved now.
+    /// Current map, if moves are possible now.
     pub(crate) fn topology_now(&self) -> Result<Arc<Topology>, Refused> {
         if self.placement.is_provisional() {
             let why = "this is a first start, and it is not yet known what each node holds: `switchyard status` says which node does not answer";
@@ -108,7 +107,7 @@ impl Moves {
         })
     }
 
-    /// How somebody wants data to move, with what the configuration says where he does not.
+    /// Returns the options of a move: the request's, completed from the configuration.
     pub(crate) fn how(&self, request: &HowRequest) -> Result<MoveOptions, Refused> {
         let tuning = self.tuning.read().unwrap_or_else(PoisonError::into_inner);
         fn chosen<T: Copy>(what: &str, all: &[(T, &str)], word: Option<&String>, otherwise: T) -> Result<T, Refused> {
@@ -126,7 +125,7 @@ impl Moves {
         };
         let how = MoveOptions { paper: paper(request, how.protocol)?, ..how };
         if how.protocol == Protocol::StopAndCopy {
-            // MIGRATE removes at the source, key by key, before anything is on record or on disk.
+            // MIGRATE removes each key at the source before anything is recorded or stored.
             if how.durability != Durability::Memory {
                 return Err(wrong(format!(
                     "stop-and-copy cannot keep durability {}: ask for durability memory, or use the default protocol",
@@ -143,7 +142,7 @@ impl Moves {
         Ok(how)
     }
 
-    /// Does something to a move that is not over.
+    /// Changes a move that has not ended.
     pub(crate) fn steer(&self, id: MoveId, what: &SteerRequest) -> Result<MovesReport, Refused> {
         let steer = match what {
             SteerRequest::Pause => Steer::Pause,
@@ -192,7 +191,7 @@ impl Moves {
         }
     }
 
-    /// The same as [`Self::accept`], or only what it would be.
+    /// Accepts moves, or (dry run) only plans them.
     pub(crate) fn accept_unless(
         self: &Arc<Self>,
         dry_run: bool,
@@ -207,14 +206,13 @@ impl Moves {
         Ok(PlanReport { dry_run, moves, notes: self.older_targets(&orders) })
     }
 
-    /// Checks what can be checked before anything is done, and puts moves on record. All are to be done in the same
-    /// way.
+    /// Checks all preconditions and records moves. All orders must have the same options.
     pub(crate) fn accept(self: &Arc<Self>, topology: &Topology, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
         self.check(topology, &orders)?;
         self.accept_checked(orders)
     }
 
-    /// Checks what can be checked before anything is done.
+    /// Checks all preconditions.
     pub(crate) fn check(&self, topology: &Topology, orders: &[MoveOrder]) -> Result<(), Refused> {
         self.nothing_is_ejected(orders)?;
         self.nothing_in_the_way(orders)?;
@@ -222,10 +220,10 @@ impl Moves {
         self.check_nodes(topology, orders)
     }
 
-    /// Lays a list of servers over the continuum, and shows everybody the new map. Returns it, and the slots that the
-    /// list gives to other servers than before.
+    /// Computes the continuum of a new list of servers and publishes the new map. Returns the map, and the slots that
+    /// change servers.
     pub(crate) fn lay_over(&self, list: &[Server]) -> Result<(Arc<Topology>, Vec<Slot>), Refused> {
-        // No move is put on record meanwhile: its slots would be those of the old map.
+        // No move may be recorded in the meantime, because its slots would be slots of the old map.
         let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
         self.require_no_ejection()?;
         if let Some(id) = self.open_ids().first() {
@@ -236,8 +234,8 @@ impl Moves {
             .map_err(|error| Refused::Failed(format!("{error:#}")))
     }
 
-    /// That no node is held because it came back without its data: what moves there would be lost when its data is put
-    /// back, and what it has not would count as gone.
+    /// Fails if a node of a move is held because it returned without its data: keys moved there would be lost when its
+    /// data is restored, and its missing keys would count as deleted.
     pub(super) fn nodes_are_served(&self, orders: &[MoveOrder]) -> Result<(), Refused> {
         let held = self.running.with(switchyard_router::Router::held_nodes).unwrap_or_default();
         match orders.iter().flat_map(MoveOrder::nodes).find_map(|node| Some((node, held.get(&node)?))) {
@@ -246,7 +244,7 @@ impl Moves {
         }
     }
 
-    /// What to know where a target is of an older version than its source: keys only go where they can be read.
+    /// Warns about targets older than their source, because they may not be able to read the source's keys.
     fn older_targets(&self, orders: &[MoveOrder]) -> Vec<String> {
         let nodes = self.running.with(|router| router.status().nodes).unwrap_or_default();
         let version = |id: NodeId| nodes.iter().find(|node| node.id == id)?.version.as_deref();
@@ -264,7 +262,7 @@ impl Moves {
         pairs.into_iter().filter_map(note).collect()
     }
 
-    /// That no other move has these slots, and that the journal takes records.
+    /// Fails if another move has these slots, or the journal accepts no records.
     pub(super) fn nothing_in_the_way(&self, orders: &[MoveOrder]) -> Result<(), Refused> {
         {
             let state = self.state();
@@ -286,14 +284,14 @@ impl Moves {
         Ok(())
     }
 
-    /// Puts moves on record whose nodes have just been checked, if what they were planned by still holds.
+    /// Records moves whose nodes have just been checked, unless the state they were planned on has changed.
     pub(crate) fn accept_checked(self: &Arc<Self>, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
         let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
         self.nothing_is_ejected(&orders)?;
         self.put_up(orders)
     }
 
-    /// The same, while no other is put on record.
+    /// Records moves, while the caller holds `recording`.
     pub(super) fn put_up(self: &Arc<Self>, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
         self.nothing_in_the_way(&orders)?;
         let topology = self.topology_now()?;
@@ -318,9 +316,9 @@ impl Moves {
         Ok(PlanReport { dry_run: false, moves: reports, notes })
     }
 
-    /// Puts moves on record; then they wait for their turn.
+    /// Records moves and queues them.
     pub(super) fn take_up(self: &Arc<Self>, moves: BTreeMap<MoveId, Planned>) -> Result<(), String> {
-        // The options first: a move on record without them would go on after a crash as the configuration says.
+        // Options first: a recorded move without options would continue with the configured ones after a crash.
         self.beside().extend(moves.iter().map(|(id, planned)| (*id, Options::of(planned))));
         self.try_save_options().inspect_err(|_| self.beside().retain(|id, _| !moves.contains_key(id)))?;
         for (id, planned) in &moves {
@@ -343,8 +341,8 @@ impl Moves {
         Ok(())
     }
 
-    /// Waits for the journal, but not for ever. What comes on record after that is ended at once: whoever asked was
-    /// told that it is not begun.
+    /// Records moves with a timeout. A record that becomes durable after the timeout is ended at once, because the
+    /// client has received an error.
     fn put_on_record(self: &Arc<Self>, records: Vec<Record>, ids: Vec<MoveId>) -> Result<(), String> {
         let (told, outcome) = mpsc::sync_channel(1);
         let waits = Arc::new(AtomicBool::new(true));
@@ -368,7 +366,7 @@ impl Moves {
                     |t| t + "; this one was not begun",
                 ))
             }
-            // At the last moment.
+            // The record completed at the last moment.
             Err(_) => outcome.recv().unwrap_or_else(|error| Err(error.to_string())),
         }
     }
@@ -381,7 +379,7 @@ impl Moves {
         let mut met: BTreeMap<String, NodeId> = BTreeMap::new();
         for id in nodes {
             let run_id = self.check_one(id, targets.contains(&id), how)?;
-            // All that a move finds at its target would be its source's own keys.
+            // If both are one server, the target's existing keys would be the source's own.
             if !run_id.is_empty()
                 && let Some(other) = met.insert(run_id, id)
             {
@@ -395,8 +393,7 @@ impl Moves {
         Ok(())
     }
 
-    /// Asks a node whether keys may move to or from it, and which process it is, which takes as long as it takes to
-    /// answer.
+    /// Checks whether keys may move to or from a node, and returns its `run_id`. Blocks until the node replies.
     pub(super) fn check_one(&self, id: NodeId, is_target: bool, how: &MoveOptions) -> Result<String, Refused> {
         let access = self.running.with(Router::node_access).unwrap_or_default();
         let Some(access) = access.get(&id) else {
@@ -406,12 +403,12 @@ impl Moves {
             .map_err(conflict)
     }
 
-    /// How long a node that is asked may take.
+    /// Timeout for a node's reply.
     pub fn patience(&self) -> Duration {
         self.tuning.read().unwrap_or_else(PoisonError::into_inner).patience.max(PATIENCE)
     }
 
-    /// How connections of this router are named.
+    /// Names of this router's connections.
     pub(crate) fn own(&self) -> Own {
         let run = self.running.with(|router| router.run_id().to_owned()).unwrap_or_default();
         Own { site: self.site(), run }

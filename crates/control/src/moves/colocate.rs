@@ -1,11 +1,10 @@
-//! Keys that live elsewhere than their slots are brought home because commands of clients need them together with
-//! others.
+//! Returns keys with placement overrides to their slot owners when a client's command needs them together with other
+//! keys.
 //!
-//! Workers say what their clients wait for; here moves are begun for it, as an operator would begin them: on record,
-//! and with the same checks. Who asks for what is on its way already waits with the others. It is a thread of its own,
-//! because moves are put on record here, and neither a worker nor the executor of moves may wait for that. Nor may it
-//! wait for nodes: each pair is asked on a thread of its own before a move between them begins, so that a node that
-//! does not answer delays only what concerns it.
+//! Workers report the keys that their clients wait for. This thread starts moves for them as an operator would:
+//! recorded, and with the same checks. A request for keys in transit joins the clients that wait for them. A thread of
+//! its own, because recording a move blocks, and neither a worker nor the executor may wait for that. The checks query
+//! nodes, so each pair of nodes is checked on another thread: a node without replies delays only its own moves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -23,42 +22,42 @@ use tracing::info;
 use super::Moves;
 use crate::admin::{HomeReport, HowRequest, Refused};
 
-/// How often it is looked whether the nodes answer from which somebody waits for keys. What moves do is told.
+/// Interval between checks of the nodes that waiting clients need. Moves report their changes themselves.
 const HEALTH: Duration = Duration::from_millis(250);
 
-/// How long it counts what nodes said when they were asked. Mostly a move begins at once.
+/// Validity of a check of a pair of nodes. Mostly a move starts at once.
 const FRESH: Duration = Duration::from_secs(2);
 
-/// How long it is remembered that a key was brought home.
+/// How long a returned key is remembered.
 const REMEMBERED: Duration = Duration::from_secs(3600);
 
-/// How many of them.
+/// Maximum number of remembered keys.
 const REMEMBERED_MAX: usize = 65_536;
 
-/// What the thread is told.
+/// Events of the thread.
 #[derive(Debug)]
 pub(super) enum ColocationEvent {
-    /// A client waits for something.
+    /// A client waits for keys.
     Request(ColocateRequest),
-    /// Something may have changed: a move has begun, was steered, has handed keys over, or has ended.
+    /// A move has started, was steered, has handed keys over, or has ended.
     Look,
-    /// A move that was to bring these keys home has ended before its end.
+    /// A colocation move has ended early.
     Stopped { keys: Arc<[Key]>, why: String },
-    /// What the nodes of a pair have said: keys may move from the first to the second, or why not.
+    /// Result of checking both nodes: whether keys may move from the first to the second.
     Checked { between: Pair, outcome: Result<(), Refused> },
 }
 
-/// From where keys come home, and to where.
+/// Source and target.
 type Pair = (NodeId, NodeId);
 
-/// How it stands with what the nodes of a pair have to be asked.
+/// Check of a pair of nodes.
 #[derive(Debug)]
 enum Check {
     UnderWay(JoinHandle<()>),
     Over(Instant, Result<(), Refused>),
 }
 
-/// What is known of keys that were brought home.
+/// Statistics of returned keys, and the channel to the thread.
 #[derive(Debug)]
 pub(crate) struct Colocations {
     sender: mpsc::Sender<ColocationEvent>,
@@ -68,9 +67,9 @@ pub(crate) struct Colocations {
 
 #[derive(Debug, Default)]
 struct Tally {
-    /// Keys, by the command that needed them.
+    /// Number of keys, by the command that needed them.
     keys: BTreeMap<String, u64>,
-    /// Keys, since when, and for which commands.
+    /// Keys, with the time of their return and the commands that needed them.
     remembered: BTreeMap<Key, (Instant, Arc<str>)>,
 }
 
@@ -83,7 +82,8 @@ impl Default for Colocations {
 
 impl Colocations {
     pub(super) fn notify(&self, what: ColocationEvent) {
-        // Nobody listens where the thread has ended, because the router is about to: what is dropped says so.
+        // Sending fails if the thread has ended because the router is about to stop. Dropping the request notifies its
+        // client.
         drop(self.sender.send(what));
     }
 
@@ -91,7 +91,7 @@ impl Colocations {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keys are home.
+    /// Records that keys have returned to their slot owners.
     pub(super) fn note_done(&self, keys: &[Key], home_for: &BTreeMap<String, u64>) {
         let commands: Arc<str> = home_for.keys().map(String::as_str).collect::<Vec<_>>().join(", ").into();
         let mut tally = self.tally();
@@ -107,12 +107,12 @@ impl Colocations {
         }
     }
 
-    /// Keys brought home, by command.
+    /// Number of returned keys, by command.
     pub(super) fn report(&self) -> Vec<HomeReport> {
         report_of(&self.tally().keys)
     }
 
-    /// What is to be said to somebody who moves these keys away.
+    /// Returns a warning for an operator who moves these keys away again.
     pub(crate) fn warning(&self, keys: &[Key]) -> Option<String> {
         let tally = self.tally();
         let lately: Vec<&(Instant, Arc<str>)> = keys
@@ -132,7 +132,7 @@ impl Colocations {
     }
 }
 
-/// The same for a report.
+/// Converts the counts to a report.
 pub(super) fn report_of(keys: &BTreeMap<String, u64>) -> Vec<HomeReport> {
     keys.iter().map(|(command, keys)| HomeReport { command: command.clone(), keys: *keys }).collect()
 }
@@ -143,7 +143,7 @@ impl ColocatePort for Moves {
     }
 }
 
-/// Somebody who waits.
+/// A waiting client.
 #[derive(Debug)]
 struct Waiting {
     request: ColocateRequest,
@@ -154,7 +154,7 @@ fn refuse(waiting: impl IntoIterator<Item = Waiting>, why: &str) {
     waiting.into_iter().for_each(|w| w.request.refuse(why));
 }
 
-/// Starts the thread, which ends when the router is told to stop.
+/// Starts the thread, which ends when the router stops.
 pub(super) fn start(moves: &Arc<Moves>) -> std::io::Result<()> {
     let told = moves.home.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(told) = told else { return Ok(()) };
@@ -163,7 +163,6 @@ pub(super) fn start(moves: &Arc<Moves>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// What the thread knows.
 struct Colocation {
     moves: Arc<Moves>,
     waiting: Vec<Waiting>,
@@ -199,10 +198,10 @@ impl Colocation {
                 }
             }
             let now = Instant::now();
-            // Their workers have told them.
+            // Their workers have already replied to the clients.
             self.waiting.extract_if(.., |w| w.until <= now).for_each(|w| w.request.done());
             self.checks.retain(|_, check| match check {
-                // Its answer is here, or it panicked.
+                // The thread has delivered its result, or has panicked.
                 Check::UnderWay(thread) => !thread.is_finished(),
                 Check::Over(at, _) => at.elapsed() < FRESH,
             });
@@ -212,7 +211,7 @@ impl Colocation {
         }
     }
 
-    /// Begins what can begin.
+    /// Starts all moves that can start.
     fn start_colocations(&mut self) {
         let moves = Arc::clone(&self.moves);
         let topology = match moves.topology_now() {
@@ -299,7 +298,7 @@ impl Colocation {
         }
     }
 
-    /// Has both nodes asked, as before a move that somebody orders.
+    /// Checks both nodes in another thread, as for a move that an operator orders.
     fn begin_check(&self, between: Pair) -> std::io::Result<JoinHandle<()>> {
         let moves = Arc::clone(&self.moves);
         let check = move || {
@@ -313,7 +312,7 @@ impl Colocation {
         self.moves.running.threads().spawn("colocate-check", check)
     }
 
-    /// Nodes that cannot be reached, with the reasons.
+    /// Unreachable nodes, with the reasons.
     fn nodes_away(&self) -> BTreeMap<NodeId, String> {
         let nodes = self.moves.running.with(Router::status).map(|status| status.nodes).unwrap_or_default();
         let why = |link| match link {
@@ -324,7 +323,7 @@ impl Colocation {
     }
 }
 
-/// How keys come home: clients wait for it.
+/// Options of such a move: fast, because clients wait for it.
 fn colocation_options(moves: &Moves) -> Result<MoveOptions, Refused> {
     moves.how(&HowRequest { goal: Some("fast".to_owned()), ..HowRequest::default() })
 }

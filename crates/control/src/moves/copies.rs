@@ -1,10 +1,10 @@
-//! Removes copies that nobody uses: what a move by a protocol that copies first has left at a node that was down when
-//! they were to be removed.
+//! Removes unused copies: keys that a move, by a protocol that copies first, left at a node that was down when they
+//! should have been removed.
 //!
-//! No command reads them, but DBSIZE and KEYS count them. The move is over, and neither of its nodes waits for the
-//! other: so not its mover removes them, but the thread `care`, a little at a time, while no move has to do with the
-//! node. Where the owner of a key has it as well, the copy goes. Copies that the owner lacks are of keys that clients
-//! have deleted since; unless there are many of them, which somebody has to look at first (as before a move).
+//! No command reads them, but DBSIZE and KEYS count them. The move has ended, and neither of its nodes waits for the
+//! other, so the thread `care` removes them rather than the mover: a little at a time, while no move involves the node.
+//! If the owner of a key has it as well, the copy is removed. A copy that the owner lacks is a key that clients have
+//! deleted since; it is removed too, unless there are many, which an operator must examine first (as before a move).
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -21,23 +21,23 @@ use super::Moves;
 use crate::nodes::holdings::databases;
 use crate::nodes::{Action, Answer, NodeConnection, direct_clients, routers, settled_list};
 
-/// How long a node may take to answer: others wait behind it.
+/// Timeout for a node's reply. Short, because other nodes wait for it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// So long it goes on at a time: moves wait meanwhile.
+/// Maximum duration of one step, because moves wait in the meantime.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
-/// Names that are remembered before it is decided.
+/// Maximum number of key names collected before the decision about them.
 const REMEMBERED_MAX: usize = 100_000;
 
-/// The progress at each node.
+/// Progress at each node.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
     nodes: BTreeMap<NodeId, Removal>,
     reasons: Reasons,
 }
 
-/// Why keys of nodes are not removed now. Each reason is logged once for each node.
+/// Reasons why keys of nodes cannot be removed now. Each reason is logged once per node.
 #[derive(Debug, Default)]
 pub(super) struct Reasons(BTreeMap<NodeId, String>);
 
@@ -52,18 +52,18 @@ impl Reasons {
 
 #[derive(Debug)]
 struct Removal {
-    /// Which copies ([`crate::ledger::Ledger::copies`]).
+    /// Id of the set of copies ([`crate::ledger::Ledger::copies`]).
     number: u64,
     run_id: String,
-    /// Databases that are left. The first is under way.
+    /// Remaining databases. The first is in progress.
     databases: VecDeque<u32>,
     cursor: Vec<u8>,
     removed: usize,
-    /// With their database: their owners have none of them.
+    /// Keys that their owners lack, with their database.
     only_there: Vec<(u32, Key)>,
 }
 
-/// No move of the reserved nodes begins until this is dropped.
+/// Reserves nodes: none of their moves starts until this is dropped.
 pub(crate) struct Turn<'m>(&'m Moves);
 
 impl Drop for Turn<'_> {
@@ -73,7 +73,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// A connection to a node, and what it may still be asked after it has broken.
+/// A connection to a node, and the access data for ending it after an error.
 pub(super) struct ProbeConnection<'a> {
     pub(super) node: &'a NodeAccess,
     connection: NodeConnection,
@@ -102,8 +102,7 @@ impl<'a> ProbeConnection<'a> {
         Ok(())
     }
 
-    /// Has the node, which is this process, end an earlier connection: nothing that was sent there is executed from now
-    /// on.
+    /// Ends an earlier connection at the same server process, so that no command sent on it is executed afterwards.
     pub(super) fn end(&mut self, earlier: &Process, process: &Process) -> Result<(), String> {
         if earlier.run_id != process.run_id {
             return Ok(());
@@ -112,12 +111,12 @@ impl<'a> ProbeConnection<'a> {
         killed.map(drop).or_else(|why| if why.contains("ERR No such") { Ok(()) } else { Err(why) })
     }
 
-    /// Proves, as far as the node shows it, that no other router has keys there and that no client uses the node past
-    /// this router. Otherwise a key that nothing seems to use may be live.
+    /// Verifies, as far as the node shows it, that no other router has keys there and that no client uses the node
+    /// directly. Otherwise a key that seems unused may be live.
     fn serves_no_others(&mut self, site: &str) -> Result<(), String> {
         let name = &self.node.name;
         let answer = |error: std::io::Error| format!("node {name}: {error}");
-        // A node that refuses ACL keeps no record of any router.
+        // A node that refuses ACL has no router's record.
         let users = self.connection.call(&["ACL", "USERS"]).map_err(answer)?;
         let others = |user: &String| site_of_mark(user).is_some_and(|other| other != site);
         if let Some(user) = users.items().iter().map(Answer::text).find(others) {
@@ -150,7 +149,7 @@ impl<'a> ProbeConnection<'a> {
 }
 
 impl Moves {
-    /// Removes some of the copies that nobody uses.
+    /// Removes some of the unused copies.
     pub(crate) fn remove_copies(&self, copies: &mut Copies) {
         let left = self.ledger.copies();
         copies.nodes.retain(|node, removal| left.get(node).is_some_and(|(number, _)| *number == removal.number));
@@ -163,7 +162,7 @@ impl Moves {
         for (node, (number, slots)) in left {
             let is_up = status.nodes.iter().any(|of| of.id == node && of.link == Link::Up);
             let Some(turn) = self.turn_to_clean(node).filter(|_| is_up && access.contains_key(&node)) else { continue };
-            // Not before: a move that has ended since could have changed it.
+            // Read the map only now: a move that ended in the meantime could have changed it.
             let Some(topology) = self.placement.topology() else { continue };
             if slots.iter().any(|slot| topology.transit(*slot).is_some()) {
                 continue;
@@ -174,14 +173,14 @@ impl Moves {
                     self.ledger.copies_are_gone(node, number);
                 }
                 Ok(false) => {}
-                // Tried again with the next look.
+                // The next call tries again.
                 Err(why) => copies.reasons.note(node, "copies that moves have left", why),
             }
             drop(turn);
         }
     }
 
-    /// The database that clients of the fleet use if they select none.
+    /// Database of clients that select none.
     pub(super) fn own_database(&self) -> u32 {
         self.running.with(Router::own_database).unwrap_or_default()
     }
@@ -190,21 +189,21 @@ impl Moves {
         self.turn([node].into(), [node])
     }
 
-    /// Reserves a node that is about to be ejected and the nodes that stand in for it. Until the turn is dropped no
-    /// move of these nodes begins, and no other thread removes keys by a map that the ejection is about to change.
-    /// `None`: keys are being removed now, or a stand-in takes part in a move.
+    /// Reserves a node before its ejection, together with its stand-ins. Until the result is dropped, none of their
+    /// moves starts, and no other thread removes keys by a map that the ejection is about to change. `None`: a removal
+    /// is in progress, or a stand-in takes part in a move.
     pub(crate) fn turn_to_eject(&self, node: NodeId, stand_ins: &BTreeMap<NodeId, Vec<Slot>>) -> Option<Turn<'_>> {
         self.turn(stand_ins.keys().copied().chain([node]).collect(), stand_ins.keys().copied())
     }
 
-    /// Reserves nodes, if no others are reserved and none of `idle` takes part in a move.
+    /// Reserves nodes, unless others are reserved or a node of `idle` takes part in a move.
     fn turn(&self, nodes: BTreeSet<NodeId>, idle: impl IntoIterator<Item = NodeId>) -> Option<Turn<'_>> {
         let is_reserved = self.state().reserve(nodes, idle);
-        // Made only now: the end of a turn releases the nodes of whichever turn there is, under the same lock.
+        // Construct this only if reserved: its drop releases whichever nodes are reserved, under the same lock.
         is_reserved.then(|| Turn(self))
     }
 
-    /// True where nothing is left.
+    /// Returns true if no copies are left.
     fn go_on(
         &self,
         copies: &mut Copies,
@@ -217,7 +216,7 @@ impl Moves {
         let run_id = process.run_id.clone();
         if copies.nodes.get(&id).is_none_or(|removal| removal.run_id != run_id) {
             let keyspace = asked.query(&[b"INFO", b"keyspace"])?.text();
-            // Other databases of a pool's servers are not the pool's.
+            // A pool owns only one database of its servers.
             let own = (!topology.placement().is_crc16()).then(|| self.own_database());
             let databases = databases(&keyspace)
                 .map(|(database, _)| database)
@@ -230,17 +229,18 @@ impl Moves {
         let removal = copies.nodes.get_mut(&id).ok_or("it has not started")?;
         let done = removal.go_on(&mut asked, id, slots, access, topology);
         if done.is_err() {
-            // The node may still do it: nothing relies on this node before its end is confirmed.
+            // The node may still execute the command. No other node relies on this one before the end of the connection
+            // is confirmed.
             self.running.with(|router: &Router| router.connection_broke(id, process));
             copies.nodes.remove(&id);
         }
         done
     }
 
-    /// Connects to a node that this router may still change, and says what names the connection.
+    /// Connects to a node that this router may still modify. Returns the connection and its identity.
     pub(super) fn meet<'a>(&self, node: &'a NodeAccess) -> Result<(ProbeConnection<'a>, Process), String> {
         let mut asked = ProbeConnection::open(node)?;
-        // A router that takes over ends it by its name.
+        // A router that takes over ends the connection by this name.
         if let Some(name) = self.running.with(|router| router.connection_name("care")) {
             asked.query(&[b"CLIENT", b"SETNAME", name.as_bytes()])?;
         }
@@ -312,7 +312,7 @@ impl Removal {
                 return Ok(false);
             }
         }
-        // An ejection may have made it their owner since they were found.
+        // An ejection may have made the node their owner in the meantime.
         self.only_there.retain(|(_, key)| topology.lives_at(key) != node);
         if are_all_that_is_left(self.only_there.len(), self.removed) {
             warn!(

@@ -1,8 +1,8 @@
-//! A server that fails is ejected: others get its slots at once, without what they held. And moves bring them back.
+//! Ejects a failed server: other servers get its slots at once, without its keys. Moves bring the slots back.
 //!
-//! Beside moves and not as one: a move brings every key along, and so it needs its source. Here the source does not
-//! answer, and a pool whose file says `auto_eject_hosts` gives up what it has. While a node is ejected, other moves
-//! keep away from it and from its slots.
+//! An ejection is no move: a move transfers every key and so needs its source. Here the source does not reply, and a
+//! pool configured with `auto_eject_hosts` gives up its keys. While a node is ejected, other moves avoid the node and
+//! its slots.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -20,35 +20,35 @@ use super::Moves;
 use super::copies::ProbeConnection;
 use crate::admin::{AbortRequest, HowRequest, Lose, PlanReport, Refused, conflict};
 
-/// Names of one question.
+/// `COUNT` of a SCAN.
 const PAGE: &[u8] = b"1000";
 
-/// The time between two looks whether the last command is answered that was sent to a node.
+/// Interval between checks whether all commands sent to the node have ended.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The servers that are about to get slots of another, over the connections on which they have lost their strays of
-/// them.
+/// Servers about to get slots of another server, with the connections on which their misplaced keys of these slots were
+/// removed.
 pub(crate) struct StandIns<'a> {
-    /// The map by which the slots were divided.
+    /// Map from which the division of the slots was computed.
     planned_by: &'a Topology,
     connections: Vec<ProbeConnection<'a>>,
 }
 
 impl StandIns<'_> {
-    /// That each is the same process still: one that has started anew may have read the strays from its disk.
+    /// Fails unless each server is still the same process: a restarted one may have loaded the misplaced keys from its
+    /// disk.
     fn are_the_same(&mut self) -> Result<(), String> {
         self.connections.iter_mut().try_for_each(|asked| asked.query(&[b"PING"]).map(drop))
     }
 }
 
 impl Moves {
-    /// From now on no move is accepted that has to do with these nodes, or with the slots that are to come back to
-    /// them.
+    /// Refuses moves from now on that involve these nodes, or the slots that will return to them.
     pub(crate) fn keep_away_from(&self, ejected: BTreeMap<NodeId, Vec<Slot>>) {
         self.state().ejected = ejected;
     }
 
-    /// That none of these moves has to do with a node that is ejected.
+    /// Fails if one of these moves involves an ejected node.
     pub(super) fn nothing_is_ejected(&self, orders: &[MoveOrder]) -> Result<(), Refused> {
         let ejected = self.state().ejected.clone();
         for (node, slots) in ejected {
@@ -63,7 +63,7 @@ impl Moves {
         Ok(())
     }
 
-    /// That no node is ejected at all.
+    /// Fails if any node is ejected.
     pub(crate) fn require_no_ejection(&self) -> Result<(), Refused> {
         let first = self.state().ejected.keys().next().copied();
         first.map_or(Ok(()), |node| Err(conflict(self.ejected_text(node))))
@@ -83,12 +83,11 @@ impl Moves {
         (at.map(|planned| planned.order.target).collect(), state.has_to_do_with(node))
     }
 
-    /// Whether the router is stopping.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// Ends the moves in which a node takes part, without it: what it has of the slots that are moving now is lost.
+    /// Ends the moves that involve a node, without it. Its keys in transit are lost.
     pub(crate) fn end_without(&self, node: NodeId) -> Result<(), Refused> {
         let at: Vec<(MoveId, Lose)> = {
             let state = self.state();
@@ -96,12 +95,12 @@ impl Moves {
             at.map(|(id, planned)| (*id, if planned.order.source == node { Lose::Source } else { Lose::Target }))
                 .collect()
         };
-        // Each, also where another one cannot end; and again, where a mover had not noticed the loss yet.
+        // Abort every move, even if another abort fails. Repeat an abort if the mover had not noticed the loss yet.
         let end = |(id, lose)| self.abort(id, AbortRequest { lose: Some(lose), ..AbortRequest::default() }).map(drop);
         at.into_iter().map(end).fold(Ok(()), Result::and)
     }
 
-    /// Has nodes stand in for another.
+    /// Prepares nodes to stand in for another.
     pub(crate) fn stand_ins<'a>(
         &self,
         to: &BTreeMap<NodeId, Vec<Slot>>,
@@ -112,11 +111,11 @@ impl Moves {
         Ok(StandIns { planned_by, connections: to.iter().map(one).collect::<Result<_, String>>()? })
     }
 
-    /// Has a node stand in for these slots: ends what this router may still have under way there, and removes what the
-    /// node holds of the slots.
+    /// Prepares a node to stand in for these slots: ends this router's earlier connections there, and removes the
+    /// node's keys of these slots.
     ///
-    /// Such keys are strays, perhaps of an ejection before: they must not be read. Nobody writes them meanwhile,
-    /// because their owner does not answer.
+    /// Such keys are misplaced, perhaps from an earlier ejection, and must not be read. No client writes them in the
+    /// meantime, because their owner does not reply.
     fn stand_in<'a>(
         &self,
         node: NodeId,
@@ -126,13 +125,13 @@ impl Moves {
     ) -> Result<ProbeConnection<'a>, String> {
         let access = access.get(&node).ok_or_else(|| format!("it is not known how {} is reached", self.name(node)))?;
         let (mut asked, process) = self.meet(access)?;
-        // A removal of before would take a key that a client is about to write there.
+        // A removal still in flight would delete a key that a client is about to write there.
         for broken in self.running.with(|router| router.broken_connections(node)).unwrap_or_default() {
             asked.end(&broken, &process)?;
             self.running.with(|router| router.connection_ended(node, broken));
         }
         let mut remove = || -> Result<usize, String> {
-            // Other databases are not the pool's: its clients cannot select them.
+            // A pool's clients cannot select other databases.
             let (database, mut removed, mut cursor) = (self.own_database(), 0, b"0".to_vec());
             asked.select(database)?;
             loop {
@@ -141,8 +140,8 @@ impl Moves {
                     return Err(format!("node {}: a SCAN of no known form", asked.node.name));
                 };
                 let keys: Vec<Key> = page.items().iter().map(|key| Key::from(key.bytes())).collect();
-                // By the map as it is now. No move of this node begins before the ejection has ended, so the map still
-                // holds for these keys when they are removed.
+                // Use the current map. No move of this node starts before the ejection has ended, so the map stays
+                // valid until these keys are removed.
                 let topology = self.topology_now().map_err(|refused| refused.text().to_owned())?;
                 if topology.placement() != planned_by.placement() {
                     return Err("the list of servers has changed".to_owned());
@@ -175,16 +174,17 @@ impl Moves {
                 Ok(asked)
             }
             Err(why) => {
-                // The node may still do it: nothing relies on this node before its end is confirmed.
+                // The node may still execute the command. No other node relies on this one before the end of the
+                // connection is confirmed.
                 self.running.with(|router: &Router| router.connection_broke(node, process));
                 Err(why)
             }
         }
     }
 
-    /// Gives the slots of a node that does not answer to others, all at once. Requests for them wait until nothing that
-    /// was sent to the node can be answered any more, nor executed at those that stand in, `bound` at most. `keep`
-    /// makes durable which slots are to come back; `forget` is its contrary.
+    /// Transfers the slots of an unresponsive node to others, all at once. Requests for them wait, at most `bound`,
+    /// until nothing sent to the node can be answered any more, nor executed at the stand-ins. `keep` makes durable
+    /// which slots must return; `forget` undoes that.
     pub(crate) fn eject(
         &self,
         node: NodeId,
@@ -195,7 +195,7 @@ impl Moves {
         forget: impl FnOnce(),
     ) -> Result<(), String> {
         let id = {
-            // No move is put on record meanwhile that has to do with the node.
+            // No move that involves the node may be recorded in the meantime.
             let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
             if self.involving(node).is_some() {
                 return Err("it takes part in a move".to_owned());
@@ -221,11 +221,11 @@ impl Moves {
                 (transit, slots.clone())
             })
             .collect();
-        // Those that stand in know that older copies of the state directory will not do.
+        // Record at the stand-ins that older copies of the state directory have become invalid.
         let seats = self.running.seats();
         let told = seats.map(|seats| seats.leg_begins(&self.running, to.keys().copied()));
         let _until_it_is_in_transit = told.transpose()?;
-        // Before any worker can send a write to a stand-in: the epoch below is published after it.
+        // Before any worker can send a write to a stand-in: the epoch below is published later.
         let slots: Vec<Slot> = to.values().flatten().copied().collect();
         self.running.with(|router| router.slots_go_away(node, &slots, self.ledger.fingerprints()));
         let epoch = self.placement.set_transits(id, transits)?;
@@ -250,15 +250,15 @@ impl Moves {
             std::thread::sleep(LOOK);
         };
         if outcome.is_err() {
-            // It owns them as before.
+            // The node owns the slots as before.
             self.placement.set_transits(id, Vec::new())?;
         }
         outcome
     }
 
-    /// Starts moves that bring slots back to a node that was ejected. If it is the process that it was, it keeps the
-    /// keys that were not written elsewhere in the meantime ([`switchyard_policy::eject::Elsewhere`]). Otherwise its
-    /// keys of the slots are removed first.
+    /// Starts moves that return slots to an ejected node. If the node is still the same process, it keeps the keys that
+    /// were not written elsewhere in the meantime ([`switchyard_policy::eject::Elsewhere`]). Otherwise its keys of the
+    /// slots are removed first.
     pub(crate) fn bring_back(
         self: &Arc<Self>,
         node: NodeId,
@@ -268,8 +268,8 @@ impl Moves {
         let access = access
             .get(&node)
             .ok_or_else(|| Refused::Failed(format!("it is not known how {} is reached", self.name(node))))?;
-        // Keys are about to be removed there. The checks of moves look for clients past the router, and not for records
-        // of other routers.
+        // Keys are about to be removed there. The checks of moves detect direct clients, but not ownership records of
+        // other routers.
         self.meet(access).map_err(conflict)?;
         let how = MoveOptions { purge_target: true, direct_clients: false, ..self.how(&HowRequest::default())? };
         let order =

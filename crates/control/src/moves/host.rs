@@ -1,4 +1,4 @@
-//! What a mover needs of those who keep things: the journal, and the one owner of the slot map.
+//! Implements the mover's interface to the journal and the slot map.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -22,7 +22,7 @@ impl Host for Moves {
     fn hand_over(&self, move_id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId, done: Done) {
         let known = self.running.seats().map_or(Ok(()), |seats| seats.raise());
         let outcome = known.and_then(|()| self.placement.hand_over(move_id, slots, keys, owner));
-        // Keys may be home before their move ends.
+        // Keys may return before their move ends.
         self.home.notify(ColocationEvent::Look);
         done(outcome);
     }
@@ -32,7 +32,7 @@ impl Host for Moves {
     }
 
     fn set_transits(&self, move_id: MoveId, transits: Vec<(Transit, Vec<Slot>)>) -> Result<u64, String> {
-        // Before the first key moves, its nodes know that older copies of the state directory will not do.
+        // Before the first key moves, record at its nodes that older copies of the state directory have become invalid.
         let begins = transits.iter().find(|(transit, _)| matches!(transit.stage, Stage::Moving { .. }));
         let begins = begins.filter(|_| !self.placement.is_in_transit(move_id)).zip(self.running.seats());
         let told =
@@ -70,13 +70,15 @@ impl Host for Moves {
             let mut state = self.state();
             let Some(planned) = state.open.get_mut(&move_id) else { return };
             if self.stopping.load(Ordering::Acquire) {
-                // Not over: it goes on after the next start.
+                // The move has not ended: it continues after the next start.
                 planned.begun = false;
                 return self.mover_ended.notify_all();
             }
             if open_leg {
-                // Only what is on record says where its keys are, and only a start reads that. Begun anew, or given up,
-                // it would have its source serve keys that the target has: so it stays begun.
+                // Only the journal records where the leg's keys are, and only a start reads it. If the move were
+                // Only the journal records where the leg's keys are, and only a start reads it. If the move were
+                // restarted or given up, its source would serve keys that the target has. So `begun` stays set.
+                // state.
                 return;
             }
             planned.end = Some(end.clone());
@@ -104,7 +106,7 @@ mod tests {
     use crate::placement::Placement;
     use crate::store::{load_json, save_json};
 
-    /// The executor of a state directory, without a router.
+    /// Opens an executor on a state directory, without a router.
     fn executor(dir: &Path) -> (Arc<Placement>, Arc<Moves>) {
         let placement = Arc::new(Placement::open(dir, Arc::default()).expect("opens"));
         placement.settle(&["127.0.0.1:7001", "127.0.0.1:7002"].map(str::to_owned), |_| {}).expect("places");
@@ -143,7 +145,7 @@ mod tests {
                 (steering.aborting, steering.give_up) = (true, Some(Side::Target));
             }
             moves.lost(id, target, &[Fingerprint(1), Fingerprint(2)], 2);
-            // Here the process dies: nothing else is kept.
+            // The process dies here, so nothing else is stored.
         }
         let (_, moves) = executor(dir.path());
         moves.end_before_it_begins(id);
@@ -168,7 +170,7 @@ mod tests {
             durable.recv().expect("told").expect("written");
             let report = MoveReport { id: id.0, state: MoveState::Done, ..MoveReport::default() };
             save_json(&*moves.store, ENDED, &[report]).expect("kept");
-            // Here the process dies.
+            // The process dies here.
         }
         for _ in 0..2 {
             let (_, moves) = executor(dir.path());
@@ -184,7 +186,7 @@ mod tests {
         }
     }
 
-    /// Whoever kills the process while the journal forgets a move finds it in the history.
+    /// A crash while the journal removes a move must leave the move in the history.
     #[test]
     fn the_end_of_a_move_is_in_the_history_before_the_journal_forgets_it() {
         let dir = tempfile::tempdir().expect("a temporary directory");
@@ -195,7 +197,7 @@ mod tests {
         moves.record(planned.order.records(id), Box::new(move |outcome| told.send(outcome).expect("awaited")));
         durable.recv().expect("told").expect("written");
         moves.state().open.insert(id, planned);
-        // The store stands still, and with it what is noted.
+        // Blocks the store, and so all changes of options.
         let held = moves.in_order();
         let ending = {
             let moves = Arc::clone(&moves);
@@ -204,14 +206,14 @@ mod tests {
         while moves.state().open.contains_key(&id) || !moves.beside().is_empty() {
             std::thread::yield_now();
         }
-        // It is off the record.
+        // The journal has removed it.
         let ended: Vec<MoveReport> = load_json(&*moves.store, ENDED).expect("readable");
         assert_eq!(ended.iter().map(|report| report.id).collect::<Vec<_>>(), [1]);
         drop(held);
         ending.join().expect("no panic");
     }
 
-    /// After a restart the node that had them may not be there to be asked.
+    /// After a restart, the node that had the keys may not be reachable.
     #[test]
     fn a_name_that_has_moved_counts_once_for_each_database_also_after_a_restart() {
         let dir = tempfile::tempdir().expect("a temporary directory");
@@ -239,13 +241,13 @@ mod tests {
         assert_eq!(moves.state().open[&id].databases, 3);
     }
 
-    /// The journal stands still until the sender is used. Records that are given meanwhile wait behind that.
+    /// Blocks the journal until the sender is used. Later records wait behind it.
     fn hold_journal(moves: &Moves, first: Record) -> mpsc::Sender<()> {
         let (go_on, awaited) = mpsc::channel();
         let (told, held) = mpsc::channel();
         let hold = move |outcome: Result<(), String>| {
             told.send(outcome).expect("awaited");
-            // However the test ends.
+            // Regardless of how the test ends.
             let _ = awaited.recv();
         };
         moves.record(vec![first], Box::new(hold));
@@ -253,7 +255,7 @@ mod tests {
         go_on
     }
 
-    /// What a start would find.
+    /// Options that a restart would read.
     fn kept(moves: &Moves) -> BTreeMap<u64, Options> {
         load_json(&*moves.store, OPTIONS).expect("readable")
     }
@@ -267,7 +269,7 @@ mod tests {
         let mut accepted = planned(0);
         accepted.order.how.max_rate = Some(20);
         let wanted = Options::of(&accepted);
-        // It comes on record: it may be there, and nobody has said so.
+        // The record is being written: it may be durable, without a confirmation.
         let go_on = hold_journal(&moves, planned(1).order.records(other).remove(0));
         let accepting = {
             let moves = Arc::clone(&moves);
@@ -281,7 +283,7 @@ mod tests {
         assert_eq!(kept(&moves).get(&1), Some(&wanted), "another move is kept at that moment");
         drop(go_on);
         accepting.join().expect("no panic").expect("on record");
-        // It goes off: it may still be there. Nobody wants it to go on.
+        // The record is being removed: it may still exist. The move must not continue.
         let go_on = hold_journal(&moves, Record::Ended { move_id: other });
         let stopped = MoveEnd::Stopped("its target refuses".to_owned());
         moves.state().open.get_mut(&id).expect("open").end = Some(stopped);

@@ -1,12 +1,12 @@
-//! The words by which people choose how data moves.
+//! Names of the options of moves, in requests and reports.
 
 use switchyard_policy::migration::Durability;
 
-/// The words for what must be safe before a key leaves its source.
+/// Names of the durability levels: the guarantee required before a key leaves its source.
 pub const DURABILITIES: [(Durability, &str); 3] =
     [(Durability::Memory, "memory"), (Durability::Aof, "aof"), (Durability::Replica, "replica")];
 
-/// The value that a word stands for; the error lists the words.
+/// Parses a name. The error lists all names.
 pub fn named<T: Copy>(all: &[(T, &str)], word: &str) -> Result<T, String> {
     let found = all.iter().find(|(_, name)| *name == word).map(|(value, _)| *value);
     found.ok_or_else(|| {
@@ -18,7 +18,7 @@ pub fn named<T: Copy>(all: &[(T, &str)], word: &str) -> Result<T, String> {
     })
 }
 
-/// The word for a value.
+/// Returns the name of a value.
 pub fn name_of<T: PartialEq>(all: &[(T, &'static str)], value: T) -> &'static str {
     all.iter().find(|(v, _)| *v == value).map_or("", |(_, name)| *name)
 }

@@ -1,8 +1,8 @@
-//! The executor of moves: who is to move what, which of them may go at the same time, and what became of them.
+//! The executor of moves: queues moves, decides which may run at the same time, and stores their results.
 //!
-//! A move is on record from the moment it is accepted, also while it waits: what was asked for is done, whatever
-//! happens to this process. The router's mover does a move; here is decided when it begins. It is a thread of its own,
-//! because movers end on threads of theirs, and none of them should have to begin another.
+//! A move is on record from its acceptance, even while it is queued, so it is performed despite crashes. The router's
+//! mover performs a move; the executor decides when it starts. A thread of its own, because movers end on their own
+//! threads, and none of them should have to start another.
 
 mod aborting;
 mod accept;
@@ -45,21 +45,21 @@ use crate::store::{RedbStore, save_json};
 
 pub use messages::{DURABILITIES, name_of, named};
 
-/// The document of the store.
+/// Store document of ended moves.
 const ENDED: &str = "moves-ended";
 
-/// How often it is noted what clients wait, and whether what failed goes now. What begins and what ends is told.
+/// Interval between samples of the waiting commands, and between retries. Starts and ends wake the thread at once.
 const SAMPLE: Duration = Duration::from_secs(1);
 
-/// How often what moves have done is kept for the next start.
+/// Interval between saves of the moves' progress, for the next start.
 const KEEP: Duration = Duration::from_secs(2);
 
-/// How data moves, where a move does not say.
+/// Default options of moves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MovesConfig {
-    /// In which way.
+    /// Options of a move that does not override them.
     pub how: MoveOptions,
-    /// Moves in which a node takes part at once.
+    /// Maximum number of simultaneous moves per node.
     pub per_node_max: usize,
 }
 
@@ -69,17 +69,17 @@ impl Default for MovesConfig {
     }
 }
 
-/// What a reload may change.
+/// Settings that a reload can change.
 #[derive(Debug, Default)]
 struct Tuning {
     config: MovesConfig,
-    /// How long a node that is checked may take to answer.
+    /// Timeout for the reply of a checked node.
     patience: Duration,
 }
 
-/// The executor of one fleet's moves. It is one type in several files, because all of it is about one state under one
-/// lock: an order that is accepted, steered, begun, reported and ended is the same entry. What needs only that state is
-/// in `queue`.
+/// Executor of one fleet's moves. One type in several files, because everything concerns one state under one lock: an
+/// order that is accepted, steered, started, reported and ended is the same entry. `queue` contains the parts that need
+/// only that state.
 #[derive(Debug)]
 pub struct Moves {
     placement: Arc<Placement>,
@@ -89,25 +89,25 @@ pub struct Moves {
     spool: PathBuf,
     tuning: RwLock<Tuning>,
     state: Mutex<State>,
-    /// A mover has told its end.
+    /// Signalled when a mover has ended.
     mover_ended: Condvar,
     wake: mpsc::Sender<()>,
     woken: Mutex<Option<mpsc::Receiver<()>>>,
-    /// The router is told to stop: what ends now goes on after the next start.
+    /// The router is stopping: moves that end now continue after the next start.
     stopping: AtomicBool,
-    /// Plans ask nodes and may take long, and keys come home beside them: what holds by then is looked at once more
-    /// while a move comes on record, one at a time.
+    /// Serializes recording. Planning queries nodes and may take long, and colocation records moves in parallel, so
+    /// preconditions are checked again under this lock.
     recording: Mutex<()>,
-    /// What is kept of moves that are open is written in the order in which it was looked at. What users say of moves
-    /// is heard and told in one order, too.
+    /// Serializes saving the options of open moves, in the order in which they were read. Also keeps operators'
+    /// requests and their effects on movers in one order.
     keeping: Mutex<()>,
-    /// The same of moves that may be on record and are not open: not yet, or no more. A start after a crash takes them
-    /// up as they were wanted.
+    /// Options of moves that may be on record and are not open: not yet, or no longer. A start after a crash resumes
+    /// them with these options.
     beside: Arc<Mutex<BTreeMap<MoveId, Options>>>,
     home: colocate::Colocations,
 }
 
-/// The thread of the executor.
+/// Thread of the executor.
 pub struct MovesThread {
     thread: JoinHandle<()>,
 }
@@ -117,53 +117,53 @@ impl Moves {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes over what a reload may change.
+    /// Applies settings that a reload can change.
     pub fn tune(&self, config: &MovesConfig, patience: Duration) {
         *self.tuning.write().unwrap_or_else(PoisonError::into_inner) = Tuning { config: config.clone(), patience };
         self.wake();
     }
 
-    /// Names this state directory at nodes, without telling anything of its secret.
+    /// Identifies this state directory at nodes, without disclosing its secret.
     pub fn site(&self) -> String {
         self.ledger.site()
     }
 
-    /// Moves that are not over.
+    /// Moves that have not ended.
     pub fn open_ids(&self) -> Vec<MoveId> {
         self.state().open.keys().copied().collect()
     }
 
-    /// One of them in which a node takes part.
+    /// An open move that involves the node.
     pub(crate) fn involving(&self, node: NodeId) -> Option<MoveId> {
         self.state().open.iter().find(|(_, planned)| planned.order.nodes().contains(&node)).map(|(id, _)| *id)
     }
 
-    /// Those that move something away from a node.
+    /// Open moves away from a node.
     pub(crate) fn leaving(&self, node: NodeId) -> Vec<MoveId> {
         self.state().open.iter().filter(|(_, planned)| planned.order.source == node).map(|(id, _)| *id).collect()
     }
 
-    /// The keys that they take somewhere without their slots.
+    /// Keys that open moves transfer without their slots.
     pub(crate) fn open_keys(&self) -> Vec<Arc<[Key]>> {
         self.state().open.values().filter_map(|planned| planned.order.keys.clone()).collect()
     }
 
-    /// What is known of keys that were brought home.
+    /// State of colocation.
     pub(crate) fn home(&self) -> &colocate::Colocations {
         &self.home
     }
 
-    /// Slots that moves have left at a node: it may show keys of them again.
+    /// Slots that moves have left at a node, whose keys may reappear there.
     pub fn left_at(&self, node: NodeId) -> Vec<Slot> {
         self.ledger.left_at(node)
     }
 
     fn wake(&self) {
-        // If the thread has ended, the router is about to.
+        // Sending fails only if the thread has ended because the router is about to stop.
         let _ = self.wake.send(());
     }
 
-    /// Starts the thread. The router must serve.
+    /// Starts the thread. The router must be serving.
     pub fn start(self: &Arc<Self>) -> anyhow::Result<MovesThread> {
         let woken = self
             .woken
@@ -182,7 +182,7 @@ impl Moves {
                         kept = Instant::now();
                         moves.keep_what_is_done();
                         if moves.store.trouble().is_some() {
-                            // Whether it succeeds is what the store tells from then on.
+                            // The store reports later failures itself.
                             let _ = moves.store.try_again();
                         }
                     }
@@ -197,7 +197,7 @@ impl Moves {
         Ok(MovesThread { thread })
     }
 
-    /// Looks at progress, notes what has ended, and begins what may begin.
+    /// Reads progress, finishes ended moves, and starts queued ones.
     fn look(self: &Arc<Self>) {
         let told = self.running.with(|router| {
             router.note_waits();
@@ -220,7 +220,7 @@ impl Moves {
             let mut state = self.state();
             let Some(planned) = state.open.get_mut(&id) else { return };
             let (order, steering) = (planned.order.clone(), planned.steering);
-            // A mover begins without a pause.
+            // A mover always starts unpaused.
             let begun_with = Wanted { steering: Steering { paused: false, ..steering }, ..planned.wanted() };
             let task = MoveTask {
                 id,
@@ -251,7 +251,7 @@ impl Moves {
                 let mut state = self.state();
                 let Some(planned) = state.open.get_mut(&id) else { return };
                 if error.kind() == io::ErrorKind::InvalidInput && !open_leg {
-                    // It will not be right the next time.
+                    // A retry cannot succeed.
                     planned.end = Some(MoveEnd::Stopped(why));
                     drop(state);
                     return self.wake();
@@ -266,8 +266,8 @@ impl Moves {
         }
     }
 
-    /// Somebody may have steered the move since its order was made, and nobody heard: the router knew no such move.
-    /// `heard` is what the mover knows.
+    /// Repeats changes that an operator made since the order was read: the router did not know the move then. `heard`
+    /// is the state that the mover knows.
     fn steer_as_wanted(&self, id: MoveId, mut heard: Wanted) {
         loop {
             let Some(wanted) = self.state().open.get(&id).map(Planned::wanted) else { return };
@@ -276,16 +276,16 @@ impl Moves {
             }
             self.running.with(|router| {
                 for steer in wanted.since(heard) {
-                    // False: the mover has ended already.
+                    // False if the mover has already ended.
                     let _ = router.steer_move(id, steer);
                 }
             });
-            // What somebody else told it meanwhile may have arrived before this: then the next look sees it.
+            // Concurrent changes may have reached the mover earlier; then the next iteration sees them.
             heard = wanted;
         }
     }
 
-    /// A mover has said that a move is over.
+    /// Closes a move after its mover has reported the end.
     fn finish(&self, id: MoveId) {
         let state = self.state();
         let Some(planned) = state.open.get(&id) else { return };
@@ -323,10 +323,10 @@ impl Moves {
         self.close(id, options, report);
     }
 
-    /// Puts a move among those that have ended. Whoever asks finds it there or among those under way.
+    /// Moves an open move to the ended ones. Readers find it in either list at any time.
     fn close(&self, id: MoveId, options: Options, report: MoveReport) {
         self.placement.part(id);
-        // One that has stopped does not go on by itself.
+        // A stopped move must not resume by itself.
         let options = if report.state == MoveState::Done { options } else { options.stopped() };
         self.beside().insert(id, options);
         let ended = {
@@ -334,7 +334,7 @@ impl Moves {
             state.close(id, report);
             state.ended.clone()
         };
-        // Before the journal forgets it: a start that finds it in both knows that it is over.
+        // Before the journal removes it: a start that finds the move in both places treats it as ended.
         if let Err(error) = save_json(&*self.store, ENDED, &ended) {
             warn!("the list of moves that have ended cannot be kept: {error}");
         }
@@ -343,13 +343,13 @@ impl Moves {
         self.home.notify(colocate::ColocationEvent::Look);
     }
 
-    /// Takes note of how far moves are.
+    /// Updates the progress of moves.
     fn refresh(&self) {
         let fresh = self.running.with(Router::moves).unwrap_or_default();
         self.state().note(fresh);
     }
 
-    /// Keeps what moves have done, for the next start.
+    /// Saves the progress of moves for the next start.
     fn keep_what_is_done(&self) {
         let mut is_new = false;
         for planned in self.state().open.values_mut() {
@@ -369,7 +369,7 @@ impl Moves {
         self.beside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A move is not to be taken up again. Its options are kept until that is certain.
+    /// Records that a move must not be resumed. Its options are stored until the record is durable.
     fn take_off_record(&self, id: MoveId) {
         let beside = Arc::clone(&self.beside);
         self.ledger.record(
@@ -387,7 +387,7 @@ impl Moves {
         self.keeping.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps what is wanted of moves, as if the user had said this of one of them.
+    /// Stores the options of all moves, with a changed steering for one of them.
     fn keep(&self, _in_order: &MutexGuard<'_, ()>, but: Option<(MoveId, Steering)>) -> Result<(), String> {
         let options: BTreeMap<u64, Options> = {
             let state = self.state();
@@ -414,8 +414,8 @@ impl Moves {
         }
     }
 
-    /// Stops what is under way between two legs, within `bound`: it goes on after the next start. The router must still
-    /// serve.
+    /// Stops running moves between two legs, within `bound`. They continue after the next start. The router must still
+    /// be serving.
     pub fn stop(&self, thread: MovesThread, bound: Duration) {
         self.stopping.store(true, Ordering::Release);
         self.wake();
@@ -451,7 +451,7 @@ impl Moves {
         );
     }
 
-    /// What a node is called.
+    /// Name of a node.
     pub(crate) fn name(&self, node: NodeId) -> String {
         let topology = self.placement.topology();
         let name = topology.as_ref().and_then(|t| t.node(node)).map(|node| node.name.clone());

@@ -1,4 +1,5 @@
-//! What of an order the journal does not say, as the store keeps it: a move goes on after a restart as it was wanted.
+//! Options of a move that the journal does not contain. The store keeps them, so that a move continues unchanged after
+//! a restart.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +14,10 @@ use super::messages::name_of;
 use super::queue::{Planned, Steering};
 use crate::admin::Lose;
 
-/// The document of the store.
+/// Store document of options.
 pub(super) const OPTIONS: &str = "moves-options";
 
-/// Of one move.
+/// Options of a move.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Options {
     #[serde(default)]
@@ -50,7 +51,7 @@ const fn is_one(databases: &u32) -> bool {
     *databases <= 1
 }
 
-/// How a published protocol is set.
+/// Options of a published protocol.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct PaperOptions {
     tracker: String,
@@ -71,7 +72,7 @@ impl PaperOptions {
     }
 }
 
-/// The names of the fields in the document.
+/// Field names in the document.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(remote = "MoveTotals", default)]
 struct Done {
@@ -84,7 +85,7 @@ struct Done {
     seconds: f64,
 }
 
-/// What a move has done, as its mover says.
+/// Extracts the totals of a move.
 pub(super) const fn so_far(progress: &MoveProgress) -> MoveTotals {
     let MoveProgress { keys_moved, bytes_moved, pulled, repeated, seconds, .. } = *progress;
     MoveTotals { keys_moved, bytes_moved, pulled, repeated, seconds }
@@ -95,7 +96,7 @@ impl Options {
         Self::steered(planned, planned.steering)
     }
 
-    /// The same, as if the user had said this of the move.
+    /// Returns the options with this steering.
     pub(super) fn steered(planned: &Planned, steering: Steering) -> Self {
         let how = &planned.order.how;
         let (pattern, home_for) = match &planned.order.cause {
@@ -121,12 +122,12 @@ impl Options {
         }
     }
 
-    /// The same of a move that is not to go on.
+    /// Returns the options of a move that must not continue.
     pub(super) fn stopped(self) -> Self {
         Self { aborting: true, ..self }
     }
 
-    /// The move that the journal has open.
+    /// Combines the options with an open move of the journal.
     pub(super) fn planned(self, found: OpenMove) -> Planned {
         let how = MoveOptions {
             protocol: found.protocol,

@@ -1,4 +1,4 @@
-//! Which moves are not over, which of them may begin, and what became of those that are.
+//! Open moves, the choice of the next ones, and the results of ended ones.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -10,43 +10,43 @@ use switchyard_router::{MoveEnd, MoveProgress, MoveTotals, Steer};
 
 use crate::admin::{MoveReport, MoveState, Refused, conflict};
 
-/// How many moves that ended are remembered.
+/// Maximum number of ended moves in the history.
 const ENDED_MAX: usize = 100;
 
-/// A move that is not over.
+/// An open move.
 #[derive(Debug)]
 pub(super) struct Planned {
     pub(super) order: MoveOrder,
     pub(super) steering: Steering,
-    /// What it had done when that was last looked at, with the routers before this one.
+    /// Totals at the last save, including earlier routers.
     pub(super) so_far: MoveTotals,
-    /// In so many databases its keys were when some of them moved.
+    /// Number of databases that its keys were in.
     pub(super) databases: u32,
-    /// How many keys were lost with a side that was given up, at most, once that was decided.
+    /// Upper bound of the keys lost with an abandoned node, once decided.
     pub(super) lost: Option<u64>,
-    /// A mover has it.
+    /// Whether a mover runs.
     pub(super) begun: bool,
-    /// Where it stood when the router ended.
+    /// State in the journal when the previous router ended.
     pub(super) resume: Option<OpenMove>,
-    /// Keys that the open leg had away then.
+    /// Keys of the open leg that were at the target at that time.
     pub(super) left_at_start: u64,
     pub(super) progress: Option<MoveProgress>,
     pub(super) end: Option<MoveEnd>,
-    /// Why it could not be begun the last time.
+    /// Error of the last attempt to start it.
     pub(super) trouble: Option<String>,
 }
 
-/// What the user has said of a move since.
+/// Changes requested by operators since the order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Steering {
     pub(super) paused: bool,
-    /// It is to end.
+    /// The move must end.
     pub(super) aborting: bool,
-    /// Without this side, which is lost for good.
+    /// End without this node, which is permanently lost.
     pub(super) give_up: Option<Side>,
 }
 
-/// What a mover goes by, as far as it may change while it moves.
+/// Settings that a running mover accepts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Wanted {
     pub(super) steering: Steering,
@@ -55,7 +55,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// What a mover has to hear that knows `before`. What a user gave up, or aborted, stays so.
+    /// Returns the requests for a mover that knows `before`. Abandoning and aborting are irreversible.
     pub(super) fn since(self, before: Self) -> Vec<Steer> {
         let (new, old) = (self.steering, before.steering);
         let changes = [
@@ -70,23 +70,24 @@ impl Wanted {
 }
 
 impl Planned {
-    /// What its mover is to go by.
+    /// Settings that the mover should have.
     pub(super) fn wanted(&self) -> Wanted {
         Wanted { steering: self.steering, goal: self.order.how.goal, max_rate: self.order.how.max_rate }
     }
 
-    /// Whether a router before this one has moved some of it.
+    /// Whether an earlier router has moved some of its slots.
     pub(super) fn was_begun(&self) -> bool {
         self.resume.as_ref().is_some_and(|resume| !resume.handed_over.is_empty())
     }
 
-    /// What moves that are under way together have to agree about: those of a protocol as published share one tracker.
+    /// Returns the protocol that simultaneous moves must share, because moves by a published protocol share one
+    /// tracker.
     fn way(&self) -> Option<(Protocol, Paper)> {
         let how = &self.order.how;
         how.paper.map(|paper| (how.protocol, paper))
     }
 
-    /// A move that nobody has begun.
+    /// Creates an unstarted move.
     pub(super) fn new(order: MoveOrder) -> Self {
         Self {
             order,
@@ -107,29 +108,29 @@ impl Planned {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) open: BTreeMap<MoveId, Planned>,
-    /// Nodes reserved for the removal of keys. None of their moves begins before it has ended.
+    /// Nodes reserved for the removal of keys. None of their moves starts until the removal ends.
     pub(super) cleaning: BTreeSet<NodeId>,
-    /// Nodes that are ejected, and the slots that are to come back to them: other moves keep away from both.
+    /// Ejected nodes, and the slots that will return to them. Other moves avoid both.
     pub(super) ejected: BTreeMap<NodeId, Vec<Slot>>,
     pub(super) ended: VecDeque<MoveReport>,
-    /// How many have ended since the start: done, and stopped early.
+    /// Moves ended since the start: done, and stopped early.
     pub(super) done: u64,
     pub(super) stopped: u64,
 }
 
-/// What is to be done with moves now.
+/// Moves that need an action now.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Due {
-    /// Their movers have said that they are over.
+    /// Moves whose movers have ended.
     pub(super) ended: Vec<MoveId>,
-    /// Nobody wants them, and nothing of them is under way.
+    /// Aborted moves without an open leg.
     pub(super) unwanted: Vec<MoveId>,
-    /// They begin.
+    /// Moves to start.
     pub(super) next: Vec<MoveId>,
 }
 
 impl State {
-    /// How far moves are.
+    /// Stores the progress of moves.
     pub(super) fn note(&mut self, progress: Vec<MoveProgress>) {
         for told in progress {
             if let Some(planned) = self.open.get_mut(&told.id) {
@@ -138,7 +139,7 @@ impl State {
         }
     }
 
-    /// Whether a move is under way at a node, or goes on there as soon as it can.
+    /// Whether a move runs at a node, or has a leg there that must continue.
     pub(super) fn has_to_do_with(&self, node: NodeId) -> bool {
         let is_under_way = |planned: &Planned| {
             planned.begun && planned.end.is_none() || planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some())
@@ -146,8 +147,8 @@ impl State {
         self.open.values().any(|planned| is_under_way(planned) && planned.order.nodes().contains(&node))
     }
 
-    /// Reserves nodes for the removal of keys, if no others are reserved and none of `idle` takes part in a move.
-    /// Returns whether it did.
+    /// Reserves nodes for the removal of keys, if no others are reserved and no node of `idle` takes part in a move.
+    /// Returns whether it succeeded.
     pub(super) fn reserve(&mut self, nodes: BTreeSet<NodeId>, idle: impl IntoIterator<Item = NodeId>) -> bool {
         let is_free = self.cleaning.is_empty() && !idle.into_iter().any(|node| self.has_to_do_with(node));
         if is_free {
@@ -156,8 +157,9 @@ impl State {
         is_free
     }
 
-    /// What is to be done now, where a node may take part in so many moves at once. What begins counts as begun. A move
-    /// by a protocol as published begins only beside such as go the same way.
+    /// Returns the moves that need an action, with at most `per_node_max` simultaneous moves per node, and sets `begun`
+    /// for the next ones. A move by a published protocol starts only if all running ones have the same protocol and
+    /// options.
     pub(super) fn due(&mut self, per_node_max: usize) -> Due {
         let mut due = Due::default();
         let mut busy: BTreeMap<NodeId, usize> = BTreeMap::new();
@@ -176,7 +178,7 @@ impl State {
             if planned.begun {
                 continue;
             }
-            // A move of which a leg is open goes on whatever the bound says: clients wait for its keys.
+            // A move with an open leg ignores the bound, because clients wait for its keys.
             let must = planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some());
             if planned.steering.aborting && !must {
                 due.unwanted.push(*id);
@@ -186,7 +188,7 @@ impl State {
                 continue;
             }
             let free = planned.order.nodes().iter().all(|node| busy.get(node).copied().unwrap_or(0) < per_node_max);
-            // The same where clients wait for keys to come home: they would wait for an end that may be hours away.
+            // Moves that clients need for colocation ignore the bound: otherwise clients could wait for hours.
             let may = (free || planned.order.needed_keys().is_some()) && !planned.steering.paused;
             let agrees = planned.way().is_none_or(|own| way.is_none_or(|other| own == other));
             if must || may && agrees {
@@ -197,7 +199,7 @@ impl State {
                 planned.begun = true;
                 due.next.push(*id);
             } else if planned.was_begun() {
-                // Paused, as it was before a restart: what waited for it waits on.
+                // Paused before a restart: moves that waited for it must keep waiting.
                 for node in planned.order.nodes() {
                     *busy.entry(node).or_default() += 1;
                 }
@@ -206,7 +208,7 @@ impl State {
         due
     }
 
-    /// Puts a move among those that have ended.
+    /// Adds a move to the ended ones.
     pub(super) fn close(&mut self, id: MoveId, report: MoveReport) {
         self.open.remove(&id);
         match report.state {
@@ -219,7 +221,7 @@ impl State {
         }
     }
 
-    /// Why nothing can be done to a move that is not open.
+    /// Returns the error for a change of a move that is not open.
     pub(super) fn not_open(&self, id: MoveId) -> Refused {
         if self.ended.iter().any(|report| report.id == id.0) {
             return conflict(format!("move {} is over", id.0));
@@ -349,7 +351,7 @@ mod tests {
             "node 2 is busy"
         );
         assert_eq!(state.due(2).next, ids(&[2]));
-        // Paused in the middle, and the router was restarted since.
+        // Paused halfway, before the router restarted.
         let found = open_leg(order(0, 1)).resume.expect("an open leg");
         let found = OpenMove { leg: None, handed_over: vec![Slot::new(7).expect("a slot")], ..found };
         let halfway = Planned { steering: paused, resume: Some(found), ..Planned::new(order(0, 1)) };

@@ -1,4 +1,4 @@
-//! Moves as people and their tools see them: the report of the API, and metrics.
+//! Reports of moves: for the API, and as metrics.
 
 use switchyard_policy::migration::{Cause, Goal, Phase, Protocol};
 use switchyard_policy::topology::MoveId;
@@ -12,7 +12,7 @@ use super::queue::Planned;
 use crate::admin::{BigKeyReport, JournalReport, MoveReport, MoveState, MovesReport};
 use crate::metrics::Page;
 
-/// How far a move is: by keys once they are listed, else by slots.
+/// Progress in percent: by keys after listing, else by slots.
 fn percent(report: &MoveReport) -> f64 {
     let part = |done: u64, all: u64| if all == 0 { 0.0 } else { 100.0 * done.min(all) as f64 / all as f64 };
     let slots = part(report.slots_done, report.slots);
@@ -20,7 +20,6 @@ fn percent(report: &MoveReport) -> f64 {
 }
 
 impl Moves {
-    /// All moves, as they are now.
     pub(crate) fn report(&self) -> MovesReport {
         self.refresh();
         let state = self.state();
@@ -29,7 +28,7 @@ impl Moves {
         let ended = state.ended.iter().cloned().collect();
         drop(state);
         if let Some(trouble) = &journal.trouble {
-            // Whatever else a move does: it gets no further than to its next record.
+            // No move gets past its next record, regardless of its activity.
             moves.iter_mut().filter(|m| m.state == MoveState::Running).for_each(|m| m.doing.clone_from(trouble));
         }
         let journal = JournalReport {
@@ -149,7 +148,7 @@ impl Moves {
         report
     }
 
-    /// Puts what is to be said of moves into the metrics, beside what the router counts of them.
+    /// Adds metrics of moves, in addition to the router's counters.
     pub(crate) fn add_metrics(&self, page: &mut Page) {
         let report = self.report();
         let open = |state| report.moves.iter().filter(|m| m.state == state).count() as f64;

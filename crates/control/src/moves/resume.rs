@@ -1,4 +1,4 @@
-//! The start: what was under way when the router ended, before the router serves anybody.
+//! Restores moves at the start, before the router serves clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -23,8 +23,8 @@ use crate::running::Running;
 use crate::store::load_json;
 
 impl Moves {
-    /// Opens the journal. What legs have ended is in the slot map when this returns, and what is open is in transit:
-    /// the router must be started with that map, so that no worker serves a key of an open leg.
+    /// Opens the journal. On return the slot map contains the results of ended legs, and open legs are in transit. The
+    /// router must start with that map, so that no worker serves a key of an open leg.
     pub fn open(
         directory: &Path,
         placement: Arc<Placement>,
@@ -43,7 +43,7 @@ impl Moves {
         empty(&spool).with_context(|| format!("cannot empty {}", spool.display()))?;
         let mut options: BTreeMap<u64, Options> = load_json(&*store, OPTIONS)?;
         let ended: Vec<MoveReport> = load_json(&*store, ENDED)?;
-        // The process may have died between noting an end and taking the move off the record.
+        // The process may have died after storing the end and before removing the record.
         let has_ended =
             |id: &MoveId, open: &OpenMove| open.leg.is_none() && ended.iter().any(|report| report.id == id.0);
         let over: Vec<MoveId> =
@@ -77,7 +77,7 @@ impl Moves {
     }
 }
 
-/// Lists of keys of an earlier run are of no use.
+/// Key lists of an earlier run are useless.
 fn empty(directory: &Path) -> std::io::Result<()> {
     match std::fs::remove_dir_all(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
@@ -86,7 +86,7 @@ fn empty(directory: &Path) -> std::io::Result<()> {
     std::fs::DirBuilder::new().create(directory)
 }
 
-/// Makes the slot map say what the journal says.
+/// Makes the slot map agree with the journal.
 fn open_moves(
     placement: &Placement,
     replay: Replay,

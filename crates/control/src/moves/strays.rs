@@ -1,10 +1,10 @@
-//! Removes strays: keys at servers at which a twemproxy's list of servers does not look for them
+//! Removes misplaced keys: keys at servers where twemproxy's list of servers does not place them
 //! (`serve --strays remove`).
 //!
-//! Years of changed lists leave such keys. No command reads them, so they only take memory; but some were written at
-//! another time than the fleet's own, and somebody may want them. So they go only where that is asked for, once after a
-//! start. As [copies that moves have left](super::copies) they go a little at a time, by the thread `care`, while
-//! nothing moves. Not by the workers: they know no key that no client names.
+//! Changes of the list leave such keys over the years. No command reads them, so they only take memory; but their
+//! values may be older or newer than the fleet's, and an operator may need them. So they are removed only on request,
+//! once after a start. As [copies that moves have left](super::copies), the thread `care` removes them a little at a
+//! time, while no keys move. Workers cannot do this, because they only know keys that clients name.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -19,14 +19,14 @@ use super::Moves;
 use super::copies::{ProbeConnection, Reasons};
 use crate::processes::is_misplaced;
 
-/// Keys of a page, and pages read of a node at a time: 40,000 keys of a node in a second.
+/// SCAN `COUNT`, and pages read from a node at a time, up to 10,000 keys.
 const PAGE: &[u8] = b"500";
 const PAGES_AT_ONCE: usize = 20;
 
-/// The progress at each node.
+/// Progress at each node.
 #[derive(Debug)]
 pub(crate) struct Strays {
-    /// The database of the pool. Keys of others are not twemproxy's.
+    /// Database of the pool. Other databases do not belong to it.
     database: u32,
     nodes: BTreeMap<NodeId, Removal>,
     reasons: Reasons,
@@ -34,7 +34,7 @@ pub(crate) struct Strays {
 
 #[derive(Debug)]
 enum Removal {
-    /// Of this process, up to this cursor.
+    /// Scanning this server process, up to this cursor.
     Begun {
         run_id: String,
         cursor: Vec<u8>,
@@ -50,7 +50,7 @@ impl Strays {
 }
 
 impl Moves {
-    /// Removes some of the strays of each node that is not done yet.
+    /// Removes some misplaced keys of each node that is not done yet.
     pub(crate) fn remove_strays(&self, strays: &mut Strays) {
         let Some((status, access)) = self.running.with(|router| (router.status(), router.node_access())) else {
             return;
@@ -60,23 +60,24 @@ impl Moves {
             status.nodes.iter().filter(|node| node.link == Link::Up).map(|node| node.id).filter(is_left).collect();
         for node in up {
             let Some(turn) = self.turn_to_clean(node) else { continue };
-            // Not before: until then keys might arrive. While others move, keys on their way look like strays, and each
-            // node is read only once.
+            // Read the map only now, because keys might have arrived until the reservation. While others move, keys in
+            // transit look misplaced, and each node is scanned only once.
             let topology = self.placement.topology();
             let topology = topology.filter(|topology| {
                 !topology.placement().is_crc16() && topology.nodes().len() > 1 && topology.is_settled()
             });
             let (Some(topology), Some(access)) = (topology, access.get(&node)) else { continue };
             let left = self.left_at(node);
-            // The slots of what moves have left there are those of an earlier list: such a key would count as a stray,
-            // and may be the last copy.
+            // The slots that moves have left there are slots of an earlier list, so such a key would count as
+            // misplaced, and may be the last copy.
             if !left.is_empty() && topology.placement().continuum().is_some_and(|ring| ring.is_overlay()) {
                 continue;
             }
             let done = self.meet(access).and_then(|(mut asked, process)| {
                 let done = strays.go_on(&mut asked, (node, &process.run_id), &left, &topology);
                 if done.is_err() {
-                    // The node may still do it: nothing relies on this node before its end is confirmed.
+                    // The node may still execute the command. No other node relies on this one before the end of the
+                    // connection is confirmed.
                     self.running.with(|router: &Router| router.connection_broke(node, process));
                 }
                 done
@@ -90,8 +91,8 @@ impl Moves {
 }
 
 impl Strays {
-    /// `left`: slots of which the node may still have keys that moves took away. These are not strays, and somebody
-    /// else sees to them.
+    /// Continues the scan of a node. `left`: slots whose keys moves have left at the node. These keys are no misplaced
+    /// keys; `copies` removes them.
     fn go_on(
         &mut self,
         asked: &mut ProbeConnection<'_>,

@@ -1,5 +1,4 @@
-//! What is asked of a node before keys move to or from it: who else uses it, whether it is new enough, and whether it
-//! can promise what is asked.
+//! Checks of a node before keys move to or from it: other users, version, supported commands, and durability.
 
 use std::time::{Duration, Instant};
 
@@ -9,38 +8,38 @@ use switchyard_router::{NodeAccess, left_behind};
 
 use super::{Action, Answer, LOOKING, NodeConnection, direct_clients, redis_version, routers, settled_list};
 
-/// How long a node may take to answer, at least.
+/// Minimum timeout for a reply.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The oldest versions that moves work on.
+/// Oldest version that supports moves.
 pub(crate) const REDIS_MIN: (u32, u32) = (6, 2);
 
-/// A key that is at the node for no longer than one transaction.
+/// Test key, present at the node for at most one transaction.
 const TRIED: &str = "switchyard:temporary:tried";
 
-/// Larger than the number of any connection.
+/// Larger than any connection id.
 const NOBODY: &str = "9223372036854775807";
 
-/// What a node refuses, and what to do.
+/// Error text for a refused command, with a remedy.
 fn refuses(command: &str, error: &str) -> String {
     let is_for_want_of_a_right = error.starts_with("NOPERM") || error.to_ascii_lowercase().contains("unknown command");
     let advice = if is_for_want_of_a_right { ": let Switchyard's user run it there, under this name" } else { "" };
     format!("refuses {command}, which moves need ({error}){advice}")
 }
 
-/// Has the node do once what a move needs of it; `Err` with what it refuses.
+/// Executes each command that moves need once. Returns `Err` for the first one that the node refuses.
 fn refuses_keys(node: &mut NodeConnection, is_target: bool) -> Result<(), String> {
-    // Else another move that looks at the node just then would take this for a client. Where it is refused nothing is
-    // lost but that.
+    // The name prevents a concurrent move check from counting this connection as a client. Not essential, so an error
+    // is ignored.
     let _ = node.call(&["CLIENT", "SETNAME", LOOKING]);
-    // Without it nobody knows what a connection that broke may still do, and the move waits.
+    // Without CLIENT KILL, the effects of a broken connection remain unknown, and the move would wait.
     let killed = node.call(&["CLIENT", "KILL", "ID", NOBODY]).map_err(|error| format!("does not answer: {error}"))?;
     if let Some(error) = killed.error().filter(|error| !error.starts_with("ERR No such")) {
         return Err(refuses("CLIENT KILL", &error));
     }
     let key = TRIED.as_bytes();
     if !is_target {
-        // It may be full: nothing is stored there, and nothing is asked in a transaction, which is refused then.
+        // A source may be full, so nothing is stored there, and no transaction is used: a full node refuses that.
         for args in [&[&b"DUMP"[..], key][..], &[b"UNLINK", key], &[b"TIME"], &[b"SCAN", b"0", b"COUNT", b"1"]] {
             let answer = node.call(args).map_err(|error| format!("does not answer: {error}"))?;
             if let Some(error) = answer.error() {
@@ -68,18 +67,18 @@ fn refuses_keys(node: &mut NodeConnection, is_target: bool) -> Result<(), String
     Ok(())
 }
 
-/// How long connections of an earlier run may take to go: workers end them when they meet a node.
+/// Time for connections of an earlier run to disappear: workers end them when they connect to a node.
 const GONE: Duration = Duration::from_secs(3);
 
-/// By what this router is told from others in the names of connections.
+/// Identifies this router in the names of connections.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Own {
     pub(crate) site: String,
     pub(crate) run: String,
 }
 
-/// Checks a node, and gives the run id of its process. It may take `patience` for each answer. `durability`: what it
-/// must be able to promise, if it is a target.
+/// Checks a node, and returns its `run_id`. `patience`: timeout per reply. `durability`: the guarantee that a target
+/// must support.
 pub(crate) fn check_node(
     access: &NodeAccess,
     patience: Duration,
@@ -95,7 +94,8 @@ pub(crate) fn check_node(
     if version.is_some_and(|version| version < REDIS_MIN) {
         return Err(format!("node {name} is too old for moves: they need Redis 6.2 or later, or Valkey"));
     }
-    // Even one that owns all slots refuses commands on keys of several, and a move removes and stores many at once.
+    // In cluster mode even a node with all slots refuses commands on keys of several slots, and a move handles many
+    // keys at once.
     if ask(&["INFO", "cluster"])?.text().lines().any(|line| line.trim() == "cluster_enabled:1") {
         return Err(format!(
             "node {name} runs in cluster mode, where commands on keys of several slots are refused: set cluster-enabled no there"
@@ -150,7 +150,8 @@ pub(crate) fn check_node(
         if left_behind(&list, &own.site, &own.run).is_empty() {
             break list;
         }
-        // Two with one slot map each: what one moves, the other looks for where it was. No flag makes that right.
+        // Two routers with separate copies of one slot map: each would miss the keys that the other moves. No flag
+        // permits that.
         if Instant::now() >= until {
             return Err(format!(
                 "node {name} is used by another router with the same state directory, or a copy of it: it would not find keys that move. Stop it first; a router \

@@ -1,4 +1,4 @@
-//! Who uses a node past the router: clients that would not notice when a key moves.
+//! Detects clients that use a node directly, and so would not notice that a key has moved.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use switchyard_resp::command::{CommandTable, Flags, Handling};
 
-/// How connections of routers are named, before what names their state directory.
+/// Prefix of the names of routers' connections, before the identifier of the state directory.
 const ROUTER: &str = "switchyard-";
 
-/// How connections are named that look at a node, and try what it takes, for a moment.
+/// Name of short-lived connections that check a node.
 pub const LOOKING: &str = "switchyard-doctor";
 
-/// How others of ours are named, that only look.
+/// Names of our other read-only connections.
 const OTHERS: [&str; 2] = [LOOKING, "switchyard-standby"];
 
-/// Last commands of monitoring programs and of `redis-cli` before its first command, with all subcommands. A client of
-/// a moment ago may have used keys, but a program that monitors repeats these, so only these do not forbid a removal.
+/// Last commands of monitoring programs and of `redis-cli` before its first command, with all subcommands. A client may
+/// have used keys a moment ago, but a monitoring program repeats these commands, so only these do not forbid a removal.
 const MONITORING: [&str; 11] = [
     "info",
     "config",
@@ -32,7 +32,7 @@ const MONITORING: [&str; 11] = [
     "client|getname",
 ];
 
-/// Further last commands that do not forbid a move: health checks, handshakes of replicas and commands of operators.
+/// Further last commands that do not forbid a move: health checks, replica handshakes, and administration.
 const ONLOOKING: [&str; 23] = [
     "",
     "null",
@@ -62,34 +62,34 @@ const ONLOOKING: [&str; 23] = [
 /// Prefix of the names of Sentinel's connections.
 const SENTINEL: &str = "sentinel-";
 
-/// Repetitions of CLIENT LIST while a client may be in its handshake, or about to end.
+/// Repetitions of CLIENT LIST while a client may be in its handshake, or about to disconnect.
 const REPETITIONS: usize = 3;
 
 /// Pause before each repetition. A handshake takes a few round trips.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// An action that is wrong while other clients use a node.
+/// An action that other clients of the node forbid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// A move of keys. Clients that do not use keys are no obstacle.
+    /// A move of keys. Clients that do not use keys are ignored.
     Move,
-    /// The removal of keys that seem unused, or the stop of a server. Every client is an obstacle, unless all signs are
-    /// of monitoring.
+    /// The removal of keys that seem unused, or the stop of a server. Every client forbids it, unless all signs
+    /// indicate monitoring.
     Removal,
 }
 
-/// A client of a node that is not this router's.
+/// A client of a node that does not belong to this router.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirectClient {
-    /// Where it comes from.
+    /// Remote address.
     pub address: String,
-    /// What it calls itself.
+    /// Connection name.
     pub name: String,
-    /// As whom it has logged in.
+    /// User name.
     pub user: String,
-    /// Its last command.
+    /// Last command.
     pub command: String,
-    /// That may write.
+    /// Whether that command may write.
     pub writes: bool,
 }
 
@@ -106,18 +106,18 @@ impl fmt::Display for DirectClient {
     }
 }
 
-/// Returns the clients in a reply to CLIENT LIST that forbid an action. Replicas and routers are not among them:
-/// [`routers`] finds the latter.
+/// Returns the clients in a reply to CLIENT LIST that forbid an action. Excludes replicas and routers; [`routers`]
+/// finds the latter.
 pub fn direct_clients(list: &str, action: Action) -> Vec<DirectClient> {
     let table = CommandTable::builtin();
     list.lines().filter_map(|line| direct_client(&table, line, action)).map(|(client, _)| client).collect()
 }
 
-/// Returns a reply to CLIENT LIST in which no client is in its handshake or about to end, as far as a few repetitions
-/// show. Connections of this router itself have no name yet in their handshake.
+/// Repeats CLIENT LIST until no client seems to be in its handshake or about to disconnect, within a few repetitions.
+/// This router's own connections have no name yet during their handshake.
 ///
 /// # Errors
-/// Those of `list`, which requests the reply.
+/// Errors of `list`, which requests the reply.
 pub(crate) fn settled_list<E>(action: Action, mut list: impl FnMut() -> Result<String, E>) -> Result<String, E> {
     let table = CommandTable::builtin();
     let mut found = list()?;
@@ -136,18 +136,18 @@ pub(crate) fn settled_list<E>(action: Action, mut list: impl FnMut() -> Result<S
     Ok(found)
 }
 
-/// Returns the client of a line of CLIENT LIST if it forbids an action, and whether its last command is one on keys.
+/// Returns the client of a line of CLIENT LIST if it forbids an action, and whether its last command uses keys.
 fn direct_client(table: &CommandTable, line: &str, action: Action) -> Option<(DirectClient, bool)> {
     let field =
         |name: &str| line.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('=')).unwrap_or_default();
-    // Replicas, the primary, and those in MONITOR.
+    // Replicas, the primary, and MONITOR.
     let other_role = field("flags").contains(['S', 'M', 'O']);
     let name = field("name");
     if line.trim().is_empty() || site_of(name).is_some() || OTHERS.contains(&name) || other_role {
         return None;
     }
     let command = field("cmd").to_ascii_lowercase();
-    // An unknown command is one of a module: it may well write.
+    // An unknown command belongs to a module and may write.
     let known = table.by_name(&command);
     let uses_keys = match known {
         Some(known) => matches!(known.handling, Handling::Keyed | Handling::Split(_)) || known.flags.has(Flags::WRITE),
@@ -156,7 +156,7 @@ fn direct_client(table: &CommandTable, line: &str, action: Action) -> Option<(Di
     let is_in = |list: &[&str]| {
         list.iter().any(|name| command.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('|')))
     };
-    // In a transaction, blocked, subscribed or tracking keys: the last command does not show the use.
+    // In a transaction, blocked, subscribed or tracking keys: here the last command does not reveal the use.
     let is_engaged = field("flags").contains(['x', 'b', 'P', 't', 'd']);
     let is_onlooker = match action {
         _ if name.starts_with(SENTINEL) => !uses_keys,
@@ -174,21 +174,21 @@ fn direct_client(table: &CommandTable, line: &str, action: Action) -> Option<(Di
     (!is_onlooker).then(|| (client(), uses_keys))
 }
 
-/// The routers in the reply to CLIENT LIST, each by what names its state directory there.
+/// Routers in a reply to CLIENT LIST, identified by their state directories.
 pub fn routers(list: &str) -> BTreeSet<String> {
     let names = list.lines().filter_map(|line| line.split(' ').find_map(|word| word.strip_prefix("name=")));
     names.filter_map(site_of).map(str::to_owned).collect()
 }
 
-/// What names the state directory of the router whose connection has this name.
+/// Identifier of the state directory in a router's connection name.
 fn site_of(name: &str) -> Option<&str> {
     let mut parts = name.strip_prefix(ROUTER)?.split('-');
     let site = parts.next()?;
-    // The run follows, and whose connection it is.
+    // The run and the owner of the connection follow.
     (site.len() == 8 && site.bytes().all(|byte| byte.is_ascii_hexdigit()) && parts.count() >= 3).then_some(site)
 }
 
-/// Major and minor version of Redis that a node is, or is compatible with, from INFO.
+/// Major and minor version of Redis from INFO, or the compatible one.
 pub fn redis_version(info: &str) -> Option<(u32, u32)> {
     let text = info.lines().find_map(|line| line.trim().strip_prefix("redis_version:"))?;
     let mut parts = text.split('.').map(|part| part.parse().ok());

@@ -1,6 +1,6 @@
-//! One question after another to one node, waiting for each answer: for what is done rarely and beside the data plane.
+//! A blocking connection to a node, with one command at a time, for rare operations outside the data plane.
 //!
-//! Not the router's own connections: those belong to its workers, and a doctor must also work where no router runs.
+//! Not the router's own connections: those belong to its workers, and the doctor must also work without a router.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,17 +11,17 @@ use switchyard_resp::reply::{ReplyScan, ReplyScanner};
 use switchyard_resp::{encode, reply};
 use switchyard_router::{NodeAccess, NodeTls, node_failure};
 
-/// Largest reply that is taken: a dump of all functions may be large, and nothing else is.
+/// Maximum size of a reply. Only a dump of all functions may be large.
 const REPLY_MAX: usize = 256 << 20;
 
-/// A socket, in clear or not.
+/// A socket, encrypted or not.
 trait Stream: Read + Write + Send {}
 impl<S: Read + Write + Send> Stream for S {}
 
 /// An authenticated connection to a node.
 pub struct NodeConnection {
     stream: Box<dyn Stream>,
-    /// The same socket, to set how long it waits.
+    /// Handle of the stream's socket, for setting its timeouts.
     tcp: TcpStream,
     input: Vec<u8>,
     answer_max: usize,
@@ -31,34 +31,34 @@ pub struct NodeConnection {
 pub struct Answer(pub Vec<u8>);
 
 impl Answer {
-    /// The text of an error, fit for logs and reports.
+    /// Error message, suitable for logs and reports.
     pub fn error(&self) -> Option<String> {
         reply::is_error(&self.0).then(|| reply::redacted_error(&self.0))
     }
 
-    /// A string, or the words of a simple reply.
+    /// Text of a string or a simple reply.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(reply::text(&self.0).unwrap_or_default()).into_owned()
     }
 
-    /// The elements of an array.
+    /// Elements of an array.
     pub fn items(&self) -> Vec<Answer> {
         reply::elements(&self.0).map(|e| Answer(e.to_vec())).collect()
     }
 
-    /// Whether it is nothing.
+    /// Whether the reply is null.
     pub fn is_null(&self) -> bool {
         reply::is_null(&self.0)
     }
 
-    /// The same as [`Answer::text`], as it came.
+    /// Content as in [`Answer::text`], as bytes.
     pub fn bytes(&self) -> &[u8] {
         reply::text(&self.0).unwrap_or_default()
     }
 }
 
-/// An error of the socket in words, with the remedy for a failure of TLS: the system calls a time that has run out a
-/// resource that is missing.
+/// Rewords a socket error: names the timeout, which the system calls a temporarily unavailable resource, and adds the
+/// remedy for a TLS failure.
 fn silence(tcp: &TcpStream, error: io::Error) -> io::Error {
     let patience = tcp.read_timeout().ok().flatten();
     match (error.kind(), patience, tls_failure(&error)) {
@@ -70,12 +70,12 @@ fn silence(tcp: &TcpStream, error: io::Error) -> io::Error {
     }
 }
 
-/// A failure of TLS within an error of the socket, with the remedy.
+/// Describes a TLS failure within a socket error, with the remedy.
 pub(crate) fn tls_failure(error: &io::Error) -> Option<String> {
     error.get_ref().and_then(|inner| inner.downcast_ref()).map(node_failure)
 }
 
-/// A server that does not speak TLS reads what we say as a command that is not finished, and is silent.
+/// A server without TLS reads the handshake as an unfinished command and never replies.
 fn handshake(tls: &NodeTls, address: SocketAddr, mut tcp: TcpStream) -> Result<impl Stream + use<>, String> {
     let mut session = rustls::ClientConnection::new(Arc::clone(&tls.config), tls.name_at(address))
         .map_err(|e| format!("TLS: {e}"))?;
@@ -92,7 +92,7 @@ fn handshake(tls: &NodeTls, address: SocketAddr, mut tcp: TcpStream) -> Result<i
 }
 
 impl NodeConnection {
-    /// Connects and authenticates as the router does.
+    /// Connects and authenticates like the router.
     pub fn open(access: &NodeAccess, timeout: Duration) -> Result<Self, String> {
         let Some(address) = access.address else {
             let why = access.unresolved.as_ref().map(|why| format!("cannot be reached: {why}"));
@@ -125,13 +125,13 @@ impl NodeConnection {
         }
     }
 
-    /// Takes no larger answers than this: for whoever asks servers that may be anything.
+    /// Limits the size of replies, in bytes, for servers of unknown kind.
     pub fn with_answers_up_to(mut self, bytes: usize) -> Self {
         self.answer_max = bytes;
         self
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a command, and waits for the reply.
     pub fn call<A: AsRef<[u8]>>(&mut self, args: &[A]) -> io::Result<Answer> {
         let mut request = Vec::new();
         encode::command(&mut request, args.iter().map(AsRef::as_ref));
@@ -155,8 +155,8 @@ impl NodeConnection {
         }
     }
 
-    /// Passes on what MONITOR shows, line by line, until then. False where it ended early: after so many bytes, or by
-    /// the node. Lines longer than `line_max` are left out. The connection is of no other use after that.
+    /// Passes each line of MONITOR to `each` until the given time. Returns false if it ended earlier: after `bytes_max`
+    /// bytes, or by the node. Skips lines longer than `line_max`. The connection is unusable afterwards.
     pub fn monitor(
         &mut self,
         until: Instant,
@@ -191,7 +191,7 @@ impl NodeConnection {
             if left.is_zero() || read >= bytes_max {
                 return Ok(left.is_zero());
             }
-            // 0 would be for ever.
+            // 0 would mean no timeout.
             self.tcp.set_read_timeout(Some(left.max(Duration::from_millis(1)))).map_err(|error| error.to_string())?;
             match self.stream.read(&mut buffer) {
                 Ok(0) => return Ok(false),

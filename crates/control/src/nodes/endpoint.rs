@@ -1,28 +1,28 @@
-//! Addresses as people write them: `127.0.0.1:7001`, `redis-a`, `[::1]:6380`.
+//! Addresses in the notation of configurations: `127.0.0.1:7001`, `redis-a`, `[::1]:6380`.
 //!
-//! The text is kept beside what it resolves to, because the text is the name of a node: in errors, in metrics and in
-//! the slot map. A name that resolves elsewhere tomorrow is still the same node.
+//! The text is stored along with the resolved address, because it is the name of the node: in errors, in metrics and in
+//! the slot map. The node keeps its identity if the name resolves to another address later.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
-/// A host and a port, not yet resolved.
+/// A host and a port, not resolved.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Endpoint {
     host: String,
     port: u16,
 }
 
-/// What an address may look like; the tail of every error about one.
+/// Description of valid addresses, which ends every error about an address.
 pub const ENDPOINT_FORM: &str = "an address HOST:PORT, such as \"127.0.0.1:7001\", \"redis-a:6379\" or \"[::1]:6379\"";
 
 impl Endpoint {
-    /// The endpoint of a host and a port that are known to be right.
+    /// Creates an endpoint of a valid host and port.
     pub fn new(host: &str, port: u16) -> Self {
         Self { host: host.to_owned(), port }
     }
 
-    /// Reads an address. Without a port it is `default_port`, where there is one.
+    /// Parses an address. `default_port` applies if the text contains no port.
     pub fn parse(text: &str, default_port: Option<u16>) -> Result<Self, String> {
         let expected = |why: &str| Err(format!("{why}; expected {ENDPOINT_FORM}"));
         let text = text.trim();
@@ -37,7 +37,7 @@ impl Endpoint {
         }
         let (host, port) = match text.parse::<IpAddr>() {
             Ok(IpAddr::V6(_)) => match text.rsplit_once(':') {
-                // `::1:7003` is an address of its own, and nobody means that.
+                // `::1:7003` is a valid address without a port, but certainly a mistake.
                 Some((host, port)) if host.parse::<IpAddr>().is_ok() && port.parse::<u16>().is_ok() => {
                     let other = default_port.unwrap_or(6379);
                     return Err(format!(
@@ -56,7 +56,7 @@ impl Endpoint {
                 Some(port) => port,
                 None => return expected("the port is missing"),
             },
-            // `parse` alone would take `+1`.
+            // `parse` alone would accept `+1`.
             Some(port) => match port.parse::<u16>() {
                 Ok(number) if port.bytes().all(|b| b.is_ascii_digit()) => number,
                 _ => return expected("the port is not a number from 0 to 65535"),
@@ -77,23 +77,23 @@ impl Endpoint {
         Ok(Self { host: host.to_ascii_lowercase(), port })
     }
 
-    /// The host as written.
+    /// Host as written.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// Whether the host is a name, whose address may change.
+    /// Whether the host is a name, so that its address may change.
     pub fn is_name(&self) -> bool {
         self.host != "*" && self.host.parse::<IpAddr>().is_err()
     }
 
-    /// Its host and its port.
+    /// Host and port.
     pub fn parts(&self) -> (String, u16) {
         (self.host.clone(), self.port)
     }
 
-    /// Where somebody on the same machine reaches what listens here: an address that means "every address" is no place
-    /// to connect to.
+    /// Endpoint for connecting to this listener from the same machine: replaces a wildcard address by the loopback
+    /// address.
     pub fn reachable(&self) -> Self {
         let host = match self.host.as_str() {
             "*" | "0.0.0.0" => "127.0.0.1",
@@ -103,8 +103,8 @@ impl Endpoint {
         Self::new(host, self.port)
     }
 
-    /// Looks the name up now. Of several addresses the first IPv4 one is taken: servers that listen on one family only
-    /// listen on that.
+    /// Resolves the name. Prefers the first IPv4 address, because servers that listen on a single family mostly listen
+    /// on IPv4.
     pub fn resolve(&self) -> Result<SocketAddr, String> {
         let host = if self.host == "*" { "0.0.0.0" } else { &self.host };
         let found: Vec<SocketAddr> = (host, self.port)

@@ -1,17 +1,18 @@
-//! What a server must be to be a node, whatever it holds: asked when one joins, and of all of them at a first start.
+//! Requirements for a server to be a node, regardless of its keys. Checked when a server joins, and for all nodes at a
+//! first start.
 
 use super::check::REDIS_MIN;
 use super::{Answer, redis_version};
 
-/// Whether the answer to `SWITCHYARD STATUS` is a router's: no server knows the command, and one that says yes to
-/// everything is none. `INFO` of a router is made of that of its nodes, so it does not tell them apart.
+/// Whether a reply to `SWITCHYARD STATUS` is a router's. Servers do not know the command, and a server that accepts any
+/// command is no router either. `INFO` cannot decide, because a router composes it from its nodes' INFO.
 pub(crate) fn is_router(marker: &Answer) -> bool {
     let is_status = || marker.items().first().is_some_and(|name| name.text() == "epoch");
     marker.error().map_or_else(is_status, |error| error.starts_with("NOPERM"))
 }
 
-/// Whether a server of this version may be unable to read values that one of the other has written. Both as a router
-/// has them, such as `valkey 8.1.0`.
+/// Whether a server of this version may be unable to read values written by the other. Versions have the router's form,
+/// such as `valkey 8.1.0`.
 pub(crate) fn is_older(version: &str, than: &str) -> bool {
     let numbers = |text: &str| -> Option<(bool, (u32, u32))> {
         let (flavour, version) = text.split_once(' ')?;
@@ -23,13 +24,13 @@ pub(crate) fn is_older(version: &str, than: &str) -> bool {
     };
     match (is_valkey, other_is_valkey) {
         (true, true) | (false, false) => own < other,
-        // All Valkey writes what Redis 7.2 does, or more.
+        // Every Valkey version writes the format of Redis 7.2 or a later one.
         (false, true) => own < (7, 2),
         (true, false) => other > (7, 2),
     }
 }
 
-/// Why a server that says this of itself (`INFO`) cannot be a node.
+/// Reason, from `INFO`, why a server cannot be a node.
 pub(crate) fn unfit(name: &str, info: &str, is_router: bool) -> Option<String> {
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
     if is_router {

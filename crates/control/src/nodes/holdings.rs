@@ -1,8 +1,8 @@
-//! What keys the nodes hold: asked before a first start makes a slot map, before a stored map is believed, and by
-//! whoever makes a map anew.
+//! Keys of the nodes: examined before a first start makes a slot map, before a stored map is trusted, and by the
+//! commands that recreate a map.
 //!
-//! `switchyard serve` and `switchyard doctor` come here with the same question and get the same answer. What follows
-//! from counts and samples is decided by `policy::topology`.
+//! `switchyard serve` and `switchyard doctor` share this code, so they always agree. `policy::topology` draws the
+//! conclusions from counts and samples.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -20,51 +20,51 @@ use super::connection::{Answer, NodeConnection};
 use super::fit::{is_router, unfit};
 use super::{NodeAddress, Server, servers};
 
-/// Answers to the first questions are short: a server that sends more is none.
+/// Maximum size of the first replies, in bytes. A server that sends more is no Redis server.
 pub const ANSWER_MAX: usize = 1 << 20;
 
-/// The same of a list of clients: some ten thousand of them.
+/// Maximum size of a client list, in bytes: some ten thousand clients.
 const LIST_MAX: usize = 16 << 20;
 
-/// Keys of each database that are looked at before a stored map is believed.
+/// Keys of each database in the sample before a stored map is trusted.
 pub const SAMPLE: u64 = 1000;
 
-/// Pages that are read for them, where most are empty.
+/// Maximum number of SCAN pages for a sample, if most pages are empty.
 const SAMPLE_PAGES: u32 = 50;
 
-/// How long a node may take for a page of names, at least: it may have much else to do.
+/// Minimum timeout for a page of names, because the node may be busy.
 const PAGE_PATIENCE: Duration = Duration::from_secs(30);
 
-/// How often it is told how far a long look has come.
+/// Interval between progress reports of a long search.
 const TELL: Duration = Duration::from_secs(5);
 
-/// How a first start goes.
+/// Result of the checks of a first start.
 #[derive(Debug)]
 pub enum FirstStart {
-    /// By a map every key is found.
+    /// A map that finds every key.
     Place {
         /// The map.
         topology: Topology,
-        /// The node that has all keys of several nodes, and how many.
+        /// The node that has all keys of several nodes, and their number.
         owner: Option<(String, u64)>,
     },
-    /// There is no map that may be chosen without being told; the text says why, and which ways there are.
+    /// No map can be chosen automatically. The text contains the reason and the remedies.
     Refused(String),
-    /// A node could not be looked at; the text says which and why.
+    /// A node could not be examined. The text names it and the reason.
     Unknown(String),
 }
 
-/// The primaries of these nodes, as they are now.
+/// Returns the current primaries of these nodes.
 pub fn primaries(nodes: &[NodeAddress]) -> Vec<NodeAccess> {
     let one = |node: &NodeAddress| {
-        // There is nothing to find out where there is one server.
+        // A single server needs no query.
         let first = if node.has_replicas() { servers(node).into_iter().next() } else { None };
         first.map_or_else(|| node.access(), |server: Server| server.access)
     };
     at_once(nodes, one)
 }
 
-/// Asks all of them at the same time.
+/// Applies a function to all items in parallel, on one thread each.
 pub fn at_once<T: Sync, R: Send>(items: &[T], ask: impl Fn(&T) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let asked: Vec<_> = items.iter().map(|item| scope.spawn(|| ask(item))).collect();
@@ -72,8 +72,8 @@ pub fn at_once<T: Sync, R: Send>(items: &[T], ask: impl Fn(&T) -> R + Sync) -> V
     })
 }
 
-/// A node that a router of another state directory than `own` uses. Nodes that do not answer, or do not tell who their
-/// clients are, are left out.
+/// Returns a node that is used by a router of another state directory than `own`. Ignores nodes that do not reply, or
+/// refuse CLIENT LIST.
 pub fn served_by_another<'a>(nodes: &'a [NodeAccess], own: Option<&str>, patience: Duration) -> Option<&'a NodeAccess> {
     let is_served = |node: &NodeAccess| {
         let connection =
@@ -85,8 +85,7 @@ pub fn served_by_another<'a>(nodes: &'a [NodeAccess], own: Option<&str>, patienc
     nodes.iter().zip(served).find_map(|(node, served)| served.then_some(node))
 }
 
-/// Looks at what the nodes hold, and says which map a first start may begin with. `tell` hears how far a long look has
-/// come.
+/// Examines the nodes' keys, and returns the map for a first start. `tell` receives progress reports.
 pub fn first_start(
     nodes: &[NodeAccess],
     patience: Duration,
@@ -128,7 +127,7 @@ pub fn first_start(
     })
 }
 
-/// Why nodes cannot be a fleet, by those that answer, whatever the map.
+/// Reason, from the replies of the reachable nodes, why these nodes cannot be a fleet under any map.
 pub fn unfit_for_a_map(nodes: &[NodeAccess], patience: Duration) -> Option<String> {
     let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
     let looks = at_once(nodes, |node| look(node, &names, patience).ok());
@@ -139,7 +138,7 @@ pub fn unfit_for_a_map(nodes: &[NodeAccess], patience: Duration) -> Option<Strin
         .or_else(|| one_server_twice(answering().map(|(node, look)| (node.name.as_str(), look.run_id.as_str()))))
 }
 
-/// Why nodes, each with the run id of its process, cannot be a fleet, where two are one.
+/// Error if two of these nodes, each with its `run_id`, are the same server.
 pub fn one_server_twice<'a>(nodes: impl Iterator<Item = (&'a str, &'a str)>) -> Option<String> {
     let mut met = BTreeMap::new();
     for (name, run_id) in nodes.filter(|(_, run_id)| !run_id.is_empty()) {
@@ -152,16 +151,16 @@ pub fn one_server_twice<'a>(nodes: impl Iterator<Item = (&'a str, &'a str)>) -> 
     None
 }
 
-/// Nodes that had keys of a fleet to which this one belongs, and that nobody has listed.
+/// Unlisted nodes that had keys of the same fleet.
 #[derive(Debug)]
 pub struct Others {
-    /// The mark that says so.
+    /// User that holds the ownership record.
     user: String,
     names: Vec<String>,
 }
 
 impl Others {
-    /// What is wrong at the node of this name.
+    /// Describes the problem at the node of this name.
     pub fn describe(&self, node: &str) -> String {
         format!(
             "node {node} belongs to a fleet that has keys at other nodes, too: {}. Clients would read nil for these",
@@ -169,7 +168,7 @@ impl Others {
         )
     }
 
-    /// What to do where the others belong to it no more.
+    /// Remedy if the other nodes no longer belong to the fleet.
     pub fn way_out(&self) -> String {
         format!(
             "or, if those nodes belong to it no more, remove what says so, at each node that is listed: `redis-cli ACL DELUSER {}`",
@@ -178,8 +177,8 @@ impl Others {
     }
 }
 
-/// Nodes that had keys of the same fleet, by the marks that routers have left at this one
-/// ([`switchyard_policy::seat`]). Where it does not show them, nothing is known.
+/// Finds unlisted nodes that had keys of the same fleet, by the ownership records that routers have left at this node
+/// ([`switchyard_policy::seat`]). Returns `None` if the node does not show its records.
 pub fn others(node: &mut NodeConnection, listed: &[&str]) -> Result<Option<Others>, String> {
     let mut ask = |args: &[&str]| node.call(args).map_err(|error| format!("does not answer ACL: {error}"));
     let users = ask(&["ACL", "USERS"])?;
@@ -193,22 +192,22 @@ pub fn others(node: &mut NodeConnection, listed: &[&str]) -> Result<Option<Other
     Ok(None)
 }
 
-/// Whether any router has left its mark at a node, as far as it shows that.
+/// Whether any router has left an ownership record at a node, as far as the node shows it.
 fn is_marked(node: &mut NodeConnection) -> Result<bool, String> {
     let users = node.call(&["ACL", "USERS"]).map_err(|error| format!("does not answer ACL: {error}"))?;
     Ok(users.items().iter().any(|user| site_of_mark(&user.text()).is_some()))
 }
 
-/// What a first start must know of a node.
+/// State of a node before a first start.
 #[derive(Debug)]
 struct Holding {
     run_id: String,
-    /// Of all databases, as the node counts them.
+    /// Keys of all databases, as counted by the node.
     keys: u64,
     others: Option<Others>,
-    /// A router has served it.
+    /// Whether a router has served the node.
     is_marked: bool,
-    /// Why it cannot be a node, whatever it holds.
+    /// Reason why it cannot be a node, regardless of its keys.
     unfit: Option<String>,
 }
 
@@ -232,7 +231,7 @@ fn look(access: &NodeAccess, listed: &[&str], patience: Duration) -> Result<Hold
     Ok(Holding { run_id, keys, others, is_marked, unfit })
 }
 
-/// The databases that have keys, and how many, from INFO.
+/// Parses the databases with keys, and their number of keys, from INFO.
 pub fn databases(info: &str) -> impl Iterator<Item = (u32, u64)> {
     info.lines().filter_map(|line| {
         let (name, fields) = line.trim().strip_prefix("db")?.split_once(':')?;
@@ -241,8 +240,8 @@ pub fn databases(info: &str) -> impl Iterator<Item = (u32, u64)> {
     })
 }
 
-/// Gives `visit` the names of all keys of all databases, or of so many of each. SCAN may show a key twice. What the
-/// router makes for itself is left out.
+/// Visits the names of all keys of all databases, or of `at_most` keys per database. SCAN may return a key twice. Skips
+/// the router's own temporary keys.
 pub fn each_key(
     node: &mut NodeConnection,
     at_most: Option<u64>,
@@ -278,10 +277,10 @@ pub fn each_key(
     Ok(())
 }
 
-/// Which of these names any database of a node has.
+/// Returns which of these keys exist in any database of a node.
 ///
 /// # Errors
-/// If it does not answer.
+/// If the node does not reply.
 pub fn has_each(node: &mut NodeConnection, names: &[&[u8]]) -> anyhow::Result<Vec<bool>> {
     let mut has = vec![false; names.len()];
     let info = node.call(&["INFO", "keyspace"])?.text();
@@ -294,14 +293,14 @@ pub fn has_each(node: &mut NodeConnection, names: &[&[u8]]) -> anyhow::Result<Ve
     Ok(has)
 }
 
-/// A key that is elsewhere than a map looks for it. Its name is nobody's business.
+/// A key at a node where the map does not place it. Its name must not be disclosed.
 struct Elsewhere {
     node: String,
     slot: u16,
     owner: String,
 }
 
-/// Looks at every key of every node until one is elsewhere than the map looks.
+/// Searches all keys of all nodes for a key that is not where the map places it.
 fn find_elsewhere(
     topology: &Topology,
     nodes: &[NodeAccess],
@@ -353,8 +352,8 @@ fn find_elsewhere(
     trouble.map_or(Ok(None), Err)
 }
 
-/// Says why no map may be chosen, and the ways out. `was_served`: nodes were a fleet already, all of whose keys are
-/// wanted.
+/// Explains why no map can be chosen, with the remedies. `was_served`: the nodes already were a fleet, and all their
+/// keys are needed.
 fn refusal(counts: &[(String, u64)], found: &Elsewhere, was_served: bool) -> String {
     let having: Vec<String> = counts
         .iter()
@@ -383,19 +382,19 @@ fn refusal(counts: &[(String, u64)], found: &Elsewhere, was_served: bool) -> Str
     )
 }
 
-/// What a look at some keys of a node says of a map.
+/// Result of sampling a node.
 #[derive(Debug)]
 pub struct Sampled {
-    /// The process.
+    /// `run_id` of the process.
     pub run_id: String,
-    /// Whether it keeps a mark of the state directory; `None`: it does not say.
+    /// Whether the node has an ownership record of the state directory. `None` if it does not show that.
     pub is_marked: Option<bool>,
-    /// Whether the process is known is for whoever asks to say.
+    /// Counts of the sample. The caller decides whether the process is known.
     pub sample: Sample,
 }
 
-/// Looks at so many keys of a node, or at all, and at the mark of a site. `is_elsewhere`: whether the map looks
-/// elsewhere for a key.
+/// Samples up to `at_most` keys of a node, or all, and reads the ownership record of `site`. `is_elsewhere` returns
+/// whether the map places a key elsewhere.
 pub fn sample(
     access: &NodeAccess,
     patience: Duration,

@@ -1,4 +1,4 @@
-//! The libraries of functions that a node has.
+//! Function libraries of a node.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,16 @@ use switchyard_router::is_checked_library;
 
 use super::{Answer, NodeConnection};
 
-/// Libraries of functions: their code by name, and those without the router's check.
+/// Code of function libraries by name, and libraries without the router's check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Functions {
-    /// By name.
+    /// Code by name.
     pub code: BTreeMap<String, String>,
-    /// Those that do not have the router's check.
+    /// Names of libraries without the router's check.
     pub unchecked: Vec<String>,
 }
 
-/// The libraries that a node has.
+/// Returns a node's libraries. `None` if it does not reply or refuses.
 pub fn functions(connection: &mut NodeConnection) -> Option<Functions> {
     let list = connection.call(&["FUNCTION", "LIST", "WITHCODE"]).ok().filter(|a| a.error().is_none())?;
     let mut functions = Functions::default();

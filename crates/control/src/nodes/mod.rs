@@ -1,7 +1,7 @@
-//! Nodes, asked directly: how they are reached, which servers they have, who uses them, and what they hold.
+//! Direct queries of nodes: addresses, servers, clients and keys.
 //!
-//! Not the router's connections: those belong to its workers, and much of this is asked before a router runs, or by
-//! `switchyard doctor` where none does.
+//! Independent of the router's connections: those belong to its workers, and many queries run before a router starts,
+//! or in `switchyard doctor` without one.
 
 pub(crate) mod check;
 mod clients;
@@ -24,76 +24,76 @@ pub use endpoint::{ENDPOINT_FORM, Endpoint};
 pub use libraries::{Functions, functions};
 pub use servers::{Server, servers, servers_of};
 
-/// Port of a node whose address names none: that of Redis.
+/// Default port of a node, as in Redis.
 pub const NODE_PORT: u16 = 6379;
 
-/// The address of a node as its name: with its port.
+/// Normalizes a node's address to its name, which includes the port.
 pub fn parse_endpoint(text: &str) -> Result<String, String> {
     Endpoint::parse(text, Some(NODE_PORT)).map(|endpoint| endpoint.to_string())
 }
 
-/// A node that can be connected to; its number is given by the topology.
+/// Address and credentials of a node. The topology assigns its number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeAddress {
-    /// Its address as the user wrote it, or the name that Sentinels know it by.
+    /// Address as written in the configuration, or the master name that Sentinels use.
     pub name: String,
-    /// `None`: Sentinels say where it is, or its name does not resolve.
+    /// `None` if Sentinels provide the address, or the name does not resolve.
     pub address: Option<SocketAddr>,
-    /// Why its name does not resolve.
+    /// Error of resolving the name.
     pub unresolved: Option<String>,
-    /// As whom the router logs in.
+    /// User name for the login.
     pub username: Option<String>,
-    /// With what.
+    /// Password for the login.
     pub password: Option<Secret>,
-    /// For a TLS connection to it.
+    /// TLS settings, if the node uses TLS.
     pub tls: Option<NodeTls>,
-    /// Servers that may be its replicas, or its primary after a failover.
+    /// Possible replicas, one of which may be the primary after a failover.
     pub replicas: Vec<SocketAddr>,
-    /// Of a node with replicas: its servers that have names.
+    /// Servers with host names, for a node with replicas.
     pub names: Vec<ServerName>,
-    /// Its Sentinels, if these say where it is.
+    /// Sentinels, if they provide the address.
     pub sentinel: Option<SentinelAddress>,
-    /// Share of the slots, beside those of the others.
+    /// Weight of the node's share of the slots.
     pub weight: u32,
-    /// Requests in a second that it answers in time, where somebody has said so.
+    /// Requests per second that the node can serve in time, if configured.
     pub capacity: Option<u64>,
 }
 
-/// The name of one of a node's servers.
+/// Host name of one of a node's servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerName {
-    /// The name and the port.
+    /// Name and port.
     pub endpoint: Endpoint,
-    /// The address that it led to last; `None`: it does not resolve.
+    /// Last resolved address. `None` if the name does not resolve.
     pub address: Option<SocketAddr>,
-    /// Whether it names the server that is the primary at first.
+    /// Whether this server is the initial primary.
     pub is_first: bool,
 }
 
-/// Who knows where a node's primary is.
+/// Sentinels that provide the address of a node's primary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SentinelAddress {
-    /// The name that they know it by.
+    /// Master name at the Sentinels.
     pub master: String,
-    /// Where they are.
+    /// Addresses of the Sentinels.
     pub sentinels: Vec<SentinelPlace>,
-    /// As whom the router logs in to them.
+    /// User name for the login.
     pub username: Option<String>,
-    /// With what.
+    /// Password for the login.
     pub password: Option<Secret>,
 }
 
-/// One Sentinel.
+/// A single Sentinel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SentinelPlace {
-    /// Where it is: its name is looked up whenever it is connected to.
+    /// Address. A name is resolved at each connection attempt.
     pub endpoint: Endpoint,
-    /// For a TLS connection to it.
+    /// TLS settings, if the Sentinel uses TLS.
     pub tls: Option<NodeTls>,
 }
 
 impl SentinelAddress {
-    /// The way to one of the Sentinels, at this address.
+    /// Returns the access data of a Sentinel at this address.
     pub fn access(&self, place: &SentinelPlace, address: Option<SocketAddr>) -> NodeAccess {
         NodeAccess {
             name: self.master.clone(),
@@ -107,12 +107,12 @@ impl SentinelAddress {
 }
 
 impl NodeAddress {
-    /// Whether it has more servers than one, so that its primary may change.
+    /// Whether it has several servers, so that its primary may change.
     pub fn has_replicas(&self) -> bool {
         self.sentinel.is_some() || !self.replicas.is_empty() || !self.names.is_empty()
     }
 
-    /// The same as the router takes it.
+    /// Converts to the router's access data.
     pub fn access(&self) -> NodeAccess {
         NodeAccess {
             name: self.name.clone(),

@@ -1,4 +1,4 @@
-//! The servers of a node, found out by asking them or their Sentinels, without a router.
+//! Finds the servers of a node by querying them or their Sentinels, without a router.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
@@ -7,24 +7,25 @@ use switchyard_router::{NodeAccess, NodeTls};
 
 use super::{Answer, NodeAddress, NodeConnection, SentinelAddress, SentinelPlace};
 
-/// How long one question may take.
+/// Timeout for a reply.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A server to look at.
+/// A server of a node.
 #[derive(Clone, Debug)]
 pub struct Server {
-    /// How it is reached.
+    /// Address and credentials.
     pub access: NodeAccess,
     /// For a replica: the primary that it should follow.
     pub replica_of: Option<SocketAddr>,
 }
 
-/// The servers of a node as they are now: the primary first.
+/// Returns the current servers of a node, the primary first.
 pub fn servers(node: &NodeAddress) -> Vec<Server> {
     servers_of(node, None)
 }
 
-/// The same where a router says which of them it uses as the primary: several servers may call themselves one.
+/// Returns the servers of a node. `in_force`: the primary in use by a router, because several servers may claim to be
+/// the primary.
 pub fn servers_of(node: &NodeAddress, in_force: Option<SocketAddr>) -> Vec<Server> {
     let access = node.access();
     let (primary, replicas) = match &node.sentinel {
@@ -40,7 +41,7 @@ pub fn servers_of(node: &NodeAddress, in_force: Option<SocketAddr>) -> Vec<Serve
                 role.is_some_and(|role| role.items().first().is_some_and(|r| r.text() == "master"))
             };
             let all: Vec<SocketAddr> = access.address.iter().chain(&node.replicas).copied().collect();
-            // Without replicas there is nothing to find out.
+            // Without replicas there is nothing to find.
             let primary = if node.replicas.is_empty() { None } else { all.iter().copied().find(is_primary) };
             (primary, all)
         }
@@ -57,8 +58,8 @@ pub fn servers_of(node: &NodeAddress, in_force: Option<SocketAddr>) -> Vec<Serve
     servers
 }
 
-/// Primary and replicas, as one Sentinel knows them, with their host names noted in `tls`. `None`: the Sentinel does
-/// not answer.
+/// Returns primary and replicas according to a Sentinel, and stores their host names in `tls`. `None` if the Sentinel
+/// does not reply.
 fn from_sentinel(
     group: &SentinelAddress,
     place: &SentinelPlace,

@@ -1,4 +1,4 @@
-//! Asking a server a question: connect, say who we are, send a command, read one reply. Every step within a bound.
+//! Async queries to a server: connect, authenticate, send a command, read a reply. Each step has a timeout.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,17 +13,17 @@ use tokio_rustls::TlsConnector;
 
 use super::connection::tls_failure;
 
-/// A server that takes longer counts as silent, by default.
+/// Default timeout per step. A slower server counts as silent.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// A reply larger than this is none that was asked for.
+/// Maximum size of a reply, in bytes. No query has a larger one.
 const REPLY_MAX: usize = 1 << 20;
 
 trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
 
-/// A connection that is asked one question after the other.
+/// A connection with one query at a time.
 pub(crate) struct Connection {
     stream: Box<dyn Duplex>,
     input: Vec<u8>,
@@ -35,7 +35,7 @@ impl Connection {
         Self::open_within(PATIENCE, address, access).await
     }
 
-    /// The same where each step may take so long.
+    /// Connects with this timeout per step.
     pub(crate) async fn open_within(patience: Duration, address: SocketAddr, access: &NodeAccess) -> io::Result<Self> {
         let connect = async {
             let stream = TcpStream::connect(address).await?;
@@ -62,7 +62,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// From here on an answer may take so long.
+    /// Sets the timeout of replies.
     pub(crate) fn with_patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
@@ -73,7 +73,7 @@ impl Connection {
         answers.pop().ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
-    /// Sends commands in one piece and reads their replies.
+    /// Sends commands in a single write and reads their replies.
     pub(crate) async fn call_batch(&mut self, commands: &[&[&str]]) -> io::Result<Vec<Vec<u8>>> {
         let mut request = Vec::new();
         for args in commands {
@@ -90,10 +90,10 @@ impl Connection {
         .await
     }
 
-    /// Reads one reply, however long it takes to come.
+    /// Reads a reply, without a timeout.
     pub(crate) async fn next(&mut self) -> io::Result<Vec<u8>> {
         loop {
-            // From the start each time: these replies come in one piece nearly always.
+            // Rescans from the start, because these replies almost always arrive in one read.
             match ReplyScanner::default().scan(&self.input) {
                 Ok(ReplyScan::Complete(len)) => return Ok(self.input.drain(..len).collect()),
                 Ok(ReplyScan::Incomplete(_)) if self.input.len() <= REPLY_MAX => {}
@@ -110,7 +110,7 @@ async fn within<T>(patience: Duration, work: impl Future<Output = io::Result<T>>
     tokio::time::timeout(patience, work).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// An error reply, as an error.
+/// Converts an error reply to an error.
 pub(crate) fn refuse_error(answer: &[u8]) -> io::Result<()> {
     if is_error(answer) { Err(io::Error::other(redacted_error(answer))) } else { Ok(()) }
 }

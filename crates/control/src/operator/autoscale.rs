@@ -1,4 +1,4 @@
-//! The autoscaler's eyes and hands: nodes join, are drained and leave by the verbs that people have, with the same
+//! Connects the autoscaler to the fleet: nodes join, drain and leave by the operators' own commands, with the same
 //! checks.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,12 +25,12 @@ use crate::nodes::{NodeAddress, parse_endpoint};
 use crate::planner::{Mode, OUTCOMES};
 
 impl Operator {
-    /// Takes over how many nodes there may be, and how servers are started.
+    /// Applies the limits of the node count, and the way servers are started.
     pub fn tune_autoscaler(&self, config: &AutoscaleConfig) {
         self.autoscaler.tune(config);
     }
 
-    /// Takes over the names of the configuration's own nodes. The autoscaler removes none of them from now on.
+    /// Stores the names of configured nodes. The autoscaler removes none of them from now on.
     pub fn note_listed(&self, names: &[String]) {
         *self.listed.write().unwrap_or_else(PoisonError::into_inner) = names.iter().cloned().collect();
         names.iter().for_each(|name| self.autoscaler.disown(name, self.autoscaler.now()));
@@ -55,7 +55,7 @@ impl Operator {
         Ok(added)
     }
 
-    /// Looks at the fleet once more, and takes the next step. True: the one after it can be taken at once.
+    /// Observes the fleet and takes the next step. Returns whether another step can follow at once.
     pub(crate) fn look_and_scale(&self) -> bool {
         self.moves.topology_now().is_ok_and(|topology| {
             let hands = FleetSnapshot { operator: self, topology: &topology };
@@ -124,7 +124,7 @@ impl Operator {
         self.autoscale()
     }
 
-    /// The reason why the autoscaler does not act until an operator changes something.
+    /// Reason why the autoscaler does not act until an operator changes something.
     fn autoscaler_is_held(&self, standing: &Autoscaling) -> Option<String> {
         match standing.config.provisioner() {
             _ if standing.is_paused => Some("an operator has paused it (`switchyard autoscale resume`)".to_owned()),
@@ -136,7 +136,7 @@ impl Operator {
         }
     }
 
-    /// That reason, or the pause after a failure.
+    /// Reason of [`Self::autoscaler_is_held`], or the pause after a failure.
     fn autoscaler_rests(&self, standing: &Autoscaling) -> Option<String> {
         let pause = |left| {
             format!(
@@ -147,7 +147,7 @@ impl Operator {
         self.autoscaler_is_held(standing).or_else(|| standing.pause.map(pause))
     }
 
-    /// The planner and the autoscaler: whether they act.
+    /// State of the planner and the autoscaler.
     pub(crate) fn automation_states(&self) -> Vec<AutomationState> {
         let word =
             |mode: Mode| Mode::ALL.iter().find(|(known, _)| *known == mode).map_or("", |(_, word)| word).to_owned();
@@ -165,7 +165,7 @@ impl Operator {
         self.planner.is_off()
     }
 
-    /// Adds the figures of planner and autoscaler.
+    /// Adds metrics of the planner and the autoscaler.
     pub(crate) fn add_automation_metrics(&self, page: &mut Page) {
         let states = self.automation_states();
         let label = |state: &AutomationState| ("automation", state.name.clone());
@@ -209,7 +209,7 @@ impl Operator {
     }
 }
 
-/// The fleet at one look.
+/// The fleet at the time of one step.
 struct FleetSnapshot<'a> {
     operator: &'a Operator,
     topology: &'a Topology,
@@ -247,7 +247,6 @@ impl FleetSnapshot<'_> {
     }
 }
 
-/// The numbers of started moves.
 fn ids(begun: &PlanReport) -> Vec<u64> {
     begun.moves.iter().filter_map(|planned| planned.id).collect()
 }
@@ -349,7 +348,7 @@ impl FleetActions for FleetSnapshot<'_> {
             let MoveReport { id, slots, slots_done, doing, .. } = ended;
             format!("move {id} has ended with {slots_done} of {} ({doing})", counted(*slots, "slot"))
         });
-        // After a restart the outcome of a move may be unknown: the share itself is compared.
+        // After a restart the result of a move may be unknown, so compare the share itself.
         if cut.is_some() || (!moves.is_empty() && moves.iter().all(|id| outcome(id).is_some())) {
             return cut;
         }
@@ -369,7 +368,7 @@ impl FleetActions for FleetSnapshot<'_> {
     fn join(&self, address: &str) -> Result<(), String> {
         let request = AddNodeRequest { address: address.to_owned(), ..AddNodeRequest::default() };
         self.operator.add_node(&request).map_err(text)?;
-        // A mark of an earlier node of that name would keep its share from it.
+        // A drained state of an earlier node with that name would keep its share from it.
         self.undrain(address);
         Ok(())
     }
@@ -393,7 +392,7 @@ impl FleetActions for FleetSnapshot<'_> {
     }
 
     fn undrain(&self, node: &str) {
-        // A node that was not drained needs nothing undone.
+        // Fails for a node that was not drained, which needs no change.
         let _ = self.operator.undrain_node(&NodeRequest { address: node.to_owned(), ..NodeRequest::default() });
     }
 

@@ -1,5 +1,4 @@
-//! Commands of clients that wait for something: a worker hands them over and goes on, and a thread answers them, one
-//! after another.
+//! Executes client commands that may block: workers hand them over without waiting, and a thread answers them in order.
 
 use std::sync::{Arc, mpsc};
 
@@ -9,19 +8,19 @@ use switchyard_router::{OperatorCommand, OperatorPort};
 
 use crate::running::Running;
 
-/// Commands that may wait; beyond it somebody is asking in a loop.
+/// Maximum number of waiting commands. Beyond it a client is sending in a loop.
 const WAITING_MAX: usize = 64;
 
-/// Takes commands from the workers.
+/// Queue of commands for the thread.
 #[derive(Debug)]
 pub struct CommandThread(mpsc::SyncSender<OperatorCommand>);
 
 impl CommandThread {
-    /// Starts the thread, which answers each with what `answer` gives, once the router serves: the first clients are
-    /// there before that. It ends when nobody can give it a command.
+    /// Starts the thread, which answers each command with the result of `answer`. It waits until the router serves,
+    /// because the first clients connect earlier. It ends when all senders are dropped.
     ///
     /// # Errors
-    /// If the system has no thread.
+    /// If no thread can be started.
     pub fn start(
         name: &str,
         running: Arc<Running>,

@@ -1,4 +1,4 @@
-//! Hot copies, as people see and steer them.
+//! Reports and orders about hot copies.
 
 use std::collections::BTreeMap;
 
@@ -21,11 +21,11 @@ impl Operator {
         Ok(HotCopiesReport { state, keys, copies, bytes, hits, fills, discarded, invalidations, refused })
     }
 
-    /// Whatever is evicted is past at every worker when this returns: a hit looks at a number that all share. It may
-    /// come back with the next read, from the node.
+    /// Evicts copies, or suspends and resumes hot copies. Evictions are effective at every worker on return, because
+    /// each hit checks a shared number. The next read may fill a copy again.
     ///
-    /// By prefix all keys are evicted. The keys that match are in parts at the workers, each of which would have to be
-    /// asked, and to answer; that all are read once more costs a read for each key and worker, and misses none.
+    /// An eviction by prefix evicts all keys. Each worker holds a part of the matching keys and would have to be
+    /// queried; evicting everything costs one read per key and worker, and misses none.
     pub(super) fn steer_hot_copies(&self, order: &HotCopiesOrder) -> Result<HotCopiesDone, Refused> {
         let done = self.running.with(|router| match order {
             HotCopiesOrder::EvictKey(key) => {

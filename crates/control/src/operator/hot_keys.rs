@@ -1,4 +1,4 @@
-//! The keys of each node that are used most, and what the node has to do, as people see them.
+//! Report of the most used keys and the load of each node.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,13 @@ use super::Operator;
 use crate::admin::{HotKeyReport, HotKeysReport, HotNodeReport, Refused};
 
 impl Operator {
-    /// So many of each node. `named`: with their names, which are not for everybody.
+    /// Returns up to `keys` keys per node. `named`: with their names, which only some clients may read.
     pub(super) fn hot_keys(&self, keys: usize, named: bool) -> Result<HotKeysReport, Refused> {
         let topology = self.moves.topology_now()?;
         let hot = self.running.with(|router| router.hot_keys(keys)).unwrap_or_default();
         let mut hot: BTreeMap<NodeId, HotNode> = hot.into_iter().map(|hot| (hot.node, hot)).collect();
         let loads = self.observed(&topology, 0).nodes;
-        // One whose keys nobody uses may have much to do all the same.
+        // A node without used keys may be busy all the same.
         let of_node = |node: &Node| {
             let (uses, hits, keys) =
                 hot.remove(&node.id).map_or((0.0, 0.0, Vec::new()), |hot| (hot.uses, hot.hits, hot.keys));

@@ -1,9 +1,9 @@
-//! Moves of keys without their slots (`switchyard move --keys`): which keys these are, and where they go.
+//! Moves of keys without their slots (`switchyard move --keys`): selection and targets.
 //!
-//! The keys are found out when the move is asked for, and are on record with it. So it is known at once how many they
-//! are, whether they fit, and which slots take part; and what comes into being later under a name that matches is no
-//! part of it. Not the mover's own listing: a move whose keys are only known while it runs could not be checked against
-//! other moves, and could fail long after it was accepted.
+//! The keys are selected when the move is requested, and recorded with it. So their number, whether they fit, and the
+//! affected slots are known at once, and keys created later under a matching name are not included. The mover's own
+//! listing would not do: keys known only while the move runs cannot be checked against other moves, and the move could
+//! fail long after its acceptance.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,14 +19,14 @@ use super::{Operator, node_named};
 use crate::admin::{MoveRequest, PlanReport, Refused, conflict, wrong};
 use crate::nodes::NodeConnection;
 
-/// How long a node may take for one answer.
+/// Timeout for one reply of a node.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long keys are looked for: whoever asks waits for it.
+/// Timeout of the search for matching keys, because the client waits for it.
 const SEARCH: Duration = Duration::from_secs(45);
 
 impl Operator {
-    /// Begins moves of keys, or says what they would be. The caller plans alone.
+    /// Starts moves of keys, or (dry run) plans them. The caller holds the planning lock.
     pub(super) fn begin_keys(
         &self,
         topology: &Topology,
@@ -61,7 +61,7 @@ impl Operator {
                     return Err(wrong(format!("source and target are the same node, {}", request.from)));
                 }
                 let by_source: Vec<(NodeId, BTreeSet<Key>)> = match source {
-                    // One key is at one node.
+                    // A single key is at a single node.
                     None if is_plain(pattern) => {
                         vec![(topology.lives_at(pattern.as_bytes()), [Key::from(pattern.as_bytes())].into())]
                     }
@@ -107,7 +107,7 @@ impl Operator {
         Ok(PlanReport { notes: notes.into_iter().chain(plan.notes).collect(), ..plan })
     }
 
-    /// What brings the keys home that live at a node although their slots do not: a move for each owner of slots.
+    /// Returns moves that return a node's placement overrides to the slot owners: one per owner.
     pub(super) fn plan_returns(
         topology: &Topology,
         node: NodeId,
@@ -126,8 +126,8 @@ impl Operator {
             .collect()
     }
 
-    /// The keys that live at a node and match. A name without anything special in it is taken as it is, whether there
-    /// is such a key or not.
+    /// Keys of a node that match. A pattern without special characters is used as a name, whether the key exists or
+    /// not.
     fn matching(&self, topology: &Topology, source: NodeId, pattern: &str) -> Result<BTreeSet<Key>, Refused> {
         if is_plain(pattern) {
             let at = topology.lives_at(pattern.as_bytes());
@@ -140,7 +140,7 @@ impl Operator {
             }
             return Ok([Key::from(pattern.as_bytes())].into());
         }
-        // Those that have been moved there are known, also where they do not exist now.
+        // Placement overrides are known even if the keys do not exist now.
         let known =
             topology.exceptions().filter(|(key, at)| *at == source && glob::matches_key(pattern.as_bytes(), key));
         let mut found: BTreeSet<Key> = known.map(|(key, _)| Arc::clone(key)).collect();
@@ -173,7 +173,7 @@ impl Operator {
                     return Err(failed("answers SCAN in a form that is not known".to_owned()));
                 };
                 for key in page.items() {
-                    // What lies there and does not live there is left over from earlier.
+                    // A key that is stored there without living there is a leftover.
                     if !is_temporary(key.bytes()) && topology.lives_at(key.bytes()) == source {
                         found.insert(key.bytes().into());
                     }
@@ -194,7 +194,8 @@ impl Operator {
         Ok(found)
     }
 
-    /// Whether the keys may live at `target`, beside those that do already and those that other moves take somewhere.
+    /// Checks that the limit of placement overrides permits these keys at `target`, in addition to the present
+    /// overrides and those of open moves.
     pub(super) fn check_room(&self, topology: &Topology, keys: &BTreeSet<Key>, target: NodeId) -> Result<(), Refused> {
         let open = self.moves.open_keys();
         let all = keys.iter().chain(open.iter().flat_map(|keys| keys.iter()));
@@ -202,11 +203,11 @@ impl Operator {
     }
 }
 
-/// The same without two that have a slot in common, and how many keys were left out for that.
+/// Removes keys so that no two orders share a slot. Returns the number of removed keys.
 pub(super) fn apart(placement: &Placement, orders: Vec<MoveOrder>) -> (Vec<MoveOrder>, usize) {
     let (mut taken, mut left) = (BTreeSet::new(), 0);
     let mut some = |found: MoveOrder| {
-        // Whole slots come first, so that none of their keys goes another way.
+        // Whole slots first, so that none of their keys moves elsewhere.
         if found.keys.is_none() {
             taken.extend(found.slots.iter().copied());
             return Some(found);
@@ -227,12 +228,12 @@ pub(super) fn apart(placement: &Placement, orders: Vec<MoveOrder>) -> (Vec<MoveO
     (orders, left)
 }
 
-/// Whether a pattern is the name of one key.
+/// Whether a pattern is the name of a single key.
 fn is_plain(pattern: &str) -> bool {
     !pattern.contains(['*', '?', '[', '\\'])
 }
 
-/// A move of these keys, if there are any.
+/// Returns a move of these keys, if there are any.
 fn order(
     placement: &Placement,
     source: NodeId,

@@ -1,4 +1,4 @@
-//! The load of the fleet as one value: what people see of it, and what the planner decides on.
+//! Load of the fleet as one value, for reports and for the planner.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use super::Operator;
 use crate::admin::{LoadReport, NodeLoadReport, Refused, SlotLoadReport};
 
 impl Operator {
-    /// The load of the last seconds, with so many keys of each node.
+    /// Load of the last seconds, with up to `keys` keys per node.
     pub(crate) fn observed(&self, topology: &Topology, keys: usize) -> ObservedLoad {
         let (loads, now) = (self.running.loads(), Instant::now());
         ObservedLoad {

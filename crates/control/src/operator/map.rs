@@ -1,4 +1,4 @@
-//! The slot map as people see it: which node owns what, what is on its way, and where a key is.
+//! Report of the slot map: owners, slots in transit, and locations of keys.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ fn name(topology: &Topology, node: NodeId) -> String {
     topology.node(node).map(|node| node.name.clone()).unwrap_or_default()
 }
 
-/// Slots as people write them: `0-100,200`.
+/// Formats slots as ranges: `0-100,200`.
 pub(crate) fn text_of(slots: &[Slot]) -> String {
     let numbers: Vec<u16> = slots.iter().map(|slot| slot.number()).collect();
     let runs = numbers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
@@ -22,7 +22,7 @@ pub(crate) fn text_of(slots: &[Slot]) -> String {
     runs.collect::<Vec<_>>().join(",")
 }
 
-/// What a node owns.
+/// Formats the slots of a node.
 pub(super) fn ranges_text(topology: &Topology, node: NodeId) -> String {
     let owned: Vec<Slot> = topology.slots().filter(|slot| topology.owner(*slot) == node).collect();
     if owned.is_empty() { "none".to_owned() } else { text_of(&owned) }
@@ -44,7 +44,6 @@ fn transit_report(topology: &Topology, transit: &Transit, slots: &[Slot]) -> Tra
     }
 }
 
-/// The whole map.
 pub(super) fn slots_report(topology: &Topology) -> SlotsReport {
     let mut exceptions: BTreeMap<(Slot, NodeId), u64> = BTreeMap::new();
     for (key, node) in topology.exceptions() {
@@ -52,7 +51,7 @@ pub(super) fn slots_report(topology: &Topology) -> SlotsReport {
     }
     let of_transit = |transit: &Transit| {
         let slots: Vec<Slot> = topology.slots().filter(|slot| topology.transit(*slot) == Some(transit)).collect();
-        // A leg that was handed over in part.
+        // The leg's slots have already been handed over.
         (!slots.is_empty()).then(|| transit_report(topology, transit, &slots))
     };
     SlotsReport {
@@ -83,7 +82,6 @@ pub(super) fn slots_report(topology: &Topology) -> SlotsReport {
     }
 }
 
-/// Where each of these keys is.
 pub(super) fn where_report(topology: &Topology, keys: &[Vec<u8>]) -> WhereReport {
     let shown = |bytes: &[u8]| match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),

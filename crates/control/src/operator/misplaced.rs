@@ -1,8 +1,7 @@
-//! Keys at nodes of a running fleet that its slot map looks for elsewhere: somebody has written them past the router,
-//! and no client finds them.
+//! Finds misplaced keys at the nodes of a running fleet: clients wrote them past the router, and no client finds them.
 //!
-//! The router itself looks, because nobody else knows what moves have left behind, and what is on its way while the
-//! nodes are asked.
+//! The router itself must check, because only it knows which keys moves have left behind, and which are in transit
+//! during the check.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -16,7 +15,7 @@ use crate::nodes::holdings::SAMPLE;
 use crate::processes::{is_misplaced, samples};
 
 impl Operator {
-    /// Looks at some keys of each node that answers.
+    /// Checks a sample of each node that replies.
     pub(super) fn misplaced(&self) -> Result<MisplacedReport, Refused> {
         let topology = self.moves.topology_now()?;
         let stopping = || Refused::Unavailable("the router is stopping".to_owned());
@@ -31,7 +30,7 @@ impl Operator {
             is
         };
         let looked = samples(&topology, &nodes, self.moves.patience(), None, Some(SAMPLE), left, is_elsewhere);
-        // What has arrived or left meanwhile is where the map looks now.
+        // Keys that arrived or left in the meantime are now at the right node.
         let now = self.moves.topology_now()?;
         let mut elsewhere: BTreeMap<NodeId, u64> = BTreeMap::new();
         for (node, key) in seen.into_inner().unwrap_or_else(PoisonError::into_inner) {

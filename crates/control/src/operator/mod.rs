@@ -1,6 +1,6 @@
-//! What people ask of a fleet, in their words: checked against what is, refused with what to do, or ordered.
+//! Operations on a fleet: validates a request, refuses it with a remedy, or orders it.
 //!
-//! Command line, admin API and RESP come here. What becomes of an order is for [`Moves`] to say.
+//! Command line, admin API and RESP all end here. [`Moves`] executes the orders.
 
 mod autoscale;
 mod commands;
@@ -49,7 +49,7 @@ fn json(value: &impl Serialize) -> Result<Value, Refused> {
     serde_json::to_value(value).map_err(|error| Refused::Failed(error.to_string()))
 }
 
-/// Does what is asked of one fleet.
+/// Performs operations on one fleet.
 #[derive(Debug)]
 pub struct Operator {
     moves: Arc<Moves>,
@@ -58,20 +58,20 @@ pub struct Operator {
     list: Arc<dyn NodeList>,
     drained: Drained,
     ring: Ring,
-    /// Names of the nodes that the configuration lists by itself.
+    /// Names of the configured nodes.
     listed: RwLock<BTreeSet<String>>,
-    /// By name of the node.
+    /// Weights by node name.
     weights: RwLock<BTreeMap<String, u32>>,
-    /// Requests in a second that a node can answer, by its name, where somebody has said so.
+    /// Configured capacities in requests per second, by node name.
     capacities: RwLock<BTreeMap<String, u64>>,
     planner: Planner,
     autoscaler: Autoscaler,
-    /// One plan at a time of what somebody orders.
+    /// Serializes planning of operations.
     planning: Mutex<()>,
 }
 
 impl Operator {
-    /// Of the fleet whose moves these are. `directory`: that of its state. `list`: who changes the list of its nodes.
+    /// Opens the operator of a fleet. `directory` is its state directory; `list` changes its list of nodes.
     ///
     /// # Errors
     /// If the store cannot be read.
@@ -103,7 +103,7 @@ impl Operator {
         }))
     }
 
-    /// Takes over the nodes as they are configured now.
+    /// Applies the present configuration of the nodes.
     pub fn tune(&self, nodes: &[NodeAddress]) {
         let weights = nodes.iter().map(|node| (node.name.clone(), node.weight)).collect();
         *self.weights.write().unwrap_or_else(PoisonError::into_inner) = weights;
@@ -115,7 +115,7 @@ impl Operator {
         self.planning.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what is asked.
+    /// Performs an operation, and writes it to the audit log.
     pub(crate) fn operate(&self, operation: Operation, who: &str) -> Result<Value, Refused> {
         let only_looks = matches!(
             operation,
@@ -268,13 +268,13 @@ impl Operator {
     }
 }
 
-/// What was asked, for the audit log.
+/// Describes an operation for the audit log.
 fn describe(operation: &Operation) -> String {
     match operation {
         Operation::Move(request) => {
             let what = match (&request.keys, &request.slots) {
                 (None, _) if request.home => "keys that live there alone".to_owned(),
-                // Names of keys are nobody's business.
+                // Names of keys must not be disclosed.
                 (Some(_), _) => "keys of a pattern".to_owned(),
                 (None, _) if request.all => "all slots".to_owned(),
                 (None, slots) => format!("slots {}", slots.as_deref().unwrap_or("?")),
@@ -338,7 +338,7 @@ fn describe(operation: &Operation) -> String {
     }
 }
 
-/// Whole slots, as somebody asks for it.
+/// Orders of whole slots, as if requested by an operator.
 fn orders(shifts: Vec<Shift>, how: MoveOptions) -> Vec<MoveOrder> {
     let order = |Shift { source, target, slots }| MoveOrder {
         source,
@@ -352,7 +352,7 @@ fn orders(shifts: Vec<Shift>, how: MoveOptions) -> Vec<MoveOrder> {
 }
 
 fn node_named(topology: &Topology, name: &str) -> Result<NodeId, Refused> {
-    // The port may be left out where the configuration may leave it out.
+    // The port may be omitted, as in the configuration.
     let full = parse_endpoint(name).unwrap_or_else(|_| name.to_owned());
     let found = topology.nodes().find(|node| node.name == name || node.name == full);
     found.map(|node| node.id).ok_or_else(|| {
@@ -361,7 +361,7 @@ fn node_named(topology: &Topology, name: &str) -> Result<NodeId, Refused> {
     })
 }
 
-/// Slots from `0-100,200`, ascending. There are so many.
+/// Parses slots like `0-100,200` in ascending order. `count` is the number of slots in the map.
 fn parse_slots(text: &str, count: usize) -> Result<Vec<Slot>, String> {
     let mut slots = BTreeSet::new();
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {

@@ -1,4 +1,4 @@
-//! Nodes that join, are drained and go.
+//! Nodes that join, are drained and leave.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ impl Operator {
         let topology = self.moves.topology_now()?;
         let node = node_named(&topology, &request.address)?;
         self.nothing_under_way("a node is drained")?;
-        // Whatever becomes of the moves: it gets nothing until somebody says so.
+        // Regardless of the result of the moves, the node gets no slots until an operator undrains it.
         let mut weights = self.weights(&topology);
         weights.insert(node, 0);
         let shifts = balance::drain(&topology, node, &weights).map_err(|error| self.no_weight(&error))?;
@@ -36,7 +36,7 @@ impl Operator {
             if let Some(ring) = topology.placement().continuum() {
                 return self.drain_by_ring(&topology, ring, &name, how, dry_run);
             }
-            // Keys that live there although their slots do not leave it, too.
+            // Placement overrides leave the node, too.
             let mut moves = Self::plan_returns(&topology, node, None, how);
             moves.extend(orders(shifts, how));
             self.moves.accept_unless(dry_run, &topology, moves)
@@ -54,8 +54,8 @@ impl Operator {
         accepted
     }
 
-    /// The memory that the other nodes lack for the keys of this one. A tenth of their `maxmemory` stays free, as in
-    /// every plan.
+    /// Memory that the other nodes lack for this node's keys. A tenth of their `maxmemory` stays free, as in every
+    /// plan.
     fn missing_room(&self, topology: &Topology, node: NodeId) -> Option<String> {
         let load = self.observed(topology, 0);
         let used = load.nodes.get(&node)?.memory?;
@@ -77,7 +77,7 @@ impl Operator {
         })
     }
 
-    /// What was drained gets nothing by mistake.
+    /// Refuses moves to a drained node, which would be a mistake.
     pub(super) fn may_get_more(&self, target: NodeId) -> Result<(), Refused> {
         let name = self.moves.name(target);
         if self.drained.has(&name) {
@@ -88,7 +88,7 @@ impl Operator {
         Ok(())
     }
 
-    /// How to do without a node that owns something, where it cannot be reached: nothing can be moved away from it.
+    /// Remedy for an unreachable node with data, which cannot be moved away.
     pub(super) fn way_without(&self, node: NodeId) -> Option<String> {
         let status = self.running.with(Router::status)?;
         let node = status.nodes.into_iter().find(|status| status.id == node)?;
@@ -101,7 +101,7 @@ impl Operator {
         ))
     }
 
-    /// A node that was drained may get slots again.
+    /// Lets a drained node receive slots again.
     pub(super) fn undrain_node(&self, request: &NodeRequest) -> Result<PlanReport, Refused> {
         let _one = self.plan();
         let topology = self.moves.topology_now()?;
@@ -118,7 +118,7 @@ impl Operator {
         Ok(PlanReport { notes: self.moves.leaving(node).into_iter().map(goes_on).collect(), ..PlanReport::default() })
     }
 
-    /// Has every node own its share of the slots, or only shows the moves.
+    /// Moves every node's share of the slots to it, or (dry run) returns the moves.
     pub(super) fn share(&self, topology: &Topology, how: MoveOptions, dry_run: bool) -> Result<PlanReport, Refused> {
         if !topology.placement().is_crc16() {
             return self.share_by_ring(topology, how, dry_run);
@@ -178,7 +178,7 @@ impl Operator {
         Ok(PlanReport::default())
     }
 
-    /// Lets a server join, if it may; with its share of the slots, if that is asked. Else nothing has changed.
+    /// Adds a server as a node, with its share of the slots if requested. On an error nothing has changed.
     pub(super) fn add_node(&self, request: &AddNodeRequest) -> Result<PlanReport, Refused> {
         let how = self.moves.how(&request.how)?;
         let _one = self.plan();
@@ -191,7 +191,7 @@ impl Operator {
                 )));
             }
             self.nothing_under_way("it gets its share of the slots")?;
-            // Whoever names a node that was drained wants it to get slots again.
+            // An operator who names a drained node here intends it to get slots again.
             let was_drained = self.drained.has(&name);
             self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
             let given = self.give_share(how);
@@ -206,7 +206,7 @@ impl Operator {
         let notes = self.check_newcomer(&topology, &name, request, how)?;
         self.list.change(MemberChange::Add(name.clone())).map_err(Refused::Failed)?;
         let settled = self.wait_for_link(&name).and_then(|()| {
-            // Before it gets slots.
+            // Adjust settings before the node gets slots.
             let settings = self.make_alike(&name);
             let plan = if request.rebalance { self.give_share(how)? } else { PlanReport::default() };
             Ok((settings, plan))
@@ -224,7 +224,7 @@ impl Operator {
         self.share(&topology, how, false)
     }
 
-    /// Looks at a server that is to join. `how`: as it gets slots, where it is to get some at once.
+    /// Checks a server before it joins. `how`: options of the moves, if it gets slots at once.
     fn check_newcomer(
         &self,
         topology: &Topology,
@@ -254,8 +254,8 @@ impl Operator {
         Ok(notes)
     }
 
-    /// Compares the settings of a node that has just joined with those of the others, and sets some of them. Returns
-    /// and logs notes for the operator.
+    /// Compares the settings of a node that has just joined with the others, and sets some of them. Returns and logs
+    /// notes for the operator.
     fn make_alike(&self, name: &str) -> Vec<String> {
         let known = self.running.with(|router| (router.node_access(), router.config_set()));
         let Some((access, config_set)) = known else { return Vec::new() };
@@ -267,7 +267,7 @@ impl Operator {
         notes
     }
 
-    /// A node that has just joined is connected in a moment, or says why not.
+    /// Waits up to 5 s until a new node is connected. Returns the connection error otherwise.
     fn wait_for_link(&self, name: &str) -> Result<(), Refused> {
         let mut why = "does not answer the router's workers yet".to_owned();
         for _ in 0..100 {
@@ -284,7 +284,7 @@ impl Operator {
         Err(Refused::Failed(format!("{name} {why}")))
     }
 
-    /// What came after the join has failed: the node goes again. It owns nothing.
+    /// Removes a node again, because a step after its addition failed. It owns nothing.
     fn take_back(&self, name: &str, refused: Refused) -> Refused {
         let outcome = match self.list.change(MemberChange::Remove(name.to_owned())) {
             Ok(()) => format!("{name} was not added"),

@@ -1,5 +1,5 @@
-//! The planner's eyes and hands: what it is given to decide on, and the orders that follow. They are those of
-//! `switchyard move`, with the same checks.
+//! Connects the planner to the fleet: collects its input, and starts its moves as `switchyard move` would, with the
+//! same checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
@@ -25,17 +25,17 @@ use crate::planner::{
 };
 
 impl Operator {
-    /// Takes over how the planner goes about it.
+    /// Applies the planner's settings.
     pub fn tune_planner(&self, config: &PlannerConfig) {
         self.planner.tune(config);
     }
 
-    /// The time between two looks.
+    /// Interval between planning steps.
     pub(crate) fn planner_interval(&self) -> Duration {
         self.planner.config().interval
     }
 
-    /// Looks at the load once more, and does what follows from it.
+    /// Measures the load and performs the planner's next step.
     pub(crate) fn look_and_plan(&self) {
         let Ok(topology) = self.moves.topology_now() else { return };
         let (load, now) = (self.observed(&topology, KEYS), Instant::now());
@@ -91,7 +91,7 @@ impl Operator {
         }
     }
 
-    /// Returns the plan for now. With `apply` it is carried out.
+    /// Returns a plan for the present load. With `apply`, starts its moves.
     pub(super) fn plan_now(&self, request: &PlanRequest, who: &str) -> Result<DecisionReport, Refused> {
         let _one = self.plan();
         if let Some(id) = request.undo {
@@ -195,7 +195,7 @@ impl Operator {
         })
     }
 
-    /// Whether something can be planned for a node that is to go.
+    /// Checks whether a plan is possible for a leaving node.
     fn may_leave(
         &self,
         topology: &Topology,
@@ -218,7 +218,7 @@ impl Operator {
         }
     }
 
-    /// A node that leaves gets nothing any more, as soon as its moves are begun.
+    /// Drains a leaving node before its moves start, so that it gets no more slots.
     fn leaving(
         &self,
         leaver: Option<NodeId>,
@@ -235,7 +235,7 @@ impl Operator {
         begun
     }
 
-    /// Applies the request of somebody who plans by hand, and need not wait whether a load lasts.
+    /// Applies the overrides of a manual request. Unlike the planner, it does not wait whether a load lasts.
     fn adapt(&self, problem: &mut Problem, previous: &mut Previous, request: &PlanRequest) -> Result<(), Refused> {
         if let Some(word) = &request.policy {
             let known = POLICIES.iter().find(|(_, name)| name == word);
@@ -261,7 +261,7 @@ impl Operator {
         Ok(())
     }
 
-    /// Begins the moves of a plan, or only says which they would be. A refusal comes with the nodes that it concerns.
+    /// Starts the moves of a plan, or (dry run) returns them. An error comes with the affected nodes.
     fn begin_plan(
         &self,
         topology: &Topology,
@@ -283,14 +283,14 @@ impl Operator {
         self.moves.accept_unless(dry_run, topology, orders).map_err(all)
     }
 
-    /// Gives nodes their share of the load, whatever the planner's mode.
+    /// Balances nodes by load, regardless of the planner's mode.
     pub(super) fn balance_by_load(&self, how: MoveOptions, dry_run: bool) -> Result<PlanReport, Refused> {
         let topology = self.moves.topology_now()?;
         self.nothing_under_way("the load is evened")?;
         let (load, now) = (self.observed(&topology, KEYS), Instant::now());
         let (mut problem, mut previous) = self.planner.problem(now, &topology, &load, &self.around(&topology, &load));
         self.adapt(&mut problem, &mut previous, &PlanRequest::default())?;
-        // By slots alone, whatever else could be done: the policies of the paper know none.
+        // Move only slots, which the published policies do not support.
         (problem.knobs.policy, problem.knobs.keys_max) = (Policy::Switchyard, 0);
         let plan = solve(&problem, &previous);
         let name = |node| self.moves.name(node);
@@ -309,12 +309,12 @@ impl Operator {
         }
     }
 
-    /// Decides again on what a decision was made on.
+    /// Repeats a decision on its stored input.
     pub(super) fn replay(&self, id: u64, named: bool) -> Result<DecisionReport, Refused> {
         let decision = self.decision(id)?;
         let Decision { at, by, problem, previous, plan, .. } = decision;
         let name = |node| self.moves.name(node);
-        // To take something back is decided on the decision before, which is its reason.
+        // An undo is based on the previous decision, which is its reason.
         let plan = if Planner::takes_back(&by) { plan } else { solve(&problem, &previous) };
         Ok(DecisionReport { id: Some(id), at, by, ..Words { name: &name, named }.plan(&plan, problem.knobs.policy) })
     }
@@ -335,7 +335,7 @@ impl Operator {
         }
     }
 
-    /// Switches everything off, or on again, that acts without anybody asking.
+    /// Switches all automation off or on.
     pub(super) fn steer_automation(&self, request: &AutomationRequest) -> Result<AutomationReport, Refused> {
         let is_off = match request.verb.as_str() {
             "off" => true,
@@ -351,7 +351,7 @@ fn ids(begun: &PlanReport) -> Vec<MoveId> {
     begun.moves.iter().filter_map(|planned| planned.id).map(MoveId).collect()
 }
 
-/// Keys that go the same way are one move.
+/// Converts steps to orders. Keys with the same source and target become one move.
 fn orders_of(placement: &Placement, steps: &[Step], how: MoveOptions) -> Vec<MoveOrder> {
     let mut keys: BTreeMap<(NodeId, NodeId), BTreeSet<Key>> = BTreeMap::new();
     let mut orders = Vec::new();
@@ -376,7 +376,7 @@ fn orders_of(placement: &Placement, steps: &[Step], how: MoveOptions) -> Vec<Mov
         }
     }));
     let (mut orders, _) = apart(placement, orders);
-    // Keys take a moment, and most of the load with them.
+    // Keys first: they move quickly and carry most of the load.
     orders.sort_by_key(|order| order.keys.is_none());
     orders
 }

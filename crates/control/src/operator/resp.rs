@@ -1,7 +1,6 @@
-//! `SWITCHYARD MOVE ...` and its relatives over RESP: words in, the answer of the admin API out, as maps and arrays.
+//! `SWITCHYARD MOVE ...` and related commands over RESP. Replies are those of the admin API, as maps and arrays.
 //!
-//! A worker hands the words over and goes on; a thread of its own does what they say, because that may ask nodes and
-//! wait.
+//! Workers hand the commands over; a thread executes them, because they may query nodes and block.
 
 use std::sync::Arc;
 
@@ -17,10 +16,10 @@ use crate::admin::{
     HowRequest, Lose, MoveRequest, NodeRequest, Operation, PaperRequest, PlanRequest, SteerRequest,
 };
 
-/// Starts the thread that does what `SWITCHYARD` says.
+/// Starts the thread that executes `SWITCHYARD` commands.
 ///
 /// # Errors
-/// If the system has no thread.
+/// If no thread can be started.
 pub fn listen(operator: Arc<Operator>) -> anyhow::Result<Arc<CommandThread>> {
     CommandThread::start("operator", Arc::clone(&operator.running), move |command| answer(&operator, command))
 }
@@ -59,13 +58,13 @@ fn answer(operator: &Operator, command: &OperatorCommand) -> Vec<u8> {
     out
 }
 
-/// What a client may be told that is no operator.
+/// Remedy for clients without operator rights.
 const HOW_TO_OPERATE: &str = "give its user the word operator (in the users file; for the default user in clients.default-user-rules), or use the \
                               command line, such as `switchyard move`";
 
-/// What a client asks.
+/// A parsed command.
 enum OperatorRequest<'w> {
-    /// The words after ACCEPT.
+    /// Arguments after ACCEPT.
     Accept(&'w [&'w str]),
     Operation(Operation),
 }
@@ -79,7 +78,7 @@ impl OperatorRequest<'_> {
     }
 }
 
-/// `SWITCHYARD ACCEPT node`: what `switchyard nodes accept` does.
+/// Executes `SWITCHYARD ACCEPT node`, like `switchyard nodes accept`.
 fn accept(operator: &Operator, words: &[&str], who: &str) -> Result<(), String> {
     let [node] = words else { return Err("ERR wrong arguments: ACCEPT node".to_owned()) };
     operator.running.accept(node).map_err(|refused| format!("ERR {}", refused.text()))?;
@@ -87,7 +86,7 @@ fn accept(operator: &Operator, words: &[&str], who: &str) -> Result<(), String> 
     Ok(())
 }
 
-/// The same, with names of keys for those who may read them.
+/// Sets whether the client may read names of keys.
 fn named(asked: Operation, named: bool) -> Operation {
     match asked {
         Operation::Plan(request) => Operation::Plan(PlanRequest { named, ..request }),
@@ -97,7 +96,7 @@ fn named(asked: Operation, named: bool) -> Operation {
     }
 }
 
-/// `SWITCHYARD HOTKEYS [count]`. Names are for operators.
+/// Parses `SWITCHYARD HOTKEYS [count]`. Only operators see names.
 fn hot_keys<'w>(count: &[&str], named: bool) -> Result<OperatorRequest<'w>, String> {
     let keys = match count {
         [] => Some(HotKeysReport::KEYS),
@@ -109,7 +108,7 @@ fn hot_keys<'w>(count: &[&str], named: bool) -> Result<OperatorRequest<'w>, Stri
     Ok(OperatorRequest::Operation(Operation::HotKeys { keys, named }))
 }
 
-/// `SWITCHYARD LOAD`.
+/// Parses `SWITCHYARD LOAD`.
 fn load<'w>(rest: &[&str]) -> Result<OperatorRequest<'w>, String> {
     match rest {
         [] => Ok(OperatorRequest::Operation(Operation::Load)),
@@ -117,8 +116,8 @@ fn load<'w>(rest: &[&str]) -> Result<OperatorRequest<'w>, String> {
     }
 }
 
-/// `SWITCHYARD HOTCOPIES [EVICT KEY k | EVICT PREFIX p | EVICT ALL | OFF | ON]`. `bytes`: all words, HOTCOPIES first,
-/// because names of keys are bytes.
+/// Parses `SWITCHYARD HOTCOPIES [EVICT KEY k | EVICT PREFIX p | EVICT ALL | OFF | ON]`. `bytes` contains all words,
+/// HOTCOPIES first, because names of keys are bytes.
 fn hot_copies<'w>(rest: &[&str], bytes: &[Vec<u8>]) -> Result<OperatorRequest<'w>, String> {
     let upper: Vec<String> = rest.iter().take(2).map(|word| word.to_ascii_uppercase()).collect();
     let upper: Vec<&str> = upper.iter().map(String::as_str).collect();
@@ -139,7 +138,7 @@ fn hot_copies<'w>(rest: &[&str], bytes: &[Vec<u8>]) -> Result<OperatorRequest<'w
     Ok(OperatorRequest::Operation(Operation::SteerHotCopies(order)))
 }
 
-/// What the words ask. They are those of the command line.
+/// Parses arguments, which are the same as on the command line.
 fn parse(words: &[&str]) -> Result<Operation, String> {
     let name = words.iter().take(2).map(|word| word.to_ascii_uppercase()).collect::<Vec<_>>();
     let name: Vec<&str> = name.iter().map(String::as_str).collect();
@@ -277,7 +276,7 @@ fn count<N: std::str::FromStr>(what: &str, text: &str) -> Result<N, String> {
     text.parse().map_err(|_| format!("{what}: {text:?} is no number that it can be"))
 }
 
-/// Reads options: those that say how, and those that `own` knows, which says whether it took the value.
+/// Parses options: options of moves itself, others through `own`, which returns whether it consumed the value.
 fn read<'w>(
     words: &[&'w str],
     how: &mut HowRequest,
@@ -328,7 +327,7 @@ fn read<'w>(
     Ok(())
 }
 
-/// JSON as RESP: objects as maps, numbers with a fraction as text, as Redis does.
+/// Encodes JSON as RESP: objects as maps, fractions as text, as Redis does.
 fn encode_json(value: &Value, resp3: bool, out: &mut Vec<u8>) {
     match value {
         Value::Null => encode::null(out, resp3),
@@ -363,7 +362,7 @@ mod tests {
             (&["BALANCE", "DRY-RUN"], false),
             (&["BALANCE"], true),
             (&["MOVE", "FROM", "a:1", "TO", "b:1", "ALL", "--dry-run"], false),
-            // The name of a node, and no option.
+            // Here DRY-RUN is a node's name.
             (&["MOVE", "FROM", "DRY-RUN", "TO", "b:1", "ALL"], true),
             (&["MOVE", "FROM", "a:1", "TO", "DRY-RUN", "ALL"], true),
             (&["MOVES", "PAUSE", "1"], true),
@@ -407,7 +406,7 @@ mod tests {
             (&[b"HOTCOPIES", b"On"], HotCopiesOrder::Suspend(false)),
             (&[b"HOTCOPIES", b"EVICT", b"all"], HotCopiesOrder::EvictAll),
             (&[b"HOTCOPIES", b"evict", b"key", b"\xff"], HotCopiesOrder::EvictKey(b"\xff".to_vec())),
-            // The name of a key, and no word of ours.
+            // Here ALL is a key's name.
             (&[b"HOTCOPIES", b"EVICT", b"KEY", b"ALL"], HotCopiesOrder::EvictKey(b"ALL".to_vec())),
             (&[b"HOTCOPIES", b"EVICT", b"PREFIX", b"\xfe:"], HotCopiesOrder::EvictPrefix(b"\xfe:".to_vec())),
         ] {
@@ -464,7 +463,7 @@ mod tests {
             &["MOVES", "PAUSE", "x"],
             &["MOVES", "GOAL", "7"],
             &["MOVES", "MAX-RATE", "7", "much"],
-            // Bytes, or megabytes?
+            // Ambiguous: bytes or megabytes.
             &["MOVES", "MAX-RATE", "7", "20"],
             &["BALANCE", "MAX-RATE", "20"],
             &["MOVES", "ABORT", "7", "LOSE-ALL"],

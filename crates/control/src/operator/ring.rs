@@ -1,12 +1,12 @@
-//! A fleet on a continuum: each key is to be where the list of servers puts it. A new list is laid over the ring that
-//! there is, and what differs moves.
+//! A fleet on a continuum: each key belongs to the server where the list of servers places it. A new list overlays the
+//! present ring, and the differing slots move.
 //!
-//! A list comes from people, who name a node or ask for balance, or from a file that was read again. The file waits for
-//! its turn here, because moves may be under way. The thread that reads it also lets nodes join and go, so it may not
-//! wait itself.
-//!
-//! It is on record that keys are to follow before the new ring is seen. So a router that is killed between the two goes
-//! on.
+//! A list comes from an operator's request (a node's drain, or a balance) or from a reloaded file. The file's list is
+//! queued here, because moves may be running, and the thread that reloads it must not block: it also adds and removes
+//! nodes.
+//! nodes.
+//! The new ring is published only after recording that keys must follow it. A router killed in between continues after
+//! its restart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,28 +22,28 @@ use crate::admin::{HowRequest, PlanReport, Refused, conflict};
 use crate::members::MemberChange;
 use crate::store::{RedbStore, StoreError, load_json, save_json};
 
-/// The document of the store: keys are to follow a ring that is in force.
+/// Store document: whether keys must still follow the current ring.
 const BEHIND: &str = "ring-is-behind";
 
-/// A list that could not be followed is tried again so often.
+/// Retry interval for a list that could not be followed.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// The list that a file has, and what is left to do for it.
+/// The list of the file, and the pending steps.
 #[derive(Debug)]
 pub(super) struct Ring(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Servers of the file.
+    /// Servers in the file.
     listed: BTreeSet<String>,
-    /// Nodes that it lists no longer. They go when they are empty.
+    /// Nodes no longer in the file. They are removed when they are empty.
     leaving: BTreeSet<String>,
-    /// So often the file was read, and the last of these that was followed.
+    /// Number of reads of the file, and the last read that was followed.
     read: u64,
     followed: u64,
-    /// A ring is in force, and keys have yet to follow it.
+    /// Whether keys must still follow the current ring.
     is_behind: bool,
-    /// The latest trouble, and when to try again.
+    /// Last error, and the time of the next attempt.
     trouble: Option<(String, Instant)>,
 }
 
@@ -73,8 +73,8 @@ impl Ring {
 }
 
 impl Operator {
-    /// The servers that a file of a pool lists, and nodes that it lists no longer. `follow`: it was read anew, so keys
-    /// are to follow it.
+    /// Stores the servers in a pool's file, and the nodes no longer in it. `follow`: the file was reloaded, so keys
+    /// must follow it.
     pub fn tune_list(&self, listed: &[String], leaving: &[String], follow: bool) {
         let mut inner = self.ring.inner();
         inner.listed = listed.iter().cloned().collect();
@@ -82,7 +82,8 @@ impl Operator {
         inner.read += u64::from(follow);
     }
 
-    /// Has keys follow the file, and nodes go that it lists no longer. To be called again and again.
+    /// Starts moves so that keys follow the file, and removes empty nodes that are no longer in it. Called
+    /// periodically.
     pub(crate) fn follow_list(&self) {
         let (is_due, leaving) = {
             let inner = self.ring.inner();
@@ -121,7 +122,7 @@ impl Operator {
         if let Some(id) = self.moves.open_ids().first() {
             return Err(conflict(format!("move {} is not over (`switchyard moves`)", id.0)));
         }
-        // The keys of a server that left the file would go to too few others.
+        // Without a listed server, keys of a removed server would go to too few others.
         if let Some(name) = listed.iter().find(|name| topology.nodes().all(|node| node.name != **name)) {
             return Err(conflict(format!("{name} is listed, and has not joined")));
         }
@@ -136,7 +137,7 @@ impl Operator {
         Ok(())
     }
 
-    /// A node that the file lists no longer goes as soon as it owns nothing.
+    /// Removes a node that is no longer in the file, if it owns nothing.
     fn release(&self, name: &str) -> Result<(), Refused> {
         let _one = self.plan();
         let topology = self.moves.topology_now()?;
@@ -149,7 +150,7 @@ impl Operator {
             {
                 return Ok(());
             }
-            // The file may have been read meanwhile, and list it again.
+            // A reload in the meantime may list it again.
             Some(_) if !self.ring.is_leaving(name) => return Ok(()),
             Some(_) => {
                 self.list.change(MemberChange::Remove(name.to_owned())).map_err(Refused::Failed)?;
@@ -162,7 +163,7 @@ impl Operator {
         Ok(())
     }
 
-    /// Has every node own its share: by the ring of all nodes that may get keys.
+    /// Moves every node's share to it, by a ring of all nodes that may get keys.
     pub(super) fn share_by_ring(
         &self,
         topology: &Topology,
@@ -172,7 +173,7 @@ impl Operator {
         self.lay_over(topology, self.list_of(topology, |_| true), true, how, dry_run)
     }
 
-    /// Has a node own nothing: by the ring without it.
+    /// Moves everything away from a node, by the ring without it.
     pub(super) fn drain_by_ring(
         &self,
         topology: &Topology,
@@ -185,7 +186,7 @@ impl Operator {
         self.lay_over(topology, self.list_of(topology, stays), false, how, dry_run)
     }
 
-    /// The servers of a ring: of these nodes all that may get keys.
+    /// Servers of a new ring: the included nodes that may get keys.
     fn list_of(&self, topology: &Topology, includes: impl Fn(&str) -> bool) -> Vec<Server> {
         let weights = self.weights(topology);
         let server = |node: &switchyard_policy::topology::Node| {
@@ -195,8 +196,8 @@ impl Operator {
         topology.nodes().filter_map(server).collect()
     }
 
-    /// Lays this list over the ring, and orders the moves of what differs. `all`: also of slots that somebody has moved
-    /// away from where the list has them.
+    /// Overlays the ring with this list, and orders moves of the differing slots. `all`: also of slots that an operator
+    /// has moved elsewhere.
     fn lay_over(
         &self,
         topology: &Topology,
@@ -239,8 +240,8 @@ impl Operator {
             return Ok(PlanReport { notes: [note].into_iter().chain(plan.notes).collect(), ..plan });
         }
         if is_new && let Err(refused) = self.moves.require_no_ejection() {
-            // The ejected server may leave the list and come back before this one is followed. Its slots are with
-            // others then, by no list.
+            // The ejected server may leave the list and return to it before this list is followed. Its slots are then
+            // at other servers, although no list places them there.
             self.ring.set_behind(&self.store, true)?;
             return Err(refused);
         }
@@ -267,8 +268,7 @@ fn in_list(list: &[Server], name: &str) -> bool {
     list.iter().any(|server| server.name == name)
 }
 
-/// The shifts that bring slots to the servers to which the ring gives them. `wanted`: of a slot, and of the name of its
-/// owner.
+/// Returns shifts of slots to the servers where the ring places them. `wanted` selects by slot and name of its owner.
 fn to_homes(topology: &Topology, wanted: impl Fn(Slot, &str) -> bool) -> Vec<Shift> {
     let Some(ring) = topology.placement().continuum() else { return Vec::new() };
     let numbers: BTreeMap<&str, NodeId> = topology.nodes().map(|node| (node.name.as_str(), node.id)).collect();

@@ -1,5 +1,5 @@
-//! Decisions, with what they were made on: each is a document of its own in the state directory, and the newest takes
-//! the place of the oldest.
+//! History of decisions with their input: each is a document in the state directory, and the newest replaces the
+//! oldest.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,21 +10,21 @@ use tracing::warn;
 
 use crate::store::{RedbStore, load_json, save_json};
 
-/// Decisions that are kept. A large one takes some hundred kilobytes.
+/// Number of stored decisions. A large one takes some hundred kilobytes.
 const KEPT: u64 = 64;
 
 /// A decision.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Decision {
-    /// Seconds since 1970.
+    /// Time of the decision, in seconds since 1970.
     pub(crate) at: u64,
     pub(crate) by: String,
     pub(crate) problem: Problem,
     pub(crate) previous: Previous,
     pub(crate) plan: Plan,
-    /// The moves that were begun for it.
+    /// Moves that were started for it.
     pub(crate) moves: Option<Vec<u64>>,
-    /// The outcome.
+    /// Outcome of the moves.
     pub(crate) outcome: Option<String>,
 }
 
@@ -33,7 +33,7 @@ impl Decision {
         Self { at: unix_seconds(), by: by.to_owned(), problem, previous, plan, moves: None, outcome: None }
     }
 
-    /// The same with nothing of what it was made on but the knobs.
+    /// Drops the input except for the policy's settings.
     fn in_short(self) -> Self {
         Self {
             problem: Problem { knobs: self.problem.knobs, ..Problem::default() },
@@ -47,7 +47,7 @@ pub(super) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// The last decisions, by number, without what they were made on: that is in the store only.
+/// The last decisions by number, without their input, which is only in the store.
 #[derive(Debug, Default)]
 pub(crate) struct History(BTreeMap<u64, Decision>);
 
@@ -55,12 +55,12 @@ fn document(place: u64) -> String {
     format!("planner-decision-{}", place % KEPT)
 }
 
-/// A decision with all that it was made on, if it is kept and can be read.
+/// Reads a decision with its input, if it is still stored and legible.
 pub(super) fn read(store: &RedbStore, id: u64) -> Option<Decision> {
     read_place(store, id).filter(|(kept, _)| *kept == id).map(|(_, decision)| decision)
 }
 
-/// A decision that cannot be read explains nothing any more. That is no reason not to start.
+/// Reads a document. An illegible decision must not prevent the start.
 fn read_place(store: &RedbStore, place: u64) -> Option<(u64, Decision)> {
     load_json(store, &document(place)).unwrap_or_else(|error| {
         warn!("a decision of the planner is left out of its history: {error}");
@@ -69,14 +69,14 @@ fn read_place(store: &RedbStore, place: u64) -> Option<(u64, Decision)> {
 }
 
 fn write(store: &RedbStore, id: u64, decision: &Decision) {
-    // A decision that is not kept is carried out all the same: its moves are on record.
+    // A decision that cannot be stored is carried out all the same, because its moves are recorded.
     if let Err(error) = save_json(store, &document(id), &Some((id, decision))) {
         warn!("decision {id} of the planner cannot be kept: {error}");
     }
 }
 
 impl History {
-    /// The decisions on record. `each` sees them as they are, oldest first.
+    /// Loads the stored decisions. Passes each one with its input to `each`, oldest first.
     pub(super) fn load(store: &RedbStore, mut each: impl FnMut(u64, &Decision)) -> Self {
         let all: BTreeMap<u64, Decision> = (0..KEPT).filter_map(|place| read_place(store, place)).collect();
         all.iter().for_each(|(id, decision)| each(*id, decision));
@@ -91,7 +91,7 @@ impl History {
         id
     }
 
-    /// Its moves were begun: the decision.
+    /// Stores the moves of a decision, and returns the decision.
     pub(super) fn begun(&mut self, store: &RedbStore, id: u64, moves: Vec<u64>) -> Option<Decision> {
         self.change(store, id, |decision| decision.moves = Some(moves.clone()));
         self.0.get(&id).cloned()

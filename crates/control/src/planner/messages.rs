@@ -1,4 +1,4 @@
-//! Decisions in words and numbers.
+//! Decisions as text and numbers.
 
 use switchyard_policy::planner::{
     Advice, Alternative, Held, Name, Need, Outlook, Plan, Policy, Price, Step, Verdict, Way, What, Why,
@@ -10,16 +10,16 @@ use super::{Decision, POLICIES};
 use crate::admin::{AlternativeReport, DecisionReport, NodeOutlookReport, PriceReport, StepReport};
 use crate::operator::text_of;
 
-/// Says decisions to somebody.
+/// Formats decisions.
 pub(crate) struct Words<'w> {
-    /// The names of nodes.
+    /// Returns the name of a node.
     pub(crate) name: &'w dyn Fn(NodeId) -> String,
-    /// Names of keys may be read.
+    /// Whether the client may read names of keys.
     pub(crate) named: bool,
 }
 
 impl Words<'_> {
-    /// A decision that is on record.
+    /// Converts a stored decision to a report.
     pub(crate) fn decision(&self, id: u64, decision: &Decision) -> DecisionReport {
         let of_plan = self.plan(&decision.plan, decision.problem.knobs.policy);
         let outcome = decision.outcome.clone().or_else(|| {
@@ -30,7 +30,7 @@ impl Words<'_> {
         DecisionReport { id: Some(id), at: decision.at, by: decision.by.clone(), outcome, ..of_plan }
     }
 
-    /// A plan.
+    /// Converts a plan to a report.
     pub(crate) fn plan(&self, plan: &Plan, policy: Policy) -> DecisionReport {
         let outlook = |node: &Outlook| NodeOutlookReport {
             node: (self.name)(node.node),
@@ -74,7 +74,7 @@ impl Words<'_> {
         }
     }
 
-    /// In one sentence: what is wrong, and what is done about it.
+    /// Problem and remedy in one sentence.
     fn explain(&self, plan: &Plan) -> String {
         match self.memory(plan) {
             Some(memory)
@@ -137,7 +137,7 @@ impl Words<'_> {
         let what = format!("{} ({})", what.join(" and "), describe_size(bytes));
         let relieved = fullest.and_then(|fullest| plan.nodes.iter().find(|node| node.node == fullest.node));
         let after = relieved.map_or_else(String::new, |node| format!(", which leaves it {:.0}", node.after));
-        // Only a node that is to leave gives something where it has no limit.
+        // Only a leaving node moves its load away without having a limit.
         let has_no_limit = |id: NodeId| plan.nodes.iter().any(|node| node.node == id && node.limit <= 0.0);
         let leaver = plan.steps.iter().find(|step| plan.verdict != Verdict::Fine && has_no_limit(step.from));
         if let Some(leaver) = leaver.map(|step| (self.name)(step.from)) {
@@ -166,7 +166,7 @@ impl Words<'_> {
         }
     }
 
-    /// Nodes that stay over their limit, each with the reason.
+    /// Nodes that stay above their limit, each with the reason.
     pub(crate) fn held(&self, held: &[Held]) -> Vec<String> {
         let why = |why: Why| match why {
             Why::Down => "it is down".to_owned(),

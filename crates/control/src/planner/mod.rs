@@ -1,14 +1,13 @@
-//! Watches the load, decides by [`switchyard_policy::planner`], has moves begun, and looks at what came of them.
+//! Observes the load, decides by [`switchyard_policy::planner`], starts moves, and evaluates their effect.
 //!
-//! It has the memory that the policy has not: the looks of the window, the latest moves, the budget spent, and the
-//! decisions with their numbers. It begins nothing itself: [`crate::operator`] makes the orders, with the same checks
-//! as for people.
+//! Holds the state that the policy lacks: loads of the window, recent moves, the spent budget, and the numbered
+//! decisions. Starts nothing itself: [`crate::operator`] makes the orders, with the same checks as for operators.
 //!
-//! One decision at a time is carried out. When its moves have ended and a window has passed, the load is compared with
-//! what was predicted. A decision that did not help is taken back, and after three in a row nothing more is done until
-//! an operator says so. A plan that a person applied is compared, too, and never taken back.
+//! One decision is carried out at a time. After its moves and a further window, the load is compared with the
+//! prediction. A decision that did not help is reverted. After three such decisions in a row the planner pauses. An
+//! operator's plan is compared, too, but never reverted.
 //!
-//! A restart finds budgets, cooldowns and the decision under way in the history.
+//! After a restart, the history provides budgets, cooldowns and the decision in progress.
 
 mod history;
 mod messages;
@@ -42,56 +41,57 @@ pub(crate) use thread::PLANNER;
 pub use thread::PlannerThread;
 
 /// Loads that are compared with each other are not older.
+
+/// Maximum age of loads that are compared with each other.
 const LOOKS_FOR: Duration = Duration::from_secs(60);
 
-/// Moved keys and slots stay for so long.
+/// Cooldown of moved keys and slots.
 const KEY_RESTS: Duration = Duration::from_secs(60);
 const SLOT_RESTS: Duration = Duration::from_secs(300);
 
-/// Decisions of so long raise the evidence for the next one at their nodes, so that a noisy load moves little to and
-/// fro.
+/// Period in which earlier decisions at a node raise the evidence that its next one needs, so that a noisy load does
+/// not cause moves back and forth.
 const STEADY_FOR: Duration = Duration::from_secs(300);
 
-/// A key that the planner has moved goes home when it has not been used to speak of for so long.
+/// Time without significant use after which a key that the planner has moved returns to its slot owner.
 const COLD_AFTER: Duration = Duration::from_secs(60);
 
-/// Keys go home together, so often at most.
+/// Minimum interval between such returns, each of several keys.
 const HOMECOMINGS: Duration = Duration::from_secs(60);
 
-/// A key is cold with less than such a part of the mean load of a node.
+/// Fraction of a node's mean load below which a key is cold.
 const COLD: f64 = 0.005;
 
-/// The author of the planner's own decisions.
+/// Author of the planner's own decisions.
 const OWN: &str = "planner";
 
-/// The author of a decision that takes back another one.
+/// Author of a decision that reverts another.
 const TAKES_BACK: &str = "planner: takes back";
 
-/// After a refusal nothing is begun at the node that it concerns, for so long at first and at most. It doubles each
-/// time.
+/// Pause at a node after a refused move, initially and at most. Doubles with each refusal.
 const REFUSED_RESTS: Duration = Duration::from_secs(10);
 const REFUSED_RESTS_MAX: Duration = Duration::from_secs(600);
 
-/// Moves that take longer are named as the reason for waiting.
+/// Duration after which moves are reported as the reason for waiting.
 const LONG: Duration = Duration::from_secs(60);
 
-/// The same decision is noted so often at most, while nothing is begun.
+/// Minimum interval between history entries for the same decision while nothing is started.
 const NOTED_EVERY: Duration = Duration::from_secs(60);
 
-/// Whether it decides, and acts.
+/// Whether the planner decides, and acts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// It looks at nothing.
+    /// Does nothing.
     Off,
-    /// It decides, and says what it would do.
+    /// Decides, and only reports the plan.
     #[default]
     Observe,
-    /// It acts.
+    /// Decides and acts.
     On,
 }
 
 impl Mode {
-    /// All, with their names in the configuration.
+    /// All modes, with their names in the configuration.
     pub const ALL: [(Self, &'static str); 3] = [(Self::Off, "off"), (Self::Observe, "observe"), (Self::On, "on")];
 }
 
@@ -106,21 +106,21 @@ pub const POLICIES: [(Policy, &str); 4] = [
 /// Settings of the planner.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannerConfig {
-    /// Whether it acts.
+    /// Whether the planner acts.
     pub mode: Mode,
-    /// By which policy.
+    /// Policy in use.
     pub policy: Policy,
-    /// The time between two looks.
+    /// Interval between planning steps.
     pub interval: Duration,
-    /// A node has to be over its limit for so long.
+    /// Time for which a node must exceed its limit.
     pub window: Duration,
-    /// Percent of a limit that are kept free.
+    /// Part of each limit that is kept free, in percent.
     pub headroom: usize,
-    /// Nodes with fewer requests per second are never relieved. None: [`Knobs::LEAST`].
+    /// Requests per second below which a node is never relieved. `None`: [`Knobs::LEAST`].
     pub least: Option<usize>,
-    /// Keys that may be moved in a minute.
+    /// Maximum number of keys moved per minute.
     pub keys_per_minute: usize,
-    /// Bytes that may be moved in an hour.
+    /// Maximum number of bytes moved per hour.
     pub bytes_per_hour: usize,
 }
 
@@ -139,26 +139,24 @@ impl Default for PlannerConfig {
     }
 }
 
-/// State that outlasts a restart, beside the decisions.
+/// Persistent state in addition to the decisions.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct PersistedState {
-    /// Somebody has switched all automation off.
+    /// Whether an operator has disabled all automation.
     is_off: bool,
-    /// Keys that the planner has moved away from their slots. A key that lives anywhere else was placed by an operator,
-    /// and stays.
+    /// Keys that the planner has moved away from their slots. Other placement overrides are an operator's, and stay.
     relocated: Relocated,
-    /// The number of decisions that have failed in a row.
+    /// Number of consecutive failed decisions.
     #[serde(default)]
     failures: u32,
 }
 
-/// Keys by name, each with the node that the planner has moved it to. `None`: an earlier version did not record the
-/// node.
+/// Keys by name, with the node that the planner has moved them to. `None`: an earlier version did not record the node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Vec<Record>", into = "Vec<Record>")]
 struct Relocated(BTreeMap<Name, Option<NodeId>>);
 
-/// An entry of [`Relocated`] in the store. Names are bytes, which cannot be keys of a JSON object.
+/// Entry of [`Relocated`] in the store. Names are bytes, which cannot be keys of a JSON object.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Record {
@@ -188,28 +186,28 @@ impl From<Relocated> for Vec<Record> {
 
 const KEPT: &str = "planner";
 
-/// A decision that is being carried out.
+/// A decision in progress.
 #[derive(Clone, Debug)]
 struct Change {
     decision: u64,
     kind: Kind,
     plan: Plan,
-    /// The fullest of its nodes, as a part of its limit, when it was decided.
+    /// Utilization of the fullest affected node at the time of the decision, as a fraction of its limit.
     before: f64,
     since: Instant,
     stage: Stage,
 }
 
-/// The author of a decision decides whether it may be taken back.
+/// Author and purpose of a decision, which determine whether it may be reverted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// The planner's own.
+    /// A decision of the planner.
     Own,
-    /// The planner's, which takes back another one. The opposite has just been tried.
+    /// A decision of the planner that reverts another. The opposite has just been tried.
     TakesBack,
-    /// A person's.
+    /// An operator's plan.
     Requested,
-    /// Cold keys go home. It relieves no node, so there is nothing to compare.
+    /// Return of cold keys. It relieves no node, so there is nothing to compare.
     Homecoming,
 }
 
@@ -226,9 +224,9 @@ impl Kind {
 
 #[derive(Clone, Debug)]
 enum Stage {
-    /// These moves are not over.
+    /// The moves have not ended.
     Moves(Vec<MoveId>),
-    /// They are: the load settles until then.
+    /// The moves have ended, and the load settles until this time.
     Settles(Instant),
 }
 
@@ -241,46 +239,45 @@ struct Inner {
     keys: BTreeMap<Name, Instant>,
     slots: BTreeMap<Slot, Instant>,
     over: Vec<NodeId>,
-    /// Relocated keys that are little used, and since when.
+    /// Relocated keys with little use, and the time since when.
     cold: BTreeMap<Name, Instant>,
     homecoming_at: Option<Instant>,
     spent: VecDeque<(Instant, usize, u64)>,
-    /// Nodes of the latest decisions.
+    /// Nodes of recent decisions.
     relieved: VecDeque<(Instant, BTreeSet<NodeId>)>,
-    /// Nodes that refused a move: nothing is begun there until then, after so many refusals.
+    /// Nodes that refused a move: end of the pause, and number of refusals.
     refused: BTreeMap<NodeId, (Instant, u32)>,
     at_work: Vec<Change>,
     rests: Rests,
-    /// Ended decisions by outcome, since the start.
+    /// Decisions that have ended since the start, by outcome.
     outcomes: BTreeMap<&'static str, u64>,
     noted: Option<(Instant, Vec<(NodeId, NodeId)>)>,
 }
 
-/// The next thing to do.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// Nothing.
+    /// Nothing to do.
     Rest,
-    /// Begin these moves, and say which they are.
+    /// Start these moves, and report their ids.
     Begin(u64, Plan),
 }
 
 /// All outcomes of decisions.
 pub(crate) const OUTCOMES: [&str; 5] = ["helped", "load-ended", "failed", "not-compared", "refused"];
 
-/// The state of the planner, for reports and metrics.
+/// State of the planner, for reports and metrics.
 #[derive(Debug)]
 pub(crate) struct Standing {
     pub(crate) mode: Mode,
-    /// Why it does not act, whatever the mode.
+    /// Reason why it does not act, regardless of the mode.
     pub(crate) rests: Option<String>,
-    /// Nodes over their limit at the latest measurement.
+    /// Nodes above their limit at the latest measurement.
     pub(crate) over: Vec<NodeId>,
     /// Decisions that have ended since the start, by outcome.
     pub(crate) outcomes: BTreeMap<&'static str, u64>,
 }
 
-/// The planner of a fleet.
+/// Planner of a fleet.
 #[derive(Debug)]
 pub(crate) struct Planner {
     store: Arc<RedbStore>,
@@ -288,7 +285,7 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
-    /// With what is on record.
+    /// Opens the planner with its stored state.
     pub(crate) fn open(store: Arc<RedbStore>) -> Result<Self, StoreError> {
         let mut inner = Inner { kept: crate::store::load_json(&*store, KEPT)?, ..Inner::default() };
         let now = (Instant::now(), history::unix_seconds());
@@ -309,26 +306,26 @@ impl Planner {
         self.inner().config.clone()
     }
 
-    /// The state of the planner, for reports and metrics.
+    /// State of the planner, for reports and metrics.
     pub(crate) fn standing(&self, now: Instant) -> Standing {
         let inner = self.inner();
         let rests = inner.rest(now).map(|rest| rest.text());
         Standing { mode: inner.config.mode, rests, over: inner.over.clone(), outcomes: inner.outcomes.clone() }
     }
 
-    /// Logs why it does not act, once for each reason.
+    /// Logs the reason why it does not act, once per reason.
     pub(crate) fn log_rest(&self, now: Instant) {
         let mut inner = self.inner();
         let rest = inner.rest(now).filter(|_| inner.config.mode == Mode::On);
         inner.rests.log(rest.as_ref());
     }
 
-    /// Whether somebody has switched all automation off.
+    /// Whether an operator has disabled all automation.
     pub(crate) fn is_off(&self) -> bool {
         self.inner().kept.is_off
     }
 
-    /// Automation is switched on or off, for good.
+    /// Disables or enables automation, durably.
     pub(crate) fn switch(&self, is_off: bool) -> Result<(), String> {
         let mut inner = self.inner();
         let kept = PersistedState { is_off, failures: 0, ..inner.kept.clone() };
@@ -337,7 +334,7 @@ impl Planner {
         Ok(())
     }
 
-    /// There is nothing to decide, and nothing to look back at.
+    /// Whether there is nothing to decide or to evaluate.
     pub(crate) fn is_idle(&self) -> bool {
         let inner = self.inner();
         inner.config.mode == Mode::Off && inner.at_work.is_empty()
@@ -350,14 +347,14 @@ impl Planner {
         Ok(())
     }
 
-    /// The load was measured.
+    /// Records a measurement of the load.
     pub(crate) fn note(&self, now: Instant, topology: &Topology, load: &ObservedLoad) {
         let mut inner = self.inner();
         let nodes: BTreeMap<NodeId, f64> = topology.nodes().map(|node| (node.id, load_of(load, node.id))).collect();
         let mean = nodes.values().sum::<f64>() / nodes.len().max(1) as f64;
         inner.seen.push_back(Seen { at: now, epoch: topology.epoch(), nodes });
         let kept = inner.config.window.max(LOOKS_FOR);
-        // One more than fits, so that they span all of it.
+        // Keep an additional load, so that they span the whole window.
         while inner.seen.get(1).is_some_and(|seen| now.saturating_duration_since(seen.at) >= kept) {
             inner.seen.pop_front();
         }
@@ -378,7 +375,7 @@ impl Planner {
         }
     }
 
-    /// The problem to decide, with the latest moves.
+    /// Returns the planning problem, and the recent moves.
     pub(crate) fn problem(
         &self,
         now: Instant,
@@ -404,7 +401,7 @@ impl Planner {
         (problem, previous)
     }
 
-    /// Looks at how it stands: what to do next by itself. `is_open`: a move is not over.
+    /// Performs a planning step, and returns the next action. `is_open`: whether a move has not ended.
     pub(crate) fn step(
         &self,
         now: Instant,
@@ -413,7 +410,7 @@ impl Planner {
         is_open: impl Fn(MoveId) -> bool,
     ) -> Next {
         let mut inner = self.inner();
-        // As it stood before: also the last of several failures is taken back.
+        // Read this before evaluating failures, so that the last of several failures is reverted, too.
         let acts = inner.acts(now);
         if let Some((id, plan)) = self.look_back(&mut inner, now, acts, problem, is_open) {
             return Next::Begin(id, plan);
@@ -445,8 +442,7 @@ impl Planner {
         if acts { Next::Begin(id, plan) } else { Next::Rest }
     }
 
-    /// Decisions whose moves are over are compared with what was predicted. The plan that takes one back, if `acts` and
-    /// there is reason to.
+    /// Evaluates the decisions whose moves have ended. Returns a plan that reverts a failed decision, if `acts`.
     fn look_back(
         &self,
         inner: &mut Inner,
@@ -474,7 +470,7 @@ impl Planner {
         next
     }
 
-    /// Notes the outcome of a decision; the plan that takes it back, if any.
+    /// Records the outcome of a decision. Returns a plan that reverts it, if needed.
     fn judge(
         &self,
         inner: &mut Inner,
@@ -546,17 +542,17 @@ impl Planner {
         inner.history.add(&self.store, decision)
     }
 
-    /// Whether a decision takes back another one: it was not solved for.
+    /// Whether a decision reverts another, and so was not solved for.
     pub(crate) fn takes_back(by: &str) -> bool {
         by == TAKES_BACK
     }
 
-    /// A person has a plan carried out: its number.
+    /// Records an operator's plan, and returns its number.
     pub(crate) fn record_requested(&self, by: &str, problem: Problem, previous: Previous, plan: Plan) -> u64 {
         self.record(&mut self.inner(), Decision::of(by, problem, previous, plan))
     }
 
-    /// The moves of a decision were begun.
+    /// Records the started moves of a decision.
     pub(crate) fn begun(&self, now: Instant, decision: u64, before: f64, moves: Vec<MoveId>) {
         let mut inner = self.inner();
         let Some(Decision { by, plan, .. }) =
@@ -580,7 +576,7 @@ impl Planner {
         inner.at_work.push(Change { decision, kind, plan, before, since: now, stage: Stage::Moves(moves) });
     }
 
-    /// The moves of a decision were refused: nothing is begun at these nodes for a while.
+    /// Records that the moves of a decision were refused, which pauses moves at these nodes.
     pub(crate) fn refused(&self, now: Instant, decision: u64, nodes: impl IntoIterator<Item = NodeId>, why: &str) {
         let mut inner = self.inner();
         for node in nodes {
@@ -592,9 +588,9 @@ impl Planner {
         inner.history.ended(&self.store, decision, format!("refused: {why}"));
     }
 
-    /// Forgets keys that no longer live at the node that the planner has moved them to: they have returned to their
-    /// slots, or an operator has moved them. `node_of`: the node of a key that lives away from its slot. Keys of a
-    /// decision in progress may be on their way.
+    /// Forgets keys that have left the node to which the planner has moved them: they have returned to their slots, or
+    /// an operator has moved them. `node_of` returns the node of a placement override. Keys of a decision in progress
+    /// may still be in transit, and are retained.
     pub(crate) fn keep_relocated(&self, node_of: impl Fn(&[u8]) -> Option<NodeId>) {
         let mut inner = self.inner();
         let key_of = |step: &Step| match &step.what {
@@ -622,19 +618,19 @@ impl Planner {
         }
     }
 
-    /// Decisions, the newest first, without what they were made on.
+    /// Decisions, the newest first, without their input.
     pub(crate) fn decisions(&self) -> Vec<(u64, Decision)> {
         self.inner().history.newest_first()
     }
 
-    /// A decision with what it was made on.
+    /// Returns a decision with its input.
     pub(crate) fn decision(&self, id: u64) -> Option<Decision> {
         history::read(&self.store, id)
     }
 }
 
 impl Inner {
-    /// Why it does not act, or not soon.
+    /// Reason why it does not act, or not soon.
     fn rest(&self, now: Instant) -> Option<Rest> {
         let failures = self.kept.failures;
         let waits = || {
@@ -660,7 +656,7 @@ impl Inner {
         *self.outcomes.entry(outcome).or_default() += 1;
     }
 
-    /// Moved keys and slots stay for a while, and count for the budgets.
+    /// Records the cooldown of the plan's keys and slots, and charges the budgets.
     fn remember(&mut self, at: Instant, plan: &Plan) {
         for step in &plan.steps {
             match &step.what {
@@ -677,7 +673,7 @@ impl Inner {
         }
     }
 
-    /// After a restart, with the time now and in seconds since 1970: a decision on record, oldest first.
+    /// Restores a stored decision after a restart. Called with the present time on both clocks, oldest decision first.
     fn resume(&mut self, (now, unix): (Instant, u64), id: u64, decision: &Decision) {
         let Some(moves) = &decision.moves else { return };
         let at = now.checked_sub(Duration::from_secs(unix.saturating_sub(decision.at))).unwrap_or(now);
@@ -699,7 +695,7 @@ impl Inner {
         self.refused.retain(|_, (until, _)| is_within(until, REFUSED_RESTS_MAX));
     }
 
-    /// The knobs, with the rest of the budget.
+    /// Settings of the policy, with the remaining budgets.
     fn knobs(&self, now: Instant) -> Knobs {
         let minute = self.spent.iter().filter(|(at, ..)| now.saturating_duration_since(*at).as_secs() < 60);
         let keys: usize = minute.map(|(_, keys, _)| keys).sum();

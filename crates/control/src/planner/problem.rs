@@ -1,4 +1,4 @@
-//! From what was measured to what the planner decides on ([`Problem`]).
+//! Converts measurements to the planner's input ([`Problem`]).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -8,53 +8,54 @@ use switchyard_policy::planner::{KeyAt, Knobs, Name, Node, PinnedReason, Problem
 use switchyard_policy::telemetry::Hot;
 use switchyard_policy::topology::{NodeId, Slot, Topology};
 
-/// Keys of each node that are looked at.
+/// Maximum number of keys per node that are considered.
 pub(crate) const KEYS: usize = 256;
 
-/// Slots of a node that has much to do, the busiest ones. A plan that needs more takes several rounds.
+/// Maximum number of slots of a busy node that are considered, the busiest first. A plan that needs more takes several
+/// rounds.
 const SLOTS: usize = 1024;
 
-/// Hot copies have found a key by then, if they are going to.
+/// Seconds after which hot copies have detected a key, if they ever do.
 const COPIED_WITHIN: f64 = 4.0;
 
-/// The part that is left after a second of a rate that is not kept up ([`switchyard_policy::telemetry::Weights`]).
+/// Fraction that remains of an unsustained rate after a second ([`switchyard_policy::telemetry::Weights`]).
 const HALF: f64 = 0.5;
 
-/// Slots are measured slowly: how much their sum may differ from what the node has.
+/// Maximum factor for scaling the slots' load to the node's load, because slots are measured slowly.
 const SCALE: f64 = 4.0;
 
-/// Hot copies leave such keys alone: fewer reads in a second, or too many writes for each.
+/// Limits of hot copies: minimum reads per second, and minimum ratio of reads to writes.
 const COPIED_READS: f64 = 100.0;
 const READS_FOR_A_WRITE: f64 = 4.0;
 
-/// Seconds of data behind the rate of a key, least and most: older segments have little weight.
+/// Minimum and maximum seconds of data behind a key's rate. Older segments have little weight.
 const RATE_SECONDS: (f64, f64) = (1.0, 3.0);
 
-/// The loads of nodes at a time.
+/// Loads of nodes at one time.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
     pub(super) at: Instant,
-    /// The topology's epoch. Loads of different epochs are not compared.
+    /// Epoch of the topology. Loads of different epochs are not compared.
     pub(super) epoch: u64,
     pub(super) nodes: BTreeMap<NodeId, f64>,
 }
 
-/// Other facts about a fleet.
+/// Further facts about a fleet.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FleetContext {
-    /// By node; 0: it gets nothing.
+    /// Weight by node. 0: the node gets nothing.
     pub(crate) weights: BTreeMap<NodeId, u32>,
-    /// Requests in a second, where somebody has said how many it can answer.
+    /// Configured capacities, in requests per second.
     pub(crate) capacities: BTreeMap<NodeId, f64>,
     /// Nodes that take part in a move.
     pub(crate) busy: BTreeSet<NodeId>,
-    /// Nodes that cannot be used.
+    /// Unusable nodes.
     pub(crate) down: BTreeSet<NodeId>,
-    /// Nodes that are to have nothing.
+    /// Nodes that must become empty.
     pub(crate) leaving: BTreeSet<NodeId>,
-    /// Keys of what was seen that commands needed at home within the hour.
+    /// Observed keys that commands needed at their slot owner within the last hour.
     pub(crate) needed: BTreeSet<Name>,
-    /// Hot copies answer reads.
+    /// Whether hot copies answer reads.
     pub(crate) copies: bool,
 }
 
@@ -63,28 +64,27 @@ fn is_short_of_memory(node: &Node) -> bool {
     node.memory.is_some_and(|(used, most)| most > 0 && used > most / 100 * 80)
 }
 
-/// The load of a node now: what was sent there, or, where nobody has counted that twice, the uses of its keys.
+/// Current load of a node: the requests sent there, or, if they were not counted twice yet, the uses of its keys.
 pub(super) fn load_of(load: &ObservedLoad, node: NodeId) -> f64 {
     let requests = load.nodes.get(&node).and_then(|node| node.requests);
     requests.unwrap_or_else(|| load.keys.iter().find(|hot| hot.node == node).map_or(0.0, |hot| hot.uses))
 }
 
-/// The keys that are used most, by name. One in several databases is one: all of it moves together.
+/// Names of the most used keys. A name that exists in several databases is returned for each, but moves as a whole.
 pub(crate) fn names(load: &ObservedLoad) -> impl Iterator<Item = &[u8]> {
     load.keys.iter().flat_map(|node| &node.keys).filter_map(|hot| hot.name.key())
 }
 
-/// The latest loads, and the evidence that they have to give.
+/// Recent loads, and the required evidence.
 pub(super) struct Looks<'l> {
-    /// Oldest first.
+    /// Loads, oldest first.
     pub(super) seen: &'l VecDeque<Seen>,
     pub(super) window: Duration,
-    /// The number of latest decisions that concerned a node. Each adds [`ERRORS`] to the evidence that its next one
-    /// needs.
+    /// Number of recent decisions about a node. Each adds [`ERRORS`] to the evidence that its next one needs.
     pub(super) decisions: &'l dyn Fn(NodeId) -> usize,
 }
 
-/// The mean load exceeds a limit by this number of standard errors, or the excess is noise.
+/// Minimum excess of the mean load over a limit, in standard errors. A smaller excess is noise.
 const ERRORS: f64 = 4.0;
 
 pub(super) fn problem(
@@ -97,7 +97,7 @@ pub(super) fn problem(
 ) -> Problem {
     let newest = || seen.iter().rev();
     let alike = newest().take_while(|look| seen.back().is_some_and(|last| last.epoch == look.epoch)).count();
-    // Loads that span the window: one more than begin within it.
+    // Loads that span the window: one more than start within it.
     let in_window =
         newest().take_while(|look| seen.back().is_some_and(|last| last.at - look.at <= window.mul_f64(0.9))).count()
             + 1;
@@ -106,8 +106,8 @@ pub(super) fn problem(
         .map(|node| {
             let id = node.id;
             let capacity = around.capacities.get(&id).copied();
-            // The limit of a node without a capacity is a part of all load, which may vary by itself: so does the load
-            // that is compared with it.
+            // Without a capacity, the limit is a fraction of the total load, which may vary by itself. Scale the
+            // compared load accordingly.
             let all = |look: &Seen| look.nodes.values().sum::<f64>().max(1e-9);
             let scale = |look: &Seen| if capacity.is_some() { 1.0 } else { seen.back().map_or(1.0, all) / all(look) };
             let loads: Vec<f64> =
@@ -121,7 +121,7 @@ pub(super) fn problem(
             };
             Node {
                 id,
-                // The newest look: a mean over the window would still hold what was before a change.
+                // Use the latest load, because a mean over the window would contain the time before a change.
                 load: loads.last().copied().unwrap_or_default(),
                 lasting: lasting_load(&loads, alike, in_window, ERRORS * (1.0 + decisions(id) as f64)),
                 weight: around.weights.get(&id).copied().unwrap_or(1),
@@ -155,10 +155,10 @@ pub(super) fn problem(
     for node in &nodes {
         let Some(owned) = owned.remove(&node.id) else { continue };
         let is_left = node.state == State::Leaving;
-        // Nobody counts the bytes of a slot: its part of what the node has.
+        // Bytes per slot are not measured, so divide the node's memory evenly.
         let bytes = node.memory.map_or(0, |(used, _)| used) / owned.len().max(1) as u64;
         let rest = |slot: Slot| (load.slot(slot).commands - of_keys.get(&slot).copied().unwrap_or_default()).max(0.0);
-        // Every request is for some key. The requests that no listed key explains are spread over the slots, in the
+        // Every request is for some key. Spread the requests that no listed key explains over the slots, in the
         // measured proportions.
         let explained = explained.get(&node.id).copied().unwrap_or_default();
         let measured: f64 = owned.iter().copied().map(rest).sum();
@@ -168,7 +168,7 @@ pub(super) fn problem(
             let SlotLoad { commands, noise, .. } = load.slot(*slot);
             (rest(*slot), noise * rest(*slot) / commands.max(1e-9))
         }));
-        // Never more than that, together: a slot with one sample is drawn to the mean, and there are many of them.
+        // Limit the sum to this load: a slot with a single sample tends to the mean, and there are many such slots.
         let promised: f64 = owned.iter().map(|slot| expected.load(rest(*slot)) * scale).sum();
         let scale = scale * (unexplained / promised.max(1e-9)).min(1.0);
         let at = |slot: Slot| {
@@ -182,7 +182,7 @@ pub(super) fn problem(
         if !is_left && own.len() > SLOTS {
             let busy = |slot: &SlotAt| slot.load + of_keys.get(&slot.slot).copied().unwrap_or_default();
             own.sort_by(|one, other| busy(other).total_cmp(&busy(one)).then(one.slot.cmp(&other.slot)));
-            // Idle slots, too, if the node needs memory.
+            // Include idle slots if the node needs memory.
             own.drain(SLOTS..if gives_all { own.len() - SLOTS.min(own.len() - SLOTS) } else { own.len() });
         }
         slots.extend(own);
@@ -204,11 +204,11 @@ fn keys(topology: &Topology, load: &ObservedLoad, around: &FleetContext, cold: &
         let (at, home, is_cold) = (topology.lives_at(key), topology.owner(slot), cold.contains(key));
         KeyAt { key: key.into(), slot, at, home, reads: 0.0, writes: 0.0, copied: 0.0, bytes: 0, is_cold, stays }
     };
-    // A weighed rate lags behind a key that has just become hot. The segment that found the key counts, too: `seconds`
-    // begin at its end.
+    // A weighted rate lags behind for a key that has just become hot. Add the segment that found the key, because
+    // `seconds` start at its end.
     let seconds = |hot: &Hot| hot.seconds + 1.0;
     let known_part = |hot: &Hot| 1.0 - HALF.powf(seconds(hot));
-    // The keys of a hash tag are one load: they move together, and are certain together.
+    // Keys with a common hash tag are one load: they move together, and are certain together.
     let unit =
         |key: &[u8]| topology.placement().hash_tag(key).map_or((key.into(), false), |tag| (Name::from(tag), true));
     let named = || {
@@ -229,7 +229,7 @@ fn keys(topology: &Topology, load: &ObservedLoad, around: &FleetContext, cold: &
         known.bytes += (hot.rates.bytes / uses).max(hot.rates.reply_bytes / uses) as u64;
         let is_new = hot.seconds < COPIED_WITHIN;
         if around.copies && is_new && of(hot.rates.reads - READS_FOR_A_WRITE * hot.rates.writes) >= COPIED_READS {
-            // Reads that copies answer leave the load of the node at once, and the weighed rate of reads later.
+            // Reads answered by copies leave the node's load at once, but the weighted rate of reads later.
             known.copied += of(hot.rates.reads - hot.rates.hits).max(0.0) * certain;
         }
     }

@@ -1,6 +1,6 @@
-//! The reasons why the planner does not act although its mode is `on`, and the log lines about them.
+//! Reasons why the planner does not act although its mode is `on`, and log lines about them.
 //!
-//! Apart from the decisions, because `automation`, the status, the metrics and the log give the same reason.
+//! Separate from the decisions, so that `automation`, the status, the metrics and the log report the same reason.
 
 use std::mem::{Discriminant, discriminant};
 use std::time::{Duration, Instant};
@@ -9,28 +9,28 @@ use switchyard_policy::topology::MoveId;
 use switchyard_resp::units::describe_time;
 use tracing::{info, warn};
 
-/// Failures in a row after which it pauses.
+/// Consecutive failures after which the planner pauses.
 pub(super) const FAILURES_MAX: u32 = 3;
 
-/// The pause after the last of these failures, and the longest one. Each further failure doubles it.
+/// Pause after the last of these failures, and the maximum pause. Each further failure doubles it.
 pub(super) const PAUSE: Duration = Duration::from_secs(60);
 const PAUSE_MAX: Duration = Duration::from_secs(3600);
 
 /// A reason why the planner does not act.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Rest {
-    /// An operator has switched all automation off.
+    /// An operator has disabled all automation.
     Off,
-    /// Decisions have failed in a row: it tries again after a pause.
+    /// Decisions have failed in a row. The planner pauses and then retries.
     Failed {
-        /// The number of these decisions.
+        /// Number of these decisions.
         failures: u32,
-        /// The time until then.
+        /// Remaining pause.
         left: Duration,
     },
     /// Moves of a decision take long, or are paused.
     Waits {
-        /// The decision.
+        /// Number of the decision.
         decision: u64,
         /// All moves of the decision.
         moves: Vec<MoveId>,
@@ -38,7 +38,7 @@ pub(super) enum Rest {
 }
 
 impl Rest {
-    /// The reason with its remedy, in words.
+    /// Reason and remedy as text.
     pub(super) fn text(&self) -> String {
         match self {
             Self::Off => "automation is switched off (`switchyard automation on`)".to_owned(),
@@ -57,7 +57,7 @@ impl Rest {
     }
 }
 
-/// The pause after failures, and the reason that was logged last.
+/// Pause after failures, and the reason that was logged last.
 #[derive(Debug, Default)]
 pub(super) struct Rests {
     until: Option<Instant>,
@@ -65,13 +65,13 @@ pub(super) struct Rests {
 }
 
 impl Rests {
-    /// Begins the pause after this number of failures in a row. Ends it below [`FAILURES_MAX`].
+    /// Starts the pause after this number of consecutive failures. Ends it below [`FAILURES_MAX`].
     pub(super) fn failed(&mut self, now: Instant, failures: u32) {
         let pause = |more: u32| PAUSE.saturating_mul(1 << more.min(16)).min(PAUSE_MAX);
         self.until = failures.checked_sub(FAILURES_MAX).map(|more| now + pause(more));
     }
 
-    /// The rest of the pause.
+    /// Remaining pause.
     pub(super) fn left(&self, now: Instant) -> Option<Duration> {
         self.until.and_then(|until| until.checked_duration_since(now)).filter(|left| !left.is_zero())
     }

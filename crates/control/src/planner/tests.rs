@@ -1,4 +1,4 @@
-//! The memory of the planner: decisions that are compared, taken back, refused and found again after a restart.
+//! Decisions that are compared, reverted, refused, and restored after a restart.
 
 use std::collections::VecDeque;
 
@@ -9,14 +9,14 @@ use switchyard_policy::telemetry::{Board, Counted, Counts, Hot, HotNode, Name, R
 use super::rest::{FAILURES_MAX, PAUSE};
 use super::*;
 
-/// A planner that acts, at a window of 3 s, and the time of its first look.
+/// A planner that acts, with a window of 3 s, and the time of its first step.
 struct Bench {
     _dir: tempfile::TempDir,
     planner: Planner,
     now: Instant,
 }
 
-/// Limits are 900. Node 0 has a key of 400 requests that fits at node 1.
+/// Limits are 900. Node 0 has a key with 400 requests that fits at node 1.
 fn problem(loads: [f64; 2], at: u16) -> Problem {
     let node = |(id, load): (u16, f64)| Node {
         id: NodeId(id),
@@ -45,7 +45,7 @@ fn problem(loads: [f64; 2], at: u16) -> Problem {
     Problem { nodes: [(0, loads[0]), (1, loads[1])].map(node).to_vec(), slots: Vec::new(), keys: vec![key], knobs }
 }
 
-/// Too much at node 0; and after the key has gone, as much at node 1.
+/// Overload at node 0; then, after the key has moved, at node 1.
 fn before() -> Problem {
     problem([1100.0, 300.0], 0)
 }
@@ -63,13 +63,13 @@ impl Bench {
         Self { _dir: dir, planner, now: Instant::now() }
     }
 
-    /// Looks once more, when everything has settled. Moves are over.
+    /// Performs a step after everything has settled. All moves have ended.
     fn look(&mut self, problem: &Problem) -> Next {
         self.now += SETTLED;
         self.planner.step(self.now, problem, Previous::default(), |_| false)
     }
 
-    /// The decision of the next look, which is begun.
+    /// Performs a step that must start a decision. Returns the decision.
     fn begins(&mut self, problem: &Problem) -> u64 {
         let Next::Begin(id, plan) = self.look(problem) else { panic!("nothing is begun") };
         self.begin(id, &plan, problem);
@@ -80,7 +80,7 @@ impl Bench {
         self.planner.begun(self.now, id, fullest_at(problem, &nodes_of(&plan.steps)), vec![MoveId(id)]);
     }
 
-    /// The moves of what is at work end, and it is compared.
+    /// Ends the moves in progress and compares their effect.
     fn compare(&mut self, problem: &Problem) -> Next {
         assert!(matches!(self.look(problem), Next::Rest), "the load settles");
         self.look(problem)
@@ -99,7 +99,7 @@ fn a_decision_that_did_not_help_is_taken_back_once() {
     assert_eq!((plan.steps[0].from, plan.steps[0].to), (NodeId(1), NodeId(0)));
     assert!(bench.outcome(first).ends_with("it has failed, and is taken back"), "{}", bench.outcome(first));
     bench.begin(second, &plan, &worse());
-    // That does not help either: it is no decision to be taken back in turn.
+    // The reverting decision does not help either, but must not be reverted in turn.
     bench.compare(&problem([1300.0, 900.0], 0));
     assert!(bench.outcome(second).starts_with("the fullest of its nodes went"), "{}", bench.outcome(second));
     let takes_back =
@@ -113,7 +113,7 @@ fn a_plan_of_a_person_is_never_taken_back() {
     let plan = solve(&before(), &Previous::default());
     let id = bench.planner.record_requested("a person", before(), Previous::default(), plan.clone());
     bench.begin(id, &plan, &before());
-    // The planner looks for a plan of its own, and the key stays for a minute.
+    // The planner decides for itself, and the key stays for a minute.
     bench.compare(&worse());
     assert!(bench.outcome(id).starts_with("the fullest of its nodes went"), "{}", bench.outcome(id));
     assert!(bench.planner.decisions().iter().all(|(_, decision)| !Planner::takes_back(&decision.by)));
@@ -181,7 +181,7 @@ fn failures_in_a_row_lead_to_growing_pauses() {
     }
     assert_eq!(bench.planner.standing(bench.now).outcomes["failed"], u64::from(FAILURES_MAX));
     assert!(matches!(bench.look(&before()), Next::Rest));
-    // It tries again by itself. The next failure leads to a longer pause, and an operator ends that.
+    // The planner retries by itself. The next failure leads to a longer pause, which an operator ends.
     bench.now += PAUSE;
     bench.begins(&before());
     let Next::Begin(id, plan) = bench.compare(&worse()) else { panic!("it is taken back") };
@@ -224,7 +224,7 @@ fn a_restart_remembers_budgets_cooldowns_and_what_is_at_work() {
         let inner = again.inner();
         assert_eq!((inner.knobs(now).keys_max, inner.keys.contains_key(&b"k"[..])), (0, true));
     }
-    // Its moves go on: nothing else is begun, and nobody takes it for done.
+    // The moves are still running, so the planner starts nothing and does not count them as done.
     assert!(matches!(again.step(now, &before(), Previous::default(), |id| id == MoveId(1)), Next::Rest));
     let later = now + LONG + SETTLED;
     assert!(again.standing(later).rests.is_some_and(|why| why.contains("decision 1")));
@@ -305,14 +305,14 @@ fn a_new_key_counts_for_what_is_certain_of_it() {
         let problem =
             problem::problem(&topology, &load, &looks, &FleetContext::default(), &BTreeSet::new(), Knobs::default());
         let writes = problem.keys[0].writes;
-        // The lower bound: three seconds of data at most, and no sampling.
+        // Lower bound: at most three seconds of data, without sampling.
         let least = 3000.0 - 2.0 * (3000.0 / f64::from(second.min(3))).sqrt();
         assert!((writes - least).abs() < 1.0, "{writes} after {second} s");
     }
 }
 
-/// Three nodes with 40 Zipf keys (about 1,000 requests/s per node), whose rates are drawn again each second: from
-/// nothing to twice the mean. Decisions are carried out at once.
+/// Three nodes with 40 Zipf keys (about 1,000 requests/s per node), whose rates are drawn again each second, between
+/// zero and twice the mean. Decisions are carried out at once.
 #[test]
 fn noise_of_five_minutes_leads_to_two_decisions_at_most() {
     const KEYS: usize = 40;
@@ -332,7 +332,7 @@ fn noise_of_five_minutes_leads_to_two_decisions_at_most() {
         for _ in 0..310 {
             now += Duration::from_secs(1);
             let rates: Vec<f64> = (1..=KEYS).map(|rank| 3000.0 / rank as f64 / harmonic * 2.0 * uniform()).collect();
-            // As [`Board`] weighs them.
+            // Same weighting as [`Board`].
             known.iter_mut().zip(&rates).for_each(|(known, rate)| *known = (*known + rate) / 2.0);
             let mut load = ObservedLoad::default();
             for id in topology.nodes().map(|node| node.id) {
@@ -418,7 +418,7 @@ fn slots_promise_no_more_than_what_no_key_explains() {
     assert!(problem.keys.iter().all(|key| key.writes == 0.0 || &*key.key == b"hot"), "one sample is no load");
     let promised: f64 = problem.slots.iter().filter(|slot| slot.at == node).map(|slot| slot.load).sum();
     assert!(certain > 3100.0 && promised <= 4333.0 - certain + 1e-6, "{certain} and {promised}");
-    // Without the key its node has less than its share, and with it no node is under its limit.
+    // Without the key its node has less than its share, and with it no node is below its limit.
     let plan = solve(&problem, &Previous { over: vec![node], ..previous });
     assert_eq!((plan.verdict, plan.steps.len()), (Verdict::NoneFound, 0), "{:?}", plan.advice);
 }

@@ -1,5 +1,5 @@
-//! The planner's thread, and the one that makes keys follow a new list of servers. Two, so that an error in planning
-//! does not stop a list from being followed.
+//! Threads of the planner and of the list of servers, separate so that an error in planning does not prevent keys from
+//! following a new list.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::operator::Operator;
 /// Name of the planner's thread.
 pub(crate) const PLANNER: &str = "planner";
 
-/// The running threads; they end when this is dropped.
+/// The running threads. Dropping it ends them.
 #[derive(Debug)]
 pub struct PlannerThread {
     _planner: Repeating,
@@ -20,10 +20,10 @@ pub struct PlannerThread {
 }
 
 impl PlannerThread {
-    /// Starts them.
+    /// Starts both threads.
     ///
     /// # Errors
-    /// If the system has no thread.
+    /// If no thread can be started.
     pub fn start(threads: &Threads, operator: &Arc<Operator>) -> anyhow::Result<Self> {
         let repeat = |name, look: fn(&Operator)| {
             let (paced, operator) = (Arc::clone(operator), Arc::clone(operator));

@@ -1,8 +1,8 @@
-//! One process per state directory, by a lock that dies with the process.
+//! Ensures one process per state directory, by a lock that dies with the process.
 //!
-//! `flock` on a file of its own instead of the mere existence of a pid file: after a crash or a power cut nothing is
-//! left to clean up, and a pid that was given to another process misleads nobody. The pid is in the file only for the
-//! message. The file is never removed: a process that removed it could remove the one that another has just locked.
+//! Uses `flock` on a separate file rather than the existence of a PID file: a crash or a power cut leaves nothing to
+//! clean up, and a reused process id misleads no operator. The file contains the process id only for the error message.
+//! The file is never removed: a process that removed it could remove a file that another process has just locked.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -11,14 +11,14 @@ use std::path::Path;
 
 use super::StoreError;
 
-/// The lock on a state directory, for as long as it lives.
+/// Lock on a state directory, held until it is dropped.
 #[derive(Debug)]
 pub(super) struct DirectoryLock {
     file: File,
 }
 
 impl DirectoryLock {
-    /// Makes the directory if it is not there (readable by its owner only), and locks it.
+    /// Creates the directory if needed (readable by its owner only), and locks it.
     pub(super) fn acquire(directory: &Path) -> Result<Self, StoreError> {
         let refused = |why| StoreError::Directory { directory: directory.to_owned(), why };
         DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(refused)?;
@@ -26,7 +26,7 @@ impl DirectoryLock {
             .read(true)
             .write(true)
             .create(true)
-            .truncate(false) // not before it is locked: the pid in it may be somebody's
+            .truncate(false) // not before locking, because the file may contain another process's id
             .mode(0o600)
             .open(directory.join("LOCK"))
             .map_err(refused)?;
@@ -41,9 +41,9 @@ impl DirectoryLock {
         Ok(Self { file })
     }
 
-    /// Names the locked file on this boot of the machine's kernel: boot id, device and inode. A copy of the directory,
-    /// and another machine, have another name. Two processes that lock a file of one name exclude each other. `None` if
-    /// the system does not report these.
+    /// Identifies the locked file during this boot of the kernel: boot id, device and inode. A copy of the directory,
+    /// and another machine, have other identities. Two processes that lock files of the same identity exclude each
+    /// other. `None` if the system does not report them.
     pub(super) fn identity(&self) -> Option<String> {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         let file = rustix::fs::fstat(&self.file).ok()?;
@@ -53,9 +53,9 @@ impl DirectoryLock {
 
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
-        // Only so that a later refusal does not name a process that is gone.
+        // So that a later error does not name an ended process.
         let _ = write_pid(&mut self.file, "");
-        // Closing the file would not do while a process that is just being started has a copy of it.
+        // Closing the file would not unlock it while a process being started has a copy of the descriptor.
         let _ = self.file.unlock();
     }
 }

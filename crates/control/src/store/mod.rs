@@ -1,8 +1,8 @@
-//! What survives a restart, behind one trait: a file in the state directory.
+//! Persistent state, behind a trait: a file in the state directory.
 //!
-//! The store is the authority on placement: the keys are where the stored map says, whatever the configuration lists
-//! now. So what is in doubt here is an error at start, never a fresh beginning: an unreadable store that was silently
-//! replaced by an even map would make keys disappear.
+//! The store is the authority on placement: keys are where the stored map places them, regardless of the configuration.
+//! So doubts lead to an error at the start, never to an empty state: silently replacing an unreadable store by an even
+//! map would make keys disappear.
 
 mod lock;
 mod redb;
@@ -16,75 +16,74 @@ use switchyard_policy::topology::Topology;
 
 pub use self::redb::{FORMAT, RedbStore};
 
-/// Durable state. A method that returned `Ok` has made its change durable: it survives a power cut.
+/// Durable state. After a method has returned `Ok`, its change survives a power cut.
 pub trait Store: Send + Sync {
-    /// The topology saved last; `None` if there never was one.
+    /// Returns the stored topology. `None` if there never was one.
     ///
     /// # Errors
-    /// If the store cannot be read, or what it holds is not a topology.
+    /// If the store cannot be read, or contains no valid topology.
     fn load_topology(&self) -> Result<Option<Topology>, StoreError>;
 
-    /// Makes `topology` the stored one. Its epoch must be above the stored one's; saving the stored one again is
-    /// allowed and does nothing.
+    /// Stores `topology`. Its epoch must exceed the stored one. Storing the same topology again does nothing.
     ///
     /// # Errors
-    /// If the stored epoch is as high or higher with another content, or the store cannot be written.
+    /// If the stored epoch is not lower and the content differs, or the store cannot be written.
     fn save_topology(&self, topology: &Topology) -> Result<(), StoreError>;
 
-    /// Counts a start of the router: 1 for the first, one more each time. Tells this run's connections and records
-    /// apart from those of an earlier run.
+    /// Counts a start of the router, beginning with 1. The count distinguishes this run's connections and records from
+    /// earlier ones.
     ///
     /// # Errors
     /// If the store cannot be written.
     fn next_incarnation(&self) -> Result<u64, StoreError>;
 
-    /// Which server was the primary of a node last, for a node that has replicas; `None` if that was never recorded.
+    /// Last primary of a node with replicas. `None` if it was never recorded.
     ///
     /// # Errors
-    /// If the store cannot be read, or what it holds is no such record.
+    /// If the store cannot be read, or contains no valid record.
     fn load_primary(&self, node: &str) -> Result<Option<Record<SocketAddr>>, StoreError>;
 
-    /// Records the primary of a node, so that after a restart of the router the old one is not taken for it.
+    /// Records the primary of a node, so that a restarted router does not use an earlier one.
     ///
     /// # Errors
     /// If the store cannot be written.
     fn save_primary(&self, node: &str, record: &Record<SocketAddr>) -> Result<(), StoreError>;
 
-    /// The document of that name, as it was saved last; `None` if it never was.
+    /// Returns the document of this name. `None` if it was never stored.
     ///
     /// # Errors
     /// If the store cannot be read.
     fn load_document(&self, name: &str) -> Result<Option<Vec<u8>>, StoreError>;
 
-    /// Saves a document of that name in the place of the one before.
+    /// Stores a document, replacing the previous one of the same name.
     ///
     /// # Errors
     /// If the store cannot be written.
     fn save_document(&self, name: &str, document: &[u8]) -> Result<(), StoreError>;
 
-    /// What is wrong with a document, as an error that names where it is.
+    /// Returns the error for a damaged document, which names its location.
     fn damaged_document(&self, name: &str, what: &str) -> StoreError;
 
-    /// The same, by what JSON says of it: damaged, or of a version that knows more.
+    /// Returns the error for a document that JSON parsing has refused: damaged, or of a newer version.
     fn unfit_document(&self, name: &str, error: &serde_json::Error) -> StoreError;
 
-    /// The newest version of Switchyard that has written to the store.
+    /// Newest version of Switchyard that has written to the store.
     fn newest_version(&self) -> Option<String>;
 }
 
-/// What can go wrong with the store. What the system said is a part of the text, so it is no source beside that: who
-/// shows those as well would say it twice.
+/// Errors of the store. The text contains the system's error, which therefore is no `source`: otherwise it would be
+/// displayed twice.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The state directory, or its lock file, cannot be made or opened.
+    /// The state directory, or its lock file, cannot be created or opened.
     #[error("cannot use {} as state directory: {why}", directory.display())]
     Directory {
-        /// The state directory.
+        /// State directory.
         directory: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         why: io::Error,
     },
-    /// Another process uses the state directory.
+    /// The state directory is in use by another process.
     #[error(
         "the state directory {} is in use by {}",
         directory.display(),
@@ -94,22 +93,22 @@ pub enum StoreError {
         }
     )]
     Locked {
-        /// The state directory.
+        /// State directory.
         directory: PathBuf,
-        /// The process that uses it, if it could be told.
+        /// Id of that process, if known.
         holder: Option<u32>,
     },
     /// The file cannot be opened, read or written.
     #[error("cannot {action} {}: {why}", file.display())]
     Access {
-        /// What was tried: "open", "read", "write".
+        /// Attempted action: "open", "read", "write".
         action: &'static str,
         /// The file.
         file: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         why: io::Error,
     },
-    /// The file's content is not what this program writes.
+    /// The file does not have the content that this program writes.
     #[error(
         "{} is damaged: {what}; put a copy of the state directory from a backup in its place. If there is none, `switchyard recover` \
          makes another one from where the keys are, in an empty --state-dir",
@@ -118,7 +117,7 @@ pub enum StoreError {
     Damaged {
         /// The file.
         file: PathBuf,
-        /// What is wrong with it.
+        /// Description of the damage.
         what: String,
     },
     /// The file was written by a later version of this program.
@@ -129,12 +128,12 @@ pub enum StoreError {
     Newer {
         /// The file.
         file: PathBuf,
-        /// Its format.
+        /// Format of the file.
         found: u64,
-        /// The latest format that this program knows.
+        /// Latest format that this program supports.
         known: u64,
     },
-    /// The file says something that this version of the program does not know.
+    /// The file contains something that this version does not support.
     #[error(
         "{} says something that Switchyard {} does not know: {what}. Switchyard {} has written it; use that version, or a later one",
         file.display(),
@@ -144,12 +143,12 @@ pub enum StoreError {
     Unknown {
         /// The file.
         file: PathBuf,
-        /// What it says.
+        /// Description of the content.
         what: String,
-        /// The newest version that has written it, if that is known.
+        /// Newest version that has written to the file, if known.
         version: Option<String>,
     },
-    /// An older topology was about to replace a newer one. The caller worked from a stale copy.
+    /// The topology is older than the stored one. The caller used a stale copy.
     #[error(
         "the topology of epoch {given} was not saved, because that of epoch {stored} is stored already; load the stored one and \
          apply the change to that"
@@ -157,15 +156,15 @@ pub enum StoreError {
     Stale {
         /// The stored epoch.
         stored: u64,
-        /// The epoch of what was to be saved.
+        /// Epoch of the refused topology.
         given: u64,
     },
 }
 
-/// Reads a document as what it says; what it says by default if there is none.
+/// Loads and parses a document. Returns the default value if it does not exist.
 ///
 /// # Errors
-/// If it cannot be read, or says something else.
+/// If it cannot be read or parsed.
 pub fn load_json<T: serde::de::DeserializeOwned + Default>(store: &dyn Store, name: &str) -> Result<T, StoreError> {
     match store.load_document(name)? {
         None => Ok(T::default()),
@@ -173,7 +172,7 @@ pub fn load_json<T: serde::de::DeserializeOwned + Default>(store: &dyn Store, na
     }
 }
 
-/// Saves a document.
+/// Serializes and stores a document.
 ///
 /// # Errors
 /// If the store cannot be written.

@@ -1,10 +1,10 @@
 //! The embedded store: `state.redb` in the state directory.
 //!
-//! redb because a change of placement must be durable before its effect, atomically and with checksums, and because
-//! records of moves will need ordered tables; files written in place, or renamed over, give the first but not the last.
-//! The topology is one row of JSON in it, not a table of slots: it is small, replaced as a whole, and a person can read
-//! it. Keys that live elsewhere than their slots have a table: there may be tens of thousands, and a change writes only
-//! those that changed.
+//! Uses redb, because a change of placement must be durable before its effect, atomically and with checksums. Also,
+//! records of moves will need ordered tables, which writing files in place or renaming over them does not provide. The
+//! topology is a row of JSON rather than a table of slots: it is small, replaced as a whole, and legible for operators.
+//! Placement overrides have a table of their own: there may be tens of thousands, and a change writes only the changed
+//! entries.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -23,7 +23,7 @@ use switchyard_policy::topology::{Continuum, Node, NodeId, Placement, StoredCont
 use super::lock::DirectoryLock;
 use super::{Store, StoreError};
 
-/// The format that this program writes. Raise it when an older program would misread what a newer one wrote.
+/// Format version that this program writes. Increase it if an older program would misread new content.
 pub const FORMAT: u64 = 1;
 
 const FILE_NAME: &str = "state.redb";
@@ -33,29 +33,29 @@ const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const FORMAT_KEY: &str = "format";
 const INCARNATION_KEY: &str = "incarnation";
 
-/// Documents (JSON) by name: [`TOPOLOGY_KEY`], `primary:` with the name of a node, and `document:` with the name of one
-/// that others keep.
+/// JSON documents by name: [`TOPOLOGY_KEY`], `primary:` with the name of a node, and `document:` with the name of
+/// another module's document.
 const DOCUMENTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("documents");
 const TOPOLOGY_KEY: &str = "topology";
 
-/// Keys that live elsewhere than their slots: the name, and the number of the node.
+/// Placement overrides: key, and number of the node.
 const EXCEPTIONS: TableDefinition<'_, &[u8], u16> = TableDefinition::new("exceptions");
-/// The newest version of Switchyard that has written here: who meets what it does not know names it.
+/// Newest version of Switchyard that has written here, named in errors about unsupported content.
 const VERSION_KEY: &str = "version";
 
-/// The state is some hundred kilobytes at most and read at start; redb's default would be a gigabyte.
+/// The state is at most some hundred kilobytes and read at the start. The default of redb would be a gigabyte.
 const CACHE_BYTES: usize = 4 << 20;
 
-/// The store in a directory of this machine. While it lives, no other process can open it.
+/// Store in a local directory. While it lives, no other process can open it.
 pub struct RedbStore {
-    /// `None` after a failure, until it could be opened again.
+    /// `None` after a failure, until the database was reopened.
     database: RwLock<Option<Database>>,
     file: PathBuf,
-    /// The topology on record, once it was written. None after a failure: nobody knows what was written.
+    /// Stored topology, after a write. `None` after a failure, because the stored content is unknown.
     saved: Mutex<Option<Topology>>,
-    /// Why the last change could not be written.
+    /// Error of the last write.
     trouble: Mutex<Option<String>>,
-    /// Released last: fields are dropped in order.
+    /// Released last, because fields are dropped in order.
     _lock: DirectoryLock,
 }
 
@@ -66,16 +66,16 @@ impl std::fmt::Debug for RedbStore {
 }
 
 impl RedbStore {
-    /// Opens the state in `directory`, or starts one there; makes the directory if it is missing.
+    /// Opens the state in `directory`. Creates the directory and the state if needed.
     ///
     /// # Errors
-    /// If another process has it open, the directory cannot be used, or the file is damaged or of a newer format.
+    /// If another process uses it, the directory cannot be used, or the file is damaged or of a newer format.
     pub fn open(directory: &Path) -> Result<Self, StoreError> {
         let lock = DirectoryLock::acquire(directory)?;
         let path = directory.join(FILE_NAME);
         let access = |why| StoreError::Access { action: "open", file: path.clone(), why };
         let file = open_file(&path).map_err(access)?;
-        // A power cut must not take the file itself away after something in it was promised to be durable.
+        // A power cut must not remove the file itself after a change in it was reported as durable.
         File::open(directory).and_then(|directory| directory.sync_all()).map_err(access)?;
         let database = open_database(file).map_err(|error| error.at("open", &path))?;
         let store = Self {
@@ -89,7 +89,7 @@ impl RedbStore {
         Ok(store)
     }
 
-    /// Accepts a file of this format, and makes an empty one such.
+    /// Checks the format, and writes it to an empty file.
     fn check_format(&self) -> Result<(), StoreError> {
         let found = self.read(|transaction| {
             if transaction.list_tables()?.next().is_none() {
@@ -130,7 +130,7 @@ impl RedbStore {
         }
     }
 
-    /// Runs `work` in a transaction, and makes its changes durable if it succeeds; otherwise nothing changes.
+    /// Runs `work` in a transaction, and makes its changes durable if it succeeds. Otherwise nothing changes.
     fn write<T>(&self, work: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>) -> Result<T, StoreError> {
         let run = |database: &Database| {
             let transaction = database.begin_write()?;
@@ -148,16 +148,16 @@ impl RedbStore {
         outcome
     }
 
-    /// Why the last change could not be written: nothing that must be on record first happens until it can.
+    /// Error of the last write. Until a write succeeds, actions that require a record must wait.
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Finds out whether what could not be written can be now. Changes nothing that anybody asks for.
+    /// Checks whether writes work again, with a write that changes nothing.
     ///
     /// # Errors
-    /// If it cannot.
+    /// If the write fails.
     pub fn try_again(&self) -> Result<(), StoreError> {
         self.write(|transaction| {
             transaction.open_table(META)?.insert(FORMAT_KEY, FORMAT)?;
@@ -165,7 +165,7 @@ impl RedbStore {
         })
     }
 
-    /// Bytes that are free for this process on its disk; `None` where the system does not say.
+    /// Free space on the disk for this process, in bytes. `None` if the system does not report it.
     #[must_use]
     pub fn room(&self) -> Option<u64> {
         let disk = rustix::fs::statvfs(self.directory()).ok().filter(|disk| disk.f_blocks > 0)?;
@@ -173,19 +173,19 @@ impl RedbStore {
         Some(free.saturating_mul(disk.f_frsize))
     }
 
-    /// Name of the locked file, which no other process can lock now. `None` if the system does not report it.
+    /// Identity of the locked file, which no other process can lock now. `None` if the system does not report it.
     pub fn lock_identity(&self) -> Option<String> {
         self._lock.identity()
     }
 
-    /// The state directory.
+    /// State directory.
     #[must_use]
     pub fn directory(&self) -> &Path {
         self.file.parent().unwrap_or(&self.file)
     }
 
-    /// Gives the database to `work`. After a failure of the disk, as when it is full, redb refuses everything until it
-    /// is opened again; that is done with the next use.
+    /// Runs `work` on the database. After a disk error, such as a full disk, redb refuses everything until it is
+    /// reopened; the next use reopens it.
     fn with<T>(&self, work: impl FnOnce(&Database) -> Result<T, Failure>) -> Result<T, Failure> {
         {
             let open = self.database.read().unwrap_or_else(PoisonError::into_inner);
@@ -226,7 +226,7 @@ impl Store for RedbStore {
     fn save_topology(&self, topology: &Topology) -> Result<(), StoreError> {
         let document = encode(topology);
         let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
-        // Taken: what a failure leaves behind is read again.
+        // Taken out, so that after a failure the stored content is read again.
         let known = saved.take();
         self.write(|transaction| {
             let mut documents = transaction.open_table(DOCUMENTS)?;
@@ -248,13 +248,14 @@ impl Store for RedbStore {
             documents.insert(TOPOLOGY_KEY, document.as_slice())?;
             let mut changes: Vec<_> = match stored.filter(|_| is_known) {
                 Some(stored) => topology.exceptions_since(&stored),
-                // The first time all of them, whatever the table has: the first version had none.
+                // After opening, write all entries regardless of the table's content, because the first version had no
+                // table.
                 None => {
                     exceptions.retain(|_, _| false)?;
                     topology.exceptions().map(|(key, node)| (Arc::clone(key), Some(node))).collect()
                 }
             };
-            // A key that got another slot is in both lists.
+            // A key whose slot has changed is in both lists, so insert after removing.
             changes.sort_by_key(|(_, node)| node.is_some());
             for (key, node) in changes {
                 match node {
@@ -330,8 +331,8 @@ impl Store for RedbStore {
     }
 }
 
-/// A document that does not say what it should. The file has checksums: what is JSON and says more, or in another form,
-/// was written so by a version that knows more.
+/// Returns the error for a document that cannot be parsed. Checksums exclude damage, so valid JSON with more fields or
+/// another form is from a newer version.
 fn unfit(document: &str, error: &serde_json::Error) -> Failure {
     let said = error.to_string();
     let is_newer =
@@ -366,19 +367,19 @@ fn open_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }
 
-/// Opens the file and checks all of it.
+/// Opens the file and verifies all of it.
 ///
-/// redb checks its checksums by itself only after a crash; the file is small, and this is once per start. A damage that
-/// it stumbles on before it checks can make it panic (an index out of a range that the file declared), which is caught
-/// here because it means the same: nothing of the half-opened database is kept.
+/// By itself redb verifies its checksums only after a crash. The file is small, and this happens once per start. Damage
+/// that redb meets before its verification can make it panic (an index outside of a range that the file declares). The
+/// panic is caught, because it means the same: nothing of the half-opened database is kept.
 fn open_database(file: File) -> Result<Database, Failure> {
     let open = || {
         let same = file.try_clone().map_err(redb::Error::Io)?;
         let mut database = Builder::new().set_cache_size(CACHE_BYTES).create_file(file)?;
         match database.check_integrity()? {
             true => {
-                // The file has holes, and is used again and again: with room for all of it, a disk that fills up does
-                // not keep the next start from being counted. Where there is no such room, it goes on without.
+                // The file has holes that later writes fill. Allocating all of it ensures that the next start can be
+                // recorded on a full disk. Without room for that, continue all the same.
                 let length = same.metadata().map_err(redb::Error::Io)?.len();
                 let _ = rustix::fs::fallocate(&same, rustix::fs::FallocateFlags::empty(), 0, length);
                 Ok(database)
@@ -390,11 +391,11 @@ fn open_database(file: File) -> Result<Database, Failure> {
         .unwrap_or_else(|_| Err(Failure::Damaged("its structure makes no sense".into())))
 }
 
-/// What a transaction can end with, before it is known which file it was about.
+/// Errors of a transaction, without the file.
 enum Failure {
     Database(redb::Error),
     Damaged(String),
-    /// Something that this version does not know.
+    /// Content that this version does not support.
     Unknown(String),
     Stale {
         stored: u64,
@@ -415,7 +416,7 @@ impl Failure {
             Self::Damaged(what) => StoreError::Damaged { file, what },
             Self::Unknown(what) => StoreError::Unknown { file, what, version: None },
             Self::Stale { stored, given } => StoreError::Stale { stored, given },
-            // What redb says of a file that is not one of its own.
+            // Errors of redb for a foreign file.
             Self::Database(redb::Error::Io(source))
                 if matches!(source.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) =>
             {
@@ -436,7 +437,7 @@ impl Failure {
     }
 }
 
-/// A topology as it is stored.
+/// Stored form of a topology.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document {
@@ -445,16 +446,14 @@ struct Document {
     nodes: Vec<NodeDocument>,
     /// First slot, last slot, number of the owner.
     ranges: Vec<(u16, u16, u16)>,
-    /// Keys that live elsewhere than their slots, as the first version wrote them: the name in hexadecimal, and the
-    /// number of the node.
+    /// Placement overrides as the first version wrote them: name in hexadecimal, and number of the node.
     #[serde(default, skip_serializing)]
     exceptions: Vec<(String, u16)>,
-    /// So many of them are in [`EXCEPTIONS`]. Programs that know nothing of that table do not know this field either,
-    /// and refuse the file.
+    /// Number of placement overrides in [`EXCEPTIONS`]. Programs that do not know the table do not know this field
+    /// either, and refuse the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     exceptions_apart: Option<usize>,
-    /// The continuum by which keys become slots, if that is not CRC16. The same holds for programs that know nothing of
-    /// it.
+    /// Continuum that maps keys to slots instead of CRC16. Programs without support refuse the file, as above.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     continuum: Option<StoredContinuum>,
 }
@@ -487,7 +486,7 @@ fn encode(topology: &Topology) -> Vec<u8> {
     serde_json::to_vec(&document).expect("numbers and strings are always JSON")
 }
 
-/// The name of a key, and the node where it lives.
+/// Key, and the node where it lives.
 type Alone = (Arc<[u8]>, NodeId);
 
 /// All keys of [`EXCEPTIONS`].
@@ -500,7 +499,7 @@ fn apart(table: &impl ReadableTable<&'static [u8], u16>) -> Result<Vec<Alone>, F
     Ok(all)
 }
 
-/// `apart`: the keys of the table beside the document.
+/// Parses a topology. `apart` reads the keys in the table.
 fn decode(bytes: &[u8], apart: impl FnOnce() -> Result<Vec<Alone>, Failure>) -> Result<Topology, Failure> {
     let bad = |what: String| Failure::Damaged(format!("its topology cannot be read: {what}"));
     let document: Document = serde_json::from_slice(bytes).map_err(|error| unfit("topology", &error))?;
@@ -602,7 +601,7 @@ mod tests {
         let other = NodeId(1 - over.owner_of(&key).0);
         let over = over.keys_handed_over(&[], [&key], other);
         {
-            // The key gets another slot by the overlay, and its row stays.
+            // The overlay gives the key another slot, and its row stays.
             let store = RedbStore::open(dir.path()).expect("opens");
             store.save_topology(&joined.keys_handed_over(&[], [&key], other)).expect("saves");
             store.save_topology(&over).expect("saves");
@@ -629,7 +628,7 @@ mod tests {
         tempfile::tempdir().expect("a directory")
     }
 
-    /// Writes into a store what this program would not.
+    /// Writes content that this program would not write.
     fn tamper(directory: &Path, change: impl FnOnce(&redb::WriteTransaction)) {
         let database = Database::create(directory.join(FILE_NAME)).expect("opens");
         let transaction = database.begin_write().expect("begins");
@@ -678,7 +677,7 @@ mod tests {
         assert_eq!(loaded, with);
         assert!(keys.iter().all(|key| loaded.lives_at(key) == away(key)));
         assert_eq!(loaded.exceptions().count(), keys.len());
-        // A change of what was read, and one of what was written.
+        // A change of a topology that was read, and of one that was written.
         let one = loaded.keys_handed_over(&[], [&keys[0]], first.owner_of(&keys[0]));
         store.save_topology(&one).expect("saves");
         let two = one.keys_handed_over(&[], [&keys[1], &keys[0]], away(&keys[0]));
@@ -739,7 +738,7 @@ mod tests {
         assert!(matches!(error, StoreError::Locked { .. }), "{text}");
         assert!(text.contains(&directory.path().display().to_string()), "{text}");
         assert!(text.contains(&format!("the process {}", std::process::id())), "{text}");
-        // Without a legible pid it is refused all the same.
+        // Without a legible process id the lock is refused all the same.
         fs::write(directory.path().join("LOCK"), "?").expect("written");
         let text = RedbStore::open(directory.path()).expect_err("in use").to_string();
         assert!(text.contains("in use by another process"), "{text}");
@@ -753,7 +752,7 @@ mod tests {
         let store = RedbStore::open(directory.path()).expect("opens");
         let saved = topology(&["a:1", "b:1"]);
         store.save_topology(&saved).expect("saves");
-        // The file as a crash would leave it: never closed.
+        // Copy of the file as after a crash: never closed.
         fs::copy(directory.path().join(FILE_NAME), copy.path().join(FILE_NAME)).expect("copied");
         let after = RedbStore::open(copy.path()).expect("opens");
         assert_eq!(after.load_topology().expect("loads"), Some(saved));
@@ -780,7 +779,7 @@ mod tests {
             }
         });
         let store = RedbStore::open(directory.path()).expect("opens");
-        // What this version writes does not make it the newest.
+        // A write by this version must not make it the newest.
         store.next_incarnation().expect("counts");
         let errors = [
             store.load_topology().map(|_| ()),
@@ -880,7 +879,7 @@ mod tests {
                 "{error:?}"
             );
             assert!(error.to_string().contains(says), "{error}");
-            // Nor is it overwritten by accident.
+            // The file must not be overwritten by accident either.
             store.save_topology(&topology(&["b:1"])).expect_err("refused");
             drop(store);
             let store = write(good);
@@ -898,7 +897,7 @@ mod tests {
             store.next_incarnation().expect("counts");
         }
         let good = fs::read(directory.path().join(FILE_NAME)).expect("read");
-        // Where anything is at all: the rest of the file is zeros that nothing refers to.
+        // Positions with content. The rest of the file is unreferenced zeros.
         let used: Vec<usize> = (0..good.len()).filter(|&i| good[i] != 0).collect();
         let mut refused = 0;
         let trials: Vec<usize> = used.iter().copied().step_by(used.len() / 60 + 1).collect();
