@@ -1,11 +1,11 @@
-//! Clients: each asks one command after the other and remembers what it was told.
+//! Clients: each sends one command at a time and records the reply.
 
 use crate::history::Marks;
 use crate::node::{KeyIx, Op, Reply, Watched};
 use crate::planted::Bug;
 use crate::world::{Ev, World, say};
 
-/// Fields of a hash.
+/// Number of possible fields of a hash.
 pub(crate) const FIELDS: u64 = 6;
 
 #[derive(Debug)]
@@ -13,7 +13,7 @@ pub(crate) struct Client {
     pub(crate) number: usize,
     left: u64,
     pub(crate) current: Option<u64>,
-    /// Between WATCH and EXEC.
+    /// Watched key between WATCH and EXEC.
     pub(crate) watch: Option<Watch>,
 }
 
@@ -21,13 +21,13 @@ pub(crate) struct Client {
 #[derive(Debug)]
 pub(crate) struct Watch {
     pub(crate) key: KeyIx,
-    /// The connection that the node watches for.
+    /// Connection with the WATCH.
     pub(crate) conn: u32,
     pub(crate) node: usize,
     since_us: u64,
-    /// What was read of it since.
+    /// Value read since WATCH.
     seen: Option<Option<Vec<u32>>>,
-    /// The key has been used elsewhere meanwhile.
+    /// The key has been used at another node since.
     pub(crate) failed: bool,
 }
 
@@ -37,24 +37,24 @@ impl Client {
     }
 }
 
-/// A command that is not answered.
+/// A command without a reply.
 #[derive(Debug)]
 pub(crate) struct Command {
     pub(crate) client: usize,
     pub(crate) worker: usize,
     pub(crate) op: Op,
-    /// Its bytes may have left the router.
+    /// Bytes may have left the router.
     pub(crate) sent: bool,
-    /// Its script goes before it.
+    /// SCRIPT LOAD precedes the command.
     pub(crate) load: bool,
-    /// Where it is asked again.
+    /// Node for the repeated command.
     pub(crate) node: usize,
-    /// Both nodes were asked, and neither showed its key.
+    /// Both nodes were read, and neither had the key.
     pub(crate) missed: bool,
-    /// A fill that it waited for came to nothing.
+    /// The fill that it waited for failed.
     pub(crate) past: bool,
     marks: Marks,
-    /// The client was told that it will not know.
+    /// The client received an error: unknown outcome.
     is_unknown: bool,
 }
 
@@ -139,11 +139,11 @@ impl World {
         if scenario.hot > 0 && random.chance(450) {
             return Op::Get(key);
         }
-        // One client only: somebody has to be left who adds elements.
+        // Only one client blocks, so that others remain to add elements.
         if ix == 0 && random.chance(scenario.blocking / 3) {
             return Op::Pop(key);
         }
-        // Parts of a key that is copied in pieces are named.
+        // Commands on keys copied in pieces declare their keys.
         let undeclared = scenario.parts == 0 && scenario.undeclared > 0 && random.chance(scenario.undeclared);
         let mut one = |random: &mut crate::random::Random, key: KeyIx| {
             unique += 1;
@@ -200,7 +200,7 @@ impl World {
     fn client_free(&mut self, ix: usize, op: u64) {
         if self.clients[ix].current == Some(op) {
             self.clients[ix].current = None;
-            // Who watches takes its time now and then: keys come and go meanwhile.
+            // Watching clients sometimes pause, so that keys move in the meantime.
             let long = self.clients[ix].watch.is_some() && self.random.chance(300);
             let when =
                 if long { self.random.between(2_500, 60_000) } else { self.random.between(10, self.scenario.think) };
@@ -208,7 +208,7 @@ impl World {
         }
     }
 
-    /// The node watches for a client from now on.
+    /// Records a node's confirmation of WATCH.
     pub(crate) fn client_watches(&mut self, op: u64, conn: u32) {
         let Some(Command { client, worker, op: Op::Watch(key), .. }) = self.ops.get(&op) else { return };
         let (client, key, node) = (*client, *key, self.conns[conn as usize].node);
@@ -217,7 +217,7 @@ impl World {
         self.clients[client].watch = Some(Watch { key, conn, node, since_us: self.now, seen: None, failed });
     }
 
-    /// A client watches no more, if it did.
+    /// Ends a client's watch, if there is one.
     fn unwatch(&mut self, ix: usize) {
         if let Some(watch) = self.clients[ix].watch.take()
             && self.conns[watch.conn as usize].owner_alive
@@ -226,7 +226,7 @@ impl World {
         }
     }
 
-    /// Its command tells a client that watches what the key has, or is its EXEC.
+    /// Updates a client's watch after a reply: stores the value read, or ends the watch.
     fn watch_goes_on(&mut self, ix: usize, op: &Op, reply: &Reply) {
         match (op, reply) {
             (Op::Watch(_), Reply::Ok) => {}
@@ -240,7 +240,7 @@ impl World {
         self.executed += u64::from(matches!((op, reply), (Op::Exec(..), Reply::Ok)));
     }
 
-    /// The answer to a command, or a part of it.
+    /// Handles the reply to a command, or to a part of it.
     pub(crate) fn on_reply(&mut self, op: u64, node: usize, reply: Reply) {
         let now = self.now;
         let Some(command) = self.ops.get_mut(&op) else { return };
@@ -252,7 +252,7 @@ impl World {
         let Some(command) = self.ops.remove(&op) else { return };
         say!(self, "command {op}: {reply:?}");
         let is_refused = reply == Reply::Oom || reply == Reply::Error && !matches!(command.op, Op::Incr(_));
-        // EXEC that answers nil has done nothing.
+        // EXEC with a nil reply has done nothing.
         if is_refused || matches!((&command.op, &reply), (Op::Exec(..), Reply::Value(None))) {
             self.history.forget(&command.marks);
         } else if !command.is_unknown {
@@ -262,7 +262,7 @@ impl World {
         self.client_free(command.client, op);
     }
 
-    /// A FLUSHALL is answered by all nodes.
+    /// Completes a FLUSHALL after all nodes have replied.
     pub(crate) fn flush_done(&mut self, op: u64) {
         let now = self.now;
         if let Some(command) = self.ops.remove(&op) {
@@ -273,7 +273,7 @@ impl World {
         }
     }
 
-    /// Its connection broke: nobody knows. The client is told so, and goes on.
+    /// Fails a command whose connection broke: its outcome is unknown.
     pub(crate) fn on_disconnect(&mut self, op: u64) {
         let faulty = self.faulty;
         let Some(command) = self.ops.get_mut(&op) else { return };
@@ -291,7 +291,7 @@ impl World {
         self.client_free(client, op);
     }
 
-    /// It was not executed.
+    /// Rejects a command that was not executed.
     pub(crate) fn client_refused(&mut self, op: u64) {
         let Some(command) = self.ops.remove(&op) else { return };
         if !self.faulty {
@@ -303,7 +303,7 @@ impl World {
         self.client_free(command.client, op);
     }
 
-    /// Its keys do not live together: it was not executed, and its client is told why.
+    /// Rejects a command whose keys are on different nodes. Nothing was executed.
     pub(crate) fn client_parted(&mut self, op: u64) {
         let Some(command) = self.ops.remove(&op) else { return };
         say!(self, "command {op}: its keys live apart");
@@ -312,7 +312,7 @@ impl World {
         self.client_free(command.client, op);
     }
 
-    /// The router is gone, and with it everybody's connection.
+    /// Drops all client connections after a crash of the router.
     pub(crate) fn clients_cut_off(&mut self) {
         for (_, command) in std::mem::take(&mut self.ops) {
             if !command.sent {
@@ -325,7 +325,7 @@ impl World {
         }
     }
 
-    /// All have asked what they wanted, and nobody waits but for elements.
+    /// Whether all clients have finished, except for those blocked on an empty list.
     pub(crate) fn clients_are_done(&self) -> bool {
         self.clients.iter().all(|client| match client.current {
             None => client.left == 0 && client.watch.is_none(),
@@ -341,7 +341,7 @@ impl World {
         self.nodes[node].keys.get(key).is_some_and(|entry| entry.expires_us.is_none_or(|end| end > self.clock(node)))
     }
 
-    /// At the end every key is read once more.
+    /// Reads every key once, at the end.
     pub(crate) fn read_everything(&mut self) {
         for key in 0..self.keys.len() {
             self.clients.push(Client::new(key, 0));

@@ -1,43 +1,42 @@
-//! What clients did and saw, for the checker.
+//! History of the operations that clients observed, for the checker.
 
 use std::collections::BTreeMap;
 
 use crate::linear::{Act, OPERATIONS_MAX, Operation, UNKNOWN, Verdict, check};
 use crate::node::{Entry, KeyIx, Op, Reply, part};
 
-/// Where a key is when a node forgets, as far as the journal tells.
+/// Location of a key according to the journal when a node loses data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Place {
-    /// There, and nowhere else.
+    /// At this node only.
     Here,
-    /// Not there.
+    /// Not at this node.
     Elsewhere,
-    /// It is just leaving, or just coming.
+    /// Just leaving or arriving.
     Doubtful,
-    /// Not there; but if nobody notices that the node is another process now, what it shows counts.
+    /// Not at this node, but its data counts if the router does not notice the new process.
     UntilNoticed,
 }
 
-/// Of one key.
 #[derive(Clone, Debug, Default)]
 struct KeyHistory {
     initial: Option<Vec<u32>>,
     operations: Vec<Operation>,
-    /// Which of them rely on a watch, and since when that was in force.
+    /// Operations that rely on a watch, with the time from which it was in force.
     watched: Vec<(usize, u64)>,
 }
 
-/// Of all keys.
+/// Histories of all keys.
 #[derive(Clone, Debug)]
 pub(crate) struct History {
     keys: Vec<KeyHistory>,
-    /// By so much the clocks of the nodes differ.
+    /// Difference between the nodes' clocks.
     skew_us: u64,
-    /// Marks of those that rename a key, by their numbers.
+    /// Operations of RENAME commands, by their unique numbers.
     renames: BTreeMap<u32, Marks>,
 }
 
-/// The operations of one command: key and index.
+/// Operations of one command, as key and index.
 pub(crate) type Marks = Vec<(KeyIx, usize)>;
 
 impl History {
@@ -55,7 +54,7 @@ impl History {
         (key, operations.len() - 1)
     }
 
-    /// A command is asked: until something else is known, its outcome is unknown.
+    /// Records a command as sent. Its outcome is unknown until a reply is recorded.
     pub(crate) fn on_request(&mut self, op: &Op, now_us: u64, by: &str, marks: &mut Marks) {
         match op {
             Op::Get(key) => marks.push(self.add(*key, Act::Read(None), now_us, by)),
@@ -70,7 +69,7 @@ impl History {
             Op::Several(ops) => ops.iter().for_each(|op| self.on_request(op, now_us, by, marks)),
             Op::Script(op) | Op::Function(_, op) => self.on_request(op, now_us, by, marks),
             Op::Watch(_) => {}
-            // What becomes of both keys only the node knows, once it has done it.
+            // Only the node knows the new state of both keys, after execution.
             Op::Rename(from, to, token) => {
                 let both = [*from, *to].map(|key| self.add(key, Act::Read(None), now_us, by));
                 self.renames.insert(*token, both.to_vec());
@@ -89,7 +88,7 @@ impl History {
         }
     }
 
-    /// It was answered.
+    /// Records the reply to a command.
     pub(crate) fn on_reply(&mut self, marks: &Marks, reply: &Reply, now_us: u64) {
         let replies = match reply {
             Reply::Several(replies) => replies.as_slice(),
@@ -113,7 +112,7 @@ impl History {
         }
     }
 
-    /// A node has renamed a key that was this.
+    /// Records the value that a node has renamed.
     pub(crate) fn renamed(&mut self, token: u32, entry: Entry) {
         let marks = self.renames.remove(&token).unwrap_or_default();
         let acts = [Act::Become(None, None), Act::Become(Some(entry.value), entry.expires_us)];
@@ -122,27 +121,27 @@ impl History {
         }
     }
 
-    /// It has happened by now.
+    /// Records that an operation has taken effect at the latest now.
     pub(crate) fn ends(&mut self, (key, index): (KeyIx, usize), now_us: u64) {
         self.keys[key].operations[index].returned_us = now_us;
     }
 
-    /// It was not executed, or only read and the answer is not known: nothing follows from it.
+    /// Drops a command that was not executed, or a read without a reply.
     pub(crate) fn forget(&mut self, marks: &Marks) {
         for (key, index) in marks {
-            // A write to it that may be, of what it is already, at any time: nothing.
+            // A read with unknown result constrains nothing.
             let operation = &mut self.keys[*key].operations[*index];
             operation.act = Act::Read(None);
             operation.returned_us = UNKNOWN;
         }
     }
 
-    /// Whether operations on it are under way.
+    /// Whether an operation on the key has no known end.
     pub(crate) fn may_change(&self, key: KeyIx) -> bool {
         self.keys[key].operations.iter().any(|operation| operation.returned_us == UNKNOWN)
     }
 
-    /// Between these times the key became this.
+    /// Records that the key changed to `entry` at some time in the interval.
     pub(crate) fn reverts_between(&mut self, key: KeyIx, entry: Option<Entry>, invoked_us: u64, returned_us: u64) {
         let by = "a node that is lost".into();
         let (value, ends) = entry.map(|entry| (entry.value, entry.expires_us)).unzip();
@@ -154,7 +153,7 @@ impl History {
         });
     }
 
-    /// A node came back with an earlier state of the key.
+    /// Records that a node returned with an earlier state of the key.
     pub(crate) fn reverts(
         &mut self,
         key: KeyIx,
@@ -174,8 +173,8 @@ impl History {
         Some((key, operations.len() - 1))
     }
 
-    /// The first key whose history cannot be put in order, or that was changed while a transaction relied on that it
-    /// was not; and how many had too many possibilities.
+    /// Returns the first violation: a history without a valid order, or a change of a key that an executed transaction
+    /// watched. Also returns the number of keys whose history was too ambiguous to check.
     pub(crate) fn check(&self) -> (Option<String>, u64) {
         let mut unknown = 0;
         for (key, history) in self.keys.iter().enumerate() {
@@ -203,8 +202,8 @@ impl History {
 }
 
 impl KeyHistory {
-    /// A transaction that was executed although the key was changed after it was watched and before EXEC was asked for:
-    /// the two operations. That the key is the same as before is no excuse, so the search for an order would not tell.
+    /// Finds an executed transaction whose key was changed between its WATCH and the request of EXEC. Returns both
+    /// operations. The search for an order would miss a change that restores the old value.
     fn changed_while_watched(&self) -> Option<(&Operation, &Operation)> {
         let executed = self.watched.iter().map(|(index, since_us)| (&self.operations[*index], *since_us));
         executed.filter(|(exec, _)| exec.returned_us != UNKNOWN && matches!(exec.act, Act::Swap(..))).find_map(
@@ -216,7 +215,7 @@ impl KeyHistory {
     }
 }
 
-/// Whether what was answered says that the key was changed.
+/// Whether the reply proves that the key was changed.
 fn has_changed(act: &Act) -> bool {
     match act {
         Act::Write(..)

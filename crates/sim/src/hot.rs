@@ -1,9 +1,9 @@
-//! Hot copies (`switchyard_policy::hot_copies`) as the router's workers have them: gates that all workers of a process
-//! share, keys that are armed and disarmed, fills on connections of their own, and what a worker publishes of what it
-//! has in flight. What this must get right itself the planted bugs break.
+//! Model of hot copies (`switchyard_policy::hot_copies`) in the workers: gates shared by all workers, cacheable keys,
+//! fills on separate connections, and the published progress of each worker. Planted bugs break every duty of this
+//! model.
 //!
-//! Nobody writes past the router here, so nodes invalidate nothing. Workers are interleaved between events; within one,
-//! a load of a gate may come before or after what another worker has still to lower.
+//! No client writes past the router, so nodes send no invalidations. Workers are interleaved between events. Within an
+//! event, the load of a gate may come before or after another worker's pending lowering of the gate.
 
 mod control;
 mod fill;
@@ -25,17 +25,17 @@ use crate::planted::{Bug, is_planted};
 use crate::random::Random;
 use crate::world::{Ev, What, World, say};
 
-/// Bytes of copies that a worker may have, and of one.
+/// Limits in bytes: all copies of a worker, and one copy.
 const LIMITS: (usize, usize) = (1 << 20, 1 << 10);
 
-/// What a client asks for: key and database are told apart from it.
+/// Request bytes of every read. Key and database are compared separately.
 const REQUEST: &[u8] = b"GET";
 
-/// The gates of a process.
+/// Gates shared by the workers of a process.
 #[derive(Debug)]
 pub(crate) struct Table {
     gates: RefCell<BTreeMap<GateId, u64>>,
-    /// What workers are about to lower.
+    /// Gates that workers are about to lower.
     late: RefCell<VecDeque<GateId>>,
     rng: RefCell<Random>,
     one_counter: bool,
@@ -59,7 +59,7 @@ impl Table {
 
     fn lower_one(&self) -> bool {
         let Some(gate) = self.late.borrow_mut().pop_front() else { return false };
-        // No version: it is as if nothing had been.
+        // Without a version, the raise leaves no trace.
         self.change(gate, if self.one_counter { u64::MAX } else { Gate::LOWER });
         true
     }
@@ -88,16 +88,16 @@ impl Gates for Table {
     }
 }
 
-/// What others may know of a worker.
+/// Published progress of a worker.
 #[derive(Clone, Debug)]
 struct Published {
-    /// The generation that it goes by.
+    /// Adopted generation.
     adopted: u64,
-    /// By node: the oldest in which something was sent there that is not over.
+    /// By node: oldest generation with an unfinished command.
     oldest: [u64; 2],
 }
 
-/// Gates of keys that are disarmed: shut until every worker knows.
+/// Gates of keys that are no longer cacheable: shut until every worker has adopted the change.
 #[derive(Debug)]
 struct Leaving {
     since: u64,
@@ -105,23 +105,23 @@ struct Leaving {
     gates: Rc<Table>,
 }
 
-/// What workers share.
+/// State shared by workers.
 #[derive(Debug)]
 pub(crate) struct Hot {
     pub(crate) is_on: bool,
-    /// A key whose slot is only observed is served.
+    /// Whether a key is served while its slot is only observed.
     serves_observed: bool,
-    /// All keys have one gate.
+    /// Whether all keys share one gate.
     one_gate: bool,
     gates: Rc<Table>,
     set: Arc<ArmedSet>,
-    /// The processes that are known in the places of the nodes.
+    /// Known processes, by node.
     met: [Option<u32>; 2],
     leaving: Vec<Leaving>,
     published: Vec<Published>,
-    /// For the checker: what a node has forgotten, and nobody has met the process yet that has.
+    /// For the checker: data lost by a node whose new process the router has not met.
     pub(crate) unmet: [Vec<(KeyIx, usize)>; 2],
-    /// Reads that copies have answered, and fills that were kept.
+    /// Reads served by copies, and stored fills.
     pub(crate) hits: u64,
     pub(crate) kept: u64,
 }
@@ -145,7 +145,6 @@ impl Default for Hot {
 }
 
 impl Hot {
-    /// The hash of a key's name.
     fn hash(&self, name: &Key) -> u64 {
         let hash = Fingerprinter::new(7).of(name).0 as u64;
         if self.one_gate { hash & 0xf_ffff | 77 << 20 } else { hash }
@@ -158,16 +157,16 @@ struct FillLink {
     ready: bool,
 }
 
-/// Of one worker.
+/// Hot-copy state of one worker.
 #[derive(Debug)]
 pub(crate) struct WorkerGates {
     gates: Rc<Table>,
     copies: Copies,
     holds: WriteHolds,
-    /// In which generation each command was sent that is not over, and to which node.
+    /// Generation of each unfinished command, by command and node.
     sent: BTreeMap<(u64, usize), u64>,
     links: [FillLink; 2],
-    /// The key of each fill, and the commands that wait for it.
+    /// Key of each fill, and the commands that wait for it.
     fills: BTreeMap<u32, (KeyIx, Vec<u64>)>,
 }
 
@@ -185,15 +184,15 @@ impl Default for WorkerGates {
 }
 
 impl WorkerGates {
-    /// The oldest generation in which something was sent to a node that is not over, or its own: what is sent later is
-    /// no older.
+    /// Oldest generation with an unfinished command at a node, or the worker's own generation. Later commands are not
+    /// older.
     fn oldest(&self, node: usize) -> u64 {
         let sent = self.sent.iter().filter(|((_, at), _)| *at == node).map(|(_, generation)| *generation);
         sent.fold(self.copies.set().generation(), u64::min)
     }
 }
 
-/// The number of a write's end.
+/// Sequence number of a write at a node.
 const fn end_of(op: u64, node: usize) -> u64 {
     op * 2 + node as u64
 }
@@ -217,12 +216,12 @@ fn decode(bytes: &[u8]) -> Reply {
 }
 
 impl World {
-    /// The time of the worker's turn: it has not looked at the clock since.
+    /// Start of the worker's turn, less than 500 µs ago. Its clock was not read since.
     fn turn(&mut self) -> u64 {
         self.now.saturating_sub(self.random.below(500))
     }
 
-    /// The keys that a write may change, as their names tell a router that knows the commands.
+    /// Collects the keys that a write may change, as far as the command shows.
     fn written(&self, op: &Op, out: &mut Vec<KeyIx>) {
         match op {
             Op::Rename(from, to, _) => {
@@ -235,7 +234,7 @@ impl World {
         }
     }
 
-    /// The gates that a command raises, as its worker knows what is armed.
+    /// Returns the gates that a command raises, by its worker's set of cacheable keys.
     fn raised(&self, ix: usize, op: &Op, node: usize) -> Vec<GateId> {
         if op.is_read() || self.bug(Bug::WriteRaisesNothing) {
             return Vec::new();
@@ -257,7 +256,7 @@ impl World {
         hashes.filter(|hash| set.get(*hash).is_some()).map(GateId::of_key).collect()
     }
 
-    /// A command is about to be sent.
+    /// Raises the gates of a command before it is sent.
     pub(crate) fn hot_sends(&mut self, op: u64, node: usize) {
         if !self.hot.is_on {
             return;
@@ -290,7 +289,7 @@ impl World {
         of.holds.sent(&*of.gates, end_of(op, node), NodeId(node as u16), raised);
     }
 
-    /// A command is over at a node: it was answered, never had it, or its connection broke.
+    /// Handles the end of a command at a node: answered, never received, or its connection broke.
     pub(crate) fn hot_over(&mut self, ix: usize, op: u64, node: usize, how: WriteOutcome) {
         if !self.hot.is_on {
             return;
@@ -303,20 +302,20 @@ impl World {
         }
     }
 
-    /// A node has confirmed the end of a connection that these were on, or its process is gone.
+    /// Handles the confirmed end of a connection or process with these commands.
     pub(crate) fn hot_confirmed(&mut self, ix: usize, ops: &[u64], node: usize) {
         ops.iter().for_each(|op| {
             self.workers[ix].hot.sent.remove(&(*op, node));
         });
     }
 
-    /// Nothing is in doubt at a node any more.
+    /// Ends the unconfirmed writes at a node.
     pub(crate) fn hot_settles(&mut self, ix: usize, node: usize) {
         let of = &mut self.workers[ix].hot;
         of.holds.settle(&*of.gates, |at| at.index() == node);
     }
 
-    /// A client gives up waiting.
+    /// Times out a client's wait.
     pub(crate) fn impatient(&mut self, op: u64) {
         let Some(command) = self.ops.get(&op) else { return };
         let ix = command.worker;
@@ -332,7 +331,7 @@ impl World {
         }
     }
 
-    /// A worker has met a process in the place of a node, and has sent it nothing.
+    /// Handles a connection to a process, before anything is sent to it.
     pub(crate) fn hot_meets(&mut self, node: usize, process: u32) {
         if !self.hot.is_on || self.hot.met[node] == Some(process) {
             return;
@@ -346,7 +345,7 @@ impl World {
         }
     }
 
-    /// Sends a beat to a node if one is due.
+    /// Sends a heartbeat to a node if one is due.
     fn beat(&mut self, ix: usize, node: usize) {
         let (now, at) = (self.now, NodeId(node as u16));
         let of = &mut self.workers[ix].hot;
@@ -357,7 +356,7 @@ impl World {
         }
     }
 
-    /// A read may be answered by a copy, or by a fill that it waits for. Says whether it is.
+    /// Serves a read from a copy, or queues it behind a fill. Returns false if the node must serve it.
     pub(crate) fn hot_read(&mut self, op: u64, node: usize) -> bool {
         let Some(Command { op: Op::Get(key), worker, past: false, .. }) = self.ops.get(&op) else { return false };
         let (key, ix) = (*key, *worker);

@@ -1,10 +1,8 @@
-//! The simulator: the machines of `switchyard_policy::migration` in a world with a seed, where nodes are killed,
-//! connections break in the middle and the router comes back, and checkers that know nothing of the machines say
-//! whether clients could have noticed.
+//! A seeded simulator that runs the state machines of `switchyard_policy::migration` against failing nodes, broken
+//! connections and a restarting router. Independent checkers then verify that clients could not have noticed.
 //!
-//! Model workers, model nodes and a model of the mover's I/O instead of the real ones: those have sockets and clocks,
-//! so a run of theirs cannot be had twice. The decisions are the real ones. One seed and one scenario are one run, for
-//! ever.
+//! Workers, nodes and the mover's I/O are models, because real sockets and clocks are not reproducible. The decisions
+//! are made by the real code. A seed and a scenario determine a run completely.
 
 mod clients;
 pub mod explore;
@@ -32,38 +30,38 @@ use switchyard_policy::migration::Side;
 use crate::node::{Persistence, STAGING};
 use crate::world::World;
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Its seed.
+    /// Seed of the run.
     pub seed: u64,
-    /// What was wrong, if anything: several lines.
+    /// First violation found, over several lines.
     pub violation: Option<String>,
-    /// How long it was, microseconds of its own time.
+    /// Simulated duration, in microseconds.
     pub took_us: u64,
-    /// How each leg ended.
+    /// Result of each leg.
     pub outcomes: Vec<String>,
-    /// Legs that ended without one of their sides: who owns what is left.
+    /// Sides abandoned by legs, which decides the owner of the remaining keys.
     pub without: Vec<Side>,
-    /// Keys whose history had too many possibilities to be checked.
+    /// Keys whose history was too ambiguous to check.
     pub unchecked: u64,
-    /// What the mover did, in numbers of actions.
+    /// Number of actions of the mover.
     pub actions: u64,
-    /// Reads that were answered by copies, and fills that were kept.
+    /// Reads served by hot copies.
     pub hits: u64,
-    /// The fills.
+    /// Fills whose reply was stored.
     pub kept: u64,
-    /// Transactions that were executed because a watched key had not changed.
+    /// Transactions executed because the watched key had not changed.
     pub executed: u64,
     /// Keys moved in pieces.
     pub in_pieces: u64,
-    /// Keys that were to be moved in pieces and were moved whole.
+    /// Keys planned to move in pieces but moved whole.
     pub whole: u64,
-    /// What happened, if it was asked for.
+    /// Log of events, if requested.
     pub trace: Vec<String>,
 }
 
-/// One run.
+/// Runs one seed of a scenario.
 #[must_use]
 pub fn run(seed: u64, scenario: &Scenario, planted: Option<Planted>, trace: bool) -> Run {
     let mut world = World::new(seed, scenario, planted, trace);
@@ -96,7 +94,7 @@ pub fn run(seed: u64, scenario: &Scenario, planted: Option<Planted>, trace: bool
     }
 }
 
-/// One owner: after a move nothing of the slots is left at the other node.
+/// Returns a violation if keys of moved slots remain at the old node.
 fn left_behind(world: &World) -> Option<String> {
     (0..world.movers.len()).find_map(|lane| left_behind_by(world, lane))
 }
@@ -116,14 +114,14 @@ fn left_behind_by(world: &World, lane: usize) -> Option<String> {
     (!left.is_empty()).then(|| format!("the node that they have left still has {left:?}"))
 }
 
-/// Whatever is left of what is copied in pieces ends by itself.
+/// Returns a violation if a staging key has no expiry.
 fn find_leaked_staging(world: &World) -> Option<String> {
     let mut left = world.nodes.iter().flat_map(|node| node.keys.range(STAGING..));
     left.find(|(_, entry)| entry.expires_us.is_none()).map(|(name, _)| format!("the staging key {name} stays for ever"))
 }
 
-/// Runs with the seeds from `from` on, so many, on `threads` threads; `progress` is told after each. Returns the first
-/// that was wrong, by its seed, after the runs that had begun have ended.
+/// Runs `seeds` seeds, starting at `from`, on `threads` threads, and calls `progress` after each. Returns the failed
+/// run with the lowest seed, after all started runs have finished.
 pub fn sweep(
     scenario: &Scenario,
     planted: Option<Planted>,

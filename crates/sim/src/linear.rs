@@ -1,60 +1,57 @@
-//! Whether what clients saw of one key can have happened in some order: linearizability, by the search of Wing, Gong
-//! and Lowe.
+//! Checks the operations on one key for linearizability, by the search of Wing, Gong and Lowe.
 //!
-//! Written for itself and knowing nothing of how the router or the nodes work: only what clients asked, when, and what
-//! they were told. An operation with unknown outcome may take effect at any time after it was asked, or never. A time
-//! to live ends somewhere between the earliest and the latest time at which its command can have been executed, plus
-//! its length.
+//! Independent of the router and node models: the input is only the requests, times and replies of clients. An
+//! operation without a known reply may take effect at any time after its request, or never. A time to live ends between
+//! the earliest and the latest possible execution of its command, plus its length.
 
 use std::collections::HashSet;
 
 use crate::node::{field_of, is_hash, put};
 
-/// What was done to a key and what was answered; `None` where the answer is not known.
+/// An operation and its reply; `None` if the reply is unknown.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Act {
-    /// A read saw this.
+    /// Read of this value.
     Read(Option<Vec<u32>>),
-    /// A write of this value, with a time to live.
+    /// Write of a value, with a time to live in microseconds.
     Write(u32, Option<u64>),
-    /// A count; `Some(None)`: the value was no counter.
+    /// Increment; `Some(None)` if the value was not a counter.
     Count(Option<Option<i64>>),
-    /// A removal, of so many keys.
+    /// Removal, with the number of removed keys.
     Remove(Option<i64>),
-    /// An element was added, and there were so many then.
+    /// Appended element, with the new length.
     Push(u32, Option<i64>),
-    /// The first element was taken.
+    /// Removal of the first element.
     Take(Option<u32>),
-    /// A field of a hash was set to this part, and was new or not.
+    /// Write of a hash part, with whether the field was new.
     Put(u32, Option<i64>),
-    /// A field was removed, and there or not.
+    /// Removal of a field, with whether it existed.
     Cut(u32, Option<i64>),
-    /// It got so long to live, if it was there.
+    /// New time to live in microseconds, with whether the key existed.
     Live(u64, Option<i64>),
-    /// It was written only because it was still what is here.
+    /// Write that took effect only because the key still had the first value.
     Swap(Option<Vec<u32>>, u32),
-    /// Something else made the key what it is here (a node came back with what its disk had), with the exact end of its
-    /// life.
+    /// Change to this value and exact expiry by another cause, such as a node that lost data.
     Become(Option<Vec<u32>>, Option<u64>),
 }
 
 /// One operation on a key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Operation {
-    /// When it was asked.
+    /// Time of the request.
     pub invoked_us: u64,
-    /// When it was answered; [`UNKNOWN`] if never.
+    /// Time of the reply; [`UNKNOWN`] if there is none.
     pub returned_us: u64,
-    /// What.
+    /// Operation and reply.
     pub act: Act,
-    /// Who, for people.
+    /// Label of the client, for display.
     pub by: String,
 }
 
-/// Instead of the time of an answer.
+/// Stands for the time of a missing reply.
 pub const UNKNOWN: u64 = u64::MAX;
 
-/// A key's value, and between which times its life ends.
+/// A key's value, and the earliest and latest end of its life.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Value {
     list: Vec<u32>,
@@ -63,24 +60,24 @@ struct Value {
 
 type State = Option<Value>;
 
-/// At most so many operations of a key can be checked.
+/// Maximum number of operations per key, limited by the bits of the mask.
 pub const OPERATIONS_MAX: usize = 128;
 
-/// States looked at, at most: beyond, nothing is known.
+/// Maximum number of visited states; the search is inconclusive beyond.
 const STATES_MAX: usize = 2_000_000;
 
-/// What came of the search.
+/// Result of the search.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// There is an order.
+    /// A valid order exists.
     Fine,
-    /// There is none. So many operations of the history can be put in order, at most.
+    /// No valid order exists. Contains the largest number of operations that fit one.
     Broken(usize),
-    /// There were too many possibilities.
+    /// Inconclusive: too many possibilities.
     TooMany,
 }
 
-/// Looks for an order in which the operations can have happened, beginning with `initial`.
+/// Searches an order in which the operations can have happened, starting from `initial`.
 #[must_use]
 pub fn check(operations: &[Operation], initial: Option<Vec<u32>>, skew_us: u64) -> Verdict {
     let mut ordered: Vec<&Operation> = operations.iter().collect();
@@ -105,7 +102,7 @@ pub fn check(operations: &[Operation], initial: Option<Vec<u32>>, skew_us: u64) 
             return Verdict::TooMany;
         }
         best = best.max((done & answered).count_ones() as usize);
-        // Whatever was asked after the first answer that is still to come cannot be before it.
+        // A request sent after the earliest missing reply cannot precede that operation.
         let mut bound = UNKNOWN;
         for (i, operation) in ordered.iter().enumerate() {
             if done >> i & 1 == 0 {
@@ -126,12 +123,12 @@ pub fn check(operations: &[Operation], initial: Option<Vec<u32>>, skew_us: u64) 
     Verdict::Broken(best)
 }
 
-/// The states in which the operation can leave the key, if what it was told fits.
+/// Collects the states in which the operation can leave the key, if they fit its reply.
 fn apply(state: &State, operation: &Operation, skew_us: u64, out: &mut Vec<State>) {
     let Operation { invoked_us, returned_us, ref act, .. } = *operation;
     match state {
         Some(value) => {
-            // By the clock of another node.
+            // The expiry is by the clock of another node.
             let ends =
                 value.ends.map(|(earliest, latest)| (earliest.saturating_sub(skew_us), latest.saturating_add(skew_us)));
             if ends.is_none_or(|(_, latest)| invoked_us < latest) {
@@ -260,7 +257,7 @@ mod tests {
         let write = |from, value| op(from, from + 5, Act::Write(value, None));
         assert_eq!(check(&[write(0, 1), swap.clone(), read.clone()], None, 0), Verdict::Fine);
         assert_ne!(check(&[write(0, 1), write(10, 3), swap.clone(), read], None, 0), Verdict::Fine);
-        // Nobody knows whether it was: then it may not have been.
+        // Without a known reply, the write may not have happened.
         let unknown = Operation { returned_us: UNKNOWN, ..swap };
         let read = op(40, 41, Act::Read(Some(vec![3])));
         assert_eq!(check(&[write(0, 1), write(10, 3), unknown, read], None, 0), Verdict::Fine);

@@ -1,32 +1,31 @@
-//! A node as the protocol knows it: keys with times to live, processes that die and come back with what their disk
-//! kept, and commands that are executed one after the other in the order in which each connection delivers them.
+//! Model of a node: keys with expiry, processes that die and return with the state of their disk, and commands executed
+//! one at a time, in the order of each connection.
 //!
-//! Values are lists of numbers, whatever the command: a register has one, a counter's is counted up, `RPUSH` adds one.
-//! A hash is a list, too, of numbers that say so and have the field in them ([`part`]). So the checker has one model
-//! for all.
+//! Every value is a list of numbers: a register and a counter have one, `RPUSH` appends one. A hash is a sorted list of
+//! tagged numbers with field and value ([`part`]). The checker therefore needs only one model.
 
 use std::collections::BTreeMap;
 
 use switchyard_policy::migration::staging::Renamed;
 
-/// A key, by its number.
+/// Index of a key.
 pub type KeyIx = usize;
 
-/// Keys from this number on are staging keys.
+/// First index of staging keys.
 pub const STAGING: KeyIx = 1_000_000;
 
-/// How long a staging key lives without being written to, microseconds.
+/// Lifetime of a staging key after its last write, in microseconds.
 const STAGING_LIFE_US: u64 = 150_000;
 
 const IS_PART: u32 = 1 << 31;
 
-/// A field of a hash with its value, as a number of a list.
+/// Encodes a field of a hash and its value as a list element.
 #[must_use]
 pub const fn part(field: u32, value: u32) -> u32 {
     IS_PART | field << 24 | value & 0x00ff_ffff
 }
 
-/// The field of a part.
+/// Returns the field of a [`part`].
 #[must_use]
 pub const fn field_of(part: u32) -> u32 {
     (part & !IS_PART) >> 24
@@ -38,7 +37,7 @@ pub fn is_hash(value: &[u32]) -> bool {
     value.first().is_some_and(|first| first & IS_PART != 0)
 }
 
-/// Gives a hash a field. True where it is new.
+/// Sets a field of a hash. Returns whether the field is new.
 pub fn put(value: &mut Vec<u32>, new: u32) -> bool {
     match value.iter().position(|old| field_of(*old) >= field_of(new)) {
         Some(at) if field_of(value[at]) == field_of(new) => {
@@ -56,78 +55,78 @@ pub fn put(value: &mut Vec<u32>, new: u32) -> bool {
     }
 }
 
-/// What a key holds.
+/// Value and expiry of a key.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Entry {
-    /// Its value.
+    /// List elements; see the module documentation.
     pub value: Vec<u32>,
-    /// When it ends, microseconds.
+    /// Expiry by the node's clock, in microseconds.
     pub expires_us: Option<u64>,
 }
 
 /// All keys of a node.
 pub type Keys = BTreeMap<KeyIx, Entry>;
 
-/// What a node keeps when it is killed.
+/// Data that survives a kill.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Persistence {
-    /// Everything answered (`appendfsync always`).
+    /// Every acknowledged write (`appendfsync always`).
     Always,
-    /// What was there at the last snapshot.
+    /// The last snapshot.
     Snapshots,
 }
 
-/// What a client asks of one key or several.
+/// A client's command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
-    /// GET
+    /// GET.
     Get(KeyIx),
-    /// SET, with a time to live in microseconds
+    /// SET, with a time to live in microseconds.
     Set(KeyIx, u32, Option<u64>),
-    /// INCR
+    /// INCR.
     Incr(KeyIx),
-    /// DEL
+    /// DEL.
     Del(KeyIx),
-    /// RPUSH
+    /// RPUSH.
     Push(KeyIx, u32),
-    /// BLPOP without end
+    /// BLPOP without timeout.
     Pop(KeyIx),
-    /// HSET of one field
+    /// HSET of one field.
     Put(KeyIx, u32, u32),
-    /// HDEL of one field
+    /// HDEL of one field.
     Cut(KeyIx, u32),
-    /// PEXPIRE, in microseconds
+    /// PEXPIRE, in microseconds.
     Expire(KeyIx, u64),
-    /// MGET, MSET, or MULTI ... EXEC
+    /// MGET, MSET, or MULTI ... EXEC.
     Several(Vec<Op>),
     /// A script that the node may not have yet.
     Script(Box<Op>),
     /// A function that names this key and uses another.
     Function(KeyIx, Box<Op>),
-    /// FLUSHALL
+    /// FLUSHALL.
     Flush,
-    /// WATCH
+    /// WATCH.
     Watch(KeyIx),
-    /// MULTI, SET, EXEC of who watches the key.
+    /// MULTI, SET, EXEC of a client that watches the key.
     Exec(KeyIx, Watched),
-    /// RENAME; the number tells it from others.
+    /// RENAME, with a unique number.
     Rename(KeyIx, KeyIx, u32),
 }
 
-/// What a client relies on that watches a key, and what it makes of it.
+/// Assumption of a client that watches a key, and its write.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Watched {
-    /// When it was told that the key is watched, microseconds.
+    /// Time at which the client received the reply to WATCH, in microseconds.
     pub since_us: u64,
-    /// What it has read since.
+    /// Value that the client has read since.
     pub seen: Option<Vec<u32>>,
-    /// What it writes.
+    /// Value that EXEC writes.
     pub value: u32,
 }
 
 impl Op {
-    /// Which fields of which keys it may change; `None`: anything of the key. As `switchyard_resp` has it of the real
-    /// commands.
+    /// Collects the keys that the command may change, with the fields; `None` stands for the whole key. Mirrors
+    /// `switchyard_resp` for the real commands.
     pub fn touches(&self, out: &mut Vec<(KeyIx, Option<Vec<u32>>)>) {
         match self {
             Self::Get(_) | Self::Watch(_) | Self::Expire(..) | Self::Flush => {}
@@ -142,7 +141,7 @@ impl Op {
         }
     }
 
-    /// The keys that it names.
+    /// Collects the declared keys.
     pub fn keys(&self, out: &mut Vec<KeyIx>) {
         match self {
             Self::Get(key)
@@ -164,7 +163,7 @@ impl Op {
         }
     }
 
-    /// The keys that it uses.
+    /// Collects the keys that the command really uses.
     pub fn uses(&self, out: &mut Vec<KeyIx>) {
         match self {
             Self::Function(_, op) => op.keys(out),
@@ -172,13 +171,13 @@ impl Op {
         }
     }
 
-    /// Whether it may use other keys than it names.
+    /// Whether the command may use undeclared keys.
     #[must_use]
     pub const fn uses_undeclared(&self) -> bool {
         matches!(self, Self::Function(..))
     }
 
-    /// Whether it changes nothing.
+    /// Whether the command changes nothing.
     #[must_use]
     pub fn is_read(&self) -> bool {
         match self {
@@ -190,112 +189,112 @@ impl Op {
     }
 }
 
-/// What is sent to a node.
+/// A request to a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Cmd {
-    /// The handshake: tells the process and the connection's number.
+    /// Handshake: returns the process and the connection's client id.
     Hello,
-    /// CLIENT KILL ID
+    /// CLIENT KILL ID.
     Kill(Vec<u64>),
-    /// CLIENT KILL of all connections of routers before this one, found by their names
+    /// CLIENT KILL of all connections of earlier routers, found by name.
     KillOlder(u32),
-    /// CLIENT UNBLOCK id ERROR
+    /// CLIENT UNBLOCK id ERROR.
     Unblock(u64),
-    /// A client's.
+    /// A client's command.
     Client(Op),
-    /// The same after SCRIPT LOAD.
+    /// A client's command after SCRIPT LOAD.
     Loaded(Op),
-    /// SCAN: keys from this number on, so many, up to this one.
+    /// SCAN: first key, maximum number of keys, end (excluded).
     Scan(KeyIx, usize, KeyIx),
-    /// DUMP and PEXPIRETIME
+    /// DUMP and PEXPIRETIME.
     Dump(KeyIx),
-    /// RESTORE ABSTTL
+    /// RESTORE ABSTTL.
     Restore(KeyIx, Entry),
-    /// RESTORE ABSTTL REPLACE
+    /// RESTORE ABSTTL REPLACE.
     Replace(KeyIx, Entry),
-    /// UNLINK
+    /// UNLINK.
     Unlink(KeyIx),
-    /// PTTL
+    /// PTTL.
     Pttl(KeyIx),
-    /// PING
+    /// PING.
     Ping,
-    /// WAITAOF 1 0
+    /// WAITAOF 1 0.
     WaitAof,
     /// MIGRATE to the other node.
     Migrate(Vec<KeyIx>),
-    /// TYPE, and HLEN or LLEN
+    /// TYPE, and HLEN or LLEN.
     Look(KeyIx),
-    /// HSCAN or LRANGE: of a hash or a list, from here on, so many.
+    /// HSCAN or LRANGE: key, whether it is a hash, first element, maximum number of elements.
     Piece(KeyIx, bool, u32, u32),
-    /// HMGET
+    /// HMGET.
     Fields(KeyIx, Vec<u32>),
-    /// PEXPIRETIME, HLEN or LLEN, HMGET
+    /// PEXPIRETIME, HLEN or LLEN, HMGET.
     Tail(KeyIx, bool, Vec<u32>),
-    /// Writes a piece to a staging key, which is new or is not; in one transaction.
+    /// Writes a piece to a staging key, after deleting it if the flag is set, in one transaction.
     Stage(KeyIx, bool, Elements),
-    /// Writes the last piece to a staging key, and counts: EXISTS of the key first; in one transaction.
+    /// EXISTS of the key, write of the last piece to the staging key, and its length, in one transaction.
     Count(KeyIx, KeyIx, Elements),
-    /// PEXPIREAT or PERSIST, and RENAMENX; in one transaction.
+    /// PEXPIREAT or PERSIST, and RENAMENX, in one transaction.
     Rename(KeyIx, KeyIx, Option<u64>),
 }
 
-/// Elements of a hash, or of a list, to be written.
+/// Elements of a hash or a list to write.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Elements {
-    /// Parts to be there, or elements to be added.
+    /// Hash parts to set, or list elements to append.
     pub there: Vec<u32>,
-    /// Fields not to be there.
+    /// Fields to delete.
     pub gone: Vec<u32>,
 }
 
 impl Elements {
-    /// Whether there is nothing to be written.
+    /// Whether there is nothing to write.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.there.is_empty() && self.gone.is_empty()
     }
 }
 
-/// What it answers.
+/// A node's reply.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reply {
-    /// The process (by its number) and the connection's number.
+    /// Process number and client id of the connection.
     Hello(u32, u64),
-    /// +OK
+    /// +OK.
     Ok,
     /// A value or nil.
     Value(Option<Vec<u32>>),
-    /// A number.
+    /// Integer reply.
     Number(i64),
-    /// Several.
+    /// Replies of a compound command.
     Several(Vec<Reply>),
-    /// Keys, and where to go on.
+    /// Keys, and the cursor of the next call.
     Scanned(Vec<KeyIx>, Option<KeyIx>),
-    /// A value or nil, with its end.
+    /// A value or nil, with its expiry.
     Dumped(Option<Entry>),
-    /// -BUSYKEY
+    /// -BUSYKEY.
     BusyKey,
-    /// -OOM
+    /// -OOM.
     Oom,
-    /// -NOSCRIPT
+    /// -NOSCRIPT.
     NoScript,
-    /// -UNBLOCKED
+    /// -UNBLOCKED.
     Unblocked,
-    /// Whether it is a hash, and how many elements it has, if it is there.
+    /// Whether the key is a hash, and its number of elements; `None` if missing.
     Looked(Option<(bool, usize)>),
-    /// Elements, and where to go on.
+    /// Elements, and the cursor of the next call.
     Piece(Vec<u32>, Option<u32>),
-    /// Fields as they are.
+    /// Current values of the fields.
     Fields(Vec<Option<u32>>),
-    /// If it is there: when it ends, its elements, and fields as they are.
+    /// Expiry, number of elements, and current values of the fields; `None` if missing.
     Tail(Option<(Option<u64>, usize, Vec<Option<u32>>)>),
-    /// Whether the staging key was there.
+    /// Whether the staging key existed.
     Staged(bool),
-    /// Whether the key was there, whether the staging key was, and how many elements that has.
+    /// Whether the key existed, whether the staging key existed, and the length of the staging key.
     Counted(bool, bool, usize),
-    /// What came of it.
+    /// Result of a staged rename.
     Renamed(Renamed),
-    /// -WRONGTYPE or the like: nothing was done.
+    /// -WRONGTYPE or similar, without an effect.
     Error,
 }
 
@@ -304,46 +303,45 @@ pub enum Reply {
 struct Watch {
     conn: u32,
     key: KeyIx,
-    /// What it was when last looked at.
+    /// Last seen state.
     entry: Option<Entry>,
-    /// It was changed.
+    /// Changed since WATCH.
     dirty: bool,
 }
 
-/// The model of a node.
+/// Model of a node.
 #[derive(Debug)]
 pub struct Node {
-    /// Which process runs, or ran last.
+    /// Number of the current or last process.
     pub process: u32,
-    /// Whether one runs.
+    /// Whether a process runs.
     pub up: bool,
-    /// It is stopped (SIGSTOP).
+    /// Stopped by SIGSTOP.
     pub stopped: bool,
-    /// It refuses what needs memory.
+    /// Whether commands that need memory fail with OOM.
     pub full: bool,
-    /// Its clock is ahead by so much.
+    /// Offset of the clock, in microseconds.
     pub ahead_us: u64,
-    /// What it has.
+    /// Keys in memory.
     pub keys: Keys,
-    /// What its disk has.
+    /// Keys on disk.
     pub disk: Keys,
-    /// What it keeps.
+    /// Data that survives a kill.
     pub persistence: Persistence,
-    /// It has been told the script.
+    /// Whether the script is loaded.
     pub script: bool,
-    /// Connections that wait in BLPOP: connection, request, key; oldest first.
+    /// Connections blocked in BLPOP: connection, request, key; oldest first.
     pub blocked: Vec<(u32, u64, KeyIx)>,
-    /// Keys that are watched.
     watches: Vec<Watch>,
-    /// The number of the next connection.
+    /// Client id of the next connection, unique within a process.
     pub next_client: u64,
 }
 
-/// Most elements that INCR works on.
+/// Length of a value that INCR accepts.
 const ONE: usize = 1;
 
 impl Node {
-    /// An empty one.
+    /// Creates an empty node.
     #[must_use]
     pub fn new(persistence: Persistence, process: u32) -> Self {
         Self {
@@ -362,7 +360,7 @@ impl Node {
         }
     }
 
-    /// kill -9
+    /// Kills the process, like `kill -9`.
     pub fn kill(&mut self) {
         self.up = false;
         self.stopped = false;
@@ -376,22 +374,22 @@ impl Node {
         }
     }
 
-    /// The next process, with what the disk kept.
+    /// Starts the next process with the keys on disk.
     pub fn start(&mut self, process: u32, now_us: u64) {
         self.up = true;
         self.process = process;
         self.keys = self.disk.clone();
         self.expire(now_us);
-        // Numbers begin anew: those of an earlier process say nothing.
+        // Client ids restart with each process.
         self.next_client = 1;
     }
 
-    /// Keys whose time is over are gone.
+    /// Removes expired keys.
     pub fn expire(&mut self, now_us: u64) {
         self.keys.retain(|_, entry| entry.expires_us.is_none_or(|end| end > now_us));
     }
 
-    /// A client's command, executed. `None`: it waits.
+    /// Executes a client's command. `None` if it blocks.
     pub fn execute(&mut self, op: &Op, now_us: u64) -> Option<Reply> {
         let reply = match op {
             Op::Get(key) => Reply::Value(self.keys.get(key).map(|entry| entry.value.clone())),
@@ -457,7 +455,7 @@ impl Node {
                 }
                 Reply::Value(Some(vec![first]))
             }
-            // What waits does not wait in a transaction.
+            // Commands do not block in a transaction.
             Op::Several(ops) => {
                 if self.full && !op.is_read() {
                     return Some(Reply::Oom);
@@ -477,14 +475,14 @@ impl Node {
                 }
                 None => Reply::Error,
             },
-            // Without the watch: see `watched`.
+            // The watch itself is in `execute_watched`.
             Op::Watch(_) => Reply::Ok,
             Op::Exec(key, watched) => return self.execute(&Op::Set(*key, watched.value, None), now_us),
         };
         Some(reply)
     }
 
-    /// PTTL
+    /// Executes PTTL.
     #[must_use]
     pub fn pttl(&self, key: KeyIx, now_us: u64) -> i64 {
         match self.keys.get(&key) {
@@ -494,7 +492,7 @@ impl Node {
         }
     }
 
-    /// WATCH, or EXEC of a connection that watches. `None`: it is neither.
+    /// Executes WATCH, or EXEC of a connection that watches. `None` for other commands.
     pub fn execute_watched(&mut self, conn: u32, op: &Op, now_us: u64) -> Option<Reply> {
         match op {
             Op::Watch(key) => {
@@ -513,8 +511,8 @@ impl Node {
         }
     }
 
-    /// Watches of keys that are others now become dirty, and those of `named`, which a command may have changed and
-    /// changed back.
+    /// Marks watches as dirty if their key has changed, or is in `named`: a command may have changed it and changed it
+    /// back.
     pub fn touch(&mut self, named: &[KeyIx]) {
         let keys = &self.keys;
         for watch in self.watches.iter_mut().filter(|watch| !watch.dirty) {
@@ -522,7 +520,7 @@ impl Node {
         }
     }
 
-    /// RESTORE
+    /// Executes RESTORE.
     pub fn restore(&mut self, key: KeyIx, entry: Entry, replace: bool, now_us: u64) -> Reply {
         if self.full {
             return Reply::Oom;
@@ -538,16 +536,16 @@ impl Node {
         Reply::Ok
     }
 
-    /// SCAN: keys that are there from its beginning to its end are shown, others may be.
+    /// Executes SCAN: returns at least the keys that exist during the whole iteration.
     #[must_use]
     pub fn scan(&self, from: KeyIx, count: usize, end: KeyIx) -> Reply {
-        // Whoever asks passes over staging keys.
+        // Callers skip staging keys.
         let keys: Vec<KeyIx> = self.keys.range(from..end.min(from + count)).map(|(key, _)| *key).collect();
         let next = self.keys.range((from + count).min(end)..end).next().map(|_| from + count);
         Reply::Scanned(keys, next)
     }
 
-    /// What is asked for copying in pieces. `None`: it is something else.
+    /// Executes a command for copies in pieces. `None` for other commands.
     pub fn in_pieces(&mut self, cmd: &Cmd, now_us: u64) -> Option<Reply> {
         Some(match cmd {
             Cmd::Look(key) => Reply::Looked(self.keys.get(key).map(|entry| (is_hash(&entry.value), entry.value.len()))),
@@ -607,7 +605,7 @@ impl Node {
         })
     }
 
-    /// `None`: it is no hash.
+    /// Returns the values of fields; `None` if the key is not a hash.
     fn fields(&self, key: KeyIx, fields: &[u32]) -> Option<Vec<Option<u32>>> {
         let value = self.keys.get(&key).map(|entry| entry.value.as_slice()).unwrap_or_default();
         let of = |field: &u32| value.iter().copied().find(|part| field_of(*part) == *field);
@@ -630,7 +628,7 @@ impl Node {
         }
     }
 
-    /// The first connection that waits for this key, and what it gets.
+    /// Executes BLPOP for the first connection that waits for the key. Returns the connection, request and reply.
     pub fn wake(&mut self, key: KeyIx, now_us: u64) -> Option<(u32, u64, Reply)> {
         let at = self.blocked.iter().position(|(_, _, waits_for)| *waits_for == key)?;
         let reply = self.execute(&Op::Pop(key), now_us)?;

@@ -1,5 +1,4 @@
-//! All bugs that can be planted: those of the machine (policy) and those of what surrounds it in the router, which the
-//! model repeats.
+//! Bugs that tests plant: in the state machines of policy, and in the model of the router around them.
 
 #[cfg(feature = "planted-bugs")]
 use switchyard_policy::migration::Bug as MachineBug;
@@ -11,21 +10,21 @@ pub enum Bug {
     ClosedCountsAsDrained,
     /// A command that waits for a connection does not count as in flight.
     WaitingIsNotInFlight,
-    /// A command that is asked again at the same node does not count as in flight meanwhile.
+    /// A command that is sent again to the same node does not count as in flight in between.
     AskedAgainIsNotInFlight,
-    /// Commands are sent before the node has told the connection's number, so that nobody can end it later.
+    /// Commands are sent before the node has returned the client id, so that the connection cannot be killed later.
     SentBeforeHandshake,
     /// The mover's connection is replaced without ending the old one.
     ReplacedWithoutKill,
-    /// Which databases have keys is asked before nothing is written any more.
+    /// The databases with keys are queried while writes are still possible.
     DatabasesAskedEarly,
-    /// After a crash the connections of the router before are left alone.
+    /// After a crash the connections of the previous router are not killed.
     ResumedWithoutKill,
-    /// That alone for a leg that is taken up again, and not where another one begins.
+    /// After a crash they are killed only for a resumed leg, not before a new one.
     EndedOnlyForALeg,
-    /// Connections that broke are forgotten at the end of a leg.
+    /// Broken connections are forgotten at the end of a leg.
     ForgottenAtTheEnd,
-    /// A copy is stored over what is there.
+    /// A copy overwrites an existing key.
     RestoreReplace,
     /// The time to live travels as a duration.
     RelativeTtl,
@@ -37,92 +36,91 @@ pub enum Bug {
     HandedOverTooEarly,
     /// A FLUSHALL waits for one mover only.
     FlushWaitsForOne,
-    /// What is published of a move leaves out how the slots of others are in transit.
+    /// The published state of a move omits the slots in transit of other moves.
     OtherLegDropped,
-    /// After a crash only the first of the open moves is taken up again.
+    /// After a crash only the first open move is resumed.
     FirstMoveTakenUp,
-    /// The map that is stored when a leg ends was made before another leg was handed over.
+    /// The map stored at the end of a leg predates the hand-over of another leg.
     MapMadeBefore,
-    /// Keys written while others are listed are not noted.
+    /// Keys written during a listing are not recorded.
     WritesNotNoted,
-    /// A write of keys that nobody names, while keys are listed, is not noted.
+    /// A write of undeclared keys during a listing is not recorded.
     AnythingNotNoted,
-    /// The listing begins before all workers note what they write.
+    /// The listing begins before all workers record their writes.
     ListedTooEarly,
-    /// Commands that wait at the source stay there.
+    /// Commands blocked at the source stay there.
     BlockedNotParked,
-    /// A worker keeps what was committed when a leg rolls back.
+    /// A worker keeps the committed keys of a rolled-back leg.
     CommittedKept,
-    /// The journal says that a record is durable before it is.
+    /// The journal reports a record as durable before it is.
     JournalNotSynced,
-    /// After a crash the stored topology decides, and not the journal.
+    /// After a crash the stored topology is used rather than the journal.
     TopologyDecides,
-    /// Only one of the nodes that a FLUSHALL changes is waited for before the mover goes on.
+    /// The mover continues after one node has executed a FLUSHALL, rather than both.
     FlushHalfAwaited,
-    /// A key that lives elsewhere than its slot is looked for at the owner of the slot.
+    /// A command on a key with a placement override goes to the slot owner.
     ExceptionForgotten,
-    /// A move of a slot takes keys of it that live elsewhere, too.
+    /// A move of a slot also takes keys with placement overrides.
     ExceptionTaken,
-    /// A transaction is executed though its connection was lost on which the key was watched, or the key has moved
-    /// since.
+    /// A transaction is executed although the watching connection was lost or the key has moved.
     WatchForgotten,
-    /// A transaction goes to where its key was when it was watched.
+    /// A transaction goes to the node that watched its key.
     WatchStays,
-    /// A watch still counts when its key has been elsewhere meanwhile and is back.
+    /// A watch survives if its key moves away and returns.
     WatchReturns,
-    /// What workers told before the drain is not taken note of before the tails are read.
+    /// Writes reported before the drain are not processed before the dirty elements are read.
     ToldNotTakenInTheLeg,
-    /// The tail of a key that is copied in pieces is read before the leg, while it is written.
+    /// Dirty elements of a key copied in pieces are read before the leg, during writes.
     TailReadBeforeTheLeg,
-    /// A leg that a router before this one has left does not come first.
+    /// An open leg of a previous router does not come first.
     OpenLegForgotten,
-    /// Two answers without the key are believed.
+    /// A double read believes two replies without the key.
     DoubleReadBelieved,
-    /// A double read is asked also of a process that the leg has not met.
+    /// A double read also goes to a process that the leg has not met.
     DoubleReadOfAnyProcess,
-    /// What was staged is used though a node has been another process since its tail was read.
+    /// Staged copies are used although a node has restarted since their dirty elements were read.
     UnusableKeptAtReturn,
     /// A write raises no gate.
     WriteRaisesNothing,
-    /// A write raises its gates after it was sent.
+    /// A write raises its gates after it is sent.
     RaisedLate,
-    /// A gate counts writes under way, and has no version.
+    /// A gate counts writes in flight, without a version.
     OneCounter,
-    /// What was read beside a write is kept.
+    /// A value read during a write is stored.
     KeptBesideAWrite,
-    /// Who asks while a fill is under way is told what it has read, although something was written since.
+    /// A read that joins a fill receives its reply, although a write came in between.
     WaitersAreToldThePast,
-    /// A key is filled although a worker does not know that it is armed.
+    /// A key is filled although a worker does not know that it is cacheable.
     FilledBeforeAllArmed,
-    /// A key is filled although a write is under way that was sent before its worker knew that it is armed.
+    /// A key is filled during a write that was sent before its worker knew that the key is cacheable.
     FilledBesideOlderWrites,
-    /// A key is disarmed, and workers that do not know it yet give copies of it still.
+    /// A key is made uncacheable while workers that do not know it yet serve copies.
     DisarmedAtOnce,
-    /// A worker has panicked, and workers that do not know of the new gates yet give copies by the old ones still.
+    /// After a panic, workers that do not know the new gates serve copies by the old ones.
     GatesBeforeStayOpen,
-    /// A write is over when its client has given up.
+    /// A write ends when its client times out.
     OpenedAtTimeOut,
-    /// A write is over when its connection is lost.
+    /// A write ends when its connection is lost.
     DoubtfulIsOver,
-    /// A copy lives longer than its key.
+    /// A copy outlives its key.
     LifeForgotten,
     /// FLUSHALL raises no gate.
     FlushRaisesNothing,
     /// RENAME raises the gate of the first key only.
     RenamedToForgotten,
-    /// A script raises the gates of the keys that it names, and not of others in their slots.
+    /// A script raises only the gates of its declared keys, not of all keys in their slots.
     ScriptRaisesItsKeys,
-    /// A command that waits at a node raises no gate.
+    /// A blocked command raises no gate.
     BlockedRaisesNothing,
-    /// A command that waits at a node raises no gate of a key that is armed later.
+    /// A blocked command raises no gate of a key that becomes cacheable later.
     BlockedRaisesOnce,
-    /// What a worker has sent that panicked is not under way any more.
+    /// Commands of a panicked worker no longer count as in flight.
     PanicForgetsWhatWasSent,
-    /// What has been elsewhere meanwhile, and is back, is where it was.
+    /// Copies survive if their key moves away and returns.
     NotPlacedAnew,
-    /// Copies of a key that moves are given and made.
+    /// Copies of a moving key are served and stored.
     ServedOnItsWay,
-    /// A node's gate stays as it is when another process is in its place.
+    /// A node's gate is unchanged after a restart of its process.
     AnotherProcessUnnoticed,
 }
 
@@ -137,7 +135,7 @@ pub enum Planted {
 }
 
 impl Planted {
-    /// All of them.
+    /// All bugs that can be planted.
     #[cfg(feature = "planted-bugs")]
     pub const ALL: &[Self] = &[
         Self::Around(Bug::ClosedCountsAsDrained),
@@ -246,7 +244,7 @@ impl Planted {
 
 #[cfg(feature = "planted-bugs")]
 impl Planted {
-    /// What of it is in the driver of a leg.
+    /// Returns the bug for the driver of a leg, if it has one.
     pub(crate) fn of_the_driver(self) -> Option<MachineBug> {
         match self {
             Self::Machine(bug) => Some(bug),
@@ -257,7 +255,7 @@ impl Planted {
     }
 }
 
-/// What a run asks: whether this is the bug that is planted.
+/// Whether this bug is planted in the run.
 #[inline]
 pub(crate) fn is_planted(planted: Option<Planted>, bug: Bug) -> bool {
     cfg!(feature = "planted-bugs") && planted == Some(Planted::Around(bug))

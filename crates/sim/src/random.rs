@@ -1,11 +1,11 @@
-//! The one source of chance of a run: the same seed gives the same numbers for ever, on every machine (SplitMix64).
+//! The only random source of a run. A seed yields the same numbers on every machine (SplitMix64).
 
-/// A generator.
+/// A seeded random number generator.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// From a seed. Seeds next to each other give unrelated numbers.
+    /// Creates a generator. Adjacent seeds yield unrelated numbers.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let mut random = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5eed);
@@ -13,7 +13,7 @@ impl Random {
         random
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -22,22 +22,22 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`, which is at least 1.
+    /// Returns a number below `bound`, which is at least 1.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.number() % bound.max(1)
     }
 
-    /// A number from `low` to `high`, both included.
+    /// Returns a number from `low` to `high`, both included.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    /// True in `per_mille` of a thousand cases.
+    /// Returns true with a probability of `per_mille` / 1000.
     pub fn chance(&mut self, per_mille: u64) -> bool {
         self.below(1000) < per_mille
     }
 
-    /// How long something on a network or in a kernel takes, microseconds: mostly little, sometimes much.
+    /// Delay of a network or kernel operation, in microseconds: mostly short, sometimes long.
     pub fn delay_us(&mut self) -> u64 {
         match self.below(100) {
             0 => self.between(1_000, 8_000),

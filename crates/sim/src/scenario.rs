@@ -1,11 +1,11 @@
-//! What may happen in a run, as text: one `name = value` per line, `#` begins a comment. Each seed draws from it.
+//! Scenario of a run as text: one `name = value` per line; `#` begins a comment. Each seed draws from it.
 //!
-//! Text and not code, so that a scenario is one file, and a new one needs no build.
+//! Text rather than code, so that a new scenario is one file and needs no build.
 
-/// Probabilities are per mille of the runs; each run that has a fault has it once to three times.
+/// Probabilities are per mille of the runs. A run with a fault has it one to three times.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Scenario {
-    /// Its name.
+    /// Name of the scenario.
     pub name: String,
     /// Clients, half of them at each worker.
     pub clients: u64,
@@ -13,13 +13,13 @@ pub struct Scenario {
     pub commands: u64,
     /// Keys.
     pub keys: u64,
-    /// Databases, each with all keys by name: what moves is a name with what it has in all of them.
+    /// Databases, each with all key names. A move takes a name in all of them.
     pub databases: u64,
     /// Slots of the keys.
     pub slots: u64,
-    /// Movers, each with its own of the slots.
+    /// Movers, each with its own part of the slots.
     pub movers: u64,
-    /// Moves of each, there and back.
+    /// Moves of each mover, there and back.
     pub moves: u64,
     /// A node keeps everything answered when it is killed.
     pub durable: u64,
@@ -31,15 +31,15 @@ pub struct Scenario {
     pub stop_and_copy: u64,
     /// All keys are copied first, in rounds while the source serves.
     pub source: u64,
-    /// The same while everybody waits.
+    /// All keys are copied first, while clients wait.
     pub freeze: u64,
-    /// Keys that somebody waits for are fetched several at a time.
+    /// Keys that clients wait for are fetched several at a time.
     pub rocksteady: u64,
     /// Keys on their way are read at both sides.
     pub netmigrate: u64,
-    /// The same, all slots at once, and a sample of these reads has its key fetched.
+    /// Like `netmigrate`, with all slots at once; keys are fetched after a sample of these reads.
     pub fulva: u64,
-    /// A filter says which keys are at the target.
+    /// A filter records which keys are at the target.
     pub bloom: u64,
     /// The protocol as it was published, with its holes.
     pub paper: u64,
@@ -57,38 +57,37 @@ pub struct Scenario {
     pub cut: u64,
     /// All connections to a node break.
     pub cut_all: u64,
-    /// What a node answers does not arrive.
+    /// Replies of a node are lost.
     pub drops_outbound: u64,
-    /// What is sent to a node arrives late.
+    /// Requests to a node arrive late.
     pub delays_inbound: u64,
     /// A node is out of memory.
     pub full: u64,
-    /// The user goes back.
+    /// The operator rolls back.
     pub roll_back: u64,
-    /// The mover's connection to its target breaks while what is left over there is being removed, and the user goes
-    /// back.
+    /// The mover's connection to its target breaks during the removal of leftovers there, and the operator rolls back.
     pub give_up: u64,
     /// A node that is killed is away for longer than a leg waits for it.
     pub away: u64,
-    /// A node that the leg has lost is given up by the user.
+    /// The operator abandons a node that the leg has lost.
     pub lose: u64,
     /// FLUSHALL by a client.
     pub flush: u64,
-    /// Commands that wait.
+    /// Blocking commands.
     pub blocking: u64,
-    /// Commands that use a key which they do not name.
+    /// Commands that use an undeclared key.
     pub undeclared: u64,
     /// Times to live.
     pub ttl: u64,
-    /// Microseconds by which the clocks of the nodes differ at most where keys may move.
+    /// Maximum difference of the nodes' clocks if keys may move, in microseconds.
     pub skew: u64,
-    /// The clock of the target is wrong by more until somebody sets it.
+    /// The clock of the target is wrong by more, until an operator sets it.
     pub wrong_clock: u64,
-    /// A move is one of keys without their slot.
+    /// A move takes keys without their slot.
     pub exceptions: u64,
-    /// Clients watch a key, read it, and change it if nobody else has.
+    /// Clients watch a key, read it, and change it if it has not changed.
     pub watch: u64,
-    /// Commands are about a field of a hash, and keys of several elements are big: they are copied in pieces.
+    /// Commands concern hash fields, and keys with several elements are copied in pieces.
     pub parts: u64,
     /// The router's disk has no room for another leg, or move.
     pub full_disk: u64,
@@ -96,26 +95,26 @@ pub struct Scenario {
     pub broken_disk: u64,
     /// Workers.
     pub workers: u64,
-    /// Workers keep copies.
+    /// Workers keep hot copies.
     pub hot: u64,
-    /// What is sent for a copy, and its answer, is slow.
+    /// Fills are slow.
     pub slow_fills: u64,
-    /// Commands whose clients give up soon.
+    /// Commands whose clients time out soon.
     pub impatient: u64,
     /// Commands that rename a key.
     pub renames: u64,
     /// A worker panics.
     pub panics: u64,
-    /// Microseconds that a client takes until its next command, at most.
+    /// Maximum pause of a client between commands, in microseconds.
     pub think: u64,
 }
 
 /// A line of a scenario that is not understood.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ScenarioError {
-    /// Which line, from 1.
+    /// Line number, from 1; 0 concerns the whole text.
     pub line: usize,
-    /// What is wrong with it.
+    /// Description of the error.
     pub what: String,
 }
 
@@ -127,7 +126,7 @@ impl std::fmt::Display for ScenarioError {
 
 impl std::error::Error for ScenarioError {}
 
-/// Those that come with the simulator: name and text.
+/// Built-in scenarios: name and text.
 pub const BUILT_IN: &[(&str, &str)] = &[
     ("calm", include_str!("../scenarios/calm.txt")),
     ("rough", include_str!("../scenarios/rough.txt")),
@@ -157,14 +156,14 @@ pub const BUILT_IN: &[(&str, &str)] = &[
 ];
 
 impl Scenario {
-    /// One that comes with the simulator.
+    /// Returns a built-in scenario.
     #[must_use]
     pub fn built_in(name: &str) -> Option<Self> {
         let (name, text) = BUILT_IN.iter().find(|(known, _)| *known == name)?;
         Self::parse(name, text).ok()
     }
 
-    /// From text.
+    /// Parses a scenario.
     ///
     /// # Errors
     /// If a line is no `name = number`, or its name is not known.

@@ -2,8 +2,8 @@
 //! stopped, at each of its steps; the second one takes over and writes. No read that begins after that write was
 //! acknowledged may return the old value.
 //!
-//! A model of its own rather than a fault of [`crate::scenario`]: those scenarios have one router, and this question
-//! needs no keys in transit. Copies, beats and the wait are those of `switchyard_policy`.
+//! A separate model rather than a fault of [`crate::scenario`], because scenarios have one router, and this question
+//! needs no keys in transit. Copies, beats and the wait are from `switchyard_policy`.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -47,7 +47,7 @@ const TURN_US: u64 = 40_000;
 const BEGIN_US: u64 = 1_000_000;
 const END_US: u64 = BEGIN_US + 6 * LEASE_US;
 
-/// First of the times at which the second router ends the first one's connection, and the interval between them,
+/// First time at which the second router ends the first one's connection, and the interval between such times, in
 /// microseconds. The interval is no multiple of the one between two beats.
 const TAKE_OVER_US: u64 = BEGIN_US + LEASE_US;
 const TAKE_OVER_STEP_US: u64 = 70_000;
@@ -121,7 +121,7 @@ struct World {
     copies: Copies,
     gates: OpenGates,
     turn_us: u64,
-    /// Times at which the client sent the reads that are not read from the socket, and that are read.
+    /// Send times of the client's reads that are still in the socket, and that are read from it.
     sent: VecDeque<u64>,
     received: Vec<u64>,
     acknowledged: Option<u64>,

@@ -1,6 +1,6 @@
-//! Workers as decision 0011 has them: each works by the view that it has adopted, and counts what is in flight by the
-//! epoch in which its place was chosen. Where a command belongs, what it waits for, and what movers are told of it,
-//! `switchyard_policy::migration` says, as it does to the router's workers. What they do with bytes is left out.
+//! Model of the router's workers as in decision 0011: each uses the view that it has adopted, and counts commands in
+//! flight by the epoch in which their node was chosen. `switchyard_policy::migration` decides routing, waiting and
+//! reports to movers, as in the real workers. Bytes are not modelled.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,9 +25,9 @@ use crate::world::{Ev, Owner, What, World, say};
 pub(crate) struct Known {
     keys: RefCell<BTreeSet<Fingerprint>>,
     all: Cell<bool>,
-    /// Workers of which clients wait.
+    /// Workers with waiting clients.
     waiting: RefCell<BTreeSet<usize>>,
-    /// What the switch of a published protocol remembers.
+    /// Tracker of a published protocol.
     tracked: Option<Tracked>,
 }
 
@@ -47,7 +47,7 @@ impl Known {
         Arc::new(Self { tracked, ..Self::default() })
     }
 
-    /// The same of which no key is committed.
+    /// Returns an instance with the same tracker and no committed keys.
     pub(crate) fn anew(&self) -> Arc<Self> {
         Self::tracked(self.tracked.clone())
     }
@@ -72,7 +72,7 @@ impl Known {
         self.all.set(true);
     }
 
-    /// The workers that have to be told of what was committed before this.
+    /// Takes the workers to notify of the keys committed so far.
     pub(crate) fn take_waiting(&self) -> BTreeSet<usize> {
         self.waiting.take()
     }
@@ -96,13 +96,13 @@ impl Committed for Known {
     }
 }
 
-/// What the router has published, under its epoch.
+/// Published routing state.
 #[derive(Debug)]
 pub(crate) struct View {
     pub(crate) epoch: u64,
     topology: Topology,
     legs: Legs<Known>,
-    /// The topology in which moving keys have been handed over, where there are any.
+    /// Topology after the hand-over of moving keys, if there are any.
     moved: Option<Topology>,
 }
 
@@ -112,7 +112,7 @@ impl View {
         Self { epoch, topology, legs, moved }
     }
 
-    /// The topology by which a command is executed all of whose keys are there.
+    /// Topology for a command whose keys have all arrived.
     fn moved(&self) -> &Topology {
         self.moved.as_ref().unwrap_or(&self.topology)
     }
@@ -122,7 +122,7 @@ impl View {
     }
 }
 
-/// A connection that broke with commands on it: until the node has confirmed its end, they are in flight.
+/// A broken connection, whose commands are in flight until the node confirms its end.
 #[derive(Debug)]
 struct Zombie {
     accepted: (u32, u64),
@@ -134,22 +134,22 @@ struct Link {
     conn: Option<u32>,
     ready: bool,
     dialing: bool,
-    /// Commands whose place is chosen and that wait for the connection.
+    /// Commands with a chosen node that wait for the connection.
     queue: Vec<u64>,
     zombies: Vec<Zombie>,
 }
 
-/// A command whose place is chosen.
+/// A command with a chosen node.
 #[derive(Debug)]
 pub(crate) struct InFlightCommand {
     pub(crate) epoch: u64,
-    /// Nodes that have not answered.
+    /// Number of nodes that have not replied.
     parts: u32,
-    /// Its own connection, if it waits.
+    /// Own connection of a blocking command.
     blocking: Option<u32>,
-    /// Of a double read: source and target, and what they have answered.
+    /// Nodes and replies of a double read: source, then target.
     double_read: Option<Vec<(usize, Option<Reply>)>>,
-    /// As published: what the target does not have is absent if the source does not have it either.
+    /// Double read of a published protocol: a key that neither node has is absent.
     as_published: bool,
 }
 
@@ -159,7 +159,6 @@ impl InFlightCommand {
     }
 }
 
-/// A worker.
 #[derive(Debug)]
 pub(crate) struct Worker {
     pub(crate) view: Rc<View>,
@@ -167,7 +166,7 @@ pub(crate) struct Worker {
     pub(crate) flying: BTreeMap<u64, InFlightCommand>,
     /// Commands that wait for keys.
     waiting: BTreeMap<u64, Waits<Known>>,
-    /// Copies, and what has to do with them.
+    /// Hot copies and their state.
     pub(crate) hot: crate::hot::WorkerGates,
 }
 
@@ -182,30 +181,31 @@ impl Worker {
         }
     }
 
-    /// Nothing chosen under an epoch before this one is in flight, and the epoch is adopted. Whether the workers only
-    /// begin to note what they write: then commands that wait for an element do no harm, they make no key.
+    /// Whether the epoch is adopted and no command of an earlier epoch is in flight. With `observing`, while workers
+    /// only start to record writes, blocked commands are ignored because they create no key.
     pub(crate) fn has_drained(&self, epoch: u64, observing: bool) -> bool {
         let harmless = |flying: &InFlightCommand| observing && flying.blocking.is_some();
         self.view.epoch >= epoch && self.flying.values().all(|flying| flying.epoch >= epoch || harmless(flying))
     }
 
-    /// The same where a node is lost for good: what a connection to it has left behind reaches nobody.
+    /// Like [`Self::has_drained`] if a node is lost for good: commands of its zombies are ignored, because their
+    /// replies reach no client.
     pub(crate) fn has_answered(&self, epoch: u64, lost: usize) -> bool {
         let is_left = |op: &u64| self.links[lost].zombies.iter().any(|zombie| zombie.ops.contains(op));
         self.view.epoch >= epoch && self.flying.iter().all(|(op, flying)| flying.epoch >= epoch || is_left(op))
     }
 
-    /// Commands whose place is this node, and that wait for a connection to it.
+    /// Takes the commands that wait for a connection to this node.
     pub(crate) fn take_waiting_for(&mut self, node: usize) -> Vec<u64> {
         std::mem::take(&mut self.links[node].queue)
     }
 
-    /// Gives one back.
+    /// Returns a command to the queue of a node.
     pub(crate) fn wait_for(&mut self, node: usize, op: u64) {
         self.links[node].queue.push(op);
     }
 
-    /// What of these keys is not there.
+    /// Checks which of these keys are not available yet.
     fn look<'k>(
         &self,
         keys: impl Iterator<Item = &'k [u8]>,
@@ -218,7 +218,8 @@ impl Worker {
         look
     }
 
-    /// Where a command is executed all of whose keys are there. `None`: they do not live together, or may not.
+    /// Returns the node for a command whose keys are all available. `None` if the keys are on different nodes, or
+    /// undeclared keys may be.
     fn place<'k>(
         &self,
         mut keys: impl Iterator<Item = &'k [u8]> + Clone,
@@ -239,7 +240,7 @@ impl Worker {
         }
     }
 
-    /// Where a key lives of which there may be copies. `None`: it is on its way.
+    /// Returns the node of a key for its hot copies. `None` while the key moves.
     pub(crate) fn place_of_copies(&self, key: &[u8], serves_observed: bool) -> Option<NodeId> {
         let topology = &self.view.topology;
         let stays =
@@ -247,24 +248,24 @@ impl Worker {
         stays.then(|| topology.lives_at(key))
     }
 
-    /// Commands that wait at a node, with their connections.
+    /// Commands blocked at a node, with their connections.
     pub(crate) fn waiting_at_nodes(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
         self.flying.iter().filter_map(|(op, flying)| Some((*op, flying.blocking?)))
     }
 
-    /// Whether a command was sent to one node, as one that is answered at once.
+    /// Whether a command went to one node and does not block there.
     pub(crate) fn is_plain(&self, op: u64) -> bool {
         self.flying.get(&op).is_some_and(|flying| flying.blocking.is_none() && flying.double_read.is_none())
     }
 
-    /// Where a key is used, once it is there.
+    /// Returns the node that uses a key once the key has arrived.
     pub(crate) fn uses_at(&self, key: &[u8]) -> usize {
         self.view.moved().lives_at(key).index()
     }
 }
 
 impl World {
-    /// A command is looked at, from its beginning.
+    /// Dispatches a command from the beginning.
     pub(crate) fn look(&mut self, op: u64) {
         let Some(command) = self.ops.get(&op) else { return };
         let ix = command.worker;
@@ -299,7 +300,7 @@ impl World {
             }
             if let Some(conns) = self.may_double_read(op, &look) {
                 let read = look.double_read(&self.workers[ix].view.topology).map(|(_, read)| read);
-                // More often than in life, so that it comes up.
+                // More often than in the router, for coverage.
                 if read.is_some_and(|read| read.fetches_one_in > 0 && self.random.chance(300))
                     && let Some((of, key)) = look.fetched()
                 {
@@ -341,8 +342,7 @@ impl World {
         self.choose(ix, op, node);
     }
 
-    /// The connections on which a read of a key that is on its way may be asked, in the place of waiting: to the
-    /// source, and to the target.
+    /// Returns the connections to source and target for a read of a moving key that need not wait.
     fn may_double_read(&self, op: u64, look: &KeyLookup<Known>) -> Option<[u32; 2]> {
         let command = self.ops.get(&op).filter(|command| matches!(command.op, Op::Get(_)) && !command.missed)?;
         let (ix, worker) = (command.worker, &self.workers[command.worker]);
@@ -355,8 +355,8 @@ impl World {
             .then_some([conn_to(nodes[0], &processes.source)?, conn_to(nodes[1], &processes.target)?])
     }
 
-    /// What becomes of a command by a protocol as published: its read is asked of these nodes, or else it goes to one.
-    /// `None`: it waits.
+    /// Returns the nodes of a read under a published protocol, or an empty list if the command goes to one node as
+    /// usual. `None` if it waits.
     fn published_way(&self, op: u64, way: Way, look: &KeyLookup<Known>) -> Option<Vec<NodeId>> {
         let command = self.ops.get(&op)?;
         let (worker, reads) = (&self.workers[command.worker], matches!(command.op, Op::Get(_)));
@@ -381,10 +381,10 @@ impl World {
         conns.into_iter().for_each(|conn| self.transmit(op, conn));
     }
 
-    /// One of both nodes has answered a double read.
+    /// Handles the reply of one node to a double read.
     fn double_read_answered(&mut self, ix: usize, op: u64, node: usize, reply: Reply) {
         if !self.ops.contains_key(&op) {
-            // The client was told that nobody knows.
+            // The client has already received an error: unknown outcome.
             return self.landed(ix, op);
         }
         let Some(flying) = self.workers[ix].flying.get_mut(&op) else { return };
@@ -430,8 +430,7 @@ impl World {
         }
     }
 
-    /// EXEC goes on the connection that watches, and only if the key has been used nowhere else since, and the
-    /// connection is still there.
+    /// Sends EXEC on the watching connection, unless it is closed or the key has been used elsewhere since WATCH.
     fn exec(&mut self, ix: usize, op: u64, node: usize) {
         let watch = self.clients[self.ops[&op].client].watch.as_ref();
         let conn = watch.map(|watch| watch.conn).filter(|conn| self.conns[*conn as usize].owner_alive);
@@ -494,7 +493,7 @@ impl World {
                 }
             }
             (What::Kill(ops), _) => {
-                // Asked twice, it is confirmed twice: what is done is not done again.
+                // A repeated CLIENT KILL is confirmed twice; the second confirmation finds no zombie.
                 let zombies = &mut self.workers[ix].links[node].zombies;
                 let ended: Vec<u64> = zombies
                     .extract_if(.., |zombie| zombie.ops.iter().any(|op| ops.contains(op)))
@@ -557,7 +556,7 @@ impl World {
         }
     }
 
-    /// A write is answered: by a protocol as published its group may have started since.
+    /// Reports a finished write to the mover if its group may have started since, under a published protocol.
     fn note_late(&mut self, ix: usize, op: u64, node: usize) {
         let Some(command) = self.ops.get(&op).filter(|command| !command.op.is_read()) else { return };
         let mut keys = Vec::new();
@@ -570,7 +569,7 @@ impl World {
         }
     }
 
-    /// The node had no script: it is told, and asked again. The place stays chosen.
+    /// Sends a command again to the same node, after SCRIPT LOAD.
     pub(crate) fn send_again(&mut self, op: u64) {
         let Some(command) = self.ops.get(&op) else { return };
         let (ix, node) = (command.worker, command.node);
@@ -592,7 +591,7 @@ impl World {
             self.workers[ix].links[node].zombies = here;
             self.send(conn, Cmd::Kill(ids), What::Kill(ops));
         }
-        // A process that is gone executes nothing.
+        // A dead process executes nothing.
         let gone: Vec<u64> = gone.into_iter().flat_map(|zombie| zombie.ops).collect();
         self.hot_confirmed(ix, &gone, node);
         for op in gone {
@@ -610,7 +609,7 @@ impl World {
         }
     }
 
-    /// A command is in flight no more at one node.
+    /// Records that a command is no longer in flight at one node.
     pub(crate) fn landed(&mut self, ix: usize, op: u64) {
         let Some(flying) = self.workers[ix].flying.get_mut(&op) else { return };
         flying.parts -= 1;
@@ -636,7 +635,7 @@ impl World {
                     self.on_disconnect(op);
                     ops.push(op);
                 }
-                // Not confirmed: the next connection asks again.
+                // Without a confirmation, the next connection sends CLIENT KILL again.
                 What::Kill(_)
                 | What::Hello
                 | What::Unblock
@@ -646,7 +645,7 @@ impl World {
                 | What::Beat => {}
             }
         }
-        // What was never sent looks for another place.
+        // A command that was never sent is dispatched again.
         let unsent = match owner {
             Owner::Blocking(_, op) | Owner::Watching(_, op) if hello => Some(op),
             _ => None,
@@ -663,7 +662,7 @@ impl World {
             link.conn = None;
             link.ready = false;
         } else if let Some((conn, process)) = self.live_link(ix, node) {
-            // The link is up already: it confirms at once.
+            // The link is up and can confirm the end at once.
             self.link_is_up(ix, node, conn, process);
         }
         if let Some(op) = unsent {
@@ -685,7 +684,7 @@ impl World {
         self.conns[conn as usize].accepted.map(|(process, _)| (conn, process))
     }
 
-    /// The worker takes over what was published.
+    /// Adopts a published view.
     pub(crate) fn adopt(&mut self, ix: usize, view: Rc<View>) {
         let worker = &mut self.workers[ix];
         if view.epoch <= worker.view.epoch {
@@ -700,7 +699,7 @@ impl World {
         self.look_again(ix, true);
     }
 
-    /// What commands that wait at a node may still write counts as told now.
+    /// Reports the possible writes of blocked commands to the movers, as of now.
     fn notify_again(&mut self, ix: usize) {
         let waiting: Vec<(u64, u32)> = self.workers[ix]
             .flying
@@ -721,7 +720,7 @@ impl World {
         }
     }
 
-    /// What is watched where it is not used any more may change without the node's knowing.
+    /// Fails watches whose key is now used at another node, because the watching node would miss a change there.
     fn look_at_watches(&mut self, ix: usize) {
         if self.bug(Bug::WatchReturns) {
             return;
@@ -734,7 +733,7 @@ impl World {
         }
     }
 
-    /// Has those who wait for keys look again: all of them, or those that have what they wait for.
+    /// Dispatches waiting commands again: all, or only the ones whose keys have arrived.
     pub(crate) fn look_again(&mut self, ix: usize, all: bool) {
         let waiting = &self.workers[ix].waiting;
         waiting.values().for_each(|waits| waits.go_on(ix));
@@ -751,7 +750,7 @@ impl World {
         concerned.into_iter().for_each(|op| self.client_refused(op));
     }
 
-    /// Commands that wait at a node since an earlier epoch are ended there, and looked at again.
+    /// Ends commands blocked at a node since an earlier epoch, and dispatches them again.
     pub(crate) fn unblock_again(&mut self, ix: usize) {
         let worker = &self.workers[ix];
         if !worker.view.has_moving_slots() || self.bug(Bug::BlockedNotParked) {
@@ -785,7 +784,7 @@ impl World {
         }
     }
 
-    /// FLUSHALL goes to both nodes.
+    /// Sends FLUSHALL to both nodes.
     pub(crate) fn flush_everywhere(&mut self, op: u64) {
         let Some(command) = self.ops.get(&op) else { return };
         let ix = command.worker;

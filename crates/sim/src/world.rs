@@ -1,9 +1,8 @@
-//! The world of a run: the queue of what happens when, the network, the nodes, and the faults.
+//! The simulated world: the event queue, network, nodes and faults.
 //!
-//! Everything that takes time is an entry of one queue, in order of time; entries of one instant are in the order in
-//! which they were put there. A connection is a pair of pipes that keep their order. It may break in the middle: what
-//! was sent up to some byte still arrives, maybe much later, and is executed, although nobody is there any more to take
-//! the answer.
+//! Everything that takes time is an event in one queue, ordered by time and then by insertion. A connection is a pair
+//! of ordered pipes that can break at any message. Messages sent before the break still arrive, possibly much later,
+//! and the node executes them although no owner is left to receive the reply.
 
 mod faults;
 mod network;
@@ -27,46 +26,44 @@ use crate::random::Random;
 use crate::scenario::Scenario;
 use crate::worker::{View, Worker};
 
-/// Nobody waits for an answer longer than this before the connection is given up.
+/// Longest wait for a reply before the owner closes the connection.
 const TIMEOUT_US: u64 = 25_000;
-/// Between two looks at the clock.
+/// Interval between sweeps for late replies.
 const SWEEP_US: u64 = 5_000;
-/// A run that is not over by then has got stuck.
+/// A run that is longer has got stuck.
 const END_US: u64 = 60_000_000;
 
-/// Who has a connection to a node.
+/// Owner of a connection to a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Owner {
-    /// A worker, for all its clients.
+    /// A worker, shared by all its clients.
     Worker(usize),
-    /// A worker, for one command that waits.
+    /// A worker, for one blocking command.
     Blocking(usize, u64),
-    /// A worker, for a client that watches a key; by the number of its WATCH.
+    /// A worker, for a client that watches a key, with the number of its WATCH.
     Watching(usize, u64),
-    /// A mover.
     Mover(Lane),
-    /// A worker, for its copies.
+    /// A worker, for fills of hot copies.
     Filling(usize),
 }
 
-/// Why something was sent.
+/// Purpose of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum What {
     Hello,
-    /// To end broken connections of a worker, with the commands that were on them.
+    /// Ends broken connections of a worker and their commands.
     Kill(Vec<u64>),
     Unblock,
-    /// A command of a client.
     Command(u64),
-    /// Of a fill, by its number: how long the key lives, and the key.
+    /// PTTL of a fill, with the number of the fill.
     FillTtl(u32),
     Fill(u32),
-    /// Of a connection for fills.
+    /// Heartbeat of a connection for fills.
     Beat,
     Mover(MoverWhat),
 }
 
-/// What is sent and not answered.
+/// A request without a reply yet.
 #[derive(Clone, Debug)]
 pub(crate) struct Pending {
     pub(crate) request: u64,
@@ -78,26 +75,26 @@ pub(crate) struct Conn {
     pub(crate) node: usize,
     pub(crate) owner: Owner,
     pub(crate) incarnation: u32,
-    /// The process at the node that accepted it, and the number that it gave.
+    /// Process that accepted the connection, and the client id that it assigned.
     pub(crate) accepted: Option<(u32, u64)>,
     pub(crate) node_alive: bool,
     pub(crate) owner_alive: bool,
     pub(crate) pending: VecDeque<Pending>,
     sent: u64,
     arrived: u64,
-    /// What was sent later than this is lost.
+    /// Messages with a higher number are lost.
     cut_after: u64,
-    /// Nothing arrives at the node before.
+    /// No message is delivered to the node before.
     held_until_us: u64,
-    /// What has arrived and cannot be executed yet.
+    /// Delivered messages that the node cannot execute yet.
     inbox: VecDeque<(u64, Cmd)>,
     last_to_node_us: u64,
     last_to_owner_us: u64,
-    /// An answer was lost, so none after it arrives.
+    /// A reply was lost, so no later reply arrives.
     drops_outbound: bool,
 }
 
-/// What may go wrong, or be wished.
+/// A fault, or an operator's request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     KillNode(usize),
@@ -178,7 +175,6 @@ impl Ord for At {
     }
 }
 
-/// The world.
 pub(crate) struct World {
     pub(crate) now: u64,
     queue: BinaryHeap<Reverse<At>>,
@@ -203,12 +199,12 @@ pub(crate) struct World {
     pub(crate) next_op: u64,
     pub(crate) history: History,
     pub(crate) keys: Vec<Key>,
-    /// Faults that follow on the mover's nth action.
+    /// Faults triggered by the mover's nth action.
     at_action: Vec<(u64, Fault)>,
-    /// Faults that follow when a leg is about to end.
+    /// Faults triggered when a leg is about to end.
     at_end: Vec<Fault>,
     pub(crate) actions: u64,
-    /// Transactions of who watched that were executed.
+    /// Executed transactions of clients with WATCH.
     pub(crate) executed: u64,
     pub(crate) faults_left: u64,
     pub(crate) faulty: bool,
@@ -296,7 +292,7 @@ impl World {
         self.workers = (0..self.scenario.workers).map(|_| Worker::new(view.clone())).collect();
         self.draw_hot();
         self.hot_begins();
-        // What is there before anything begins. Of more than one database only the first is in use now and then.
+        // Initial keys. With several databases, some runs use only the first.
         let only_first = self.scenario.databases > 1 && self.random.chance(600);
         for key in 0..if only_first { self.names() } else { self.keys.len() } {
             let at = self.lives_at(key);
@@ -338,7 +334,7 @@ impl World {
         self.after(SWEEP_US, Ev::Sweep);
     }
 
-    /// A hash, or a list.
+    /// Returns the initial elements of a hash or a list.
     fn draw_big(&mut self, key: KeyIx) -> Vec<u32> {
         let count = self.random.between(3, crate::clients::FIELDS) as u32;
         let of_hash = self.random.chance(700);
@@ -365,7 +361,7 @@ impl World {
             (s.panics, |_| Fault::Panic),
         ];
         for (chance, make) in kinds {
-            // The last is newer than seeds that are known.
+            // Draws no number without panics, so that recorded seeds keep their runs.
             if (chance > 0 || make(0) != Fault::Panic) && self.random.chance(chance) {
                 for _ in 0..self.random.between(1, 3) {
                     let node = self.random.below(2) as usize;
@@ -405,7 +401,7 @@ impl World {
         }
     }
 
-    /// The mover did another action: a fault may follow on it.
+    /// Counts an action of the mover and schedules the faults that it triggers.
     pub(crate) fn count_action(&mut self) {
         self.actions += 1;
         let actions = self.actions;
@@ -416,7 +412,7 @@ impl World {
         }
     }
 
-    /// A leg is about to end: a fault may follow while that is recorded, stored and published.
+    /// Schedules a fault for the time in which the end of a leg is recorded, stored and published.
     pub(crate) fn about_to_end(&mut self) {
         if let Some(fault) = self.at_end.pop() {
             let when = self.random.below(3_000);
@@ -446,25 +442,22 @@ impl World {
         self.queue.push(Reverse(At { time, order: self.order, incarnation, ev }));
     }
 
-    /// How many names of keys there are. The key of that name in database `d` has the number of the name and `d` times
-    /// so many.
+    /// Number of key names. The key `name` in database `d` has the index `name + d * names()`.
     pub(crate) fn names(&self) -> usize {
         self.scenario.keys as usize
     }
 
-    /// The number of a name: that of its key in the first database.
+    /// Index of a name, equal to the index of its key in database 0.
     pub(crate) fn key_ix(&self, key: &Key) -> KeyIx {
         std::str::from_utf8(&key[3..]).ok().and_then(|digits| digits.parse().ok()).unwrap_or_default()
     }
 
-    // The nodes.
-
-    /// What time it is by a node's clock.
+    /// Time on a node's clock.
     pub(crate) fn clock(&self, node: usize) -> u64 {
         self.now + self.nodes[node].ahead_us
     }
 
-    /// What a node has, with its time as it is in the world.
+    /// Converts an entry's expiry from the node's clock to world time.
     pub(crate) fn in_time(&self, node: usize, entry: Entry) -> Entry {
         Entry { expires_us: entry.expires_us.map(|end| end.saturating_sub(self.nodes[node].ahead_us)), ..entry }
     }
@@ -494,7 +487,7 @@ impl World {
                 node.next_client += 1;
                 let process = node.process;
                 self.conns[conn as usize].accepted = Some((process, number));
-                // A worker that meets a node ends what earlier routers have left there, before it sends anything.
+                // A worker that connects to a node first ends the connections of earlier routers there.
                 let leaves_it = is_planted(self.planted, Bug::ResumedWithoutKill)
                     || is_planted(self.planted, Bug::EndedOnlyForALeg);
                 if !leaves_it && !matches!(self.conns[conn as usize].owner, Owner::Mover(_)) {
@@ -593,7 +586,7 @@ impl World {
             }
         }
         self.nodes[ix].touch(&named);
-        // MIGRATE is executed at both.
+        // MIGRATE changes both nodes.
         self.nodes[1 - ix].touch(&[]);
     }
 
@@ -612,7 +605,7 @@ impl World {
         self.nodes[ix].blocked.retain(|(conn, ..)| conns[*conn as usize].node_alive);
     }
 
-    /// One key after the other, as the node does it: what is done stays done when one is refused.
+    /// Moves keys one at a time, like the node: a refusal leaves the earlier keys moved.
     fn migrate(&mut self, ix: usize, keys: &[KeyIx]) -> Reply {
         let now = self.now;
         for key in keys {
@@ -630,8 +623,6 @@ impl World {
         }
         Reply::Ok
     }
-
-    // The loop.
 
     fn handle(&mut self, ev: Ev) {
         match ev {
@@ -753,7 +744,7 @@ impl World {
         self.after(every, Ev::Sweep);
     }
 
-    /// Runs to the end. Events of a router that was killed are dropped; those of nodes and network are not.
+    /// Runs to the end. Drops events of a killed router, but not those of nodes and network.
     pub(crate) fn run(&mut self) {
         while let Some(Reverse(At { time, incarnation, ev, .. })) = self.queue.pop() {
             self.now = time;
@@ -797,7 +788,7 @@ impl World {
 
     fn is_over(&mut self) -> bool {
         if self.faults_left > 0 && self.now > 200_000 {
-            // Faults that were to follow on what never came.
+            // Drop faults whose trigger never occurred.
             self.faults_left -= (self.at_action.len() + self.at_end.len()) as u64;
             self.at_action.clear();
             self.at_end.clear();

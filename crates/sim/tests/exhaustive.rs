@@ -1,5 +1,5 @@
-//! Every order of what can happen in a leg of one key or two, with one fault of each kind: no violation in any state.
-//! And with bugs planted: they are found.
+//! Searches every order of events in a leg of one or two keys, for one key also with faults: no state has a violation.
+//! `planted.rs` searches with planted bugs.
 //!
 //! `cargo test -p switchyard-sim --test exhaustive -- --nocapture` prints the numbers of states.
 

@@ -1,4 +1,4 @@
-//! Every planted bug is found: a simulator that finds nothing may be one that sees nothing.
+//! Every planted bug is found, which shows that the checkers see violations.
 //!
 //! Run with `cargo test -p switchyard-sim --features planted-bugs --test planted`; `-- --nocapture` prints the seeds.
 
@@ -11,7 +11,7 @@ use switchyard_sim::{Bug, Planted, Scenario, sweep};
 /// Seeds tried in each scenario until the bug is found.
 const SEEDS: u64 = 20_000;
 
-/// Bugs of copying in pieces: in the other scenarios no key is big.
+/// Bugs of copying in pieces: other scenarios have no big keys.
 const STAGING: &[Machine] = &[
     Machine::StagedWithoutBarrier,
     Machine::TouchedNotReadAgain,
@@ -41,7 +41,7 @@ const PRECOPY: &[Machine] = &[
     Machine::PastNotPurged,
 ];
 
-/// Bugs of hot copies that show where anything may write.
+/// Bugs of hot copies that need arbitrary writes.
 const HOT_ROUGH: &[Bug] = &[
     Bug::FlushRaisesNothing,
     Bug::RenamedToForgotten,
@@ -92,7 +92,7 @@ fn each_bug_is_found_within_twenty_thousand_seeds() {
     let precopy = scenarios(&["precopy", "precopy-forgetful"]);
     let mut missed = Vec::new();
     for planted in Planted::ALL {
-        // In the others nobody watches.
+        // Other scenarios have no WATCH.
         let of_watches = matches!(planted, Planted::Around(Bug::WatchForgotten | Bug::WatchStays | Bug::WatchReturns));
         let of_staging = matches!(planted, Planted::Around(Bug::ToldNotTakenInTheLeg | Bug::TailReadBeforeTheLeg))
             || matches!(planted, Planted::Machine(bug) if STAGING.contains(bug));
@@ -125,7 +125,7 @@ fn each_bug_is_found_within_twenty_thousand_seeds() {
         } else if *planted == Planted::Machine(Machine::GivenUpBeforeRecord) {
             &movers_forget
         } else if *planted == Planted::Machine(Machine::GivenUpWithoutDrain) {
-            // In the others nobody is given up.
+            // Other scenarios abandon no node.
             &lost
         } else if matches!(
             planted,
@@ -137,7 +137,7 @@ fn each_bug_is_found_within_twenty_thousand_seeds() {
         } else if *planted == Planted::Around(Bug::ClocksNotCompared) {
             &clocks
         } else if *planted == Planted::Machine(Machine::CommittedAtTheOther) {
-            // The only protocol that goes back without telling the workers.
+            // The only protocol that rolls back without publishing to the workers.
             &stop_and_copy
         } else {
             &others
@@ -162,8 +162,7 @@ fn each_bug_is_found_within_twenty_thousand_seeds() {
     assert!(missed.is_empty(), "not found: {missed:?}");
 }
 
-/// Those that need no clock, no life of a key and no forgetful node are found by looking at every order of events, too,
-/// in the fewest steps.
+/// The exhaustive search also finds bugs that need no clock, expiry or data loss, with the fewest steps.
 #[test]
 fn the_search_through_all_orders_finds_bugs() {
     let base = Bounds { keys: 1, ..Bounds::default() };

@@ -1,22 +1,22 @@
-//! Protocols as published: their holes are found by the checkers, which is the test that they are as published. And
-//! nothing else is wrong with them: those who only read see everything.
+//! Protocols as published: the checkers find their known gaps, which shows that they are as published, and nothing
+//! else: clients that only read see everything.
 
 use switchyard_sim::{Scenario, run};
 
 const SEEDS: u64 = 100;
 
-/// What clients do: the scenario's `only`.
+/// Commands of the clients: `only` of the scenario.
 const READS: u32 = 1;
 const SETS: u32 = 2;
 const DELETES: u32 = 3;
 const COUNTS: u32 = 4;
 
-/// Which tracker: the scenario's `exact`.
+/// Tracker: `exact` of the scenario.
 const PUBLISHED: u32 = 0;
 const EXACT: u32 = 1;
 const ADAPTIVE: u32 = 2;
 
-/// How many of the runs were wrong, and what the first of them found.
+/// Returns the number of runs with a violation, and the first violation.
 fn wrong(protocol: &str, only: u32, tracker: u32) -> (usize, String) {
     let base = include_str!("../scenarios/published.txt");
     let text = format!("{base}netmigrate = 0\n{protocol} = 1000\nonly = {only}\nexact = {tracker}\n");
@@ -38,7 +38,7 @@ fn those_who_only_read_see_everything() {
     }
     let (count, first) = wrong("netmigrate", READS, ADAPTIVE);
     assert_eq!(count, 0, "netmigrate: {first}");
-    // A filter that is believed shows nil; one that is told where it errs does not.
+    // Unlike the published filter, these trackers never cause a false nil.
     for tracker in [EXACT, ADAPTIVE] {
         let (count, first) = wrong("bloom", READS, tracker);
         assert_eq!(count, 0, "bloom: {first}");

@@ -1,4 +1,4 @@
-//! Every scenario without a finding, over a thousand seeds. `make sim` tries many more of each.
+//! Runs every scenario with up to a thousand seeds, without a violation. `make sim` tries many more.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,12 +8,12 @@ use switchyard_sim::{Run, Scenario, sweep};
 /// Seeds of each scenario.
 const SEEDS: u64 = 1_000;
 
-/// Gives how many transactions were executed of clients that watched.
+/// Checks a scenario. Returns the number of executed transactions with WATCH.
 fn clean(name: &str, seeds: u64) -> u64 {
     clean_and(name, seeds, |_| {})
 }
 
-/// The same, and looks at each run.
+/// Checks a scenario, and calls `look` after each run.
 fn clean_and(name: &str, seeds: u64, look: impl Fn(&Run) + Sync) -> u64 {
     let scenario = Scenario::built_in(name).expect("it comes with the simulator");
     let [moved, unchecked, actions, executed] = std::array::from_fn(|_| AtomicU64::new(0));
@@ -27,7 +27,7 @@ fn clean_and(name: &str, seeds: u64, look: impl Fn(&Run) + Sync) -> u64 {
     if let Some(run) = found {
         panic!("{name}, seed {}: {}", run.seed, run.violation.unwrap_or_default());
     }
-    // A test of nothing would be clean, too.
+    // A scenario without any activity would pass, too.
     assert!(moved.into_inner() > seeds, "{name}: legs were moved");
     assert!(actions.into_inner() > 20 * seeds, "{name}: movers were busy");
     assert!(unchecked.into_inner() * 100 < seeds, "{name}: nearly all histories were checked");
@@ -84,9 +84,9 @@ fn stop_and_copy() {
     clean("stop-and-copy", SEEDS);
 }
 
-/// MIGRATE removes at the source before anything is on record, so a target that restarts in the middle loses keys: why
-/// the router does it only where that is allowed. Who mends the protocol gives nodes that are killed to its scenario,
-/// and removes this.
+/// MIGRATE removes keys at the source before anything is on record, so a restart of the target in the middle loses
+/// keys. The router therefore uses it only if that is allowed. After a fix of the protocol, add killed nodes to its
+/// scenario and delete this test.
 #[test]
 fn stop_and_copy_loses_keys_where_nodes_are_killed() {
     let text = switchyard_sim::scenario::BUILT_IN
@@ -185,7 +185,7 @@ fn a_seed_is_one_run() {
     }
 }
 
-/// The same of runs with hot copies: some were given, and so many in a thousand runs at least.
+/// Checks a scenario with hot copies: copies are stored, and a thousand runs have at least `hits_in_a_thousand` hits.
 fn hot(name: &str, seeds: u64, hits_in_a_thousand: u64) {
     let scenario = Scenario::built_in(name).expect("it comes with the simulator");
     let [hits, kept, moved, unchecked] = std::array::from_fn(|_| AtomicU64::new(0));

@@ -1,14 +1,13 @@
-//! Every order in which things can happen, for one leg, two workers, two nodes and one or two keys: breadth first
-//! through all states of a small world in which the leg's machine is the real one. What it finds it finds with the
-//! fewest steps; what it does not find is not there, within its bounds.
+//! Exhaustive search through all orders of events for one leg, two workers, two nodes and one or two keys: breadth
+//! first through the states of a small world with the real state machine of a leg. A violation is found with the fewest
+//! steps; if none is found, none exists within the bounds.
 //!
-//! Beside the world with seeds ([`crate::run`]) because chance reaches some orders never. Not the same world: that one
-//! has time, and states with clocks in them never come twice. Here are no clocks, no lives of keys and no refusals;
-//! nodes keep what they have, and what may go wrong is counted in advance.
+//! Complements the seeded world ([`crate::run`]), because random runs never reach some orders. A separate model,
+//! because states with clocks never repeat: no clocks, expiry or refusals, no data loss, and a limited number of
+//! faults.
 //!
-//! The rule that is checked needs no history: there is one truth about each key, which is what the command that was
-//! executed last has left. Whoever executes a command on a key, wherever, must have that truth. At the end the owner
-//! has all of it and the other node nothing.
+//! The check needs no history: each key has one true value, left by the last executed command. Every command on the key
+//! must see that value, on any node. At the end the owner has all keys and the other node none.
 
 mod model;
 
@@ -18,39 +17,39 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use self::model::{Choice, State};
 use crate::planted::Planted;
 
-/// What may go wrong, in all of a run.
+/// Limits of a search: keys and faults.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Bounds {
     /// Keys: 1 or 2.
     pub keys: usize,
     /// Connections that break: of a worker or of the mover.
     pub cuts: u8,
-    /// kill -9 of a node, which comes back with what it had.
+    /// kill -9 of a node, which restarts with its data.
     pub restarts: u8,
     /// kill -9 of the router.
     pub crashes: u8,
-    /// The user goes back.
+    /// Rollbacks by the operator.
     pub turns: u8,
 }
 
-/// What came of a search.
+/// Result of a search.
 #[derive(Clone, Debug)]
 pub struct Searched {
-    /// States that can be reached.
+    /// Number of reachable states.
     pub states: u64,
-    /// Of them those in which all is over.
+    /// Number of final states.
     pub ends: u64,
-    /// What is wrong in one of them, and how it is reached.
+    /// First violation, and the steps that lead to it.
     pub violation: Option<(String, Vec<String>)>,
-    /// There are more states than were to be looked at.
+    /// Stopped at the maximum number of states.
     pub unfinished: bool,
 }
 
-/// Looks at every state that can be reached, at most at so many.
+/// Visits every reachable state, up to about `states_max`.
 #[must_use]
 pub fn explore(bounds: Bounds, planted: Option<Planted>, states_max: usize) -> Searched {
     let mut seen = HashSet::new();
-    // How each state was reached: from which, and by what.
+    // Predecessor of each state, and the choice that led to it.
     let mut steps: Vec<(u32, Option<Choice>)> = Vec::new();
     let mut searched = Searched { states: 0, ends: 0, violation: None, unfinished: false };
     let first = State::new(bounds, planted);
@@ -99,7 +98,7 @@ pub fn explore(bounds: Bounds, planted: Option<Planted>, states_max: usize) -> S
     searched
 }
 
-/// Two halves, so that of millions of states no two are taken for one.
+/// Two 64-bit hashes, against collisions among millions of states.
 fn identity(state: &State) -> u128 {
     let mut low = DefaultHasher::new();
     state.hash(&mut low);

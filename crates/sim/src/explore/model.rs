@@ -1,8 +1,8 @@
-//! The small world of a search: what can happen next in a state, and what comes of it.
+//! The small world of a search: the possible events in a state, and their effects.
 //!
-//! A worker has one client, which asks one command after the other. Commands and the mover's requests wait in pipes
-//! until their node executes them; a pipe that broke stays until the node has been told to end it, and until then what
-//! is in it may be executed.
+//! A worker has one client, which sends one command at a time. Commands and the mover's requests wait in pipes until
+//! their node executes them. A broken pipe stays until the node confirms its end; until then its content may be
+//! executed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{Hash, Hasher};
@@ -17,7 +17,7 @@ use switchyard_policy::topology::{MoveId, NodeId, crc16_slot};
 use super::Bounds;
 use crate::planted::{Bug, Planted, is_planted};
 
-/// A value; 0: there is none.
+/// A value; 0 if the key is missing.
 type Value = u8;
 const KEYS: usize = 2;
 
@@ -40,18 +40,18 @@ impl Op {
 enum View {
     Settled(usize),
     Moving,
-    /// The keys that have to come back.
+    /// Keys that must return.
     RolledBack([bool; KEYS]),
 }
 
-/// A command whose place is chosen: at which node, under which epoch.
+/// A command with a chosen node and epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct InFlightCommand {
     op: Op,
     node: usize,
     epoch: u32,
     process: u32,
-    /// Its connection broke.
+    /// The connection broke.
     orphan: bool,
 }
 
@@ -60,12 +60,12 @@ struct Worker {
     view: View,
     epoch: u32,
     committed: [bool; KEYS],
-    /// Published, and not adopted yet.
+    /// Published and not yet adopted.
     news: VecDeque<(u32, View)>,
-    /// Committed, under an epoch, and not heard of yet.
+    /// Committed keys with their epoch, not yet received.
     unreported: VecDeque<(u32, usize)>,
     request_count: usize,
-    /// The command that the client waits for; it is in flight unless it waits for its key.
+    /// Command of the client, in flight unless it waits for its key.
     current: Option<Op>,
     waits: bool,
     flying: Vec<InFlightCommand>,
@@ -76,11 +76,11 @@ enum Kind {
     Copy,
     Store(Value),
     Remove,
-    /// Which keys stay at the target, or go from the source.
+    /// Keys to remove.
     Purge([bool; KEYS]),
 }
 
-/// A request of the mover: of which batch, for its key at which place.
+/// A request of the mover: batch, position in the batch, key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Request {
     batch: u32,
@@ -91,7 +91,7 @@ struct Request {
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Link {
-    /// Requests that are not executed, and answers that have not come.
+    /// Requests not yet executed, and replies not yet received.
     Up {
         requests: VecDeque<Request>,
         answers: VecDeque<(Request, Value)>,
@@ -105,7 +105,7 @@ impl Link {
     }
 }
 
-/// What is left of the mover's broken connections.
+/// Requests on a broken connection of the mover.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Pipe {
     node: usize,
@@ -117,24 +117,24 @@ struct Pipe {
 struct Batch {
     keys: Vec<usize>,
     answers: Vec<Option<Value>>,
-    /// What was read, by key.
+    /// Values that were read, by key.
     read: [Value; KEYS],
 }
 
-/// What can happen next.
+/// A possible event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Choice {
     Ask(usize),
     Adopt(usize),
     Hear(usize),
-    /// A node executes a worker's command: which worker, which of its commands.
+    /// A node executes a worker's command: worker, position in its commands in flight.
     Execute(usize, usize),
-    /// A worker is told that a broken connection is dead.
+    /// A worker receives the confirmation that a broken connection is dead.
     Confirm(usize, usize),
     Drained,
     /// A node executes the mover's next request.
     Serve(usize),
-    /// The same, from a connection that broke.
+    /// A node executes a request from a broken connection.
     ServeLate(usize),
     Answer(usize),
     Sync,
@@ -144,7 +144,7 @@ pub(super) enum Choice {
     CutWorker(usize, usize),
     CutMover(usize),
     Restart(usize),
-    /// Whether what was written and not synced is on the disk.
+    /// Whether the unsynced records are on the disk.
     Crash(bool),
     RollBack,
 }
@@ -172,10 +172,10 @@ pub(super) struct State {
     batches: BTreeMap<u32, Batch>,
     written: Vec<(u64, Record)>,
     replay: Replay,
-    /// The topology that is being stored.
+    /// Owner in the topology that is being stored.
     storing: Option<usize>,
     ended: Option<Outcome>,
-    /// Cuts, restarts, crashes and turns so far.
+    /// Faults so far.
     used: Bounds,
 }
 
@@ -186,12 +186,12 @@ impl Hash for State {
         for (id, batch) in &self.batches {
             (id, batch).hash(state);
         }
-        // Records know no hash, and there are few.
+        // Records implement no `Hash`, and there are few.
         format!("{:?}{:?}{:?}", self.written, self.replay, self.ended).hash(state);
     }
 }
 
-/// What the clients ask: each key is read, written and removed by both while the leg is under way.
+/// Commands of a worker's client during the leg: one client writes, the other removes, both read.
 fn program(worker: usize, keys: usize) -> Vec<Op> {
     let other = keys - 1;
     if worker == 0 { vec![Op::Write(0, 2), Op::Read(other)] } else { vec![Op::Remove(other), Op::Read(0)] }
@@ -228,7 +228,7 @@ impl State {
             bounds,
             planted,
             truth,
-            // The target has something of an earlier life.
+            // The target has a key left from an earlier use.
             nodes: [truth, [9, 0]],
             processes: [1, 1],
             workers: [worker.clone(), worker],
@@ -253,7 +253,7 @@ impl State {
             protocol: switchyard_policy::migration::Protocol::Switchyard,
             durability: Durability::Memory,
         };
-        // It cannot contradict an empty journal.
+        // Cannot contradict an empty journal.
         let _ = state.replay.apply(&begun);
         state
     }
@@ -357,7 +357,7 @@ impl State {
         all
     }
 
-    /// What comes of it.
+    /// Applies an event. Returns a violation as an error.
     pub(super) fn take(&mut self, choice: Choice) -> Result<(), String> {
         match choice {
             Choice::Ask(w) => {
@@ -381,7 +381,7 @@ impl State {
             Choice::Hear(w) => {
                 let kept = self.bug(Bug::CommittedKept);
                 let worker = &mut self.workers[w];
-                // What was committed before the leg rolled back says nothing any more.
+                // Commits from before the rollback no longer count.
                 if let Some((epoch, key)) = worker.unreported.pop_front()
                     && (epoch == worker.epoch || kept)
                 {
@@ -393,7 +393,8 @@ impl State {
                 let flying = self.workers[w].flying.remove(f);
                 self.execute(w, flying)?;
                 if flying.orphan {
-                    // Nobody has heard of it: it is in flight until that is confirmed.
+                    // The worker does not know of the execution: in flight until the end of the connection is
+                    // confirmed.
                     self.workers[w].flying.push(InFlightCommand { process: 0, ..flying });
                 } else {
                     self.workers[w].current = None;
@@ -454,7 +455,7 @@ impl State {
                 worker.flying[f].orphan = true;
                 worker.current = None;
                 if self.bug(Bug::ClosedCountsAsDrained) {
-                    // It is forgotten, and may be executed all the same.
+                    // Forgotten, although it may be executed.
                     self.workers[w].flying[f].epoch = u32::MAX;
                 }
                 Ok(())
@@ -468,7 +469,7 @@ impl State {
                 self.processes[node] += 1;
                 self.late.retain(|pipe| pipe.node != node);
                 for worker in &mut self.workers {
-                    // The worker meets another process: nothing of the old one's is in flight.
+                    // The worker meets another process: nothing of the old one is in flight.
                     if worker.flying.iter().any(|flying| flying.node == node && !flying.orphan) {
                         worker.current = None;
                     }
@@ -555,8 +556,8 @@ impl State {
         self.step(Event::Met { source, target })
     }
 
-    /// A connection is gone, with what was on its way to the mover; what was on its way to the node may still arrive,
-    /// unless that is gone, too.
+    /// Closes a connection and drops the replies in flight. Requests in flight may still arrive, unless the node is
+    /// dead.
     fn lose(&mut self, side: usize, alive: bool) -> Result<(), String> {
         let Link::Up { requests, .. } = std::mem::replace(&mut self.links[side], Link::Down) else { return Ok(()) };
         if alive && !requests.is_empty() {
@@ -596,7 +597,7 @@ impl State {
             worker.unreported.clear();
         }
         if let Some(moved) = ended {
-            // What old connections have left is ended by the next mover, and there is none here.
+            // The next mover ends old connections, but there is none here.
             self.late.clear();
             self.workers.iter_mut().for_each(|worker| worker.flying.clear());
             self.ended = Some(if moved { Outcome::Moved } else { Outcome::Returned { why: String::new() } });
@@ -653,7 +654,7 @@ impl State {
                 };
                 Event::Copied { batch: id, outcomes: batch.answers.iter().map(outcome).collect() }
             }
-            // Whether there was one already makes no difference to the machine.
+            // An existing key makes no difference to the machine.
             Kind::Store(_) => Event::Stored { batch: id, outcomes: vec![Stored::Stored; batch.answers.len()] },
             Kind::Remove | Kind::Purge(_) => Event::Removed { batch: id },
         };
@@ -670,7 +671,7 @@ impl State {
         }
     }
 
-    /// The machine hears of something, and all that it says is done.
+    /// Passes an event to the machine, and executes the resulting actions.
     fn step(&mut self, event: Event) -> Result<(), String> {
         let mut events = VecDeque::from([event]);
         let mut actions = Vec::new();
@@ -718,7 +719,7 @@ impl State {
                     requests.push_back(Request { batch: u32::MAX, at: 0, key: 0, kind: Kind::Purge(wrong) });
                 }
             }
-            // What the node has then is listed at once: after the drain only the mover changes it.
+            // Listed at once: after the drain only the mover changes the node.
             Action::List { .. } => {
                 let from = usize::from(matches!(self.workers_know(), View::RolledBack(_)));
                 let there = keys().into_iter().filter(|key| self.nodes[from][ix(key)] != 0).collect();
@@ -739,7 +740,7 @@ impl State {
                     worker.unreported.extend(keys.iter().map(|key| (self.epoch, ix(key))));
                 }
             }
-            // A node that restarts is noticed at once.
+            // A restart is noticed at once.
             Action::Confirm { side } => events.push_back(Event::Confirmed { side, evicted: 0 }),
             Action::Restore { .. } => {}
             Action::HandOver { to } => self.storing = Some(to as usize),
@@ -749,7 +750,7 @@ impl State {
             Action::Io(Io::End(outcome)) => {
                 self.leg = None;
                 self.batches.clear();
-                // Connections are let go; all was answered.
+                // No request is unanswered, so the connections need no end.
                 let owner = usize::from(outcome == Outcome::Moved);
                 self.ended = Some(outcome);
                 return self.check_end(owner);
@@ -758,12 +759,12 @@ impl State {
         Ok(())
     }
 
-    /// The view that is published, whether or not workers know.
+    /// Last published view, adopted or not.
     fn workers_know(&self) -> &View {
         self.workers[0].news.back().map_or(&self.workers[0].view, |(_, view)| view)
     }
 
-    /// The owner has everything, and the other node nothing.
+    /// Checks that the owner has everything and the other node nothing.
     fn check_end(&self, owner: usize) -> Result<(), String> {
         let begun = !matches!(self.ended, Some(Outcome::NotBegun { .. }));
         if self.nodes[owner] != self.truth {

@@ -1,4 +1,4 @@
-//! What is armed, from time to time, and how the workers come to know; and what they publish of themselves.
+//! Publishes the cacheable keys to the workers, changes them from time to time, and publishes the workers' progress.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use super::{LIMITS, Leaving, Published, Table, WorkerGates};
 use crate::planted::{Bug, is_planted};
 use crate::world::{Ev, Owner, World, say};
 
-/// A fill that the node has not answered by then comes to nothing.
+/// Timeout of a fill.
 const LATE_US: u64 = 20_000;
 
 impl World {
-    /// Draws whether and how a run has hot copies.
+    /// Draws whether a run has hot copies, and their options.
     pub(crate) fn draw_hot(&mut self) {
         let chance = self.scenario.hot;
         if chance > 0 && self.random.chance(chance) {
@@ -29,7 +29,7 @@ impl World {
         Table::new(self.random.number(), one_counter)
     }
 
-    /// A process of the router begins: nothing is armed.
+    /// Starts without cacheable keys in a new router process.
     pub(crate) fn hot_begins(&mut self) {
         if !self.hot.is_on {
             return;
@@ -50,7 +50,7 @@ impl World {
         self.after(when, Ev::Arm);
     }
 
-    /// Some keys are armed, others are not any more.
+    /// Makes some keys cacheable and others no longer.
     pub(crate) fn arm(&mut self) {
         let mut more = Vec::new();
         let mut less = Vec::new();
@@ -64,7 +64,8 @@ impl World {
             }
         }
         let set = Arc::new(self.hot.set.next(more, less.iter().copied()));
-        // Who knows does not raise them any more, and who does not know yet has copies: until all know they are shut.
+        // Workers with the new set no longer raise these gates, while others still have copies: shut until all have the
+        // set.
         if !self.bug(Bug::DisarmedAtOnce) {
             let held: Vec<GateId> = less.into_iter().map(GateId::of_key).collect();
             let gates = self.hot.gates.clone();
@@ -85,20 +86,20 @@ impl World {
         }
     }
 
-    /// A worker goes by another set.
+    /// Switches a worker to another set.
     pub(crate) fn adopt_armed(&mut self, ix: usize, set: &Arc<ArmedSet>, gates: Rc<Table>) {
         let of = &mut self.workers[ix].hot;
         if set.generation() <= of.copies.set().generation() {
             return;
         }
         if !Rc::ptr_eq(&of.gates, &gates) {
-            // What is raised there stays: nobody uses those gates any more.
+            // Gates of the old table stay raised, because they are no longer used.
             of.holds = WriteHolds::default();
             of.gates = gates;
         }
         of.copies.adopt(set);
         say!(self, "worker {ix} goes by generation {}", set.generation());
-        // What waits at a node may write at any time: from now on that is known to all.
+        // A command blocked at a node may write at any time: raise its gates under the new set.
         let waiting: Vec<(u64, usize)> =
             self.workers[ix].waiting_at_nodes().map(|(op, conn)| (op, self.conns[conn as usize].node)).collect();
         for (op, node) in waiting {
@@ -123,7 +124,7 @@ impl World {
         }
     }
 
-    /// A worker's turn, as far as it is not about commands.
+    /// Runs the part of a worker's turn that does not concern commands.
     pub(crate) fn hot_turn(&mut self, ix: usize) {
         self.publish_worker(ix);
         self.workers[ix].hot.gates.lower_all();
@@ -143,7 +144,7 @@ impl World {
         self.after(when, Ev::HotTurn { worker: ix });
     }
 
-    /// The plan is another: copies of what lives elsewhere, or is on its way, go.
+    /// Drops copies of keys that moved or are moving.
     pub(crate) fn hot_places_anew(&mut self, ix: usize) {
         if !self.hot.is_on || self.bug(Bug::ServedOnItsWay) || self.bug(Bug::NotPlacedAnew) {
             return;
@@ -155,7 +156,7 @@ impl World {
         worker.hot.copies = copies;
     }
 
-    /// A worker panics: what it held, and what it has kept, is gone, and so are its connections.
+    /// Panics a worker: its holds, copies and connections are lost.
     pub(crate) fn panic(&mut self, ix: usize) {
         if !self.hot.is_on || !self.router_up {
             return;
@@ -182,7 +183,7 @@ impl World {
             }
         }
         self.hot.published[ix] = Published { adopted: 0, oldest: [0; 2] };
-        // Whoever still goes by the gates before is not told of writes by those that do not.
+        // Workers with the old gates do not see the writes of workers with the new gates.
         if !self.bug(Bug::GatesBeforeStayOpen) {
             (0..2).for_each(|node| self.hot.gates.raise(GateId::of_node(NodeId(node))));
         }

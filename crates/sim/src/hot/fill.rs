@@ -1,4 +1,4 @@
-//! Fills: the connections on which workers ask for copies, and what becomes of the answers.
+//! Fills: the connections for them, and the handling of their replies.
 
 use switchyard_policy::hot_copies::{Discarded, Filled};
 use switchyard_policy::topology::NodeId;
@@ -39,7 +39,7 @@ impl World {
         let filled = self.end_fill(ix, node, number, reply);
         say!(self, "worker {ix}: fill {number} ends with {reply:?}: {filled:?}");
         self.hot.kept += u64::from(filled.is_ok());
-        // What was read before another has asked is no answer for that one, unless nothing was written since.
+        // A reply to an earlier read is invalid for a read that joined later, unless nothing was written in between.
         let is_answer = matches!(filled, Ok(()) | Err(Discarded::Large | Discarded::Refused))
             || self.bug(Bug::WaitersAreToldThePast);
         if is_answer {
@@ -75,7 +75,7 @@ impl World {
         filled
     }
 
-    /// Whoever waits for a fill asks the node.
+    /// Dispatches the reads that waited for a fill to the node.
     pub(super) fn waits_no_more(&mut self, ix: usize, number: u32) {
         let waiting = self.workers[ix].hot.fills.remove(&number).map(|(_, waiting)| waiting);
         for op in waiting.into_iter().flatten() {

@@ -1,5 +1,5 @@
-//! Batches: what the leg's machine asks for of some keys, as commands, and what their answers mean. Of keys that were
-//! copied in pieces "copy" reads the tail, and "store" does what the machine of staging says.
+//! Batches: converts requests of the leg's machine to commands, and their replies to events. For a key copied in
+//! pieces, copy reads the dirty elements, and store follows the staging machine.
 
 use std::collections::BTreeMap;
 
@@ -20,9 +20,9 @@ pub(super) enum Kind {
     Remove,
     Secure,
     Migrate,
-    /// Of staged keys.
+    /// Last steps of staged keys.
     Finish(Step),
-    /// Of what was staged in vain.
+    /// Whole copies after staging failed.
     DumpAgain,
     RestoreAgain,
 }
@@ -30,21 +30,20 @@ pub(super) enum Kind {
 #[derive(Debug)]
 pub(super) struct Batch {
     kind: Kind,
-    /// Answers to what was asked before mean nothing.
+    /// Replies of earlier rounds are ignored.
     round: u64,
     side: usize,
     keys: Vec<KeyIx>,
-    /// So many of them have one name, and are what a key is in all databases.
+    /// Number of consecutive keys with one name, one for each database.
     of_name: usize,
     replies: Vec<Option<Reply>>,
     left: usize,
     content: BTreeMap<KeyIx, Content>,
-    /// Fields that were asked for, of staged keys.
+    /// Requested fields of staged keys.
     fields: BTreeMap<KeyIx, Vec<u32>>,
 }
 
-/// What was asked to be read whole before the batch was begun again. The source answers it all the same: only the
-/// target was lost.
+/// Whole reads from before a restart of the batch. The source still replies, because only the target was lost.
 #[derive(Debug)]
 pub(super) struct Late {
     id: BatchId,
@@ -53,7 +52,7 @@ pub(super) struct Late {
     left: usize,
 }
 
-/// What came of a key, of what came of it in each database.
+/// Returns the worst result of a key over its databases.
 fn worst(of_key: &[Stored]) -> Stored {
     let refused = of_key.iter().find(|stored| matches!(stored, Stored::Refused(_)));
     let there = || of_key.iter().find(|stored| **stored == Stored::Exists);
@@ -62,11 +61,11 @@ fn worst(of_key: &[Stored]) -> Stored {
 
 #[derive(Clone, Debug)]
 enum Content {
-    /// And when it was read.
+    /// Value, and the time of the read.
     Whole(Entry, u64),
-    /// What its staging key lacks.
+    /// Last part of a staged key.
     Last { name: KeyIx, count: usize, expires_us: Option<u64>, elements: Elements },
-    /// It was not there any more when it was read again.
+    /// Missing at the second read.
     Gone,
 }
 
@@ -135,7 +134,7 @@ impl World {
                     if self.bug(Bug::RestoreReplace) { Cmd::Replace(*key, entry) } else { Cmd::Restore(*key, entry) }
                 }
                 (Kind::Overwrite, Some(Content::Whole(entry, _))) => Cmd::Replace(*key, entry.clone()),
-                // It is finished afterwards; or it is gone.
+                // Finished later, or gone.
                 (Kind::Restore, Some(Content::Last { .. }))
                 | (Kind::Restore | Kind::RestoreAgain, Some(Content::Gone)) => continue,
                 (Kind::Finish(Step::Write), Some(Content::Last { name, elements, .. })) => {
@@ -144,7 +143,7 @@ impl World {
                 (Kind::Finish(Step::Rename), Some(Content::Last { name, expires_us, .. })) => {
                     Cmd::Rename(*name, *key, *expires_us)
                 }
-                // It has nothing in this database.
+                // No value in this database.
                 (Kind::Restore, None) if self.has_elsewhere(&content, *key) => continue,
                 (Kind::Overwrite, None) if self.has_elsewhere(&content, *key) => Cmd::Unlink(*key),
                 (Kind::Restore | Kind::RestoreAgain | Kind::Overwrite | Kind::Finish(_), _) => {
@@ -222,7 +221,7 @@ impl World {
         self.act_on_staged(lane, actions);
     }
 
-    /// All is answered.
+    /// Handles the last reply of a batch.
     fn batch_done(&mut self, lane: Lane, id: BatchId) {
         let Some(batch) = self.movers[lane].batches.get_mut(&id) else { return };
         let (kind, side, keys, of_name) = (batch.kind, batch.side, batch.keys.clone(), batch.of_name);
@@ -231,7 +230,7 @@ impl World {
         let first = replies.first().cloned().flatten();
         let event = match kind {
             Kind::Dump => {
-                // Of another type than what was copied.
+                // The type differs from the staged copy.
                 let others = keys
                     .iter()
                     .zip(&replies)
@@ -253,7 +252,7 @@ impl World {
                     false => Copied::Absent,
                 };
                 let mut outcomes: Vec<Copied> = replies.chunks(of_name).map(outcome).collect();
-                // Now and then their values are larger than was known, and only the first ones fit.
+                // Sometimes values are larger than expected, and only the first keys fit.
                 if self.movers[lane].protocol != Protocol::StopAndCopy && id.0 % 5 == 4 {
                     outcomes.truncate(outcomes.len().div_ceil(2));
                 }
@@ -304,7 +303,7 @@ impl World {
         self.staged(lane, OfStaged::SourceLost);
     }
 
-    /// Something happened to staged keys of the leg.
+    /// Passes an event of the leg to the staging machine.
     fn staged(&mut self, lane: Lane, event: OfStaged) {
         let actions = self.stager_step(lane, event);
         self.act_on_staged(lane, actions);
@@ -325,7 +324,7 @@ impl World {
                 }
                 Action::ReadWhole { batch, places } => (batch, 0, keys_of(places), Kind::DumpAgain),
                 Action::StoreWhole { batch, places } => (batch, 1, keys_of(places), Kind::RestoreAgain),
-                // Of what is copied before the leg.
+                // Actions before the leg.
                 _ => continue,
             };
             let keys: Vec<KeyIx> = keys.iter().map(|key: &Key| self.key_ix(key)).collect();

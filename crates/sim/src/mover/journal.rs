@@ -1,5 +1,5 @@
-//! What outlives the mover: the journal, what follows from it after a crash of the router, and what the checker must
-//! know of it. And FLUSHALL, which stops the mover.
+//! State that outlives the mover: the journal, the recovery after a crash of the router, and facts for the checker.
+//! Also FLUSHALL, which stops the movers.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -17,11 +17,11 @@ use crate::planted::{Bug, Planted};
 use crate::worker::Worker;
 use crate::world::{Ev, World, say};
 
-/// What the journal is given at once.
+/// Records that are submitted to the journal together.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(super) records: Vec<Record>,
-    /// Of the driver of which leg of which move, and their numbers.
+    /// Move and leg of the driver, and its record numbers.
     numbers: Option<(u64, u32, RangeInclusive<u64>)>,
 }
 
@@ -48,7 +48,7 @@ impl World {
         let room = self.fleet.queue.decide(|_| if is_full { Err(()) } else { Ok(()) });
         for given in room.refused.into_iter().flat_map(|(refused, ())| refused) {
             let Some(lane) = self.lane_of_move(given.of) else { continue };
-            // Whoever wants the move asks again.
+            // The operator requests the move again.
             self.movers[lane].moves_left += 1;
             self.movers[lane].stage = Stage::Idle;
             let when = self.random.between(1_000, 20_000);
@@ -56,7 +56,7 @@ impl World {
         }
         if !self.fleet.queue.writing().is_empty() {
             self.fleet.syncing = true;
-            // A disk is slow now and then.
+            // Some disk writes are slow.
             let slow = self.random.chance(100);
             let delay = if slow { self.random.between(2_000, 30_000) } else { self.random.between(100, 1_500) };
             self.after(delay, Ev::Synced);
@@ -91,7 +91,7 @@ impl World {
         }
     }
 
-    /// The disk of the journal has room again, and works.
+    /// Repairs the disk of the journal.
     pub(crate) fn disk_is_well(&mut self) {
         (self.fleet.disk_is_full, self.fleet.disk_is_broken) = (false, false);
         if self.router_up {
@@ -99,17 +99,17 @@ impl World {
         }
     }
 
-    /// The mover that does a move, or did it last.
+    /// Returns the mover of a current or previous move.
     pub(super) fn lane_of_move(&self, id: MoveId) -> Option<Lane> {
         self.movers.iter().position(|mover| mover.move_id == id.0)
     }
 
-    /// What the journal says of the move under way.
+    /// Journal state of the current move.
     pub(super) fn open_move(&self, lane: Lane) -> Option<&OpenMove> {
         self.fleet.durable.open.get(&MoveId(self.movers[lane].move_id))
     }
 
-    /// What the journal says of the leg under way.
+    /// Journal state of the current leg.
     pub(super) fn open_leg(&self, lane: Lane) -> Option<&OpenLeg> {
         self.open_move(lane).and_then(|open| open.leg.as_ref())
     }
@@ -128,11 +128,10 @@ impl World {
         }
     }
 
-    // A crash of the router, and what comes after.
+    // A crash of the router, and the recovery.
 
     pub(crate) fn mover_killed(&mut self) {
-        // Some of what was written and not synced is on the disk all the same. What is given together is there
-        // together.
+        // Some unsynced data is on the disk. Records submitted together are there together.
         let writing = std::mem::replace(&mut self.fleet.queue, queue(self.planted)).written();
         let kept = self.random.below(writing.len() as u64 + 1);
         for given in writing.into_iter().take(kept as usize) {
@@ -211,7 +210,7 @@ impl World {
         }
     }
 
-    /// A move that was under way.
+    /// Resumes a move.
     fn take_up(&mut self, id: MoveId, open: OpenMove) {
         let lane = self.lane_of_slot(open.slots[0]);
         let names = open.keys.as_ref().map(|keys| Rc::new(keys.iter().map(|key| self.key_ix(key)).collect()));
@@ -224,7 +223,7 @@ impl World {
         let (source, target) = (m.source, m.target);
         m.slots = open.slots.iter().copied().filter(|slot| !open.handed_over.contains(slot)).collect();
         if !open.handed_over.is_empty() {
-            // What the map should say of the legs that have ended.
+            // Apply the legs that have ended to the map.
             m.leg_slots.clone_from(&open.handed_over);
             self.fleet.map = self.map_with_leg_at(lane, target);
         }
@@ -263,7 +262,7 @@ impl World {
         }
     }
 
-    /// A mover has nothing under way, and begins nothing until the FLUSHALL is over.
+    /// Records that a mover has quiesced until the FLUSHALL ends.
     pub(super) fn is_quiet(&mut self, lane: Lane) {
         let Some(flush) = &mut self.fleet.flush else { return };
         flush.quiet.insert(lane);
@@ -294,7 +293,7 @@ impl World {
         }
     }
 
-    /// It is in flight nowhere any more.
+    /// Ends a FLUSHALL that is no longer in flight.
     pub(crate) fn flush_landed(&mut self, op: u64) {
         if self.fleet.flush.as_ref().is_none_or(|flush| flush.op != op) {
             if self.ops.get(&op).is_some_and(|command| command.op == Op::Flush) {
@@ -314,7 +313,7 @@ impl World {
 
     // For the checker.
 
-    /// A leg of a protocol that copies first goes back without its target: what that has of it stays there until keys
+    /// Records keys left at an unreachable target by a rollback of a protocol that copies first. They stay until keys
     /// move there again.
     pub(super) fn note_left_at_target(&mut self, lane: Lane, outcome: &Outcome) {
         let m = &self.movers[lane];
@@ -325,8 +324,8 @@ impl World {
         }
     }
 
-    /// One owner: when a leg ends nothing of its slots is left at the side that they leave, if the process there is
-    /// still the one that the machine knew when it said so.
+    /// Checks for a single owner: after a leg, the side that lost the slots has no key of them, if its process is the
+    /// one that the machine knew at the end.
     pub(super) fn look_for_what_is_left(&mut self, lane: Lane, outcome: &Outcome) {
         let side = match outcome {
             Outcome::Moved => 0,
@@ -352,8 +351,8 @@ impl World {
         }
     }
 
-    /// Both nodes have been killed since the leg began: what is on record, the source still shows, and the target has
-    /// not, may be moved again (the machine reports it).
+    /// Records keys that may move again after both nodes were killed in a leg: the key is on record, still at the
+    /// source and missing at the target. The machine reports it.
     pub(crate) fn note_moved_again(&mut self, node: usize) {
         (0..self.movers.len()).for_each(|lane| self.note_moved_again_by(lane, node));
     }
@@ -373,10 +372,10 @@ impl World {
         for key in 0..self.keys.len() {
             let eras = leg.away.get(&self.fleet.fingerprints.of(&self.keys[key]));
             let entry = has(m.source, key).filter(|_| eras.is_some()).map(|entry| self.in_time(m.source, entry));
-            // Both are other processes than those of its record: it is moved again, and what it is then replaces what a
-            // target shows that restarts once more.
+            // Both processes differ from the record: the key moves again and replaces the value of a target that
+            // restarts once more.
             let is_doubtful = eras.is_some_and(|eras| eras.source != leg.eras.source && eras.target != leg.eras.target);
-            // One whose time is over is gone at the target, too.
+            // An expired key is gone at the target, too.
             let there = has(m.target, key).filter(|_| !is_doubtful).map(|entry| self.in_time(m.target, entry));
             let gone_us = there.map_or(Some(self.now), |there| there.expires_us.map(|end| end.max(self.now)));
             again.extend(entry.zip(gone_us).map(|(entry, gone_us)| (key, entry, gone_us)));
@@ -386,9 +385,9 @@ impl World {
         }
     }
 
-    /// Whether the move under way may end without asking its source for a key: it is connected to the process that it
-    /// has listed, the list does not have the key, and nobody has to notice that the process is gone. Then the key is
-    /// what it was, and not what the node says that comes back.
+    /// Whether the current move may end without a request to its source for a key: it is connected to the listed
+    /// process, and the list lacks the key. A restart may then go unnoticed, and the key keeps its state, whatever the
+    /// restarted node has.
     fn passes_over(&self, lane: Lane, key: KeyIx) -> bool {
         let m = &self.movers[lane];
         let is_listed = m.list.of.is_some() && m.list.of == m.links[0].process.map(|(process, _)| process);
@@ -398,14 +397,14 @@ impl World {
             && !m.list.keys.contains(&key)
     }
 
-    /// Where a key is, by the journal, when a node forgets.
+    /// Returns the location of a key by the journal when a node loses data.
     pub(crate) fn place_of(&self, key: KeyIx, node: usize, had: bool) -> Place {
         let lane = self.lane_of(key);
         let m = &self.movers[lane];
         let slot = crc16_slot(&self.keys[key]);
         let fingerprint = self.fleet.fingerprints.of(&self.keys[key]);
         let name = &self.keys[key];
-        // Of a move of a slot as of one of keys: whether it is about this key.
+        // Whether the move concerns this key, for a move of slots or of keys.
         let is_about = |keys: Option<&[switchyard_policy::migration::Key]>| {
             keys.map_or_else(|| self.fleet.map.exception(name).is_none(), |keys| keys.binary_search(name).is_ok())
         };
@@ -417,7 +416,7 @@ impl World {
             return if node == lives_at { Place::Here } else { Place::Elsewhere };
         }
         let Some(leg) = open.and_then(|open| open.leg.as_ref()) else {
-            // A leg that has ended, by the journal, whatever the topology says.
+            // A leg that has ended by the journal, whatever the topology is.
             let ended = of_move.filter(|open| open.handed_over.contains(&slot));
             let owner =
                 ended.filter(|open| is_about(open.keys.as_deref())).map_or(lives_at, |open| usize::from(open.target.0));
@@ -428,14 +427,14 @@ impl World {
             } else if node == owner {
                 Place::Here
             } else if is_of_leg && node == m.target && m.driver.is_some() {
-                // Until the end of the leg it may be asked for nothing more.
+                // The leg may send no further request to it until its end.
                 Place::UntilNoticed
             } else {
                 Place::Elsewhere
             };
         };
         if open.is_some_and(|open| open.protocol.copies_first()) {
-            // One record decides for all. Before it is given nobody knows whether the source is asked once more.
+            // One record decides for all keys. Until it is submitted, the source may receive another request.
             let is_decided = leg.cut_over && !of_this().any(|record| matches!(record, Record::LegEnded { .. }));
             return match (node == m.target, leg.cut_over) {
                 (true, true) if is_decided => Place::Here,
@@ -456,24 +455,24 @@ impl World {
         let there = |ix: usize| {
             self.nodes[ix].keys.contains_key(&key) || self.nodes[ix].disk.contains_key(&key) && !self.nodes[ix].up
         };
-        // It is another process by now, or will be, though that is not on record.
+        // The process has changed or will change, though that is not on record.
         let is_gone = |met: &Process, ix: usize| !self.nodes[ix].up || self.nodes[ix].process.to_string() != met.run_id;
         if let Some(eras) = leg.away.get(&fingerprint) {
             if node == m.target {
-                // What was read of it may outlive the node.
+                // A copy that was read from it may outlive the node.
                 let read = m.watched.in_hand.contains(&(key % self.names()));
-                // A leg that goes back may have seen already that it is not there, which is on record with the end of
-                // the leg only.
+                // A leg that rolls back may have seen that the key is missing, which is recorded only with the end of
+                // the leg.
                 let seen_absent = leg.rolled_back.is_some() && !had;
                 if pending || read || there(m.source) || seen_absent { Place::Doubtful } else { Place::Here }
             } else if pending
                 || eras.source == leg.eras.source && (eras.target != leg.eras.target || is_gone(&leg.target, m.target))
             {
-                // Its removal may not have been done; then it is moved as if it had not been.
+                // Its removal may not have been executed. Then the key moves again.
                 Place::Doubtful
             } else {
-                // If the leg goes back keys come to it again. A node that forgets, comes back, and is not noticed
-                // before the leg ends shows what it showed before.
+                // After a rollback, keys return to it. A node that loses data, restarts, and goes unnoticed until the
+                // end of the leg shows its earlier keys.
                 Place::UntilNoticed
             }
         } else if node == m.source || pending || had {
@@ -485,7 +484,7 @@ impl World {
 }
 
 impl Fleet {
-    /// What was given to the journal and is not durable.
+    /// Records submitted to the journal and not yet durable.
     pub(super) fn pending(&self) -> impl Iterator<Item = &Record> {
         self.queue.all().flat_map(|given| &given.what.records)
     }

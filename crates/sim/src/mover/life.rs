@@ -1,7 +1,7 @@
-//! The life of a move: does step after step of it (`switchyard_policy::migration::life`), as the thread of the router's
-//! mover does, and tells what came of it.
+//! Life of a move: executes its steps (`switchyard_policy::migration::life`), like the thread of the router's mover,
+//! and reports their results.
 //!
-//! Its rests are longer than the worlds here last. So its clock goes a hundred times as fast.
+//! The clock of a move is 100 times as fast as the world's, because its rests are longer than a run.
 
 use switchyard_policy::migration::life::{Begin, LegSlots, Step, StepResult};
 use switchyard_policy::migration::record::{OpenMove, Record};
@@ -12,11 +12,11 @@ use super::{Lane, Mover, SlotView, Stage, TRIES, ix};
 use crate::planted::Bug;
 use crate::world::{Ev, World, say};
 
-/// The clock of a move, in times of the world's.
+/// Speed of a move's clock relative to the world's.
 const FAST: u64 = 100;
 
 impl Mover {
-    /// A leg that a router before this one has left is under way, or comes next.
+    /// Whether a leg that the previous router left is current or next.
     pub(super) fn has_open_leg(&self) -> bool {
         self.life.as_ref().is_some_and(|life| life.open().is_some())
     }
@@ -42,7 +42,7 @@ impl Mover {
 }
 
 impl World {
-    /// The next move begins, or the one that the journal has open goes on.
+    /// Begins the next move, or resumes the open one of the journal.
     pub(crate) fn next_move(&mut self, lane: Lane) {
         if self.movers[lane].stage != Stage::Idle {
             return;
@@ -70,7 +70,7 @@ impl World {
         self.write(lane, None, records);
     }
 
-    /// A move is on record, and begins.
+    /// Begins a move that is on record.
     pub(super) fn live(&mut self, lane: Lane, resume: Option<OpenMove>) {
         let resume =
             if self.bug(Bug::OpenLegForgotten) { resume.map(|open| OpenMove { leg: None, ..open }) } else { resume };
@@ -83,7 +83,7 @@ impl World {
         self.do_steps(lane, step);
     }
 
-    /// What came of the step under way.
+    /// Handles the result of the current step.
     pub(super) fn came(&mut self, lane: Lane, came: StepResult) {
         let now = self.now * FAST;
         self.movers[lane].barrier = None;
@@ -92,17 +92,17 @@ impl World {
         self.do_steps(lane, step);
     }
 
-    /// Does steps until one takes its time.
+    /// Executes steps until one takes time.
     fn do_steps(&mut self, lane: Lane, mut step: Step) {
         loop {
             say!(self, "move {}: {step:?}", self.movers[lane].move_id);
             self.movers[lane].turn += 1;
             self.movers[lane].step = Some(step.clone());
-            // What copies big keys, and a leg, say it themselves.
+            // Staging and legs report by themselves that they have quiesced.
             if self.fleet.flush.is_some() && !matches!(step, Step::Stage(_) | Step::Leg(_)) {
                 self.is_quiet(lane);
             }
-            // A leg ends otherwise.
+            // A leg ends in another way.
             let is_left = !matches!(step, Step::Leg(_) | Step::End(_)) && self.is_cut_short(lane);
             let came = if is_left { Some(StepResult::Aborted) } else { self.do_step(lane, step) };
             let (Some(came), Some(life)) = (came, &mut self.movers[lane].life) else { return };
@@ -110,7 +110,7 @@ impl World {
         }
     }
 
-    /// What comes of a step; `None`: that shows later.
+    /// Executes a step. Returns its result, or `None` if that comes later.
     fn do_step(&mut self, lane: Lane, step: Step) -> Option<StepResult> {
         let ready = self.movers[lane].are_both_ready();
         match step {
@@ -170,7 +170,7 @@ impl World {
         }
     }
 
-    /// Workers tell what they write, and nothing that was sent before is in flight.
+    /// Continues after the drain: workers report their writes, and no earlier command is in flight.
     pub(super) fn observed(&mut self, lane: Lane) -> Option<StepResult> {
         let (now, asked_us) = (self.now, self.movers[lane].requested_us);
         let m = &mut self.movers[lane];
@@ -200,21 +200,21 @@ impl World {
         None
     }
 
-    /// A rest is over.
+    /// Ends a rest.
     pub(crate) fn rested(&mut self, lane: Lane, turn: u64) {
         if self.router_up && self.movers[lane].turn == turn && self.movers[lane].stage == Stage::Resting {
             self.came(lane, StepResult::Done);
         }
     }
 
-    /// A connection is there, or broke, outside of a leg.
+    /// Handles an established or broken connection outside of a leg.
     pub(super) fn reached(&mut self, lane: Lane, side: usize, is_there: bool) {
         let asks = matches!(self.movers[lane].step, Some(Step::Reach { side: asked, .. }) if ix(asked) == side);
         match self.movers[lane].stage {
             Stage::Connecting if asks && is_there => self.came(lane, StepResult::Done),
             Stage::Connecting if asks => self.came(lane, StepResult::Refused("its connection broke".to_owned())),
             Stage::Listing if !is_there => self.came(lane, StepResult::Lost),
-            // It is found out when it is used.
+            // Noticed at the next use.
             _ => {}
         }
     }
@@ -223,7 +223,7 @@ impl World {
         self.movers[lane].life.as_ref().is_some_and(MoveStateMachine::is_cut_short)
     }
 
-    /// The user says something of a move under way.
+    /// Passes an operator's request to the current move.
     pub(crate) fn steer(&mut self, lane: Lane, steer: Steer) {
         let Some(life) = &mut self.movers[lane].life else { return };
         life.steer(steer);
@@ -237,12 +237,12 @@ impl World {
         }
     }
 
-    /// A leg is over, and its machine is gone.
+    /// Continues a move after the end of a leg.
     pub(super) fn life_goes_on(&mut self, lane: Lane, outcome: Outcome) {
         let m = &mut self.movers[lane];
         match &outcome {
             Outcome::Moved => {
-                // Which are told already.
+                // Published already.
                 (m.slots, m.shown) = (m.rest(), SlotView::Observed);
                 m.tries = 0;
             }
@@ -277,7 +277,7 @@ impl World {
         self.after(when, Ev::NextMove { lane });
     }
 
-    /// The side that the user has given up, of the leg under way.
+    /// Returns the side of the current leg that the operator has abandoned.
     pub(super) fn steered_without(&self, lane: Lane) -> Option<Side> {
         self.movers[lane].life.as_ref().and_then(MoveStateMachine::give_up)
     }

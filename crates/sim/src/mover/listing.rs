@@ -1,4 +1,4 @@
-//! The keys of a move: listed once, before its legs; what workers write meanwhile is added.
+//! Lists the keys of a move once, before its legs. Keys that workers write later are added.
 
 use switchyard_policy::migration::Key;
 use switchyard_policy::migration::life::StepResult;
@@ -7,13 +7,13 @@ use super::{Lane, Stage, What};
 use crate::node::{Cmd, KeyIx, STAGING};
 use crate::world::World;
 
-/// Keys of a SCAN.
+/// Keys per SCAN.
 const LISTED_AT_ONCE: usize = 8;
-/// Keys that are taken from the list at once.
+/// Keys taken from the list at once.
 const LISTED_KEYS: usize = 3;
 
 impl World {
-    /// What the source has.
+    /// Lists the keys of the source.
     pub(super) fn list(&mut self, lane: Lane) {
         self.movers[lane].stage = Stage::Listing;
         self.demand(lane, 0, Cmd::Scan(0, LISTED_AT_ONCE, STAGING), What::List);
@@ -42,7 +42,7 @@ impl World {
         self.movers[lane].list.keys.extend(own);
     }
 
-    /// Some more of what is listed.
+    /// Takes the next listed keys of the leg. `None` if the list is incomplete.
     pub(super) fn take_listed(&mut self, lane: Lane) -> Option<(Vec<Key>, bool)> {
         let is_lost = self.random.chance(20);
         let m = &self.movers[lane];

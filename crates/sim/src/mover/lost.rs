@@ -1,5 +1,5 @@
-//! A side of a leg is lost for good and the user gives it up: what is then in flight for nobody, and what the checker
-//! must know is gone.
+//! Legs without a side that is lost for good, after the operator abandons it: the commands in flight there, and the
+//! lost keys for the checker.
 
 use std::collections::BTreeSet;
 
@@ -10,17 +10,17 @@ use super::{Lane, Stage, ix};
 use crate::node::{KeyIx, Op};
 use crate::world::{World, say};
 
-/// A side that was given up.
+/// An abandoned side.
 #[derive(Clone, Debug)]
 pub(super) struct Lost {
-    /// When the user said so.
+    /// Time of the operator's request.
     since_us: u64,
-    /// Keys that are gone where the side that is left does not have them, once the machine has said so.
+    /// Keys that are lost if the other side does not have them, once the machine has ended the leg.
     doubtful: BTreeSet<KeyIx>,
 }
 
 impl World {
-    /// The user gives up a node, if the leg under way has lost it.
+    /// Abandons a node, if a current leg has lost it.
     pub(crate) fn give_up(&mut self, node: usize) -> bool {
         (0..self.movers.len()).filter(|lane| self.gives_up(*lane, node)).count() > 0
     }
@@ -40,13 +40,12 @@ impl World {
         true
     }
 
-    /// The side that the leg under way goes on without.
+    /// Returns the side that the current leg has abandoned.
     pub(super) fn given_up(&self, lane: Lane) -> Option<Side> {
         self.movers[lane].driver.as_ref().and_then(|driver| driver.progress().given_up)
     }
 
-    /// Commands that wait for a connection to a node that is given up fail, as they do at the router where a node is
-    /// down.
+    /// Fails the commands that wait for a connection to an abandoned node, like the router does if a node is down.
     pub(crate) fn fail_what_waits_for_the_lost(&mut self, lane: Lane) {
         let Some(side) = self.given_up(lane) else { return };
         let node = self.movers[lane].node_of(ix(side));
@@ -66,7 +65,7 @@ impl World {
         }
     }
 
-    /// The machine ends a leg without a side.
+    /// Records the keys in doubt when the machine ends a leg without a side.
     pub(super) fn is_lost(&mut self, lane: Lane) {
         let Some(side) = self.given_up(lane) else { return };
         let away: BTreeSet<Fingerprint> = {
@@ -91,12 +90,11 @@ impl World {
         }
     }
 
-    /// It is on record that the leg has ended: what the owner does not have of what the lost side may have had is gone.
-    /// All that it has counts.
+    /// Handles the recorded end of a leg. Keys that the lost side may have had are lost, unless the owner has them.
     pub(super) fn note_lost(&mut self, lane: Lane, owner: Side) {
         let (node, now) = (self.movers[lane].node_of(ix(owner)), self.now);
         let own: BTreeSet<KeyIx> = (0..self.keys.len()).filter(|key| self.is_own(lane, *key)).collect();
-        // It was purged when the leg began.
+        // The node was purged when the leg began.
         self.fleet.left_at[node].retain(|key| !own.contains(key));
         let Some(lost) = self.movers[lane].lost.take() else { return };
         if self.given_up(lane).is_none() && self.movers[lane].driver.is_some() {
@@ -107,7 +105,7 @@ impl World {
             let at = &self.nodes[node];
             let there = if at.up { &at.keys } else { &at.disk };
             let there = there.get(&key).filter(|entry| entry.expires_us.is_none_or(|end| end > self.clock(node)));
-            // A node that came back with an older snapshot has what it has.
+            // A node that restarted from an older snapshot counts with that state.
             let shown = there.map(|entry| self.in_time(node, entry.clone()));
             say!(self, "key {key} is lost, but for {shown:?}");
             self.history.reverts_between(key, shown, lost.since_us, now);

@@ -1,6 +1,6 @@
-//! I/O for the driver of a leg (`switchyard_policy::migration::driver`), as the router's mover is: connections,
-//! batches, journal, the stored topology, and recovery after a crash. What it must get right itself is what the planted
-//! bugs of [`crate::planted`] break.
+//! I/O for the driver of a leg (`switchyard_policy::migration::driver`), modelled on the router's mover: connections,
+//! batches, journal, stored topology, and recovery after a crash. The planted bugs of [`crate::planted`] break this
+//! code.
 
 mod batches;
 mod journal;
@@ -36,36 +36,36 @@ use crate::scenario::Scenario;
 use crate::worker::{Known, Tracked, View};
 use crate::world::{Ev, Owner, What as Sent, World, say};
 
-/// Keys of a SCAN.
+/// Keys per SCAN.
 const SCAN_KEYS: usize = 2;
-/// A leg that does not begin is tried again so often.
+/// Failed starts of a leg after which its move is aborted.
 const TRIES: u32 = 40;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum What {
     Hello,
     Kill,
-    /// With the round of the batch, and the place in it.
+    /// Round of the batch, and position in it.
     Batch(BatchId, u64, usize),
     Staging(Part),
-    /// Before the legs.
+    /// Listing before the legs.
     List,
-    /// With the number of the walk.
+    /// Number of the walk.
     Scan(u32),
     Confirm,
-    /// A removal, and the walk of which it is the last part.
+    /// A removal, with its walk if it is the last part of one.
     PurgeRemove(Option<u32>),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     Idle,
-    /// That a move begins is being recorded.
+    /// The start of a move is being recorded.
     Accepting,
     Resting,
-    /// Workers adopt that the slots are observed.
+    /// Workers are adopting the observed slots.
     Observing,
-    /// A node is being reached.
+    /// A connection to a node is being made.
     Connecting,
     /// Keys are listed.
     Listing,
@@ -80,7 +80,7 @@ struct Link {
     conn: Option<u32>,
     ready: bool,
     process: Option<(u32, u64)>,
-    /// Confirmations that it waits for, and earlier connections that have ended then.
+    /// Outstanding confirmations of CLIENT KILL, and the client ids that they end.
     kills: u32,
     ends: Vec<u64>,
 }
@@ -90,44 +90,44 @@ struct Flush {
     op: u64,
     sent: bool,
     reply_count: u32,
-    /// Movers that are quiet.
+    /// Movers that have quiesced.
     quiet: BTreeSet<Lane>,
 }
 
-/// A state of a key that a node may come back with, and its mark in the history.
+/// State of a key that a restarted node may return, and its mark in the history.
 #[derive(Clone, Debug)]
 pub(crate) struct Unnoticed {
     pub(crate) node: usize,
     pub(crate) mark: (KeyIx, usize),
-    /// The node was killed after the leg had asked it for the last time.
+    /// The node was killed after the last request of the leg.
     pub(crate) is_late: bool,
 }
 
-/// Which mover.
+/// Index of a mover.
 pub(crate) type Lane = usize;
 
-/// What outlives moves, and what they share: topology, journal, FLUSHALL, and what is known of old connections.
+/// State that moves share and that outlives them: topology, journal, FLUSHALL, old connections.
 pub(crate) struct Fleet {
     fingerprints: Fingerprinter,
     epoch: u64,
     last_move: u64,
-    /// By node: earlier connections that may still do something.
+    /// By node: earlier connections that may still execute commands.
     broken: [Vec<(u32, u64)>; 2],
-    /// Processes at which nothing of an earlier router is left.
+    /// Processes where the connections of earlier routers have ended.
     cleared: BTreeSet<u32>,
     flush: Option<Flush>,
     flushes: VecDeque<u64>,
-    /// Durable.
+    /// Durable state.
     map: Topology,
     journal: Vec<Vec<u8>>,
     durable: Replay,
-    /// Given to the journal, and not durable.
+    /// Submitted to the journal and not yet durable.
     queue: Queue<Entry>,
     syncing: bool,
-    /// The disk of the journal has no room for beginnings; nothing can be written.
+    /// The journal's disk has no room for the start of moves and legs, or accepts no write at all.
     pub(crate) disk_is_full: bool,
     pub(crate) disk_is_broken: bool,
-    /// Keys that a node may still have that was given up, should it come back.
+    /// Keys that an abandoned node may still have if it returns.
     pub(crate) left_at: [BTreeSet<KeyIx>; 2],
     pub(crate) outcomes: Vec<String>,
     pub(crate) without: Vec<Side>,
@@ -157,100 +157,99 @@ impl Fleet {
     }
 }
 
-/// The keys of a move: those that were listed, and those that workers have written since.
+/// Keys of a move: listed at first, or written by workers since.
 #[derive(Debug, Default)]
 struct List {
     keys: BTreeSet<KeyIx>,
-    /// Where the leg has not taken it yet.
+    /// First key that the leg has not taken.
     at: KeyIx,
-    /// Slots of which workers have written keys since that nobody named: the list has not all of them.
+    /// Slots with undeclared writes, for which the list is incomplete.
     anything: BTreeSet<Slot>,
-    /// The process that was listed, once it is.
+    /// Listed process, once the listing is complete.
     of: Option<u32>,
-    /// All keys are listed, or named.
+    /// Whether all keys are listed, or named by the move.
     is_whole: bool,
 }
 
-/// What the checkers have to know of a leg.
+/// State of a leg for the checkers.
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
-    /// Keys that were read and are not committed: copies of them may be under way, also after a crash of the router.
+    /// Keys that were read and are not committed: copies may be in flight, even after a crash of the router.
     in_hand: BTreeSet<KeyIx>,
-    /// Keys of its slots that live elsewhere, when it began.
+    /// Keys of the leg's slots that lived elsewhere when it began.
     apart: BTreeSet<KeyIx>,
     /// Nodes that were killed since the leg began.
     killed: [bool; 2],
-    /// The processes that the machine knew when it said that a leg is over.
+    /// Processes that the machine knew when it ended the leg.
     met_at_end: [Option<u32>; 2],
-    /// The process that has answered when the leg had nothing left to do: what it shows should it restart from then on,
-    /// nobody notices.
+    /// Process that replied when the leg had nothing left to do. Its restart goes unnoticed from then on.
     pub(crate) confirmed: Option<u32>,
-    /// The machine has said that the leg is over: it does nothing about a process that is met later.
+    /// The machine has ended the leg and ignores processes that it meets later.
     is_ending: bool,
-    /// States of keys that a node may come back with, as long as the machine does not know of it.
+    /// States of keys that a restarted node may return, as long as the machine does not know of the restart.
     pub(crate) unnoticed: Vec<Unnoticed>,
-    /// The last leg has taken its keys to the target.
+    /// The last leg has moved its keys to the target.
     pub(crate) moved: bool,
 }
 
-/// What workers are told of the slots of a move.
+/// Published state of a move's slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum SlotView {
     Nothing,
-    /// All that are left are being listed.
+    /// The remaining slots are being listed.
     Observed,
-    /// The leg moves; the others are listed, and still observed.
+    /// The slots of the leg move; the other listed slots are still observed.
     Moving,
-    /// The leg has ended. The same of the others.
+    /// The leg has ended; the other listed slots are still observed.
     Rest,
 }
 
-/// A move, and after it the next one of the same slots.
+/// A mover, which executes one move after the other for its own slots.
 pub(crate) struct Mover {
     stage: Stage,
     driver: Option<Driver>,
-    /// Those that its moves are about, and no other mover's.
+    /// Slots that only this mover moves.
     all_slots: Vec<Slot>,
-    /// Those of the present move that are left, and of them those of the leg.
+    /// Remaining slots of the current move, and the slots of the leg.
     slots: Vec<Slot>,
     leg_slots: Vec<Slot>,
     protocol: Protocol,
-    /// As published.
+    /// Set if the protocol runs as published.
     paper: Option<Paper>,
     durability: Durability,
-    /// In which keys were found.
+    /// Databases that had keys.
     databases: BTreeSet<u32>,
     source: usize,
     target: usize,
-    /// Of a move of keys: which.
+    /// Names of the keys, for a move without slots.
     scope: Option<Rc<BTreeSet<KeyIx>>>,
     move_id: u64,
     leg: u32,
     tries: u32,
     moves_left: u64,
-    /// The move under way: what comes next, the step under way, and its number.
+    /// State machine of the current move, its current step, and the number of the step.
     life: Option<MoveStateMachine>,
     step: Option<Step>,
     turn: u64,
-    /// Since when the workers' drain is awaited.
+    /// Start of the wait for the workers' drain.
     requested_us: u64,
-    /// What the journal says of a move that a router before this one has left.
+    /// Journal state of a move that the previous router left.
     resume: Option<OpenMove>,
     links: [Link; 2],
     batches: BTreeMap<BatchId, Batch>,
-    /// By round.
+    /// Late reads, by round.
     late: BTreeMap<u64, Late>,
     rounds: u64,
     pub(crate) stager: Stager,
     list: List,
     inbox: VecDeque<DriverEvent>,
     pumping: bool,
-    /// The epoch under which workers tell what they write: the listing waits for it.
+    /// Epoch under which workers report their writes. The listing waits for it.
     barrier: Option<u64>,
-    /// What workers are told of its slots, and of the leg.
+    /// Published state of the slots and of the leg.
     shown: SlotView,
     view: Option<LegView<Known>>,
-    /// A side was given up.
+    /// Set if a side was abandoned.
     lost: Option<Lost>,
     pub(crate) watched: Watched,
 }
@@ -266,10 +265,10 @@ impl Mover {
             (scenario.fulva, Protocol::Fulva),
             (scenario.bloom, Protocol::Bloom),
         ];
-        // None is drawn of which there is none: seeds of other scenarios stay what they are.
+        // Draws nothing for a chance of 0, so that the seeds of other scenarios keep their runs.
         let drawn = protocols.into_iter().find(|(chance, _)| *chance > 0 && random.chance(*chance));
         let protocol = drawn.map_or(Protocol::Switchyard, |(_, protocol)| protocol);
-        // As published, with few groups, so that filters err.
+        // Few groups, so that filters err.
         let paper = Paper::of(protocol).filter(|_| scenario.paper > 0 && random.chance(scenario.paper));
         let tracker = |paper: Paper| match scenario.exact {
             0 => paper.tracker,
@@ -316,12 +315,12 @@ impl Mover {
         }
     }
 
-    /// Slots of the move that are left, without those of the leg.
+    /// Remaining slots of the move, without the slots of the leg.
     fn rest(&self) -> Vec<Slot> {
         self.slots.iter().copied().filter(|slot| !self.leg_slots.contains(slot)).collect()
     }
 
-    /// How the slots of the move are in transit.
+    /// Transit of the slots of the move.
     fn transits(&self) -> Vec<(SlotStage, Vec<Slot>)> {
         let rest =
             Some((SlotStage::Observed, self.rest())).filter(|(_, slots)| self.list.is_whole && !slots.is_empty());
@@ -338,7 +337,7 @@ impl Mover {
         }
     }
 
-    /// The leg under way, or the next one.
+    /// Id of the current or next leg.
     pub(crate) const fn leg(&self) -> (MoveId, u32) {
         (MoveId(self.move_id), self.leg)
     }
@@ -374,14 +373,14 @@ impl World {
 
     // Moves and legs.
 
-    /// What workers are told: the map, and what of it is in transit. `reply_count`: whose move has changed.
+    /// Builds the view for the workers: the map with the slots in transit. `reply_count` is the mover whose move has changed.
     pub(crate) fn view(&self, told: Option<Lane>) -> View {
         let (mut map, mut transits, mut legs) = (self.fleet.map.clone(), Vec::new(), Legs::default());
         let drops = |at: Lane| told.is_some_and(|lane| at != lane) && self.bug(Bug::OtherLegDropped);
         for (_, m) in self.movers.iter().enumerate().filter(|(at, _)| !drops(*at)) {
             let is_moving = m.shown == SlotView::Moving;
             if is_moving && m.scope.is_none() && self.bug(Bug::ExceptionTaken) {
-                // Then all keys are where their slot is, as far as workers know.
+                // Then workers assume that all keys are where their slot is.
                 let keys = self.keys.iter().filter(|key| m.leg_slots.contains(&crc16_slot(key)));
                 map = map.keys_handed_over(&[], keys, NodeId(m.source as u16));
             }
@@ -396,7 +395,7 @@ impl World {
         View::new(self.fleet.epoch, topology, legs)
     }
 
-    /// Tells the workers how the slots of a move are in transit.
+    /// Publishes the transit of a move's slots to the workers.
     fn publish(&mut self, lane: Lane, shown: SlotView) -> u64 {
         self.movers[lane].shown = shown;
         self.fleet.epoch += 1;
@@ -409,7 +408,8 @@ impl World {
         epoch
     }
 
-    /// Whether a barrier is reached: every worker has adopted the epoch, and nothing earlier is in flight.
+    /// Checks the barriers. A barrier is reached if every worker has adopted the epoch and no earlier command is in
+    /// flight.
     pub(crate) fn look_at_barriers(&mut self) {
         (0..self.movers.len()).for_each(|lane| self.look_at_barrier(lane));
     }
@@ -418,7 +418,7 @@ impl World {
         let of_leg = || self.movers[lane].driver.as_ref().and_then(Driver::barrier).map(|barrier| barrier.epoch);
         let Some(epoch) = self.movers[lane].barrier.or_else(of_leg) else { return };
         let observing = self.movers[lane].shown == SlotView::Observed;
-        // What was sent to a side that is given up may be executed there; that nobody is told so any more is enough.
+        // An abandoned side may execute earlier commands. It suffices that no client receives the replies.
         self.fail_what_waits_for_the_lost(lane);
         let lost = self.given_up(lane).map(|side| self.movers[lane].node_of(ix(side)));
         let has_drained = |worker: &crate::worker::Worker| match lost {
@@ -426,7 +426,7 @@ impl World {
             None => worker.has_drained(epoch, observing),
         };
         if self.router_up && self.workers.iter().all(has_drained) {
-            // Both nodes are asked for their databases: that one is gone shows then at the latest.
+            // Both nodes are queried for their databases, so a dead one is noticed here at the latest.
             let unheard: Vec<u32> = (0..2)
                 .filter(|side| self.movers[lane].links[*side].ready && !self.is_process_alive(lane, *side))
                 .filter_map(|side| self.movers[lane].links[side].conn)
@@ -448,12 +448,12 @@ impl World {
         }
     }
 
-    /// Whether the process still answers that the connection was made to.
+    /// Whether the process that accepted the connection still replies.
     fn is_process_alive(&self, lane: Lane, side: usize) -> bool {
         self.movers[lane].links[side].conn.is_some_and(|conn| self.conns[conn as usize].node_alive)
     }
 
-    /// INFO keyspace of both nodes, as far as they are connected. What was in use once is asked about for ever.
+    /// Queries INFO keyspace of the connected nodes. A database that had keys once stays in the list.
     fn databases_in_use(&mut self, lane: Lane) -> Vec<u32> {
         let names = self.names();
         let connected: Vec<usize> = (0..2).filter(|side| self.movers[lane].links[*side].ready).collect();
@@ -512,8 +512,7 @@ impl World {
         m.batches.clear();
         m.late.clear();
         m.inbox.clear();
-        // A side that is not there is met when it is there again. Until then the process is there that was, and is
-        // lost.
+        // A missing side is met when it returns. Until then it counts as the recorded process, lost.
         let met = |side: usize| match (&m.links[side], &was) {
             (Link { ready: false, .. }, Some(was)) => was[side].clone(),
             (link, _) => {
@@ -527,7 +526,7 @@ impl World {
             self.noticed(lane, self.movers[lane].node_of(side));
         }
         if self.movers[lane].paper.is_some() {
-            // Some keys after others, so that there is a time at which some are there.
+            // Some keys after others, so that a copy is partial for some time.
             let pace =
                 Pace { batch_keys: 1 + self.random.below(3) as u32, batches: 1, interval_us: self.random.below(2_000) };
             self.mover_event(lane, Event::Pace(pace));
@@ -570,7 +569,7 @@ impl World {
         say!(self, "leg {} of move {} ends: {outcome:?}", self.movers[lane].leg, self.movers[lane].move_id);
         self.movers[lane].driver = None;
         self.movers[lane].view = None;
-        // The driver answers who asks when it is over, too.
+        // A request to quiesce is also answered at the end of the leg.
         let is_asked = std::mem::take(&mut self.movers[lane].inbox).contains(&DriverEvent::Of(Event::Quiesce));
         self.staging_is_over(lane);
         if is_asked {
@@ -591,13 +590,13 @@ impl World {
         if let Some(conn) = link.conn.take() {
             link.ready = false;
             let process = link.process.take();
-            // Where all is answered nothing is under way.
+            // Without pending replies nothing is in flight.
             if !self.close(conn).is_empty() {
                 let node = self.movers[lane].node_of(side);
                 self.fleet.broken[node].extend(process);
             }
         }
-        // Another leg may have the sides the other way round.
+        // The next leg may have the sides the other way round.
         self.movers[lane].links[side].kills = 0;
     }
 
@@ -611,7 +610,7 @@ impl World {
         let conn = self.connect(node, Owner::Mover(lane));
         self.movers[lane].links[side].conn = Some(conn);
         self.movers[lane].links[side].ready = false;
-        // The mover's requests are its own kind.
+        // Marks the handshake as a request of the mover.
         if let Some(pending) = self.conns[conn as usize].pending.front_mut() {
             pending.what = Sent::Mover(What::Hello);
         }
@@ -640,7 +639,7 @@ impl World {
             self.movers[lane].links[side].kills += 1;
             self.demand(lane, side, Cmd::Kill(ids), What::Kill);
         }
-        // A router that is gone may have left something at a process that this one has not met yet.
+        // A dead router may have left commands at a process that this router has not met.
         let spared = self.fleet.cleared.contains(&process) || (self.bug(Bug::EndedOnlyForALeg) && !is_resumed);
         if !spared && !self.bug(Bug::ResumedWithoutKill) {
             self.movers[lane].links[side].kills += 1;
@@ -657,7 +656,7 @@ impl World {
         link.ready = true;
         let (process, client_id) = link.process.unwrap_or_default();
         let node = self.movers[lane].node_of(side);
-        // Others may have broken since.
+        // Other connections may have broken since.
         let ended = std::mem::take(&mut self.movers[lane].links[side].ends);
         self.fleet.broken[node].retain(|(at, id)| *at == process && !ended.contains(id));
         self.fleet.cleared.insert(process);
@@ -677,8 +676,7 @@ impl World {
         }
     }
 
-    /// The machine knows which process is there: what that shows of keys that are not there by the journal must not
-    /// count.
+    /// Records that the machine knows the process at a node, so that outdated keys of the node must not count.
     fn noticed(&mut self, lane: Lane, node: usize) {
         self.noticed_if(lane, |unnoticed| unnoticed.node == node);
     }
@@ -703,7 +701,7 @@ impl World {
                     _ => {}
                 }
             }
-            // It came here, by the journal, before anybody noticed.
+            // By the journal, the key came here before the restart was noticed.
             let stays = if node == self.movers[lane].target {
                 away
             } else {
@@ -775,7 +773,7 @@ impl World {
         }
     }
 
-    /// A mover's connection on which the removal of a key that should not be there is under way.
+    /// Returns a mover's connection with the removal of an unexpected key in flight.
     pub(crate) fn removal_under_way(&self) -> Option<(Lane, u32)> {
         let removes = |pending: &crate::world::Pending| matches!(pending.what, Sent::Mover(What::PurgeRemove(_)));
         let of = |(lane, mover): (Lane, &Mover)| {

@@ -1,4 +1,4 @@
-//! What the driver of a leg says is done, and it hears what comes of it.
+//! Executes the actions of a leg's driver, and passes the results to it.
 
 use std::rc::Rc;
 
@@ -19,13 +19,14 @@ impl World {
 
     pub(crate) fn on_mover_event(&mut self, lane: Lane, what: DriverEvent) {
         if self.movers[lane].driver.is_none() {
-            // While big keys are copied it is looked for between two pieces.
+            // During staging this is checked between two pieces.
             if what == DriverEvent::Of(Event::Quiesce) && self.movers[lane].stage != Stage::Staging {
                 self.is_quiet(lane);
             }
             return;
         }
-        // What was told before the drain is taken before the tails are read: that waits for the record of the drain.
+        // Writes reported before the drain are processed before the dirty elements are read, which waits for the record
+        // of the drain.
         if !matches!(what, DriverEvent::Drained { .. }) && !self.bug(Bug::ToldNotTakenInTheLeg) {
             self.apply_staging_messages(lane);
         }
@@ -61,7 +62,7 @@ impl World {
         self.pump(lane);
     }
 
-    /// Tells the workers of which clients wait that more is committed.
+    /// Notifies the workers with waiting clients of committed keys.
     fn wake_workers(&mut self, lane: Lane) {
         for worker in self.movers[lane].view.as_ref().map(|view| view.committed().take_waiting()).unwrap_or_default() {
             let delay = self.random.delay_us();
@@ -81,7 +82,7 @@ impl World {
                         Record::LegEnded { owner, .. } => Some(self.movers[lane].node_of(ix(*owner))),
                         _ => None,
                     });
-                    // It was to be asked before.
+                    // The leg should have noticed these restarts.
                     self.noticed_if(lane, |unnoticed| Some(unnoticed.node) == owner && !unnoticed.is_late);
                     self.movers[lane].watched.met_at_end =
                         std::array::from_fn(|side| self.movers[lane].links[side].process.map(|(process, _)| process));
@@ -101,7 +102,7 @@ impl World {
                 }
             }
             DriverAction::Publish => {
-                // Now and then the topology cannot be changed.
+                // Sometimes the topology cannot be changed.
                 let epoch = if self.random.chance(20) { None } else { Some(self.publish(lane, SlotView::Moving)) };
                 self.on_mover_event(lane, DriverEvent::Published(epoch));
             }
@@ -203,9 +204,9 @@ impl World {
         }
     }
 
-    /// The topology is stored.
+    /// Stores the topology.
     pub(crate) fn stored(&mut self, lane: Lane, owner: usize, before: Option<Box<Topology>>) {
-        // Now and then it cannot be.
+        // Sometimes that fails.
         let is_done = !self.random.chance(20);
         if is_done {
             self.fleet.map = before.map_or_else(|| self.map_with_leg_at(lane, owner), |map| *map);

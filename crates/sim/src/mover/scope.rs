@@ -1,5 +1,5 @@
-//! What a move is about: its slot, or only some keys of it; and where keys live, by the map that is stored. The map is
-//! the router's own (`switchyard_policy::topology`).
+//! Scope of a move: slots, or some of their keys; and the locations of keys by the stored map. The map is the router's
+//! own (`switchyard_policy::topology`).
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -36,23 +36,23 @@ impl World {
         self.movers[lane].source
     }
 
-    /// Whether the last leg was about this key.
+    /// Whether the last leg concerned this key.
     pub(crate) fn has_left(&self, lane: Lane, key: KeyIx) -> bool {
         self.is_of_leg(lane, key)
             && self.movers[lane].scope.as_ref().is_none_or(|scope| scope.contains(&(key % self.names())))
     }
 
-    /// Whether a key is in a slot of the leg under way.
+    /// Whether a key is in a slot of the current leg.
     pub(super) fn is_of_leg(&self, lane: Lane, key: KeyIx) -> bool {
         self.movers[lane].leg_slots.contains(&crc16_slot(&self.keys[key]))
     }
 
-    /// Whether a key is part of the leg under way: it is named, or (of a slot) lives where its slot is.
+    /// Whether a key belongs to the current leg: it is in the scope, or (for slots) has no placement override.
     pub(super) fn is_own(&self, lane: Lane, key: KeyIx) -> bool {
         key < STAGING && self.is_of_leg(lane, key) && self.moves(lane, key)
     }
 
-    /// The same of the move, as far as it is left.
+    /// Whether a key belongs to the remaining part of the move.
     pub(super) fn is_left(&self, lane: Lane, key: KeyIx) -> bool {
         key < STAGING && self.movers[lane].slots.contains(&crc16_slot(&self.keys[key])) && self.moves(lane, key)
     }
@@ -64,7 +64,7 @@ impl World {
         }
     }
 
-    /// What the stored map says when the leg under way has ended at this node.
+    /// Returns the stored map after the current leg has ended at this node.
     pub(super) fn map_with_leg_at(&self, lane: Lane, node: usize) -> Topology {
         let (m, node) = (&self.movers[lane], NodeId(node as u16));
         let mut slots = m.leg_slots.clone();
@@ -79,7 +79,7 @@ impl World {
         }
     }
 
-    /// Draws what the next move is about: slots, some keys that live where a slot is, or some that do not.
+    /// Draws the scope of the next move: slots, some keys at their slot owner, or some with placement overrides.
     pub(super) fn draw_move(&mut self, lane: Lane) {
         let all = self.movers[lane].all_slots.clone();
         let one = if all.len() > 1 { self.random.below(all.len() as u64) as usize } else { 0 };
@@ -105,13 +105,13 @@ impl World {
         }
     }
 
-    /// Draws which of the slots that are left the next leg takes.
+    /// Draws the slots of the next leg.
     pub(super) fn draw_leg(&mut self, lane: Lane) {
         let slots = self.movers[lane].slots.clone();
         self.movers[lane].leg_slots = if self.movers[lane].how().is_one_leg() { slots } else { self.some_of(slots) };
     }
 
-    /// Some of these, or all, in order.
+    /// Draws some of these slots, or all, in order.
     fn some_of(&mut self, mut slots: Vec<Slot>) -> Vec<Slot> {
         if slots.len() > 1 && self.random.chance(600) {
             let first = slots.remove(self.random.below(slots.len() as u64) as usize);

@@ -1,6 +1,6 @@
-//! Big keys: what surrounds the machine of copying in pieces (`switchyard_policy::migration::staging`) in the router.
-//! It reads and writes pieces as the machine says, and takes what workers tell; when only the tails are missing the leg
-//! begins ([`super::batches`]).
+//! Big keys: I/O for the machine that copies in pieces (`switchyard_policy::migration::staging`). Reads and writes
+//! pieces, and processes the writes that workers report. The leg begins when only dirty elements are missing
+//! ([`super::batches`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,26 +15,26 @@ use crate::node::{Cmd, Elements, KeyIx, Reply, STAGING};
 use crate::planted::{Bug, Planted};
 use crate::world::{Ev, World, say};
 
-/// A key of so many elements is big.
+/// Minimum number of elements of a big key.
 const BIG: usize = 3;
-/// Elements of a piece.
+/// Elements per piece.
 const PIECE: u32 = 2;
-/// What is under way is looked at again after so long, at most; and after a rest, microseconds.
+/// Maximum delays of the next step, normally and after a rest, in microseconds.
 const SOON_US: u64 = 400;
 const REST_US: u64 = 4_000;
 
-/// What was asked of a key.
+/// A request for staging.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Part {
     Looked(KeyIx),
     Read(KeyIx),
-    /// Whether it was written afresh.
+    /// Whether the staging key is new.
     Wrote(KeyIx, bool),
     Fields(KeyIx, Vec<u32>),
     Discarded,
 }
 
-/// What workers tell, and what is taken note of when the mover looks.
+/// Writes reported by workers, processed at the mover's next step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum WorkerMessage {
     Touched(KeyIx, Option<Vec<u32>>),
@@ -46,36 +46,36 @@ pub(super) enum WorkerMessage {
 struct Copying {
     of_hash: bool,
     name: KeyIx,
-    /// Where the next piece begins.
+    /// Start of the next piece.
     cursor: Option<u32>,
-    /// Read, and not written: the last piece, and what was read again.
+    /// Read and not yet written: the last piece, and elements that were read again.
     piece: Elements,
     again: Elements,
 }
 
-/// What is being copied in pieces.
+/// State of copying in pieces.
 #[derive(Debug, Default)]
 pub(crate) struct Stager {
     machine: Staging,
     copies: BTreeMap<KeyIx, Copying>,
-    /// As workers know them.
+    /// Staged keys that workers know.
     shared: BTreeSet<KeyIx>,
     messages: Vec<WorkerMessage>,
     discarded: Vec<KeyIx>,
-    /// Moved whole by this leg.
+    /// Keys that this leg moves whole.
     wholes: BTreeSet<KeyIx>,
-    /// Names that were given, by all routers.
+    /// Number of assigned names, over all routers.
     names: KeyIx,
-    /// It is looked at again.
+    /// Whether the next step is scheduled.
     is_due: bool,
-    /// A planted bug's: tails as they were when the leg was to begin.
+    /// For a planted bug: dirty elements before the leg.
     early: BTreeMap<KeyIx, Vec<Element>>,
     pub(crate) in_pieces: u64,
     pub(crate) whole: u64,
 }
 
 impl Stager {
-    /// That of a mover: no two give the same names.
+    /// Creates the stager of a mover. No two movers assign the same names.
     pub(super) fn of(lane: Lane) -> Self {
         Self { names: lane * 10_000, ..Self::default() }
     }
@@ -84,7 +84,7 @@ impl Stager {
         self.messages.push(what);
     }
 
-    /// Another leg, or another try.
+    /// Prepares another leg, or another attempt.
     pub(super) fn begin_leg(&mut self, planted: Option<Planted>) {
         self.wholes.clear();
         if self.machine.is_empty() {
@@ -92,13 +92,13 @@ impl Stager {
         }
     }
 
-    /// The router has crashed.
+    /// Drops all state after a crash of the router.
     pub(super) fn forget_all(&mut self, planted: Option<Planted>) {
         let Self { names, in_pieces, whole, .. } = *self;
         *self = Self { machine: machine(planted), names, in_pieces, whole, ..Self::default() };
     }
 
-    /// The staging key of a key that is staged.
+    /// Returns the staging key of a staged key.
     pub(super) fn name_of(&self, key: KeyIx) -> Option<KeyIx> {
         self.copies.get(&key).map(|copying| copying.name)
     }
@@ -108,7 +108,7 @@ fn fields_of(elements: &[Element]) -> Vec<u32> {
     elements.iter().map(|element| element.first().copied().unwrap_or_default().into()).collect()
 }
 
-/// Fields as they are, to be written.
+/// Converts current fields to elements to write.
 pub(super) fn as_they_are(fields: &[u32], values: &[Option<u32>]) -> Elements {
     let gone = fields.iter().zip(values).filter(|(_, value)| value.is_none()).map(|(field, _)| *field).collect();
     Elements { there: values.iter().copied().flatten().collect(), gone }
@@ -147,11 +147,11 @@ impl World {
         actions
     }
 
-    // What workers tell.
+    // Reports of workers.
 
-    /// A command is about to be sent that writes these keys.
+    /// Reports the keys of a write to the mover, before the command is sent.
     pub(crate) fn notify_mover(&mut self, move_id: MoveId, op: u64, keys: &[KeyIx], undeclared: bool) {
-        // It may be over: the worker has an older view.
+        // The move may have ended: the worker has an older view.
         let Some(lane) = self.lane_of_move(move_id) else { return };
         if undeclared && !self.bug(Bug::AnythingNotNoted) {
             self.movers[lane].list.anything.extend(keys.iter().map(|key| crc16_slot(&self.keys[*key])));
@@ -176,7 +176,7 @@ impl World {
         stager.messages.extend(touched.map(|(key, fields)| WorkerMessage::Touched(key, fields)));
     }
 
-    /// What was told is taken note of.
+    /// Processes the writes that workers reported.
     pub(super) fn apply_staging_messages(&mut self, lane: Lane) {
         for told in std::mem::take(&mut self.movers[lane].stager.messages) {
             let event = match told {
@@ -196,7 +196,7 @@ impl World {
 
     // Before the leg.
 
-    /// Copies the big keys of the next leg ahead, if that is done at all.
+    /// Copies the big keys of the next leg in pieces, if the protocol does.
     pub(super) fn stage_big(&mut self, lane: Lane) -> Option<StepResult> {
         if self.scenario.parts == 0 || self.movers[lane].protocol != Protocol::Switchyard {
             return Some(StepResult::Done);
@@ -214,13 +214,13 @@ impl World {
         };
         let ends = Ends { source: process(0), target: process(1) };
         self.stager_step(lane, Event::Begin { big, ends });
-        // Not before the step is under way.
+        // Not before the step has begun.
         self.staging_later(lane, SOON_US);
         None
     }
 
-    /// A connection broke while keys were copied: what was asked at the other side must not be answered to what is
-    /// asked next.
+    /// Handles a connection that broke during staging. Closes the other one, too: replies to its old requests must not
+    /// be taken for replies to new ones.
     pub(super) fn staging_broke(&mut self, lane: Lane, side: usize) {
         if self.movers[lane].stage != Stage::Staging {
             return;
@@ -313,7 +313,7 @@ impl World {
                     let cmd = Cmd::Stage(copying.name, afresh, elements);
                     self.demand(lane, 1, cmd, What::Staging(Part::Wrote(key, afresh)));
                 }
-                // Done, or of the leg.
+                // Nothing to do, or an action of the leg.
                 _ => {}
             }
         }
@@ -375,7 +375,7 @@ impl World {
         };
         let actions = self.stager_step(lane, event);
         self.act_on_staging(lane, actions);
-        // Others are served between two pieces, for longer than a barrier takes.
+        // Clients are served between two pieces, for longer than a barrier takes.
         if self.random.chance(300) {
             self.staging_later(lane, REST_US);
         } else {
@@ -385,7 +385,7 @@ impl World {
 
     // In the leg.
 
-    /// What is staged and worth nothing is forgotten, before keys are read.
+    /// Drops unusable staged copies, before keys are read.
     pub(super) fn drop_unusable(&mut self, lane: Lane) {
         let run_id = |side: usize| {
             let link = &self.movers[lane].links[side];
@@ -401,7 +401,7 @@ impl World {
         self.stager_step(lane, Event::Unfit { place, why: why.to_owned() });
     }
 
-    /// What is asked of a staged key in the leg, and the fields.
+    /// Returns the request for the dirty elements of a staged key, and their fields.
     pub(super) fn tail_of(&self, lane: Lane, key: KeyIx) -> Option<(Cmd, Vec<u32>)> {
         let stager = &self.movers[lane].stager;
         let copying = stager.copies.get(&key)?;
@@ -411,7 +411,7 @@ impl World {
         Some((Cmd::Tail(key, copying.of_hash, fields.clone()), fields))
     }
 
-    /// A key is committed: its staging key is not needed any more, or has become the key.
+    /// Ends the staging of committed keys: a staging key is unneeded, or has become the key.
     pub(super) fn staged_are_moved(&mut self, lane: Lane, keys: &[Key]) {
         for key in keys {
             let key = self.key_ix(key);
@@ -424,7 +424,7 @@ impl World {
         self.discard_staged(lane);
     }
 
-    /// The leg goes back, or has ended.
+    /// Ends staging at a rollback or at the end of the leg.
     pub(super) fn staging_is_over(&mut self, lane: Lane) {
         self.stager_step(lane, Event::AllOver);
         self.discard_staged(lane);
@@ -440,7 +440,7 @@ impl World {
     }
 }
 
-/// What the answer to a piece that was written means.
+/// Converts the reply to a written piece.
 fn written(reply: &Reply, afresh: bool) -> Wrote {
     match reply {
         Reply::Staged(was_there) if afresh || *was_there => Wrote::Yes,

@@ -1,5 +1,5 @@
-//! What goes wrong in a run, when its time has come: nodes and the router are killed and come back, connections break,
-//! nodes are silent, deaf, stopped or full.
+//! Executes scheduled faults: killed nodes and routers, broken connections, and nodes that are silent, unreachable,
+//! stopped or out of memory.
 
 use super::{Ev, Fault, Owner, SWEEP_US, World, say};
 use switchyard_policy::migration::Steer;
@@ -96,7 +96,6 @@ impl World {
                     self.steer(lane, Steer::Abort);
                 }
                 None if self.mover_is_done() => {}
-                // Not yet.
                 None => {
                     self.faults_left += 1;
                     self.after(100, Ev::Fault(fault));
@@ -104,7 +103,7 @@ impl World {
             },
             Fault::Lose(ix) => {
                 if !self.give_up(ix) && !self.mover_is_done() {
-                    // Not yet.
+                    // Too early: retry.
                     self.faults_left += 1;
                     self.after(300, Ev::Fault(fault));
                 }
@@ -140,7 +139,7 @@ impl World {
                 }
             }
         }
-        // Now and then for longer than a leg waits for its target.
+        // Sometimes longer than a leg waits for its target.
         let long = self.scenario.away > 0 && self.random.chance(self.scenario.away);
         let when = if long { self.random.between(2_000_000, 5_000_000) } else { self.random.between(1_000, 40_000) };
         if long && self.scenario.lose > 0 && self.random.chance(self.scenario.lose) {
@@ -152,7 +151,7 @@ impl World {
         self.after(when, Ev::StartNode(ix));
     }
 
-    /// For the checker: a node that forgets makes keys that only it has what its disk says.
+    /// Records for the checker that a node lost data and returned to the state on its disk.
     fn note_reverted(&mut self, ix: usize, before: &crate::node::Keys) {
         if self.nodes[ix].persistence == Persistence::Always {
             return;
@@ -163,7 +162,7 @@ impl World {
                 continue;
             }
             let place = self.place_of(key, ix, before.contains_key(&key));
-            // Copies may stand for the process that is dead until another is met.
+            // Copies of the dead process may serve reads until the router meets its successor.
             let is_unmet = self.hot.is_on && place == crate::history::Place::Here;
             let until = if is_unmet { crate::history::Place::Doubtful } else { place };
             let mark = self.history.reverts(key, disk.map(|entry| self.in_time(ix, entry)), self.now, until);

@@ -1,5 +1,5 @@
-//! The network between processes: connections, what is under way on them, and how long it takes. Bytes of a connection
-//! keep their order, and a message that was sent may arrive after its connection was lost.
+//! The network between processes: connections, messages in flight and delays. Messages of a connection stay in order,
+//! and a sent message may arrive after the loss of its connection.
 
 use std::collections::VecDeque;
 
@@ -43,7 +43,7 @@ impl World {
         self.at(time, Ev::ToNode { conn, number, request, cmd });
     }
 
-    /// How long something takes on a connection. Those of fills are slow now and then: moves begin and end meanwhile.
+    /// Delay of a message on a connection. Some fills are slow, so that moves begin and end during them.
     pub(super) fn delay_on(&mut self, conn: u32) -> u64 {
         let delay = self.random.delay_us();
         let is_slow = matches!(self.conns[conn as usize].owner, Owner::Filling(_))
@@ -59,7 +59,7 @@ impl World {
         let until = self.outbound_blocked_until[c.node];
         if !c.drops_outbound && self.now < until {
             c.drops_outbound = true;
-            // What was lost was sent again in vain.
+            // Retransmission failed.
             self.at(until + delay, Ev::Broke { conn });
         }
         if self.conns[conn as usize].drops_outbound {
@@ -68,14 +68,14 @@ impl World {
         self.at(time, Ev::ToOwner { conn, request, reply });
     }
 
-    /// The owner lets go of a connection, or learns that it is broken. What has been sent may still arrive.
+    /// Marks a connection as closed by its owner, and returns its pending requests. Sent messages may still arrive.
     pub(crate) fn close(&mut self, conn: u32) -> Vec<Pending> {
         let c = &mut self.conns[conn as usize];
         c.owner_alive = false;
         c.pending.drain(..).collect()
     }
 
-    /// A connection breaks in the middle.
+    /// Breaks a connection at an arbitrary message.
     pub(super) fn cut(&mut self, conn: u32) {
         let (now, lost, late) = (self.now, self.random.chance(500), self.random.chance(500));
         let hold = self.random.below(60_000);
