@@ -1,11 +1,10 @@
-//! Documents that people edit and measurements rewrite: generated text between two marks, and the date of a
-//! measurement.
+//! Documents with hand-written text and generated sections between two marks; and the date of a measurement.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail};
 
-/// `document` with what stands between its marks `<!-- NAME:begin -->` and `<!-- NAME:end -->` replaced by `text`.
+/// Returns `document` with the text between its marks `<!-- NAME:begin -->` and `<!-- NAME:end -->` replaced by `text`.
 pub(crate) fn replace_between_marks(document: &str, name: &str, text: &str) -> Result<String> {
     let (begin, end) = (format!("<!-- {name}:begin -->"), format!("<!-- {name}:end -->"));
     let (Some(from), Some(to)) = (document.find(&begin), document.find(&end)) else {
@@ -17,7 +16,7 @@ pub(crate) fn replace_between_marks(document: &str, name: &str, text: &str) -> R
     Ok(format!("{}\n\n{}\n\n{}", &document[..from + begin.len()], text.trim(), &document[to..]))
 }
 
-/// The date, in UTC.
+/// Current date, in UTC.
 pub(crate) fn today() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let (year, month, day) = civil_date((seconds / 86_400) as i64);

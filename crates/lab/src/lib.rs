@@ -1,19 +1,18 @@
-//! Measurements and trials of the router: what its developers run, and its operators need not.
+//! Measurements and trials of the router, for its developers; operators do not need them.
 //!
-//! Everything here sees the router from outside, as a client does: over a socket. Nothing imports router internals, so
-//! that a number measured here is one that a user gets, and a check made here cannot share a mistake with the code it
-//! checks.
+//! Everything here uses the router from outside, like a client: over a socket. Nothing imports router internals, so
+//! that users get the numbers measured here, and a check cannot share a mistake with the checked code.
 //!
-//! - [`peers`]: the router beside the proxies that a user could pick instead, in one run on one machine.
-//! - [`moves`]: what moving slots costs, beside `redis-cli --cluster reshard`.
-//! - [`hot_keys`]: what hot copies give, and what they cost where nothing is hot.
-//! - [`history`]: records what clients saw, for a checker of linearizability.
-//! - [`soak`]: moves with faults, again and again, under clients whose histories are checked.
-//! - [`reproduce`]: what the papers measured, on this machine.
+//! - [`peers`]: the router compared with alternative proxies, in one run on one machine.
+//! - [`moves`]: cost of moving slots, compared with `redis-cli --cluster reshard`.
+//! - [`hot_keys`]: gain from hot copies, and their cost if no key is hot.
+//! - [`history`]: records the operations of clients, for a linearizability checker.
+//! - [`soak`]: repeated moves with faults, under clients whose histories are checked.
+//! - [`reproduce`]: experiments of papers, on this machine.
 //! - [`product`]: finds the router to measure.
 //! - [`site`]: the servers and the router that a trial breaks.
 //!
-//! The load generator, and starting of servers, is in `switchyard-bench`; the simulator is `switchyard-sim`.
+//! The load generator and the start of servers are in `switchyard-bench`; the simulator is `switchyard-sim`.
 
 mod document;
 pub mod history;

@@ -1,4 +1,4 @@
-//! The `switchyard-lab` command: reads the command line, runs one verb, and turns how it went into an exit code.
+//! The `switchyard-lab` command: parses the command line, runs one verb, and converts its result to an exit code.
 
 mod cli;
 

@@ -1,9 +1,8 @@
-//! What a process costs, from /proc.
+//! CPU and memory of processes, from /proc.
 //!
-//! CPU comes from `/proc/PID/task/*/schedstat` (nanoseconds) summed over the threads: `/proc/PID/schedstat` is the main
-//! thread alone (it reads 0 for a proxy that works in another thread), and `/proc/PID/stat` counts all threads, also
-//! those that have ended, but in ticks of 10 ms. Where a thread ended in between, `stat` has the last word, since that
-//! thread's nanoseconds left with it.
+//! CPU comes from `/proc/PID/task/*/schedstat` (nanoseconds), summed over the threads: `/proc/PID/schedstat` is the
+//! main thread alone (0 for a proxy that works in another thread), and `/proc/PID/stat` includes ended threads, but in
+//! ticks of 10 ms. If a thread has ended in between, `stat` is used, because the nanoseconds of that thread are gone.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +13,7 @@ use anyhow::{Context as _, Result};
 /// The kernel reports ticks in USER_HZ, which is 100 on every Linux architecture that Rust supports.
 const TICK: Duration = Duration::from_millis(10);
 
-/// CPU that a process had used when it was looked at.
+/// CPU that a process had used at the time of the reading.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CpuReading {
     ticks: Duration,
@@ -22,14 +21,14 @@ pub(crate) struct CpuReading {
 }
 
 impl CpuReading {
-    /// Reads it for one process.
+    /// Reads the CPU of one process.
     pub(crate) fn of(pid: u32) -> Result<Self> {
         let stat = read(format!("/proc/{pid}/stat"))?;
         let ticks =
             parse_stat_cpu(&stat).with_context(|| format!("/proc/{pid}/stat is not of the known form: {stat}"))?;
         let mut threads = Vec::new();
         for tid in threads_of(pid)? {
-            // A thread may end between being listed and being read; kernels without schedstat have none to read.
+            // A thread may end between listing and reading, and some kernels have no schedstat.
             if let Some(ran) =
                 fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).ok().and_then(|s| parse_schedstat(&s))
             {
@@ -39,7 +38,7 @@ impl CpuReading {
         Ok(Self { ticks, threads })
     }
 
-    /// Reads it for one process and its children together.
+    /// Reads the CPU of a process and its children.
     pub(crate) fn with_children(pid: u32) -> Result<Self> {
         let mut all = Self::of(pid)?;
         for entry in fs::read_dir("/proc").context("cannot read /proc")?.flatten() {
@@ -48,7 +47,7 @@ impl CpuReading {
                 let stat = fs::read_to_string(format!("/proc/{child}/stat")).ok()?;
                 stat_fields(&stat)?.get(1)?.parse::<u32>().ok()
             };
-            // It may end before it is read.
+            // The child may end before it is read.
             if let Some(one) = parent().filter(|parent| *parent == pid).and_then(|_| Self::of(child).ok()) {
                 all.ticks += one.ticks;
                 all.threads.extend(one.threads);
@@ -57,7 +56,7 @@ impl CpuReading {
         Ok(all)
     }
 
-    /// CPU used from `earlier` to now.
+    /// Returns the CPU used since `earlier`.
     pub(crate) fn since(&self, earlier: &Self) -> Duration {
         let ticks = self.ticks.saturating_sub(earlier.ticks);
         let ran = |threads: &[(u32, Duration)]| threads.iter().map(|(_, d)| *d).sum::<Duration>();
@@ -70,20 +69,20 @@ impl CpuReading {
     }
 }
 
-/// The ids of a process's threads.
+/// Returns the ids of a process's threads.
 pub(crate) fn threads_of(pid: u32) -> Result<Vec<u32>> {
     let folder = format!("/proc/{pid}/task");
     let entries = fs::read_dir(&folder).with_context(|| format!("cannot read {folder}: has the process ended?"))?;
     Ok(entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect())
 }
 
-/// Memory that a process holds (resident set), in bytes.
+/// Returns the resident set of a process, in bytes.
 pub(crate) fn resident_bytes(pid: u32) -> Result<u64> {
     let path = format!("/proc/{pid}/status");
     parse_rss(&read(&path)?).with_context(|| format!("{path} has no VmRSS"))
 }
 
-/// CPU that all processes of the machine had used, and that ended children of ours had.
+/// CPU used by all processes of the machine, and by our ended children.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MachineReading {
     at: Instant,
@@ -92,7 +91,7 @@ pub(crate) struct MachineReading {
 }
 
 impl MachineReading {
-    /// Reads both.
+    /// Reads both values.
     pub(crate) fn now() -> Result<Self> {
         let busy = parse_machine_busy(&read("/proc/stat")?).context("/proc/stat is not of the known form")?;
         let ended_children =
@@ -100,7 +99,7 @@ impl MachineReading {
         Ok(Self { at: Instant::now(), busy, ended_children })
     }
 
-    /// CPU used from `earlier` to now by the whole machine and by children that ended since, and how long that was.
+    /// Returns the CPU used since `earlier` by the machine and by ended children, and the elapsed time.
     pub(crate) fn since(&self, earlier: &Self) -> (Duration, Duration, Duration) {
         (
             self.busy.saturating_sub(earlier.busy),
@@ -110,7 +109,7 @@ impl MachineReading {
     }
 }
 
-/// One line about the machine, for the head of a table: processor, CPUs, kernel.
+/// Returns one line about the machine for the head of a table: processor, CPUs, kernel.
 pub(crate) fn describe_machine() -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let field = |name: &str| {
@@ -125,7 +124,7 @@ pub(crate) fn describe_machine() -> String {
     let model = if model.is_empty() { std::env::consts::ARCH.to_owned() } else { model };
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    // A cloud's kernel may be named after the cloud; the version is what matters.
+    // Only the version, because a cloud's kernel may be named after the cloud.
     let kernel = kernel.trim().split('-').next().unwrap_or_default();
     format!("{model}, {cpus} CPUs, Linux {kernel}")
 }
@@ -217,7 +216,7 @@ mod tests {
         assert_eq!(lost.since(&before), ms(200));
     }
 
-    /// Another thread does the work, which `/proc/PID/schedstat` would not show.
+    /// The work is in another thread, which `/proc/PID/schedstat` would not show.
     #[test]
     fn counts_every_thread_of_this_process() {
         let pid = std::process::id();
@@ -235,8 +234,8 @@ mod tests {
             CpuReading::of(std::process::id()).expect("our own /proc")
         });
         let after = thread_cpu.join().expect("the thread ends");
-        // Where a thread of another test has ended meanwhile, ticks are counted, of which a kernel may give some to
-        // nobody.
+        // If a thread of another test has ended in the meantime, ticks are counted, and a kernel may assign some to no
+        // process.
         assert!(after.since(&before) >= Duration::from_millis(100));
         assert!(resident_bytes(pid).expect("our own /proc") > 100_000);
     }

@@ -1,11 +1,11 @@
-//! The product that is measured: the `switchyard` binary, beside this one or where a flag says.
+//! Finds the measured product: the `switchyard` binary next to this one, or named by a flag.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use switchyard_bench::process::is_executable;
 
-/// The product's binary: `given`, or the one beside this program.
+/// Returns the product's binary: `given`, or the one next to this program.
 pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     match given {
         Some(path) if is_executable(path) => std::path::absolute(path).with_context(|| path.display().to_string()),
@@ -22,7 +22,7 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     }
 }
 
-/// The product's binary in the folder of `program`: one build puts both there.
+/// Returns the product's binary in the folder of `program`. One build puts both there.
 pub fn beside(program: &Path) -> Result<PathBuf> {
     let path = program.with_file_name("switchyard");
     if !is_executable(&path) {
@@ -46,7 +46,7 @@ mod tests {
         assert!(error.contains("cargo build -p switchyard") && error.contains("--switchyard"), "{error}");
         let error = find(Some(&folder.path().join("mine"))).expect_err("the folder is empty").to_string();
         assert!(error.contains("mine"), "{error}");
-        // A folder or a text is no program.
+        // A folder is not a program.
         std::fs::create_dir(folder.path().join("switchyard")).expect("a folder");
         assert!(beside(&folder.path().join("switchyard-lab")).is_err());
     }

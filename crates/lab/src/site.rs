@@ -1,5 +1,4 @@
-//! Servers that keep what they acknowledge, and a router: killed, started again at the same place, stopped and
-//! continued.
+//! Servers that persist every write, and a router: killed, restarted at the same place, stopped and continued.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,10 +11,10 @@ use switchyard_bench::client::Client;
 use switchyard_bench::process::{self, Process};
 use switchyard_bench::wire::Reply;
 
-/// How long a process may take to serve again.
+/// Maximum time until a process serves.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// One process, and how to start it again.
+/// A process, and the command that restarts it.
 struct Place {
     name: String,
     address: SocketAddr,
@@ -27,14 +26,14 @@ struct Place {
 impl Place {
     fn start(&mut self, folder: &Path) -> Result<()> {
         self.starts += 1;
-        // A log of its own for each start: the last words before a kill are worth keeping.
+        // A separate log for each start, because the last lines before a kill matter.
         let mut process = Process::start(&format!("{}-{}", self.name, self.starts), &self.command, folder)?;
         let end = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = process.ended() {
                 bail!("{} ended at once ({status}); the end of its output:\n{}", self.name, process.log_tail());
             }
-            // A server that loads its file answers LOADING, and a router whose nodes are away an error: both are up.
+            // Not ready: a loading server replies LOADING, and a router without nodes an error.
             let asked = Client::connect(self.address)
                 .and_then(|mut c| c.call(&[b"PING"], |reply| matches!(reply, Reply::Status(b"PONG"))));
             if asked.unwrap_or(false) {
@@ -58,7 +57,7 @@ impl Place {
     }
 }
 
-/// All that runs in a cycle.
+/// Processes of a cycle.
 pub struct Site {
     router: Place,
     admin: SocketAddr,
@@ -67,7 +66,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// Starts so many servers, and the router (that binary) before them.
+    /// Starts `nodes` servers and the router in front of them.
     pub fn start(switchyard: &Path, serve_args: &[String], nodes: usize, folder: &Path) -> Result<Self> {
         let server = process::find_redis_server()?;
         let mut places = Vec::new();
@@ -104,56 +103,55 @@ impl Site {
         Ok(Self { router, admin, nodes: places, folder: folder.to_owned() })
     }
 
-    /// Where clients of the router connect.
+    /// Address for clients.
     pub fn entry(&self) -> SocketAddr {
         self.router.address
     }
 
-    /// Where its admin API listens.
+    /// Address of the admin API.
     pub fn admin(&self) -> SocketAddr {
         self.admin
     }
 
-    /// Where a server listens.
+    /// Address of a server.
     pub fn node(&self, index: usize) -> SocketAddr {
         self.nodes[index].address
     }
 
-    /// Keys that a node has, by its own count.
+    /// Returns the number of keys of a node, without staging keys.
     pub fn keys_of(&self, index: usize) -> Result<u64> {
         let mut node = Client::connect(self.node(index))?;
-        // Beginnings of big keys that a killed router has left end by themselves, or with the next move of slots; they
-        // are nobody's keys.
+        // Staging keys that a killed router has left expire, or are removed by the next move of slots.
         let count: [&[u8]; 4] = [b"EVAL", b"return #redis.call('KEYS', ARGV[1])", b"0", b"switchyard:temporary:*"];
         let (all, temporary) = (node.integer(&[b"DBSIZE"])?, node.integer(&count)?);
         Ok((all - temporary).unsigned_abs())
     }
 
-    /// The process of a server, where it runs.
+    /// Process id of a server, if it runs.
     pub fn node_process(&self, index: usize) -> Option<u32> {
         self.nodes[index].id()
     }
 
-    /// The process of the router, where it runs.
+    /// Process id of the router, if it runs.
     pub fn router_process(&self) -> Option<u32> {
         self.router.id()
     }
 
-    /// SIGKILL, a pause, and a start from what is on disk.
+    /// Kills a server, pauses, and restarts it from its disk.
     pub fn restart_node(&mut self, index: usize, pause: Duration) -> Result<()> {
         self.nodes[index].process = None; // dropped: killed
         std::thread::sleep(pause);
         self.nodes[index].start(&self.folder)
     }
 
-    /// The same for the router.
+    /// Kills the router, pauses, and restarts it.
     pub fn restart_router(&mut self, pause: Duration) -> Result<()> {
         self.router.process = None;
         std::thread::sleep(pause);
         self.router.start(&self.folder)
     }
 
-    /// SIGSTOP, a pause, SIGCONT.
+    /// Stops a process for a while (SIGSTOP, SIGCONT).
     pub fn hold(&self, process: Option<u32>, pause: Duration) -> Result<()> {
         freeze(process)?;
         std::thread::sleep(pause);
@@ -161,12 +159,12 @@ impl Site {
     }
 }
 
-/// SIGSTOP: it does nothing until [`thaw`], and its clients wait.
+/// Stops a process (SIGSTOP) until [`thaw`]. Its clients wait.
 pub fn freeze(process: Option<u32>) -> Result<()> {
     signal(process, Signal::STOP)
 }
 
-/// SIGCONT: it goes on where it was.
+/// Continues a process (SIGCONT).
 pub fn thaw(process: Option<u32>) -> Result<()> {
     signal(process, Signal::CONT)
 }

@@ -1,4 +1,4 @@
-//! `switchyard-lab history`: records what clients of any Redis-compatible server see, for a checker of linearizability.
+//! `switchyard-lab history`: records operations on any Redis-compatible server, for a linearizability checker.
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use switchyard_bench::numbers::{thousands, time_flag};
 use switchyard_lab::history::{self, Kind, Settings, Tally};
 
-/// Record what many clients see of the same few keys, to check that one server could have answered so
+/// Record operations of many clients on the same few keys, to check that one server could have replied so
 #[derive(Debug, Args)]
 #[command(
     long_about = "Record what many clients see of the same few keys while they do everything at once: registers, counters, lists, \
@@ -26,11 +26,11 @@ use switchyard_lab::history::{self, Kind, Settings, Tally};
         Exit codes: 0 recorded, and linearizable where --checker is given; 1 not so"
 )]
 pub(super) struct Arguments {
-    /// Where the clients connect; several addresses (of one database) are taken in turn
+    /// Addresses of one database, used by the clients in turn
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6380", value_delimiter = ',')]
     target: Vec<String>,
 
-    /// How long
+    /// Duration of the run
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = time_flag)]
     time: Duration,
 
@@ -38,15 +38,15 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     clients: u16,
 
-    /// Which: all, or some of register, counter, list, hash, expiry, transaction
+    /// Kinds: all, or some of register, counter, list, hash, expiry, transaction
     #[arg(long, value_name = "NAMES", default_value = "all", value_delimiter = ',')]
     workload: Vec<String>,
 
-    /// How long a client waits for a reply before it takes the outcome for unknown
+    /// Time-out of a reply, after which the outcome is unknown
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = time_flag)]
     patience: Duration,
 
-    /// How long a client pauses between two operations, on average
+    /// Mean pause of a client between two operations
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = time_flag)]
     pause: Duration,
 
@@ -58,7 +58,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 
-    /// Leave the keys where they are
+    /// Do not delete the keys at the end
     #[arg(long)]
     keep: bool,
 
@@ -67,7 +67,7 @@ pub(super) struct Arguments {
     checker: Option<PathBuf>,
 }
 
-/// Records, and checks where a checker is given.
+/// Records, and runs the checker if one is given.
 pub(super) fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
     let address = |text: &String| -> anyhow::Result<SocketAddr> {
         let found = text.to_socket_addrs().ok().and_then(|mut addresses| addresses.next());

@@ -1,4 +1,4 @@
-//! `switchyard-lab hot-keys`: what hot copies give.
+//! `switchyard-lab hot-keys`: the gain from hot copies.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use switchyard_lab::product;
 
 use super::typed;
 
-/// What hot copies give, and what they cost where nothing is hot
+/// Gain from hot copies, and their cost if no key is hot
 #[derive(Debug, Args)]
 #[command(
     long_about = "Four measurements, each of everything in one run, in rounds that take turns: one hot key by the router and by \
@@ -26,11 +26,11 @@ pub(super) struct Arguments {
     #[arg(long, value_enum)]
     part: Vec<Part>,
 
-    /// Few rounds, short measurements: to see whether everything works
+    /// Few rounds and short measurements, to check that everything works
     #[arg(long)]
     quick: bool,
 
-    /// The router to measure [default: switchyard, beside this program]
+    /// The router to measure [default: switchyard, in the folder of this program]
     #[arg(long, value_name = "PATH")]
     switchyard: Option<PathBuf>,
 

@@ -1,4 +1,4 @@
-//! The command line: one module for each verb, each with its arguments, its help and what it does.
+//! The command line: one module for each verb, with its arguments, help and action.
 
 mod history;
 mod hot_keys;
@@ -42,7 +42,7 @@ enum Verb {
     Sim(sim::Arguments),
 }
 
-/// Runs what the command line asks for.
+/// Runs the verb of the command line.
 pub(crate) fn run(cli: &Cli) -> anyhow::Result<()> {
     match &cli.verb {
         Verb::Peers(arguments) => peers::run(arguments, interrupt::flag()?),
@@ -59,7 +59,7 @@ fn words(flags: &str) -> Vec<String> {
     flags.split_ascii_whitespace().map(str::to_owned).collect()
 }
 
-/// What the user typed, without the folders of their machine.
+/// Returns the command line, without the folders of the user's machine.
 fn typed() -> String {
     let short = |arg: String| match arg.rsplit_once('/') {
         Some((folder, name)) if folder.starts_with('/') => name.to_owned(),

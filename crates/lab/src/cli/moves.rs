@@ -1,4 +1,4 @@
-//! `switchyard-lab moves`: what moving slots costs and whom it disturbs, beside `redis-cli --cluster reshard`.
+//! `switchyard-lab moves`: cost of moving slots and effect on clients, compared with `redis-cli --cluster reshard`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use switchyard_lab::product;
 
 use super::{typed, words};
 
-/// Moves beside `redis-cli --cluster reshard`: how fast, and what clients notice
+/// Compare moves with `redis-cli --cluster reshard`: speed, and effect on clients
 #[derive(Debug, Args)]
 #[command(
     long_about = "Start two Redis servers with the router in front, and a Redis Cluster of two; fill both with the same keys; move half of \
@@ -32,7 +32,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "N")]
     keys: Option<u64>,
 
-    /// Few keys, short times: to see whether everything works
+    /// Few keys and short times, to check that everything works
     #[arg(long)]
     quick: bool,
 
@@ -44,19 +44,19 @@ pub(super) struct Arguments {
     #[arg(long)]
     baseline_only: bool,
 
-    /// What the router's moves care about where there is a load; without one it is fast
+    /// Goal of the router's moves under load; without load it is fast
     #[arg(long, value_name = "GOAL", default_value = "balanced")]
     goal: String,
 
-    /// Settings of --cluster-pipeline to try; the best one is compared with
+    /// Values of --cluster-pipeline to try; the best one is used in the comparison
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "10,100,1000")]
     pipelines: Vec<u32>,
 
-    /// How long the load runs before a move begins, and again after it [default: 30s; with --quick: 2s]
+    /// Duration of the load before a move, and again after it [default: 30s; with --quick: 2s]
     #[arg(long, value_name = "TIME", value_parser = time_flag)]
     control: Option<Duration>,
 
-    /// Share of what can be had that the load takes
+    /// Load as a share of the capacity
     #[arg(long, value_name = "SHARE", default_value_t = 0.7)]
     load: f64,
 
@@ -64,11 +64,11 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 32)]
     connections: usize,
 
-    /// Writes per second to the moving slots, where convergence is tried
+    /// Writes per second to the moving slots, in convergence tests
     #[arg(long, value_name = "N", default_value_t = 30_000.0)]
     writes: f64,
 
-    /// How often convergence is tried [default: 100; with --quick: 3]
+    /// Number of convergence tests [default: 100; with --quick: 3]
     #[arg(long, value_name = "N")]
     repeats: Option<u32>,
 
@@ -76,7 +76,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "FLAGS", default_value = "", hide_default_value = true)]
     serve_args: String,
 
-    /// The router to measure [default: switchyard, beside this program]
+    /// The router to measure [default: switchyard, in the folder of this program]
     #[arg(long, value_name = "PATH")]
     switchyard: Option<PathBuf>,
 
@@ -85,7 +85,7 @@ pub(super) struct Arguments {
     out: Option<PathBuf>,
 }
 
-/// Measures. What could not be measured is an error at the end, after everything else.
+/// Measures. Failed measurements are an error at the end, after everything else.
 pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Result<()> {
     let quick = arguments.quick;
     let part = |name: &String| {

@@ -1,4 +1,4 @@
-//! `switchyard-lab peers`: the router beside its peers.
+//! `switchyard-lab peers`: the router compared with other proxies.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use switchyard_lab::{peers, product};
 
 use super::{typed, words};
 
-/// The router beside predixy, twemproxy, Envoy and HAProxy, in one run
+/// Compare the router with predixy, twemproxy, Envoy and HAProxy, in one run
 #[derive(Debug, Args)]
 #[command(
     long_about = "Start two Redis servers, the router and every other proxy that this machine has (twemproxy and HAProxy from \
@@ -33,7 +33,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
 
-    /// Few rows, short measurements: to see whether everything works
+    /// Few rows and short measurements, to check that everything works
     #[arg(long)]
     quick: bool,
 
@@ -41,11 +41,11 @@ pub(super) struct Arguments {
     #[arg(long)]
     pinned: bool,
 
-    /// Instead: what a request costs before 2, 32 and 64 nodes, and with 50 to 10,000 clients. Starts 64 Redis servers
+    /// Instead: cost of a request with 2, 32 and 64 nodes, and with 50 to 10,000 clients. Starts 64 Redis servers
     #[arg(long, conflicts_with_all = ["pinned", "tls", "variant", "predixy", "only"])]
     flat: bool,
 
-    /// Instead: beside twemproxy, both with one file of twemproxy that has so many pools
+    /// Instead: compare with twemproxy, both with one configuration of this many pools
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8), conflicts_with_all = ["pinned", "flat", "tls", "predixy"])]
     pools: Option<u8>,
 
@@ -61,7 +61,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     only: Vec<String>,
 
-    /// The router to measure [default: switchyard, beside this program]
+    /// The router to measure [default: switchyard, in the folder of this program]
     #[arg(long, value_name = "PATH")]
     switchyard: Option<PathBuf>,
 
@@ -73,11 +73,11 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "NAME=FLAGS")]
     variant: Vec<String>,
 
-    /// Measure the router also with clients that come by TLS (needs openssl, and a redis-benchmark with TLS)
+    /// Measure the router also with TLS clients (needs openssl, and a redis-benchmark with TLS)
     #[arg(long)]
     tls: bool,
 
-    /// Do not install peers that are missing
+    /// Do not install missing peers
     #[arg(long)]
     no_install: bool,
 

@@ -1,4 +1,4 @@
-//! `switchyard-lab reproduce`: what the papers measured, on this machine.
+//! `switchyard-lab reproduce`: experiments of papers, on this machine.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use switchyard_lab::reproduce::{alone, autoscaling, makris, pool};
 
 use super::typed;
 
-/// What the papers measured, on this machine
+/// Experiments of papers, on this machine
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     #[command(subcommand)]
@@ -35,7 +35,7 @@ enum What {
     Pool(Pool),
 }
 
-/// A share of a processor; without a limit it is `None`.
+/// A share of a processor; `None` without a limit.
 #[derive(Debug, Clone, Copy)]
 struct Share(Option<f64>);
 
@@ -60,26 +60,26 @@ fn percent(text: &str) -> Result<f64, String> {
     }
 }
 
-/// What all of them take.
+/// Flags of all experiments.
 #[derive(Debug, Args)]
 struct Shared {
-    /// How often each run is done; the tables show the median, the least and the most
+    /// Repetitions of each run; the tables show median, minimum and maximum
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     repeat: u32,
 
-    /// The moves of a run may take so long at most
+    /// Time limit of the moves of a run
     #[arg(long, value_name = "TIME", value_parser = time_flag, default_value = "30m")]
     patience: Duration,
 
-    /// Where results are kept, a line for each run; those of other settings, versions and machines are left alone
+    /// File of results, one line per run; lines of other settings, versions and machines are left alone
     #[arg(long, value_name = "FILE", default_value = "reproduce.jsonl")]
     keep: PathBuf,
 
-    /// The router to measure [default: switchyard, beside this program]
+    /// The router to measure [default: switchyard, in the folder of this program]
     #[arg(long, value_name = "PATH")]
     switchyard: Option<PathBuf>,
 
-    /// Rewrite the section in this document, and the figures beside it
+    /// Rewrite the section in this document, and its figures in the same folder
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -113,11 +113,11 @@ struct LoadFlags {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
     keys: Option<u64>,
 
-    /// Connections of the load, with one request under way each
+    /// Connections of the load, with one request in flight each
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     connections: u32,
 
-    /// How long the load runs before a move begins [default: 5s; with --quick: 2s]
+    /// Duration of the load before a move begins [default: 5s; with --quick: 2s]
     #[arg(long, value_name = "TIME", value_parser = time_flag)]
     control: Option<Duration>,
 }
@@ -153,16 +153,16 @@ struct Netmigrate {
     #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = percent)]
     writes: Vec<f64>,
 
-    /// What the source may use of a processor, or none: no limit (a limit needs root) [default: 0.5,0.35,0.2; with
+    /// Shares of a processor for the source, or none for no limit (a limit needs root) [default: 0.5,0.35,0.2; with
     /// --quick: 0.5,0.2]
     #[arg(long, value_name = "SHARE", value_delimiter = ',', value_parser = share)]
     source_cpu: Vec<Share>,
 
-    /// What the target may use of a processor, or none
+    /// Shares of a processor for the target, or none
     #[arg(long, value_name = "SHARE", value_delimiter = ',', value_parser = share, default_value = "0.5")]
     target_cpu: Vec<Share>,
 
-    /// Only these ways to move [default: all]
+    /// Only these kinds of moves [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = WAYS.map(|way| way.name))]
     only: Vec<String>,
 
@@ -187,11 +187,11 @@ struct Tuning {
     #[arg(long, value_name = "PERCENT", value_parser = percent, default_value = "5")]
     writes: f64,
 
-    /// What the source may use of a processor, or none: no limit (a limit needs root)
+    /// Share of a processor for the source, or none for no limit (a limit needs root)
     #[arg(long, value_name = "SHARE", value_parser = share, default_value = "0.5")]
     source_cpu: Share,
 
-    /// What the target may use of a processor, or none
+    /// Share of a processor for the target, or none
     #[arg(long, value_name = "SHARE", value_parser = share, default_value = "0.5")]
     target_cpu: Share,
 
@@ -208,7 +208,7 @@ struct Tuning {
         switchyard-lab reproduce makris --cpu 0.03 --loads 3000,6000,12000 --out docs/results/planner.md"
 )]
 struct Makris {
-    /// Part of a processor that each server gets (a limit needs root)
+    /// Share of a processor for each server (a limit needs root)
     #[arg(long, value_name = "SHARE", default_value_t = 0.05)]
     cpu: f64,
 
@@ -220,7 +220,7 @@ struct Makris {
     #[arg(long, value_name = "RATES", value_delimiter = ',', default_value = "4000,8000,12000,16000,24000,32000", value_parser = clap::value_parser!(u32).range(1..))]
     loads: Vec<u32>,
 
-    /// How long each phase is watched
+    /// Duration of each phase
     #[arg(long, value_name = "TIME", value_parser = time_flag, default_value = "8s")]
     phase: Duration,
 
@@ -228,7 +228,7 @@ struct Makris {
     shared: Shared,
 }
 
-/// How even the load is while the hot keys change, with the planner off and on
+/// Evenness of the load while the hot keys change, with the planner off and on
 #[derive(Debug, Args)]
 #[command(
     long_about = "Four servers; half of the load goes to eight keys of one node, and every 30 s to eight of another. The planner is off, and then on.",
@@ -237,7 +237,7 @@ struct Makris {
         switchyard-lab reproduce alone --out docs/results/planner.md"
 )]
 struct Alone {
-    /// Part of a processor that each server gets (a limit needs root)
+    /// Share of a processor for each server (a limit needs root)
     #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
     cpu: f64,
 
@@ -245,11 +245,11 @@ struct Alone {
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1000))]
     connections: u32,
 
-    /// How long the same keys are hot
+    /// Time for which the same keys are hot
     #[arg(long, value_name = "TIME", value_parser = time_flag, default_value = "30s")]
     change: Duration,
 
-    /// How many sets of keys are hot, one after another
+    /// Number of sets of hot keys, in sequence
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
     changes: u32,
 
@@ -257,7 +257,7 @@ struct Alone {
     shared: Shared,
 }
 
-/// Nodes with and without limits, how they join, and how they come and go with the load (Raman, IIT Kanpur)
+/// Nodes with and without limits, their joins, and their number under a changing load (Raman, IIT Kanpur)
 #[derive(Debug, Args)]
 #[command(
     long_about = "nodes: throughput, response time and hits of one to six nodes without limits, with little processor time and with little memory. join: how long a node takes to join, by \
@@ -268,7 +268,7 @@ struct Alone {
         switchyard-lab reproduce autoscaling --repeat 3 --out docs/results/autoscaling.md"
 )]
 struct Autoscaling {
-    /// Part of a processor that a limited server gets (a limit needs root)
+    /// Share of a processor for a limited server (a limit needs root)
     #[arg(long, value_name = "SHARE", default_value_t = 0.05)]
     cpu: f64,
 
@@ -276,7 +276,7 @@ struct Autoscaling {
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1000))]
     connections: u32,
 
-    /// How long each phase is watched
+    /// Duration of each phase
     #[arg(long, value_name = "TIME", value_parser = time_flag, default_value = "4s")]
     phase: Duration,
 
@@ -288,7 +288,7 @@ struct Autoscaling {
     shared: Shared,
 }
 
-/// What clients notice while a sixth server joins a pool of twemproxy's configuration
+/// Effect on clients while a sixth server joins a pool of twemproxy's configuration
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
         switchyard-lab reproduce pool\n  \
@@ -306,7 +306,7 @@ struct Pool {
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     connections: u32,
 
-    /// The load is watched for so long before
+    /// Duration of the load before the join
     #[arg(long, value_name = "TIME", value_parser = time_flag, default_value = "15s")]
     control: Duration,
 
@@ -332,11 +332,11 @@ struct Bloom {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
     keys: Option<u64>,
 
-    /// Queries while they move, about [default: 750000; with --quick: 75000]
+    /// Approximate number of queries during the moves [default: 750000; with --quick: 75000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1000..))]
     queries: Option<u64>,
 
-    /// Queries per second; the moves are as fast as lets them end with the queries
+    /// Queries per second; the moves are paced to end with the queries
     #[arg(long, value_name = "N", default_value_t = 8000)]
     rate: u32,
 

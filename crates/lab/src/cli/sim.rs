@@ -1,5 +1,4 @@
-//! `switchyard-lab sim`: the simulator of moves from the command line. A seed that a sweep has found is run again here,
-//! with all that happened.
+//! `switchyard-lab sim`: runs the simulator of moves. Also repeats a seed that a sweep has found, with all events.
 
 use std::path::Path;
 
@@ -25,34 +24,34 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Do one run again, by its seed and scenario, and say how it ended
+    /// Repeat one run by its seed and scenario, and report its result
     #[command(after_long_help = "Examples:\n  \
         switchyard-lab sim run --seed 42                              the run of that number, with everything that `rough` may do\n  \
         switchyard-lab sim run --seed 42 --scenario lost --trace      every event of a run in which a node is lost for good\n\n\
         Exit codes: 0 clients saw nothing wrong; 1 they did, or there is no such scenario")]
     Run {
-        /// The number that all chance of the run comes from: the same number is the same run
+        /// Seed that determines all random choices of the run
         #[arg(long)]
         seed: u64,
-        /// What may happen in it: the name of a scenario that comes with the program, or a file
+        /// Scenario: a built-in name, or a file
         #[arg(long, default_value = "rough")]
         scenario: String,
-        /// Print every event, one a line, in the order of the run's own clock
+        /// Print every event, one per line, in simulated time
         #[arg(long)]
         trace: bool,
     },
-    /// Many runs, until one goes wrong.
+    /// Many runs, until one fails.
     Sweep {
-        /// How many seeds, in each scenario.
+        /// Number of seeds in each scenario.
         #[arg(long, default_value_t = 10_000)]
         seeds: u64,
         /// The first seed.
         #[arg(long, default_value_t = 0)]
         from: u64,
-        /// Which scenarios: names, or files. All that come with the program if none is given.
+        /// Scenarios: built-in names, or files [default: all built-in ones].
         #[arg(long)]
         scenario: Vec<String>,
-        /// On so many threads. As many as there are processors if not given.
+        /// Number of threads [default: number of processors].
         #[arg(long)]
         threads: Option<usize>,
     },

@@ -14,7 +14,7 @@ use switchyard_lab::soak::{self, Fault, Settings, Tally};
 
 use super::words;
 
-/// Moves with faults, again and again, under clients whose histories must be linearizable
+/// Repeat moves with faults, under clients whose histories must be linearizable
 #[derive(Debug, Args)]
 #[command(
     long_about = "Cycles of: three Redis servers that keep what they acknowledge, the router, clients that write histories, slots that \
@@ -28,19 +28,19 @@ use super::words;
         Exit codes: 0 every cycle was well; 1 one was not"
 )]
 pub(super) struct Arguments {
-    /// tests-clients/history-check, built
+    /// Path of the built tests-clients/history-check
     #[arg(long, value_name = "PATH")]
     checker: PathBuf,
 
-    /// Cycles are begun for so long
+    /// Time after which no new cycle begins
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = time_flag)]
     time: Duration,
 
-    /// So many cycles at most
+    /// Maximum number of cycles
     #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true)]
     cycles: u64,
 
-    /// How long the clients of a cycle work
+    /// Duration of the clients' work in a cycle
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = time_flag)]
     cycle: Duration,
 
@@ -52,7 +52,7 @@ pub(super) struct Arguments {
     #[arg(long)]
     no_moves: bool,
 
-    /// Keys that nobody changes
+    /// Number of keys that no client changes
     #[arg(long, value_name = "N", default_value_t = 20_000)]
     keys: u64,
 
@@ -68,15 +68,15 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "FLAGS", default_value = "--goal fast", allow_hyphen_values = true)]
     move_args: String,
 
-    /// Seed of the first cycle; each next one has one more
+    /// Seed of the first cycle, incremented for each next one
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
-    /// Where the files of a cycle that went wrong are kept [default: the temporary folder]
+    /// Folder for the files of a failed cycle [default: the temporary folder]
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
 
-    /// The router to try [default: switchyard, beside this program]
+    /// The router to test [default: switchyard, in the folder of this program]
     #[arg(long, value_name = "PATH")]
     switchyard: Option<PathBuf>,
 }

@@ -1,8 +1,8 @@
-//! A client of a history: one request at a time, and an honest answer to the question whether it was executed.
+//! A client of a history: one request at a time, with a definite report whether it was executed.
 //!
-//! Not [`switchyard_bench::client::Client`]: there a lost connection is an error that ends the run; here it is a
-//! result, and the next request makes a new connection. What was sent and not answered may be executed at any later
-//! time, so its connection is never used again.
+//! Not [`switchyard_bench::client::Client`], where a lost connection ends the run: here it is a result, and the next
+//! request connects again. A request without a reply may be executed at any later time, so its connection is never used
+//! again.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -11,18 +11,18 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use switchyard_bench::wire::{self, Reply};
 
-/// What became of a request.
+/// Result of a request.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// Answered: one reply for each command.
+    /// One reply for each command.
     Replies(Vec<Value>),
-    /// No byte of it has left.
+    /// No byte was sent.
     NotSent,
-    /// Sent and not answered.
+    /// Sent, without all replies.
     Unknown,
 }
 
-/// One client's connection, made again when it is needed.
+/// One client's connection, opened when needed.
 #[derive(Debug)]
 pub(super) struct Connection {
     address: SocketAddr,
@@ -32,7 +32,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// For a client that waits `patience` for a reply.
+    /// Creates a connection with this time-out for replies.
     pub(super) fn new(address: SocketAddr, patience: Duration) -> Self {
         Self { address, patience, stream: None, buf: Vec::new() }
     }
@@ -54,7 +54,7 @@ impl Connection {
         outcome
     }
 
-    /// Closes the connection: what the server keeps of it (MULTI, WATCH) ends with it.
+    /// Closes the connection, which ends MULTI and WATCH at the server.
     pub(super) fn forget(&mut self) {
         self.stream = None;
         self.buf.clear();
@@ -85,7 +85,7 @@ impl Connection {
                     continue;
                 }
                 Ok(None) => {}
-                // Bytes that are no reply at all: the checker shall see them, as a reply that nothing can explain.
+                // Bytes that are not a reply are recorded as one that the checker cannot explain.
                 Err(e) => {
                     got.push(json!({ "malformed": e.to_string() }));
                     self.forget();
@@ -106,14 +106,14 @@ impl Connection {
         }
         self.buf.drain(..at);
         if !self.buf.is_empty() {
-            // Nobody asked for these bytes: a reply to somebody else's request.
+            // Surplus bytes: a reply to another client's request.
             got[0] = json!({ "surplus": self.buf.escape_ascii().to_string() });
         }
         Outcome::Replies(got)
     }
 }
 
-/// A reply as a history has it. Errors and statuses are objects, so that no string can be taken for one.
+/// Converts a reply for the history. Errors and statuses become objects, so that no string is mistaken for one.
 fn value(reply: &Reply<'_>) -> Value {
     match reply {
         Reply::Status(text) => json!({ "status": String::from_utf8_lossy(text) }),

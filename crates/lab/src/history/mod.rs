@@ -1,15 +1,15 @@
-//! Records what clients saw, so that a checker can say whether one server could have answered so.
+//! Records the operations of clients, so that a checker can decide whether one server could have replied like that.
 //!
-//! Many clients share a few keys and do everything at once. Each operation is written down with when it was called,
-//! when it returned, and what it got. One without an answer may have been executed at any time after its call, or
-//! never; it is written down without a return. `tests-clients/history-check` (Porcupine) then looks for an order in
-//! which a single Redis could have executed all of them.
+//! Many clients share a few keys and work concurrently. Each operation is recorded with the times of its call and
+//! return, and its reply. An operation without a reply may have been executed at any time after its call, or never; it
+//! is recorded without a return. `tests-clients/history-check` (Porcupine) then searches an order in which a single
+//! Redis could have executed all operations.
 //!
-//! Searching for an order is exponential in how much is open at a time. So a key has at most eight clients, and is left
-//! for a new one after 2,000 operations, or when too much about it is unknown. Keys that were left are read once more
-//! at the end: what was lost or came back since shows there.
+//! The search is exponential in the number of concurrent operations. A key therefore has at most eight clients, and is
+//! replaced after 2,000 operations, or when too many outcomes are unknown. Replaced keys are read again at the end, to
+//! find values that were lost or came back.
 //!
-//! Plain threads, one per client: a client that waits for its reply before it asks again is all that a history needs.
+//! Plain threads, one per client, because a client only waits for its reply before the next request.
 
 mod connection;
 mod record;
@@ -34,31 +34,31 @@ use self::workload::Plan;
 
 /// Clients that share objects. More make the search for an order too expensive.
 const GROUP: usize = 8;
-/// An object of which so many operations have an unknown outcome is left.
+/// Number of unknown outcomes after which an object is replaced.
 const UNKNOWN_MAX: u32 = 8;
-/// How long the last reads may take: a server that comes back late is still asked.
+/// Time limit of the last reads, so that a server that returns late is still read.
 const LAST_READS: Duration = Duration::from_secs(60);
-/// Pause after an operation that failed: a dead server must not fill the history with nothing but failures.
+/// Pause after a failed operation, so that a dead server does not fill the history with failures.
 const AFTER_FAILURE: Duration = Duration::from_millis(20);
 
-/// What to record.
+/// Settings of a history.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Where the clients connect; several addresses are taken in turn, and should be the same database.
+    /// Addresses of the same database, used by the clients in turn.
     pub targets: Vec<SocketAddr>,
-    /// How long.
+    /// Duration of the run.
     pub duration: Duration,
-    /// How many clients.
+    /// Number of clients.
     pub clients: usize,
-    /// Which histories.
+    /// Kinds of histories.
     pub kinds: Vec<Kind>,
-    /// How long a client waits for a reply before it takes the outcome for unknown.
+    /// Time-out of a reply, after which the outcome is unknown.
     pub patience: Duration,
-    /// How long a client pauses between two operations, on average.
+    /// Mean pause of a client between two operations.
     pub pause: Duration,
-    /// Same seed, same choices (not the same history: that depends on who is faster).
+    /// Seed of the clients' choices. The history also depends on timing.
     pub seed: u64,
-    /// What keys start with; no such keys may exist.
+    /// Prefix of the keys. No such keys may exist.
     pub prefix: String,
     /// Folder for the files, one for each kind.
     pub folder: PathBuf,
@@ -66,49 +66,49 @@ pub struct Settings {
     pub clean: bool,
 }
 
-/// What happened, in numbers.
+/// Counts of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
-    /// Operations in the files.
+    /// Recorded operations.
     pub operations: u64,
-    /// Those among them whose outcome is unknown.
+    /// Recorded operations with unknown outcome.
     pub unknown: u64,
-    /// Operations that were answered by an error, or not at all, and that change nothing: not in the files.
+    /// Failed operations that change nothing: not recorded.
     pub reads_failed: u64,
-    /// Transactions that EXEC did not execute because of a watch.
+    /// Transactions that a watch aborted.
     pub aborted: u64,
-    /// Operations that could not even be sent.
+    /// Operations that could not be sent.
     pub not_sent: u64,
-    /// Error replies by their first word, with the first text of each.
+    /// Error replies by their first word: count, and first text.
     pub errors: BTreeMap<String, (u64, String)>,
     /// Objects used.
     pub objects: u64,
-    /// Objects that nobody could read at the end.
+    /// Objects that could not be read at the end.
     pub unread: u64,
 }
 
 impl Tally {
-    /// Error replies of all kinds.
+    /// Number of error replies.
     pub fn error_replies(&self) -> u64 {
         self.errors.values().map(|(n, _)| n).sum()
     }
 
-    /// Whether every operation was answered, and none by an error.
+    /// Whether every operation was answered, and none with an error.
     pub fn is_clean(&self) -> bool {
         self.unknown == 0 && self.reads_failed == 0 && self.not_sent == 0 && self.errors.is_empty() && self.unread == 0
     }
 }
 
-/// A history that is finished.
+/// A finished history.
 #[derive(Debug)]
 pub struct Summary {
     /// The files, one per kind.
     pub files: Vec<PathBuf>,
-    /// What happened.
+    /// Counts of the run.
     pub tally: Tally,
 }
 
-/// One object that clients share at the moment.
+/// An object that clients share at the moment.
 #[derive(Debug)]
 struct Object {
     name: String,
@@ -117,14 +117,14 @@ struct Object {
     unknown: u32,
 }
 
-/// What all clients of a run share.
+/// State shared by all clients of a run.
 struct Shared {
     settings: Settings,
     started: Instant,
     stop: AtomicBool,
     /// Objects in use: one list for each group of clients.
     groups: Vec<Mutex<Vec<Object>>>,
-    /// Objects that were left.
+    /// Replaced objects.
     left: Mutex<Vec<(Kind, String)>>,
     named: AtomicU64,
     tags: AtomicU64,
@@ -132,7 +132,7 @@ struct Shared {
     records: BTreeMap<Kind, Record>,
 }
 
-/// A history that is being recorded.
+/// A history in progress.
 pub struct Recording {
     shared: Arc<Shared>,
     clients: Vec<JoinHandle<()>>,
@@ -184,17 +184,17 @@ pub fn start(settings: &Settings) -> Result<Recording> {
 }
 
 impl Recording {
-    /// What happened so far.
+    /// Counts so far.
     pub fn tally(&self) -> Tally {
         lock(&self.shared.tally).clone()
     }
 
-    /// How long it has been going on.
+    /// Time since the start.
     pub fn elapsed(&self) -> Duration {
         self.shared.started.elapsed()
     }
 
-    /// Ends before its time.
+    /// Ends the run early.
     pub fn stop(&self) {
         self.shared.stop.store(true, Ordering::Relaxed);
     }
@@ -214,7 +214,7 @@ impl Recording {
         for group in &shared.groups {
             objects.extend(lock(group).drain(..).map(|o| (o.kind, o.name)));
         }
-        // A client of its own: it comes after all others.
+        // A separate client, because it comes after all others.
         let mut reader = Client::new(shared, shared.settings.clients);
         let end = Instant::now() + LAST_READS;
         let unread = objects.iter().filter(|(kind, name)| !reader.look(*kind, name, end)).count() as u64;
@@ -239,10 +239,10 @@ impl Shared {
         Object { name: format!("{}{kind}:{number}", self.settings.prefix), kind, operations: 0, unknown: 0 }
     }
 
-    /// Picks an object for the next operation, and leaves it where it has been used enough.
+    /// Picks an object for the next operation, and replaces it after enough use.
     fn pick(&self, group: usize, rng: &mut Rng) -> (usize, Kind, String) {
         let mut objects = lock(&self.groups[group]);
-        // The first of two: some objects are more popular than others.
+        // The lower of two positions: some objects are more popular than others.
         let count = objects.len() as u64;
         let at = rng.below(count).min(rng.below(count)) as usize;
         let object = &mut objects[at];
@@ -265,12 +265,12 @@ impl Shared {
     }
 }
 
-/// What became of an operation, for the client's next step.
+/// Result of an operation, for the client's next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Answered,
     Failed,
-    /// Nobody knows whether a change was made.
+    /// A change may have been made.
     Unknown,
 }
 
@@ -312,7 +312,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Reads an object at the end, again and again until somebody answers.
+    /// Reads an object at the end, repeatedly until it is answered.
     fn look(&mut self, kind: Kind, name: &str, end: Instant) -> bool {
         for command in workload::look(kind, &kind.keys(name)) {
             while self.single(kind, name, command.clone()) != End::Answered {
@@ -362,7 +362,7 @@ impl<'a> Client<'a> {
         self.write(kind, &entry, end, reads)
     }
 
-    /// WATCH and GET, then a transaction that must not succeed where the key is another by then.
+    /// Sends WATCH and GET, then a transaction that must fail if the key has changed in between.
     fn watched(&mut self, kind: Kind, name: &str, key: &str, commands: Vec<Vec<String>>) -> End {
         let call = self.shared.now();
         let asked = [vec!["WATCH".to_owned(), key.to_owned()], vec!["GET".to_owned(), key.to_owned()]];
@@ -397,7 +397,7 @@ impl<'a> Client<'a> {
             got: Some(vec![read.clone()]),
         };
         self.write(kind, &entry, End::Answered, true);
-        // Time for others to change it.
+        // Time for other clients to change the key.
         std::thread::sleep(Duration::from_micros(self.rng.below(4000)));
         self.transaction(kind, name, Some((key.to_owned(), read)), commands)
     }
@@ -446,7 +446,7 @@ impl<'a> Client<'a> {
                                 entry.back = None;
                                 End::Unknown
                             }
-                            // Something that EXEC cannot answer: for the checker to refuse.
+                            // A reply that EXEC cannot return: left for the checker to refuse.
                             None => {
                                 entry.got = Some(vec![other; entry.commands.len()]);
                                 End::Answered
@@ -459,7 +459,7 @@ impl<'a> Client<'a> {
         self.write(kind, &entry, end, reads)
     }
 
-    /// As a client library does that sends each command by itself.
+    /// Sends each command separately, like some client libraries.
     fn step_by_step(&mut self, commands: &[Vec<String>]) -> Outcome {
         let mut all = Vec::new();
         for (i, command) in commands.iter().enumerate() {
@@ -500,7 +500,7 @@ impl<'a> Client<'a> {
     }
 }
 
-/// Errors with which a Redis server says that it has not executed the command.
+/// Whether the error means that a Redis server has not executed the command.
 fn was_refused(text: &str) -> bool {
     ["LOADING ", "OOM ", "MISCONF ", "READONLY ", "BUSY ", "NOAUTH "].iter().any(|word| text.starts_with(word))
 }

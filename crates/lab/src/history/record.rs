@@ -1,4 +1,4 @@
-//! The file of a history: one operation per line, as `tests-clients/history-check` reads it.
+//! The file of a history, with one operation per line for `tests-clients/history-check`.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
@@ -13,19 +13,19 @@ use super::lock;
 /// One operation.
 #[derive(Debug)]
 pub(super) struct Entry<'a> {
-    /// What it is about: operations on different objects have nothing to do with each other.
+    /// Object of the operation. Operations on different objects are independent.
     pub(super) object: &'a str,
-    /// Who did it.
+    /// Number of the client.
     pub(super) client: usize,
-    /// When it was called, in nanoseconds since the start of the run.
+    /// Time of the call, in nanoseconds since the start of the run.
     pub(super) call: u64,
-    /// When it returned; `None`: never, and nobody knows whether it was executed.
+    /// Time of the return; `None` if the outcome is unknown.
     pub(super) back: Option<u64>,
-    /// It may be executed only where this key has this value (WATCH).
+    /// Executed only if this key has this value (WATCH).
     pub(super) condition: Option<(String, Value)>,
-    /// What was to be executed at one instant.
+    /// Commands that take effect at one instant.
     pub(super) commands: Vec<Vec<String>>,
-    /// The replies; `None` with a return: EXEC answered nil.
+    /// Replies; `None` with a return if EXEC returned nil.
     pub(super) got: Option<Vec<Value>>,
 }
 
@@ -56,7 +56,7 @@ impl Entry<'_> {
 /// A file that many clients write to.
 pub(super) struct Record {
     path: PathBuf,
-    /// The first failure to write, kept until the file is closed: a client cannot do anything about it.
+    /// First write error, kept until the file is closed, because clients cannot handle it.
     file: Mutex<(BufWriter<File>, Option<std::io::Error>)>,
 }
 
@@ -75,7 +75,7 @@ impl Record {
         }
     }
 
-    /// Writes what is left and gives the path.
+    /// Flushes the file and returns its path.
     pub(super) fn close(&self) -> Result<PathBuf> {
         let mut file = lock(&self.file);
         let failed = match file.1.take() {

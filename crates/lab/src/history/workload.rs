@@ -1,7 +1,7 @@
-//! What the clients of a history do: small programs over a few keys that many clients share, made to collide.
+//! Commands of a history's clients: small programs on a few shared keys, made to collide.
 //!
-//! Every value names who wrote it (key, client, number), so that no two writes look alike: a value that comes back
-//! late, twice or to the wrong request can be told from every other.
+//! Every value contains its writer (key, client, number), so that no two writes are alike: a value that returns late,
+//! twice or to the wrong request is recognizable.
 
 use std::{fmt, str::FromStr};
 
@@ -19,17 +19,17 @@ pub enum Kind {
     List,
     /// HSET of four fields at once and HGETALL: a reader that sees two writers' fields has seen half a write.
     Hash,
-    /// SET PX, PERSIST, DEL, SET, PTTL: what is gone stays gone, and time goes on while a key moves.
+    /// SET PX, PERSIST, DEL, SET, PTTL: removed keys stay removed, and times to live continue during a move.
     Expiry,
     /// MULTI/EXEC, WATCH, MGET, MSET over four keys of one slot.
     Transaction,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 6] = [Self::Register, Self::Counter, Self::List, Self::Hash, Self::Expiry, Self::Transaction];
 
-    /// Its name, also of its file.
+    /// Name of the kind and of its file.
     pub fn name(self) -> &'static str {
         match self {
             Self::Register => "register",
@@ -41,7 +41,7 @@ impl Kind {
         }
     }
 
-    /// How many objects of this kind a group of clients has at a time.
+    /// Number of objects of this kind in a group of clients.
     pub(super) fn objects(self) -> usize {
         match self {
             Self::Register | Self::Expiry => 4,
@@ -49,8 +49,8 @@ impl Kind {
         }
     }
 
-    /// After so many operations an object is left for a new one: searching for an order gets expensive. Lists are read
-    /// whole, and transactions hold four keys that cannot be looked at one by one.
+    /// Operations after which an object is replaced, because the search for an order gets expensive. Lists are read
+    /// whole, and the four keys of transactions cannot be checked separately.
     pub(super) fn operations_max(self) -> u32 {
         match self {
             Self::List | Self::Transaction => 300,
@@ -84,7 +84,7 @@ impl FromStr for Kind {
     }
 }
 
-/// What to do next.
+/// Next step of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Plan {
     /// One command.
@@ -95,7 +95,7 @@ pub(super) enum Plan {
     Watched(String, Vec<Vec<String>>),
 }
 
-/// The next thing that a client does to an object; `tag` is different for every call of a run.
+/// Returns the next step of a client on an object. `tag` differs for every call of a run.
 pub(super) fn next(kind: Kind, keys: &[String], tag: &str, rng: &mut Rng) -> Plan {
     let key = keys[0].as_str();
     let words = |words: &[&str]| -> Vec<String> { words.iter().map(|w| (*w).to_owned()).collect() };
@@ -167,7 +167,7 @@ pub(super) fn next(kind: Kind, keys: &[String], tag: &str, rng: &mut Rng) -> Pla
     }
 }
 
-/// Commands that read all there is to read of an object, each by itself.
+/// Returns commands that each read a part of an object, and together all of it.
 pub(super) fn look(kind: Kind, keys: &[String]) -> Vec<Vec<String>> {
     let on_key = |command: &str| vec![command.to_owned(), keys[0].clone()];
     match kind {
@@ -179,7 +179,7 @@ pub(super) fn look(kind: Kind, keys: &[String]) -> Vec<Vec<String>> {
     }
 }
 
-/// Whether a command changes nothing: without an answer it is worth nothing, and is left out.
+/// Whether a command changes nothing. Without a reply it is left out.
 pub(super) fn only_reads(command: &[String]) -> bool {
     matches!(command[0].as_str(), "GET" | "MGET" | "LRANGE" | "HGETALL" | "PTTL")
 }

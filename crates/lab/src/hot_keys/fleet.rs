@@ -1,5 +1,5 @@
-//! Three servers that get a tenth of a processor each, and a skewed load: what copies of the hottest keys give, by the
-//! share of writes.
+//! Gain from copies of the hottest keys, by the share of writes: three servers with a tenth of a processor each, under
+//! a skewed load.
 
 use std::path::Path;
 use std::time::Duration;
@@ -22,7 +22,7 @@ struct Cell {
     rps: f64,
     p99_ms: f64,
     hits: f64,
-    /// Most CPU of a node over the mean.
+    /// Highest CPU of a node, divided by the mean.
     uneven: f64,
 }
 

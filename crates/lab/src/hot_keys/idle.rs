@@ -1,4 +1,4 @@
-//! Nothing is hot: what a request costs the router with hot copies on and off, in pairs of runs that take turns.
+//! CPU of a request without hot keys, with hot copies on and off, in alternating pairs of runs.
 
 use std::path::Path;
 use std::process::Command;

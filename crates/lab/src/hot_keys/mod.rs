@@ -1,8 +1,7 @@
-//! The gain from hot copies: one hot key, a skewed fleet, many keys that become hot at once, and nothing hot at all.
+//! The gain from hot copies: one hot key, a skewed fleet, many keys that become hot at once, and no hot keys.
 //!
-//! Everything that is compared is measured in one run, in rounds that take turns, so that a machine that gets slower
-//! favours nobody. CPU counts for the process that is measured alone; requests in a second say little where the
-//! generator is the bottleneck, and its share of a processor stands beside them.
+//! Compared results come from one run with interleaved rounds, so that a machine that slows down affects all alike. CPU
+//! is counted for the measured process alone. Requests per second mean little if the load generator is the bottleneck.
 
 mod fleet;
 mod idle;
@@ -23,33 +22,33 @@ use switchyard_bench::process::{self, Process};
 use crate::document::{replace_between_marks, today};
 use crate::procfs::describe_machine;
 
-/// What is measured.
+/// A measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Part {
     /// One key that all clients read.
     One,
-    /// Three capped servers, and a few keys that most clients want.
+    /// Three capped servers, and a few keys with most of the reads.
     Fleet,
     /// Many keys become hot at once.
     Surge,
-    /// Nothing is hot.
+    /// No key is hot.
     Idle,
 }
 
-/// How it is measured.
+/// Settings of a run.
 #[derive(Debug)]
 pub struct Settings {
-    /// The router's binary.
+    /// Path of the router's binary.
     pub switchyard: PathBuf,
-    /// What.
+    /// Measurements to make.
     pub parts: Vec<Part>,
     /// Few and short rounds.
     pub quick: bool,
     /// The document whose sections are rewritten.
     pub out: Option<PathBuf>,
-    /// What the user typed, for the document.
+    /// Command line of this run, for the document.
     pub command_line: String,
-    /// Set when it shall end early.
+    /// Set to end the run early.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -57,7 +56,7 @@ pub struct Settings {
 ///
 /// # Errors
 ///
-/// Something cannot be started or read, or the run was interrupted.
+/// Fails if a program cannot be started, a file cannot be read, or the run is interrupted.
 pub fn run(settings: &Settings) -> Result<()> {
     for part in &settings.parts {
         let folder = tempfile::tempdir().context("cannot make a folder")?;
@@ -85,7 +84,7 @@ impl Settings {
     }
 }
 
-/// A router before these servers.
+/// A router in front of these servers.
 struct Router {
     process: Process,
     entry: std::net::SocketAddr,
@@ -112,7 +111,7 @@ impl Router {
         Ok(Self { process, entry, admin })
     }
 
-    /// A counter of its metrics.
+    /// Reads a metric of the router.
     fn metric(&self, name: &str) -> Result<f64> {
         use std::io::{Read as _, Write as _};
         let mut stream = std::net::TcpStream::connect(self.admin).context("cannot read the router's metrics")?;
@@ -125,7 +124,7 @@ impl Router {
     }
 }
 
-/// Reads a key through the router until copies answer, or for a while.
+/// Reads a key through the router for this time, so that copies serve it.
 fn warm_up(entry: std::net::SocketAddr, key: &[u8], most: Duration) -> Result<()> {
     let mut client = Client::connect(entry)?;
     let end = Instant::now() + most;

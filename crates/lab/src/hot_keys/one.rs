@@ -1,5 +1,4 @@
-//! One key that 50 clients read: by redis-server itself, and by a router of one worker before it, with hot copies and
-//! without.
+//! One key that 50 clients read: from redis-server, and through a router with one worker, with and without hot copies.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,7 +16,7 @@ use crate::peers::redis_benchmark;
 use crate::procfs::CpuReading;
 use crate::reproduce::spread::Spread;
 
-/// Bytes of the value, requests under way for each client, and requests in all.
+/// Bytes of the value, pipeline depth of each client, and total number of requests.
 const ROWS: [(usize, usize, u64); 5] =
     [(64, 1, 150_000), (64, 16, 1_500_000), (64, 64, 3_000_000), (16 << 10, 1, 100_000), (16 << 10, 16, 150_000)];
 
@@ -53,7 +52,7 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
                 settings.look_up()?;
                 let target = (turn + round) % targets.len();
                 let (_, address, id) = targets[target];
-                // A copy of the value of this row.
+                // Copies must have the value of this row.
                 warm_up(address, b"hot", Duration::from_millis(if round == 0 && row == 0 { 3_500 } else { 300 }))?;
                 let requests = if settings.quick { requests / 10 } else { requests };
                 let mut command = Command::new(&benchmark);

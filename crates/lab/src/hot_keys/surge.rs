@@ -1,7 +1,6 @@
-//! Two hundred keys become hot at once: how soon the router gives what it can give then.
+//! Two hundred keys become hot at once: time until the router reaches its full rate.
 //!
-//! Clients read one set of keys, and from one moment on another set that nobody has read before. The yardstick is the
-//! rate of the same run at its end.
+//! Clients read keys that were never read before. The reference is the rate at the end of the same run.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,10 +15,10 @@ use crate::reproduce::capped::Capped;
 use crate::reproduce::spread::Spread;
 
 const HOT: u64 = 200;
-/// As in the fleet: so a node alone is the bottleneck.
+/// As in the fleet, so that a node is the bottleneck.
 const SHARE: f64 = 0.1;
 const LOOK: Duration = Duration::from_millis(50);
-/// A look is short and noisy, so the rate is the mean of so many of them.
+/// Samples per window, because one sample is short and noisy.
 const LOOKS: usize = 4;
 const BACK: f64 = 0.95;
 
@@ -74,7 +73,7 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
     }
     let _capped: Vec<_> = nodes.iter().map(|(node, _)| Capped::new(node.id(), SHARE)).collect::<Result<_>>()?;
     let mut seen: Vec<[Vec<f64>; 3]> = ways.iter().map(|_| <_>::default()).collect();
-    // In turns, so that a machine that gets slower favours nobody.
+    // Interleaved, so that a machine that slows down affects all alike.
     for round in 0..rounds {
         for (at, router) in routers.iter().enumerate() {
             settings.look_up()?;
@@ -94,8 +93,8 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
     Ok(table.to_markdown())
 }
 
-/// Of one run: when the rate was first that of its end, seconds; that rate, and the one of the beginning, thousands in
-/// a second.
+/// Returns the time until the rate first reaches its final value, in seconds, the final rate, and the first rate, in
+/// thousands per second.
 fn surged(mut run: load::Run, seconds: u64) -> Result<[f64; 3]> {
     let (begun, mut looks) = (Instant::now(), Vec::new());
     let mut last = begun;
@@ -107,7 +106,7 @@ fn surged(mut run: load::Run, seconds: u64) -> Result<[f64; 3]> {
     }
     run.finish()?;
     let mean = |looks: &[(f64, f64)]| looks.iter().map(|(_, rate)| rate).sum::<f64>() / looks.len().max(1) as f64;
-    // The last look is cut short by the end.
+    // The last sample is cut short by the end.
     let late: Vec<_> =
         looks.iter().copied().filter(|(at, _)| (seconds as f64 / 2.0..seconds as f64 - 0.2).contains(at)).collect();
     let end = mean(&late);

@@ -1,7 +1,7 @@
-//! Moves as an operator has them: begun by `switchyard move`, followed through the admin port.
+//! Moves as operators make them: started by `switchyard move`, and followed through the admin port.
 //!
-//! The port is asked by hand instead of by `switchyard move --wait`, which looks a few times per second: moves of small
-//! data are over by then. A dozen lines of HTTP, because the report is one short document on a connection of its own.
+//! The port is polled directly, because `switchyard move --wait` polls too rarely for moves of small data. A dozen
+//! lines of HTTP suffice, because the report is one short document on its own connection.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -12,36 +12,36 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
-/// How long the admin port may take for an answer.
+/// Time-out of a request to the admin port.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How a move stands.
+/// State of a move.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
-    /// Waiting or under way.
+    /// Waiting or in progress.
     Open,
     /// The target owns all slots.
     Done,
-    /// It ended before its end, and why.
+    /// Stopped early, with the reason.
     Stopped(String),
 }
 
-/// What is to be moved.
+/// Arguments of a move.
 #[derive(Debug, Clone)]
 pub struct Order<'a> {
-    /// From where.
+    /// Address of the source.
     pub from: SocketAddr,
-    /// To where.
+    /// Address of the target.
     pub to: SocketAddr,
-    /// Which slots; `None`: all.
+    /// Slots; `None` for all.
     pub slots: Option<&'a str>,
-    /// Not slots, but the keys that match this pattern.
+    /// Pattern of keys to move without their slots.
     pub keys: Option<&'a str>,
     /// Further arguments of `switchyard move`.
     pub more: &'a [String],
 }
 
-/// Begins a move and gives its number. It goes on by itself.
+/// Begins a move and returns its id.
 pub fn begin(switchyard: &Path, admin: SocketAddr, order: &Order<'_>) -> Result<u64> {
     let mut command = Command::new(switchyard);
     command.args([
@@ -72,12 +72,12 @@ pub fn begin(switchyard: &Path, admin: SocketAddr, order: &Order<'_>) -> Result<
     plan["moves"][0]["id"].as_u64().with_context(|| format!("`switchyard move --json` names no move: {text}"))
 }
 
-/// The report about all moves.
+/// Returns the report of all moves.
 pub fn report(admin: SocketAddr) -> Result<Value> {
     get(admin, "/api/v1/moves")
 }
 
-/// The admin port's answer at a path.
+/// Returns the document at a path of the admin port.
 pub(crate) fn get(admin: SocketAddr, path: &str) -> Result<Value> {
     let mut stream = TcpStream::connect_timeout(&admin, PATIENCE)
         .with_context(|| format!("cannot connect to the admin port {admin}"))?;
@@ -92,7 +92,7 @@ pub(crate) fn get(admin: SocketAddr, path: &str) -> Result<Value> {
     serde_json::from_str(body).with_context(|| format!("the admin port {admin} answered: {body}"))
 }
 
-/// How a move stands, by the report.
+/// Returns the state of a move from the report.
 pub fn standing(report: &Value, id: u64) -> Result<Standing> {
     let Some(one) = find(report, id) else { bail!("the report does not know move {id}: {report}") };
     Ok(match one["state"].as_str() {
@@ -102,12 +102,12 @@ pub fn standing(report: &Value, id: u64) -> Result<Standing> {
     })
 }
 
-/// How many keys a move has moved in pieces, by the report.
+/// Returns the number of keys that a move has moved in pieces.
 pub fn moved_in_pieces(report: &Value, id: u64) -> u64 {
     find(report, id).and_then(|one| one["big_in_pieces"].as_u64()).unwrap_or(0)
 }
 
-/// A move, open or ended, in the report.
+/// Finds a move in the report, open or ended.
 pub(super) fn find(report: &Value, id: u64) -> Option<&Value> {
     ["moves", "ended"]
         .into_iter()

@@ -1,9 +1,8 @@
-//! One big hash moves while it is read and written: how long the longest command took, and whether every acknowledged
-//! write is there afterwards.
+//! Moves one big hash while it is read and written: measures the longest command, and checks every acknowledged write
+//! afterwards.
 //!
-//! A closed loop of few connections, because what is asked is how long any one command was held, not how many there
-//! are; a pause of the loop is a long command. One connection uses other keys at the same node: what holds up the node
-//! shows there.
+//! A closed loop with few connections, because the question is how long a single command is held, not how many are. One
+//! connection uses other keys of the same node, which shows delays of the whole node.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -17,12 +16,12 @@ use super::generator::Layout;
 use super::site::Routed;
 use super::{Bench, PATIENCE};
 
-/// Fields of the hash where there are a million keys, and bytes of a value.
+/// Bytes of a value.
 const VALUE: usize = 100;
-/// Connections that read and write the hash; each has fields of its own.
+/// Connections that read and write the hash, each with its own fields.
 const USERS: u64 = 4;
 
-/// How long commands took.
+/// Latencies of commands.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Times {
     pub(super) commands: usize,
@@ -39,42 +38,42 @@ impl Times {
     }
 }
 
-/// What was seen.
+/// Results of the move.
 #[derive(Debug, Clone, Default)]
 pub(super) struct BigMove {
     pub(super) fields: u64,
-    /// At the source, as it says.
+    /// MEMORY USAGE at the source.
     pub(super) bytes: i64,
     pub(super) took: Duration,
     /// Commands on the hash, without and with the move.
     pub(super) control: Times,
     pub(super) moving: Times,
-    /// Commands on other keys of its node.
+    /// Commands on other keys of the node.
     pub(super) control_others: Times,
     pub(super) moving_others: Times,
-    /// Moved in pieces, and whole.
+    /// Keys moved in pieces, and whole.
     pub(super) in_pieces: u64,
     pub(super) whole: u64,
     pub(super) hold_max: Duration,
-    /// Fields that did not have their last value, and commands that were refused.
+    /// Fields without their last value, and failed commands.
     pub(super) wrong: u64,
     pub(super) errors: u64,
 }
 
-/// What the users are to note: nothing, the control, the move, or that it is over.
+/// Phases: warm-up, control, move, end.
 const WARM: u8 = 0;
 const CONTROL: u8 = 1;
 const MOVING: u8 = 2;
 const OVER: u8 = 3;
 
-/// What one user saw.
+/// Results of one user.
 #[derive(Debug, Default)]
 struct Seen {
     control: Vec<Duration>,
     moving: Vec<Duration>,
     errors: u64,
     wrong: u64,
-    /// The last value acknowledged, by field; of a field that was not written: none.
+    /// Last acknowledged version of each written field.
     last: std::collections::HashMap<u64, u64>,
 }
 
@@ -86,7 +85,7 @@ fn value(number: u64, version: u64) -> String {
     format!("{number}:{version}:{:x<width$}", "", width = VALUE - 24)
 }
 
-/// Reads and writes until it is over: fields `user`, `user + USERS`, ... of the hash, or keys of another slot.
+/// Reads and writes until the end: fields `user`, `user + USERS`, ... of the hash, or keys of another slot.
 fn user(
     site: std::net::SocketAddr,
     key: Option<&str>,
@@ -137,7 +136,7 @@ fn user(
 }
 
 impl Bench<'_> {
-    /// Moves a hash of as many fields as there are keys.
+    /// Moves a hash with one field for each configured key.
     pub(super) fn big(&mut self) -> Result<()> {
         let name = self.name("routed");
         let site = Routed::start(&self.programs, &self.settings.serve_args, &name, self.folder)?;

@@ -1,13 +1,13 @@
-//! Load while slots move: GET and SET over keys that all exist, against one address or as a client of Redis Cluster.
+//! Load during moves: GET and SET of existing keys, at one address or as a client of Redis Cluster.
 //!
 //! Not [`switchyard_bench::load`], which knows one address: the comparison is with a cluster whose slots move, and its
-//! clients follow MOVED and ASK. One generator for both, so that what is compared is servers and not generators. Closed
-//! loop tells what can be had; in an open loop a request's latency counts from when it should have been sent.
+//! clients follow MOVED and ASK. One generator serves both, so that servers and not generators are compared. A closed
+//! loop measures the capacity; in an open loop the latency of a request counts from its scheduled time.
 //!
-//! A key has one connection, so its commands are executed in their order: each GET must bring a value between the last
-//! one acknowledged when it was sent and the last one sent. A key that was lost, or an older value, is a wrong reply.
-//! Behind one address that is exact; a cluster's client that pipelines over redirections orders nothing, and there only
-//! the key's name in the value is looked at.
+//! A key has one connection, so its commands are executed in order: each GET must return a value between the last one
+//! acknowledged when it was sent and the last one sent. A lost key or an older value is a wrong reply. Behind one
+//! address this is exact. A cluster's client that pipelines over redirections has no order, so only the key's name in
+//! the value is checked.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -26,39 +26,39 @@ use switchyard_bench::wire::{self, Reply};
 
 use super::slot::{SLOTS, slot_of};
 
-/// For [`Settings::under_way_max`]: more than a server that answers at all lets come together.
+/// For [`Settings::under_way_max`]: above the queue length of a responsive server.
 pub(crate) const UNDER_WAY_MAX: usize = 2000;
-/// How long replies are waited for when no more is sent.
+/// Time-out of the last replies.
 const LAST_REPLIES: Duration = Duration::from_secs(10);
-/// Complaints that are kept: the first ones say what it is.
+/// Maximum number of stored complaints; the first ones suffice.
 const COMPLAINTS: usize = 5;
 
-/// What to ask, of whom.
+/// Settings of a load.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// One address; or the nodes of a cluster.
+    /// One address, or the nodes of a cluster.
     pub nodes: Vec<SocketAddr>,
-    /// Whether they are a cluster: requests go to the owner of the slot, and redirections are followed.
+    /// Whether the nodes are a cluster: requests go to the slot owner, and redirections are followed.
     pub cluster: bool,
-    /// Connections in all.
+    /// Total number of connections.
     pub connections: usize,
-    /// Requests per second; `None`: as fast as replies come, [`Self::pipeline`] at a time.
+    /// Requests per second; `None` for a closed loop with [`Self::pipeline`] requests at a time.
     pub rate: Option<f64>,
-    /// Closed loop: requests under way on a connection.
+    /// Requests in flight per connection, in a closed loop.
     pub pipeline: usize,
-    /// Open loop: requests that a connection may have under way; further ones wait, and their clocks run.
+    /// Maximum requests in flight per connection, in an open loop. Further ones wait, and their clocks run.
     pub under_way_max: usize,
-    /// The keys: all are there.
+    /// Keys, which all exist.
     pub keys: Arc<Keys>,
-    /// Which of them.
+    /// Popularity of the keys.
     pub popularity: Popularity,
     /// Share of writes, 0 to 1.
     pub writes: f64,
-    /// Same seed, same requests.
+    /// Seed of the requests.
     pub seed: u64,
 }
 
-/// Keys that exist, and what was last written to them. Survives several runs of the generator, one after the other.
+/// Existing keys, with the last version written to each. Survives several runs of the generator.
 #[derive(Debug)]
 pub struct Keys {
     /// Numbers of the keys, by position.
@@ -75,17 +75,17 @@ struct Versions {
     acknowledged: u32,
 }
 
-/// In which slots keys are: in so many at the beginning of each half, all alike full. A slot costs
-/// `redis-cli --cluster reshard` some round trips whatever is in it, so a few keys in each of many slots would compare
-/// that and nothing else.
+/// Slots of the keys: the same number at the beginning of each half, equally full. A slot costs
+/// `redis-cli --cluster reshard` some round trips regardless of its keys, so few keys in each of many slots would
+/// measure only these.
 #[derive(Debug)]
 pub struct Layout {
-    /// A hash tag for each slot, those of the first half first.
+    /// Hash tag of each slot, first half first.
     tags: Vec<String>,
 }
 
 impl Layout {
-    /// `each` slots of each half.
+    /// Creates a layout with `each` slots per half.
     pub fn new(each: u16) -> Self {
         let each = usize::from(each.clamp(1, SLOTS / 2));
         let mut tags = vec![String::new(); 2 * each];
@@ -105,7 +105,7 @@ impl Layout {
         Self { tags }
     }
 
-    /// Slots in each half.
+    /// Number of slots in each half.
     pub fn each(&self) -> u16 {
         (self.tags.len() / 2) as u16
     }
@@ -115,14 +115,14 @@ impl Layout {
         (number % self.tags.len() as u64) < self.tags.len() as u64 / 2
     }
 
-    /// The name of a key.
+    /// Returns the name of a key.
     pub fn name(&self, number: u64) -> String {
         format!("key:{{{}}}:{number:09}", self.tags[(number % self.tags.len() as u64) as usize])
     }
 }
 
 impl Keys {
-    /// Those keys, with values of `size` bytes.
+    /// Creates keys with values of `size` bytes, at least 32.
     pub fn new(numbers: Vec<u64>, size: usize, layout: &Arc<Layout>) -> Self {
         let versions = Mutex::new(vec![Versions::default(); numbers.len()]);
         Self { numbers, layout: layout.clone(), size: size.max(32), versions }
@@ -132,7 +132,7 @@ impl Keys {
         self.layout.name(self.numbers[at])
     }
 
-    /// How many.
+    /// Number of keys.
     pub fn count(&self) -> usize {
         self.numbers.len()
     }
@@ -148,7 +148,7 @@ impl Keys {
         value
     }
 
-    /// Writes each key once, where `owner` says.
+    /// Writes each key once, at the address from `owner`.
     pub fn fill(&self, owner: impl Fn(u16) -> SocketAddr, tick: &dyn Fn(u64)) -> Result<()> {
         let mut by_owner: std::collections::BTreeMap<SocketAddr, Vec<usize>> = std::collections::BTreeMap::new();
         for at in 0..self.numbers.len() {
@@ -177,7 +177,8 @@ impl Keys {
         Ok(())
     }
 
-    /// Reads every key where `owner` says, and counts those that do not have the value acknowledged last.
+    /// Reads every key at the address from `owner`. Counts the keys with a value older than the last acknowledged one,
+    /// or none.
     pub fn count_wrong(&self, owner: impl Fn(u16) -> SocketAddr) -> Result<u64> {
         let versions = lock(&self.versions).clone();
         let mut clients: std::collections::BTreeMap<SocketAddr, switchyard_bench::client::Client> =
@@ -202,7 +203,7 @@ impl Keys {
                 for at in keys {
                     let Versions { sent, acknowledged } = versions[at];
                     let right = client.reply(|reply| match reply {
-                        // An unanswered write may have been executed.
+                        // A write without a reply may have been executed.
                         Reply::Bulk(value) => named(value)
                             .is_some_and(|(n, v)| n == self.numbers[at] && (acknowledged..=sent).contains(&v)),
                         _ => false,
@@ -215,7 +216,7 @@ impl Keys {
     }
 }
 
-/// The key and the version that a value names.
+/// Returns the key and the version in a value.
 fn named(value: &[u8]) -> Option<(u64, u32)> {
     let mut parts = value.split(|b| *b == b':');
     let mut number = || std::str::from_utf8(parts.next()?).ok()?.parse::<u64>().ok();
@@ -227,28 +228,28 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What happened, besides [`Tally`].
+/// Counts besides [`Tally`].
 #[derive(Debug, Clone, Default)]
 pub struct Counts {
     /// Replies, errors, latencies.
     pub tally: Tally,
-    /// MOVED and ASK that were followed.
+    /// Followed redirections (MOVED and ASK).
     pub redirections: u64,
-    /// Of the wrong replies: reads that found nothing.
+    /// Wrong replies to reads that found nothing.
     pub missing: u64,
-    /// The longest time between two replies that were no errors; the first may be of the interval before.
+    /// Longest time between two replies without an error; the first may be of the previous interval.
     pub longest_gap: Duration,
 }
 
 #[derive(Debug, Default)]
 struct Ledger {
     counts: Counts,
-    /// When a reply came that was no error.
+    /// Time of the last reply without an error.
     last_served: Option<Instant>,
     complaints: Vec<String>,
 }
 
-/// A load that is being driven.
+/// A load in progress.
 #[derive(Debug)]
 pub struct Run {
     thread: Option<JoinHandle<Result<()>>>,
@@ -257,7 +258,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Connects and starts; it goes on until [`Self::finish`].
+    /// Connects and starts a load, which runs until [`Self::finish`].
     pub fn start(settings: &Settings) -> Result<Self> {
         let ledger = Arc::new(Mutex::new(Ledger::default()));
         let stop = Arc::new(AtomicBool::new(false));
@@ -267,7 +268,7 @@ impl Run {
         Ok(Self { thread: Some(thread.context("cannot start a thread for the load")?), ledger, stop })
     }
 
-    /// What happened since the last call. A wait for a reply that still goes on counts as far as it has come.
+    /// Returns the counts since the last call. The current wait for a reply counts so far.
     pub fn take(&self) -> Counts {
         let mut ledger = lock(&self.ledger);
         let mut counts = std::mem::take(&mut ledger.counts);
@@ -275,8 +276,8 @@ impl Run {
         counts
     }
 
-    /// Sends no more, waits for what is under way; what happened since the last [`Self::take`], and the first
-    /// complaints.
+    /// Stops sending, and waits for the requests in flight. Returns the counts since the last [`Self::take`], and the
+    /// first complaints.
     pub fn finish(mut self) -> Result<(Counts, Vec<String>)> {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -301,7 +302,7 @@ enum Operation {
     Set {
         version: u32,
     },
-    /// ASKING before a request that was redirected for once.
+    /// `ASKING`, before a request that was redirected once.
     Asking,
 }
 
@@ -326,7 +327,7 @@ struct Driver {
     settings: Settings,
     epoll: OwnedFd,
     connections: Vec<Connection>,
-    /// Connections of each node, and its address.
+    /// Address of each node, and its connections.
     nodes: Vec<(SocketAddr, Vec<usize>)>,
     owner: Vec<u16>,
     slots: Vec<u16>,
@@ -420,7 +421,7 @@ impl Driver {
         let start = Instant::now();
         let interval = self.settings.rate.map(|rate| Duration::from_secs_f64(1.0 / rate));
         let mut due = start;
-        // open loop: one whose connection is full holds up those behind it, as a client would
+        // open loop: a request whose connection is full delays the next ones, as in a client
         let mut waiting: Option<Request> = None;
         let mut read_buf = vec![0_u8; 64 * 1024];
         let mut events = Vec::with_capacity(256);
@@ -653,7 +654,7 @@ impl Driver {
         }
     }
 
-    /// Whether only this once, and to which node.
+    /// Returns whether the redirection is for one request only, and its node.
     fn redirection(&self, text: &[u8]) -> Option<(bool, usize)> {
         let text = std::str::from_utf8(text).ok()?;
         let mut words = text.split(' ');
@@ -669,7 +670,7 @@ impl Driver {
     fn lose(&mut self, index: usize, why: &str) {
         let c = &mut self.connections[index];
         c.lost = true;
-        let _ = epoll::delete(&self.epoll, &c.stream); // gone from it already where the kernel closed it
+        let _ = epoll::delete(&self.epoll, &c.stream); // already gone if the kernel closed it
         let mut ledger = lock(&self.ledger);
         ledger.counts.tally.disconnects += 1;
         ledger.complain(format!("a connection was lost with {} requests under way: {why}", c.pending.len()));

@@ -1,7 +1,7 @@
-//! What the journal costs: the same move with a router that waits for the disk, as it must, and with one that does not.
+//! Cost of the journal: the same move with a router that waits for the disk, as it must, and with one that does not.
 //!
-//! The second one is for this measurement only: a power cut would lose keys. It still writes every record, so what is
-//! compared is the waiting, which is what could be saved by giving up safety; the bytes are in the table of costs.
+//! The second mode exists only for this measurement: a power cut would lose keys. It still writes every record, so the
+//! difference is the wait, which is the possible gain from giving up safety. The bytes are in the table of costs.
 
 use std::time::Duration;
 
@@ -9,24 +9,24 @@ use anyhow::Result;
 
 use super::{Bench, Journal};
 
-/// Times each, in turn, so that a machine that gets slower favours neither.
+/// Moves in each mode, interleaved so that a machine that slows down favours neither.
 const ROUNDS: usize = 3;
 
-/// Keys per second of one way.
+/// Moves in one mode.
 #[derive(Debug, Clone)]
 pub(super) struct Throughput {
-    /// Whether the disk was waited for.
+    /// Whether the router waits for the disk.
     pub(super) journal: Journal,
     /// Keys of each move.
     pub(super) keys: u64,
-    /// How long each move took.
+    /// Duration of each move.
     pub(super) times: Vec<Duration>,
-    /// Times that the disk was waited for, in the last of them.
+    /// Disk syncs of the last move.
     pub(super) syncs: u64,
 }
 
 impl Throughput {
-    /// The move in the middle.
+    /// Median duration of a move.
     pub(super) fn median(&self) -> Duration {
         let mut times = self.times.clone();
         times.sort_unstable();

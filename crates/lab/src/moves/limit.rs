@@ -1,8 +1,7 @@
-//! What DUMP, RESTORE and UNLINK alone cost: a floor that no way of moving keys over unmodified servers gets below.
+//! Cost of DUMP, RESTORE and UNLINK alone: a lower bound for every move between unmodified servers.
 //!
-//! Each of the three is run over all keys by itself, pipelined, and timed by itself. The source does DUMP and UNLINK,
-//! the target RESTORE; where both have a processor of their own they can work at the same time, and the limit is the
-//! slower of the two.
+//! Each command is run and timed separately over all keys, pipelined. The source executes DUMP and UNLINK, the target
+//! RESTORE. If each has its own processor they can work in parallel, and the limit is the slower one.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -11,37 +10,37 @@ use anyhow::{Result, bail};
 use switchyard_bench::client::Client;
 use switchyard_bench::wire::{self, Reply};
 
-/// Bytes of requests or replies on their way at a time: below what sockets' buffers hold, else both sides wait for the
-/// other to read.
+/// Maximum bytes of requests or replies in flight: below the socket buffers, otherwise both sides wait for the other to
+/// read.
 const IN_FLIGHT: usize = 128 * 1024;
 
-/// Time that each command took for all keys.
+/// Time of each command for all keys.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limit {
-    /// Keys.
+    /// Number of keys.
     pub(super) keys: u64,
-    /// DUMP of all, at the source.
+    /// DUMP at the source.
     pub(super) dump: Duration,
-    /// RESTORE of all, at the target.
+    /// RESTORE at the target.
     pub(super) restore: Duration,
-    /// UNLINK of all, at the source.
+    /// UNLINK at the source.
     pub(super) unlink: Duration,
 }
 
 impl Limit {
-    /// Keys per second where source and target work at the same time.
+    /// Keys per second if source and target work in parallel.
     pub(super) fn keys_per_second(&self) -> f64 {
         self.keys as f64 / (self.dump + self.unlink).max(self.restore).as_secs_f64()
     }
 
-    /// Keys per second where they work one after the other.
+    /// Keys per second if they take turns.
     pub(super) fn in_turn(&self) -> f64 {
         self.keys as f64 / (self.dump + self.unlink + self.restore).as_secs_f64()
     }
 }
 
-/// Moves `keys` from `source` to `target`, one command after the other, and times each. Contents are held in memory a
-/// part at a time.
+/// Moves `keys` from `source` to `target`, one command at a time, and times each. Holds only a part of the contents in
+/// memory.
 pub(super) fn measure(
     source: SocketAddr,
     target: SocketAddr,

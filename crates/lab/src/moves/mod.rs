@@ -1,8 +1,8 @@
-//! What moving slots costs, and whom it disturbs: the router's moves beside `redis-cli --cluster reshard` on a Redis
-//! Cluster with the same data, the same load and the same machine, in one run.
+//! Cost of moving slots, and its effect on clients: the router's moves compared with `redis-cli --cluster reshard` on a
+//! Redis Cluster with the same data, load and machine, in one run.
 //!
 //! Everything is measured from outside, over sockets and /proc. Both sides move the same slots between two servers of
-//! the same version, filled with the same keys; both are loaded by the same generator at the same rate.
+//! the same version with the same keys, under the same generator at the same rate.
 
 pub mod admin;
 mod big;
@@ -34,18 +34,18 @@ use crate::procfs::{MachineReading, resident_bytes};
 pub enum Part {
     /// Moves without load: keys and bytes per second.
     Fast,
-    /// Moves under load: what clients notice.
+    /// Moves under load: effect on clients.
     Unnoticed,
-    /// Moves under writes to the moving slots: whether they end.
+    /// Moves under writes to the moving slots: whether they finish.
     Converges,
-    /// A big hash moves while it is read and written: how long any command was held.
+    /// A big hash moves while it is read and written: longest hold of a command.
     Big,
-    /// What it costs to wait for the disk before a key goes on.
+    /// Cost of the wait for the disk.
     Journal,
 }
 
 impl Part {
-    /// All of them, with the names that users write.
+    /// All parts, with their names on the command line.
     pub const ALL: [(Self, &'static str); 5] = [
         (Self::Fast, "fast"),
         (Self::Unnoticed, "unnoticed"),
@@ -55,49 +55,49 @@ impl Part {
     ];
 }
 
-/// What to measure.
+/// Settings of a run.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The product's binary.
+    /// Path of the router's binary.
     pub switchyard: PathBuf,
     /// Further arguments of `serve`.
     pub serve_args: Vec<String>,
-    /// What the moves care about (`--goal`) where there is a load; without one it is `fast`.
+    /// Goal (`--goal`) of moves under load; without load it is `fast`.
     pub goal: String,
-    /// Which parts.
+    /// Parts to measure.
     pub parts: Vec<Part>,
     /// Keys of 64 B; larger values have fewer.
     pub keys: u64,
-    /// Only the peer and the floor, not our own moves.
+    /// Measures only the peer and the floor, not our own moves.
     pub baseline_only: bool,
-    /// Settings of `--cluster-pipeline` to try.
+    /// Values of `--cluster-pipeline` to try.
     pub pipelines: Vec<u32>,
-    /// How long the load runs before a move begins, and again after it: what it is compared with.
+    /// Duration of the load before a move and again after it, as the reference.
     pub control: Duration,
-    /// Share of what can be had that the load takes.
+    /// Load as a share of the capacity, 0 to 1.
     pub load: f64,
     /// Connections of the load.
     pub connections: usize,
-    /// Writes per second while convergence is tried.
+    /// Writes per second in convergence tests.
     pub writes: f64,
-    /// How often it is tried.
+    /// Number of convergence tests.
     pub repeats: u32,
     /// The document whose section is rewritten.
     pub out: Option<PathBuf>,
-    /// What the user typed, for the document.
+    /// Command line of this run, for the document.
     pub command_line: String,
-    /// Set when the run shall end early.
+    /// Set to end the run early.
     pub stop: Arc<AtomicBool>,
 }
 
-/// Sizes of values, and by how much their keys are fewer.
+/// Sizes of values in bytes, with the divisor for the number of keys.
 const SIZES: [(usize, u64); 3] = [(64, 1), (1024, 5), (65_536, 200)];
-/// Keys in a slot, at least: a million keys in all slots of a cluster are 61 in each.
+/// Minimum keys per slot: a million keys in all slots of a cluster are 61 per slot.
 const KEYS_PER_SLOT: u64 = 60;
-/// A move may take so long at most.
+/// Maximum duration of a move.
 const PATIENCE: Duration = Duration::from_secs(900);
 
-/// How fast one way of moving was, without load.
+/// Speed of one kind of move, without load.
 #[derive(Debug, Clone)]
 struct Speed {
     size: usize,
@@ -105,7 +105,7 @@ struct Speed {
     slots: u16,
     keys: u64,
     took: Duration,
-    /// Of our own moves.
+    /// Cost of our own moves.
     cost: Option<Cost>,
 }
 
@@ -115,7 +115,7 @@ struct Cost {
     memory_peak: u64,
     /// Bytes of the journal.
     journal: u64,
-    /// Times that the disk was waited for.
+    /// Number of disk syncs.
     syncs: u64,
 }
 
@@ -125,7 +125,7 @@ impl Speed {
     }
 }
 
-/// What clients saw, without and with a move.
+/// Observations of clients, without and with a move.
 #[derive(Debug, Clone)]
 struct Noticed {
     way: String,
@@ -136,9 +136,9 @@ struct Noticed {
     control_time: Duration,
     moving: Counts,
     moving_time: Duration,
-    /// The same move without load.
+    /// Duration of the same move without load.
     unloaded: Option<Duration>,
-    /// Keys that did not have their last value afterwards.
+    /// Keys without their last value afterwards.
     wrong_after: u64,
     complaints: Vec<String>,
 }
@@ -156,7 +156,7 @@ struct Converged {
     failures: Vec<String>,
 }
 
-/// All that was measured.
+/// All results.
 #[derive(Debug, Default)]
 pub struct Results {
     version: String,
@@ -171,7 +171,7 @@ pub struct Results {
 }
 
 impl Results {
-    /// What could not be measured, in words.
+    /// Descriptions of failed measurements.
     pub fn failures(&self) -> &[String] {
         &self.failures
     }
@@ -248,7 +248,7 @@ impl Bench<'_> {
         stopped(&self.settings.stop)
     }
 
-    /// Keeps what failed for the report; only an interruption ends the run.
+    /// Records a failure for the report. Only an interruption ends the run.
     fn attempt<T>(&mut self, what: &str, outcome: Result<T>) -> Result<Option<T>> {
         match outcome {
             Ok(value) => Ok(Some(value)),
@@ -337,7 +337,7 @@ impl Bench<'_> {
         Ok((before as u64, took, cost))
     }
 
-    /// Half of the keys were to move, and none to be lost.
+    /// Checks that the source had keys, and that the target has all keys now.
     fn all_moved(&self, before: i64, keys: u64, source: SocketAddr, target: SocketAddr) -> Result<()> {
         let (left, there) = (keys_at(source)?, keys_at(target)?);
         ensure!(before > 0, "the source had no keys to move");
@@ -463,8 +463,8 @@ impl Bench<'_> {
         Ok(noticed)
     }
 
-    /// What can be had, then the load without a move, with one, and without one again.
-    #[allow(clippy::too_many_arguments)] // each is one thing that the two ways have differently
+    /// Measures the capacity, then the load without a move, with one, and without one again.
+    #[allow(clippy::too_many_arguments)] // these arguments differ between the two kinds of moves
     fn under_load(
         &mut self,
         way: String,
@@ -506,7 +506,8 @@ impl Bench<'_> {
         let outcome = relocate();
         let moving_time = begun.elapsed();
         let moving = run.take();
-        // A machine that others use may be another one after minutes: what is compared with is measured on both sides.
+        // The speed of a shared machine may change within minutes, so the reference is measured on both sides of the
+        // move.
         self.print(format!("{way}: {rate:.0} requests/s after the move"));
         self.pause(Duration::from_secs(2))?;
         run.take();
@@ -587,7 +588,7 @@ impl Bench<'_> {
                     .push(format!("round {}: {left} keys left at the source, {wrong} wrong", round + 1)),
                 Err(e) => {
                     converged.failures.push(format!("round {}: {e:#}", round + 1));
-                    break; // where the slots are now is not known
+                    break; // the owner of the slots is unknown
                 }
             }
             converged.failures.extend(complaints.into_iter().take(1));
@@ -597,13 +598,13 @@ impl Bench<'_> {
     }
 }
 
-/// So many slots that each has keys enough.
+/// Returns a layout with enough keys in each slot.
 fn layout(keys: u64) -> Arc<Layout> {
     let slots = (keys / KEYS_PER_SLOT).max(2).ilog2();
     Arc::new(Layout::new(1 << slots.saturating_sub(1).min((SLOTS / 2).ilog2())))
 }
 
-/// The slots of the first half that have keys, as `switchyard move --slots` has them.
+/// Returns the slots of the first half that have keys, in the format of `switchyard move --slots`.
 fn slots_of(layout: &Layout) -> String {
     format!("0-{}", layout.each() - 1)
 }

@@ -1,4 +1,4 @@
-//! What a run says, on the terminal and in the document.
+//! Output of a run, for the terminal and the document.
 
 use std::{fmt::Write as _, path::Path, time::Duration};
 

@@ -1,5 +1,5 @@
-//! Two servers with half of the slots each: plain ones behind the router, or a Redis Cluster of two; and moving slots
-//! in either.
+//! Two servers with half of the slots each: plain servers behind the router, or a Redis Cluster; and moves of slots in
+//! both.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,32 +16,32 @@ use super::Layout;
 use super::admin::{self, Order, Standing};
 use super::slot::SLOTS;
 
-/// How long a cluster may take until both nodes know of each other.
+/// Maximum time until both nodes of a cluster know each other.
 const CLUSTER_PATIENCE: Duration = Duration::from_secs(30);
-/// How often a move is looked at.
+/// Interval between polls of a move.
 const LOOK: Duration = Duration::from_millis(25);
-/// Arguments of a server that keeps nothing.
+/// Arguments of a server without persistence.
 const PLAIN: [&str; 2] = ["--appendonly", "no"];
 /// The first slot of the second node.
 pub(crate) const HALF: u16 = SLOTS / 2;
 
-/// What the router does before a key goes on.
+/// Durability of journal records during a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Journal {
-    /// It waits until the record is on the disk.
+    /// The router waits until the record is on the disk.
     Durable,
-    /// It writes the record and goes on: only to measure what waiting costs.
+    /// The router does not wait. Only to measure the cost of waiting.
     NotWaitedFor,
 }
 
-/// Programs that are needed.
+/// Paths of the needed programs.
 #[derive(Debug, Clone)]
 pub(crate) struct Programs {
     /// redis-server.
     pub(crate) server: PathBuf,
     /// redis-cli.
     pub(crate) cli: PathBuf,
-    /// Ours.
+    /// The router.
     pub(crate) switchyard: PathBuf,
 }
 
@@ -58,7 +58,7 @@ impl Programs {
 #[derive(Debug)]
 pub(crate) struct Cluster {
     nodes: Vec<Process>,
-    /// Where they listen.
+    /// Addresses of the nodes.
     pub(crate) addresses: Vec<SocketAddr>,
     ids: Vec<String>,
 }
@@ -83,8 +83,8 @@ impl Cluster {
                 "--cluster-port",
                 &bus.to_string(),
             ]);
-            // The one whose last slot goes would become a replica of the other, and copy everything back while it is
-            // looked at.
+            // Otherwise the node that loses its last slot would become a replica of the other, and copy everything back
+            // during the measurement.
             command.args(["--cluster-allow-replica-migration", "no"]);
             let mut node = Process::start(&format!("{name}-{i}"), &command, folder)?;
             node.wait_ready(address)?;
@@ -98,7 +98,7 @@ impl Cluster {
         }
         let mut client = Client::connect(cluster.addresses[0])?;
         let port = cluster.addresses[1].port().to_string();
-        // Other epochs: two nodes that begin with the same one would dispute slots.
+        // Different epochs, because two nodes with the same one would dispute slots.
         Client::connect(cluster.addresses[1])?.ok(&[b"CLUSTER", b"SET-CONFIG-EPOCH", b"2"])?;
         client.ok(&[b"CLUSTER", b"SET-CONFIG-EPOCH", b"1"])?;
         client.ok(&[b"CLUSTER", b"MEET", b"127.0.0.1", port.as_bytes(), buses[1].to_string().as_bytes()])?;
@@ -145,31 +145,31 @@ impl Cluster {
 /// Servers behind a router.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Servers<'a> {
-    /// Their number.
+    /// Number of servers.
     pub(crate) count: usize,
-    /// Their arguments.
+    /// Arguments of the servers.
     pub(crate) arguments: &'a [&'a str],
     /// `capacity` of each, in the router's configuration.
     pub(crate) capacity: Option<u64>,
 }
 
 impl Servers<'_> {
-    /// They keep nothing, and no capacity is known.
+    /// Servers without persistence, and without a configured capacity.
     pub(crate) fn plain(count: usize) -> Self {
         Self { count, arguments: &PLAIN, capacity: None }
     }
 }
 
-/// Plain servers with the router in front, which gives each an equal share of the slots; mostly two.
+/// Plain servers behind the router, which gives each an equal share of the slots.
 #[derive(Debug)]
 pub(crate) struct Routed {
     /// The router; dropped first.
     pub(crate) router: Process,
-    /// Where clients connect.
+    /// Address for clients.
     pub(crate) entry: SocketAddr,
     pub(crate) admin: SocketAddr,
     nodes: Vec<Process>,
-    /// Where the servers listen.
+    /// Addresses of the servers.
     pub(crate) addresses: Vec<SocketAddr>,
 }
 
@@ -178,7 +178,7 @@ impl Routed {
         Self::start_with(programs, serve_args, Journal::Durable, name, folder)
     }
 
-    /// With so many servers; the first one listed has slot 0.
+    /// Starts `count` servers. The first listed server has slot 0.
     pub(crate) fn start_many(
         programs: &Programs,
         serve_args: &[String],
@@ -189,7 +189,7 @@ impl Routed {
         Self::start_all(programs, serve_args, Journal::Durable, &Servers::plain(count), name, folder)
     }
 
-    /// With these servers.
+    /// Starts these servers.
     pub(crate) fn start_servers(
         programs: &Programs,
         serve_args: &[String],
@@ -252,7 +252,7 @@ impl Routed {
         }
         let mut router = Process::start(&format!("{name}-router"), &command, folder)?;
         router.wait_ready(entry)?;
-        // Which node gets which slots is the router's decision: where a key of slot 0 arrives is the first.
+        // The router assigns the slots: the server that receives a key of slot 0 is the first.
         let probe = Layout::new(1).name(0);
         let mut client = Client::connect(entry)?;
         client.ok(&[b"SET", probe.as_bytes(), b"probe"])?;
@@ -267,8 +267,8 @@ impl Routed {
         Ok(Self { router, entry, admin, nodes, addresses })
     }
 
-    /// Moves slots of one node to another, and waits until that is done. How long it took, and what the router reports
-    /// of the move at its end.
+    /// Moves slots between two nodes and waits for the end. Returns the duration, and the router's final report of the
+    /// move.
     pub(crate) fn move_slots(
         &self,
         programs: &Programs,
@@ -300,7 +300,7 @@ impl Routed {
         }
     }
 
-    /// Bytes of the journal and times that the disk was waited for, since the start of the router.
+    /// Returns the bytes and disk syncs of the journal since the start of the router.
     pub(crate) fn journal(&self) -> Result<(u64, u64)> {
         let report = admin::report(self.admin)?;
         let number = |name: &str| {
@@ -314,8 +314,8 @@ impl Routed {
     }
 }
 
-/// Waits for a program that moves slots. How long it took since `begun`; an error where it failed or takes longer than
-/// `patience`.
+/// Waits for a program that moves slots. Returns the time since `begun`, or an error if the program fails or takes
+/// longer than `patience`.
 pub(crate) fn wait_for(
     mover: &mut Process,
     begun: Instant,
@@ -340,12 +340,12 @@ pub(crate) fn wait_for(
     }
 }
 
-/// Keys that a server has.
+/// Returns the number of keys of a server.
 pub(crate) fn keys_at(address: SocketAddr) -> Result<i64> {
     Client::connect(address)?.integer(&[b"DBSIZE"])
 }
 
-/// A section of a server's INFO.
+/// Returns a section of a server's INFO.
 pub(crate) fn info(address: SocketAddr, section: &str) -> Result<String> {
     Client::connect(address)?.call(&[b"INFO", section.as_bytes()], |reply| match reply {
         Reply::Bulk(text) => String::from_utf8_lossy(text).into_owned(),
@@ -353,14 +353,14 @@ pub(crate) fn info(address: SocketAddr, section: &str) -> Result<String> {
     })
 }
 
-/// A number in a section of a server's INFO; `field` ends with its colon.
+/// Returns a number in a section of a server's INFO; `field` ends with its colon.
 pub(crate) fn info_number(address: SocketAddr, section: &str, field: &str) -> Result<u64> {
     let text = info(address, section)?;
     let value = text.lines().find_map(|line| line.strip_prefix(field)?.trim().parse().ok());
     value.with_context(|| format!("{address} names no {field} in INFO {section}"))
 }
 
-/// Version of a server, as it says itself.
+/// Returns the version that a server reports.
 pub(crate) fn version_of(address: SocketAddr) -> Result<String> {
     let info = info(address, "server")?;
     let field = |name: &str| info.lines().find_map(|l| l.strip_prefix(name)).map(|v| v.trim().to_owned());

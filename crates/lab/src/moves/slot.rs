@@ -1,12 +1,11 @@
-//! Which slot a key is in: what a client of Redis Cluster computes.
+//! Slot of a key, as computed by a client of Redis Cluster.
 //!
-//! Own code, the plain bitwise CRC16, although `policy` has a fast one: what measures and checks the router shares
-//! nothing with it.
+//! A separate bitwise CRC16, although `policy` has a fast one: code that checks the router shares nothing with it.
 
-/// Slots of a cluster.
+/// Number of slots of a cluster.
 pub const SLOTS: u16 = 16_384;
 
-/// The slot of a key, by its hash tag where it has one.
+/// Returns the slot of a key, by its hash tag if it has one.
 pub fn slot_of(key: &[u8]) -> u16 {
     let tag = key.iter().position(|&b| b == b'{').and_then(|open| {
         let rest = &key[open + 1..];
@@ -27,8 +26,7 @@ fn crc16(bytes: &[u8]) -> u16 {
 mod tests {
     use super::*;
 
-    /// The specification of Redis Cluster gives 0x31C3 for this text; the others were asked of a server by CLUSTER
-    /// KEYSLOT.
+    /// 0x31C3 is from the specification of Redis Cluster; the others are from a server's CLUSTER KEYSLOT.
     #[test]
     fn as_the_specification() {
         assert_eq!(crc16(b"123456789"), 0x31C3);

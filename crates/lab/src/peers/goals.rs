@@ -1,7 +1,7 @@
-//! The goals of the fast path, each against what was measured in the same run.
+//! The goals of the fast path, each compared with results of the same run.
 //!
-//! Ratios, never absolute times: they hold on other machines. Each is written down as data, so that the table that is
-//! printed and the judgement cannot differ.
+//! Ratios rather than absolute times, because they hold on other machines. Goals are data, so that the printed table
+//! and the judgement cannot differ.
 
 use switchyard_bench::table::Table;
 
@@ -11,7 +11,7 @@ use super::rows::{
 };
 use super::target::Peer;
 
-/// What a goal compares.
+/// Compared quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Measure {
     /// CPU of the proxy per request.
@@ -20,9 +20,9 @@ enum Measure {
     P50,
 }
 
-/// Requests/s that differ by less than this are equal: rounds of one proxy differ by more.
+/// Relative difference of requests/s that counts as equal, because rounds of one proxy differ by more.
 const NOISE: f64 = 0.05;
-/// redis-benchmark tells latencies in steps of this many milliseconds.
+/// Resolution of redis-benchmark's latencies, in milliseconds.
 const LATENCY_STEP_MS: f64 = 0.008;
 
 /// One goal: in `row`, our measure must be at most `bound` times `than`'s.
@@ -31,7 +31,7 @@ struct Ratio {
     measure: Measure,
     than: Peer,
     bound: f64,
-    /// Applies only where the router chose to send in batches (io_uring); the other bound holds for epoll alone.
+    /// Applies only if the router sends in batches (io_uring); the other bound is for epoll alone.
     batched: bool,
 }
 
@@ -68,42 +68,42 @@ fn ratios() -> [Ratio; 16] {
     ]
 }
 
-/// predixy's CPU as a share of twemproxy's in the same row, from an earlier run: used where its binary is not at hand.
+/// predixy's CPU as a share of twemproxy's in the same row, from an earlier run, for runs without its binary.
 const PREDIXY_OF_TWEMPROXY: [(Row, f64); 3] = [(GET_C50, 0.78), (GET_P16, 0.32), (GET_C512, 0.73)];
 
-/// The same for every number of nodes and clients, but for this factor.
+/// Maximum ratio of costs for different numbers of nodes and clients.
 const FLAT: f64 = 1.25;
 
-/// CPU of a request beside twemproxy with the same configuration.
+/// Maximum ratio of CPU per request to twemproxy with the same configuration.
 const WITH_ITS_FILE: f64 = 0.6;
 
-/// How a goal came out.
+/// Result of a goal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// Reached.
     Reached,
     /// Missed.
     Missed,
-    /// Not measured in this run, and why.
+    /// Not measured in this run, with the reason.
     Open(String),
 }
 
 /// One judged goal.
 #[derive(Debug, Clone)]
 pub struct Goal {
-    /// Whether it belongs to the gate (pinned rows).
+    /// Whether the goal belongs to the gate (pinned rows).
     pub gate: bool,
-    /// What must be true.
+    /// Requirement.
     pub text: String,
-    /// What was measured.
+    /// Measured values.
     pub measured: String,
-    /// How it came out.
+    /// Result.
     pub verdict: Verdict,
-    /// Where a goal for many rows misses, each row in words.
+    /// Rows that miss a goal for many rows, with the values.
     pub misses: Vec<String>,
 }
 
-/// Judges `ours` (a variant of our router) against every goal that the measured rows allow to judge.
+/// Judges `ours` (a variant of our router) by every goal with measured rows.
 pub(super) fn judge(results: &Results, ours: &Peer) -> Vec<Goal> {
     if results.peers.contains(&Peer::before(FLAT_NODES[0])) {
         return flat(results);
@@ -133,7 +133,7 @@ pub(super) fn judge(results: &Results, ours: &Peer) -> Vec<Goal> {
     goals
 }
 
-/// More nodes, or more clients, cost a request little.
+/// Goals for a cost that hardly grows with nodes or clients.
 fn flat(results: &Results) -> Vec<Goal> {
     let [few, more @ ..] = FLAT_NODES;
     let compare = |text: String, (nodes, row): (usize, Row), (than_nodes, than_row): (usize, Row)| {
@@ -185,7 +185,7 @@ fn ratio(results: &Results, ours: &Peer, goal: &Ratio) -> Goal {
     let text = format!("{}: {name} <= {} x {}{when}", goal.row, goal.bound, goal.than);
     let (measured, verdict) = match (value(ours), theirs) {
         (Some(mine), Some(theirs)) => {
-            // A latency is told in steps; one step is no difference.
+            // One step of the resolution is no difference.
             let slack = if goal.measure == Measure::P50 { LATENCY_STEP_MS } else { 0.0 };
             let measured = format!("{mine:.digits$} / {theirs:.digits$} {unit} = {:.2}{note}", mine / theirs);
             (measured, verdict(mine <= goal.bound * theirs + slack + 1e-9))
@@ -200,7 +200,7 @@ fn verdict(reached: bool) -> Verdict {
     if reached { Verdict::Reached } else { Verdict::Missed }
 }
 
-/// Proxy and nodes together cost less than with any other proxy.
+/// Goal: proxy and nodes together cost less than with any other proxy.
 fn total_cpu(results: &Results, ours: &Peer, rows: &[Row], gate: bool) -> Goal {
     let text = "CPU of proxy + redis-servers lower than with any peer, in every row";
     let value = |peer: &Peer, row| results.total_us(peer, row);
@@ -211,7 +211,7 @@ fn total_cpu(results: &Results, ours: &Peer, rows: &[Row], gate: bool) -> Goal {
     every_row(results, ours, rows, gate, text.to_owned(), &value, &judge_row)
 }
 
-/// As fast as the fastest other proxy, or faster.
+/// Goal: as fast as the fastest other proxy, within the noise.
 fn throughput(results: &Results, ours: &Peer, rows: &[Row], gate: bool) -> Goal {
     let text = format!("requests/s first of all proxies (within {:.0} %), in every row", NOISE * 100.0);
     let value = |peer: &Peer, row| results.requests_per_second(peer, row);
@@ -223,10 +223,10 @@ fn throughput(results: &Results, ours: &Peer, rows: &[Row], gate: bool) -> Goal 
     every_row(results, ours, rows, gate, text, &value, &judge_row)
 }
 
-/// How a row misses a goal, given our value and the others'; `None` where it does not.
+/// Returns the miss of a row, from our value and the others'; `None` if it reaches the goal.
 type Miss<'a> = &'a dyn Fn(f64, &[(&Peer, f64)]) -> Option<String>;
 
-/// A goal that holds where it holds in every row.
+/// Judges a goal that must hold in every row.
 fn every_row(
     results: &Results,
     ours: &Peer,
@@ -290,7 +290,7 @@ fn memory_goals(memory: &[super::memory::Memory], ours: &Peer) -> Vec<Goal> {
     ]
 }
 
-/// The goals as a table; those of the gate are marked.
+/// Returns the goals as a table, with marks on goals of the gate.
 pub(super) fn table(goals: &[Goal]) -> Table {
     let mut table = Table::new(["goal", "measured", "reached"]);
     for goal in goals {
@@ -305,7 +305,7 @@ pub(super) fn table(goals: &[Goal]) -> Table {
     table
 }
 
-/// Where goals for many rows miss, a line each.
+/// Returns a line for each row that misses a goal for many rows.
 pub(super) fn misses(goals: &[Goal]) -> Vec<String> {
     let of = |goal: &Goal| {
         let what = goal.text.split(',').next().unwrap_or_default().to_owned();

@@ -1,4 +1,4 @@
-//! Memory of a proxy: when nobody is connected, and with many clients that have all said something and now sit idle.
+//! Memory of a proxy: without clients, and with many idle clients that have sent one request each.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -10,27 +10,27 @@ use anyhow::{Context as _, Result, ensure};
 use super::target::{Peer, Recipe};
 use crate::procfs::resident_bytes;
 
-/// Idle clients.
+/// Number of idle clients.
 pub(super) const CLIENTS: usize = 10_000;
-/// Files that the proxy and we need beside one per client.
+/// Files of the proxy and of this process, besides one per client.
 const SPARE_FILES: u64 = 100;
 
-/// What one proxy holds.
+/// Memory of one proxy.
 #[derive(Debug, Clone)]
 pub struct Memory {
-    /// Which one.
+    /// Name of the proxy.
     pub peer: Peer,
     /// Bytes without clients.
     pub idle: u64,
-    /// Bytes with [`CLIENTS`] idle clients, or why that was not measured.
+    /// Bytes with [`CLIENTS`] idle clients, or the reason for a missing value.
     pub with_clients: Result<u64, String>,
 }
 
-/// Starts the proxy anew (what it held for earlier loads must not count) and measures it.
+/// Restarts the proxy, so that memory of earlier loads does not count, and measures it.
 pub(super) fn measure(recipe: &Recipe, nodes: &[SocketAddr], folder: &Path) -> Result<Memory> {
     let target = recipe.start(&format!("memory-{}", recipe.peer).replace(' ', "-"), nodes, folder)?;
     let process = target.process.as_ref().context("memory is a proxy's")?;
-    std::thread::sleep(Duration::from_millis(500)); // what it does once after start is done
+    std::thread::sleep(Duration::from_millis(500)); // its initialization is done
     let idle = resident_bytes(process.id())?;
     let with_clients =
         with_clients(target.address, process.id(), recipe.peer == Peer::Haproxy).map_err(|e| format!("{e:#}"));

@@ -1,12 +1,10 @@
-//! The router beside the proxies that a user could pick instead: same nodes, same load, one worker thread each, one
-//! run.
+//! The router compared with other proxies: same nodes, same load, one worker thread each, one run.
 //!
-//! Rounds are interleaved and the order of the proxies rotates from round to round, so that a machine that gets slower
-//! or busier over the minutes of a run does not favour whoever came first. What counts is the median over the rounds.
+//! Rounds are interleaved and the order of the proxies rotates, so that a machine that slows down or gets busier does
+//! not favour one proxy. The result is the median over the rounds.
 //!
-//! Every measurement is checked: the requests must have arrived at the nodes (their own command statistics say so) and
-//! every GET must have found its key. A proxy that answers errors quickly, or a load that died half way, is no
-//! measurement.
+//! Every measurement is checked: the requests must have arrived at the nodes, by their command statistics, and every
+//! GET must have found its key. A proxy with fast errors, or a load that died halfway, is no measurement.
 
 mod find;
 mod goals;
@@ -39,55 +37,55 @@ pub use self::target::Peer;
 use self::target::{Recipe, Target};
 use crate::procfs::{CpuReading, MachineReading, threads_of};
 
-/// What to measure.
+/// Settings of a run.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The product's binary.
+    /// Path of the router's binary.
     pub switchyard: PathBuf,
-    /// Further arguments of `serve` for our router as it is measured.
+    /// Further arguments of `serve` for our router.
     pub serve_args: Vec<String>,
-    /// Variants of our router to measure beside it: a name and further arguments of `serve`.
+    /// Variants of our router to measure, too: a name and further arguments of `serve`.
     pub variants: Vec<(String, Vec<String>)>,
-    /// Whether our router is measured a second time, with clients that come by TLS.
+    /// Whether our router is also measured with TLS clients.
     pub tls: bool,
-    /// predixy's binary, where the user has one.
+    /// Path of predixy's binary, if the user has one.
     pub predixy: Option<PathBuf>,
-    /// Only these peers, by name; empty: all.
+    /// Names of the peers to measure; empty for all.
     pub only: Vec<String>,
-    /// Only rows whose name contains this.
+    /// Measures only rows whose name contains this text.
     pub filter: Option<String>,
     /// Rounds per row.
     pub rounds: usize,
-    /// Few rows, short measurements: to see whether everything works, not to compare.
+    /// Few rows and short measurements: a check that everything works, not a comparison.
     pub quick: bool,
-    /// Only the gate: the proxy alone on one CPU.
+    /// Measures only the gate: the proxy alone on one CPU.
     pub pinned_only: bool,
-    /// Our router beside itself, before few and many nodes, instead of the peers.
+    /// Compares our router with itself, with few and many nodes, instead of with the peers.
     pub flat: bool,
-    /// Our router beside twemproxy, both with a configuration of twemproxy that has so many pools.
+    /// Compares our router with twemproxy, both with a configuration of this many pools.
     pub pools: Option<usize>,
     /// Whether missing peers may be installed.
     pub install: bool,
     /// The document whose tables are rewritten.
     pub out: Option<PathBuf>,
-    /// What the user typed, for the document.
+    /// Command line of this run, for the document.
     pub command_line: String,
-    /// Set when the run shall end early.
+    /// Set to end the run early.
     pub stop: Arc<AtomicBool>,
 }
 
-/// Keys in play: more than caches hold of 64-byte values, few enough that the nodes fill in a second.
+/// Keys per node: more than caches hold of 64-byte values, and few enough to fill the nodes in a second.
 const KEYS: u64 = 100_000;
-/// And at all nodes together, each of which has all of them.
+/// Maximum keys over all nodes, each of which has all of them.
 const COPIES: u64 = 1_000_000;
-/// Requests of each client at least: connecting it is counted too.
+/// Minimum requests of each client, because its connection is counted, too.
 const REQUESTS_PER_CLIENT: u64 = 50;
-/// Nodes, but where the question is what more of them cost.
+/// Number of nodes, except in the test for a flat cost.
 const NODES: usize = 2;
-/// Bytes of values per node at most; large values have fewer keys.
+/// Maximum bytes of values per node; large values have fewer keys.
 const FILL_BYTES: u64 = 160 << 20;
 
-/// All that was measured.
+/// All results.
 #[derive(Debug, Default)]
 pub struct Results {
     /// Peers in the order of the tables.
@@ -95,17 +93,17 @@ pub struct Results {
     /// Rows in the order of the tables.
     pub rows: Vec<Row>,
     samples: HashMap<(Peer, Row), Vec<Sample>>,
-    /// Memory, where it was measured.
+    /// Memory, if measured.
     pub memory: Option<Vec<Memory>>,
     /// Peers that could not be measured.
     pub missing: Vec<Missing>,
-    /// Measurements that failed, in words.
+    /// Descriptions of failed measurements.
     pub failures: Vec<String>,
-    /// What each peer says its version is.
+    /// Reported version of each peer.
     pub versions: BTreeMap<Peer, String>,
-    /// Rounds that were completed.
+    /// Completed rounds.
     pub rounds: usize,
-    /// Pools of twemproxy's configuration, where both have one.
+    /// Pools of twemproxy's configuration, if one is used.
     pub pools: Option<usize>,
 }
 
@@ -155,14 +153,14 @@ impl Results {
         median(self.samples(peer, row).iter().map(|s| s.total_us))
     }
 
-    /// Median and worst share of the machine that others took while something was measured.
+    /// Median and maximum share of the machine that other processes took during measurements.
     pub fn foreign(&self) -> Option<(f64, f64)> {
         let all = || self.samples.values().flatten().map(|s| s.foreign);
         Some((median(all())?, all().max_by(f64::total_cmp)?))
     }
 }
 
-/// Measures, prints, and rewrites the document. The goals, for the exit code.
+/// Measures, prints, and rewrites the document. Returns the goals, for the exit code.
 pub fn run(settings: &Settings) -> Result<Vec<Goal>> {
     ensure!(settings.rounds > 0, "at least one round is needed");
     let say = |text: &str| eprintln!("{text}");
@@ -245,7 +243,7 @@ fn progress_bar(cells: u64) -> ProgressBar {
     bar
 }
 
-/// Two CPUs that we may use: for everything else, and for the proxy.
+/// Returns two usable CPUs: for everything else, and for the proxy.
 fn two_cpus() -> Result<Option<(usize, usize)>> {
     let allowed = sched_getaffinity(None).context("cannot read which CPUs we may use")?;
     let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
@@ -259,12 +257,12 @@ struct Bench<'a> {
     nodes: Vec<Process>,
     addresses: Vec<SocketAddr>,
     targets: Vec<Target>,
-    /// Requests per second that a target reached lately in a row: how many requests take as long as wanted.
+    /// Recent requests per second of a target in a row, which give the number of requests for the wanted time.
     rates: HashMap<(usize, Row), f64>,
     results: Results,
     bar: ProgressBar,
     cpus: Option<(usize, usize)>,
-    /// CPUs of the machine. Asked once: a thread that is bound to one CPU is told that there is one.
+    /// CPUs of the machine. Read once, because a thread that is bound to one CPU sees only that one.
     machine_cpus: f64,
 }
 
@@ -319,14 +317,14 @@ impl Bench<'_> {
         started
     }
 
-    /// Measures rows that all are pinned or all are not.
+    /// Measures rows that are all pinned or all not.
     fn measure_rows(&mut self, rows: &[Row]) -> Result<()> {
         let Some(first) = rows.first() else {
             return Ok(());
         };
         let everywhere = sched_getaffinity(None).context("cannot read which CPUs we may use")?;
         if let Some((shared, alone)) = self.cpus.filter(|_| first.pinned) {
-            // Children inherit it: redis-benchmark is started from this thread.
+            // Children inherit the binding: redis-benchmark is started from this thread.
             sched_setaffinity(None, &one_cpu(shared)).context("cannot bind ourselves to a CPU")?;
             self.bind_all(&one_cpu(shared), &one_cpu(alone))?;
         }
@@ -342,7 +340,7 @@ impl Bench<'_> {
             for round in 0..self.settings.rounds {
                 for row in rows.iter().filter(|r| r.value == value) {
                     if self.bar.is_hidden() {
-                        // No terminal: a line per row, so that a log shows where it is.
+                        // Without a terminal, a line per row shows the progress in a log.
                         eprintln!(
                             "round {}/{}: {row}{}",
                             round + 1,
@@ -384,7 +382,7 @@ impl Bench<'_> {
         self.bar.set_message(format!("round {}/{}: {row}, {peer}", round + 1, self.settings.rounds));
         self.bar.inc(1);
         if row.pinned && peer == Peer::Direct {
-            return; // nothing is alone on a CPU there
+            return; // there is no proxy to isolate
         }
         match self.measure(index, row, keys) {
             Ok(sample) => self.results.add(peer, row, sample),
@@ -406,7 +404,7 @@ impl Bench<'_> {
         let rate = match self.rates.get(&(index, row)) {
             Some(rate) => *rate,
             None => {
-                // The first guess is a slow proxy's; the warm-up tells better.
+                // The first guess is for a slow proxy; the warm-up corrects it.
                 let guess = if row.clients == 1 { 10e3 } else { 60e3 * (row.pipeline as f64).sqrt() };
                 run((guess * warm_up) as u64)?.requests_per_second
             }
@@ -418,7 +416,7 @@ impl Bench<'_> {
         let (proxy_before, nodes_before) = self.readings(index)?;
         let own_before = CpuReading::of(std::process::id())?;
         let outcome = run(requests)?;
-        std::thread::sleep(Duration::from_millis(20)); // clients that leave cost their proxy something too
+        std::thread::sleep(Duration::from_millis(20)); // closing clients costs the proxy something, too
         let (proxy_after, nodes_after) = self.readings(index)?;
         let machine_after = MachineReading::now()?;
         let own = CpuReading::of(std::process::id())?.since(&own_before);
@@ -455,7 +453,7 @@ impl Bench<'_> {
         Ok((proxy, nodes))
     }
 
-    /// What the nodes say has arrived.
+    /// Returns the number of requests that arrived, by the nodes' statistics.
     fn arrived(&self, command: Command) -> Result<Arrived> {
         let mut sum = Arrived::default();
         for address in &self.addresses {
@@ -467,8 +465,8 @@ impl Bench<'_> {
         Ok(sum)
     }
 
-    /// A router that starts anew could place keys at the nodes by no map: the load's are at all of them, a smaller
-    /// fleet's at the wrong ones.
+    /// Empties the nodes, because a new router could not place their keys by any map: the load's keys are at all nodes,
+    /// and a smaller fleet's at the wrong ones.
     fn empty_nodes(&mut self) {
         for address in &self.addresses {
             if let Err(e) = Client::connect(*address).and_then(|mut node| node.ok(&[b"FLUSHALL"])) {

@@ -1,7 +1,6 @@
-//! redis-benchmark: starting it, and reading what it prints.
+//! redis-benchmark: starts it, and parses its output.
 //!
-//! The load comes from it and not from our own generator because its numbers are the ones that people know and can
-//! repeat.
+//! Used instead of our own generator because users know its numbers and can repeat them.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -14,11 +13,10 @@ use switchyard_bench::process::Process;
 
 use super::{rows::Row, target::Target};
 
-/// What takes longer than this hangs: measurements are made to take a second or two, and with 10,000 clients ten times
-/// that.
+/// Time-out of a measurement. Most take a second or two, and with 10,000 clients ten times as long.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// What redis-benchmark measured.
+/// Results of redis-benchmark.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Outcome {
     /// Requests per second.
@@ -42,13 +40,13 @@ pub(super) fn run(
     let mut command = Command::new(program);
     command.args(arguments(target.tls.unwrap_or(target.address), row, requests, keys));
     if target.tls.is_some() {
-        // The certificate was made a moment ago; what is measured is not whether somebody trusts it.
+        // The certificate was just made, and trust in it is not measured.
         command.args(["--tls", "--insecure"]);
     }
     measure(&command, row.command.name(), folder, stop)
 }
 
-/// Runs it by this command line, which asks for `--csv`; `test` is the name of its one test.
+/// Runs this command line, which has `--csv`. `test` is the name of its one test.
 pub(crate) fn measure(command: &Command, test: &str, folder: &Path, stop: &AtomicBool) -> Result<Outcome> {
     let mut process = Process::start("redis-benchmark", command, folder)?;
     let end = Instant::now() + PATIENCE;
@@ -85,13 +83,13 @@ fn arguments(target: SocketAddr, row: &Row, requests: u64, keys: u64) -> Vec<Str
     pairs.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).chain(["--csv".to_owned()]).collect()
 }
 
-/// The name of key `i` as `-r` makes it.
+/// Returns the name of key `i` with `-r`.
 pub(super) fn key(i: u64) -> String {
     format!("key:{i:012}")
 }
 
-/// Reads `--csv` output: the row of one test, by the names in its head (versions differ in their columns). Warnings may
-/// stand around it.
+/// Parses `--csv` output: the row of one test, by column names, because versions differ in their columns. Ignores
+/// warnings around it.
 fn parse_csv(output: &str, test: &str) -> Result<Outcome> {
     let fields = |line: &str| line.split(',').map(|f| f.trim().trim_matches('"').to_owned()).collect::<Vec<_>>();
     let head =
@@ -117,7 +115,7 @@ fn parse_csv(output: &str, test: &str) -> Result<Outcome> {
     })
 }
 
-/// redis-benchmark (or valkey-benchmark).
+/// Finds redis-benchmark or valkey-benchmark.
 pub(crate) fn find() -> Result<PathBuf> {
     switchyard_bench::process::find_program(&["redis-benchmark", "valkey-benchmark"]).context(
         "found neither redis-benchmark nor valkey-benchmark on PATH; install one (Debian, Ubuntu: sudo apt-get install redis-tools)",

@@ -1,4 +1,4 @@
-//! What a run says: on the terminal, and in docs/results/benchmarks.md between its marks.
+//! Output of a run, for the terminal and for docs/results/benchmarks.md between its marks.
 
 use std::{fmt::Write as _, path::Path};
 
@@ -13,14 +13,14 @@ use crate::procfs::describe_machine;
 const OPEN_MARK: &str = "bench-peers";
 /// Marks around the gate's rows.
 const GATE_MARK: &str = "bench-peers-gate";
-/// Marks around the rows that tell whether the cost is flat.
+/// Marks around the rows of the test for a flat cost.
 const FLAT_MARK: &str = "bench-peers-flat";
 
 /// Marks around the rows with twemproxy's own file: one pool, and several.
 const POOL_MARK: &str = "bench-pool";
 const POOLS_MARK: &str = "bench-pools";
 
-/// Everything, for the terminal.
+/// Returns all results, for the terminal.
 pub(super) fn text(results: &Results, goals: &[Goal]) -> String {
     let mut out = String::new();
     for gate in [false, true] {
@@ -59,7 +59,7 @@ pub(super) fn write(path: &Path, settings: &Settings, results: &Results, goals: 
     };
     for (gate, mark) in [(false, open_mark), (true, GATE_MARK)] {
         if !results.rows.iter().any(|r| r.pinned == gate) {
-            continue; // not measured this time: what stands there stays
+            continue; // not measured this time: the old section stays
         }
         let section = section(settings, results, goals, gate);
         document = replace_between_marks(&document, mark, &section)
@@ -86,7 +86,7 @@ fn section(settings: &Settings, results: &Results, goals: &[Goal], gate: bool) -
         let _ = writeln!(out, "{}", foreign(usual, worst));
     }
     for missing in &results.missing {
-        // The first line says it; the rest is the peer's own output.
+        // The first line has the reason; the rest is the peer's own output.
         let _ = writeln!(out, "Not measured: {} ({}).", missing.peer, missing.why.lines().next().unwrap_or_default());
     }
     if settings.quick {
@@ -123,7 +123,7 @@ fn foreign(usual: f64, worst: f64) -> String {
 
 fn tables(results: &Results, gate: bool) -> Vec<(String, Table)> {
     let rows: Vec<_> = results.rows.iter().copied().filter(|r| r.pinned == gate).collect();
-    // Beside the gate there is no measurement without a proxy.
+    // The gate has no measurement without a proxy.
     let peers: Vec<_> = results.peers.iter().filter(|p| !gate || **p != Peer::Direct).collect();
     let proxies: Vec<_> = peers.iter().copied().filter(|p| **p != Peer::Direct).collect();
     let matrix = |first: &str, peers: &[&Peer], cell: &dyn Fn(&Peer, Row) -> Option<String>| {

@@ -1,4 +1,4 @@
-//! What is measured: the rows of the tables, and what one measurement of a row by one proxy gives.
+//! Rows of the tables, and the results of one measurement.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// As redis-benchmark's `-t` and Redis's command statistics name it.
+    /// Name in redis-benchmark's `-t` and in Redis's command statistics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Get => "get",
@@ -21,16 +21,16 @@ impl Command {
     }
 }
 
-/// One row: a load that every proxy gets alike.
+/// One row: the same load for every proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Row {
-    /// Whether the proxy has a CPU of its own and everything else another one.
+    /// Whether the proxy has its own CPU, and everything else shares another.
     pub pinned: bool,
     /// Bytes per value.
     pub value: usize,
-    /// What is sent.
+    /// Command of the load.
     pub command: Command,
-    /// Requests under way per client.
+    /// Pipeline depth of each client.
     pub pipeline: usize,
     /// Connections.
     pub clients: usize,
@@ -48,13 +48,13 @@ const fn row(pinned: bool, value: usize, command: Command, pipeline: usize, clie
     Row { pinned, value, command, pipeline, clients }
 }
 
-/// Rows that goals are set for, without pinning.
+/// Rows with goals, without pinning.
 pub(super) const GET_C50: Row = row(false, 64, Command::Get, 1, 50);
-/// As its name says, and so on.
+/// Pipelines.
 pub(super) const GET_P16: Row = row(false, 64, Command::Get, 16, 50);
 /// Many clients.
 pub(super) const GET_C512: Row = row(false, 64, Command::Get, 1, 512);
-/// One client: what batching must not tax.
+/// One client, which batching must not slow down.
 pub(super) const GET_C1: Row = row(false, 64, Command::Get, 1, 1);
 /// Few clients.
 pub(super) const GET_C8: Row = row(false, 64, Command::Get, 1, 8);
@@ -87,19 +87,18 @@ pub(super) fn open_rows(quick: bool) -> Vec<Row> {
     rows
 }
 
-/// How many nodes the router has in the columns of the run that asks whether its cost is flat. The first is what others
-/// are compared with.
+/// Numbers of nodes in the test for a flat cost. The first one is the reference.
 pub(super) const FLAT_NODES: [usize; 3] = [2, 32, 64];
 
-/// So many clients that most of them wait.
+/// Enough clients that most of them wait.
 pub(super) const GET_C10K: Row = row(false, 64, Command::Get, 1, 10_000);
 
-/// Whether the cost of a request is flat, over nodes and over clients.
+/// Rows of the test for a flat cost over nodes and clients.
 pub(super) fn flat_rows() -> Vec<Row> {
     vec![GET_C50, GET_P16, GET_C512, GET_C10K]
 }
 
-/// Rows beside twemproxy with the same file.
+/// Rows of the comparison with twemproxy on the same file.
 pub(super) fn pool_rows() -> Vec<Row> {
     vec![GET_C50, GET_P16, GET_C512, row(false, 64, Command::Get, 16, 512)]
 }
@@ -126,7 +125,7 @@ pub struct Sample {
     pub foreign: f64,
 }
 
-/// The middle one (of an even number: the mean of the middle two); `None` of nothing.
+/// Returns the median, which is the mean of the middle two for an even number; `None` without values.
 pub(super) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<_> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);

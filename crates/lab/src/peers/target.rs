@@ -1,8 +1,8 @@
-//! The proxies: where to find each, how it is configured, how it is started.
+//! The proxies: their binaries, configurations and starts.
 //!
-//! Each has one worker thread, the two nodes (or the one, where it cannot route) and otherwise its defaults: what a
-//! user gets who follows its manual. Limits that would end a connection in the middle of a run are lifted, since they
-//! would compare limits, not speed.
+//! Each has one worker thread, the two nodes (or one, if it cannot route) and otherwise its defaults, as for a user who
+//! follows its manual. Limits that would end a connection in the middle of a run are lifted, because the comparison is
+//! of speed.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail, ensure};
 use switchyard_bench::process::{self, Process};
 
-/// What stands between redis-benchmark and the nodes.
+/// A system between redis-benchmark and the nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Peer {
     /// Our own router. A variant has a name and further arguments of `serve`.
@@ -47,7 +47,7 @@ impl fmt::Display for Peer {
 }
 
 impl Peer {
-    /// Our router before so many nodes, where it is measured beside itself before others.
+    /// Returns our router with this many nodes, for a comparison with itself.
     pub(super) fn before(nodes: usize) -> Self {
         Self::Switchyard { variant: format!("{nodes} nodes") }
     }
@@ -55,46 +55,45 @@ impl Peer {
     /// Our router without further arguments.
     pub const SWITCHYARD: Self = Self::Switchyard { variant: String::new() };
 
-    /// Whether it is another project's proxy.
+    /// Whether the peer is another project's proxy.
     pub fn is_other_proxy(&self) -> bool {
         matches!(self, Self::Predixy | Self::Twemproxy | Self::Envoy | Self::Haproxy)
     }
 }
 
-/// A peer that could be started.
+/// A started peer.
 #[derive(Debug)]
 pub(super) struct Target {
-    /// Which one.
+    /// Name of the peer.
     pub peer: Peer,
-    /// Where it listens.
+    /// Listening address.
     pub address: SocketAddr,
-    /// Where it listens by TLS, if the load is to come that way.
+    /// Listening address for TLS, if the load uses TLS.
     pub tls: Option<SocketAddr>,
     /// `None` for [`Peer::Direct`].
     pub process: Option<Process>,
-    /// What it says its version is.
+    /// Reported version.
     pub version: String,
 }
 
-/// How a peer is started.
+/// Settings for the start of a peer.
 #[derive(Debug, Clone)]
 pub(super) struct Recipe {
-    /// Which one.
+    /// Name of the peer.
     pub peer: Peer,
-    /// Its binary; empty for [`Peer::Direct`].
+    /// Path of the binary; empty for [`Peer::Direct`].
     pub program: PathBuf,
     /// Further arguments (of our router's `serve`).
     pub extra: Vec<String>,
-    /// Clients come by TLS (to our router).
+    /// Whether clients connect by TLS (to our router).
     pub tls: bool,
-    /// It stands before the first so many of the nodes.
+    /// Number of nodes in use, from the first.
     pub nodes: usize,
-    /// It serves so many pools of twemproxy's configuration, where that is how it is started; the load comes to the
-    /// first one.
+    /// Number of pools, if the peer is started with twemproxy's configuration. The load goes to the first one.
     pub pools: Option<usize>,
 }
 
-/// Has our router listen by TLS too, with a certificate made for it; gives the address.
+/// Adds a TLS listener with a new certificate to our router. Returns its address.
 fn add_tls(command: &mut Command, name: &str, folder: &Path) -> Result<SocketAddr> {
     let openssl =
         process::find_program(&["openssl"]).context("openssl, which makes the certificate, is not on PATH")?;
@@ -119,7 +118,8 @@ fn add_tls(command: &mut Command, name: &str, folder: &Path) -> Result<SocketAdd
 }
 
 impl Recipe {
-    /// Starts it in front of its share of `nodes` and waits until it answers. `name` tells several of one peer apart.
+    /// Starts the peer in front of its share of `nodes`, and waits until it replies. `name` distinguishes instances of
+    /// one peer.
     pub(super) fn start(&self, name: &str, nodes: &[SocketAddr], folder: &Path) -> Result<Target> {
         let nodes = nodes.get(..self.nodes).context("there are not as many nodes")?;
         let first = *nodes.first().context("a proxy needs a node")?;
@@ -127,7 +127,7 @@ impl Recipe {
             return Ok(Target { peer: Peer::Direct, address: first, tls: None, process: None, version: String::new() });
         }
         let version = self.version();
-        // A port may be taken between being found free and being bound; another one then.
+        // Another process may take the free port before it is bound: try again.
         for attempt in 1.. {
             let address = process::free_address()?;
             let mut command = self.command(name, address, nodes, folder)?;
@@ -161,7 +161,7 @@ impl Recipe {
             }
             Peer::Switchyard { .. } => {
                 let state = folder.join(format!("{name}-state"));
-                // All that are measured share the nodes.
+                // All measured routers share the nodes.
                 command.args(["serve", "--beside-another-router", "--listen", &address.to_string()]);
                 if !self.extra.iter().any(|flag| flag.starts_with("--workers")) {
                     command.args(["--workers", "1"]);
@@ -192,13 +192,13 @@ impl Recipe {
         Ok(command)
     }
 
-    /// The addresses of its pools.
+    /// Returns the addresses of the pools.
     fn pools(&self, first: SocketAddr) -> Result<Vec<SocketAddr>> {
         let others = 1..self.pools.unwrap_or(1);
         std::iter::once(Ok(first)).chain(others.map(|_| process::free_address())).collect()
     }
 
-    /// The first line of what it prints when asked for its version, without its name's path.
+    /// Returns the version number that the binary prints, or the first line of its output.
     fn version(&self) -> String {
         let flag = match self.peer {
             Peer::Twemproxy => "-V",
@@ -211,7 +211,7 @@ impl Recipe {
         let text = if output.stdout.is_empty() { output.stderr } else { output.stdout };
         let text = String::from_utf8_lossy(&text);
         let line = text.lines().map(str::trim).find(|l| !l.is_empty()).unwrap_or_default();
-        // The first word that has digits and dots is what all of them agree to print.
+        // All peers print it as the first word with digits and dots.
         let number = line
             .split(|c: char| c.is_whitespace() || matches!(c, '/' | '-' | ','))
             .find(|w| w.contains('.') && w.starts_with(|c: char| c.is_ascii_digit()));
@@ -219,7 +219,7 @@ impl Recipe {
     }
 }
 
-/// A value set through it can be read back: a proxy that answers errors fast would else look best of all.
+/// Checks that a written value can be read back, because a proxy with fast errors would look best.
 fn check(address: SocketAddr) -> Result<()> {
     let mut client = switchyard_bench::client::Client::connect(address)?;
     for i in 0..32 {
@@ -231,7 +231,7 @@ fn check(address: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Each pool has its share of the nodes.
+/// Returns a configuration in which each pool has its share of the nodes.
 fn twemproxy_config(pools: &[SocketAddr], nodes: &[SocketAddr]) -> String {
     let of_pool = nodes.len() / pools.len();
     let pool = |(number, (address, nodes)): (usize, (&SocketAddr, &[SocketAddr]))| {

@@ -1,7 +1,7 @@
-//! A fleet that is left alone: half of the load goes to some keys of one node, and every so often to others of another
-//! one. The planner is off, and then it is on.
+//! A fleet without an operator: half of the load goes to some keys of one node, and periodically to keys of another
+//! node. One run with the planner off, and one with it on.
 //!
-//! No paper has this. It is here because it needs the same servers, load and report as theirs.
+//! No paper has this. It is here because it needs the same servers, load and report as their experiments.
 
 use std::collections::BTreeMap;
 use std::sync::RwLock;
@@ -28,30 +28,30 @@ const HOT: usize = 8;
 const COLD: u64 = 20_000;
 const WRITES: f64 = 0.4;
 
-/// A written key is watched so often.
+/// Number of runs with a written key.
 const WRITTEN_ROUNDS: u32 = 5;
 
-/// Seconds after a change of the hot keys that do not count: the planner has to see it, and to move.
+/// Seconds after a change of the hot keys that do not count, because the planner must see it and move.
 const SETTLES: u64 = 15;
 
-/// What to measure.
+/// Settings of the experiment.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// How.
+    /// Common settings.
     pub conduct: Conduct,
-    /// Part of a processor that each server gets.
+    /// Share of a processor for each server.
     pub cpu: f64,
     /// Connections of the load.
     pub connections: usize,
-    /// The time that the same keys are hot.
+    /// Time for which the same keys are hot.
     pub change: Duration,
-    /// The number of sets of hot keys.
+    /// Number of sets of hot keys.
     pub changes: u32,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Measured {
-    /// Requests of the fullest node over the mean, for each second, with the seconds since the last change.
+    /// For each second: seconds since the last change, and requests of the fullest node over the mean.
     uneven: Vec<(u64, f64)>,
     rps: f64,
     errors: u64,
@@ -60,7 +60,7 @@ struct Measured {
     moves: u64,
 }
 
-/// Measures what is not kept yet, prints all, and rewrites the section of the document.
+/// Does the missing measurements, prints all, and rewrites the section of the document.
 ///
 /// # Errors
 /// If a server cannot be started, or the user interrupts.
@@ -200,7 +200,7 @@ fn one(bench: &Bench<'_>, settings: &Settings, mode: &str) -> Result<Measured> {
     })
 }
 
-/// Keys that are hot together: each set is of one node, and the next one of another.
+/// Returns sets of hot keys: each set is of one node, and the next one of another.
 fn sets(site: &Routed, count: usize) -> Result<Vec<Vec<String>>> {
     let mut through = Client::connect(site.entry)?;
     let mut nodes: Vec<Client> =

@@ -1,16 +1,15 @@
-//! Queries lost with and without a filter, as the Bloom telemetry paper counts them (section 3, figures 1 and 2): keys
-//! of 2 KB move from one server to five, and each query goes to its target. Without a filter it finds nothing where the
-//! key has not moved. With it, the source is asked for what the filter does not have.
+//! Queries lost with and without a filter, as counted in the Bloom telemetry paper (section 3, figures 1 and 2): keys
+//! of 2 KB move from one server to five, and each query goes to the target of its key. Without a filter it finds
+//! nothing if the key has not moved. With the filter, keys that it lacks are read from the source.
 //!
-//! How the paper's experiment is mapped. It has 50 million keys and 750,000 queries in a quarter of an hour; here are
-//! 0.5 million keys, and the same number of queries goes over the whole move. Its ten threads on each side are five
-//! moves under way at once, one for each target, with batches of the size that the goal `fast` takes. The rate of the
-//! moves is bounded so that they take as long as the queries. Its destination server decides; here the router does, by
-//! one filter for all five moves.
+//! Mapping of the paper's experiment: it has 50 million keys and 750,000 queries in a quarter of an hour; here are 0.5
+//! million keys, and the same number of queries during the whole move. Its ten threads on each side are five concurrent
+//! moves, one for each target, with the batch size of the goal `fast`. The rate of the moves is bounded so that they
+//! take as long as the queries. Its destination server decides; here the router does, by one filter for all five moves.
 //!
-//! A query is *lost* if it is a read that found nothing: all keys exist. The paper does not say what it counts of
-//! writes, so no write counts as lost. What a write came to shows in the values that are read: *stale* ones are older
-//! than what was acknowledged.
+//! A query is *lost* if it is a read that found nothing, because all keys exist. The paper does not define lost writes,
+//! so no write counts as lost. The effect of writes shows in the values read: *stale* values are older than
+//! acknowledged ones.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,17 +31,17 @@ use crate::moves::site::{Routed, keys_at};
 use crate::moves::{Keys, Layout, Run};
 
 const MARK: &str = "reproduce-bloom";
-/// Slots that keys are in; each target gets as many of them.
+/// Number of slots with keys, divided equally among the targets.
 const SLOTS: u16 = 1000;
-/// The load runs so long before the moves begin.
+/// Duration of the load before the moves begin.
 const CONTROL: Duration = Duration::from_secs(2);
-/// Where zero stands in the figure, in percent.
+/// Position of zero in the figure, in percent.
 const FLOOR: f64 = 1e-4;
 
-/// What to measure.
+/// Settings of the experiment.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// How.
+    /// Common settings.
     pub conduct: Conduct,
     /// Keys, load and moves.
     pub scale: Scale,
@@ -55,32 +54,32 @@ pub struct Scale {
     pub keys: u64,
     /// Bytes of a value.
     pub value: usize,
-    /// Queries while they move, about.
+    /// Approximate number of queries during the moves.
     pub queries: u64,
     /// Queries per second.
     pub rate: f64,
     /// Connections of the load.
     pub connections: usize,
-    /// Servers that the keys move to.
+    /// Number of servers that the keys move to.
     pub targets: u16,
 }
 
 impl Scale {
-    /// Bytes per second of each move, so that all are done when the queries are.
+    /// Returns the bytes per second of each move that let the moves end with the queries.
     fn bytes_per_second(&self) -> u64 {
         let seconds = self.queries as f64 / self.rate;
         (self.keys as f64 * self.value as f64 / f64::from(self.targets) / seconds).ceil() as u64
     }
 }
 
-/// A place in the figures.
+/// A point of the figures.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 struct Cell {
     zipf: f64,
     writes_percent: f64,
 }
 
-/// Figure 1, by writes; figure 2, by Zipf. They share a cell.
+/// Figure 1 by writes, and figure 2 by Zipf. They share a cell.
 fn cells() -> Vec<Cell> {
     let by_writes = [1.0, 2.0, 3.0, 4.0, 5.0].map(|writes_percent| Cell { zipf: 0.9, writes_percent });
     let by_zipf = [0.95, 0.99].map(|zipf| Cell { zipf, writes_percent: 5.0 });
@@ -95,7 +94,7 @@ fn is_in_figure_2(cell: &Cell) -> bool {
     cell.writes_percent == 5.0
 }
 
-/// What is compared.
+/// A compared variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Arm {
     name: &'static str,
@@ -111,7 +110,7 @@ const WITH: Arm =
 const SAFE: Arm = Arm { name: "switchyard", flags: &["--protocol", "switchyard"] };
 const ARMS: [Arm; 3] = [WITHOUT, WITH, SAFE];
 
-/// One run: queries, percent, seconds, queries per second and milliseconds.
+/// Results of one run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Measured {
     queries: u64,
@@ -135,7 +134,7 @@ fn median(all: &[Measured], value: fn(&Measured) -> f64) -> Option<f64> {
     Spread::of(all.iter().map(value)).map(|spread| spread.median)
 }
 
-/// Measures what is not kept yet, prints all, and rewrites the section of the document.
+/// Does the missing measurements, prints all, and rewrites the section of the document.
 ///
 /// # Errors
 /// If a server cannot be started, a move ends early, or the user interrupts.
@@ -179,7 +178,7 @@ fn describe(scale: &Scale) -> String {
     )
 }
 
-/// How much less is lost with the filter, of medians.
+/// Returns the ratio of the median losses without and with the filter.
 fn improvement(without: &[Measured], with: &[Measured]) -> String {
     match (median(without, lost_percent), median(with, lost_percent)) {
         (Some(without), Some(with)) if with > 0.0 => two_digits(without / with),
@@ -188,7 +187,7 @@ fn improvement(without: &[Measured], with: &[Measured]) -> String {
     }
 }
 
-/// The second digit is the last: few queries are lost with the filter.
+/// Rounds to two digits, because few queries are lost with the filter.
 fn two_digits(value: f64) -> String {
     let unit = 10_f64.powf(value.log10().floor() - 1.0);
     plain((value / unit).round() * unit)

@@ -1,11 +1,11 @@
-//! Servers that get a share of a processor: a cgroup for each, version 1 or 2.
+//! Servers with a limited share of a processor: a cgroup for each, version 1 or 2.
 //!
 //! The period is 10 ms. With the usual 100 ms a server that has used its share sleeps for up to 100 ms, and p99 would
-//! measure that. The kernel takes no quota below 1 ms, so a share below a tenth gets a longer period.
+//! measure that. The kernel accepts no quota below 1 ms, so a share below a tenth gets a longer period.
 //!
-//! A group ends with its [`Capped`]; a process that still runs then goes to the root group, without a limit. SIGKILL
-//! leaves the group's directory behind. Each run removes such directories when it begins: their names tell which
-//! process made them, and that one is dead.
+//! A group ends with its [`Capped`]; a process that still runs then moves to the root group, without a limit. SIGKILL
+//! leaves the group's directory behind. Each run first removes such directories, if the process whose id is in the name
+//! is dead.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ const PERIOD_US: u64 = 10_000;
 const QUOTA_LEAST_US: u64 = 1000;
 const PERIOD_MOST_US: u64 = 1_000_000;
 const PREFIX: &str = "switchyard-lab-";
-/// The least share that a server can be given, of a processor.
+/// Minimum share of a processor for a server.
 pub const SHARE_LEAST: f64 = 0.01;
 
 /// A process whose processor time is limited, until this is dropped.
@@ -28,7 +28,7 @@ pub(crate) struct Capped {
 }
 
 impl Capped {
-    /// Gives the process so many processors at most.
+    /// Limits the process to this number of processors.
     pub(crate) fn new(process: u32, processors: f64) -> Result<Self> {
         let (quota, period) = quota_and_period(processors)?;
         let (root, is_v1) = root();
@@ -59,7 +59,7 @@ impl Drop for Capped {
     }
 }
 
-/// Removes what runs left behind that were killed.
+/// Removes the groups of killed runs.
 pub(crate) fn remove_leftovers() {
     let (root, _) = root();
     let groups = fs::read_dir(&root).into_iter().flatten().flatten();
@@ -71,8 +71,8 @@ pub(crate) fn remove_leftovers() {
     }
 }
 
-/// A group with processes stays, so they go to the root group first. Nothing that fails here is worth more than a
-/// directory that is left.
+/// Removes a group, after its processes have moved to the root group. Failures are ignored, because they only leave a
+/// directory.
 fn dissolve(group: &Path, root: &Path) {
     for process in fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default().lines() {
         let _ = fs::write(root.join("cgroup.procs"), process);
@@ -80,7 +80,7 @@ fn dissolve(group: &Path, root: &Path) {
     let _ = fs::remove_dir(group);
 }
 
-/// Where groups are, and whether that is version 1.
+/// Returns the folder of groups, and whether it is of version 1.
 fn root() -> (PathBuf, bool) {
     let v1 = Path::new("/sys/fs/cgroup/cpu");
     if v1.join("cpu.cfs_quota_us").exists() || v1.join("cgroup.procs").exists() {
@@ -90,14 +90,14 @@ fn root() -> (PathBuf, bool) {
     }
 }
 
-/// The process that made the group of this name.
+/// Returns the process that made the group of this name.
 fn maker_of(name: &str) -> Option<u32> {
     let (maker, limited) = name.strip_prefix(PREFIX)?.split_once('-')?;
     limited.parse::<u32>().ok()?;
     maker.parse().ok()
 }
 
-/// Microseconds.
+/// Returns quota and period, in microseconds.
 fn quota_and_period(processors: f64) -> Result<(u64, u64)> {
     ensure!(
         processors.is_finite() && processors >= SHARE_LEAST,

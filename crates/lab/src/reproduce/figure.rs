@@ -1,6 +1,6 @@
-//! Figures: lines over points, several panels side by side, as SVG that stands beside the tables.
+//! Figures: lines over points, several panels side by side, as SVG for the documents.
 //!
-//! `plotters` draws them, with nothing but its SVG backend. The logarithm is taken here, so that zero has a place: at a
+//! `plotters` draws them, with only its SVG backend. The logarithm is taken here, so that zero can be drawn: at a
 //! floor, which the axis names.
 
 use anyhow::{Result, anyhow, ensure};
@@ -11,25 +11,25 @@ const PANEL: (u32, u32) = (400, 340);
 const LEGEND: u32 = 230;
 const LINE: i32 = 18;
 
-/// What is drawn with one pair of axes.
+/// A diagram with one pair of axes.
 #[derive(Debug, Clone)]
 pub(super) struct Panel {
     pub(super) title: String,
     pub(super) x: String,
     pub(super) y: String,
-    /// The vertical axis is logarithmic and ends here; what is less stands at this line. `None`: it is linear, from 0.
+    /// End of the logarithmic vertical axis, where smaller values are drawn. `None` for a linear axis from 0.
     pub(super) floor: Option<f64>,
     pub(super) lines: Vec<Line>,
 }
 
-/// Points with a name, joined in their order.
+/// Named points, joined in their order.
 #[derive(Debug, Clone)]
 pub(super) struct Line {
     pub(super) name: String,
     pub(super) points: Vec<(f64, f64)>,
 }
 
-/// The panels as one SVG. Lines of the same name have one colour in all of them, and one place in the legend.
+/// Draws the panels as one SVG. Lines of the same name share a colour and a place in the legend.
 pub(super) fn svg(panels: &[Panel]) -> Result<String> {
     ensure!(panels.iter().flat_map(|p| &p.lines).any(|l| !l.points.is_empty()), "there is no point to draw");
     let mut names: Vec<&str> = Vec::new();
@@ -75,7 +75,7 @@ fn draw_panel(
     xs.sort_by(f64::total_cmp);
     xs.dedup();
     let (Some(first), Some(last)) = (xs.first().copied(), xs.last().copied()) else { return Ok(()) };
-    // One x alone would make an axis without length.
+    // A single x would make an axis without length.
     let last = if first == last { first + 1.0 } else { last };
     let top = points().map(|(_, y)| y).fold(f64::MIN_POSITIVE, f64::max);
     let (bottom, top, ys) = match panel.floor {
@@ -90,7 +90,7 @@ fn draw_panel(
         }
     };
     let xs = thinned(&xs, (last - first) * 0.11);
-    // The last point keeps a distance from the edge; the first is where the axis begins.
+    // The last point keeps a distance from the edge; the axis begins at the first.
     let mut chart = ChartBuilder::on(area)
         .caption(&panel.title, ("sans-serif", 15))
         .margin(12)
@@ -116,14 +116,14 @@ fn color(at: usize) -> PaletteColor<Palette99> {
     Palette99::pick(at)
 }
 
-/// A step of an axis: 1, 2 or 5 times a power of ten, of which some five reach `top`.
+/// Returns a step of an axis: 1, 2 or 5 times a power of ten, so that about five steps reach `top`.
 fn step(top: f64) -> f64 {
     let raw = top / 5.0;
     let power = 10_f64.powf(raw.log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|n| n * power).find(|step| *step >= raw).unwrap_or(raw)
 }
 
-/// Those of these ascending places that are far enough from one another for their labels; the last one is among them.
+/// Returns the ascending places with enough distance for their labels, including the last one.
 fn thinned(places: &[f64], apart: f64) -> Vec<f64> {
     let mut kept: Vec<f64> = Vec::new();
     for place in places.iter().rev() {
@@ -135,7 +135,7 @@ fn thinned(places: &[f64], apart: f64) -> Vec<f64> {
     kept
 }
 
-/// An axis with labels exactly at these places: a point that was measured has its number below it, if there is room.
+/// An axis with labels exactly at these places, so that a measured point has its number below it, if there is room.
 #[derive(Clone)]
 struct Marked {
     inner: plotters::coord::types::RangedCoordf64,
@@ -169,7 +169,7 @@ impl Ranged for Marked {
 impl ValueFormatter<f64> for Marked {
     fn format_ext(&self, value: &f64) -> String {
         let value = if self.is_logarithm { 10_f64.powf(*value) } else { *value };
-        // From 1,000 on a number has no fraction. Else twelve digits: more would show that 0.3 is none.
+        // From 1,000 on without a fraction. Below with twelve digits, because more would show that 0.3 is inexact.
         let value = if value.abs() >= 1e3 { value.round() } else { value };
         format!("{}", format!("{value:.12}").parse::<f64>().unwrap_or(value))
     }
@@ -200,7 +200,7 @@ mod tests {
         let svg = svg(&[panel(Some(1e-4), &lines), panel(None, &[("one", &[(0.9, 1.0)])])]).expect("drawn");
         let points = circles(&svg);
         assert_eq!(points.len(), 5, "{svg}");
-        // Equal factors are equal distances; zero is at the floor, below all others; the axis begins at the least x.
+        // Equal factors are equal distances; zero is at the floor, below all others; the axis begins at the lowest x.
         assert!((points[1].1 - points[0].1 - (points[2].1 - points[1].1)).abs() <= 1, "{points:?}");
         assert!(points[3].1 > points[2].1 && points[3].0 == points[0].0, "{points:?}");
         for text in ["Title", "writes, %", "lost, %", ">\none\n", ">\ntwo\n", "0.0001"] {

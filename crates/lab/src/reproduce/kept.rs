@@ -1,7 +1,7 @@
-//! The file of results: a line of JSON for each run, so that an interrupted reproduction goes on where it was.
+//! The file of results: a line of JSON for each run, so that an interrupted reproduction resumes where it stopped.
 //!
-//! A line says who measured it (router, servers, machine) and with which settings. Only a line that agrees in all of
-//! them is used again: the settings stand there as they are, because a name made of them can be the same for two.
+//! A line has its origin (router, servers, machine) and its settings, and is used again only if all of them match. The
+//! settings are stored as they are, because a name made of them can be the same for two.
 
 use std::fs;
 use std::io::Write as _;
@@ -12,20 +12,20 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// One run.
+/// Result of one run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Entry {
     /// Router, servers and machine.
     measured_by: String,
     /// All settings of the run.
     what: Value,
-    /// Which repetition.
+    /// Number of the repetition.
     round: u32,
     date: String,
     result: Value,
 }
 
-/// The results that are there, and where further ones go.
+/// The file and its results.
 #[derive(Debug)]
 pub(super) struct StoredResults {
     path: PathBuf,
@@ -34,21 +34,21 @@ pub(super) struct StoredResults {
 }
 
 impl StoredResults {
-    /// What the file has. None is there yet: it has nothing.
+    /// Reads the file. A missing file has no results.
     pub(super) fn open(path: &Path, measured_by: String) -> Result<Self> {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(e) => return Err(e).with_context(|| format!("cannot read {}", path.display())),
         };
-        // A line that is no entry was cut off by a kill, or is of another version: its run is repeated.
+        // An invalid line was cut off by a kill, or is of another version: its run is repeated.
         let entries = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         Ok(Self { path: path.to_owned(), measured_by, entries })
     }
 
-    /// The result of a run with these settings, and its date.
+    /// Returns the result of a run with these settings, and its date.
     pub(super) fn find<R: DeserializeOwned>(&self, what: &Value, round: u32) -> Option<(R, &str)> {
-        // The last one: what was measured again replaces what was before.
+        // The last one, because a repeated measurement replaces an earlier one.
         let entry = self
             .entries
             .iter()
@@ -57,7 +57,7 @@ impl StoredResults {
         Some((serde_json::from_value(entry.result.clone()).ok()?, &entry.date))
     }
 
-    /// Keeps a result, on disk before this returns.
+    /// Stores a result, on disk before this returns.
     pub(super) fn add<R: Serialize>(&mut self, what: &Value, round: u32, date: String, result: &R) -> Result<()> {
         let entry = Entry {
             measured_by: self.measured_by.clone(),
@@ -105,7 +105,7 @@ mod tests {
         let path = folder.path().join("kept.jsonl");
         let mut kept = StoredResults::open(&path, "a".to_owned()).expect("no file yet");
         kept.add(&json!({"writes": 0.0}), 0, String::new(), &1_u64).expect("written");
-        // What rounding to whole percents made one.
+        // The same if rounded to whole percents.
         assert_eq!(kept.find::<u64>(&json!({"writes": 0.5}), 0), None);
         assert_eq!(kept.find::<u64>(&json!({"writes": 0.0, "keys": 1}), 0), None);
         assert_eq!(kept.find::<u64>(&json!({"writes": 0.0}), 1), None);

@@ -1,16 +1,15 @@
-//! Makris et al. (2017): three servers, twenty keys by Zipf, nearly all of them at the first one; and what moving
-//! single keys makes of that. Its figures 1 and 3 to 8, and table I.
+//! Makris et al. (2017): three servers, twenty keys by Zipf, nearly all of them at the first one; and the effect of
+//! moving single keys. Its figures 1 and 3 to 8, and table I.
 //!
-//! Each policy of the planner has a run of its own. The load runs all the while: first automation is off, and then it
-//! is on. Loads and response times of each node are those that the router counts.
+//! Each policy of the planner has its own run. The load runs all the time: automation is first off, and then on. The
+//! load and response time of each node are the router's counts.
 //!
-//! The servers get a part of a processor, as the paper's were virtual machines on one: else no server here is
-//! overloaded by so few clients. One server's mean response time by the rate, behind the router, comes first (figure
-//! 1).
+//! The servers get a part of a processor, like the paper's virtual machines on one; otherwise so few clients would
+//! overload no server. The mean response time of one server by the rate, behind the router, comes first (figure 1).
 //!
-//! Each policy meets each of several rates. Below them no server has too much, and above them all three have: single
-//! keys help in between. One rate alone would say whatever its choice says. Clients that send as fast as they can would
-//! measure this machine's processors once three servers answer.
+//! Each policy runs at several rates. Below them no server is overloaded, and above them all three are: single keys
+//! help in between. The result of one rate alone would depend on its choice. Clients that send as fast as they can
+//! would measure this machine's processors once three servers reply.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -33,7 +32,7 @@ use crate::moves::site::Routed;
 const MARK: &str = "reproduce-makris";
 const NODES: usize = 3;
 const KEYS: usize = 20;
-/// The lowest rate of figure 1, and the factor from a rate to the next one.
+/// Lowest rate of figure 1, and the factor from a rate to the next one.
 const RATES: (f64, f64) = (200.0, 1.5);
 const POLICIES: [&str; 4] = ["makris-printed", "makris-ffd", "makris-safe", "switchyard"];
 
@@ -41,39 +40,39 @@ const POLICIES: [&str; 4] = ["makris-printed", "makris-ffd", "makris-safe", "swi
 const PUBLISHED: [[(f64, f64); NODES]; 2] =
     [[(98.0, 0.82), (1.0, 0.36), (1.0, 0.34)], [(42.0, 0.55), (30.0, 0.48), (28.0, 0.47)]];
 
-/// What to measure.
+/// Settings of the experiment.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// How.
+    /// Common settings.
     pub conduct: Conduct,
-    /// Part of a processor that each server gets.
+    /// Share of a processor for each server.
     pub cpu: f64,
     /// Connections of the load.
     pub connections: usize,
-    /// GET/s of all of them together: each policy meets each of these rates.
+    /// GET/s of all connections together. Each policy runs at each of these rates.
     pub loads: Vec<f64>,
-    /// The time that each phase is watched.
+    /// Duration of each phase.
     pub phase: Duration,
 }
 
-/// A node in a phase.
+/// Load of a node in a phase.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Node {
     requests: f64,
     answer_us: f64,
 }
 
-/// A run.
+/// Results of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Measured {
     before: Vec<Node>,
     after: Vec<Node>,
-    /// Keys that were moved.
+    /// Number of moved keys.
     moved: u64,
     errors: u64,
 }
 
-/// Measures what is not kept yet, prints all, and rewrites the section of the document.
+/// Does the missing measurements, prints all, and rewrites the section of the document.
 ///
 /// # Errors
 /// If a server cannot be started, or the user interrupts.
@@ -205,19 +204,19 @@ pub fn run(settings: &Settings) -> Result<()> {
     publish(conduct, MARK, &outcome, &section)
 }
 
-/// A node's part of all requests, in percent.
+/// Returns a node's part of all requests, in percent.
 fn share_of(nodes: &[Node], node: usize) -> f64 {
     let all: f64 = nodes.iter().map(|node| node.requests).sum();
     nodes[node].requests * 100.0 / all.max(1.0)
 }
 
-/// The change of the hottest node's response time, in percent.
+/// Returns the change of the hottest node's response time, in percent.
 fn change(run: &Measured) -> f64 {
     let hottest = |nodes: &[Node]| nodes.iter().map(|node| node.answer_us).fold(0.0, f64::max);
     (hottest(&run.after) / hottest(&run.before) - 1.0) * 100.0
 }
 
-/// The rate whose state before is most like the published one. The state after has no part in it.
+/// Returns the index of the rate whose state before is closest to the published one. Ignores the state after.
 fn most_alike(loads: &[f64], results: &[Vec<Measured>]) -> usize {
     let ratio = |nodes: &mut dyn Iterator<Item = f64>| {
         nodes.next().unwrap_or(0.0) * (NODES - 1) as f64 / nodes.sum::<f64>().max(1e-9)
@@ -242,7 +241,7 @@ fn one(bench: &Bench<'_>, settings: &Settings, load: f64, policy: &str) -> Resul
     let _capped: Vec<Capped> =
         site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;
     let (stop, errors) = (AtomicBool::new(false), AtomicU64::new(0));
-    // From a request of a client to its next one, on average.
+    // Mean time between two requests of a client.
     let gap = Duration::from_secs_f64(settings.connections as f64 / load);
     let shares = zipf();
     std::thread::scope(|scope| {
@@ -265,7 +264,7 @@ fn one(bench: &Bench<'_>, settings: &Settings, load: f64, policy: &str) -> Resul
         let watched = (|| {
             let before = watch(bench, &site, settings.phase)?;
             bench.order(site.admin, &["automation", "on"])?;
-            // It sees, moves, and looks at what came of it, several times.
+            // The planner observes, moves, and checks the effect, several times.
             pause(bench, settings.phase * 2)?;
             let after = watch(bench, &site, settings.phase)?;
             let history = admin::get(site.admin, "/api/v1/plan/history")?;
@@ -284,7 +283,7 @@ fn one(bench: &Bench<'_>, settings: &Settings, load: f64, policy: &str) -> Resul
     })
 }
 
-/// The lines of a panel: published, and of each policy the median of its runs.
+/// Returns the lines of a panel: published values, and for each policy the median of its runs.
 fn lines(results: &[Vec<Measured>], phase: usize, is_load: bool) -> Vec<Line> {
     let number = |node: usize| (node + 1) as f64;
     let published = PUBLISHED[phase].iter().enumerate();
@@ -302,7 +301,7 @@ fn lines(results: &[Vec<Measured>], phase: usize, is_load: bool) -> Vec<Line> {
     [Line { name: "published".to_owned(), points: published }].into_iter().chain(policies).collect()
 }
 
-/// Figure 1: rate, and mean response time in milliseconds, until a rate is not kept up with.
+/// Measures figure 1: rate and mean response time in milliseconds, up to a rate that the server cannot sustain.
 fn by_rate(bench: &Bench<'_>, settings: &Settings) -> Result<Vec<(f64, f64)>> {
     let site =
         Routed::start_many(&bench.programs, &["--workers".to_owned(), "1".to_owned()], 1, &bench.name(), bench.folder)?;
@@ -336,7 +335,7 @@ fn by_rate(bench: &Bench<'_>, settings: &Settings) -> Result<Vec<(f64, f64)>> {
     }
 }
 
-/// Sums of the keys' shares.
+/// Returns the cumulative shares of the keys.
 fn zipf() -> Vec<f64> {
     let all: f64 = (1..=KEYS).map(|rank| 1.0 / rank as f64).sum();
     (1..=KEYS)
@@ -347,7 +346,7 @@ fn zipf() -> Vec<f64> {
         .collect()
 }
 
-/// Names of keys, the hottest first: all are at the first server but the last two, which are at one of the others each.
+/// Returns names of keys, hottest first: all at the first server, except the last two, which are at the other servers.
 fn keys(site: &Routed) -> Result<Vec<String>> {
     let mut through = Client::connect(site.entry)?;
     let mut nodes: Vec<Client> =
@@ -370,8 +369,8 @@ fn keys(site: &Routed) -> Result<Vec<String>> {
     anyhow::bail!("no keys were found at each of the servers")
 }
 
-/// Waits until a client sends its next request. Requests come by chance, so many of them in a time. None is made up
-/// for: a client that had to wait sends its next one at once.
+/// Waits for a client's next request. Requests arrive at random. Lost time is not made up: a client that had to wait
+/// sends its next request at once.
 pub(super) fn wait_turn(rng: &mut Rng, due: &mut Instant, gap: Duration) {
     *due = (*due + gap.mul_f64(-(1.0 - rng.unit()).ln())).max(Instant::now());
     std::thread::sleep(due.saturating_duration_since(Instant::now()));
@@ -386,7 +385,7 @@ pub(super) fn pause(bench: &Bench<'_>, time: Duration) -> Result<()> {
     Ok(())
 }
 
-/// The mean of what the router says of each node, once a second.
+/// Returns the mean of the router's reports on each node, taken once a second.
 fn watch(bench: &Bench<'_>, site: &Routed, time: Duration) -> Result<Vec<Node>> {
     pause(bench, Duration::from_secs(2))?;
     let mut sums = [Node { requests: 0.0, answer_us: 0.0 }; NODES];

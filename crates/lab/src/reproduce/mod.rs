@@ -1,16 +1,18 @@
-//! What the papers measured, on this machine: a room for each paper's experiments, and here what they share.
+//! Experiments of papers, on this machine: a module for each paper, and their common parts here.
 //!
-//! A *run* is one way to move in one cell of a grid: servers and a router of its own, a load, and moves. Each run is
-//! kept in a file as soon as it is over, so that an interrupted reproduction goes on there. Rounds go through all runs
-//! before one is repeated: a machine that gets slower favours nobody.
+//! A *run* is one kind of move in one cell of a grid: its own servers and router, a load, and moves. Each run is stored
+//! in a file when it ends, so that an interrupted reproduction resumes there. A round does all runs before one is
+//! repeated, so that a machine that slows down affects all alike.
 //!
 //! - [`netmigrate`]: all protocols in a grid of writes and processor time (NetMigrate, FAST 2024, section 6).
 //! - [`tuning`]: sizes of filters, numbers of groups, and speeds (its section 6.3).
-//! - [`alone`]: how even the load of nodes is, with the planner off and on, while the hot keys change.
-//! - [`makris`]: load and response times of nodes before and after single keys have moved (Makris et al., figures 3 to
-//!   8, table I).
-//! - [`autoscaling`]: nodes without and with limits, and how they come and go (the report on auto-scaling).
+//! - [`alone`]: evenness of the nodes' load, with the planner off and on, while the hot keys change.
+//! - [`makris`]: load and response times of nodes before and after moves of single keys (Makris et al., figures 3 to 8,
+//!   table I).
+//! - [`autoscaling`]: nodes with and without limits, and their number under a changing load (the report on
+//!   auto-scaling).
 //! - [`bloom`]: queries lost with and without a filter (Bloom telemetry, section 3).
+//! - [`pool`]: a server joins a pool of twemproxy's configuration.
 
 pub mod alone;
 pub mod autoscaling;
@@ -53,26 +55,26 @@ use crate::document::{replace_between_marks, today};
 use crate::moves::site::{Programs, version_of};
 use crate::procfs::describe_machine;
 
-/// How a reproduction is done, whatever it measures.
+/// Common settings of all reproductions.
 #[derive(Debug, Clone)]
 pub struct Conduct {
-    /// The product's binary.
+    /// Path of the router's binary.
     pub switchyard: PathBuf,
-    /// How often each run is done.
+    /// Repetitions of each run.
     pub repeat: u32,
-    /// The moves of a run may take so long at most.
+    /// Time limit of the moves of a run.
     pub patience: Duration,
-    /// Where results are kept.
+    /// File of results.
     pub keep: PathBuf,
-    /// The document whose section is rewritten; figures go to `figures` beside it.
+    /// Document whose section is rewritten. Figures go to `figures` in its folder.
     pub out: Option<PathBuf>,
-    /// What the user typed, for the document.
+    /// Command line of this run, for the document.
     pub command_line: String,
-    /// Set when the run shall end early.
+    /// Set to end the run early.
     pub stop: Arc<AtomicBool>,
 }
 
-/// What a run uses.
+/// Common state of the runs.
 #[derive(Debug)]
 struct Bench<'a> {
     conduct: &'a Conduct,
@@ -82,7 +84,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// A name for the servers of one more run.
+    /// Returns a name for the servers of another run.
     fn name(&self) -> String {
         self.sites.set(self.sites.get() + 1);
         format!("site{}", self.sites.get())
@@ -102,7 +104,7 @@ impl Bench<'_> {
     }
 }
 
-/// All results: for each run those of its rounds.
+/// Results of each run, by round.
 #[derive(Debug)]
 struct Outcome<R> {
     results: Vec<Vec<R>>,
@@ -111,8 +113,8 @@ struct Outcome<R> {
     last_date: String,
 }
 
-/// Does all runs that the file of results does not have. `what` is everything that decides about a run's result,
-/// `title` is for people.
+/// Does all runs that the file of results lacks. `what` has everything that determines a run's result; `title` is for
+/// display.
 fn measure<J, R: Serialize + DeserializeOwned>(
     conduct: &Conduct,
     runs: &[J],
@@ -169,7 +171,7 @@ fn measure<J, R: Serialize + DeserializeOwned>(
     Ok(outcome)
 }
 
-/// Router, servers and machine. The router's version alone does not tell two builds apart, so its content counts too.
+/// Returns router, servers and machine. Includes a hash of the router, because two builds may have one version.
 fn measured_by(programs: &Programs, folder: &Path) -> Result<String> {
     let output =
         Command::new(&programs.switchyard).arg("--version").output().context("cannot run `switchyard --version`")?;
@@ -182,17 +184,17 @@ fn measured_by(programs: &Programs, folder: &Path) -> Result<String> {
     Ok(format!("{version} (build {:08x}); {}; {}", hasher.finish() >> 32, version_of(address)?, describe_machine()))
 }
 
-/// What a section of the document has.
+/// Content of a section of the document.
 #[derive(Debug, Default)]
 struct Section {
-    /// Lines below the line that says when and where.
+    /// Lines below the line with date and machine.
     notes: Vec<String>,
     tables: Vec<(String, Table)>,
-    /// Name of the file, what it shows, and its content.
+    /// File name, caption, and content.
     figures: Vec<(String, String, String)>,
 }
 
-/// Prints the tables, and rewrites the section of the document where one is named.
+/// Prints the tables, and rewrites the section of the document, if one is given.
 fn publish<R>(conduct: &Conduct, mark: &str, outcome: &Outcome<R>, section: &Section) -> Result<()> {
     for (title, table) in &section.tables {
         print!("\n{title}\n\n{}", table.to_text());
@@ -225,7 +227,7 @@ fn publish<R>(conduct: &Conduct, mark: &str, outcome: &Outcome<R>, section: &Sec
     Ok(())
 }
 
-/// A number as people write it: no digits that say nothing.
+/// Formats a number without insignificant digits.
 fn plain(value: f64) -> String {
     format!("{}", format!("{value:.6}").parse::<f64>().unwrap_or(value))
 }

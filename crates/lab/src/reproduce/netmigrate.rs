@@ -1,8 +1,7 @@
-//! All protocols of migration side by side, as NetMigrate (FAST 2024, section 6) compares them: the same keys, load and
-//! servers, and for each way a move of everything that the first server has. Beside what the paper measures stands how
-//! many replies were wrong.
+//! All migration protocols compared as in NetMigrate (FAST 2024, section 6): the same keys, load and servers, and for
+//! each a move of everything that the first server has. The number of wrong replies is added to the paper's measures.
 //!
-//! A cell of the grid is a share of writes, and what source and target may use of a processor.
+//! A cell of the grid is a share of writes, and the shares of a processor for source and target.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,23 +26,23 @@ use crate::moves::{Keys, Layout, Run};
 
 const MARK: &str = "reproduce-netmigrate";
 const VALUE: usize = 64;
-/// The load runs so long before anything is counted.
+/// Duration of the load before anything is counted.
 const WARM_UP: Duration = Duration::from_secs(1);
 
-/// What to measure.
+/// Settings of the experiment.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// How.
+    /// Common settings.
     pub conduct: Conduct,
     /// Keys and load.
     pub load: Load,
     /// Shares of writes, in percent.
     pub writes: Vec<f64>,
-    /// What the source may use of a processor; `None`: all that there is.
+    /// Shares of a processor for the source; `None` for no limit.
     pub source_cpu: Vec<Option<f64>>,
-    /// What the target may use of a processor.
+    /// Shares of a processor for the target; `None` for no limit.
     pub target_cpu: Vec<Option<f64>>,
-    /// Only these ways; empty: all.
+    /// Names of the kinds of moves; empty for all.
     pub only: Vec<String>,
 }
 
@@ -52,13 +51,13 @@ pub struct Settings {
 pub struct Load {
     /// Keys of 64 bytes, all of which move.
     pub keys: u64,
-    /// Connections of the load, with one request under way each.
+    /// Connections of the load, with one request in flight each.
     pub connections: usize,
-    /// How long the load runs before a move begins.
+    /// Duration of the load before a move begins.
     pub control: Duration,
 }
 
-/// A place in the grid.
+/// A cell of the grid.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Cell {
     pub(super) writes_percent: f64,
@@ -78,7 +77,7 @@ impl Cell {
     }
 }
 
-/// One run: requests per second, milliseconds, seconds, replies, and what servers counted.
+/// Results of one run. `before` and `during` are requests per second.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Measured {
     pub(super) before: f64,
@@ -87,19 +86,19 @@ pub(super) struct Measured {
     pub(super) p99_ms: f64,
     pub(super) seconds: f64,
     pub(super) longest_gap_ms: f64,
-    /// GET and SET that servers executed beyond one for each request, in percent of the requests.
+    /// GET and SET that servers executed beyond one per request, in percent of the requests.
     pub(super) extra_percent: f64,
-    /// Bytes that both servers received and sent for each key beyond what the requests cost.
+    /// Bytes received and sent by both servers for each key, beyond the cost of the requests.
     pub(super) bytes_per_key: f64,
     pub(super) replies: u64,
-    /// Of these: nil, and an older value.
+    /// Replies with nil, and with an older value.
     pub(super) lost: u64,
     pub(super) stale: u64,
     pub(super) errors: u64,
     pub(super) wrong_after: u64,
 }
 
-/// Measures what is not kept yet, prints all, and rewrites the section of the document.
+/// Does the missing measurements, prints all, and rewrites the section of the document.
 ///
 /// # Errors
 /// If a server cannot be started, a move ends early, or the user interrupts.
@@ -158,7 +157,7 @@ fn cells(settings: &Settings) -> Vec<Cell> {
     cells
 }
 
-/// A panel for each pair of servers, with the share of writes along it.
+/// Returns a panel for each pair of servers, with the share of writes along it.
 fn panels<'a>(
     cells: &[Cell],
     y: &str,
@@ -182,7 +181,7 @@ fn panels<'a>(
     panels
 }
 
-/// One run: everything that the first server has moves to the second, under load.
+/// Does one run: everything that the first server has moves to the second, under load.
 pub(super) fn one(bench: &Bench<'_>, load: &Load, cell: Cell, flags: &[&str]) -> Result<Measured> {
     let Conduct { patience, stop, .. } = bench.conduct;
     let site = Routed::start(&bench.programs, &[], &bench.name(), bench.folder)?;
@@ -213,7 +212,7 @@ pub(super) fn one(bench: &Bench<'_>, load: &Load, cell: Cell, flags: &[&str]) ->
     let more: Vec<String> = flags.iter().map(|word| (*word).to_owned()).collect();
     let slots = format!("0-{}", layout.each() - 1);
     let order = Order { from: site.addresses[0], to: site.addresses[1], slots: Some(&slots), keys: None, more: &more };
-    // Replies are counted before servers are asked, here as at the end: what comes meanwhile cancels out.
+    // Replies are counted before servers are queried, here as at the end: requests in between cancel out.
     let begun = Instant::now();
     run.take();
     let served = Served::by(&site.addresses)?;
@@ -246,7 +245,7 @@ pub(super) fn of_before(one: &Measured) -> f64 {
     100.0 * one.during / one.before
 }
 
-/// Cells of a row that do not depend on the experiment.
+/// Returns the cells of a row that do not depend on the experiment.
 pub(super) fn columns(all: &[Measured]) -> [String; 11] {
     let text = |value: fn(&Measured) -> f64, show: fn(f64) -> String| {
         Spread::of(all.iter().map(value)).map_or(String::new(), |spread| spread.text(show))

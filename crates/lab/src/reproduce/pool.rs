@@ -1,7 +1,7 @@
-//! A sixth server joins a pool of twemproxy's configuration with five, under load: what twemproxy's users have asked
-//! for, and what it costs their clients.
+//! Effect on clients while a sixth server joins a pool of twemproxy's configuration with five. Users of twemproxy have
+//! requested such joins.
 //!
-//! No paper has it. Only the time before the join is compared with the time of the join: the same router, servers and
+//! No paper has this. Only the time before the join is compared with the time of the join: the same router, servers and
 //! load.
 
 use std::net::SocketAddr;
@@ -24,10 +24,10 @@ use crate::moves::site::keys_at;
 const MARK: &str = "pool-joins";
 const SERVERS: usize = 5;
 
-/// What to measure.
+/// Settings of the experiment.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// How.
+    /// Common settings.
     pub conduct: Conduct,
     /// Keys of the pool.
     pub keys: u64,
@@ -35,11 +35,11 @@ pub struct Settings {
     pub rate: f64,
     /// Connections of the load.
     pub connections: usize,
-    /// The time that is compared with.
+    /// Duration of the load before the join.
     pub control: Duration,
 }
 
-/// A run.
+/// Results of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Measured {
     seconds: f64,
@@ -51,7 +51,7 @@ struct Measured {
     wrong_after: u64,
 }
 
-/// Measures what is not kept yet, prints all, and rewrites the section of the document.
+/// Does the missing measurements, prints all, and rewrites the section of the document.
 ///
 /// # Errors
 /// If a server cannot be started, or the user interrupts.

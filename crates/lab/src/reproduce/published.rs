@@ -1,6 +1,6 @@
-//! What the papers measured, as far as their texts say it: data, each with its place in the paper.
+//! Results of the papers, as far as their texts contain them: data, each with its place in the paper.
 //!
-//! Their machines are others, so only ratios are compared. What stands only in a figure is not here.
+//! Their machines differ, so only ratios are compared. Values that are only in a figure are left out.
 
 /// A protocol of NetMigrate's evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,11 +32,10 @@ pub(super) struct Numbers {
 
 /// Percent of writes, in the order of the tables. Section 6.2 has 5 %, in figures.
 pub(super) const WRITES: [f64; 4] = [0.0, 10.0, 20.0, 30.0];
-/// What the source may use of a processor: 100, 70 and 40 % of its budget, and the shares of our source that stand for
-/// them.
+/// Shares of a processor for our source, which stand for 100, 70 and 40 % of the paper's budget.
 pub(super) const SHARES: [f64; 3] = [0.5, 0.35, 0.2];
 
-/// For each share of writes the three budgets of the source.
+/// The three budgets of the source, for each share of writes.
 type Grid = [[f64; 3]; 4];
 
 const THROUGHPUT: [Grid; 4] = [
@@ -71,7 +70,7 @@ const EXTRA_SERVERS: [Grid; 4] = [
     [[3.11e-5, 3.39e-5, 2.65e-5], [3.27e-5, 2.69e-5, 1.05e-5], [1.36e-5, 3.74e-5, 2.37e-5], [1.71e-5, 2.88e-5, 2.1e-5]],
 ];
 
-/// What NetMigrate's tables say of this cell; `None`: they have no such cell.
+/// Returns the values of NetMigrate's tables for this cell; `None` if they have no such cell.
 pub(super) fn numbers(row: Row, writes_percent: f64, source_share: Option<f64>) -> Option<Numbers> {
     let writes = WRITES.iter().position(|one| *one == writes_percent)?;
     let share = SHARES.iter().position(|one| Some(*one) == source_share)?;
@@ -108,8 +107,8 @@ pub(super) const BY_BITS: [(u32, Tuned); 6] = [
     (1, tuned(495.8, 5.73, 0.65)),
 ];
 
-/// By the number of groups, as a power of two (Table 3). The table has the keys of a group, of 2^28 in all: a number of
-/// groups is what means the same with fewer keys.
+/// By the number of groups, as a power of two (Table 3). The table has the keys per group, of 2^28 keys; the number of
+/// groups means the same with fewer keys.
 pub(super) const BY_GROUPS: [(u32, Tuned); 8] = [
     (17, tuned(567.0, 8.46, 0.0060)),
     (14, tuned(599.0, 5.19, 0.0165)),
@@ -121,7 +120,7 @@ pub(super) const BY_GROUPS: [(u32, Tuned); 8] = [
     (3, tuned(180.0, 250.52, 4.05)),
 ];
 
-/// How much less is lost with the filter (Bloom telemetry): the mean, the least and the most of a figure.
+/// Ratio of the losses without and with the filter (Bloom telemetry): mean, minimum and maximum of a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Improvement {
     pub(super) mean: f64,
@@ -133,11 +132,11 @@ pub(super) struct Improvement {
 pub(super) const BLOOM_BY_WRITES: Improvement = Improvement { mean: 3.5, least: 3.162, most: 3.870 };
 /// Figure 2: writes 5 %, Zipf 0.9 to 0.99 (section 3.2).
 pub(super) const BLOOM_BY_ZIPF: Improvement = Improvement { mean: 3.837, least: 3.367, most: 4.367 };
-/// Queries that the filter sent to the target in vain, in percent: always less (section 3.3).
+/// Queries that the filter sent to the target without success, in percent: always less (section 3.3).
 pub(super) const BLOOM_NIL_PERCENT: f64 = 0.043;
 
-/// Sentences of the report on auto-scaling of key-value stores (Raman, IIT Kanpur): its curves stand only in figures.
-/// Its queries are GET and SET, 100,000 at a time.
+/// Sentences of the report on auto-scaling of key-value stores (Raman, IIT Kanpur), because its curves are only in
+/// figures. Its queries are GET and SET, 100,000 at a time.
 pub(super) mod autoscaling {
     /// "Single redis instance, compared with 6 Node cluster", without limits.
     pub(in crate::reproduce) const SIX_NODES: &str =
@@ -184,8 +183,8 @@ mod tests {
         assert_eq!(numbers(Row::Source, 0.0, None), None);
     }
 
-    /// What the prose says of the tables holds for them as they stand here: 6.5 % to 416 % more than each other
-    /// protocol (sections 6 and 6.5).
+    /// The text's statement about the tables holds for them here: 6.5 % to 416 % more than each other protocol
+    /// (sections 6 and 6.5).
     #[test]
     fn the_tables_agree_with_the_text() {
         let mut gains = Vec::new();

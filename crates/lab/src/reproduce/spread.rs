@@ -1,6 +1,5 @@
-//! A number that was measured several times: its median, and from where to where.
+//! Median and range of a number that was measured several times.
 
-/// Of the same thing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -10,7 +9,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// `None` where nothing was measured.
+    /// Returns `None` without values.
     pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
@@ -21,7 +20,7 @@ impl Spread {
         Some(Self { median, least, most, several: values.len() > 1 })
     }
 
-    /// The median, and of several values also the least and the most.
+    /// Formats the median, and of several values also the range.
     pub(crate) fn text(self, show: impl Fn(f64) -> String) -> String {
         let (median, least, most) = (show(self.median), show(self.least), show(self.most));
         if self.several && (least != median || most != median) {

@@ -1,9 +1,8 @@
-//! NetMigrate's own knobs, as its section 6.3 turns them: bits of the filter, and how many groups there are. Beside
-//! them its speeds (section 6.2: short, medium and long), for which the goals of a move stand here: fast, balanced and
-//! gentle.
+//! Parameters of NetMigrate, as in its section 6.3: bits of the filter, and number of groups. Also its speeds (section
+//! 6.2: short, medium and long), for which the goals fast, balanced and gentle stand here.
 //!
-//! The paper's counting filter has no knob here: it has 16 counters for each group that is under way. So of Table 2
-//! only the rows with one size of it are comparable.
+//! The paper's counting filter has no parameter here: it has 16 counters for each group in progress. Only the rows of
+//! Table 2 with one size of it are comparable.
 
 use anyhow::Result;
 use serde_json::json;
@@ -17,32 +16,32 @@ use super::{Conduct, Section, measure, publish};
 
 const MARK: &str = "reproduce-tuning";
 
-/// What to measure.
+/// Settings of the experiment.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// How.
+    /// Common settings.
     pub conduct: Conduct,
     /// Keys and load.
     pub load: Load,
     /// Share of writes, in percent.
     pub writes_percent: f64,
-    /// What the source may use of a processor; `None`: all that there is.
+    /// Share of a processor for the source; `None` for no limit.
     pub source_cpu: Option<f64>,
-    /// What the target may use of a processor.
+    /// Share of a processor for the target; `None` for no limit.
     pub target_cpu: Option<f64>,
 }
 
-/// One setting of a knob.
+/// One value of a parameter.
 #[derive(Debug, Clone, PartialEq)]
 struct Setting {
     name: String,
-    /// Its place on the knob's axis.
+    /// Position on the axis.
     at: f64,
     flags: Vec<String>,
     published: Option<Tuned>,
 }
 
-/// Settings that are compared with each other. The first is what ratios are of.
+/// Compared values of a parameter. The first is the reference.
 #[derive(Debug, Clone, PartialEq)]
 struct Knob {
     title: &'static str,
@@ -82,7 +81,7 @@ fn knobs() -> Vec<Knob> {
     ]
 }
 
-/// Measures what is not kept yet, prints all, and rewrites the section of the document.
+/// Does the missing measurements, prints all, and rewrites the section of the document.
 ///
 /// # Errors
 /// If a server cannot be started, a move ends early, or the user interrupts.
@@ -131,12 +130,12 @@ pub fn run(settings: &Settings) -> Result<()> {
     publish(conduct, MARK, &outcome, &section)
 }
 
-/// The median throughput, as a share of that before the move.
+/// Returns the median throughput, as a share of the throughput before the move.
 fn throughput(all: &[Measured]) -> Option<f64> {
     Spread::of(all.iter().map(of_before)).map(|spread| spread.median)
 }
 
-/// Percent of the first setting's throughput: ours, and the paper's.
+/// Returns the percent of the first value's throughput: ours, and the paper's.
 fn of_first(all: &[(&Setting, &[Measured])], at: usize) -> (Option<f64>, Option<f64>) {
     let ours = |at: usize| all.get(at).and_then(|(_, measured)| throughput(measured));
     let theirs = |at: usize| all.get(at).and_then(|(setting, _)| Some(setting.published?.throughput));

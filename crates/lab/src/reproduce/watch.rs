@@ -1,7 +1,7 @@
-//! What observes a run: replies while moves are under way, and what the servers counted.
+//! Observes a run: replies during moves, and the counts of the servers.
 //!
-//! Servers count commands themselves (INFO). So a read that the router asks of both nodes shows there, although no
-//! client notices.
+//! Servers count commands themselves (INFO). That includes reads that the router sends to both nodes, which clients do
+//! not notice.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +13,10 @@ use crate::moves::admin::{self, Standing};
 use crate::moves::generator::{Counts, Run};
 use crate::moves::site::info;
 
-/// How often moves are asked about: their time is as exact as this.
+/// Interval between polls of moves, and so the precision of their duration.
 const ASK: Duration = Duration::from_millis(20);
 
-/// What happened until the last move was done.
+/// Observations until the last move has finished.
 #[derive(Debug)]
 pub(super) struct Watched {
     pub(super) counts: Counts,
@@ -69,7 +69,7 @@ fn are_done(site: SocketAddr, moves: &[u64]) -> Result<bool> {
     Ok(done)
 }
 
-/// Lets the load run for so long. What happened, per second.
+/// Lets the load run for this time. Returns the counts and the exact time.
 pub(super) fn for_a_while(run: &Run, time: Duration, stop: &AtomicBool) -> Result<(Counts, Duration)> {
     run.take();
     let begun = Instant::now();
@@ -88,11 +88,11 @@ pub(super) fn stopped(stop: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// What servers have counted since they started, all together.
+/// Counts of all servers together, since their start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Served {
-    /// GET and SET: what the load sends. The mover copies by other commands, but for a single key that a client waits
-    /// for.
+    /// GET and SET, which the load sends. The mover copies by other commands, except for a single key that a client
+    /// waits for.
     pub(super) commands: u64,
     /// Bytes received and sent.
     pub(super) bytes: u64,

@@ -1,15 +1,15 @@
-//! What is compared: each protocol of `switchyard move`, safe and as published, with the arguments that choose it.
+//! Compared kinds of moves: each protocol of `switchyard move`, safe and as published, with its arguments.
 
 use super::published::Row;
 
-/// One way to move.
+/// A kind of move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Way {
-    /// As tables name it.
+    /// Name in tables.
     pub name: &'static str,
     /// Arguments of `switchyard move`.
     pub flags: &'static [&'static str],
-    /// Whose published numbers stand beside it.
+    /// Published numbers for comparison.
     pub published: Option<Row>,
 }
 
@@ -17,7 +17,7 @@ const fn way(name: &'static str, flags: &'static [&'static str], published: Opti
     Way { name, flags, published }
 }
 
-/// All of them. The tables of the paper are beside what is its own: the modes as published, and the protocol from the
+/// All kinds of moves. The paper's tables are compared with the modes as published, and with the protocol from the
 /// source.
 pub const WAYS: [Way; 12] = [
     way("switchyard", &["--goal", "fast"], None),

@@ -1,4 +1,4 @@
-//! One key that is only written becomes 60 % of its node's load: how soon the planner has moved it to another node. A
+//! One key that is only written becomes 60 % of its node's load: time until the planner has moved it to another node. A
 //! copy would not help it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,38 +22,38 @@ const COLD: u64 = 20_000;
 const HOT_NAME: &str = "written";
 const HOT: &[u8] = HOT_NAME.as_bytes();
 
-/// Requests per second: those that a node takes by the router's configuration, of the key, of the other keys of its
-/// node, and of each other node. The node has more than it takes, and another one has room for the key.
+/// Requests per second: a node's capacity in the router's configuration, the load of the key, of the other keys of its
+/// node, and of each other node. The node is over its capacity, and another node has room for the key.
 const CAPACITY: u64 = 5000;
 const OF_KEY: f64 = 3000.0;
 const BESIDE: f64 = 2000.0;
 const OF_OTHERS: f64 = 1000.0;
 const ALL: f64 = OF_KEY + BESIDE + OF_OTHERS * (NODES - 1) as f64;
 
-/// The title of its table.
+/// Title of the table.
 pub(super) const TITLE: &str =
     "A key that is only written: 3,000 of its node's 5,000 requests/s, and each node takes 5,000 less a tenth";
 
-/// Longer is not waited for.
+/// Time limit of the wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A run.
+/// Results of a run.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Written {
-    /// From the first write of the key until it has left its node; seconds.
+    /// Seconds from the first write of the key until it has left its node.
     pub(super) relocated: f64,
     pub(super) errors: u64,
 }
 
-/// Waits until the key has moved.
+/// Does one run, until the key has moved.
 pub(super) fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Written> {
     let args = ["--set", "planner.mode=on", "--workers", "1"].map(str::to_owned);
     let servers = Servers { capacity: Some(CAPACITY), ..Servers::plain(NODES) };
     let site = Routed::start_servers(&bench.programs, &args, &servers, &bench.name(), bench.folder)?;
     let mut through = Client::connect(site.entry)?;
     through.ok(&[b"SET", HOT, b"x"])?;
-    // The keys of each node; the one with the hot key comes first. No connection to a node stays: the planner moves
-    // nothing where clients go past the router.
+    // Keys of each node; the one with the hot key comes first. No connection to a node stays open, because the planner
+    // moves nothing while clients go past the router.
     let mut cold: Vec<Vec<String>> = Vec::new();
     let mut home = None;
     for number in 0..COLD {
@@ -107,7 +107,7 @@ pub(super) fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Written> {
             });
         }
         let relocated = (|| {
-            // Nothing was sent before: the planner would have evened that out.
+            // No load before, because the planner would even it out.
             let begun = Instant::now();
             while is_at_home()? && begun.elapsed() < PATIENCE {
                 pause(bench, Duration::from_millis(50))?;

@@ -1,4 +1,4 @@
-//! Keys that nobody changes: after all moves each must be there, with its type, content and time to live.
+//! Keys that no client changes: after all moves each must exist with its type, content and time to live.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -7,12 +7,12 @@ use switchyard_bench::client::Client;
 use switchyard_bench::random::mix;
 use switchyard_bench::wire::{self, Reply};
 
-/// Requests under way at a time.
+/// Pipelined requests.
 const BATCH: u64 = 64;
 /// Time to live of the keys that have one: longer than any cycle.
 const HOUR_MS: i64 = 3_600_000;
 
-/// How a key is written, and how it is read back. One in six of each.
+/// Type of a key. One in six keys has each type.
 #[derive(Clone, Copy)]
 enum KeyPattern {
     String,
@@ -38,7 +38,7 @@ fn key(n: u64) -> String {
     format!("fixed:{n}")
 }
 
-/// Text that follows from the number alone.
+/// Returns text that depends only on the number.
 fn content(n: u64, length: usize) -> String {
     format!("{:016x}", mix(n)).repeat(length.div_ceil(16))
 }
@@ -119,7 +119,7 @@ fn pipelined(
     Ok(())
 }
 
-/// Writes all.
+/// Writes all keys.
 pub(super) fn fill(entry: SocketAddr, keys: u64) -> Result<()> {
     let mut failed = None;
     pipelined(entry, keys, write, |n, reply| {
@@ -131,7 +131,7 @@ pub(super) fn fill(entry: SocketAddr, keys: u64) -> Result<()> {
     Ok(())
 }
 
-/// Reads all, and the time to live of those that have one.
+/// Checks the content of all keys, and their times to live.
 pub(super) fn check(entry: SocketAddr, keys: u64) -> Result<()> {
     let mut wrong = Vec::new();
     pipelined(entry, keys, read, |n, reply| {

@@ -1,15 +1,14 @@
-//! Cycles of real servers, a real router, clients that write histories, moves, and faults; and what must be true after
-//! each.
+//! Cycles of real servers, a real router, clients that record histories, moves, and faults; and the checks after each
+//! cycle.
 //!
-//! In some cycles no moves are ordered: a fourth server comes and goes, by the autoscaler.
+//! In some cycles no moves are ordered: a fourth server joins and leaves, by the autoscaler.
 //!
-//! A cycle: three servers that keep what they acknowledge (append-only file, fsync always), the router, keys that
-//! nobody changes, clients on keys that many change. Slots move from node to node; while they move, a process is killed
-//! (SIGKILL) and started again, or stopped for a while (SIGSTOP). Afterwards: every history has an order in which one
-//! Redis could have executed it; every key that nobody changed is there, once, with its content and time to live; and
-//! nothing else is, so nothing has come back.
+//! A cycle has three servers with an append-only file and fsync always, the router, fixed keys, and clients on shared
+//! keys. Slots move from node to node, while a process is killed (SIGKILL) and restarted, or stopped for a while
+//! (SIGSTOP). Afterwards every history must be linearizable; every fixed key must exist once, with its content and time
+//! to live; and no other key may exist, so none has come back.
 //!
-//! Each cycle has a seed, which decides everything but the timing of the processes.
+//! The seed of a cycle decides everything except the timing of the processes.
 
 mod fixed;
 mod visitor;
@@ -28,32 +27,32 @@ use crate::moves::admin::{self, Order, Standing};
 use crate::site::Site;
 use visitor::Visitor;
 
-/// Servers of a cycle.
+/// Number of servers in a cycle.
 const NODES: usize = 3;
-/// After the last fault everything must be well again within this.
+/// Time limit of the recovery after the last fault.
 const RECOVERY: Duration = Duration::from_secs(90);
 
-/// What is done to a process while slots move.
+/// A fault during moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Fault {
-    /// Nothing: then no client may get an error either.
+    /// No fault. Then no client may receive an error.
     None,
-    /// SIGKILL of the node that slots move from.
+    /// SIGKILL of the source.
     KillSource,
-    /// SIGKILL of the node that they move to.
+    /// SIGKILL of the target.
     KillTarget,
     /// SIGKILL of the router.
     KillRouter,
-    /// SIGSTOP of the node that slots move from, for a while.
+    /// SIGSTOP of the source, for a while.
     StopSource,
-    /// The same of the node that they move to.
+    /// SIGSTOP of the target, for a while.
     StopTarget,
-    /// The same of the router.
+    /// SIGSTOP of the router, for a while.
     StopRouter,
 }
 
 impl Fault {
-    /// All of them, with the names that users write.
+    /// All faults, with their names on the command line.
     pub const ALL: [(Self, &'static str); 7] = [
         (Self::None, "none"),
         (Self::KillSource, "kill-source"),
@@ -64,31 +63,31 @@ impl Fault {
         (Self::StopRouter, "stop-router"),
     ];
 
-    /// Its name.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|(fault, _)| *fault == self).map_or("", |(_, name)| name)
     }
 }
 
-/// In what one cycle differs from another, beside its fault: the ways through the router that moves can take. Flags of
-/// the user come after these, and win.
+/// Variations of a cycle besides its fault: the code paths that moves can take. Flags of the user follow these, and
+/// win.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
-    /// Threads of the router: one has no hand-over between workers.
+    /// Threads of the router. One thread has no hand-over between workers.
     workers: u64,
-    /// Every list and long string is moved in pieces, while clients append to it.
+    /// Every list and long string moves in pieces, while clients append to it.
     in_pieces: bool,
-    /// The target is asked whether it is safe before the source's copy goes.
+    /// The target confirms durability before the source's copy is removed.
     aof: bool,
-    /// A second node gives its slots away at the same time.
+    /// A second node moves its slots away at the same time.
     two_moves: bool,
-    /// Every other move takes single keys and leaves their slots.
+    /// Every other move takes single keys without their slots.
     keys: bool,
-    /// Instead of moves a fourth server comes and goes.
+    /// A fourth server joins and leaves, instead of moves.
     visits: bool,
 }
 
-/// Half of the keys of every sort, but none of the transactions: those need theirs together.
+/// Half of the keys of every type, but no keys of transactions, which must stay together.
 const SOME_KEYS: &str = "[hf]*[02468]";
 
 impl Shape {
@@ -118,67 +117,66 @@ impl Shape {
             args.extend(["--durability", "aof"].map(str::to_owned));
         }
         if !self.in_pieces {
-            // What such clients write to a key in pieces would not be known, so that with this flag all keys move
-            // whole.
+            // Writes of such clients to a key in pieces would go unnoticed, so with this flag all keys move whole.
             args.push("--allow-direct-clients".to_owned());
         }
         args
     }
 }
 
-/// What to do.
+/// Settings of a run.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Our own binary.
+    /// Path of the router's binary.
     pub switchyard: PathBuf,
-    /// `tests-clients/history-check`, built.
+    /// Path of the built `tests-clients/history-check`.
     pub checker: PathBuf,
-    /// Cycles are begun for so long.
+    /// Time after which no new cycle begins.
     pub time: Duration,
-    /// So many cycles at most.
+    /// Maximum number of cycles.
     pub cycles: u64,
-    /// How long the clients of a cycle work.
+    /// Duration of the clients' work in a cycle.
     pub cycle: Duration,
-    /// Faults, in turn: one kind for each cycle.
+    /// Faults, one for each cycle in turn.
     pub faults: Vec<Fault>,
-    /// Whether slots move; without, faults come all the same.
+    /// Whether slots move. Faults occur in any case.
     pub moves: bool,
-    /// Keys that nobody changes.
+    /// Number of fixed keys.
     pub keys: u64,
-    /// Clients.
+    /// Number of clients.
     pub clients: usize,
     /// Further arguments of `serve`.
     pub serve_args: Vec<String>,
     /// Further arguments of `switchyard move`.
     pub move_args: Vec<String>,
-    /// Seed of the first cycle; each next one has one more.
+    /// Seed of the first cycle, incremented for each next one.
     pub seed: u64,
-    /// Where cycles have their folders; that of a cycle that went wrong is kept.
+    /// Folder for the cycles' files. The files of a failed cycle are kept.
     pub keep: PathBuf,
-    /// Set when it shall end early.
+    /// Set to end the run early.
     pub stop: Arc<AtomicBool>,
 }
 
-/// What happened in a cycle, or in all.
+/// Counts of a cycle, or of all.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
-    /// Cycles that were finished.
+    /// Finished cycles.
     pub cycles: u64,
-    /// Moves that were done.
+    /// Finished moves.
     pub moves: u64,
-    /// Moves that ended early, and said why.
+    /// Moves that stopped early.
     pub moves_stopped: u64,
-    /// Keys that were moved in pieces.
+    /// Keys moved in pieces.
     pub in_pieces: u64,
-    /// Servers that came, and went again.
+    /// Servers that joined and left.
     pub visits: u64,
-    /// Faults.
+    /// Injected faults.
     pub faults: u64,
     /// Operations in the histories.
     pub operations: u64,
-    /// Those without a known outcome.
+    /// Operations with unknown outcome.
     pub unknown: u64,
-    /// Error replies, and requests without an answer: only in cycles with faults.
+    /// Error replies, and requests without a reply: only in cycles with faults.
     pub errors: u64,
 }
 
@@ -196,7 +194,7 @@ impl Tally {
     }
 }
 
-/// Runs cycles until the time is over, or one goes wrong. `show` is told what is going on.
+/// Runs cycles until the time has passed, or one fails. Reports the progress to `show`.
 pub fn run(settings: &Settings, show: &dyn Fn(&str, &Tally)) -> Result<Tally> {
     ensure!(!settings.faults.is_empty(), "at least one kind of fault is needed (none is one)");
     switchyard_bench::process::raise_file_limit();
@@ -215,7 +213,7 @@ pub fn run(settings: &Settings, show: &dyn Fn(&str, &Tally)) -> Result<Tally> {
             show(&format!("cycle {seed}, {}: {what}", fault.name()), &total)
         }) {
             Ok(one) => total.add(&one),
-            // What it says of the cycle that was cut short means nothing.
+            // The error of an interrupted cycle means nothing.
             Err(_) if settings.stop.load(Ordering::Relaxed) => break,
             Err(e) => {
                 let kept = folder.keep();
@@ -287,8 +285,8 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
                 let order = Order { from: site.node(source), to: site.node(to), slots: None, keys, more: &more };
                 match begin(settings, &site, &order) {
                     Ok(id) => moves.push(id),
-                    // All that it has are keys whose slots are elsewhere, or none that match; or the other move has
-                    // keys of the same slots.
+                    // The node has only keys of slots elsewhere, no key matches, or the other move has keys of the same
+                    // slots.
                     Err(e)
                         if shape.keys
                             && ["nothing to move", "is part of move"]
@@ -353,8 +351,7 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
     Ok(tally)
 }
 
-/// Begins a move. Our own looks at the nodes count as clients that go past the router for a moment after they have
-/// ended.
+/// Begins a move. Retries while our own closed connections to the nodes still count as direct clients.
 fn begin(settings: &Settings, site: &Site, order: &Order<'_>) -> Result<u64> {
     let end = Instant::now() + Duration::from_secs(5);
     loop {
@@ -367,7 +364,7 @@ fn begin(settings: &Settings, site: &Site, order: &Order<'_>) -> Result<u64> {
     }
 }
 
-/// The node with most keys, and any other.
+/// Returns the node with most keys, and any other.
 fn busiest_and_another(site: &Site, rng: &mut Rng) -> Result<(usize, usize)> {
     let held = (0..NODES).map(|node| site.keys_of(node)).collect::<Result<Vec<_>>>()?;
     let from = (0..NODES).max_by_key(|node| held[*node]).unwrap_or(0);
@@ -388,7 +385,7 @@ fn inject(site: &mut Site, fault: Fault, from: usize, to: usize, rng: &mut Rng) 
     }
 }
 
-/// A fault while a server comes or goes: that server stands for the target of moves.
+/// Injects a fault while a server joins or leaves. That server counts as the target.
 fn visited(site: &mut Site, visitor: &Visitor, fault: Fault, rng: &mut Rng) -> Result<()> {
     std::thread::sleep(Duration::from_millis(rng.below(2500)));
     match fault {
@@ -403,7 +400,7 @@ fn visited(site: &mut Site, visitor: &Visitor, fault: Fault, rng: &mut Rng) -> R
     Ok(())
 }
 
-/// How a move ended, and how many keys it moved in pieces.
+/// Waits for the end of a move. Returns its final state, and the number of keys moved in pieces.
 fn wait_until_over(site: &Site, id: u64, stop: &AtomicBool) -> Result<(Standing, u64)> {
     let end = Instant::now() + RECOVERY;
     loop {

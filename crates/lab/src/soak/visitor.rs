@@ -1,4 +1,4 @@
-//! A server that comes and goes: the router's autoscaler starts it, lets it join, fills it, drains it and stops it,
+//! A server that joins and leaves: the router's autoscaler starts it, lets it join, fills it, drains it and stops it,
 //! while processes are killed.
 
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use super::{NODES, RECOVERY};
 use crate::moves::admin;
 use crate::site::Site;
 
-/// The server, where it runs: it outlives its router, so it ends with this.
+/// The visiting server. It outlives its router, and is killed on drop.
 pub(super) struct Visitor {
     /// The directory of local servers.
     folder: PathBuf,
@@ -40,7 +40,7 @@ impl Visitor {
         Ok(vec!["--config".to_owned(), file.to_string_lossy().into_owned()])
     }
 
-    /// Its process: the one that writes into its directory.
+    /// Finds the process that writes into the server's directory.
     pub(super) fn process(&self) -> Option<u32> {
         let folder = std::fs::canonicalize(&self.folder).ok()?;
         let mut pids = std::fs::read_dir("/proc")
@@ -50,7 +50,7 @@ impl Visitor {
         pids.find(|pid| std::fs::read_link(format!("/proc/{pid}/fd/1")).is_ok_and(|out| out.starts_with(&folder)))
     }
 
-    /// SIGKILL. The router starts it again.
+    /// Kills the server. The router restarts it.
     pub(super) fn kill(&self) {
         if let Some(pid) = self.process().and_then(|pid| Pid::from_raw(pid as i32)) {
             // It may have ended by itself.
@@ -58,7 +58,7 @@ impl Visitor {
         }
     }
 
-    /// Has it come or go. `disturb`: a fault, some time after that was ordered.
+    /// Makes the server join or leave. Calls `disturb` after the order.
     pub(super) fn change(
         &self,
         switchyard: &Path,
@@ -84,12 +84,12 @@ impl Visitor {
                 "there are not {wanted} nodes after {RECOVERY:?}: {:#}",
                 admin::get(site.admin(), "/api/v1/autoscale")?
             );
-            // A router that was killed is coming up.
+            // A killed router may be starting.
             if let Ok(standing) = admin::get(site.admin(), "/api/v1/autoscale") {
                 let rests = standing["change"].is_null();
                 match (standing["nodes"].as_u64() == Some(wanted as u64), rests && standing["wanted"].is_null()) {
                     (true, true) => return Ok(()),
-                    // The change was given up, after a fault: once more.
+                    // The change was abandoned after a fault: order it again.
                     (false, true) if !order(site)? => bail!("the order for {wanted} nodes was refused: {standing:#}"),
                     _ => {}
                 }

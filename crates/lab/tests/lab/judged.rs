@@ -1,6 +1,5 @@
-//! Histories of many clients on the same few keys, judged by a checker that shares nothing with us:
-//! `tests-clients/history-check`, Go and Porcupine. First the checker itself: on histories that no single server could
-//! have made, it must say so.
+//! Histories of many clients on the same few keys, judged by an independent checker: `tests-clients/history-check`, Go
+//! and Porcupine. Also tests the checker itself: it must refuse histories that no single server could have made.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,7 +19,7 @@ fn source() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-clients/history-check")
 }
 
-/// Runs Go in the source of the checker. `false` where tests that need more than Rust are left out.
+/// Runs Go in the source of the checker. Returns `false` if tests that need more than Rust are left out.
 fn go(arguments: &[&str]) -> bool {
     if std::env::var("SWITCHYARD_SKIP_CLIENTS").is_ok_and(|v| v == "1") {
         eprintln!("left out: SWITCHYARD_SKIP_CLIENTS=1");
@@ -38,7 +37,7 @@ fn go(arguments: &[&str]) -> bool {
     true
 }
 
-/// The checker, built once; `None` where it is left out.
+/// The checker, built once; `None` if it is left out.
 fn checker() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
@@ -49,13 +48,13 @@ fn checker() -> Option<&'static Path> {
     built.as_deref()
 }
 
-/// The router, where the workspace's build puts it: beside the lab.
+/// The router, which the workspace's build puts next to the lab.
 fn router() -> PathBuf {
     product::beside(Path::new(env!("CARGO_BIN_EXE_switchyard-lab")))
         .expect("the product is built, as by `cargo test --workspace`")
 }
 
-/// The exit code and the words of the checker.
+/// Returns the exit code and the output of the checker.
 fn judge(checker: &Path, files: &[PathBuf]) -> (i32, String) {
     let output = Command::new(checker).args(files).output().expect("the checker runs");
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -71,7 +70,7 @@ fn samples(folder: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Lists are decided without a search: on thousands of histories, good and damaged ones, as the search decides them.
+/// The checker decides lists without a search. Its tests compare both on thousands of good and damaged histories.
 #[test]
 fn the_checkers_own_tests_pass() {
     go(&["test", "-mod=readonly", "."]);
@@ -103,7 +102,7 @@ fn settings(targets: Vec<SocketAddr>, kinds: &[Kind], folder: &TempDir) -> Setti
     }
 }
 
-/// Waits until so many operations are recorded.
+/// Waits until `operations` operations are recorded.
 fn record(recording: &Recording, operations: u64) -> Tally {
     while recording.tally().operations < operations {
         assert!(!recording.is_finished(), "only {:?}", recording.tally());
@@ -117,8 +116,8 @@ fn finish(recording: Recording) -> Summary {
     recording.finish().expect("the history ends")
 }
 
-/// Every second client talks to another server: each kind of history must show it, or it would not show a lost or a
-/// stale key either.
+/// Every second client uses another server. Each kind of history must show that, or it would not show lost or stale
+/// keys either.
 #[test]
 fn two_servers_are_not_taken_for_one() {
     let Some(checker) = checker() else { return };
@@ -153,8 +152,8 @@ fn what_clients_see_through_a_router_is_linearizable() {
     assert_linearizable(checker, &summary);
 }
 
-/// A node that hangs and one that is killed: what clients were not told stays open, and everything else still has an
-/// order. The nodes keep what they have acknowledged, as the promise demands of them.
+/// With a node that hangs and one that is killed, operations without a reply stay open, and all others still have an
+/// order. The nodes persist acknowledged writes, as the guarantee requires.
 #[test]
 fn also_with_nodes_that_hang_and_die() {
     let Some(checker) = checker() else { return };

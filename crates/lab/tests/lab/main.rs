@@ -1,4 +1,4 @@
-//! The lab against real servers and the real router, which must be built: `cargo test --workspace` does so.
+//! Tests of the lab against real servers and the real router, which `cargo test --workspace` builds.
 
 mod judged;
 mod recorded;

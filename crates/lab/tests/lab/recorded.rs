@@ -1,5 +1,5 @@
-//! Histories of a real server, also of one that hangs: what is written down must be what was seen. That histories are
-//! judged rightly is tested in `judged`.
+//! Histories of a real server, also of one that hangs: the records must match the observations. The judgement of
+//! histories is tested in `judged`.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -42,11 +42,11 @@ fn lines(summary: &Summary) -> Vec<Value> {
 #[test]
 fn all_that_was_seen_is_written_down() {
     let (_node, address, folder) = redis();
-    // Nothing may time out, on a busy machine either.
+    // No operation may time out, even on a busy machine.
     let settings =
         Settings { duration: Duration::from_secs(60), patience: Duration::from_secs(10), ..settings(address, &folder) };
     let recording = history::start(&settings).expect("it starts");
-    // Until a watch has seen a change, which takes two clients at the same key.
+    // Until a watch has seen a change, which takes two clients on the same key.
     while recording.tally().aborted == 0 || recording.tally().operations < 3000 {
         assert!(!recording.is_finished(), "no WATCH saw a change: {:?}", recording.tally());
         std::thread::sleep(Duration::from_millis(5));
@@ -63,17 +63,17 @@ fn all_that_was_seen_is_written_down() {
         let commands = line["do"].as_array().expect("commands").len();
         assert!(line["aborted"] == true || line["got"].as_array().expect("replies").len() == commands, "{line}");
     }
-    // Every kind is there, and transactions of every sort.
+    // Every kind occurs, and every type of transaction.
     for word in ["GETDEL", "INCR", "RPUSH", "HSET", "PERSIST", "PTTL", "MSET", "NX"] {
         assert!(lines.iter().any(|l| l["do"].to_string().contains(word)), "no {word}");
     }
     assert!(lines.iter().any(|l| l.get("if").is_some() && l.get("got").is_some()), "no WATCH that succeeded");
-    // Nothing is left behind.
+    // No key is left.
     assert_eq!(Client::connect(address).and_then(|mut c| c.integer(&[b"DBSIZE"])).expect("a size"), 0);
 }
 
-/// A server that hangs for longer than clients wait: what it had received is executed afterwards, so its outcome must
-/// stay open, and the keys are read again when it is back.
+/// A server hangs for longer than clients wait, and executes the received commands afterwards. Their outcome must stay
+/// open, and the keys are read again after its return.
 #[test]
 fn what_was_not_answered_stays_open() {
     let (node, address, folder) = redis();

@@ -1,8 +1,8 @@
 //! A fleet of small nodes grows while it is filled: the autoscaler's threshold of memory adds a node before the last
 //! one is full.
 //!
-//! The report's trigger is a response time that leaps once its servers swap. Here it is the memory itself, as no server
-//! should come so far.
+//! The report's trigger is a response time that leaps once its servers swap. Here it is the memory itself, because no
+//! server should get that far.
 
 use std::time::{Duration, Instant};
 
@@ -22,22 +22,22 @@ use super::{KEYS, MEMORY, NODES, Settings};
 use crate::moves::site::keys_at;
 
 const MARK: &str = "autoscaling-fill";
-/// Keys written in a second.
+/// Keys written per second.
 const RATE: f64 = 1000.0;
-/// Percent of their memory at which a node is added.
+/// Threshold of used memory that adds a node, in percent.
 const THRESHOLD: &str = "60";
-/// The time between two looks at the number of nodes, in keys.
+/// Interval between samples of the number of nodes, in keys.
 const LOOK: u64 = 100;
 
-/// The time between two points of a figure, whose axis has a number for each; in keys.
+/// Interval between two points of a figure, whose axis has a number for each; in keys.
 const SHOWN: u64 = 5000;
 
-/// The progress at some time.
+/// Progress after some keys.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Point {
     keys: u64,
     nodes: usize,
-    /// Mean and longest time of a SET since the point before.
+    /// Mean and maximum time of a SET since the previous point.
     mean_ms: f64,
     most_ms: f64,
 }
@@ -46,7 +46,7 @@ struct Point {
 struct Measured {
     points: Vec<Point>,
     errors: u64,
-    /// Keys that were acknowledged and are at no server.
+    /// Acknowledged keys that are at no server.
     lost: i64,
 }
 
@@ -137,7 +137,7 @@ fn one(bench: &Bench<'_>) -> Result<Measured> {
             (sum, longest) = (Duration::ZERO, Duration::ZERO);
         }
     }
-    // Moves that are under way have keys at both of their ends.
+    // During a move, keys are at both of its ends.
     let end = Instant::now() + bench.conduct.patience;
     let standing = loop {
         let standing = grown.standing()?;

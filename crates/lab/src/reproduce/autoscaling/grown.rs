@@ -1,8 +1,7 @@
-//! A router whose autoscaler starts further servers on this machine, from one node on; and what its admin port shows of
-//! that.
+//! A router whose autoscaler starts further servers on this machine, from one node on; and its state on the admin port.
 //!
-//! Such servers outlive their router. These must not outlive the experiment, so the kernel kills them when the router's
-//! thread that started them ends (`setpriv`).
+//! Such servers outlive their router. Here they must not outlive the experiment, so the kernel kills them when the
+//! router's thread that started them ends (`setpriv`).
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,13 +16,13 @@ use super::router;
 use crate::moves::admin;
 use crate::moves::site::{Routed, Servers, info_number};
 
-/// Ports that further servers may have.
+/// Number of ports for further servers.
 const PORTS: u16 = 40;
 
 /// A fleet that grows.
 pub(super) struct Grown {
     pub(super) site: Routed,
-    /// Servers that have got their part of a processor.
+    /// Servers with a limited share of a processor.
     capped: BTreeMap<SocketAddr, Capped>,
 }
 
@@ -40,11 +39,11 @@ pub(super) struct Event {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Standing {
     pub(super) nodes: usize,
-    /// Servers that were started.
+    /// Started servers.
     pub(super) started: Vec<SocketAddr>,
-    /// The step of the change that is under way.
+    /// Step of the current change.
     pub(super) stage: Option<String>,
-    /// The latest first.
+    /// Events, latest first.
     pub(super) events: Vec<Event>,
 }
 
@@ -67,14 +66,14 @@ impl Standing {
         })
     }
 
-    /// A change that was given up.
+    /// Returns the reason if a change was abandoned.
     pub(super) fn failure(&self) -> Option<&str> {
         self.events.iter().find(|event| event.kind == "failed").map(|event| event.text.as_str())
     }
 }
 
 impl Grown {
-    /// One node, and an autoscaler with these keys of `[autoscale]`. All servers have these arguments.
+    /// Starts one node, and an autoscaler with these keys of `[autoscale]`. All servers have the arguments `server`.
     pub(super) fn start(bench: &Bench<'_>, keys: &[(&str, &str)], server: &[&str]) -> Result<Self> {
         let setpriv =
             process::find_program(&["setpriv"]).context("setpriv is not on PATH; it is a part of util-linux")?;
@@ -110,10 +109,10 @@ impl Grown {
         Ok(Self { site, capped: BTreeMap::new() })
     }
 
-    /// Its state now.
+    /// Returns the current state.
     ///
     /// # Errors
-    /// If a change was given up.
+    /// Fails if a change was abandoned.
     pub(super) fn standing(&self) -> Result<Standing> {
         let standing = Standing::of(&admin::get(self.site.admin, "/api/v1/autoscale")?)?;
         if let Some(why) = standing.failure() {
@@ -122,12 +121,12 @@ impl Grown {
         Ok(standing)
     }
 
-    /// All servers: the first one, and those that were started.
+    /// Returns all servers: the first one and the started ones.
     pub(super) fn servers(&self, standing: &Standing) -> Vec<SocketAddr> {
         self.site.addresses.iter().chain(&standing.started).copied().collect()
     }
 
-    /// Gives each server that has none yet its part of a processor. One that does not answer yet gets it the next time.
+    /// Limits the processor time of servers without a limit. A server that does not reply yet is limited the next time.
     pub(super) fn cap(&mut self, standing: &Standing, cpu: f64) -> Result<()> {
         self.capped.retain(|address, _| self.site.addresses.contains(address) || standing.started.contains(address));
         for address in self.servers(standing) {

@@ -1,5 +1,5 @@
-//! The time that a node takes to join and to get its share, by the number of nodes that are there: the number of keys
-//! stays, and so each further node moves fewer.
+//! Time of a node's join until it has its share, by the number of existing nodes. The number of keys is constant, so
+//! each further node moves fewer.
 
 use std::time::Instant;
 
@@ -19,16 +19,16 @@ use crate::moves::generator::Run;
 use crate::moves::site::{Routed, keys_at};
 
 const MARK: &str = "autoscaling-join";
-/// Requests per second meanwhile.
+/// Requests per second during the join.
 const RATE: f64 = 1000.0;
 /// The goals of the moves; the first is the default.
 const GOALS: [&str; 2] = ["balanced", "fast"];
 
-/// One node more.
+/// Results of one join.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Joined {
     seconds: f64,
-    /// Keys that it got.
+    /// Number of received keys.
     keys: i64,
     p99_ms: f64,
     /// Errors, and wrong replies.
@@ -144,7 +144,7 @@ fn one(bench: &Bench<'_>, settings: &Settings, goal: &str) -> Result<Measured> {
     Ok(Measured { joined, wrong_after: keys.count_wrong(|_| site.entry)? })
 }
 
-/// The numbers of the moves that an answer of `nodes add --rebalance --json` names: its last line that has some.
+/// Returns the ids of the moves in the output of `nodes add --rebalance --json`: the last line with moves.
 pub(in crate::reproduce) fn moves_of(text: &str) -> Result<Vec<u64>> {
     let plans = serde_json::Deserializer::from_str(text).into_iter::<Value>().filter_map(Result::ok);
     let numbers =

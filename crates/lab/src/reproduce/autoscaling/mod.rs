@@ -1,13 +1,13 @@
-//! The report on auto-scaling of key-value stores (Raman, IIT Kanpur): its experiments behind Switchyard, and a load
-//! that rises and falls.
+//! Experiments of the report on auto-scaling of key-value stores (Raman, IIT Kanpur) with Switchyard, and a load that
+//! rises and falls.
 //!
 //! - [`nodes`]: one to six nodes without limits, with little processor time, and with little memory.
-//! - [`join`]: how long a node takes to join, by the number of nodes.
+//! - [`join`]: time of a node's join, by the number of nodes.
 //! - [`fill`]: a fleet of 6 MB nodes grows while it is filled.
 //! - [`surge`]: four times the load at once, and its end. The report has no such experiment.
 //!
-//! The report limits containers; here a cgroup limits processor time, and `maxmemory` memory: beyond its limit the
-//! report's server was swapped, ours forgets keys.
+//! The report limits containers; here a cgroup limits processor time, and `maxmemory` memory. Beyond its limit the
+//! report's server swapped; ours evicts keys.
 
 mod fill;
 mod grown;
@@ -27,34 +27,34 @@ use crate::moves::generator::{self, Keys};
 use crate::moves::site::HALF;
 pub(super) use join::moves_of;
 
-/// The experiments, in their order.
+/// Names of the experiments, in order.
 pub const EXPERIMENTS: [&str; 4] = ["nodes", "join", "fill", "surge"];
 
-/// Bytes of a value: with its key some 128, as the report's keys of 64 and values of 1 to 128 have on average.
+/// Bytes of a value: with its key about 128, the mean of the report's keys of 64 and values of 1 to 128.
 const VALUE: usize = 104;
 /// Keys, as in the report.
 const KEYS: u64 = 100_000;
-/// The most nodes, as in the report.
+/// Maximum number of nodes, as in the report.
 const NODES: usize = 6;
-/// Memory of a node that has little of it.
+/// Memory of a small node.
 const MEMORY: &str = "6mb";
 
-/// What to measure.
+/// Settings of the experiments.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// How.
+    /// Common settings.
     pub conduct: Conduct,
-    /// Part of a processor that a limited server gets.
+    /// Share of a processor for a limited server.
     pub cpu: f64,
     /// Connections of the load.
     pub connections: usize,
-    /// The time that each phase is watched.
+    /// Duration of each phase.
     pub phase: Duration,
-    /// Only these of [`EXPERIMENTS`]; none: all.
+    /// Names of [`EXPERIMENTS`] to do; empty for all.
     pub only: Vec<String>,
 }
 
-/// Measures what is not kept yet, prints all, and rewrites the sections of the document.
+/// Does the missing measurements, prints all, and rewrites the sections of the document.
 ///
 /// # Errors
 /// If a server cannot be started, or the user interrupts.
@@ -73,20 +73,20 @@ pub fn run(settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// Arguments of a router with one worker that neither moves nor copies keys by itself.
+/// Returns arguments of a router with one worker that neither moves nor copies keys by itself.
 fn router(more: &[String]) -> Vec<String> {
     let quiet = ["--workers", "1", "--set", "planner.mode=off", "--set", "hot-copies.mode=off"].map(str::to_owned);
     quiet.into_iter().chain(more.iter().cloned()).collect()
 }
 
-/// Keys that are spread over all slots, however few there are. The slot of a key is its number's remainder, so
-/// neighbours in number are a far step apart.
+/// Returns keys that are spread over all slots, however few they are. The slot of a key is its number's remainder, so
+/// neighbours are far apart.
 pub(super) fn keys(from: u64, count: u64) -> Arc<Keys> {
     const STEP: u64 = 10_127; // 16,384 by the golden ratio, and odd
     Arc::new(Keys::new((from..from + count).map(|at| at * STEP).collect(), VALUE, &Arc::new(Layout::new(HALF))))
 }
 
-/// A load of GET, and of SET for a tenth, over all keys alike. `rate`: `None` is a closed loop.
+/// Returns a load of 90 % GET and 10 % SET over all keys equally. A `rate` of `None` is a closed loop.
 pub(super) fn load(
     entry: std::net::SocketAddr,
     keys: &Arc<Keys>,

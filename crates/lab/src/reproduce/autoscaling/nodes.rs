@@ -1,5 +1,5 @@
 //! One to six nodes: throughput, response time and hits, without limits, with little processor time, and with little
-//! memory; and one server alone with more or less of each.
+//! memory; and a single server with varying limits.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -18,18 +18,18 @@ use crate::moves::generator::Run;
 use crate::moves::site::{Routed, Servers, info_number};
 
 const MARK: &str = "autoscaling-nodes";
-/// Parts of a processor of the server that is alone.
+/// Shares of a processor for the single server.
 const SHARES: [f64; 6] = [0.02, 0.05, 0.1, 0.2, 0.4, 0.8];
-/// Megabytes of the server that is alone.
+/// Memory of the single server, in megabytes.
 const MEGABYTES: [u32; 6] = [4, 6, 8, 10, 14, 18];
 
 /// The limit of each server.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 enum Limit {
     Nothing,
-    /// So much of a processor each.
+    /// Share of a processor for each server.
     Cpu(f64),
-    /// So much memory each, as `maxmemory` has it.
+    /// Memory of each server (`maxmemory`).
     Memory(String),
 }
 
@@ -47,7 +47,7 @@ impl Limit {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Cell {
     servers: usize,
-    /// Clients reach the server through the router.
+    /// Whether clients reach the server through the router.
     is_routed: bool,
     limit: Limit,
 }
@@ -60,7 +60,7 @@ struct Measured {
     hits: u64,
     misses: u64,
     evicted: u64,
-    /// Errors, and replies that no correct server could give. A key that a server had to forget is none.
+    /// Errors, and wrong replies. A miss of an evicted key does not count.
     errors: u64,
 }
 
@@ -80,7 +80,7 @@ fn cells(cpu: f64) -> Vec<Cell> {
     cells
 }
 
-/// One server without the router, with more and more of each.
+/// Returns the cells of a single server without the router, with increasing limits.
 fn alone() -> impl Iterator<Item = Cell> {
     let shares = SHARES.into_iter().map(Limit::Cpu);
     let memory = MEGABYTES.into_iter().map(|most| Limit::Memory(format!("{most}mb")));
@@ -228,7 +228,7 @@ fn text_of(points: &[(f64, f64)]) -> String {
     points.iter().map(|(megabytes, hits)| format!("{megabytes:.0} MB {hits:.0} %")).collect::<Vec<_>>().join(", ")
 }
 
-/// The exponent of the power law that fits best: the slope of a line through the logarithms.
+/// Returns the exponent of the power law that fits best: the slope of a line through the logarithms.
 fn power(points: &[(f64, f64)]) -> f64 {
     let logs: Vec<(f64, f64)> = points.iter().map(|(x, y)| (x.ln(), y.ln())).collect();
     let count = logs.len().max(1) as f64;

@@ -1,7 +1,7 @@
-//! Four times the load at once: how soon answers are within the objective again. And when it ends: how soon the node is
-//! drained and stopped.
+//! Four times the load at once: time until responses are within the objective again. And after its end: time until the
+//! node is drained and stopped.
 //!
-//! No paper has this. The load is a part of what one node can do, which is measured first: so each machine meets the
+//! No paper has this. The load is a part of one node's capacity, which is measured first, so that each machine gets the
 //! same step.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -22,58 +22,57 @@ use super::{Settings, keys, load};
 use crate::moves::generator::{self, Run};
 
 const MARK: &str = "autoscaling-surge";
-/// Keys of the store. Half of them go to the new node, so their number decides how soon it helps.
+/// Numbers of keys. Half of them move to the new node, so they decide how soon it helps.
 const SIZES: [u64; 2] = [10_000, 100_000];
-/// The load before, as a part of what one node can do; then four times as much.
+/// Initial load as a part of one node's capacity; then four times as much.
 const PART: f64 = 0.3;
-/// Requests under way on a connection while that is measured: a server that has many at once answers more.
+/// Pipeline depth while the capacity is measured, because a server with many requests at once serves more.
 const PIPELINE: usize = 16;
-/// The mean response time that the autoscaler is to keep.
+/// Mean response time that the autoscaler must keep.
 const OBJECTIVE: Duration = Duration::from_millis(10);
-/// Its pauses.
+/// Delays and cooldowns of the autoscaler.
 const UP_AFTER: &str = "1s";
 const UP_PAUSE: &str = "10s";
 const DOWN_AFTER: Duration = Duration::from_secs(5);
 const DOWN_PAUSE: Duration = Duration::from_secs(15);
-/// The time between two looks.
+/// Interval between samples.
 const LOOK: Duration = Duration::from_millis(250);
-/// Answers are within the objective again if they have been so long.
+/// Time for which responses must stay within the objective.
 const LASTS: Duration = Duration::from_secs(5);
-/// Requests that a connection has under way at most, as clients with pools have; further ones wait there, and their
-/// clocks run.
+/// Maximum requests in flight per connection, as in clients with pools. Further ones wait there, and their clocks run.
 const UNDER_WAY: usize = 64;
-/// The goals: seconds beyond the time that a server takes to come, and seconds after the down epoch.
+/// The goals: seconds beyond the provisioning time, and seconds after the down epoch.
 const GOAL_UP: f64 = 10.0;
 const GOAL_DOWN: f64 = 60.0;
 
-/// One look: seconds since the surge, mean response time in milliseconds, and nodes.
+/// A sample: seconds since the surge, mean response time in milliseconds, and number of nodes.
 type Sample = (f64, f64, usize);
 
-/// A run. Times are seconds: up to `well` since the load rose, from `fell` on since the first look.
+/// Results of a run. Times are seconds since the load rose.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Measured {
-    /// Requests per second that one node can do.
+    /// Capacity of one node, in requests per second.
     capacity: f64,
-    /// A node is added.
+    /// Decision to add a node.
     decided: f64,
-    /// Its server runs.
+    /// Start of the new server.
     started: f64,
-    /// It has joined.
+    /// Join of the new node.
     joined: f64,
-    /// It has its share.
+    /// End of the moves to the new node.
     filled: f64,
-    /// Answers are within the objective, from here on.
+    /// Start of the time with responses within the objective.
     well: f64,
     most_nodes: usize,
-    /// The load fell, since it rose.
+    /// Fall of the load.
     fell: f64,
-    /// From here on a node may go: `down-after` and `down-pause` are over.
+    /// Earliest removal of a node, after `down-after` and `down-pause`.
     may_go: f64,
-    /// A node goes.
+    /// Decision to remove a node.
     goes: f64,
-    /// It has no keys any more.
+    /// The node has no keys.
     drained: f64,
-    /// Its server is stopped.
+    /// Stop of the server.
     ended: f64,
     errors: u64,
     wrong_after: u64,
@@ -81,7 +80,7 @@ struct Measured {
 }
 
 impl Measured {
-    /// From the rise of the load until the new server had joined: what coming takes.
+    /// Returns the time from the decision until the new server has joined.
     fn provisioning(&self) -> f64 {
         self.joined - self.decided
     }
@@ -176,7 +175,7 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
     publish(conduct, MARK, &outcome, &section)
 }
 
-/// The highest value of every second.
+/// Returns the highest value of every second.
 fn highest(looks: &[Sample], value: fn(&Sample) -> f64) -> Vec<(f64, f64)> {
     let mut points: Vec<(f64, f64)> = Vec::new();
     for look in looks {
@@ -189,7 +188,7 @@ fn highest(looks: &[Sample], value: fn(&Sample) -> f64) -> Vec<(f64, f64)> {
     points
 }
 
-/// Both loads, and the clock.
+/// Both loads, the fleet, and the samples.
 struct Watch<'a> {
     bench: &'a Bench<'a>,
     grown: Grown,
@@ -205,18 +204,18 @@ impl Watch<'_> {
         self.errors += tally.errors + tally.wrong + tally.unanswered + tally.disconnects;
     }
 
-    /// Seconds since the load rose.
+    /// Returns the seconds since the load rose.
     fn now(&self) -> f64 {
         self.rose.elapsed().as_secs_f64()
     }
 
-    /// The same for a time since 1970, in milliseconds.
+    /// Converts milliseconds since 1970 to seconds since the load rose.
     fn seconds_at(&self, at: u64) -> f64 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         self.now() - now.saturating_sub(at) as f64 / 1e3
     }
 
-    /// Waits until the next look, and looks.
+    /// Waits for the next sample, and takes it.
     fn look(&mut self) -> Result<Standing> {
         stopped(&self.bench.conduct.stop)?;
         ensure!(
@@ -231,7 +230,7 @@ impl Watch<'_> {
         let standing = self.grown.standing()?;
         self.grown.cap(&standing, self.cpu)?;
         let mean = match both.replies {
-            // Nothing was answered: that took as long as the look, at least.
+            // Without any reply, the responses take at least the interval.
             0 => LOOK,
             _ => both.mean(),
         };
@@ -239,7 +238,7 @@ impl Watch<'_> {
         Ok(standing)
     }
 
-    /// The latest time from which on answers have been within the objective.
+    /// Returns the start of the last period with responses within the objective.
     fn well_since(&self) -> Option<f64> {
         well_since(&self.looks)
     }
@@ -263,7 +262,7 @@ fn one(bench: &Bench<'_>, settings: &Settings, size: u64) -> Result<Measured> {
     let limits = limits.each_ref().map(|(key, value)| (*key, value.as_str()));
     let mut grown = Grown::start(bench, &limits, &["--appendonly", "no"])?;
     let entry = grown.site.entry;
-    // Keys of their own for each load: it checks what it reads, and must know all that was written.
+    // Separate keys for each load, because it checks its reads and must know all writes.
     let [base, more] = [keys(0, size / 2), keys(size, size / 2)];
     for keys in [&base, &more] {
         keys.fill(|_| entry, &|_| {})?;
