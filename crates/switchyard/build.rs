@@ -1,13 +1,13 @@
-//! Names the commit of the build in `SWITCHYARD_COMMIT`, for `--version` and the metrics.
+//! Sets `SWITCHYARD_COMMIT` to the commit of the build, for `--version` and the metrics.
 //!
-//! The variable of that name in the environment takes precedence: packagers build without git. Else git names it, but
-//! only if this is its working tree: an archive may have been unpacked inside of the tree of another project.
+//! An environment variable with this name takes precedence, for packagers who build without git. Otherwise git is
+//! queried, but only if this is its working tree: an archive may have been unpacked inside another project's tree.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Files whose content is in the binary, relative to the root of the workspace. Cargo compiles this crate again after a
-/// change of them anyway.
+/// Files compiled into the binary, relative to the workspace root. Cargo already recompiles this crate when they
+/// change.
 const SOURCES: [&str; 8] = [
     "Cargo.toml",
     "Cargo.lock",
@@ -28,7 +28,7 @@ fn main() {
     println!("cargo::rustc-env=SWITCHYARD_COMMIT={commit}");
 }
 
-/// The text becomes a label of a metric without an escape.
+/// Whether the text can be a metric label without escaping.
 fn is_plain(commit: &str) -> bool {
     !commit.is_empty() && commit.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._+".contains(&byte))
 }
@@ -38,7 +38,7 @@ fn commit_of(root: &Path) -> Option<String> {
     if Path::new(&top).canonicalize().ok()? != root.canonicalize().ok()? {
         return None;
     }
-    // The log of HEAD grows with each commit and each checkout.
+    // The reflog of HEAD changes with each commit and checkout.
     let log = git(root, &["rev-parse", "--git-path", "logs/HEAD"])?;
     for path in SOURCES.into_iter().chain([log.as_str()]).map(|path| root.join(path)).filter(|path| path.exists()) {
         println!("cargo::rerun-if-changed={}", path.display());

@@ -12,12 +12,12 @@ use switchyard_router::CountedHeap;
 
 use crate::cli::Cli;
 
-/// The system's allocator keeps freed memory of big values in the arena of the thread that freed it; jemalloc gives it
-/// back, and the workers do not meet in it. What is in use is counted, for `memory-max`.
+/// The system's allocator keeps the freed memory of large values in the arena of the thread that freed it. jemalloc
+/// returns it, and workers do not contend for it. Allocated bytes are counted for `memory-max`.
 #[global_allocator]
 static ALLOCATOR: CountedHeap<tikv_jemallocator::Jemalloc> = CountedHeap(tikv_jemallocator::Jemalloc);
 
-/// `switchyard nodes | head` ends quietly, as other programs do: `println!` panics where nobody reads any more.
+/// Exits quietly when stdout is closed, as in `switchyard nodes | head`: `println!` would panic.
 fn end_without_readers() {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {

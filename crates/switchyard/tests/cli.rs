@@ -1,6 +1,6 @@
-//! The command line from outside: the real binary, its exit codes, what it prints where, and what it does on signals.
+//! Tests of the command line with the real binary: exit codes, output and signals.
 //!
-//! No Redis server is needed here: what the router does for clients is the matter of the end-to-end tests.
+//! Needs no Redis server. The end-to-end tests cover the router's behaviour for clients.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// How long something may take before it is a failure: far more than it needs, since the machine may be busy.
+/// Timeout of every wait, far more than needed, since the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn switchyard() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_switchyard"));
-    // What the tester's own environment says must not matter.
+    // Remove variables of the tester's environment.
     for name in ["RUST_LOG", "STATE_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_USEC", "SWITCHYARD_ADMIN_TOKEN"] {
         command.env_remove(name);
     }
@@ -48,12 +48,12 @@ struct Serve {
 }
 
 impl Serve {
-    /// Starts it with a configuration file of that content, and waits until it says that it is ready.
+    /// Starts `serve` with this configuration file, and waits until it reports ready.
     fn start(config: &str) -> Self {
         Self::start_in(Path::new("state"), config)
     }
 
-    /// The same with a state directory, relative to a folder of its own.
+    /// Like [`Serve::start`], with a state directory relative to a temporary folder.
     fn start_in(state: &Path, config: &str) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (listen, admin) =
@@ -89,7 +89,7 @@ impl Serve {
         std::fs::read_to_string(self.dir.path().join("log")).expect("the log")
     }
 
-    /// Waits for what systemd would be told.
+    /// Waits for a notification to systemd.
     fn expect_notification(&self, expected: &str) {
         let mut buffer = [0; 1024];
         loop {
@@ -108,7 +108,7 @@ impl Serve {
         self.expect_lines(expected, 1);
     }
 
-    /// Waits until so many lines of the log have it: a thread of its own writes them.
+    /// Waits until `count` lines of the log contain the text. A separate thread writes the log.
     fn expect_lines(&self, expected: &str, count: usize) {
         let end = Instant::now() + PATIENCE;
         while self.log().lines().filter(|line| line.contains(expected)).count() < count {
@@ -121,7 +121,7 @@ impl Serve {
         kill_process(Pid::from_child(&self.child), signal).expect("the process runs");
     }
 
-    /// Replaces the configuration, reloads, and waits until that is over.
+    /// Replaces the configuration, and reloads. Returns after the reload.
     fn reload(&self, config: &str) {
         std::fs::write(self.config(), config).expect("writing");
         self.signal(Signal::HUP);
@@ -129,7 +129,7 @@ impl Serve {
         self.expect_notification("READY=1");
     }
 
-    /// Whether the last load of the configuration was applied, and the time of the last that was.
+    /// Whether the last reload was applied, and the time of the last applied one.
     fn last_reload(&self) -> (f64, f64) {
         let mut stream = TcpStream::connect(self.admin).expect("a connection");
         write!(stream, "GET /metrics HTTP/1.0\r\nHost: {}\r\n\r\n", self.admin).expect("sent");
@@ -216,7 +216,7 @@ fn a_check_exits_with_the_state_of_the_router() {
     let serve = Serve::start(&node(free_port()));
     let check =
         |admin: SocketAddr, more: &[&str]| run(&[&["status", "--check", "--admin", &admin.to_string()], more].concat());
-    // Its node is not there.
+    // The node does not exist.
     let (code, out, err) = check(serve.admin, &[]);
     assert_eq!((code, err.trim()), (2, "switchyard: keys of some slots cannot be used: no node serves them"), "{out}");
     assert!(out.contains("NOT READY"), "{out}");
@@ -226,7 +226,7 @@ fn a_check_exits_with_the_state_of_the_router() {
     let (code, out, err) = check(nothing, &[]);
     assert_eq!((code, out.as_str()), (3, ""));
     assert!(err.contains("no router answers"), "{err}");
-    // Without the flag the exit code is whether the router has replied.
+    // Without the flag, the exit code depends only on whether the router replied.
     assert_eq!(run(&["status", "--admin", &serve.admin.to_string()]).0, 0);
     assert_eq!(run(&["status", "--admin", &nothing.to_string()]).0, 1);
 }
@@ -351,7 +351,7 @@ fn a_refused_start_is_1_and_leaves_no_slot_map() {
             "{err}"
         );
     }
-    // Had one of them kept a map, it would say that 7001 owns keys and may not be left out.
+    // If one of these starts had stored a map, the next start would fail: 7001 owns keys and may not be removed.
     let serve = Serve::start_in(Path::new(&state), &node(7002));
     assert_eq!(serve.stop(), 0);
 
@@ -370,7 +370,7 @@ fn status_without_a_router_is_1_and_says_what_to_do() {
         assert_eq!((code, out.as_str()), (1, ""));
         assert!(err.contains(&nobody) && err.contains("switchyard serve"), "{err}");
     }
-    // Something else answers there.
+    // Another service listens at the address.
     let other = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = other.local_addr().expect("its address").to_string();
     std::thread::spawn(move || {
@@ -426,7 +426,7 @@ fn the_admin_token_is_asked_for_and_found() {
     assert!(!err.contains("guess") && !err.contains("s3cret"), "{err}");
 }
 
-/// A POST as a script of somebody else on this machine makes it.
+/// Posts as a script of another user of this machine would.
 fn post(admin: SocketAddr, path: &str, more: &str) -> String {
     let mut stream = TcpStream::connect(admin).expect("a connection");
     write!(stream, "POST {path} HTTP/1.0\r\nHost: {admin}\r\nContent-Length: 0\r\n{more}\r\n").expect("sent");
@@ -445,7 +445,7 @@ fn without_a_token_nothing_changes_and_the_command_line_finds_it() {
     let file = serve.dir.path().join("state/admin-token");
     assert!(refused.contains(&file.display().to_string()), "{refused}");
     assert_eq!(std::fs::metadata(&file).expect("there").permissions().mode() & 0o777, 0o600);
-    // Nobody types anything: reading needs none, and for the rest the file is found.
+    // No input by the user: reading needs no token, and otherwise the file is found.
     assert_eq!(run(&["status", "--admin", &admin]).0, 0);
     let abort = || run(&["moves", "abort", "1", "--admin", &admin]);
     let (code, _, err) = abort();
@@ -454,12 +454,12 @@ fn without_a_token_nothing_changes_and_the_command_line_finds_it() {
     assert!(post(serve.admin, "/api/v1/moves/1/abort", &bearer).contains("there is no move 1"), "for curl");
     serve.expect_lines("audit", 3);
     assert!(!serve.log().contains(bearer[22..].trim()), "never logged");
-    // Who cannot read it is told why.
+    // The error explains why the file cannot be used.
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).expect("mode");
     let (code, _, err) = abort();
     assert!(code == 1 && err.contains("others than its owner") && err.contains("--admin-token-file"), "{err}");
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("mode");
-    // A reload gives another one, and takes it away.
+    // Reloads set another token, and remove it.
     let with = |token: &str| format!("[admin]\ntoken = \"{token}\"\n{}", node(7001));
     serve.reload(&with("first"));
     serve.expect_log("the token of the admin port has changed");
@@ -489,7 +489,7 @@ fn without_a_token_nothing_changes_and_the_command_line_finds_it() {
     assert_eq!(serve.stop(), 0);
 }
 
-/// Whoever listens where a router was expected gets no token, and no other file's content.
+/// A process that listens at the router's address receives no token, and no other file's content.
 #[test]
 fn a_stranger_at_the_admin_port_learns_no_token() {
     use std::os::unix::fs::PermissionsExt;
@@ -528,7 +528,7 @@ fn a_stranger_at_the_admin_port_learns_no_token() {
         let heard = heard.join().expect("the stranger").join("\n");
         let token = std::fs::read_to_string(state.join("admin-token")).expect("the token");
         assert!(!heard.contains(token.trim()) && !heard.contains("hunter2") && !heard.contains("root:"), "{heard}");
-        // What it was shown is of no use at the real router.
+        // The proof sent to it is useless at the real router.
         let proof =
             heard.lines().find_map(|line| line.to_lowercase().starts_with("authorization:").then(|| line.to_owned()));
         assert_eq!(proof.is_some(), named == state.join("admin-token"), "{heard}");
@@ -557,7 +557,7 @@ fn a_reload_applies_what_it_can_and_survives_mistakes() {
     let (is_good, since) = serve.last_reload();
     assert_eq!(is_good, 0.0);
 
-    // A secret's file that changes is noticed although the configuration says the same.
+    // A changed secret file is detected, although the configuration is the same.
     let secret = serve.dir.path().join("pw");
     std::fs::write(&secret, "first-secret\n").expect("writing");
     let with_password = format!("[clients]\npassword-file = \"pw\"\n{}", node(7001));
@@ -574,7 +574,7 @@ fn a_reload_applies_what_it_can_and_survives_mistakes() {
 
 #[test]
 fn a_second_signal_ends_it_at_once() {
-    // A node that takes connections and never answers, and patience without end: the drain alone would take an hour.
+    // A node that accepts connections and never replies, with an endless timeout: the drain alone would take an hour.
     let mute = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = mute.local_addr().expect("its address").port();
     let config = format!(
@@ -616,7 +616,7 @@ fn logs_can_be_json() {
 fn the_limit_of_open_files_lowers_max_clients() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let log = dir.path().join("log");
-    // Root may raise any limit, so the limit is put beyond what even root can have.
+    // Root may raise any limit, so `max-clients` exceeds even root's maximum.
     let toml = dir.path().join("switchyard.toml");
     std::fs::write(&toml, format!("[clients]\nmax-clients = 10000000\n{}", node(7001))).expect("writing");
     let nr_open: u64 =

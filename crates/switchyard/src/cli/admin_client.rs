@@ -1,4 +1,4 @@
-//! Asks the admin API of a running router, for every subcommand that needs one.
+//! Client of a running router's admin API, for the subcommands that need one.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -17,60 +17,59 @@ use crate::config::{
     ADMIN_PORT, Config, Endpoint, SecretSource, Sources, certificates_in, default_file, provider, trusted_certificates,
 };
 
-/// Which router to ask.
-// Global: they may also stand before the name of a subcommand (`switchyard nodes --admin HOST:PORT remove NODE`).
+/// Address and credentials of the router.
+// Global, so that they may precede a nested subcommand (`switchyard nodes --admin HOST:PORT remove NODE`).
 #[derive(Debug, Default, Args)]
 pub(super) struct AdminFlags {
-    /// Admin address of the router, with https:// in front where it speaks HTTPS [default: that of --config, else
+    /// Admin address of the router, with https:// in front if it uses HTTPS [default: from --config, else
     /// 127.0.0.1:6381]
     #[arg(long, global = true, value_name = "HOST:PORT")]
     admin: Option<String>,
 
     /// Configuration file of the router, for the address and the token of its admin port [default:
-    /// /etc/switchyard.toml, if it is there and no --admin is given]
+    /// /etc/switchyard.toml, if it exists and --admin is not given]
     #[arg(short, long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// File with the token of the admin port [default: $SWITCHYARD_ADMIN_TOKEN, else that of --config, else the one
-    /// that the router has made]
+    /// File with the token of the admin port [default: $SWITCHYARD_ADMIN_TOKEN, else from --config, else the token
+    /// created by the router]
     #[arg(long, global = true, value_name = "FILE")]
     admin_token_file: Option<PathBuf>,
 
-    /// Authorities that the certificate of the admin port is checked against, PEM; implies HTTPS [default: those that
-    /// the system trusts]
+    /// Authorities for the certificate of the admin port, PEM; implies HTTPS [default: those trusted by the system]
     #[arg(long, global = true, value_name = "FILE")]
     admin_ca_file: Option<PathBuf>,
 
-    /// Certificate to show to the admin port, PEM, where it asks for one
+    /// Client certificate for the admin port, PEM, if it requires one
     #[arg(long, global = true, value_name = "FILE", requires = "admin_key_file")]
     admin_cert_file: Option<PathBuf>,
 
-    /// The key of that certificate, PEM
+    /// Key of the client certificate, PEM
     #[arg(long, global = true, value_name = "FILE", requires = "admin_cert_file")]
     admin_key_file: Option<PathBuf>,
 
-    /// Print the answer as JSON, for scripts
+    /// Print JSON, for scripts
     #[arg(long, global = true)]
     pub(super) json: bool,
 }
 
-/// The environment variable that a token is taken from.
+/// Environment variable with the token.
 const TOKEN_VARIABLE: &str = "SWITCHYARD_ADMIN_TOKEN";
 
-/// The longest that an answer may take.
+/// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a look at what else listens at an address may take.
+/// Timeout of the probe for another service at the address.
 const MOMENT: Duration = Duration::from_millis(500);
 
-/// The router that a command asks.
+/// Connection settings of a router's admin port.
 pub(crate) struct AdminClient {
     agent: ureq::Agent,
     /// Scheme, host and port.
     base: String,
     endpoint: Endpoint,
     token: Option<String>,
-    /// Answers are shown as they are.
+    /// Print responses unchanged.
     json: bool,
 }
 
@@ -80,7 +79,7 @@ struct Refusal {
 }
 
 impl AdminFlags {
-    /// Whom to trust, and what to show.
+    /// Builds the TLS settings: trusted authorities and the client certificate.
     fn tls(&self) -> anyhow::Result<TlsConfig> {
         let trusted = trusted_certificates(self.admin_ca_file.as_deref())
             .map_err(|why| anyhow!("{why}; --admin-ca-file names the authority of the admin port's certificate"))?;
@@ -137,13 +136,13 @@ impl AdminClient {
         Ok(Self { json: flags.json, ..Self::to(&endpoint, token.as_ref(), tls, PATIENCE)? })
     }
 
-    /// The router that a configuration is of.
+    /// Returns the client for the router with this configuration.
     pub(super) fn of(config: &Config) -> anyhow::Result<Self> {
         Self::of_at(config, &config.admin_listen, PATIENCE)
     }
 
-    /// The same, where its admin port is known: the configuration may leave the choice to the system. `patience`: how
-    /// long an answer may take.
+    /// Like [`AdminClient::of`], with a known admin address: the configuration may leave the port to the system.
+    /// `patience` is the timeout of a request.
     pub(crate) fn at(config: &Config, admin: SocketAddr, patience: Duration) -> anyhow::Result<Self> {
         Self::of_at(config, &Endpoint::new(&admin.ip().to_string(), admin.port()), patience)
     }
@@ -153,19 +152,18 @@ impl AdminClient {
         Self::to(admin, config.admin_token.as_ref(), tls, patience)
     }
 
-    /// The router of this machine that was started with a token of its own making.
+    /// Returns a client for a router on this machine that created its own token.
     pub(super) fn local(port: u16) -> anyhow::Result<Self> {
         Self::to(&Endpoint::new("127.0.0.1", port), None, None, PATIENCE)
     }
 
-    /// The folder of the token that the router has made: its state directory. `None` where the configuration gives a
-    /// token.
+    /// Returns the state directory, which has the token created by the router. `None` if the configuration has a token.
     pub(super) fn state_dir(&self) -> anyhow::Result<Option<PathBuf>> {
         let token: TokenReport = self.read(&self.get("/api/v1/token")?)?;
         Ok(token.file.as_deref().and_then(Path::parent).map(Path::to_owned))
     }
 
-    /// `tls`: it speaks HTTPS.
+    /// Uses HTTPS with the settings in `tls`, if any.
     fn to(
         endpoint: &Endpoint,
         token: Option<&SecretSource>,
@@ -178,7 +176,7 @@ impl AdminClient {
         };
         let https = tls.is_some();
         let mut agent =
-            // the router is near; a proxy for the web is not the way to it
+            // the router is nearby; do not use a web proxy
             ureq::Agent::config_builder().timeout_global(Some(patience)).http_status_as_error(false).proxy(None);
         if let Some(tls) = tls {
             agent = agent.tls_config(tls);
@@ -188,13 +186,13 @@ impl AdminClient {
         Ok(Self { agent: agent.build().into(), base: format!("{scheme}://{endpoint}"), endpoint, token, json: false })
     }
 
-    /// The JSON at a path of the API, or the text of the metrics page.
+    /// Gets JSON from a path of the API, or the text of the metrics page.
     pub(crate) fn get(&self, path: &str) -> anyhow::Result<String> {
         let request = self.agent.get(format!("{}{path}", self.base));
         self.outcome(self.with_token(request).call())
     }
 
-    /// The same, with what is not for everybody: it proves that we may read the token.
+    /// Like [`AdminClient::get`], including data that requires a token: proves that we may read the router's token.
     pub(super) fn get_all(&self, path: &str) -> anyhow::Result<String> {
         let request = self.agent.get(format!("{}{path}", self.base));
         let request = match self.proof("GET", path, &[])? {
@@ -204,12 +202,12 @@ impl AdminClient {
         self.outcome(request.call())
     }
 
-    /// Asks for a change: `path` must be encoded for a URL (see [`encoded`]).
+    /// Posts a change. `path` must be URL-encoded (see [`encoded`]).
     pub(super) fn post(&self, path: &str) -> anyhow::Result<String> {
         self.change(path, None, &[])
     }
 
-    /// Sends JSON to a path of the API, and gives the JSON that came back.
+    /// Posts JSON to a path of the API, and returns the JSON response.
     pub(super) fn post_json(&self, path: &str, body: &impl Serialize) -> anyhow::Result<String> {
         self.change(path, Some("application/json"), &serde_json::to_vec(body)?)
     }
@@ -223,7 +221,7 @@ impl AdminClient {
             Some(proof) => request.header("Authorization", proof),
             None => self.with_token(request),
         };
-        // Longer than a question: nodes are asked meanwhile.
+        // A longer timeout, because the router queries nodes.
         let request = request.config().timeout_global(Some(Duration::from_secs(60))).build();
         self.outcome(request.send(body))
     }
@@ -235,13 +233,13 @@ impl AdminClient {
         }
     }
 
-    /// The proof that we may read the token that the router has made; `None` where another token is given, or the
-    /// router has made none.
+    /// Returns the proof that we may read the token created by the router. `None` if another token is configured, or
+    /// the router created none.
     fn proof(&self, method: &str, path: &str, body: &[u8]) -> anyhow::Result<Option<String>> {
         if self.token.is_some() {
             return Ok(None);
         }
-        // Whoever listens there may be a stranger: see `switchyard_control::admin::Token`.
+        // An unknown process may listen there: see `switchyard_control::admin::Token`.
         let report: TokenReport = self.read(&self.get("/api/v1/token")?)?;
         let Some(file) = report.file else { return Ok(None) };
         let token = Token::find(&file).map_err(|why| {
@@ -291,7 +289,7 @@ impl AdminClient {
         bail!("{}", error.trim_end());
     }
 
-    /// Whether what listens there answers as a Redis server does.
+    /// Whether the service at the address replies like a Redis server.
     fn speaks_resp(&self) -> bool {
         let ask = || -> std::io::Result<u8> {
             let address = self.endpoint.resolve().map_err(std::io::Error::other)?;
@@ -305,7 +303,7 @@ impl AdminClient {
         ask().is_ok_and(|first| first == b'+' || first == b'-')
     }
 
-    /// Prints an answer, as `text` puts it unless JSON was asked for.
+    /// Prints a response, formatted by `text` unless JSON is requested.
     pub(super) fn print<T: DeserializeOwned>(
         &self,
         body: &str,
@@ -319,20 +317,20 @@ impl AdminClient {
         Ok(())
     }
 
-    /// Prints what was done, or the answer if JSON was asked for.
+    /// Prints the result, or the response if JSON is requested.
     pub(super) fn print_text(&self, body: &str, text: &str) -> Result<(), Failure> {
         println!("{}", if self.json { body.trim_end() } else { text });
         Ok(())
     }
 
-    /// What the JSON says; an answer that is none comes from something else than a router.
+    /// Parses JSON. If that fails, the response is not from a router of this version.
     pub(super) fn read<T: DeserializeOwned>(&self, body: &str) -> anyhow::Result<T> {
         serde_json::from_str(body)
             .with_context(|| format!("what answers on {} is no Switchyard of this version", self.base))
     }
 }
 
-/// A name as a part of a path: what means something in a URL is escaped.
+/// Escapes a name for use in a URL path.
 pub(super) fn encoded(name: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:".contains(&byte);
     name.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()

@@ -1,4 +1,4 @@
-//! `switchyard autoscale`: how many nodes there are, how many there are to be, and why.
+//! `switchyard autoscale`: the current and the desired number of nodes, and the reasons.
 
 use clap::{Args, Subcommand};
 use switchyard_control::admin::{AutoscaleEvent, AutoscaleReport, AutoscaleRequest};
@@ -10,7 +10,7 @@ use super::plan::ago;
 
 const PATH: &str = "/api/v1/autoscale";
 
-/// How many nodes there are to be, and why; say how many
+/// Show the desired number of nodes and why, or set it
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -34,13 +34,13 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// How it stands, as without a subcommand
+    /// Show the state, as without a subcommand
     Status(Flags),
-    /// What was decided and done, the newest first
+    /// Show decisions and actions, latest first
     History(Flags),
-    /// So many nodes, whatever the load is
+    /// Keep this number of nodes, regardless of load
     SetNodes(SetNodes),
-    /// No decisions until `resume`. A change that has begun goes on
+    /// Stop deciding until `resume`. A change in progress continues
     Pause(Flags),
     /// Decide again
     Resume(Flags),
@@ -60,7 +60,7 @@ struct Flags {
     after_long_help = "Examples:\n  switchyard autoscale set-nodes 3\n  switchyard autoscale set-nodes 2    the cheapest of those that it has started goes\n\nExit codes: 0 it is on record; 1 it was refused"
 )]
 struct SetNodes {
-    /// The number of nodes
+    /// Number of nodes
     #[arg(value_name = "NODES")]
     nodes: usize,
 

@@ -1,4 +1,4 @@
-//! `switchyard balance`: gives every node its share of the slots.
+//! `switchyard balance`: distributes the slots over the nodes by weight.
 
 use clap::Args;
 use switchyard_control::admin::BalanceRequest;
@@ -7,7 +7,7 @@ use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags};
 use super::move_slots::{HowFlags, finish};
 
-/// Give every node its share of the slots
+/// Distribute the slots over the nodes
 #[derive(Debug, Args)]
 #[command(
     long_about = "Give every node slots in proportion to its weight (weight of [[node]]; 1 where none is given), with as few slots moved as can be.\n\n\
@@ -20,18 +20,18 @@ use super::move_slots::{HowFlags, finish};
         Exit codes: 0 it is on record (with --wait: it is done); 1 it was refused, or a move stopped early"
 )]
 pub(crate) struct Arguments {
-    /// Only say what would be moved
+    /// Only show the moves that would begin
     #[arg(long)]
     dry_run: bool,
 
-    /// What is evened: slots by weight, or the load that is seen now
+    /// What to even out: slots by weight, or the current load
     #[arg(long, value_name = "WHAT", value_parser = ["slots", "load"], default_value = "slots")]
     by: String,
 
     #[command(flatten)]
     how: HowFlags,
 
-    /// Wait until it is done, and show how far it is
+    /// Wait until the moves are done, and show their progress
     #[arg(long, conflicts_with = "dry_run")]
     wait: bool,
 

@@ -1,4 +1,4 @@
-//! `switchyard bench`: a load against any server.
+//! `switchyard bench`: measurements against any server.
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use switchyard_bench::table::Table;
 
 use super::{Failure, capacity, live::Live};
 
-/// Measure: a load against any server
+/// Measure a server with a load
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -40,23 +40,23 @@ enum What {
         Exit codes: 0 every reply was right; 1 something was not"
 )]
 struct LoadArguments {
-    /// Where to send the load
+    /// Target server
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6380")]
     target: String,
 
-    /// How long
+    /// Duration of the load
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = time_flag)]
     duration: Duration,
 
-    /// Connections
+    /// Number of connections
     #[arg(long, value_name = "N", default_value_t = 50)]
     connections: usize,
 
-    /// Threads
+    /// Number of threads
     #[arg(long, value_name = "N", default_value_t = 1)]
     threads: usize,
 
-    /// Requests under way per connection [default: 1; with --rate: 1000]
+    /// Requests in flight per connection [default: 1; with --rate: 1000]
     #[arg(long, value_name = "N")]
     pipeline: Option<usize>,
 
@@ -68,32 +68,32 @@ struct LoadArguments {
     #[arg(long, value_name = "MIX", default_value_t = Mix::default())]
     mix: Mix,
 
-    /// Sizes of values in bytes, by weight (BYTES or BYTES:WEIGHT,...)
+    /// Value sizes in bytes, by weight (BYTES or BYTES:WEIGHT,...)
     #[arg(long, value_name = "SIZES", default_value = "64")]
     sizes: ValueSizes,
 
-    /// Keys of each type
+    /// Number of keys of each type
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     keys: u64,
 
-    /// Zipfian exponent of the keys' popularity (0: all alike)
+    /// Zipfian exponent of the keys' popularity (0: uniform)
     #[arg(long, value_name = "THETA", default_value_t = switchyard_bench::random::YCSB_THETA)]
     zipf: f64,
 
-    /// All connections use all keys; replies are then checked less closely
+    /// Use all keys on all connections; replies are then checked less strictly
     #[arg(long)]
     shared: bool,
 
-    /// What keys start with [default: one that no other run has]
+    /// Prefix of the keys [default: unique to this run]
     #[arg(long)]
     prefix: Option<String>,
 
-    /// Same seed, same requests
+    /// Seed: the same seed gives the same requests
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 }
 
-/// Runs what was asked for.
+/// Runs the chosen subcommand.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let stop = interrupt::flag()?;
     match &arguments.what {
@@ -164,7 +164,7 @@ fn load(arguments: &LoadArguments, stop: &AtomicBool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Keys of earlier runs must not be met: every reply would look wrong.
+/// Returns a prefix that no earlier run used. Otherwise every reply would look wrong.
 pub(super) fn own_prefix() -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_nanos());
     format!("load:{:x}:", now ^ u128::from(std::process::id()))

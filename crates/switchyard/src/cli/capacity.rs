@@ -1,5 +1,5 @@
-//! `switchyard bench capacity`: how many requests in a second a server answers in time: where Makris et al. have their
-//! threshold T (figure 1).
+//! `switchyard bench capacity`: the highest request rate of a server within a response time, as the threshold T of
+//! Makris et al. (figure 1).
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,14 +14,14 @@ use switchyard_bench::table::Table;
 
 use super::bench::own_prefix;
 
-/// Each step has so many times the rate of the one before.
+/// Ratio of the rates of consecutive steps.
 const STEP: f64 = 1.25;
 
-/// Names of connections of a router at its nodes, and those that are no router's.
+/// Connection names of a router at its nodes start with `ROUTER`. `OTHERS` are exceptions.
 const ROUTER: &str = "switchyard-";
 const OTHERS: [&str; 2] = ["switchyard-doctor", "switchyard-standby"];
 
-/// Find how many requests in a second a server answers in time
+/// Find how many requests per second a server answers in time
 #[derive(Debug, Args)]
 #[command(
     long_about = "Find how many requests in a second a server answers in time. The rate is raised step by step, in an open loop, until the mean response time breaks the limit; the \
@@ -37,19 +37,19 @@ pub(super) struct Arguments {
     #[arg(value_name = "HOST:PORT")]
     target: String,
 
-    /// Mean response time that is in time
+    /// Limit of the mean response time
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = time_flag)]
     limit: Duration,
 
-    /// How long each rate is tried
+    /// Duration of each step
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = time_flag)]
     step: Duration,
 
-    /// The first rate, requests per second
+    /// First rate, in requests per second
     #[arg(long, value_name = "N", default_value_t = 1000.0)]
     from: f64,
 
-    /// Connections
+    /// Number of connections
     #[arg(long, value_name = "N", default_value_t = 16)]
     connections: usize,
 
@@ -57,7 +57,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "MIX", default_value_t = Mix::default())]
     mix: Mix,
 
-    /// Sizes of values in bytes, by weight (BYTES or BYTES:WEIGHT,...)
+    /// Value sizes in bytes, by weight (BYTES or BYTES:WEIGHT,...)
     #[arg(long, value_name = "SIZES", default_value = "64")]
     sizes: ValueSizes,
 }
@@ -113,7 +113,7 @@ pub(super) fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()
         ]);
         eprintln!("{} requests/s: mean {}", thousands(rate as u64), millis(mean));
         ensure!(summary.total.errors == 0, "the server answers errors: {}", summary.complaints.join("; "));
-        // Requests that the step does not see answered are late, too.
+        // Requests without a reply by the end of the step count as late.
         if mean > *limit || answered < rate * 0.9 {
             break capacity;
         }
@@ -137,7 +137,7 @@ pub(super) fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()
     Ok(())
 }
 
-/// A router's clients would wait behind this load.
+/// Refuses a server behind a router, because this load would delay the router's clients.
 fn refuse_if_served(target: &str, address: SocketAddr) -> anyhow::Result<()> {
     let list = Client::connect(address)?.text(&[b"CLIENT", b"LIST"])?;
     let names = list.split_whitespace().filter_map(|field| field.strip_prefix("name="));
@@ -153,7 +153,7 @@ fn refuse_if_served(target: &str, address: SocketAddr) -> anyhow::Result<()> {
     }
 }
 
-/// Takes the keys away that the load has written.
+/// Deletes the keys that the load has written.
 fn remove(address: SocketAddr, prefix: &str) -> anyhow::Result<()> {
     let mut client = Client::connect(address)?;
     let script = b"local c = '0' repeat local r = redis.call('SCAN', c, 'MATCH', ARGV[1], 'COUNT', 1000) c = r[1] \

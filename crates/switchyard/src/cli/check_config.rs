@@ -1,4 +1,4 @@
-//! `switchyard check-config`: what `serve` would run with, or everything that is wrong with it.
+//! `switchyard check-config`: prints the effective configuration of `serve`, or all mistakes.
 
 use clap::Args;
 
@@ -6,7 +6,7 @@ use super::Failure;
 use super::flags::ConfigFlags;
 use crate::config::{self, Config, Problems};
 
-/// Check a configuration and show what it comes to
+/// Check a configuration and show the effective values
 #[derive(Debug, Args)]
 #[command(
     long_about = "Check a configuration, and print every value that `switchyard serve` would run with. Behind each stands where it comes from: a line of the \
@@ -28,7 +28,6 @@ pub(crate) struct Arguments {
     example: bool,
 }
 
-/// Prints the effective configuration.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.example {
         print!("{}", config::example());
@@ -37,7 +36,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     print(&arguments.flags)
 }
 
-/// The same for `serve --test-conf`.
+/// Prints the effective configuration, also for `serve --test-conf`.
 pub(crate) fn print(flags: &ConfigFlags) -> Result<(), Failure> {
     let sources = flags.sources();
     match sources.several_pools()? {
@@ -52,7 +51,7 @@ pub(crate) fn print(flags: &ConfigFlags) -> Result<(), Failure> {
 fn print_one(mut config: Config) -> Result<(), Failure> {
     config.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
     let resolved = config.resolve(|_| None)?.with_every_node()?;
-    // More than the number of nodes can be known without the state directory, which a running router has locked.
+    // The number of nodes can be checked without the state directory, which a running router has locked.
     switchyard_policy::topology::Topology::even(&config.node_names())
         .map_err(|error| Problems(vec![config::Problem { place: None, text: error.to_string() }]))?;
     for warning in resolved.warnings() {

@@ -1,4 +1,4 @@
-//! `switchyard doctor`: looks at the nodes, before a start or at any time, and says what is wrong and what to do.
+//! `switchyard doctor`: checks the nodes before a start or at any time, and reports problems with advice.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -24,8 +24,7 @@ use super::known_fleet::KnownFleet;
 use crate::config::{Config, Resolved};
 use crate::doctor::{Finding, Level, Needs, examine, examine_commands, look};
 
-/// Check the nodes (versions, persistence, memory, clocks, limits, rights, functions), and the commands that are called
-/// there
+/// Check the nodes (versions, persistence, memory, clocks, limits, permissions, functions), and the commands in use
 #[derive(Debug, Args)]
 #[command(
     long_about = "Check the nodes of a configuration, with their replicas: whether they can be reached with its credentials, and their versions, roles, \
@@ -51,7 +50,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     json: bool,
 
-    /// Look at the nodes' real commands for so long, such as 10s, at most 10m
+    /// Inspect the nodes' real commands for this time, such as 10s, at most 10m
     #[arg(long, value_name = "TIME", value_parser = sample_time)]
     sample: Option<Duration>,
 
@@ -60,7 +59,7 @@ pub(crate) struct Arguments {
     strict: bool,
 }
 
-/// The longest sample: MONITOR costs the server.
+/// Maximum sample duration: MONITOR is costly for the server.
 const SAMPLE_MAX: Duration = Duration::from_secs(600);
 
 fn sample_time(text: &str) -> Result<Duration, String> {
@@ -68,7 +67,7 @@ fn sample_time(text: &str) -> Result<Duration, String> {
     time.ok_or_else(|| format!("must be a time up to 10m: {TIME_FORM}"))
 }
 
-/// Says for how long nothing else is to be seen.
+/// Shows a progress indicator during the sample.
 fn sampling(time: Duration) -> ProgressBar {
     let what = format!("looks at real commands for {}", describe_time(time));
     let bar = ProgressBar::new_spinner().with_message(what.clone());
@@ -108,7 +107,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if bad > 0 { Err(Failure::Failed(anyhow!("{} to see to", counted(bad, "thing")))) } else { Ok(()) }
 }
 
-/// Looks at all nodes at once, with their replicas, and judges.
+/// Checks all nodes and their replicas in parallel.
 fn find(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Finding> {
     let seen: Vec<_> = std::thread::scope(|scope| {
         let look_at = |node| servers_of(node, fleet.primary_of(&node.name)).iter().map(look).collect::<Vec<_>>();
@@ -132,7 +131,7 @@ fn find(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Finding
     findings
 }
 
-/// Findings about the directories of servers that the autoscaler starts on this machine.
+/// Checks the data directories of servers that the autoscaler starts on this machine.
 fn local_servers(config: &Config) -> Vec<Finding> {
     let finding = |level, found: String, advice: &str| Finding {
         level,
@@ -158,14 +157,13 @@ fn local_servers(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Whether two paths are on one file system, also if they do not exist yet.
+/// Whether two paths are on one file system. The paths need not exist.
 fn is_on_one_disk(one: &Path, other: &Path) -> bool {
     let device = |path: &Path| path.ancestors().find_map(|path| path.metadata().ok()).map(|found| found.dev());
     device(one).is_some_and(|found| device(other) == Some(found))
 }
 
-/// What a running router says of its nodes: which it does not use, and where keys are that its slot map looks for
-/// elsewhere.
+/// Findings of a running router: nodes that it does not use, and keys that are misplaced according to its slot map.
 fn running(report: &NodesReport, misplaced: &anyhow::Result<MisplacedReport>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut add = |level, node: Option<&String>, check, found: String, advice: &str| {
@@ -198,7 +196,7 @@ fn running(report: &NodesReport, misplaced: &anyhow::Result<MisplacedReport>) ->
     findings
 }
 
-/// What is to be said of the slot map: that of a first start, or the one that is stored.
+/// Findings about the slot map: of a first start, or the stored map.
 fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Finding> {
     let finding = |level, found: String, advice: &str| Finding {
         level,
@@ -252,8 +250,8 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
                     "correct the list of nodes, or --state-dir",
                 )];
             }
-            // What moves have left or have in transit is in the journal, which nobody reads but the router. A key that
-            // its owner has, too, may be left of one.
+            // Keys in transit, or left behind by moves, are recorded only in the journal, which only the router reads.
+            // A key that its owner has as well may be a leftover.
             let left = |_| Slot::all().collect();
             match processes.recognise(&config.state_dir, topology, &primaries(&resolved.nodes), patience, left, false) {
                 Ok(doubts) => {
@@ -271,13 +269,13 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
     }
 }
 
-/// What the router will ask of a node.
+/// Requirements of the router at a node.
 pub(crate) fn needs(live: &switchyard_router::RuntimeSettings, workers: usize, nodes: usize) -> Needs {
     let alone = live.large_connections_max + live.watch_connections_max + live.blocking_connections_max;
     Needs {
         connections: (workers * 2, workers * 4 + alone),
         argument_max: live.argument_max,
-        // Of the only node a function may use every key.
+        // With a single node, functions may use every key.
         check_scripts: live.check_scripts && nodes > 1,
         hot_copies: live.hot_copies.is_on,
     }

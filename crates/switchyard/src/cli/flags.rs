@@ -1,6 +1,6 @@
-//! The flags that set keys of the configuration, shared by `serve` and `check-config`.
+//! Flags that set keys of the configuration, shared by `serve` and other subcommands.
 //!
-//! They stay text here: the key reads, bounds and explains its value, so that a flag and a line of the file cannot
+//! Values stay text: the key parses, bounds and explains its value, so that a flag and a line of the file cannot
 //! differ.
 
 use std::path::PathBuf;
@@ -9,53 +9,53 @@ use clap::{Args, Command};
 
 use crate::config::{DATA_PORT, Override, Raw, Sources, default_file};
 
-/// Flags that are of use to `serve` alone. Others take them too, so that the words of a command line can be tried
-/// elsewhere, and do not show them.
+/// Flags that matter only to `serve`. Other subcommands accept them too, without showing them, so that a command line
+/// of `serve` can be tried there.
 const OF_SERVE: &str = "listen port bind workers pin password_file password_env allow_open_listener database max_clients shutdown_timeout cluster \
      log_level log_format";
 
-/// The command without these in its help.
+/// Hides these flags in the help of a command.
 pub(crate) fn hide_flags_of_serve(command: Command) -> Command {
     OF_SERVE.split(' ').fold(command, |command, flag| command.mut_arg(flag, |arg| arg.hide(true)))
 }
 
-/// `-c FILE`, and a flag for each key that is often given by hand; `--set` reaches the rest.
+/// `-c FILE`, and flags for common keys. `--set` reaches all other keys.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ConfigFlags {
-    /// Configuration file (TOML); flags win over it [default: /etc/switchyard.toml, if it is there and no --node is
+    /// Configuration file (TOML); flags take precedence [default: /etc/switchyard.toml, if it exists and --node is not
     /// given]
     #[arg(short, long, value_name = "FILE", visible_alias = "conf-file")]
     config: Option<PathBuf>,
 
-    /// twemproxy's configuration (YAML): its pools are served, with each key at the server at which twemproxy puts it
+    /// twemproxy's configuration file (YAML): serve its pools, with each key on the server that twemproxy selects
     #[arg(long, value_name = "FILE", conflicts_with = "node")]
     twemproxy_config: Option<PathBuf>,
 
-    /// The pool of twemproxy's configuration to serve [default: all, each by a process of its own]
+    /// Pool of twemproxy's configuration to serve [default: all, each in a separate process]
     #[arg(long, value_name = "NAME", requires = "twemproxy_config", conflicts_with = "node")]
     twemproxy_pool: Option<String>,
 
-    /// A Redis or Valkey server to route to; repeat for each. Replaces the list of the file
+    /// Redis or Valkey server to route to; can be repeated. Replaces the list of the file
     #[arg(long, value_name = "HOST:PORT")]
     node: Vec<String>,
 
-    /// Address that clients connect to; may be repeated [default: 127.0.0.1:6380]
+    /// Address for clients; can be repeated [default: 127.0.0.1:6380]
     #[arg(long, value_name = "HOST:PORT")]
     listen: Vec<String>,
 
-    /// Port that clients connect to, as redis-server has it; together with --bind
+    /// Port for clients, as in redis-server; together with --bind
     #[arg(short, long, value_name = "PORT", conflicts_with = "listen")]
     port: Option<u16>,
 
-    /// Host that clients connect to, as redis-server has it; may be repeated
+    /// Host for clients, as in redis-server; can be repeated
     #[arg(long, value_name = "HOST", conflicts_with = "listen")]
     bind: Vec<String>,
 
-    /// Worker threads [default: one for each processor that the process may use]
+    /// Number of worker threads [default: one for each available processor]
     #[arg(long, value_name = "N", visible_alias = "threads")]
     workers: Option<String>,
 
-    /// Pin each worker to a processor of its own
+    /// Pin each worker to a separate processor
     #[arg(long)]
     pin: bool,
 
@@ -63,28 +63,28 @@ pub(crate) struct ConfigFlags {
     #[arg(long, value_name = "HOST:PORT")]
     admin: Option<String>,
 
-    /// File with the token that the admin port asks for
+    /// File with the token required by the admin port
     #[arg(long, value_name = "FILE", conflicts_with = "admin_token_env")]
     admin_token_file: Option<String>,
 
-    /// Environment variable with the token that the admin port asks for
+    /// Environment variable with the token required by the admin port
     #[arg(long, value_name = "NAME")]
     admin_token_env: Option<String>,
 
-    /// Folder of the slot map and of what must survive a restart
+    /// Folder of the slot map and other state that must survive a restart
     /// [default: $STATE_DIRECTORY, else $XDG_STATE_HOME/switchyard, else ~/.local/state/switchyard]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<String>,
 
-    /// File with the password that clients must give
+    /// File with the password for clients
     #[arg(long, value_name = "FILE", conflicts_with = "password_env")]
     password_file: Option<String>,
 
-    /// Environment variable with the password that clients must give
+    /// Environment variable with the password for clients
     #[arg(long, value_name = "NAME")]
     password_env: Option<String>,
 
-    /// Listen on addresses that others can reach although clients need no password
+    /// Listen on addresses that other machines can reach, although clients need no password
     #[arg(long)]
     allow_open_listener: bool,
 
@@ -100,27 +100,27 @@ pub(crate) struct ConfigFlags {
     #[arg(long, value_name = "NAME")]
     node_password_env: Option<String>,
 
-    /// Database that a new client starts in [default: 0]
+    /// Initial database of a client [default: 0]
     #[arg(long, value_name = "N")]
     database: Option<String>,
 
-    /// Clients at once [default: 10000]
+    /// Maximum number of clients [default: 10000]
     #[arg(long, value_name = "N", visible_alias = "maxclients")]
     max_clients: Option<String>,
 
-    /// Time to connect to a node [default: 2s]
+    /// Timeout for connecting to a node [default: 2s]
     #[arg(long, value_name = "TIME")]
     connect_timeout: Option<String>,
 
-    /// Time in which a node must answer [default: 5s]
+    /// Timeout for a node's reply [default: 5s]
     #[arg(long, value_name = "TIME")]
     command_timeout: Option<String>,
 
-    /// How long SIGTERM waits for commands in flight [default: 10s]
+    /// Time for commands in flight after SIGTERM [default: 10s]
     #[arg(long, value_name = "TIME")]
     shutdown_timeout: Option<String>,
 
-    /// Look like a Redis Cluster to clients that speak to nothing else
+    /// Act as a Redis Cluster, for clients that require one
     #[arg(long)]
     cluster: bool,
 
@@ -128,17 +128,17 @@ pub(crate) struct ConfigFlags {
     #[arg(long, value_name = "LEVEL")]
     log_level: Option<String>,
 
-    /// text for people, json for machines [default: text]
+    /// text for display, json for machines [default: text]
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<String>,
 
-    /// Any other key, such as --set clients.idle-timeout=5m or --set 'nodes.config-set=["max*"]'; may be repeated
+    /// Any other key, such as --set clients.idle-timeout=5m or --set 'nodes.config-set=["max*"]'; can be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 }
 
 impl ConfigFlags {
-    /// The file, and what overrides it, in the order of precedence: a named flag wins over `--set`.
+    /// Returns the file and the overrides, by precedence: a named flag overrides `--set`.
     pub(crate) fn sources(&self) -> Sources {
         let mut overrides: Vec<Override> = self.set.iter().map(|assignment| set(assignment)).collect();
         let mut add = |flag: &str, path: &str, value: Raw| {
@@ -205,7 +205,7 @@ fn join(host: &str, port: u16) -> String {
     if host.contains(':') && !host.starts_with('[') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// `clients.idle-timeout=5m`; what has no `=` becomes a key that does not exist, and is told as such.
+/// Parses `clients.idle-timeout=5m`. Text without `=` becomes an unknown key, and is reported as such.
 fn set(assignment: &str) -> Override {
     let (path, value) = assignment.split_once('=').unwrap_or((assignment, ""));
     Override {

@@ -1,4 +1,4 @@
-//! `switchyard hash-password`: makes what stands in the users file for a password.
+//! `switchyard hash-password`: prints the hash of a password for the users file.
 
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 
@@ -8,7 +8,7 @@ use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
 use super::Failure;
 
-/// Make the hash of a password, for the users file
+/// Hash a password for the users file
 #[derive(Debug, Args)]
 #[command(
     long_about = "Make the hash of a password, for the users file.\n\n\
@@ -22,7 +22,7 @@ use super::Failure;
 )]
 pub(crate) struct Arguments {}
 
-/// Longer than any password; Redis refuses arguments of more than 16 KB before a login.
+/// Maximum length of a password in bytes: Redis refuses arguments of more than 16 KB before a login.
 const PASSWORD_MAX: usize = 16 * 1024;
 
 pub(super) fn run(_: &Arguments) -> Result<(), Failure> {
@@ -31,7 +31,7 @@ pub(super) fn run(_: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The hash in the form that the users file has, with a fresh salt.
+/// Returns the hash with a fresh salt, in the syntax of the users file.
 fn hash(password: &str) -> anyhow::Result<String> {
     if password.is_empty() {
         bail!("the password is empty");
@@ -50,7 +50,7 @@ fn one_line(input: impl BufRead) -> anyhow::Result<String> {
     Ok(line.to_owned())
 }
 
-/// Asks twice, without showing what is typed.
+/// Prompts twice without echo.
 fn prompt() -> anyhow::Result<String> {
     let before = tcgetattr(io::stdin()).context("cannot ask the terminal")?;
     let mut hidden = before.clone();

@@ -1,4 +1,4 @@
-//! `switchyard hot-copies`: what the router answers itself, and how to make it forget that, or stop.
+//! `switchyard hot-copies`: shows, evicts, suspends and resumes hot copies.
 
 use clap::{ArgGroup, Args, Subcommand};
 use switchyard_control::admin::{HotCopiesDone, HotCopiesReport, HotCopiesRequest};
@@ -10,7 +10,7 @@ use super::table::count;
 
 const PATH: &str = "/api/v1/hot-copies";
 
-/// What the router answers from hot copies; forget some, stop at once, go on
+/// Show hot copies; evict some, suspend, resume
 #[derive(Debug, Args)]
 #[command(
     long_about = "What the router answers itself, from copies of the keys that are read most. They are never older than what the nodes have. Which keys these are is \
@@ -34,11 +34,11 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Forget copies: the next read of each key asks its node
+    /// Evict copies: the next read of each key goes to its node
     Evict(EvictArguments),
-    /// Answer nothing from copies, at every worker, from now on
+    /// Suspend hot copies on all workers
     Off(SwitchArguments),
-    /// Answer from copies again
+    /// Resume hot copies
     On(SwitchArguments),
 }
 
@@ -55,15 +55,15 @@ enum Command {
         Exit codes: 0 they are forgotten; 1 it was refused"
 )]
 struct EvictArguments {
-    /// Those of this key, in all databases
+    /// Copies of this key, in all databases
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
 
-    /// Those of keys that begin so
+    /// Copies of keys with this prefix
     #[arg(long, value_name = "PREFIX")]
     prefix: Option<String>,
 
-    /// All of them
+    /// All copies
     #[arg(long)]
     all: bool,
 

@@ -1,4 +1,4 @@
-//! `switchyard hotkeys`: which keys of each node are used most, and what the nodes have to do.
+//! `switchyard hotkeys`: the most-used keys and the load of each node.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use super::admin_client::{AdminClient, AdminFlags};
 use super::screen::Window;
 use super::table::{count, number, table, text};
 
-/// How often they are shown anew.
+/// Interval of `--watch`.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
-/// The keys of each node that are used most, with reads, writes and bytes each second, and the load of each node
+/// Show the most-used keys of each node, with reads, writes and bytes per second, and the load of each node
 #[derive(Debug, Args)]
 #[command(
     long_about = "The keys of each node that are used most. One command in sixteen is counted, chosen at random, and the last seconds count most. Nothing at the nodes is asked for it.\n\n\
@@ -31,15 +31,15 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
         Exit codes: 0 the router answered; 1 it did not"
 )]
 pub(crate) struct Arguments {
-    /// Of this node only
+    /// Only this node
     #[arg(long, value_name = "NAME")]
     node: Option<String>,
 
-    /// So many of each node
+    /// Number of keys per node
     #[arg(long, value_name = "KEYS", default_value_t = HotKeysReport::KEYS as u64, value_parser = clap::value_parser!(u64).range(1..=HotKeysReport::KEYS_MAX as u64))]
     count: u64,
 
-    /// Show them anew each second
+    /// Refresh each second
     #[arg(long)]
     watch: bool,
 
@@ -79,7 +79,7 @@ fn rate(rate: f64) -> String {
     count(rate.round() as u64)
 }
 
-/// The part of the reads that copies answer here, in place of the node.
+/// Percentage of reads that hot copies answer.
 fn here(hits: f64, reads: f64) -> String {
     format!("{:.0}%", 100.0 * hits / (hits + reads).max(f64::MIN_POSITIVE))
 }
@@ -92,8 +92,8 @@ fn render(report: &HotKeysReport) -> String {
     format!("{keys}\n{}", render_nodes(report))
 }
 
-/// One list of the keys of all nodes, the hottest first, in a window of this many rows. The nodes follow if they leave
-/// half of the rows to the keys.
+/// One list of the keys of all nodes, hottest first, for a window of `rows` rows. The nodes follow if they fit into
+/// half of the rows.
 fn render_window(report: &HotKeysReport, rows: usize) -> String {
     let columns = [
         number("READS/S"),
@@ -108,11 +108,11 @@ fn render_window(report: &HotKeysReport, rows: usize) -> String {
     let uses = |key: &HotKeyReport| key.reads_per_second + key.writes_per_second + key.hits_per_second;
     keys.sort_by(|(_, one), (_, other)| uses(other).total_cmp(&uses(one)));
     let nodes = render_nodes(report);
-    // The title of the list and an empty line.
+    // Plus the title of the list and an empty line.
     let beside = nodes.lines().count() + 2;
     let has_nodes = beside * 2 <= rows;
     keys.truncate(if has_nodes { rows - beside } else { rows.saturating_sub(1) });
-    // The name is the last column: the window may cut it.
+    // The name is the last column, because the window may cut it.
     let row = |(node, key): &(&HotNodeReport, &HotKeyReport)| {
         vec![
             rate(key.reads_per_second),

@@ -1,8 +1,5 @@
-//! Which nodes a fleet has beside those that its configuration lists: what `doctor` and `recover` must know before they
-//! look.
-//!
-//! The state directory knows, and where a router runs on it, that router says it. Nothing is changed here, and nothing
-//! made.
+//! All nodes of a fleet, also nodes missing in the configuration, for `doctor` and `recover`.
+//! Reads the state directory, or queries the router that runs on it. Changes and creates nothing.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,40 +14,40 @@ use switchyard_policy::topology::Topology;
 use super::admin_client::AdminClient;
 use crate::config::Config;
 
-/// What is known of a fleet.
+/// Knowledge of a fleet.
 #[derive(Debug)]
 pub(super) enum KnownFleet {
-    /// Its state directory has no slot map.
+    /// The state directory has no slot map.
     Unplaced,
-    /// Its state directory has one, and no router runs on it.
+    /// The state directory has a slot map, and no router runs on it.
     Placed { topology: Topology, processes: Processes },
-    /// A router runs on its state directory, and has told its nodes, and what it finds at them, where it can.
+    /// A router runs on the state directory. It has reported its nodes and, if possible, misplaced keys.
     Running { report: NodesReport, misplaced: anyhow::Result<MisplacedReport> },
-    /// It cannot be known; the text says why.
+    /// The fleet is unknown, for this reason.
     Hidden(String),
 }
 
 impl KnownFleet {
-    /// Finds out, and adds to the configuration the nodes that it does not list.
+    /// Finds the fleet, and adds nodes to the configuration that it does not list.
     pub(super) fn find(config: &mut Config) -> Self {
         Self::try_find(config).unwrap_or_else(|error| Self::Hidden(format!("{error:#}")))
     }
 
-    /// The server that a running router uses as the primary of this node, where it says so.
+    /// Primary of this node according to a running router.
     pub(super) fn primary_of(&self, node: &str) -> Option<SocketAddr> {
         let Self::Running { report, .. } = self else { return None };
         report.nodes.iter().find(|report| report.address == node)?.primary
     }
 
     fn try_find(config: &mut Config) -> anyhow::Result<Self> {
-        // Nobody has named one: that of the router that runs here, if one does.
+        // Without an explicit state directory, use that of a router that runs here.
         if config.has_default_state_dir()
             && let Ok(Some(folder)) = AdminClient::of(config).and_then(|client| client.state_dir())
             && folder.is_dir()
         {
             config.state_dir = folder;
         }
-        // Opening it would make one.
+        // Opening the store would create it.
         if !config.state_dir.join("state.redb").try_exists().unwrap_or(true) {
             return Ok(Self::Unplaced);
         }
@@ -64,7 +61,7 @@ impl KnownFleet {
                 })
             }
             Err(locked @ StoreError::Locked { .. }) => {
-                // What is listed and not there may be about to join, with the next reload.
+                // A configured node that the router lacks may be about to join, with the next reload.
                 let client = router_on(config).with_context(|| locked.to_string())?;
                 let report: NodesReport = client.read(&client.get("/api/v1/nodes")?)?;
                 let names: Vec<String> = report.nodes.iter().map(|node| node.address.clone()).collect();
@@ -77,7 +74,7 @@ impl KnownFleet {
     }
 }
 
-/// The router that runs on the state directory.
+/// Returns the client of the router that runs on the state directory.
 fn router_on(config: &Config) -> anyhow::Result<AdminClient> {
     let client = AdminClient::of(config)?;
     let is_ours = |folder: &PathBuf| folder.canonicalize().ok() == config.state_dir.canonicalize().ok();

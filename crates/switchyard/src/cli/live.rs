@@ -1,4 +1,4 @@
-//! A running load as a person sees it: bars where there is a terminal, a line a second where there is none.
+//! Display of a running load: bars on a terminal, otherwise a line per second.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
@@ -7,12 +7,11 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use switchyard_bench::load::Tally;
 use switchyard_bench::numbers::{millis, thousands};
 
-/// How often a terminal is redrawn: often enough to look alive, and each look costs the load something.
+/// Redraw interval on a terminal: often enough to look alive, but each snapshot slows the load a little.
 const REDRAW: Duration = Duration::from_millis(250);
-/// How often a line is written where there is no terminal.
+/// Interval of lines without a terminal.
 const LINE: Duration = Duration::from_secs(1);
 
-/// Shows a load while it runs.
 pub(super) struct Live {
     duration: Duration,
     bars: Option<Bars>,
@@ -25,18 +24,18 @@ struct Bars {
 }
 
 impl Live {
-    /// Begins to show a load that shall take `duration`.
+    /// Starts the display of a load with this duration.
     pub(super) fn start(duration: Duration) -> Self {
         let bars = std::io::stdout().is_terminal().then(|| Bars::new(duration));
         Self { duration, bars }
     }
 
-    /// How often [`Self::update`] wants to be called.
+    /// Interval between calls of [`Self::update`].
     pub(super) fn period(&self) -> Duration {
         if self.bars.is_some() { REDRAW } else { LINE }
     }
 
-    /// Shows what happened in the last `period`, `elapsed` after the start.
+    /// Shows the counts of the last `period`, `elapsed` after the start.
     pub(super) fn update(&mut self, elapsed: Duration, period: Duration, interval: &Tally, total: &Tally) {
         let elapsed = elapsed.min(self.duration);
         let numbers = format!(
@@ -53,7 +52,7 @@ impl Live {
                 bars.numbers.set_message(numbers);
             }
             None => {
-                // A pipe that nobody reads any more is no reason to end a load.
+                // A closed pipe must not end the load.
                 let _ = writeln!(
                     std::io::stdout(),
                     "{:>3.0}/{:.0} s  {numbers}",
@@ -64,12 +63,12 @@ impl Live {
         }
     }
 
-    /// Takes the bars away: what is printed next says how it went.
+    /// Removes the bars, before the result is printed.
     pub(super) fn finish(self) {
         if let Some(bars) = self.bars {
             bars.time.finish_and_clear();
             bars.numbers.finish_and_clear();
-            let _ = bars.all.clear(); // the terminal may be gone; there is nothing to take away then
+            let _ = bars.all.clear(); // fails only if the terminal is gone
         }
     }
 }

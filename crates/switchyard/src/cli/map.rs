@@ -1,4 +1,4 @@
-//! `switchyard slots` and `switchyard where`: which node owns what, and where a key is.
+//! `switchyard slots` and `switchyard where`: owners of slots, and locations of keys.
 
 use clap::Args;
 use switchyard_control::admin::{KeyReport, SlotsReport, TransitReport, WhereReport};
@@ -7,7 +7,7 @@ use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags, encoded};
 use super::table::{count, number, shortened, table, text};
 
-/// The slot map: which node owns which slots, what is on its way, which keys live elsewhere than their slots
+/// Show the slot map: owners of slots, slots in transit, keys that live elsewhere than their slots
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
     switchyard slots\n  \
@@ -19,7 +19,7 @@ pub(crate) struct SlotsArguments {
     flags: AdminFlags,
 }
 
-/// Where keys are: their slot, the node, whether they are on their way, or were moved alone
+/// Show locations of keys: slot, node, whether they are in transit or were moved alone
 #[derive(Debug, Args)]
 #[command(
     long_about = "Where keys are, by the slot map: the slot, the hash tag that decides it, the node, whether the slot is on its way to another node, and \
@@ -52,7 +52,7 @@ pub(crate) fn whereabouts(arguments: &WhereArguments) -> Result<(), Failure> {
     client.print(&body, render_keys)
 }
 
-/// Characters of ranges that are shown.
+/// Maximum number of characters for ranges.
 const RANGES: usize = 80;
 
 fn render_slots(report: &SlotsReport) -> String {

@@ -1,4 +1,4 @@
-//! The command line: one module for each subcommand, each with its arguments, its help and what it does.
+//! Command line: one module per subcommand, with its arguments, help and implementation.
 
 mod admin_client;
 mod autoscale;
@@ -85,23 +85,23 @@ enum Command {
     Bench(bench::Arguments),
 }
 
-/// Why a subcommand did not succeed.
+/// Reason for the failure of a subcommand.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// What was asked for is right but did not work: exit code 1.
+    /// The request was valid but failed: exit code 1.
     Failed(anyhow::Error),
-    /// The configuration is wrong: exit code 2.
+    /// The configuration has mistakes: exit code 2.
     Config(Problems),
-    /// The state directory is not the newest: exit code 3. Another start would not help.
+    /// The state directory is outdated: exit code 3. A restart does not help.
     Outdated(switchyard_control::seat::Outdated),
-    /// Another router has taken over from one that is no standby: exit code 3 as well.
+    /// Replaced by another router without being a standby: exit code 3.
     Replaced(String),
     /// Result of `status --check`, with its exit code.
     Checked { code: u8, why: String },
 }
 
 impl Failure {
-    /// The exit code of the process.
+    /// Exit code of the process.
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Failed(_) => 1,
@@ -138,13 +138,13 @@ impl From<Problems> for Failure {
 }
 
 impl Cli {
-    /// Reads the command line. clap ends the process itself for --help (0) and for a wrong command line (2).
+    /// Parses the command line. clap itself ends the process for --help (0) and for a wrong command line (2).
     pub(crate) fn read() -> Self {
         let matches = Self::shown().get_matches();
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 
-    /// The command line as its help shows it.
+    /// The command line with hidden flags.
     fn shown() -> clap::Command {
         ["check-config", "doctor", "recover"]
             .iter()
@@ -152,7 +152,7 @@ impl Cli {
     }
 }
 
-/// Runs what the command line asks for.
+/// Runs the subcommand.
 pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Serve(arguments) => serve::run(&arguments),

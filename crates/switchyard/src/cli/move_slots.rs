@@ -1,4 +1,4 @@
-//! `switchyard move`: takes slots, or single keys, from one node to another while they are used.
+//! `switchyard move`: moves slots or single keys from one node to another while they are in use.
 
 use clap::Args;
 use switchyard_control::admin::{HowRequest, MoveRequest, PaperRequest, PlanReport};
@@ -12,37 +12,35 @@ use super::moves::watch;
 use super::table::{count, number, shortened, table, text};
 use crate::config::{Problem, Problems};
 
-/// How data is to move; what is not given is as the configuration of the router says.
+/// Options of moves. Defaults come from the router's configuration.
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct HowFlags {
-    /// What matters most: fast, balanced or gentle
+    /// Priority of the move: fast, balanced or gentle
     #[arg(long, value_name = "GOAL", value_parser = ["fast", "balanced", "gentle"])]
     goal: Option<String>,
 
-    /// Bytes per second at most, with a unit: 20mb
+    /// Maximum bytes per second, with a unit: 20mb
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     max_rate: Option<u64>,
 
-    /// What must be safe at the target before a key leaves its source
+    /// Required durability at the target before a key leaves its source
     #[arg(long, value_name = "WHAT", value_parser = ["memory", "aof", "replica"])]
     durability: Option<String>,
 
-    /// How keys move; the others are for comparisons, and stop-and-copy needs --allow-key-loss
+    /// Migration protocol. All but the default are for comparisons, and stop-and-copy needs --allow-key-loss
     #[arg(long, value_name = "NAME", value_parser = Protocol::ALL.map(|(_, name)| name))]
     protocol: Option<String>,
 
-    /// The protocol with what makes it correct, or with --allow-key-loss as its paper has it (netmigrate, rocksteady,
-    /// fulva, bloom): copies overwrite newer writes, deleted keys come back, INCR begins with nothing, and filters are
-    /// believed
+    /// The protocol with corrections (safe), or with --allow-key-loss as in its paper (netmigrate, rocksteady, fulva,
+    /// bloom): copies overwrite newer writes, deleted keys come back, INCR starts from nothing, and filters are trusted
     #[arg(long, value_name = "MODE", value_parser = ["safe", "paper"])]
     mode: Option<String>,
 
-    /// With --mode paper: what remembers where keys are
+    /// With --mode paper: structure that tracks the location of keys
     #[arg(long, value_name = "NAME", value_parser = Kind::ALL.map(Kind::name), requires = "mode")]
     tracker: Option<String>,
 
-    /// With --mode paper: ranges of hashes that move one after the other; for bloom the number of keys that its filter
-    /// is made for
+    /// With --mode paper: number of hash ranges, moved sequentially; for bloom, the number of keys of its filter
     #[arg(long, value_name = "COUNT", requires = "mode")]
     groups: Option<u32>,
 
@@ -50,20 +48,19 @@ pub(super) struct HowFlags {
     #[arg(long, value_name = "COUNT", requires = "mode")]
     bits: Option<u8>,
 
-    /// With --mode paper of bloom: the paper's other arm, without filter and forwarding
+    /// With --mode paper of bloom: the paper's variant without filter and forwarding
     #[arg(long, requires = "mode")]
     no_forwarding: bool,
 
-    /// Go on although clients use the nodes past the router; they will not find what has moved
+    /// Continue although clients bypass the router; they will not find moved keys
     #[arg(long)]
     allow_direct_clients: bool,
 
-    /// Remove what is found at a target in slots that it does not own, whoever put it there
+    /// Delete keys at a target in slots that it does not own, whatever their origin
     #[arg(long)]
     purge_target: bool,
 
-    /// Go on by a protocol that loses keys: stop-and-copy when a node restarts in the middle of the move, and --mode
-    /// paper
+    /// Accept a protocol that loses keys: stop-and-copy if a node restarts during the move, and --mode paper
     #[arg(long)]
     allow_key_loss: bool,
 }
@@ -87,7 +84,7 @@ impl HowFlags {
     }
 }
 
-/// Move slots, or single keys, from one node to another while they are used
+/// Move slots, or single keys, from one node to another while they are in use
 #[derive(Debug, Args)]
 #[command(
     long_about = "Move slots, with all keys in them, from one node to another. Clients go on reading and writing: a command waits only while its \
@@ -107,40 +104,40 @@ impl HowFlags {
         Exit codes: 0 it is on record (with --wait: it is done); 1 it was refused, or stopped early"
 )]
 pub(crate) struct Arguments {
-    /// The node that has the slots or keys, as `switchyard nodes list` shows it [default: wherever they are]
+    /// Node that has the slots or keys, as `switchyard nodes list` shows it [default: any node that has them]
     #[arg(long, value_name = "NODE", required_if_eq("all", "true"))]
     from: Option<String>,
 
-    /// The node that is to have them
+    /// Target node
     #[arg(long, value_name = "NODE", required_unless_present = "home", conflicts_with = "home")]
     to: Option<String>,
 
-    /// Which slots, such as 0-100,200
+    /// Slots to move, such as 0-100,200
     #[arg(long, value_name = "RANGES", conflicts_with_all = ["all", "keys", "home"])]
     slots: Option<String>,
 
-    /// All slots that the source owns
+    /// All slots of the source
     #[arg(long, conflicts_with_all = ["keys", "home"])]
     all: bool,
 
-    /// Not slots but the keys (at the source, if it is given) that match this pattern, as KEYS has it, or one key by
-    /// its name
+    /// Move keys instead of slots: the keys (at the source, if given) that match this pattern, as in KEYS, or a single
+    /// key by its name
     #[arg(long, value_name = "PATTERN")]
     keys: Option<String>,
 
-    /// Keys that live (at the source, if it is given) without their slots go to the owners of these (with --keys: those
-    /// that match)
+    /// Return keys that live elsewhere than their slots to the owners of the slots (with --from: only keys there; with
+    /// --keys: only matching keys)
     #[arg(long)]
     home: bool,
 
-    /// Only say what would be done
+    /// Only show the moves that would begin
     #[arg(long, conflicts_with = "wait")]
     dry_run: bool,
 
     #[command(flatten)]
     how: HowFlags,
 
-    /// Wait until it is done, and show how far it is
+    /// Wait until the moves are done, and show their progress
     #[arg(long)]
     wait: bool,
 
@@ -170,7 +167,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     finish(&client, &body, arguments.wait, arguments.flags.json)
 }
 
-/// Shows what was begun, and waits for it if that is wanted.
+/// Shows the started moves, and with `wait` their progress to the end.
 pub(super) fn finish(client: &AdminClient, body: &str, wait: bool, json: bool) -> Result<(), Failure> {
     let plan: PlanReport = client.read(body)?;
     if json && !wait {
@@ -187,7 +184,7 @@ pub(super) fn finish(client: &AdminClient, body: &str, wait: bool, json: bool) -
     Ok(())
 }
 
-/// The moves that were begun, or would be. `shown`: how far they are is shown next.
+/// Renders the moves of a plan. With `shown`, their progress is displayed next.
 fn render(plan: &PlanReport, shown: bool) -> String {
     let notes: String = plan.notes.iter().map(|note| format!("NOTE: {note}\n")).collect();
     if plan.moves.is_empty() {

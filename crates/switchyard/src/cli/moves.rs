@@ -1,4 +1,4 @@
-//! `switchyard moves`: what moves, how far it is, and what to do about it.
+//! `switchyard moves`: progress and control of moves.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
@@ -19,7 +19,7 @@ use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags};
 use super::table::{count, number, table, text};
 
-/// Moves under way: list, watch, pause, resume, abort; another goal or rate
+/// Show and control moves: list, watch, pause, resume, abort, goal, rate
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
     switchyard moves\n  \
@@ -41,19 +41,19 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// List moves under way, waiting, and ended
+    /// List moves in progress, waiting, and ended
     List(ListArguments),
-    /// Show how far they are until they are done
+    /// Show the progress of moves until they are done
     Watch(ListArguments),
-    /// Finish the slots being moved now, then rest: all keys are served as ever
+    /// Finish the slots in transit, then pause: all keys are served as usual
     Pause(IdArguments),
-    /// Let a move go on
+    /// Resume a move
     Resume(IdArguments),
-    /// Finish the slots being moved now, or bring them back, then stop: what was moved stays moved
+    /// Finish or return the slots in transit, then stop: moved slots stay at the target
     Abort(AbortArguments),
-    /// Let a move go on with another goal
+    /// Change the goal of a move
     Goal(GoalArguments),
-    /// Let a move go on with another bound of its rate
+    /// Change the maximum rate of a move
     MaxRate(MaxRateArguments),
 }
 
@@ -65,7 +65,7 @@ struct ListArguments {
 
 #[derive(Debug, Args)]
 struct IdArguments {
-    /// Number of the move, as `switchyard moves` shows it
+    /// Id of the move, as `switchyard moves` shows it
     id: u64,
 
     #[command(flatten)]
@@ -83,19 +83,19 @@ struct IdArguments {
         Exit codes: 0 it ends, or would; 1 it was refused"
 )]
 struct AbortArguments {
-    /// Number of the move, as `switchyard moves` shows it
+    /// Id of the move, as `switchyard moves` shows it
     id: u64,
 
-    /// The target is lost for good: what the source has stays there, keys that are only at the target are lost
+    /// The target is lost for good: keys at the source stay there, keys that are only at the target are lost
     #[arg(long, conflicts_with = "lose_source")]
     lose_target: bool,
 
-    /// The source is lost for good: what the target has of the slots being moved now is served there, the rest of them
-    /// is lost
+    /// The source is lost for good: keys of the slots in transit that the target has are served there, the other keys
+    /// are lost
     #[arg(long)]
     lose_source: bool,
 
-    /// Only say what would be done, and what would be lost
+    /// Only show the actions and the loss that they would cause
     #[arg(long)]
     dry_run: bool,
 
@@ -125,10 +125,10 @@ impl AbortArguments {
         Exit codes: 0 it goes on so; 1 it was refused"
 )]
 struct GoalArguments {
-    /// Number of the move, as `switchyard moves` shows it
+    /// Id of the move, as `switchyard moves` shows it
     id: u64,
 
-    /// What matters most: fast, balanced or gentle
+    /// Priority of the move: fast, balanced or gentle
     #[arg(value_parser = ["fast", "balanced", "gentle"])]
     goal: String,
 
@@ -146,10 +146,10 @@ struct GoalArguments {
         Exit codes: 0 it goes on so; 1 it was refused"
 )]
 struct MaxRateArguments {
-    /// Number of the move, as `switchyard moves` shows it
+    /// Id of the move, as `switchyard moves` shows it
     id: u64,
 
-    /// Bytes per second at most, such as 20mb; none: as the goal says
+    /// Maximum bytes per second, such as 20mb; none: by the goal
     #[arg(value_parser = rate_or_none)]
     rate: MaxRateRequest,
 
@@ -213,7 +213,7 @@ fn state(report: &MoveReport) -> &'static str {
     }
 }
 
-/// A server that migrates keys itself (stop-and-copy) does not say how big they are.
+/// A server that migrates keys itself (stop-and-copy) does not report their size.
 const fn bytes_are_known(report: &MoveReport) -> bool {
     report.bytes_moved > 0 || report.keys_moved == 0
 }
@@ -292,7 +292,7 @@ fn render(report: &MovesReport) -> String {
     out
 }
 
-/// Keys done, of all where these are listed.
+/// Moved keys, with the total if the keys are listed.
 fn keys(report: &MoveReport) -> String {
     match report.listed && !report.state.is_over() {
         true => format!("{}/{}", count(report.keys_moved), count(report.keys_listed.max(report.keys_moved))),
@@ -300,13 +300,13 @@ fn keys(report: &MoveReport) -> String {
     }
 }
 
-/// How often it looks.
+/// Interval of queries.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// How long a router that does not answer any more is waited for: moves go on when it has been started again.
+/// Maximum time to wait for a router that does not reply: moves continue after its restart.
 const AWAY_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Shows how far moves are until they are over: these, or all that are under way.
+/// Shows the progress of moves until they end: of `ids`, or of all moves in progress.
 pub(super) fn watch(client: &AdminClient, ids: Option<&[u64]>, json: bool) -> Result<(), Failure> {
     let mut bars = (!json && std::io::stdout().is_terminal()).then(Bars::default);
     let mut watched: Option<Vec<u64>> = ids.map(<[u64]>::to_vec);
@@ -396,7 +396,7 @@ fn outcome(watched: &[u64], shown: &[&MoveReport], json: bool) -> Result<(), Fai
 fn numbers(report: &MoveReport) -> String {
     let held = |us| millis(Duration::from_micros(us));
     let left = report.seconds_left.map(|left| format!(", {} left", seconds(left))).unwrap_or_default();
-    // Most moves have neither.
+    // Most moves pull no keys.
     let pulled = if report.pulled == 0 { String::new() } else { format!(", {} on demand", count(report.pulled)) };
     let holds = match report.holds {
         0 => String::new(),
@@ -409,7 +409,7 @@ fn numbers(report: &MoveReport) -> String {
             )
         }
     };
-    // A move of named keys takes no slots.
+    // A move of named keys has no slots.
     let slots = if report.keys.is_some() {
         String::new()
     } else {
@@ -428,13 +428,13 @@ fn numbers(report: &MoveReport) -> String {
     )
 }
 
-/// For which commands it brings keys home, if it does.
+/// Commands for which a move returns keys to their slot owners, if any.
 fn home_for(report: &MoveReport) -> String {
     let commands: Vec<&str> = report.home_for.iter().map(|home| home.command.as_str()).collect();
     if commands.is_empty() { String::new() } else { format!(" (brings home what {} needs)", commands.join(", ")) }
 }
 
-/// What became of big keys, if there were any.
+/// Counts of big keys, if there were any.
 fn big_keys(report: &MoveReport) -> Option<String> {
     let mut parts = Vec::new();
     if report.big_in_pieces > 0 {
@@ -460,20 +460,20 @@ fn big_keys(report: &MoveReport) -> Option<String> {
     (!parts.is_empty()).then(|| format!("big keys: {}", parts.join("; ")))
 }
 
-/// Where there is no terminal: a line for each that has changed.
+/// Without a terminal: prints a line for each move that has changed.
 fn lines(shown: &[&MoveReport], said: &mut BTreeMap<u64, String>) {
     for report in shown {
         let line =
             format!("move {} {} -> {} {}: {}", report.id, report.from, report.to, state(report), numbers(report));
         if said.get(&report.id) != Some(&line) {
-            // A pipe that nobody reads any more is no reason to stop waiting.
+            // A closed pipe must not end the wait.
             let _ = writeln!(std::io::stdout(), "{line}");
             said.insert(report.id, line);
         }
     }
 }
 
-/// Two lines for each move: a bar, and numbers.
+/// Two lines per move: a bar, and numbers.
 #[derive(Default)]
 struct Bars {
     all: Option<MultiProgress>,

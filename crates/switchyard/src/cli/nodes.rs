@@ -1,4 +1,4 @@
-//! `switchyard nodes`: the nodes behind a running router, and how one joins and goes.
+//! `switchyard nodes`: lists nodes, and lets nodes join and leave.
 
 use clap::{Args, Subcommand};
 use switchyard_control::admin::{
@@ -11,7 +11,7 @@ use super::admin_client::{AdminClient, AdminFlags, encoded};
 use super::move_slots::{HowFlags, finish};
 use super::table::{count, number, table, text};
 
-/// The nodes behind a running router: list, add, drain, remove, accept
+/// Manage the nodes of a running router: list, add, drain, remove, accept
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
     switchyard nodes                                         list them\n  \
@@ -38,7 +38,7 @@ enum Command {
     Remove(RemoveArguments),
 }
 
-/// Serve a node as it is: one that came back empty, or whose primary is claimed by a server without proof
+/// Serve a node as it is: a node that returned empty, or whose primary is claimed by a server without proof
 #[derive(Debug, Args)]
 #[command(
     long_about = "Serve a node as it is.\n\n\
@@ -51,7 +51,7 @@ enum Command {
         Exit codes: 0 it is accepted; 1 it is not"
 )]
 struct AcceptArguments {
-    /// The node's name, as `switchyard nodes list` shows it
+    /// Name of the node, as `switchyard nodes list` shows it
     node: String,
 
     #[command(flatten)]
@@ -73,21 +73,21 @@ struct AcceptArguments {
         Exit codes: 0 it has joined (with --wait: it has its share); 1 it was refused, and nothing has changed (or a move stopped early)"
 )]
 struct AddArguments {
-    /// Its address
+    /// Address of the server
     address: String,
 
-    /// Give it its share of the slots at once
+    /// Move its share of the slots to it at once
     #[arg(long)]
     rebalance: bool,
 
-    /// Go on although clients use commands that meet limits when there are two nodes
+    /// Continue although clients use commands that meet limits with two nodes
     #[arg(long)]
     allow_limits: bool,
 
     #[command(flatten)]
     how: HowFlags,
 
-    /// Wait until it has its share, and show how far that is
+    /// Wait until the node has its share, and show the progress
     #[arg(long, requires = "rebalance")]
     wait: bool,
 
@@ -95,37 +95,37 @@ struct AddArguments {
     flags: AdminFlags,
 }
 
-/// Let a node that was drained get slots again
+/// Allow a drained node to own slots again
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
     switchyard nodes undrain 127.0.0.1:7001 && switchyard balance\n\n\
     Exit codes: 0 it may get slots; 1 it was refused")]
 struct UndrainArguments {
-    /// The node, as `switchyard nodes list` shows it
+    /// Node, as `switchyard nodes list` shows it
     address: String,
 
     #[command(flatten)]
     flags: AdminFlags,
 }
 
-/// Move everything away from a node, which gets nothing back until it is undrained
+/// Move everything away from a node; it gets no slots until it is undrained
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
     switchyard nodes drain 127.0.0.1:7001 --dry-run\n  \
     switchyard nodes drain 127.0.0.1:7001 --wait && switchyard nodes remove 127.0.0.1:7001\n\n\
     Exit codes: 0 it is on record (with --wait: the node owns nothing any more); 1 it was refused, or a move stopped early")]
 struct DrainArguments {
-    /// The node, as `switchyard nodes list` shows it
+    /// Node, as `switchyard nodes list` shows it
     address: String,
 
-    /// Only say what would be moved
+    /// Only show the moves that would begin
     #[arg(long)]
     dry_run: bool,
 
     #[command(flatten)]
     how: HowFlags,
 
-    /// Wait until it owns nothing, and show how far that is
+    /// Wait until the node owns nothing, and show the progress
     #[arg(long, conflicts_with = "dry_run")]
     wait: bool,
 
@@ -133,7 +133,7 @@ struct DrainArguments {
     flags: AdminFlags,
 }
 
-/// Let a node go that owns no slots
+/// Remove a node that owns no slots
 #[derive(Debug, Args)]
 #[command(
     long_about = "Let a node go that owns no slots. This is remembered also where the configuration still lists it.",
@@ -142,14 +142,14 @@ struct DrainArguments {
         Exit codes: 0 it is gone; 1 it was refused"
 )]
 struct RemoveArguments {
-    /// The node, as `switchyard nodes list` shows it
+    /// Node, as `switchyard nodes list` shows it
     address: String,
 
     #[command(flatten)]
     flags: AdminFlags,
 }
 
-/// List the nodes: reachable or not, slots, what they are, what they were sent
+/// List the nodes: availability, slots, servers, traffic
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
     switchyard nodes list\n  \
@@ -182,7 +182,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             if given.rebalance {
                 return finish(&client, &body, given.wait, given.flags.json);
             }
-            // With the port, which may have been left out.
+            // With the port, which the argument may omit.
             let name = parse_endpoint(&given.address).unwrap_or_else(|_| given.address.clone());
             let notes = notes(&client.read(&body)?);
             return client.print_text(
@@ -222,8 +222,7 @@ fn notes(report: &PlanReport) -> String {
     report.notes.iter().map(|note| format!("\nNOTE: {note}")).collect()
 }
 
-/// The table of nodes; `status` shows it too.
-/// One word for how a node is.
+/// One word for the state of a node.
 pub(super) fn link(node: &NodeReport) -> &'static str {
     match (&node.silence, &node.link) {
         (Some(Silence::Silent { .. }), _) => "SILENT",

@@ -1,4 +1,4 @@
-//! `switchyard plan`: what the planner sees and would do, and why. `switchyard automation`: whether it may.
+//! `switchyard plan`: findings and decisions of the planner. `switchyard automation`: enables and disables it.
 
 use clap::{Args, Subcommand};
 use switchyard_control::admin::{
@@ -13,7 +13,7 @@ use super::table::{count, number, shortened, table, text};
 
 const PATH: &str = "/api/v1/plan";
 
-/// Which nodes have too much to do, what the planner would do about it, and why
+/// Show overloaded nodes, the planner's remedies, and the reasons
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -40,15 +40,15 @@ pub(crate) struct Arguments {
     #[arg(long, conflicts_with = "load")]
     apply: bool,
 
-    /// Suppose so many times the load, such as x2 or 0.5
+    /// Assume a multiple of the load, such as x2 or 0.5
     #[arg(long, value_name = "TIMES", value_parser = times)]
     load: Option<f64>,
 
-    /// Suppose that this node is to go
+    /// Assume that this node is removed
     #[arg(long, value_name = "NODE")]
     without: Option<String>,
 
-    /// Decide by another policy: switchyard, makris-printed, makris-ffd or makris-safe
+    /// Use another policy: switchyard, makris-printed, makris-ffd or makris-safe
     #[arg(long, value_name = "POLICY")]
     policy: Option<String>,
 
@@ -58,11 +58,11 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Decisions, their numbers, and their outcomes
+    /// List decisions with their ids and outcomes
     History(HistoryArguments),
-    /// Decide again on what a decision was made on
+    /// Repeat a decision on its recorded input
     Replay(ReplayArguments),
-    /// Move the keys and slots of a decision back
+    /// Undo the moves of a decision
     Undo(UndoArguments),
 }
 
@@ -80,7 +80,7 @@ struct HistoryArguments {
     after_long_help = "Examples:\n  switchyard plan replay 12\n\nExit codes: 0 it worked; 1 there is no such decision"
 )]
 struct ReplayArguments {
-    /// Number of the decision
+    /// Id of the decision
     #[arg(value_name = "ID")]
     id: u64,
 
@@ -95,7 +95,7 @@ struct ReplayArguments {
         Exit codes: 0 the moves have begun; 1 nothing can be moved back, with the reason"
 )]
 struct UndoArguments {
-    /// Number of the decision
+    /// Id of the decision
     #[arg(value_name = "ID")]
     id: u64,
 
@@ -103,7 +103,7 @@ struct UndoArguments {
     flags: AdminFlags,
 }
 
-/// Whether anything is moved without anybody asking; switch it off, or on
+/// Show whether the router moves anything by itself; disable or enable it
 #[derive(Debug, Args)]
 #[command(
     long_about = "Whether anything is moved without anybody asking: the planner with [planner] mode = \"on\". `off` stops it at once and for good, whatever the configuration \
@@ -115,7 +115,7 @@ struct UndoArguments {
         Exit codes: 0 it worked; 1 it did not"
 )]
 pub(crate) struct AutomationArguments {
-    /// on or off; without it, how it is
+    /// on or off; without it, show the state
     #[arg(value_parser = ["on", "off"])]
     verb: Option<String>,
 
@@ -201,7 +201,7 @@ fn history(report: &HistoryReport) -> String {
     out
 }
 
-/// The age of a time.
+/// Time since a moment, as text.
 pub(super) fn ago(seconds: u64) -> String {
     let now =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(seconds, |since| since.as_secs());

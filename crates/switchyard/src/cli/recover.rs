@@ -1,9 +1,9 @@
-//! `switchyard recover`: makes a lost slot map anew from where the keys are.
+//! `switchyard recover`: rebuilds a lost slot map from the locations of the keys.
 //!
-//! It reads the names of all keys of all nodes and writes nothing but a state directory that has no slot map. Where
-//! keys of one slot are at several nodes (a move was under way, or keys had been moved alone) the slot goes to the node
-//! with the most, and the others are keys that live alone. Of a key that is at several nodes the names do not tell
-//! which copy counts: then it stops and says so.
+//! Reads the names of all keys of all nodes, and writes only a state directory without a slot map. If several nodes
+//! have keys of one slot (a move was in progress, or keys were moved alone), the node with the most keys gets the slot,
+//! and the other keys become placement overrides. If a key is on several nodes, its name does not show which copy is
+//! valid: then recovery stops with an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -24,13 +24,13 @@ use super::known_fleet::KnownFleet;
 use super::table::count;
 use crate::config::plural;
 
-/// How long a node may take for one answer.
+/// Timeout of a reply.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The journal of moves that belonged to the lost map.
+/// Journal of moves for the lost map.
 const JOURNAL: &str = "moves.journal";
 
-/// Make a lost slot map anew from where the keys are
+/// Rebuild a lost slot map from the locations of the keys
 #[derive(Debug, Args)]
 #[command(
     long_about = "Make a lost state directory anew: asks every node for the names of all its keys, and writes the slot map that fits them.\n\n\
@@ -48,16 +48,16 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     flags: ConfigFlags,
 
-    /// Only say what would be written
+    /// Only show the resulting slot map
     #[arg(long)]
     dry_run: bool,
 
-    /// Of a key that is at several nodes, take the copy at the node with the most keys of its slot
+    /// If a key is at several nodes, use the copy at the node with the most keys of its slot
     #[arg(long)]
     take_most: bool,
 }
 
-/// Keys of a node, counted by slot.
+/// Number of keys of a node, by slot.
 struct Counted {
     name: String,
     keys: Vec<u64>,
@@ -151,7 +151,7 @@ fn write(directory: &Path, topology: &Topology) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Counts the keys of all databases by slot. SCAN may show a key twice, which only counts.
+/// Counts the keys of all databases by slot. A key that SCAN returns twice is counted twice, which is harmless.
 fn count_keys(node: &mut NodeConnection) -> anyhow::Result<Vec<u64>> {
     let mut keys = vec![0; SLOT_COUNT];
     each_key(node, None, |key| {
@@ -161,8 +161,8 @@ fn count_keys(node: &mut NodeConnection) -> anyhow::Result<Vec<u64>> {
     Ok(keys)
 }
 
-/// The slot map that fits the keys best, and the slots whose keys are at several nodes. Numbers of nodes follow the
-/// order of the list.
+/// Returns the slot map that fits the keys best, and the slots with keys at several nodes. Node ids follow the order of
+/// the list.
 fn assign(nodes: &[Counted]) -> anyhow::Result<(Topology, BTreeSet<Slot>)> {
     let names: Vec<String> = nodes.iter().map(|node| node.name.clone()).collect();
     let mut topology = Topology::even(&names)?;
@@ -170,7 +170,7 @@ fn assign(nodes: &[Counted]) -> anyhow::Result<(Topology, BTreeSet<Slot>)> {
     let mut owned: BTreeMap<NodeId, Vec<Slot>> = BTreeMap::new();
     for slot in Slot::all() {
         let having: Vec<usize> = (0..nodes.len()).filter(|i| nodes[*i].keys[slot.index()] > 0).collect();
-        // The first of those with the most, so that the same keys give the same map.
+        // The first node with the maximum, so that the same keys give the same map.
         let most = having.iter().copied().max_by_key(|i| (nodes[*i].keys[slot.index()], std::cmp::Reverse(*i)));
         let Some(most) = most else { continue };
         if having.len() > 1 {
@@ -184,24 +184,23 @@ fn assign(nodes: &[Counted]) -> anyhow::Result<(Topology, BTreeSet<Slot>)> {
     Ok((topology, shared))
 }
 
-/// Keys that are (also) at other nodes than the one that gets their slot.
+/// Keys that exist on other nodes than the owner of their slot.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Strays {
     at: BTreeMap<Arc<[u8]>, BTreeSet<NodeId>>,
-    /// There were more than are remembered: the rest is not known.
+    /// There are more than [`STRAYS_MAX`] keys. The list is incomplete.
     too_many: bool,
 }
 
-/// So many names are remembered, at most: about 2 GB. An aborted copy may have left a node's keys at another one, and
-/// only one of the two counts.
+/// Maximum number of names in memory, about 2 GB. An aborted copy may have left a node's keys at another node, and only
+/// one of the two counts.
 const STRAYS_MAX: usize = 10_000_000;
 
-/// Visits the names of all keys of the node of this number.
+/// Visits all key names of the node with this index.
 type EachKey<'a> = &'a mut dyn FnMut(&[u8]) -> ControlFlow<()>;
 
 impl Strays {
-    /// Looks for them by name: first at the nodes that do not get their slot, and then which of these are at the one
-    /// that does.
+    /// Finds these keys by name: first at the nodes that do not own the slot, then checks which are also at the owner.
     fn find(
         topology: &Topology,
         shared: &BTreeSet<Slot>,
@@ -234,10 +233,10 @@ impl Strays {
     }
 }
 
-/// How many names of keys are shown.
+/// Maximum number of key names in the output.
 const SHOWN: usize = 10;
 
-/// The map by which all keys are found that are at one node, or why there is none.
+/// Returns the map that finds every key on a single node, or an error if there is none.
 fn settle(topology: Topology, strays: Strays, take_most: bool) -> anyhow::Result<Topology> {
     if strays.too_many {
         bail!(
@@ -266,7 +265,7 @@ fn settle(topology: Topology, strays: Strays, take_most: bool) -> anyhow::Result
         let copies = crate::config::counted(hidden, "copy").replace("copys", "copies");
         println!("{copies} of keys at several nodes will not be found; what is there stays");
     }
-    // A key that only others have than the node of its slot is found at the first of them.
+    // A key that its slot owner lacks is placed at the first node that has it.
     let alone: Vec<(Arc<[u8]>, NodeId)> = strays
         .at
         .into_iter()
@@ -311,7 +310,7 @@ mod tests {
 
     #[test]
     fn a_slot_belongs_to_whoever_has_its_keys() {
-        // The other way round than an even map would have it.
+        // The opposite of an even map.
         let nodes = [node("a:1", &[(16383, 5)]), node("b:1", &[(0, 1), (1, 2)])];
         let (topology, shared) = assign(&nodes).expect("a map");
         assert_eq!([0, 1, 16383].map(|s| topology.owner(slot(s))), [NodeId(1), NodeId(1), NodeId(0)]);
@@ -327,7 +326,7 @@ mod tests {
         assert_eq!(shared, BTreeSet::from([slot(7), slot(8)]));
     }
 
-    /// The map for nodes with these keys, all of one slot.
+    /// Returns the map for nodes with these keys, all of one slot.
     fn settled(nodes: &[&[&str]], take_most: bool) -> anyhow::Result<Topology> {
         let key = |suffix: &str| format!("{{a}}{suffix}").into_bytes();
         let counted: Vec<Counted> = (nodes.iter().enumerate())
@@ -335,7 +334,7 @@ mod tests {
             .collect();
         let (topology, shared) = assign(&counted)?;
         let strays = Strays::find(&topology, &shared, |i, visit| {
-            // SCAN may show a key twice.
+            // Visits the first key twice, as SCAN may.
             let _ = nodes[i].iter().chain(nodes[i].first()).try_for_each(|name| visit(&key(name)));
             Ok(())
         })?;

@@ -1,13 +1,13 @@
-//! `--watch` on a terminal: each frame replaces the one before, and fits the window.
+//! `--watch` on a terminal: each frame replaces the previous one and fits the window.
 //!
-//! Lines that are too long or too many are cut rather than wrapped: a frame that scrolls moves its most important lines
-//! out of the window.
+//! Long and surplus lines are cut rather than wrapped: in a frame that scrolls, the most important lines leave the
+//! window.
 
 use std::io::{IsTerminal as _, Write as _, stdout};
 
 use rustix::termios::tcgetwinsize;
 
-/// The size of a window whose size the system does not know.
+/// Assumed size if the system does not know it.
 const USUAL: Window = Window { rows: 24, columns: 80 };
 
 /// Size of a window, in characters.
@@ -18,7 +18,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// The window of standard output; `None` if that is no terminal.
+    /// Window of stdout. `None` if it is not a terminal.
     pub(super) fn of_stdout() -> Option<Self> {
         let stdout = stdout();
         if !stdout.is_terminal() {
@@ -28,16 +28,16 @@ impl Window {
         Some(known.map_or(USUAL, |size| Self { rows: size.ws_row.into(), columns: size.ws_col.into() }))
     }
 
-    /// Shows a frame in place of the one before.
+    /// Replaces the current frame.
     pub(super) fn show(self, text: &str) {
         let mut out = stdout();
-        // A terminal that is gone ends the process with the next frame.
+        // If the terminal is gone, the next frame ends the process.
         let _ = out.write_all(self.frame(text).as_bytes()).and_then(|()| out.flush());
     }
 
-    /// The bytes of a frame, for one write: the window is cleared, and filled from its top left corner. Without a line
-    /// break after the last line, which would scroll. The terminal does not wrap in the meantime, because a character
-    /// may be wider than one column.
+    /// Bytes of a frame, for a single write: clears the window and fills it from the top left. No line break after the
+    /// last line, since that would scroll. Wrapping is disabled during the frame, because a character may be wider than
+    /// one column.
     fn frame(self, text: &str) -> String {
         let lines = text.lines().take(self.rows).map(|line| line.chars().take(self.columns).collect::<String>());
         format!("\x1b[?7l\x1b[H\x1b[J{}\x1b[?7h", lines.collect::<Vec<_>>().join("\r\n"))

@@ -1,4 +1,4 @@
-//! `switchyard serve`: the router.
+//! `switchyard serve`: runs the router.
 
 use clap::Args;
 use switchyard_control::seat::Standby;
@@ -7,21 +7,21 @@ use super::flags::ConfigFlags;
 use super::{Failure, check_config};
 use crate::serve;
 
-/// Of whom a standby has its state directory.
+/// Kind of a standby's state directory.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum With {
-    /// It is the other router's own, on storage that both machines reach.
+    /// The directory of the other router itself, on storage that both machines reach.
     Shared,
-    /// It is a copy of that.
+    /// A copy of the other router's directory.
     Copy,
 }
 
-/// The lot of strays: keys at servers at which twemproxy's rule does not look for them.
+/// Treatment of misplaced keys: keys on servers that twemproxy's rule does not select.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Strays {
-    /// They stay, and are not served.
+    /// Keep the keys, without serving them.
     Ignore,
-    /// They are deleted, once, after the start.
+    /// Delete the keys once, after the start.
     Remove,
 }
 
@@ -53,18 +53,18 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "WITH", value_enum)]
     standby: Option<With>,
 
-    /// Make a slot map at a first start although another router serves the nodes. Keys are found only as long as
-    /// neither moves any: for measurements
+    /// Create a slot map at a first start although another router serves the nodes. Keys are found only while neither
+    /// router moves any: for measurements
     #[arg(long)]
     beside_another_router: bool,
 
-    /// Serve twemproxy's stats there, by nutcracker's names: one JSON document for each connection [default port:
+    /// Address of twemproxy's stats, with nutcracker's names: one JSON document for each connection [default port:
     /// 22222]
     #[arg(long, value_name = "HOST:PORT", requires = "twemproxy_config", conflicts_with = "node")]
     twemproxy_stats: Option<String>,
 
-    /// Keys at servers at which twemproxy's rule does not look for them stay and are not served (ignore), or are
-    /// deleted in the background after the start (remove)
+    /// Keep keys that are not on the server that twemproxy's rule selects, without serving them (ignore), or delete
+    /// them in the background after the start (remove)
     #[arg(
         long,
         value_name = "WHAT",
@@ -75,7 +75,7 @@ pub(crate) struct Arguments {
     )]
     strays: Strays,
 
-    /// Check the configuration, show what it comes to, and exit (as check-config)
+    /// Check the configuration, show the effective values, and exit (as check-config)
     #[arg(short, long)]
     test_conf: bool,
 }

@@ -1,4 +1,4 @@
-//! `switchyard status`: how a running router does, and with `--watch` the load of its nodes.
+//! `switchyard status`: state of a running router, and with `--watch` the load of its nodes.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use super::screen::Window;
 use super::table::{count, number, table, text};
 use super::{Failure, nodes};
 
-/// The load is shown anew so often.
+/// Interval of `--watch`.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
-/// Show how a running router does
+/// Show the state of a running router
 #[derive(Debug, Args)]
 #[command(
     long_about = "Show how a running router does: whether every slot can be served, clients, commands, and each node.",
@@ -33,12 +33,12 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
         3  no router: none answers at the admin address, or the configuration is wrong"
 )]
 pub(crate) struct Arguments {
-    /// Show the load of each node, anew each second
+    /// Show the load of each node, refreshed each second
     #[arg(long)]
     watch: bool,
 
     /// Exit with 0 if the router is healthy, 1 if it is degraded, 2 if slots have no serving node, 3 if no router
-    /// answers
+    /// replies
     #[arg(long, conflicts_with = "watch")]
     check: bool,
 
@@ -50,7 +50,7 @@ pub(crate) struct Arguments {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Verdict {
     Healthy,
-    /// Every slot is served, and something needs attention; or a standby cannot take over.
+    /// Every slot is served, but something needs attention, or a standby cannot take over.
     Degraded,
     /// Keys of some slots cannot be used.
     Unserved,
@@ -72,7 +72,7 @@ impl Verdict {
         }
     }
 
-    /// The exit code and its meaning, unless healthy.
+    /// The exit code with its meaning, unless healthy.
     fn failure(self) -> Result<(), Failure> {
         let (code, why) = match self {
             Self::Healthy => return Ok(()),
@@ -83,7 +83,7 @@ impl Verdict {
     }
 }
 
-/// Exit code of `--check` if no router answers.
+/// Exit code of `--check` without a reply from a router.
 const NO_ROUTER: u8 = 3;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -123,7 +123,7 @@ fn show(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// Orders the nodes by requests, so that the busiest are in a window that is too small for all.
+/// Sorts the nodes by request rate, so that a small window shows the busiest.
 fn hottest_first(mut status: StatusReport, load: &LoadReport) -> StatusReport {
     let rate = |node: &NodeReport| {
         load.nodes.iter().find(|load| load.node == node.address).and_then(|load| load.requests_per_second)
@@ -132,7 +132,7 @@ fn hottest_first(mut status: StatusReport, load: &LoadReport) -> StatusReport {
     status
 }
 
-/// The load of each node, in the order of the report.
+/// Renders the load of each node, in the order of the report.
 fn render_load(status: &StatusReport, load: &LoadReport) -> String {
     let columns = [
         text("NODE"),
@@ -177,7 +177,7 @@ fn render(status: &StatusReport) -> String {
     format!("{}{}", render_state(status), nodes::render(&status.nodes))
 }
 
-/// Everything but the nodes.
+/// Renders everything except the nodes.
 fn render_state(status: &StatusReport) -> String {
     let readiness = status.readiness();
     let state = if let Some(standby) = &status.standby {

@@ -1,24 +1,22 @@
-//! Tables for people: aligned columns, numbers to the right.
+//! Tables for display: aligned columns, with numbers to the right.
 
 use switchyard_bench::numbers::thousands;
 
-/// A column: its title, and whether it holds numbers.
+/// Title of a column, and whether it has numbers.
 pub(super) struct Column {
     title: &'static str,
     number: bool,
 }
 
-/// A column of text.
 pub(super) fn text(title: &'static str) -> Column {
     Column { title, number: false }
 }
 
-/// A column of numbers.
 pub(super) fn number(title: &'static str) -> Column {
     Column { title, number: true }
 }
 
-/// Lays out rows under titles. Lines have no trailing spaces, so that they can be copied.
+/// Lays out rows below titles. Lines have no trailing spaces, so that they can be copied.
 pub(super) fn table(columns: &[Column], rows: &[Vec<String>]) -> String {
     let width = |i: usize| {
         let cells = rows.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count());
@@ -40,12 +38,12 @@ pub(super) fn table(columns: &[Column], rows: &[Vec<String>]) -> String {
     out
 }
 
-/// A count with thousands apart: `1 234 567`.
+/// A count with separated thousands: `1 234 567`.
 pub(super) fn count(number: u64) -> String {
     thousands(number).replace(',', " ")
 }
 
-/// Ranges in so many characters. Many ranges say nothing to anybody, and `--json` has all of them.
+/// Shortens a list of ranges to `width` characters. Long lists are of no use in a table, and `--json` has all ranges.
 pub(super) fn shortened(ranges: &str, width: usize) -> String {
     match ranges.char_indices().nth(width) {
         None => ranges.to_owned(),

@@ -1,4 +1,4 @@
-//! The TOML file: walked with the spans that the parser keeps, so that every mistake is told with its line.
+//! Reads the TOML file, using the parser's spans, so that every mistake is reported with its line.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::keys::{self, Key, Section};
 use super::listener::{LimitConfig, ListenerConfig};
 use super::{Config, NodeConfig, Origin, Problem, Raw, nearest};
 
-/// Where a place in the file is.
+/// Converts byte offsets in the file to origins.
 struct Places<'a> {
     name: String,
     text: &'a str,
@@ -86,7 +86,7 @@ pub(super) fn apply(path: &Path, text: &str, config: &mut Config, problems: &mut
         }
     }
     reader.section(Section::Top, &top, config);
-    // Tables come in alphabetical order; people read errors from the top of the file to its end.
+    // Tables come in alphabetical order. Errors are sorted by line.
     problems.sort_by_key(|problem| {
         problem.place.as_ref().and_then(|place| place.rsplit_once(':')).and_then(|(_, line)| line.parse::<usize>().ok())
     });
@@ -94,19 +94,19 @@ pub(super) fn apply(path: &Path, text: &str, config: &mut Config, problems: &mut
 
 type Entry<'a, 'i> = (&'a Spanned<std::borrow::Cow<'i, str>>, &'a Spanned<DeValue<'i>>);
 
-/// One of the tables in two brackets.
+/// A `[[...]]` table.
 struct Item<T> {
     table: T,
     origin: Origin,
-    /// Where its name is.
+    /// Position of the name.
     named: Option<Origin>,
-    /// Nothing in it is wrong by itself.
+    /// No mistake within this table alone.
     is_sound: bool,
 }
 
-/// Reads what stands in a file, and notes what is wrong.
+/// Applies the entries of a file, and collects the mistakes.
 struct Reader<'a> {
-    /// Where relative paths begin.
+    /// Base of relative paths.
     base: &'a Path,
     places: Places<'a>,
     problems: &'a mut Vec<Problem>,

@@ -1,8 +1,7 @@
-//! Every key of the configuration, as data: its section, its words, how it is read, how it is shown, and whether a
-//! reload applies it.
+//! Table of all configuration keys: section, names, reader, printer, and whether a reload applies the key.
 //!
-//! The file reader, the flags, `check-config`, the reload and the reference in `docs/configuration.md` all walk this
-//! one table, so a new setting is one entry here (and, if it is worth one, a flag).
+//! The file reader, the flags, `check-config`, the reload and the reference in `docs/configuration.md` all use this
+//! table. A new setting is one entry here, plus a flag if it deserves one.
 
 use std::path::Path;
 use std::time::Duration;
@@ -21,7 +20,7 @@ use super::secret::SecretForm;
 use super::tls::ClientAuth;
 use super::{Config, Endpoint, LogFormat, LogLevel, NODE_PORT, NodeConfig};
 
-/// Where a key stands in the file.
+/// Section of the file that contains a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Section {
     /// Before the first `[section]`.
@@ -30,7 +29,7 @@ pub(crate) enum Section {
     Nodes,
     Admin,
     Log,
-    /// Certificates that clients are shown.
+    /// Server certificates for clients.
     Tls,
     Cluster,
     Scripts,
@@ -42,16 +41,16 @@ pub(crate) enum Section {
     AutoscaleLocal,
     AutoscaleStandby,
     AutoscaleCommand,
-    /// One of the `[[node]]` tables.
+    /// A `[[node]]` table.
     Node,
-    /// One of the `[[listener]]` tables.
+    /// A `[[listener]]` table.
     Listener,
-    /// One of the `[[limit]]` tables.
+    /// A `[[limit]]` table.
     Limit,
 }
 
 impl Section {
-    /// Its name in the file, without brackets; empty for the top.
+    /// Name in the file, without brackets. Empty for the top level.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Section::Top => "",
@@ -76,13 +75,13 @@ impl Section {
         }
     }
 
-    /// The section of that name within another.
+    /// Returns the subsection `name` of `outer`.
     pub(crate) fn within(outer: Section, name: &str) -> Option<Section> {
         let is_it = |section: &Section| section.name().split_once('.') == Some((outer.name(), name));
         Self::TABLES.into_iter().find(is_it)
     }
 
-    /// How a sentence refers to it.
+    /// Phrase for error messages, for example "in [[node]]".
     pub(crate) fn spoken(self) -> String {
         match self {
             Section::Top => "at the top level".to_owned(),
@@ -91,10 +90,10 @@ impl Section {
         }
     }
 
-    /// The sections of which there may be many: their tables have two brackets.
+    /// Sections that can occur several times, as `[[name]]`.
     pub(crate) const LISTS: [Section; 3] = [Section::Node, Section::Listener, Section::Limit];
 
-    /// The sections that are plain tables, in the order in which they are shown.
+    /// Sections that are plain tables, in display order.
     pub(crate) const TABLES: [Section; 15] = [
         Section::Clients,
         Section::Tls,
@@ -123,27 +122,27 @@ pub(crate) enum AppliesOn {
     Restart,
 }
 
-/// One key, of the whole configuration ([`CONFIG`]) or of one of the tables in two brackets.
+/// A key of the main configuration ([`CONFIG`]) or of a `[[...]]` table.
 pub(crate) struct Key<T: 'static> {
     pub(crate) section: Section,
     pub(crate) name: &'static str,
     pub(crate) takes: AppliesOn,
-    /// What other programs call the same thing; somebody who writes that is told our word.
+    /// Names of this setting in other programs, for the hint when one of them is used.
     pub(crate) elsewhere: &'static [&'static str],
-    /// One sentence for the reference.
+    /// Sentence for the reference.
     pub(crate) help: &'static str,
-    /// An example where the default cannot be one.
+    /// Example value, if the default is not a useful one.
     pub(crate) example: &'static str,
-    /// Whether the value must not be repeated in errors.
+    /// Whether errors must not repeat the value.
     pub(crate) secret: bool,
-    /// Reads a value; relative paths are taken from the given folder. The error says what is allowed.
+    /// Parses a value. Relative paths are resolved against the given folder. The error lists the allowed values.
     pub(crate) set: fn(&mut T, &Raw, &Path) -> Result<(), String>,
-    /// The value as TOML, `None` where it is not set.
+    /// The value as TOML. `None` if it is not set.
     pub(crate) show: fn(&T) -> Option<String>,
 }
 
 impl<T> Key<T> {
-    /// `clients.max-clients`: how origins, errors and `--set` call it.
+    /// Full name, for example `clients.max-clients`, as used in origins, errors and `--set`.
     pub(crate) fn path(&self) -> String {
         match self.section {
             Section::Top => self.name.to_owned(),
@@ -153,7 +152,7 @@ impl<T> Key<T> {
 }
 
 fn quoted(text: impl std::fmt::Display) -> Option<String> {
-    // Debug of a str escapes what TOML's basic strings want escaped: quotes, backslashes, control characters.
+    // Debug formatting of a str escapes everything that TOML basic strings require.
     Some(toml::Value::String(text.to_string()).to_string())
 }
 
@@ -175,13 +174,13 @@ const DAY: Duration = Duration::from_secs(86_400);
 const KB: u64 = 1 << 10;
 const GB: u64 = 1 << 30;
 
-/// Port of a Sentinel whose address names none.
+/// Default port of Sentinels.
 const SENTINEL_PORT: u16 = 26379;
 
 const EMPTY_RETURNS: [(EmptyReturn, &str); 3] =
     [(EmptyReturn::Serve, "serve"), (EmptyReturn::Hold, "hold"), (EmptyReturn::Auto, "auto")];
 
-/// Names of policies that people may know from plans of ours.
+/// Accepts a policy by name. The error for a planned policy differs from that for an unknown one.
 fn read_autoscale_policy(raw: &Raw) -> Result<switchyard_policy::autoscale::Policy, String> {
     let text = raw.text()?;
     named(&autoscale::POLICIES, text).map_err(|error| match text {
@@ -203,7 +202,7 @@ fn read_master(raw: &Raw) -> Result<String, String> {
     Ok(name.to_owned())
 }
 
-/// A percentage, as a part.
+/// Reads a percentage as a fraction.
 fn read_part(raw: &Raw) -> Result<f64, String> {
     Ok(raw.count(1..=100)? as f64 / 100.0)
 }
@@ -241,7 +240,7 @@ fn read_lower_case(raw: &Raw) -> Result<Vec<String>, String> {
     Ok(raw.texts()?.iter().map(|name| name.to_ascii_lowercase()).collect())
 }
 
-/// `usize::MAX` is no limit, written as 0.
+/// 0 in the file means unlimited (`usize::MAX`).
 fn read_output_limit(raw: &Raw) -> Result<usize, String> {
     let limit = raw.size(0..=0).or_else(|_| raw.size(64 * KB..=64 * GB))?;
     Ok(if limit == 0 { usize::MAX } else { limit })
@@ -255,17 +254,17 @@ fn read_rate(raw: &Raw) -> Result<Option<u64>, String> {
     Ok(Some(raw.rate(64 * GB)?).filter(|rate| *rate > 0))
 }
 
-/// Calls `read`; a function only so that the compiler knows what the closures of [`key!`] are given and give.
+/// Calls `read`. Needed so that the compiler infers the types of the closures of [`key!`].
 fn read<T>(raw: &Raw, read: impl Fn(&Raw) -> Result<T, String>) -> Result<T, String> {
     read(raw)
 }
 
-/// Calls `show`, as [`read`] does.
+/// Calls `show`, for the same reason as [`read`].
 fn show<'v, T>(value: &'v T, show: impl Fn(&'v T) -> Option<String>) -> Option<String> {
     show(value)
 }
 
-/// One key: by the kind of its value, how it is read and shown.
+/// Builds a key: the kind of the value selects how it is read and shown.
 macro_rules! key {
     ($row:tt switch {} $($field:ident).+) => { key!($row by { Raw::switch, |on| Some(on.to_string()) } $($field).+) };
     ($row:tt word { $words:expr } $($field:ident).+) => {
@@ -288,7 +287,7 @@ macro_rules! key {
         key!($row optional { |raw| Ok(raw.count($range)? as _), |count| Some(count.to_string()) } $($field).+)
     };
     ($row:tt optional_time { $range:expr } $($field:ident).+) => { key!($row optional { |raw| raw.time($range), |set| time(*set) } $($field).+) };
-    // Not set: not shown.
+    // Not shown unless set.
     ($row:tt optional { $read:expr, $show:expr } $($field:ident).+) => {
         key!($row set { false
             |table, raw, _| { table.$($field).+ = Some(read(raw, $read)?); Ok(()) },
@@ -313,7 +312,7 @@ macro_rules! key {
             |table| table.$($field).+.as_ref().and_then(|path| quoted(path.display()))
         })
     };
-    // A secret has three keys: itself, in a file, in the environment. They share a field.
+    // A secret has three keys that share a field: inline, from a file, from the environment.
     ($row:tt secret { $form:ident } $($field:ident).+) => {
         key!($row set { true
             |table, raw, base| {
@@ -343,8 +342,8 @@ macro_rules! key {
     };
 }
 
-/// A table of keys. A row has: name, when it takes effect, other programs' words for it, the kind of its value, the
-/// field, an example where the default cannot be one; and below, what it means.
+/// A table of keys. Each row has the name, when a change takes effect, names in other programs, the kind of the value,
+/// the field, an example if the default is not a useful one, and the help text.
 macro_rules! keys {
     ($(#[$doc:meta])* $keys:ident: $table:ty; $([$section:ident] $(
         $name:literal $takes:ident $elsewhere:tt $kind:ident $(($($how:tt)*))? $($field:ident).+ $(= $example:literal)?,
@@ -358,7 +357,7 @@ macro_rules! keys {
 }
 
 keys! {
-    /// The keys of everything but the tables in two brackets, in the order in which they are shown.
+    /// Keys of all sections except the `[[...]]` tables, in display order.
     CONFIG: Config;
 
     [Top]
@@ -670,7 +669,7 @@ keys! {
 }
 
 keys! {
-    /// The keys of one `[[listener]]` table.
+    /// Keys of a `[[listener]]` table.
     LISTENER: ListenerConfig;
 
     [Listener]
@@ -693,7 +692,7 @@ keys! {
 }
 
 keys! {
-    /// The keys of one `[[limit]]` table.
+    /// Keys of a `[[limit]]` table.
     LIMIT: LimitConfig;
 
     [Limit]
@@ -706,7 +705,7 @@ keys! {
 }
 
 keys! {
-    /// The keys of one `[[node]]` table.
+    /// Keys of a `[[node]]` table.
     NODE: NodeConfig;
 
     [Node]

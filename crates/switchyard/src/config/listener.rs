@@ -1,4 +1,4 @@
-//! What clients connect to: an address as people write it, and the `[[listener]]` tables.
+//! Addresses to listen on, in their written form, and the `[[listener]]` tables.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,15 +8,13 @@ use switchyard_router::{Bounds, KeyLimit, ListenAddress, ListenerSettings, Reads
 use super::Endpoint;
 use super::Origin;
 
-/// Permissions of a Unix socket's file, unless told otherwise: only the user that Switchyard runs as.
+/// Default permissions of a Unix socket: only the user of the Switchyard process.
 pub(crate) const SOCKET_MODE: u32 = 0o600;
 
 /// `127.0.0.1:6380`, `tls://0.0.0.0:6390` or `unix:/run/switchyard/socket`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ListenPlace {
-    /// An address and a port.
     Tcp { endpoint: Endpoint, tls: bool },
-    /// The file of a Unix socket.
     Unix(PathBuf),
 }
 
@@ -28,7 +26,7 @@ impl ListenPlace {
             if !path.starts_with('/') {
                 return Err("the path of a Unix socket must be absolute: \"unix:/run/switchyard/socket\"".to_owned());
             }
-            // The kernel's sockaddr_un has 108 bytes, the last of which is a NUL.
+            // The kernel's `sockaddr_un` has 108 bytes. The last one is a NUL.
             if path.len() > 107 {
                 return Err("the path of a Unix socket can have at most 107 bytes".to_owned());
             }
@@ -53,10 +51,10 @@ impl fmt::Display for ListenPlace {
     }
 }
 
-/// One of the `[[listener]]` tables; an address of `listen` is one with nothing else said.
+/// A `[[listener]]` table. An address of `listen` is a listener with all other settings at their defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ListenerConfig {
-    /// Always there once a configuration has been read without problems.
+    /// Always set in a configuration without problems.
     pub(super) place: Option<ListenPlace>,
     pub(super) tls: Option<bool>,
     pub(super) mode: Option<u32>,
@@ -71,7 +69,7 @@ impl ListenerConfig {
         Self { place: Some(place), ..Self::default() }
     }
 
-    /// With the name resolved.
+    /// Resolves the host name.
     pub(super) fn resolve(&self) -> Result<ListenerSettings, String> {
         let (address, tls) = match &self.place {
             None => return Err("this [[listener]] has no address".to_owned()),
@@ -96,7 +94,7 @@ impl ListenerConfig {
     }
 }
 
-/// One of the `[[limit]]` tables.
+/// A `[[limit]]` table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LimitConfig {
     pub(super) prefix: String,
@@ -114,7 +112,7 @@ impl LimitConfig {
     }
 }
 
-/// Permissions as `chmod` takes them.
+/// Parses octal permissions, as `chmod` accepts.
 pub(super) fn parse_mode(text: &str) -> Result<u32, String> {
     match u32::from_str_radix(text, 8) {
         Ok(mode) if mode <= 0o777 && text.bytes().all(|b| b.is_ascii_digit()) => Ok(mode),

@@ -1,4 +1,4 @@
-//! The memory that the process may use: so many bytes, or a share of what the machine or the control group has.
+//! `memory-max`: a number of bytes, or a percentage of the memory of the machine or control group.
 
 use std::fmt;
 use std::fs;
@@ -8,17 +8,16 @@ use switchyard_resp::units::{SIZE_FORM, format_size, parse_size};
 
 use super::raw::Raw;
 
-/// `memory-max` as it was written.
+/// `memory-max` as written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryMax {
-    /// No bound.
     None,
     Bytes(u64),
-    /// Of what there is: 1 to 100.
+    /// Percentage of the available memory: 1 to 100.
     Percent(u8),
 }
 
-/// Less than this leaves no room for clients.
+/// Minimum in bytes: less leaves no room for clients.
 const MIN: u64 = 64 << 20;
 
 impl MemoryMax {
@@ -45,7 +44,7 @@ impl MemoryMax {
         }
     }
 
-    /// In bytes, on this machine.
+    /// Bytes on this machine.
     pub(crate) fn bytes(self) -> usize {
         let bytes = match self {
             Self::None => return usize::MAX,
@@ -69,8 +68,8 @@ impl fmt::Display for MemoryMax {
     }
 }
 
-/// Bytes of memory that this process may use at most: the machine's, or the least that a control group above it allows
-/// (both versions). `root` is where the system's files are. `None`: nothing can be read.
+/// Available memory in bytes: the minimum of the machine's memory and the limits of all enclosing control groups (both
+/// versions). `root` is the root of the file system. `None` if nothing can be read.
 fn available(root: &Path) -> Option<u64> {
     let read = |path: &str| fs::read_to_string(root.join(path)).ok();
     let machine = read("proc/meminfo").and_then(|text| {
@@ -79,7 +78,7 @@ fn available(root: &Path) -> Option<u64> {
     });
     let groups = read("proc/self/cgroup").unwrap_or_default();
     let limits = groups.lines().flat_map(|line| {
-        // `0::/path` of version 2; `4:memory:/path` of version 1.
+        // Version 2: `0::/path`. Version 1: `4:memory:/path`.
         let mut fields = line.splitn(3, ':');
         let (number, controllers, group) =
             (fields.next(), fields.next().unwrap_or_default(), fields.next().unwrap_or_default());
@@ -90,14 +89,14 @@ fn available(root: &Path) -> Option<u64> {
             }
             _ => None,
         };
-        // A group has at most what those above it have. In a container the upper part of the path is not there.
+        // Limits of ancestor groups apply as well. In a container the upper part of the path does not exist.
         place.into_iter().flat_map(move |(mount, file)| {
             Path::new(group.trim_start_matches('/'))
                 .ancestors()
                 .map(move |group| Path::new(mount).join(group).join(file))
         })
     });
-    // `max`, and the huge number that version 1 has for it, are no limits.
+    // `max`, and the huge number for it in version 1, are not parsed or not the minimum.
     let limits = limits.filter_map(|path| fs::read_to_string(root.join(path)).ok()?.trim().parse::<u64>().ok());
     limits.chain(machine).min()
 }
@@ -106,7 +105,7 @@ fn available(root: &Path) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// A root folder with these files.
+    /// Creates a root folder with these files.
     fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a folder");
         for (path, text) in files {

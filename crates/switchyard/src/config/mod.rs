@@ -1,8 +1,7 @@
-//! The configuration: a TOML file, flags, or both, read into one [`Config`] that remembers where each value came from.
+//! Configuration: a TOML file, flags, or both, read into one [`Config`] that records the origin of each value.
 //!
-//! No serde here: deriving would read the file in fewer lines, but could not report every mistake at once, name the
-//! nearest key of the *right* section, keep flags and file on one path, or say in `check-config` and at reload what
-//! came from where.
+//! Does not use serde. Deriving would be shorter, but could not report every mistake at once, suggest the nearest key
+//! of the *right* section, treat flags and file alike, or report the origin of values in `check-config` and at reload.
 
 mod file;
 mod keys;
@@ -45,19 +44,19 @@ use tls::{NodeFiles, ServerFiles};
 pub(crate) use tls::{certificates_in, provider, trusted_certificates};
 pub(crate) use twemproxy::{Names, PoolConfig, Pools, Shared};
 
-/// Port that clients connect to by default: next to Redis's, so that both can run on one machine.
+/// Default port for clients. Next to Redis's port, so that both can run on one machine.
 pub(crate) const DATA_PORT: u16 = 6380;
-/// Port of the admin API by default.
+/// Default port of the admin API.
 pub(crate) const ADMIN_PORT: u16 = 6381;
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogFormat {
     Text,
     Json,
 }
 
-/// Which log lines are wanted: a level, or levels by module (`info,switchyard_router=debug`).
+/// Filter for log lines: a level, or levels by module (`info,switchyard_router=debug`).
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LogLevel(Targets);
 
@@ -68,14 +67,14 @@ impl LogLevel {
                 "{text:?} is not error, warn, info, debug, trace or a filter such as \"info,switchyard_router=debug\""
             )
         };
-        // A lone word that is no level would be taken for a module of that name: `loud` would switch all logs off.
+        // `Targets` would accept an unknown word as the name of a module: `loud` would disable all logs.
         let is_level = |part: &str| {
             ["error", "warn", "info", "debug", "trace", "off"].contains(&part.trim().to_ascii_lowercase().as_str())
         };
         if !text.split(',').all(|part| part.contains('=') || is_level(part)) {
             return Err(wrong());
         }
-        // Spaces around a part would become part of a name, and nothing be logged.
+        // Spaces around a part would become part of a module name, and disable its logs.
         let parts: Vec<&str> = text.split(',').map(|part| part.trim()).collect();
         if parts.iter().any(|part| part.starts_with('=') || part.ends_with('=') || part.contains(char::is_whitespace)) {
             return Err(wrong());
@@ -83,13 +82,12 @@ impl LogLevel {
         parts.join(",").parse().map(Self).map_err(|_| wrong())
     }
 
-    /// The filter for `tracing`.
     pub(crate) fn filter(&self) -> Targets {
         self.0.clone()
     }
 }
 
-/// Where a value came from.
+/// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// `switchyard.toml:7`
@@ -110,9 +108,9 @@ impl fmt::Display for Origin {
 /// A node as configured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeConfig {
-    /// The name of the node, if that is not its address: from twemproxy's configuration.
+    /// Name of the node in twemproxy's configuration, if it differs from the address.
     name: Option<String>,
-    /// Always there once a configuration has been read without problems.
+    /// Always set in a configuration without problems.
     address: Option<Endpoint>,
     username: Option<String>,
     password: Option<SecretSource>,
@@ -127,7 +125,7 @@ pub(crate) struct NodeConfig {
 }
 
 impl NodeConfig {
-    /// What keys of replication contradict each other.
+    /// Checks the keys of replication for contradictions.
     fn check_replication(&self) -> Result<(), &'static str> {
         match (&self.sentinel_master, &self.address) {
             (Some(_), Some(_)) => Err("sentinel-master stands in place of address; leave one of them out"),
@@ -142,7 +140,7 @@ impl NodeConfig {
         }
     }
 
-    /// What the node is called: its address as written, or its name at the Sentinels.
+    /// Name of the node: its address as written, or its name at the Sentinels.
     fn name(&self) -> Option<String> {
         self.name
             .clone()
@@ -151,7 +149,7 @@ impl NodeConfig {
     }
 }
 
-/// The whole configuration, before names are resolved and secrets read.
+/// The complete configuration, before names are resolved and secrets read.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) listen: Vec<ListenPlace>,
@@ -186,12 +184,12 @@ pub(crate) struct Config {
     nodes: Vec<NodeConfig>,
     pub(crate) moves: MovesConfig,
     pub(crate) planner: PlannerConfig,
-    /// The pool of twemproxy's configuration that this came from.
+    /// The twemproxy pool, if the configuration came from twemproxy's file.
     pub(crate) pool: Option<PoolConfig>,
     pub(crate) autoscale: AutoscaleConfig,
-    /// Limits and times for the router. Its password and nodes are filled in by [`Config::resolve`].
+    /// Limits and timeouts for the router. [`Config::resolve`] adds the password and nodes.
     live: RuntimeSettings,
-    /// By key path; what is missing has its default.
+    /// By key path. A missing entry means the default.
     origins: BTreeMap<String, Origin>,
 }
 
@@ -239,13 +237,13 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Whether nobody has named a state directory.
+    /// Whether the state directory is the default one.
     pub(crate) fn has_default_state_dir(&self) -> bool {
         self.state_dir == default_state_dir(|name| std::env::var_os(name).map(PathBuf::from))
     }
 }
 
-/// `$STATE_DIRECTORY` is what systemd sets for `StateDirectory=`, several folders separated by colons.
+/// systemd sets `$STATE_DIRECTORY` for `StateDirectory=`, as folders separated by colons.
 fn default_state_dir(env: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
     let set = |name| env(name).filter(|path| !path.as_os_str().is_empty());
     if let Some(folders) = set("STATE_DIRECTORY")
@@ -253,7 +251,7 @@ fn default_state_dir(env: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
     {
         return PathBuf::from(first);
     }
-    // The XDG specification: a relative path in the variable is to be ignored.
+    // The XDG specification requires that relative paths are ignored.
     match set("XDG_STATE_HOME").filter(|path| path.is_absolute()) {
         Some(folder) => folder.join("switchyard"),
         None => match set("HOME") {
@@ -263,10 +261,10 @@ fn default_state_dir(env: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
     }
 }
 
-/// One thing that is wrong, and where.
+/// A mistake in the configuration, with its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
-    /// The place, if there is one: `switchyard.toml:7` or `--workers`.
+    /// For example `switchyard.toml:7` or `--workers`. `None` if the mistake has no place.
     pub(crate) place: Option<String>,
     pub(crate) text: String,
 }
@@ -290,7 +288,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Everything that is wrong with a configuration; never empty.
+/// All mistakes in a configuration. Never empty.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Problems(pub(crate) Vec<Problem>);
 
@@ -302,41 +300,41 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// A value given by a flag; it wins over the file.
+/// A value from a flag. Takes precedence over the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Override {
-    /// What the user wrote: `--workers`.
+    /// The flag as written: `--workers`.
     pub(crate) flag: String,
-    /// The key that it sets: `clients.max-clients`; `node` for the list of nodes.
+    /// Path of the key: `clients.max-clients`, or `node` for the list of nodes.
     pub(crate) path: String,
     pub(crate) value: Raw,
 }
 
-/// What the configuration is made from. Kept by `serve`, because a reload reads it again.
+/// Inputs of the configuration. `serve` keeps them, because a reload reads them again.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sources {
     pub(crate) file: Option<PathBuf>,
     pub(crate) overrides: Vec<Override>,
-    /// twemproxy's configuration, and which of its pools.
+    /// twemproxy's configuration file, and the name of the chosen pool.
     pub(crate) twemproxy: Option<(PathBuf, Option<String>)>,
 }
 
-/// Read by every subcommand that is given no file and no nodes of its own.
+/// Read by every subcommand without a file or nodes on the command line.
 const DEFAULT_FILE: &str = "/etc/switchyard.toml";
 
-/// The file that is read where none is given, if it is there.
+/// Returns the default file if it exists.
 pub(crate) fn default_file() -> Option<PathBuf> {
     if_there(Path::new(DEFAULT_FILE))
 }
 
-/// Only a file that does not exist leaves the defaults. One that cannot be read is an error when it is read.
+/// Returns `None` only if the file does not exist. An unreadable file is reported when it is read.
 fn if_there(path: &Path) -> Option<PathBuf> {
     let is_missing = path.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
     (!is_missing).then(|| path.to_owned())
 }
 
 impl Sources {
-    /// Reads the file and applies the flags. Everything that is wrong is reported, not only the first thing.
+    /// Reads the file and applies the flags. Reports all mistakes, not only the first.
     pub(crate) fn read(&self) -> Result<Config, Problems> {
         let text = match &self.file {
             None => None,
@@ -357,7 +355,8 @@ impl Sources {
         self.read_text(text.as_ref().map(|(path, text)| (*path, text.as_str())))
     }
 
-    /// The pools of twemproxy's configuration, if it has several and none was chosen, each with its configuration.
+    /// Returns the pools of twemproxy's configuration with their configurations, if there are several and none was
+    /// chosen.
     pub(crate) fn several_pools(&self) -> Result<Option<Vec<(String, Config)>>, Problems> {
         let Some((path, None)) = &self.twemproxy else { return Ok(None) };
         let pools = Pools::read(path)?;
@@ -380,7 +379,7 @@ impl Sources {
         names.into_iter().map(of_pool).collect::<Result<_, Problems>>().map(Some)
     }
 
-    /// Names of the pools that twemproxy's configuration has now; none if it cannot be read.
+    /// Names of the pools in twemproxy's configuration. Empty if it cannot be read.
     pub(crate) fn pool_names(&self) -> Vec<String> {
         let pools = self.twemproxy.as_ref().and_then(|(path, _)| Pools::read(path).ok());
         pools.map_or_else(Vec::new, |pools| pools.names().into_iter().map(str::to_owned).collect())
@@ -408,7 +407,7 @@ impl Sources {
                 ));
             }
         }
-        // What follows from several values together makes sense only once each of them does.
+        // Combinations of values are checked only if each value is valid.
         if problems.is_empty() {
             config.check_nodes(&mut problems);
         }
@@ -417,7 +416,7 @@ impl Sources {
 }
 
 impl Config {
-    /// How long a node may take to answer (`nodes.command-timeout`).
+    /// Timeout for a node's reply (`nodes.command-timeout`).
     pub(crate) fn command_timeout(&self) -> Duration {
         self.live.command_timeout
     }
@@ -427,7 +426,7 @@ impl Config {
         if change.path == "node" {
             match change.value.endpoints(Some(NODE_PORT)) {
                 Ok(addresses) => {
-                    // A node that the file describes keeps its user and password from there.
+                    // A node that is also in the file keeps its user and password from there.
                     let described = std::mem::take(&mut self.nodes);
                     self.nodes = addresses
                         .into_iter()
@@ -451,7 +450,7 @@ impl Config {
         };
         match (key.set)(self, &change.value, Path::new("")) {
             Ok(()) => {
-                // `--password-file` replaces `password` of the file: the forms of one secret share a field.
+                // `--password-file` replaces `password` in the file: the forms of a secret share a field.
                 if key.secret {
                     let stem = nearest::stem(key.name);
                     self.origins.retain(|path, _| {
@@ -513,7 +512,7 @@ impl Config {
         }
     }
 
-    /// The origin of a key, if it is not the default.
+    /// Origin of a key. `None` for a default.
     fn origin(&self, path: &str) -> Option<&Origin> {
         self.origins.get(path)
     }
@@ -522,11 +521,11 @@ impl Config {
         Problem { place: self.origin(path).map(ToString::to_string), text: text.into() }
     }
 
-    /// Adds and takes out the nodes that were added and removed while the router ran: they are remembered in the state
-    /// directory, not in the file. Returns those that are both in the configuration and removed.
+    /// Applies nodes that were added or removed at run time. The state directory stores them, not the file. Returns the
+    /// removed nodes that are still in the configuration.
     ///
     /// # Errors
-    /// If an address that was added then is none.
+    /// If a stored address is invalid.
     pub(crate) fn apply_membership(&mut self, added: &[String], removed: &[String]) -> Result<Vec<String>, Problems> {
         let mut ignored = Vec::new();
         self.nodes.retain(|node| {
@@ -549,7 +548,7 @@ impl Config {
         Ok(ignored)
     }
 
-    /// Keeps nodes that the file of a pool lists no longer, at these addresses.
+    /// Adds nodes that are still leaving but no longer in the pool's file, with the given addresses.
     pub(crate) fn keep_leaving(&mut self, leaving: &BTreeMap<String, String>) -> Result<(), Problems> {
         for (name, address) in leaving {
             let problem = |why| {
@@ -564,17 +563,17 @@ impl Config {
         Ok(())
     }
 
-    /// The addresses of the nodes by their names, of those that have one.
+    /// Addresses by node name, for nodes that have an address.
     pub(crate) fn node_places(&self) -> BTreeMap<String, String> {
         self.nodes.iter().filter_map(|node| Some((node.name()?, node.address.as_ref()?.to_string()))).collect()
     }
 
-    /// The names of the nodes, in the order given.
+    /// Names of the nodes, in file order.
     pub(crate) fn node_names(&self) -> Vec<String> {
         self.nodes.iter().filter_map(NodeConfig::name).collect()
     }
 
-    /// Puts the level of the environment in place of the default's or the file's; a flag wins over both.
+    /// Applies the log level of the environment. It overrides the default and the file, but not a flag.
     pub(crate) fn prefer_log_level(&mut self, from_environment: Option<&str>) {
         if let Some(text) = from_environment
             && !matches!(self.origin("log.level"), Some(Origin::Flag(_)))
@@ -585,8 +584,8 @@ impl Config {
         }
     }
 
-    /// Takes over from the running configuration what only a restart can change, so that what is checked and compared
-    /// from here on is what really runs.
+    /// Copies the settings that need a restart from the running configuration, so that later checks and comparisons use
+    /// the effective values.
     pub(crate) fn keep_until_restart(&mut self, running: &Config) {
         self.listen.clone_from(&running.listen);
         self.listeners.clone_from(&running.listeners);
@@ -601,10 +600,10 @@ impl Config {
         self.log_format = running.log_format;
     }
 
-    /// Resolves host names, reads secrets, and checks what depends on both.
+    /// Resolves host names, reads secrets, and checks the settings that depend on them.
     ///
-    /// `known` gives the address that a node had until now: a name that cannot be resolved at a reload keeps it,
-    /// because a name server that hiccups must not stop a reload (the caller says so in the log).
+    /// `known` returns the previous address of a node. A name that fails to resolve at a reload keeps that address: a
+    /// brief DNS failure must not prevent a reload. The caller logs it.
     pub(crate) fn resolve(&self, known: impl Fn(&str) -> Option<SocketAddr>) -> Result<Resolved, Problems> {
         let mut problems = Vec::new();
         let mut warnings = Vec::new();
@@ -668,7 +667,7 @@ impl Config {
                 note_name(endpoint, found.as_ref().ok().copied(), false);
                 match found {
                     Ok(address) => replicas.push(address),
-                    // The others may do without it.
+                    // Not an error: the other replicas can serve.
                     Err(why) => warnings
                         .push(format!("node {name}: replica {endpoint} is left out until its name resolves: {why}")),
                 }
@@ -742,7 +741,7 @@ impl Config {
             .and_then(|pool| pool.ejection(&self.nodes, &nodes, &mut Names::default(), &mut warnings));
         let others = problems.len();
         let users = self.resolve_users(password.as_ref(), &mut tls_warnings, &mut problems);
-        // Whether users that are wrong would keep anybody out, nobody can tell.
+        // If the users have mistakes, their effect is unknown: assume that clients must log in.
         let is_guarded = problems.len() > others || !users.default_user().is_open();
         let listen = self.resolve_listen(is_guarded, &mut problems);
         let tls = self.resolve_tls(&listen, &mut tls_warnings, &mut problems);
@@ -780,20 +779,18 @@ impl Config {
         }
     }
 
-    /// The listeners: those of `listen`, and the `[[listener]]` tables. With the latter alone, the default address is
-    /// not listened on.
+    /// All listeners: `listen` and the `[[listener]]` tables. The default of `listen` is not used if there is a table.
     fn all_listeners(&self) -> Vec<ListenerConfig> {
         let plain = self.listeners.is_empty() || self.origin("listen").is_some();
         let listed = self.listen.iter().filter(|_| plain).cloned().map(ListenerConfig::at);
         listed.chain(self.listeners.iter().cloned()).collect()
     }
 
-    /// The users file, where there is one.
     pub(crate) fn users_file(&self) -> Option<&Path> {
         self.users_file.as_deref()
     }
 
-    /// The users as the configuration and the users file say now, and nothing else of it.
+    /// Reads only the users, from the configuration and the users file.
     pub(crate) fn users(&self) -> Result<Users, Problems> {
         let mut problems = Vec::new();
         let password = self.client_password.as_ref().map(SecretSource::read).transpose();
@@ -805,8 +802,8 @@ impl Config {
         if problems.is_empty() { Ok(users) } else { Err(Problems(problems)) }
     }
 
-    /// Whether clients may be let in without a word: nobody but this machine can reach the listeners, or that is
-    /// allowed.
+    /// Checks whether clients may connect without a password: only if the listeners are local, or the configuration
+    /// allows it.
     pub(crate) fn may_be_open(&self) -> Result<(), Problems> {
         let mut problems = Vec::new();
         self.resolve_listen(false, &mut problems);
@@ -942,31 +939,30 @@ impl Config {
     }
 }
 
-/// The configuration with names resolved and secrets read.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolved {
     pub(crate) listen: Vec<ListenerSettings>,
     pub(crate) admin: SocketAddr,
     pub(crate) admin_token: Option<Secret>,
     pub(crate) admin_tls: Option<ServerTls>,
-    /// Without the nodes: their numbers are not known here.
+    /// Without the nodes: their ids are not known here.
     pub(crate) live: RuntimeSettings,
     pub(crate) nodes: Vec<NodeAddress>,
-    /// When servers are ejected, in a pool of twemproxy that has its servers for itself.
+    /// Ejection rule, for a twemproxy pool that owns its servers.
     pub(crate) ejection: Option<switchyard_policy::eject::Rule>,
-    /// Nodes whose names do not resolve: they are down until they do.
+    /// Nodes with names that do not resolve. They are down until the names resolve.
     not_found: Vec<Problem>,
-    /// What works but should be told.
+    /// Notes for the log that do not prevent the start.
     pub(crate) warnings: Vec<String>,
 }
 
 impl Resolved {
-    /// For whoever has to know where every node is, and cannot wait: a name that does not resolve is a mistake there.
+    /// Turns unresolved names into errors, for callers that need the address of every node at once.
     pub(crate) fn with_every_node(self) -> Result<Self, Problems> {
         if self.not_found.is_empty() { Ok(self) } else { Err(Problems(self.not_found)) }
     }
 
-    /// Notes on what works, and on names that a router can wait for.
+    /// All warnings, including names that do not resolve yet.
     pub(crate) fn warnings(&self) -> impl Iterator<Item = String> {
         let not_found =
             self.not_found.iter().map(|problem| format!("{problem}; the node is down until its name resolves"));

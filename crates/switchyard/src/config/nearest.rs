@@ -1,11 +1,11 @@
-//! What somebody meant who wrote a key that does not exist.
+//! Suggests the intended key for an unknown one.
 //!
-//! Looked for in this order: the same key in another section (a misplaced key is commoner than a misspelt one), the
-//! word that Redis or another proxy has for it, the nearest spelling in the same section, the nearest in any.
+//! Order of suggestions: the same key in another section (more common than a misspelling), the name in Redis or another
+//! proxy, the nearest spelling in the section, the nearest spelling in any section.
 
 use super::keys::{self, Section};
 
-/// A key that exists: its section, its name, and other programs' words for it.
+/// An existing key: section, name, and names in other programs.
 type Known = (Section, &'static str, &'static [&'static str]);
 
 fn known() -> impl Iterator<Item = Known> {
@@ -17,18 +17,18 @@ fn known() -> impl Iterator<Item = Known> {
         .chain(keys::LIMIT.iter().map(|key| (key.section, key.name, key.elsewhere)))
 }
 
-/// The name of a secret without the form: `password` for `password-file`.
+/// Name of a secret without the suffix of its form: `password` for `password-file`.
 pub(super) fn stem(name: &str) -> &str {
     name.strip_suffix("-file").or_else(|| name.strip_suffix("-env")).unwrap_or(name)
 }
 
-/// How alike two words may be and still be a slip: about one letter in three.
+/// Edit distance, if it is small enough for a typing mistake: about one letter in three.
 fn slip(written: &str, meant: &str) -> Option<usize> {
     let distance = strsim::damerau_levenshtein(&written.to_ascii_lowercase().replace('_', "-"), meant);
     (distance <= (meant.len() / 3).clamp(1, 4)).then_some(distance)
 }
 
-/// The sentence for an unknown key in a section of the file.
+/// Error for an unknown key.
 pub(super) fn unknown_key(section: Section, written: &str) -> String {
     let start = format!("unknown key \"{written}\" {}", section.spoken());
     if let Some((other, ..)) = known().find(|(_, name, _)| *name == written) {
@@ -57,7 +57,7 @@ pub(super) fn unknown_key(section: Section, written: &str) -> String {
     format!("{start}; known there: {}", names.join(", "))
 }
 
-/// The sentence for a section that does not exist.
+/// Error for an unknown section.
 pub(super) fn unknown_section(written: &str) -> String {
     let start = format!("unknown section [{written}]");
     let words: [(&str, &[&str]); 5] = [
@@ -77,7 +77,7 @@ pub(super) fn unknown_section(written: &str) -> String {
     }
 }
 
-/// The sentence for a `--set` whose key does not exist.
+/// Error for a `--set` with an unknown key.
 pub(super) fn unknown_path(written: &str) -> String {
     let paths = || keys::CONFIG.iter().map(|key| key.path());
     let by_name = || paths().find(|path| path.rsplit_once('.').is_some_and(|(_, name)| name == written));

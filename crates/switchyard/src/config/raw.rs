@@ -1,7 +1,6 @@
-//! A value before its key has looked at it, from the file or from a flag alike.
+//! A value from the file or a flag, before its key parses it.
 //!
-//! One type for both, so that `--command-timeout 5s` and `command-timeout = "5s"` are read, bounded and explained by
-//! the same code.
+//! One type for both, so that `--command-timeout 5s` and `command-timeout = "5s"` share parsing, limits and errors.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -12,20 +11,19 @@ use toml::de::DeValue;
 
 use super::listener::ListenPlace;
 
-/// A value whose type is not yet known to be right.
+/// A value before type checking.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Raw {
     Text(String),
-    /// As written, because TOML's integers come in several radixes and sizes.
+    /// As written, because TOML integers have several radixes and sizes.
     Integer(String),
     Bool(bool),
     List(Vec<Raw>),
-    /// A type that no key takes, by its name.
+    /// Name of a type that no key accepts.
     Other(&'static str),
 }
 
 impl Raw {
-    /// What stands in a file.
     pub(crate) fn from_toml(value: &DeValue<'_>) -> Self {
         match value {
             DeValue::String(text) => Raw::Text(text.to_string()),
@@ -41,16 +39,16 @@ impl Raw {
         }
     }
 
-    /// What a flag says: a list as in a file, or the text as it stands.
+    /// Parses a flag: a list in the syntax of the file, or plain text.
     pub(crate) fn from_flag(text: &str) -> Self {
-        // `[::1]:6380` begins like a list and is none.
+        // `[::1]:6380` starts like a list but is text.
         match DeValue::parse(text) {
             Ok(value) if text.starts_with('[') => Self::from_toml(value.get_ref()),
             _ => Raw::Text(text.to_owned()),
         }
     }
 
-    /// What was written, for errors. Never called for secrets.
+    /// The value as written, for errors. Never called for secrets.
     pub(crate) fn shown(&self) -> String {
         match self {
             Raw::Text(text) => format!("{text:?}"),
@@ -65,7 +63,7 @@ impl Raw {
         Err(format!("{} is not {expected}", self.shown()))
     }
 
-    /// Text and numbers as text.
+    /// Text of a string or number.
     fn scalar(&self) -> Option<&str> {
         match self {
             Raw::Text(text) | Raw::Integer(text) => Some(text),
@@ -73,7 +71,7 @@ impl Raw {
         }
     }
 
-    /// Text as it stands, not empty. The error does not repeat the value, which may be a secret in the wrong place.
+    /// Returns non-empty text. The error does not repeat the value, which may be a secret in the wrong place.
     pub(crate) fn text(&self) -> Result<&str, String> {
         match self {
             Raw::Text(text) if text.is_empty() => Err("the value is empty; leave the key out instead".to_owned()),
@@ -82,19 +80,19 @@ impl Raw {
         }
     }
 
-    /// One text or a list of them; a flag may separate them by commas.
+    /// Returns a text or a list of texts. A flag may separate them by commas.
     pub(crate) fn texts(&self) -> Result<Vec<String>, String> {
         match self {
             Raw::List(items) => items.iter().map(|item| item.text().map(str::to_owned)).collect(),
             Raw::Text(text) if text.starts_with('[') && (text.ends_with(']') || text.contains(['"', '\''])) => {
-                // The shell has eaten the quotes, or one is missing.
+                // The shell removed the quotes, or one is missing.
                 Err(r#"the value looks like a list and is none. A list is written in quotes for the shell, as in '["one", "another"]', or without brackets, as in one,another"#.to_owned())
             }
             one => Ok(one.text()?.split(',').map(|part| part.trim().to_owned()).collect()),
         }
     }
 
-    /// A command line: a program and its arguments, which may be empty.
+    /// Returns a command line: a program and its arguments. Arguments may be empty.
     pub(crate) fn command_line(&self) -> Result<Vec<String>, String> {
         let Raw::List(words) = self else { return self.wrong("a list such as [\"program\", \"argument\"]") };
         if words.first().is_some_and(|program| *program == Raw::Text(String::new())) {
@@ -137,7 +135,7 @@ impl Raw {
         }
     }
 
-    /// Bytes per second, with a unit.
+    /// Parses bytes per second, with a unit.
     pub(crate) fn rate(&self, most: u64) -> Result<u64, String> {
         let Some(text) = self.scalar() else { return self.wrong(units::RATE_FORM) };
         match units::parse_rate(text)? {
@@ -166,7 +164,7 @@ impl Raw {
         }
     }
 
-    /// One place to listen on, or a list of them.
+    /// Returns an address to listen on, or a list of them.
     pub(crate) fn listen_places(&self) -> Result<Vec<ListenPlace>, String> {
         match self {
             Raw::List(items) if items.is_empty() => Err("the list is empty; it needs at least one address".to_owned()),
@@ -182,7 +180,7 @@ impl Raw {
         }
     }
 
-    /// One address or a list of them.
+    /// Returns an address, or a list of them.
     pub(crate) fn endpoints(&self, default_port: Option<u16>) -> Result<Vec<Endpoint>, String> {
         match self {
             Raw::List(items) if items.is_empty() => Err("the list is empty; it needs at least one address".to_owned()),

@@ -1,25 +1,24 @@
-//! Where a password or token is written, and reading it there.
+//! Sources of passwords and tokens.
 //!
-//! A secret may stand in the configuration, but better in a file or in the environment: then the configuration can be
-//! shown to anybody. What is kept is the *source*, so that a reload picks up a changed file.
+//! A secret may be part of the configuration. A file or an environment variable is better, because then the
+//! configuration can be shown. The *source* is stored, so that a reload reads a changed file.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use switchyard_router::Secret;
 
-/// Where a secret comes from. Nothing here prints the secret itself: `Debug` of [`Secret`] shows asterisks.
+/// Source of a secret. Never prints the secret: `Debug` of [`Secret`] prints asterisks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SecretSource {
-    /// Written in the configuration file itself.
+    /// In the configuration file itself.
     Inline(Secret),
-    /// In a file of its own, which may end in a line feed.
+    /// In a separate file, which may end in a line feed.
     File(PathBuf),
-    /// In an environment variable.
     Env(String),
 }
 
-/// The three forms in which a secret can be given; the suffix of the key says which.
+/// Form of a secret, selected by the suffix of the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SecretForm {
     /// `password = "..."`
@@ -31,7 +30,7 @@ pub(crate) enum SecretForm {
 }
 
 impl SecretForm {
-    /// What follows the name of the secret in the key.
+    /// Suffix of the key.
     pub(crate) fn suffix(self) -> &'static str {
         match self {
             SecretForm::Inline => "",
@@ -40,7 +39,7 @@ impl SecretForm {
         }
     }
 
-    /// The source of this form that `text` names.
+    /// Returns the source named by `text`.
     pub(crate) fn source(self, text: &str) -> SecretSource {
         match self {
             SecretForm::Inline => SecretSource::Inline(Secret(text.to_owned())),
@@ -50,12 +49,10 @@ impl SecretForm {
     }
 }
 
-/// A secret larger than this is a wrong file, not a password (and Redis refuses arguments of more than 16 KB before
-/// AUTH).
+/// Limit against wrong files. Redis refuses arguments above 16 KB before AUTH, too.
 const SECRET_BYTES_MAX: usize = 16 * 1024;
 
 impl SecretSource {
-    /// Which of the three forms this is.
     pub(crate) fn form(&self) -> SecretForm {
         match self {
             SecretSource::Inline(_) => SecretForm::Inline,
@@ -64,7 +61,7 @@ impl SecretSource {
         }
     }
 
-    /// What may be shown of it.
+    /// Printable form, without the secret.
     pub(crate) fn shown(&self) -> String {
         match self {
             SecretSource::Inline(_) => "***".to_owned(),
@@ -73,7 +70,7 @@ impl SecretSource {
         }
     }
 
-    /// Reads the secret now.
+    /// Reads the current secret.
     pub(crate) fn read(&self) -> Result<Secret, SecretError> {
         let text = match self {
             SecretSource::Inline(secret) => {
@@ -94,7 +91,7 @@ impl SecretSource {
         check(line.to_owned(), || self.shown())
     }
 
-    /// Whether others than the owner may read the file the secret is in.
+    /// Returns the path of the file if all users can read it.
     pub(crate) fn readable_by_others(&self) -> Option<&Path> {
         match self {
             SecretSource::File(path) if others_may_read(path) => Some(path),
@@ -103,13 +100,14 @@ impl SecretSource {
     }
 }
 
-/// Whether the mode of `path` lets everybody read it. (A secret mounted for a group is common, and meant.)
+/// Whether all users can read `path`. Group permissions are not checked: a secret mounted for a group is common and
+/// intended.
 pub(crate) fn others_may_read(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
     std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o004 != 0)
 }
 
-/// Whether the mode of `path` lets everybody change it.
+/// Whether all users can write `path`.
 pub(crate) fn others_may_write(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
     std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o002 != 0)
@@ -125,7 +123,6 @@ fn check(text: String, place: impl Fn() -> String) -> Result<Secret, SecretError
     }
 }
 
-/// Why a secret could not be read.
 #[derive(Debug)]
 pub(crate) enum SecretError {
     File { path: PathBuf, source: std::io::Error },

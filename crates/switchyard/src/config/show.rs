@@ -1,4 +1,4 @@
-//! The configuration for people to read: as a file again, as an example, and as the difference of two.
+//! Display of a configuration: as a file, as an example, and as the difference between two.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -9,7 +9,7 @@ use super::keys::{self, AppliesOn, Key, Section};
 use super::listener::ListenerConfig;
 use super::{Config, NodeConfig, Origin, PoolConfig};
 
-/// The effective configuration as TOML, each value with where it came from. Secrets are shown as `***`.
+/// Renders the effective configuration as TOML, each value with its origin. Secrets are shown as `***`.
 pub(crate) fn render(config: &Config) -> String {
     let mut out = String::new();
     let mut section = Section::Top;
@@ -37,7 +37,7 @@ pub(crate) fn render(config: &Config) -> String {
     out
 }
 
-/// The values of twemproxy's file that place keys. In comments, because no key of our own file gives them.
+/// Renders the placement settings of twemproxy's file as comments, because our own file has no keys for them.
 fn render_pool(out: &mut String, pool: &PoolConfig, nodes: &[NodeConfig]) {
     let Scheme { hash, tag, distribution } = &pool.scheme;
     let tag = tag.map_or("none".to_owned(), |tag| format!("\"{}\"", tag.escape_ascii()));
@@ -54,7 +54,7 @@ fn render_pool(out: &mut String, pool: &PoolConfig, nodes: &[NodeConfig]) {
     }
 }
 
-/// One of the tables in two brackets; where it came from stands beside its name.
+/// Renders a `[[...]]` table, with its origin next to its name.
 fn item<T>(out: &mut String, list: Section, keys: &[Key<T>], table: &T, origin: Option<&Origin>) {
     let _ = write!(out, "\n[[{}]]\n", list.name());
     for key in keys {
@@ -67,7 +67,7 @@ fn item<T>(out: &mut String, list: Section, keys: &[Key<T>], table: &T, origin: 
     }
 }
 
-/// A complete configuration file: every key with its default, commented out, and what it means.
+/// Renders a complete configuration file: every key with its help and default, commented out.
 pub(crate) fn example() -> String {
     let defaults = Config::default();
     let mut out = String::from(
@@ -81,7 +81,7 @@ pub(crate) fn example() -> String {
             let _ = writeln!(out, "\n[{}]", section.name());
         }
         let value = match key.name {
-            // These defaults are those of the machine and the user at hand.
+            // These defaults depend on the machine and the user.
             "workers" | "state-dir" => None,
             _ => (key.show)(&defaults),
         };
@@ -135,16 +135,16 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// One key whose value is not what it was.
+/// A key with a changed value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
-    /// `clients.max-clients`, or a sentence about a node.
+    /// Text such as `clients.max-clients: 10 -> 20`, or a sentence about a node.
     pub(crate) what: String,
     pub(crate) takes: AppliesOn,
 }
 
 impl Config {
-    /// What differs from `running`, for the log of a reload. Of secrets it says only that their source changed.
+    /// Differences to `running`, for the log of a reload. For secrets, only a changed source is reported.
     pub(crate) fn changes_since(&self, running: &Config) -> Vec<Change> {
         let mut changes: Vec<Change> = keys::CONFIG
             .iter()
@@ -199,7 +199,7 @@ impl Config {
     }
 }
 
-/// The reference in docs/configuration.md.
+/// Renders the reference in docs/configuration.md.
 #[cfg(test)]
 pub(super) fn reference() -> String {
     let defaults = Config::default();

@@ -1,11 +1,10 @@
-//! The settings that a standby refuses. Apart from the other checks of a configuration, because the same file is right
-//! for a router that is started without `--standby`.
+//! Settings that a standby refuses. Separate from the other checks, because the same file is valid without `--standby`.
 
 use super::{Config, Problems};
 
 impl Config {
-    /// Refuses local servers for a standby: after a take-over it would not see those of the other machine, and would
-    /// start empty ones at their addresses.
+    /// Refuses local servers for a standby. After a take-over it could not see the servers of the other machine, and
+    /// would start empty ones at their addresses.
     ///
     /// # Errors
     /// If local servers are configured.

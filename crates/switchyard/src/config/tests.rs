@@ -1,4 +1,4 @@
-//! Tests of reading, merging, checking and showing a configuration.
+//! Tests of reading, merging, checking and showing configurations.
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn read(file: &str) -> Result<Config, Problems> {
     read_with(file, Vec::new())
 }
 
-/// The problems of a file, one per line.
+/// Returns the problems of a file, one per line.
 fn wrong(file: &str) -> String {
     read(file).map(|_| ()).expect_err(file).to_string()
 }
@@ -322,13 +322,13 @@ fn what_check_config_prints_reads_back() {
 fn the_example_is_a_configuration_that_changes_nothing() {
     let config = read(&example()).unwrap_or_else(|problems| panic!("{problems}"));
     assert_eq!(config.changes_since(&read(NODE).expect("good")), []);
-    // And with every comment sign removed from a key it still reads: the values shown are allowed ones. Of the three
-    // forms of a secret only the first is kept.
+    // Every key also parses without its comment sign, so the shown values are valid. Of the three forms of a secret
+    // only the first is kept.
     let all: String = example()
         .lines()
         .map(|line| match line.strip_prefix('#') {
-            // A node is at an address or known to Sentinels, not both: `replication_is_checked_for_contradictions`
-            // reads the others.
+            // A node has an address or Sentinels, not both. `replication_is_checked_for_contradictions` covers these
+            // keys.
             Some(key) if key.starts_with("sentinels =") || key.starts_with("sentinel-master =") => String::new(),
             Some(key) if !key.starts_with(' ') && !key.contains("-file =") && !key.contains("-env =") => {
                 format!("{key}\n")
@@ -426,7 +426,7 @@ fn a_reload_tells_what_changed_and_keeps_what_needs_a_restart() {
         ]
     );
     assert!(of(AppliesOn::Restart).contains(&"workers: 1 -> 2"), "{changes:?}");
-    // Every key that says restart is kept, by whatever name it is added later.
+    // Every key that needs a restart is kept, including keys added in the future.
     let restart_keys =
         keys::CONFIG.iter().filter(|key| key.takes == AppliesOn::Restart && !key.name.contains('-')).count();
     assert!(of(AppliesOn::Restart).len() >= restart_keys, "the test changes every such key: {changes:?}");
@@ -460,7 +460,7 @@ fn only_a_file_that_does_not_exist_leaves_the_defaults() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("switchyard.toml");
     assert_eq!(if_there(&path), None);
-    // It exists and cannot be read, by root either.
+    // The link exists but cannot be read, even by root.
     std::os::unix::fs::symlink(&path, &path).expect("a link to itself");
     let sources = Sources { file: if_there(&path), overrides: Vec::new(), twemproxy: None };
     let why = sources.read().expect_err("it cannot be read").to_string();

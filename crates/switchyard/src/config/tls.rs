@@ -1,7 +1,7 @@
-//! Certificates and keys: which files, and what rustls makes of them.
+//! Certificate and key files, and the rustls configurations built from them.
 //!
-//! The files are read with every reload, so that renewed certificates are taken up. Everything that can be wrong with
-//! them is found here, with the name of the file, before anything is applied.
+//! Files are read at every reload, so that renewed certificates take effect. All mistakes are found here and reported
+//! with the file name, before anything is applied.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
@@ -18,25 +18,25 @@ use switchyard_router::{KEY_KINDS, NodeTls, ServerTls};
 
 use super::secret::{others_may_read, others_may_write};
 
-/// Whether clients must show a certificate.
+/// Policy for client certificates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum ClientAuth {
-    /// Nobody is asked.
+    /// No certificate is requested.
     #[default]
     Off,
-    /// Whoever shows one must show a good one.
+    /// A certificate is optional, but must be valid.
     Optional,
-    /// Without a good one the handshake fails.
+    /// Without a valid certificate, the handshake fails.
     Required,
 }
 
 impl ClientAuth {
-    /// All of them, and their words.
+    /// All variants with their names in the configuration.
     pub(super) const ALL: [(Self, &str); 3] =
         [(Self::Off, "off"), (Self::Optional, "optional"), (Self::Required, "required")];
 }
 
-/// The server's side: the section `[tls]`.
+/// Server side: the section `[tls]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ServerFiles {
     pub(super) certificate: Option<PathBuf>,
@@ -45,7 +45,7 @@ pub(crate) struct ServerFiles {
     pub(super) client_auth: ClientAuth,
 }
 
-/// The client's side, towards nodes: the keys `tls-...` of `[nodes]`.
+/// Client side, towards nodes: the `tls-...` keys of `[nodes]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeFiles {
     pub(super) on: bool,
@@ -56,7 +56,7 @@ pub(crate) struct NodeFiles {
     pub(super) insecure: bool,
 }
 
-/// Where systems keep the certificates that they trust, if `SSL_CERT_FILE` does not say.
+/// Usual places of trusted certificates, if `SSL_CERT_FILE` is not set.
 const SYSTEM_ROOTS: &[&str] = &[
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -65,12 +65,12 @@ const SYSTEM_ROOTS: &[&str] = &[
     "/etc/ssl/cert.pem",
 ];
 
-/// The cryptography that every TLS connection of ours uses.
+/// Cryptography provider of all TLS connections.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
-/// Files that were read, so that what was made of them can be told from what is made of others.
+/// Hash of all files read. Configurations built from different files have different hashes.
 #[derive(Default)]
 struct Seen(DefaultHasher);
 
@@ -110,10 +110,10 @@ fn key(path: &Path, seen: &mut Seen, warnings: &mut Vec<String>) -> Result<Priva
     })
 }
 
-/// Why a certificate and a key cannot be used.
+/// Error for an unusable certificate and key.
 fn unfit(certificate: &Path, key: &Path, error: &rustls::Error) -> String {
     match error {
-        // A key that no algorithm of rustls reads.
+        // rustls supports no algorithm for this key.
         rustls::Error::General(_) => {
             format!("{} has a key of a kind that cannot be used: it must be {KEY_KINDS}", key.display())
         }
@@ -131,7 +131,7 @@ fn roots(path: &Path, seen: &mut Seen) -> Result<RootCertStore, String> {
 }
 
 impl ServerFiles {
-    /// What clients are shown. `client_ca` and `auth` say whose certificates they must show.
+    /// Builds the server configuration. `client_ca` and `auth` define the required client certificates.
     fn build(
         &self,
         client_ca: Option<&Path>,
@@ -166,26 +166,26 @@ impl ServerFiles {
         Ok(ServerTls { config: Arc::new(config), identity: seen.identity() })
     }
 
-    /// For the data port.
+    /// Configuration of the data port.
     pub(super) fn for_clients(&self, warnings: &mut Vec<String>) -> Result<ServerTls, String> {
         self.build(self.client_ca.as_deref(), self.client_auth, warnings)
     }
 
-    /// For the admin port, which asks for certificates of its own if at all.
+    /// Configuration of the admin port. Client certificates are required only with `client_ca`.
     pub(super) fn for_admin(&self, client_ca: Option<&Path>) -> Result<ServerTls, String> {
         let auth = if client_ca.is_some() { ClientAuth::Required } else { ClientAuth::Off };
-        // What is to be warned of, the data port's has warned of.
+        // No warnings: they would repeat those of the data port.
         self.build(client_ca, auth, &mut Vec::new())
     }
 
-    /// Whether certificates are configured at all.
+    /// Whether certificates are configured.
     pub(super) fn is_given(&self) -> bool {
         self.certificate.is_some() || self.key.is_some()
     }
 }
 
 impl NodeFiles {
-    /// The part that all nodes share.
+    /// Builds the part that all nodes share.
     pub(super) fn build(&self, warnings: &mut Vec<String>) -> Result<(Arc<ClientConfig>, String), String> {
         let mut seen = Seen::default();
         let builder = ClientConfig::builder_with_provider(provider())
@@ -219,7 +219,7 @@ impl NodeFiles {
         Ok((Arc::new(config), seen.identity()))
     }
 
-    /// For connections to one Sentinel, or to a node whose servers all have this name in their certificates.
+    /// For connections to a Sentinel, or to a node whose servers all have this name in their certificates.
     pub(super) fn node(shared: &(Arc<ClientConfig>, String), name: &str) -> Result<NodeTls, String> {
         let name = ServerName::try_from(name.to_owned()).map_err(|_| {
             format!(
@@ -229,15 +229,15 @@ impl NodeFiles {
         Ok(NodeTls::with_name(Arc::clone(&shared.0), shared.1.clone(), name))
     }
 
-    /// For a node whose servers have certificates for their own names. `names`: host names in the configuration, with
-    /// the addresses that they have now.
+    /// For a node whose servers have certificates for their own names. `names` has the configured host names with their
+    /// current addresses.
     pub(super) fn servers<'n>(
         shared: &(Arc<ClientConfig>, String),
         names: impl Iterator<Item = (&'n str, Option<SocketAddr>)>,
     ) -> Result<NodeTls, String> {
         let tls = NodeTls::with_own_names(Arc::clone(&shared.0), shared.1.clone());
         for (host, address) in names {
-            // Only to check the name: an address may be found later.
+            // Only checks the name: the address may be resolved later.
             Self::node(shared, host)?;
             if let Some(address) = address {
                 tls.note_host(address, host);
@@ -247,12 +247,12 @@ impl NodeFiles {
     }
 }
 
-/// The certificates in a PEM file.
+/// Reads the certificates in a PEM file.
 pub(crate) fn certificates_in(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     certificates(path, &mut Seen::default())
 }
 
-/// The certificates of authorities: those in `ca`, or those that the system trusts.
+/// Certificates of authorities: from `ca`, or those trusted by the system.
 pub(crate) fn trusted_certificates(ca: Option<&Path>) -> Result<Vec<CertificateDer<'static>>, String> {
     let system = || system_roots().ok_or("no certificates that this system trusts were found");
     certificates_in(&ca.map_or_else(system, |path| Ok(path.to_owned()))?)
@@ -263,7 +263,7 @@ fn system_roots() -> Option<PathBuf> {
     from_environment.into_iter().chain(SYSTEM_ROOTS.iter().map(PathBuf::from)).find(|path| path.exists())
 }
 
-/// `nodes.tls-insecure`: takes every certificate. That the peer has its key is still checked.
+/// `nodes.tls-insecure`: accepts every certificate. The peer must still prove that it has the key.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 

@@ -1,6 +1,6 @@
-//! Pools of twemproxy's configuration file, and for each a configuration of Switchyard.
+//! Reads twemproxy's configuration file, and converts each pool to a configuration of Switchyard.
 //!
-//! `policy::twemproxy` reads the file; this gives its values their places among our own keys.
+//! `policy::twemproxy` parses the file. This module maps its values to Switchyard's keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -16,7 +16,7 @@ use switchyard_router::Secret;
 use super::listener::ListenerConfig;
 use super::{Config, Endpoint, ListenPlace, NodeAddress, NodeConfig, Origin, Problem, Problems, SecretSource};
 
-/// A file, as far as it was read without problems.
+/// A file that was parsed without problems.
 #[derive(Clone, Debug)]
 pub(crate) struct Pools {
     name: String,
@@ -24,7 +24,6 @@ pub(crate) struct Pools {
 }
 
 impl Pools {
-    /// Reads a file.
     pub(crate) fn read(path: &Path) -> Result<Self, Problems> {
         let name = path.display().to_string();
         let text = std::fs::read_to_string(path).map_err(|error| {
@@ -33,7 +32,7 @@ impl Pools {
         Self::parse(&name, &text)
     }
 
-    /// Reads the content of a file of that name.
+    /// Parses the content of the file `name`.
     pub(crate) fn parse(name: &str, text: &str) -> Result<Self, Problems> {
         let problem = |Mistake { line, text }: Mistake| match line {
             Some(line) => Problem::at(&Origin::File { name: name.to_owned(), line }, text),
@@ -43,12 +42,12 @@ impl Pools {
         Ok(Self { name: name.to_owned(), pools })
     }
 
-    /// The names of the pools, in the order of the file.
+    /// Names of the pools, in file order.
     pub(crate) fn names(&self) -> Vec<&str> {
         self.pools.iter().map(|pool| pool.name.as_str()).collect()
     }
 
-    /// The pool of that name and its place in the file; where no name is given, the only one.
+    /// Returns a pool and its position in the file. Without a name, the file must have a single pool.
     pub(crate) fn choose(&self, name: Option<&str>) -> Result<(usize, &Pool), Problems> {
         let found = match name {
             Some(name) => self.pools.iter().position(|pool| pool.name == name),
@@ -67,7 +66,7 @@ impl Pools {
         })
     }
 
-    /// The pools of the file except this one, each with the addresses of its servers.
+    /// Returns the other pools of the file, each with the addresses of its servers.
     fn others(&self, at: usize) -> Vec<(String, Vec<Endpoint>)> {
         let addresses =
             |pool: &Pool| pool.servers.iter().map(|server| Endpoint::new(&server.host, server.port)).collect();
@@ -75,7 +74,7 @@ impl Pools {
         others.map(|(_, pool)| (pool.name.clone(), addresses(pool))).collect()
     }
 
-    /// Takes what a pool says into a configuration.
+    /// Copies the settings of a pool into a configuration.
     pub(super) fn apply(&self, pool: Option<&str>, config: &mut Config, problems: &mut Vec<Problem>) {
         let (at, pool) = match self.choose(pool) {
             Ok(found) => found,
@@ -101,12 +100,12 @@ impl Pools {
         if let Some(timeout) = pool.timeout {
             config.live.command_timeout = timeout;
             config.live.connect_timeout = timeout;
-            // nutcracker knows no slow commands. Without a bound for them a server that hangs in one would count as
-            // busy, and would not be ejected.
+            // nutcracker has no notion of slow commands. Without a limit, a server that hangs in a slow command would
+            // count as busy and never be ejected.
             config.live.slow_command_timeout = Some(timeout);
         }
-        // nutcracker replies with an error at once, and its clients and its ejection count on that. A value of our own
-        // file or a flag wins.
+        // nutcracker replies with an error at once. Its clients and its ejection rely on that. A value from our own
+        // file or a flag takes precedence.
         config.live.wait_max.get_or_insert(Duration::ZERO);
         if let Some(most) = pool.client_connections {
             config.live.max_clients = most as usize;
@@ -136,36 +135,36 @@ impl Pools {
     }
 }
 
-/// Of a configuration that came from twemproxy's: how keys are placed, and whose pool it is.
+/// The twemproxy pool of a configuration: placement of keys, servers and ejection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PoolConfig {
-    /// Its place in the file, from 0.
+    /// Position in the file, from 0.
     number: u16,
     name: String,
     pub(crate) scheme: Scheme,
-    /// When its servers are ejected, if the file requests ejection.
+    /// Ejection rule, if the file enables ejection.
     ejection: Option<Rule>,
     pub(crate) servers: Vec<Server>,
-    /// The other pools of the file, each with the addresses of its servers.
+    /// Other pools of the file, each with the addresses of its servers.
     others: Vec<(String, Vec<Endpoint>)>,
 }
 
-/// Servers that a pool shares with other pools of the file. Keys of theirs could look like keys that this pool has left
-/// over, so no such key is removed.
+/// Servers that a pool shares with other pools of the file. Keys of the other pools could look like misplaced keys of
+/// this pool, so no such key is removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Shared {
     pool: String,
-    /// Each server as this pool names it, with the name of another pool that has it.
+    /// Name of each shared server in this pool, with the name of another pool that has the server.
     servers: Vec<(String, String)>,
-    /// Names of servers that do not resolve. Each may be another name of a server.
+    /// Server names that do not resolve. Each may be an alias of a server of this pool.
     unresolved: BTreeSet<String>,
 }
 
-/// Addresses of host names, each looked up once.
+/// Cache of resolved host names. Each name is looked up once.
 #[derive(Debug)]
 pub(crate) struct Names {
     look_up: fn(&str) -> Option<IpAddr>,
-    /// `None`: without an address in time.
+    /// `None` if the lookup failed or timed out.
     known: BTreeMap<String, Option<IpAddr>>,
 }
 
@@ -180,8 +179,8 @@ impl Names {
         Self { look_up, known: BTreeMap::new() }
     }
 
-    /// Looks the hosts up that are not known yet, in parallel and for a bounded time: a dead name server delays each
-    /// request by many seconds.
+    /// Looks up the unknown hosts in parallel within [`LOOK_UP_TIME`]: a dead name server delays each request by many
+    /// seconds.
     fn look_up<'a>(&mut self, servers: impl Iterator<Item = &'a Endpoint>) {
         let hosts: BTreeSet<String> = servers
             .filter(|server| server.is_name() && !self.known.contains_key(server.host()))
@@ -200,7 +199,7 @@ impl Names {
                     let _ = sender.send((host, address));
                 }
             };
-            // A name without a thread has no address.
+            // If no thread could be started, its names count as unresolved.
             let _ = std::thread::Builder::new().name("look-up".to_owned()).spawn(all);
         }
         drop(sender);
@@ -218,14 +217,14 @@ impl Names {
     }
 }
 
-/// Look-ups at a time.
+/// Maximum number of concurrent lookups.
 const LOOK_UPS: usize = 64;
 
-/// Maximum time to resolve names of other pools' servers. The start waits for it.
+/// Maximum time to resolve the servers of other pools, which delays the start.
 const LOOK_UP_TIME: Duration = Duration::from_secs(2);
 
 impl Shared {
-    /// Why it is not known whether the pool shares a server, if it is not.
+    /// Returns why the list of shared servers may be incomplete, if so.
     pub(crate) fn doubt(&self) -> Option<String> {
         let names: Vec<&str> = self.unresolved.iter().map(String::as_str).collect();
         (!names.is_empty()).then(|| {
@@ -234,12 +233,12 @@ impl Shared {
         })
     }
 
-    /// Whether the pool is known to share no server.
+    /// Whether no shared server was found.
     pub(crate) fn is_none(&self) -> bool {
         self.servers.is_empty()
     }
 
-    /// Why `--strays remove` is refused.
+    /// Error for `--strays remove`.
     pub(crate) fn refusal(&self) -> Problems {
         let text = format!(
             "--strays remove is refused: {self}, so keys of the other pool would be deleted. Leave --strays remove out, or give each pool servers of its own"
@@ -256,7 +255,7 @@ impl std::fmt::Display for Shared {
     }
 }
 
-/// The address of a server, with one form for the IPv4 and IPv6 addresses of this machine: most servers listen on both.
+/// Maps the IPv6 loopback address to the IPv4 one, because most servers listen on both.
 fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         ip if ip == Ipv6Addr::LOCALHOST => SocketAddr::from((Ipv4Addr::LOCALHOST, address.port())),
@@ -265,7 +264,7 @@ fn canonical(address: SocketAddr) -> SocketAddr {
 }
 
 impl Config {
-    /// The servers that its pool of twemproxy shares with other pools. `None`: it is no pool of twemproxy.
+    /// Servers shared with other pools. `None` if this is not a twemproxy pool.
     pub(crate) fn shared_servers(&self, names: &mut Names) -> Option<Shared> {
         let own: Vec<_> = self.nodes.iter().filter_map(|node| Some((node.address.as_ref()?, None))).collect();
         Some(self.pool.as_ref()?.shared(&own, names))
@@ -273,12 +272,12 @@ impl Config {
 }
 
 impl PoolConfig {
-    /// Its name in the file.
+    /// Name in the file.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// The folder of a pool's state, in that of all.
+    /// State directory of the pool, below the common one.
     pub(crate) fn state_dir(&self, all: &Path) -> PathBuf {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         let plain: String = self
@@ -286,18 +285,18 @@ impl PoolConfig {
             .bytes()
             .map(|byte| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02x}") })
             .collect();
-        // No pool's name leads out of the folder.
+        // Prevents that a pool's name leads out of the folder.
         all.join(plain.strip_prefix('.').map_or(plain.clone(), |rest| format!("%2e{rest}")))
     }
 
-    /// The admin port of a pool: the ports of all follow each other, in the order of the file.
+    /// Admin port of the pool. The ports of all pools are consecutive, in file order.
     pub(crate) fn admin(&self, first: &Endpoint) -> Endpoint {
         let (host, port) = first.parts();
         if port == 0 { first.clone() } else { Endpoint::new(&host, port.saturating_add(self.number)) }
     }
 
-    /// Returns the servers that other pools of the file have as well. `own`: the servers of this pool, with the
-    /// addresses that are known already.
+    /// Returns the servers that other pools of the file also have. `own` has the servers of this pool, with addresses
+    /// if known.
     fn shared(&self, own: &[(&Endpoint, Option<SocketAddr>)], names: &mut Names) -> Shared {
         let all =
             self.others.iter().flat_map(|(pool, endpoints)| endpoints.iter().map(move |endpoint| (pool, endpoint)));
@@ -326,9 +325,8 @@ impl PoolConfig {
         Shared { pool: self.name.clone(), servers, unresolved }
     }
 
-    /// When servers of the pool are ejected, and what the operator must know of that. `resolved`: the nodes of this
-    /// pool with the addresses that their names have now. A pool without ejection needs no look-up of names, which may
-    /// take long.
+    /// Returns the ejection rule, and adds warnings for the operator. `resolved` has the nodes of this pool with their
+    /// current addresses. Without ejection no names are looked up, since that may take long.
     pub(super) fn ejection(
         &self,
         nodes: &[NodeConfig],
@@ -357,7 +355,7 @@ impl PoolConfig {
         Some(rule)
     }
 
-    /// The continuum of the servers.
+    /// Continuum of the servers.
     pub(crate) fn continuum(&self) -> Result<Continuum, Problems> {
         Continuum::new(self.scheme, self.servers.iter().cloned())
             .map_err(|error| Problems(vec![Problem::new(error.to_string())]))

@@ -1,4 +1,4 @@
-//! The judgements: from what the nodes said to what is wrong and what to do.
+//! Derives findings and advice from the replies of nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -8,13 +8,13 @@ use switchyard_resp::command::why_not_covered;
 use super::{Finding, Level, Needs, Seen};
 use crate::config::counted;
 
-/// A clock that is further off is told.
+/// Clock skew from which a note is reported, in milliseconds.
 const SKEW_MS: i64 = 1000;
 
-/// A clock that is so far off makes times to live wrong when keys move.
+/// Clock skew that makes times to live wrong when keys move, in milliseconds.
 const SKEW_BAD_MS: i64 = 30_000;
 
-/// What is lost where a router leaves no mark.
+/// Consequence of missing ownership records.
 const NO_MARKS: &str = "it keeps no mark of the router that serves it, so no standby can take over, an old copy of the state directory is not refused, and nothing \
                         ends a second router that is started on a copy";
 
@@ -51,13 +51,13 @@ fn number(map: &BTreeMap<String, String>, name: &str) -> Option<u64> {
     map.get(name)?.trim().parse().ok()
 }
 
-/// What is to be said of these nodes, worst first.
+/// Returns the findings about these nodes, worst first.
 pub(crate) fn examine(nodes: &[Seen], needs: &Needs) -> Vec<Finding> {
     let mut found = Vec::new();
     for node in nodes {
         let mut notes = Notes { found: Vec::new(), node: Some(&node.name) };
         match &node.failure {
-            // A replica that is away fails no command; but there is one less to read, and to take over.
+            // A replica that is down fails no command, but reads and failover have one server less.
             Some(why) => notes.add(
                 if node.replica_of.is_some() { Level::Warning } else { Level::Error },
                 "connection",
@@ -146,7 +146,7 @@ fn server(node: &Seen, notes: &mut Notes<'_>) {
     }
 }
 
-/// What a replica must be to be read, and to take over.
+/// Checks the role and replication state of a replica, which decide whether it can serve reads and take over.
 fn replica(node: &Seen, primary: SocketAddr, notes: &mut Notes<'_>) {
     let info = |name: &str| node.info.get(name).map(String::as_str).unwrap_or_default();
     if info("role") != "slave" {
@@ -174,7 +174,7 @@ fn replica(node: &Seen, primary: SocketAddr, notes: &mut Notes<'_>) {
             "set REPLICAOF with an address",
         ),
     }
-    // It has never been in step yet: the first synchronisation is about to begin.
+    // The replica was never in sync: its first synchronization is about to begin.
     let is_first = info("master_link_down_since_seconds") == "-1";
     if info("master_sync_in_progress") == "1" || is_first {
         notes.warning("replication", "it is being filled from its primary, and not read before that is done", "wait");
@@ -197,7 +197,7 @@ fn replica(node: &Seen, primary: SocketAddr, notes: &mut Notes<'_>) {
     }
 }
 
-/// Who goes past the router. That is nothing wrong while a fleet is taken over; it is once keys move.
+/// Checks for clients that bypass the router. Harmless while a fleet is being taken over, but not once keys move.
 fn clients(node: &Seen, notes: &mut Notes<'_>) {
     let Some(first) = node.direct.iter().find(|client| client.writes).or(node.direct.first()) else { return };
     let writers = node.direct.iter().filter(|client| client.writes).count();
@@ -363,8 +363,8 @@ fn rights(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
     }
 }
 
-/// Copies are never older than what comes through the router. What goes past it the nodes tell. Said once, and not for
-/// each node.
+/// Hot copies are never older than writes through the router. Nodes report writes that bypass it. One finding for all
+/// nodes.
 fn written_past_copies(nodes: &[&Seen], notes: &mut Notes<'_>) {
     let names: Vec<&str> = nodes
         .iter()
@@ -381,7 +381,7 @@ fn written_past_copies(nodes: &[&Seen], notes: &mut Notes<'_>) {
     );
 }
 
-/// What matters only beside each other.
+/// Checks that compare nodes with each other.
 fn together(nodes: &[&Seen], notes: &mut Notes<'_>) {
     let mut same: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for node in nodes {
@@ -415,7 +415,7 @@ fn together(nodes: &[&Seen], notes: &mut Notes<'_>) {
         ("notify-keyspace-events", Level::Warning, "subscribers miss the events of some nodes"),
         ("maxmemory", Level::Note, "keys are spread by slots, not by memory"),
     ] {
-        // Often replicas alone keep snapshots.
+        // It is common that only replicas keep snapshots.
         let values =
             by_value(nodes, |n| n.config.get(name).filter(|_| name != "save" || n.replica_of.is_none()).cloned());
         if values.len() > 1 {
@@ -455,7 +455,7 @@ fn together(nodes: &[&Seen], notes: &mut Notes<'_>) {
     }
 }
 
-/// The nodes by what they have.
+/// Groups the names of the nodes by value.
 fn by_value(nodes: &[&Seen], value: impl Fn(&Seen) -> Option<String>) -> BTreeMap<String, Vec<String>> {
     let mut values: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for node in nodes {

@@ -1,4 +1,4 @@
-//! Asks a node everything that is judged.
+//! Queries everything that the checks need from a node.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -7,11 +7,10 @@ use switchyard_control::nodes::{Action, Answer, NodeConnection, Server, direct_c
 
 use super::Seen;
 
-/// How long one question may take.
+/// Timeout of a query.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Commands by which the router works, or by which clients will work sooner or later: asked with arguments that change
-/// nothing.
+/// Commands that the router or its clients need, called with arguments that change nothing.
 const TRIED: &[(&str, &[&str])] = &[
     ("CLIENT ID", &["CLIENT", "ID"]),
     ("CLIENT KILL", &["CLIENT", "KILL", "ID", "9007199254740991"]),
@@ -27,7 +26,7 @@ const TRIED: &[(&str, &[&str])] = &[
     ("UNLINK", &["UNLINK", "switchyard:doctor"]),
     ("MEMORY USAGE", &["MEMORY", "USAGE", "switchyard:doctor"]),
     ("SCRIPT LOAD", &["SCRIPT", "EXISTS", "0000000000000000000000000000000000000000"]),
-    // A mistake, so that nobody takes it for a call of the application's (`application::stats`).
+    // An error reply, so that this call is not counted as a call of the application (`application::stats`).
     ("EVAL", &["EVAL", "return 1", "-1"]),
     ("FUNCTION LIST", &["FUNCTION", "LIST"]),
     ("FUNCTION DUMP", &["FUNCTION", "STATS"]),
@@ -37,15 +36,15 @@ const TRIED: &[(&str, &[&str])] = &[
     ("TOUCH", &["TOUCH", "switchyard:doctor"]),
     ("ACL USERS", &["ACL", "USERS"]),
     ("ACL GETUSER", &["ACL", "GETUSER", "switchyard-doctor"]),
-    // A rule that no server has, so that no user is made.
+    // No server has this rule, so no user is created.
     ("ACL SETUSER", &["ACL", "SETUSER", "switchyard-doctor", "no-such-rule"]),
 ];
 
-/// Commands that are renamed away at times.
+/// Commands that are sometimes renamed.
 const NAMES: &str = "ACL CLIENT COMMAND CONFIG DBSIZE DEL DUMP EVAL EVALSHA FLUSHALL FLUSHDB GET INFO KEYS MULTI RESTORE SCAN SCRIPT SELECT SET \
      SUBSCRIBE UNLINK";
 
-/// Settings that are judged.
+/// Settings used by the checks.
 const SETTINGS: &str = "appendonly databases maxclients maxmemory maxmemory-policy notify-keyspace-events proto-max-bulk-len protected-mode save timeout \
      tracking-table-max-keys";
 
@@ -57,7 +56,7 @@ fn now_ms() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| i64::try_from(t.as_millis()).unwrap_or(i64::MAX))
 }
 
-/// Looks at one server.
+/// Queries one server.
 pub(crate) fn look(server: &Server) -> Seen {
     let access = &server.access;
     let mut seen = Seen {

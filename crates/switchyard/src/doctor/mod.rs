@@ -1,7 +1,6 @@
-//! What a person on call wants to know of the nodes before clients find it out: `switchyard doctor`, and the same look
-//! at start.
+//! `switchyard doctor`: finds problems of the nodes before clients meet them. The same checks run at the start.
 //!
-//! `look` asks, `checks` judges. So every judgement is a function of answers, and is tested without servers.
+//! `look` queries, `checks` evaluates. Checks are functions of replies, so tests need no servers.
 
 mod application;
 mod checks;
@@ -14,70 +13,70 @@ pub(crate) use look::look;
 use serde::Serialize;
 use switchyard_control::nodes::{DirectClient, Functions};
 
-/// How bad something is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Level {
-    /// It should be known.
+    /// Information only.
     Note,
-    /// It will hurt one day.
+    /// A problem in the future.
     Warning,
-    /// It hurts: commands fail, or data is at risk.
+    /// A problem now: commands fail, or data is at risk.
     Error,
 }
 
-/// One thing that was found.
+/// Result of a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     pub(crate) level: Level,
-    /// The node; `None`: it concerns several.
+    /// The node. `None` if the finding concerns several.
     pub(crate) node: Option<String>,
-    /// What was looked at, in a word.
+    /// Name of the check, in one word.
     pub(crate) check: &'static str,
     pub(crate) found: String,
-    /// What to do.
+    /// Recommended action.
     pub(crate) advice: String,
 }
 
-/// What is asked of the nodes as the configuration has it.
+/// Requirements of the configuration.
 #[derive(Clone, Debug)]
 pub(crate) struct Needs {
-    /// Connections that the router keeps to a node, at least and at most.
+    /// Minimum and maximum number of connections from the router to a node.
     pub(crate) connections: (usize, usize),
     /// Largest argument that clients may send.
     pub(crate) argument_max: usize,
-    /// Whether libraries of functions are to have the router's check.
+    /// Whether the router adds its check to function libraries.
     pub(crate) check_scripts: bool,
-    /// Whether hot copies answer.
+    /// Whether hot copies are enabled.
     pub(crate) hot_copies: bool,
 }
 
-/// What a node said.
+/// Data collected from a node.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) name: String,
     pub(crate) loopback: bool,
     pub(crate) authenticates: bool,
-    /// For a replica: the primary that it should follow.
+    /// For a replica: its expected primary.
     pub(crate) replica_of: Option<std::net::SocketAddr>,
-    /// Why nothing else is known.
+    /// Error that prevented the queries.
     pub(crate) failure: Option<String>,
     /// Fields of INFO.
     pub(crate) info: std::collections::BTreeMap<String, String>,
-    /// Settings, where CONFIG GET is allowed.
+    /// Settings, if CONFIG GET is allowed.
     pub(crate) config: std::collections::BTreeMap<String, String>,
     pub(crate) config_error: Option<String>,
-    /// Its clock minus ours, and how long the question took, ms.
+    /// Clock of the node minus ours, and duration of the query, both in milliseconds.
     pub(crate) clock: Option<(i64, i64)>,
-    /// Commands that it does not have by these names.
+    /// Commands that the node does not have under these names.
     pub(crate) missing: Vec<String>,
-    /// Commands that our user may not use, with the error.
+    /// Commands that our user may not run, with the error.
     pub(crate) refused: Vec<(String, String)>,
-    /// Libraries of functions, by name; `None`: it does not say.
+    /// Function libraries by name. `None` if the node did not report them.
     pub(crate) functions: Option<Functions>,
     pub(crate) modules: Vec<String>,
-    /// Clients that use its keys past the router.
+    /// Clients that bypass the router.
     pub(crate) direct: Vec<DirectClient>,
-    /// Routers that are connected to it, each by what names its state directory there.
+    /// Routers connected to the node, each by the identifier of its state directory.
     pub(crate) routers: std::collections::BTreeSet<String>,
 }

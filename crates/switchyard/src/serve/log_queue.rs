@@ -1,9 +1,9 @@
-//! Log lines on their way to stderr: handed to a thread that writes them, so that nobody waits for a terminal, a pipe
-//! or a disk that takes them slowly.
+//! Queue of log lines, written to stderr by a separate thread, so that a slow terminal, pipe or disk delays no other
+//! thread.
 //!
-//! The queue has a bound. Lines beyond it are dropped and counted, and so are repeated ones: more than [`REPEATS_MAX`]
-//! a second from one place in the code. Both are said in the log as soon as there is room. [`flush`] waits for what is
-//! queued, at the end of the process and at a panic.
+//! The queue is bounded. Excess lines are dropped and counted. So are repetitions: more than [`REPEATS_MAX`] lines per
+//! second from one call site. Both counts are logged when there is room. [`flush`] waits for the queued lines, at the
+//! end of the process and on a panic.
 //!
 //! Not a library's writer: it would lose the last lines, because threads that end with the process drop nothing.
 
@@ -19,31 +19,30 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Context, Filter};
 
-/// Lines that may wait.
+/// Maximum number of queued lines.
 const LINES_MAX: usize = 8192;
 
-/// Lines a second from one place in the code.
+/// Maximum number of lines per second from one call site.
 const REPEATS_MAX: u32 = 50;
 
-/// How long [`flush`] waits for somebody to take the lines.
+/// Maximum duration of [`flush`].
 const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What was left out is said so often at most.
+/// Minimum interval between log lines about omitted lines.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
-/// Those who look for misuse read all of these, and they cannot be caused without a right; but for those with the field
-/// [`REFUSED`].
+/// Target of audit lines, which are never omitted: a search for misuse needs all of them, and causing them takes
+/// permissions. Lines with the field [`REFUSED`] are the exception.
 const NEVER_LEFT_OUT: &str = "audit";
 
-/// A line that somebody causes who has no right to what is asked for, so as often as he likes.
+/// Field of lines about refused requests. A client without permissions can cause them at any rate.
 const REFUSED: &str = "refused";
 
-/// The queue of this process.
 static QUEUE: OnceLock<LogQueue> = OnceLock::new();
 
 enum Message {
     Line(Vec<u8>),
-    /// To be answered when all lines before it are written.
+    /// Answered when all preceding lines are written.
     Flush(SyncSender<()>),
 }
 
@@ -53,16 +52,16 @@ struct Left {
     repeated: AtomicU64,
 }
 
-/// Where lines are put.
+/// Handle for adding lines.
 #[derive(Clone, Debug)]
 pub(super) struct LogQueue {
     sender: SyncSender<Message>,
     left: Arc<Left>,
-    /// The field at the end of every line: pools of one configuration share a log.
+    /// Field at the end of every line: the pools of one configuration share a log.
     field: Option<Arc<Field>>,
 }
 
-/// A field as its format writes it, and the end of a line that it stands before.
+/// A formatted field, and the end of line before which it is inserted.
 #[derive(Debug)]
 struct Field {
     text: String,
@@ -79,7 +78,7 @@ impl std::fmt::Debug for Message {
 }
 
 impl LogQueue {
-    /// The queue of this process, to stderr.
+    /// Returns the queue of this process, which writes to stderr.
     pub(super) fn of_process() -> io::Result<Self> {
         let queue = Self::to(io::stderr(), LINES_MAX)?;
         Ok(QUEUE.get_or_init(|| queue).clone())
@@ -93,7 +92,7 @@ impl LogQueue {
         Ok(Self { sender, left, field: None })
     }
 
-    /// Ends every line of text with this field.
+    /// Appends this field to every line of text.
     pub(super) fn with_field(self, name: &str, value: &str) -> Self {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         let value =
@@ -110,7 +109,7 @@ impl LogQueue {
         Self { field: Some(Arc::new(Field { text, before })), ..self }
     }
 
-    /// Lets no line through that has been said often in this second.
+    /// Returns a filter that limits repetitions to [`REPEATS_MAX`] per second.
     pub(super) fn without_repeats(&self) -> WithoutRepeats {
         WithoutRepeats { left: self.left.clone(), began: Instant::now(), lately: Mutex::default() }
     }
@@ -119,7 +118,7 @@ impl LogQueue {
         let until = Instant::now() + patience;
         let (done, is_done) = sync_channel(1);
         let mut message = Message::Flush(done);
-        // The queue may be full of lines that nobody takes.
+        // The queue may be full because stderr blocks.
         while let Err(error) = self.sender.try_send(message) {
             let std::sync::mpsc::TrySendError::Full(back) = error else { return };
             if Instant::now() >= until {
@@ -128,19 +127,19 @@ impl LogQueue {
             message = back;
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Whoever takes no lines gets none.
+        // If stderr blocks, the lines are lost.
         let _ = is_done.recv_timeout(until.saturating_duration_since(Instant::now()));
     }
 }
 
-/// Waits until the lines of this process are written, but not for ever.
+/// Waits until the queued lines are written, at most [`FLUSH_PATIENCE`].
 pub(crate) fn flush() {
     if let Some(queue) = QUEUE.get() {
         queue.flush(FLUSH_PATIENCE);
     }
 }
 
-/// How many lines were dropped because too many waited, and how many were left out as repeated.
+/// Number of lines dropped because the queue was full, and number of omitted repetitions.
 pub(super) fn left_out() -> (u64, u64) {
     QUEUE.get().map_or((0, 0), |queue| {
         (queue.left.dropped.load(Ordering::Relaxed), queue.left.repeated.load(Ordering::Relaxed))
@@ -151,13 +150,13 @@ fn write_lines(mut sink: impl Write, receiver: &Receiver<Message>, left: &Left) 
     let (mut told, mut next) = ((0, 0), Instant::now());
     loop {
         match receiver.recv_timeout(TELL_EVERY) {
-            // Nothing can be said about a log that cannot be written.
+            // A failure to write the log cannot be logged.
             Ok(Message::Line(line)) => {
                 let _ = sink.write_all(&line);
             }
             Ok(Message::Flush(done)) => {
                 let _ = sink.flush();
-                // Whoever asked may wait no more.
+                // The caller may have timed out.
                 let _ = done.send(());
             }
             Err(RecvTimeoutError::Timeout) => {}
@@ -185,7 +184,7 @@ impl<'a> MakeWriter<'a> for LogQueue {
     }
 }
 
-/// A line in the making: put into the queue when it is dropped.
+/// A line being written. Queued on drop.
 #[derive(Debug)]
 pub(super) struct Line<'a> {
     queue: &'a LogQueue,
@@ -223,7 +222,7 @@ impl Drop for Line<'_> {
 pub(super) struct WithoutRepeats {
     left: Arc<Left>,
     began: Instant,
-    /// By place in the code: the second, and how many lines in it.
+    /// By call site: the current second, and the number of lines in it.
     lately: Mutex<HashMap<Identifier, (u64, u32)>>,
 }
 
@@ -262,11 +261,11 @@ mod tests {
 
     use super::*;
 
-    /// A sink that takes nothing until it is opened.
+    /// A sink that blocks until it is opened.
     #[derive(Clone, Default)]
     struct Gate(Arc<(Mutex<Taken>, Condvar)>);
 
-    /// Whether it is open, and what it has taken.
+    /// Whether the gate is open, and the bytes written to it.
     type Taken = (bool, Vec<u8>);
 
     impl Gate {
@@ -322,7 +321,7 @@ mod tests {
         }
         queue.flush(Duration::ZERO);
         let dropped = queue.left.dropped.load(Ordering::Relaxed) as usize;
-        // One may have been taken out of the queue.
+        // The writer may already have removed one line from the queue.
         assert!((89..=90).contains(&dropped), "{dropped}");
         gate.open();
         queue.flush(Duration::from_secs(60));
@@ -357,7 +356,7 @@ mod tests {
         queue.flush(Duration::from_secs(60));
         let lines = gate.lines();
         let count = |what: &str| lines.iter().filter(|line| line.contains(what)).count();
-        // A second may have ended meanwhile.
+        // The lines may span two seconds.
         assert!((REPEATS_MAX as usize..1000).contains(&count("repeated")), "{}", count("repeated"));
         assert!((REPEATS_MAX as usize..1000).contains(&count("without a right")), "{}", count("without a right"));
         let both = count("repeated") + count("without a right");

@@ -1,5 +1,4 @@
-//! Log lines on stderr: text for people, JSON for machines, with a level that a reload can change. How they get there
-//! is in `log_queue`.
+//! Log lines on stderr, as text or JSON. A reload can change the level. See `log_queue` for the writing.
 
 use std::io::IsTerminal;
 
@@ -13,12 +12,12 @@ use tracing_subscriber::{Registry, fmt, reload};
 use super::log_queue::{LogQueue, flush};
 use crate::config::{LogFormat, LogLevel};
 
-/// What changes the level later.
+/// Handle to change the level.
 #[derive(Debug)]
 pub(super) struct Logs(reload::Handle<Targets, Registry>);
 
 impl Logs {
-    /// Sends every log line of the process to stderr from here on; once per process. `pool`: its name is in each line.
+    /// Sends all log lines of the process to stderr from now on. Call once per process. `pool` is added to each line.
     pub(super) fn start(format: LogFormat, level: &LogLevel, pool: Option<&str>) -> anyhow::Result<Self> {
         let (filter, handle) = reload::Layer::new(level.filter());
         let registry = tracing_subscriber::registry().with(filter);
@@ -36,7 +35,7 @@ impl Logs {
             LogFormat::Text => {
                 let colours = std::io::stderr().is_terminal()
                     && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-                // Of the targets only "audit" means something to people: `grep audit` finds its lines.
+                // Text lines show only the target "audit", so that `grep audit` finds them.
                 let is_audit = |line: &Metadata<'_>| line.target() == "audit";
                 let audit = filter_fn(is_audit).and(queue.without_repeats());
                 let audit = fmt::layer().with_writer(queue.clone()).with_ansi(colours).with_filter(audit);
@@ -52,15 +51,14 @@ impl Logs {
                 thread = std::thread::current().name().unwrap_or("unnamed"),
                 "a bug in Switchyard, please report it: {panic}\n{trace}"
             );
-            // It may be the last line.
+            // This may be the last line of the process.
             flush();
         }));
         Ok(Self(handle))
     }
 
-    /// Makes `level` the level from here on.
     pub(super) fn set_level(&self, level: &LogLevel) {
-        // It fails only if the subscriber is gone, which lives as long as the process.
+        // Fails only if the subscriber is gone, which lives as long as the process.
         let _ = self.0.reload(level.filter());
     }
 }

@@ -1,5 +1,4 @@
-//! What the metrics page says of the process, whatever it serves: by the names that Prometheus's client libraries use.
-//! And of its log.
+//! Metrics of the process and its log, named as in Prometheus's client libraries.
 
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
@@ -7,7 +6,7 @@ use switchyard_control::metrics::Page;
 
 use super::log_queue;
 
-/// Puts it into the page. What the system does not say is left out.
+/// Adds the metrics to the page. Values that the system does not provide are omitted.
 pub(super) fn add_process(page: &mut Page) {
     let (queue, repeated) = log_queue::left_out();
     let values = [("queue", queue as f64), ("repeated", repeated as f64)];
@@ -22,7 +21,7 @@ pub(super) fn add_process(page: &mut Page) {
         page.add("process_resident_memory_bytes", "gauge", "Memory of the process that is in RAM", resident_bytes);
     }
     if let Ok(files) = std::fs::read_dir("/proc/self/fd") {
-        // Without the one that reads this.
+        // Minus the descriptor of this directory listing.
         page.add(
             "process_open_fds",
             "gauge",
@@ -38,17 +37,17 @@ pub(super) fn add_process(page: &mut Page) {
     }
 }
 
-/// Virtual and resident memory, bytes.
+/// Virtual and resident memory, in bytes.
 fn memory() -> Option<(f64, f64)> {
     let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
     let mut pages = pages.split(' ').map(|field| Some(field.parse::<f64>().ok()? * rustix::param::page_size() as f64));
     Some((pages.next()??, pages.next()??))
 }
 
-/// When the process started, seconds since 1970.
+/// Start of the process, in seconds since 1970.
 fn start_time() -> Option<f64> {
     let own = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The second field is the program's name, which may contain anything.
+    // The second field is the program name, which may contain any character.
     let ticks: f64 = own.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()?;
     let system = std::fs::read_to_string("/proc/stat").ok()?;
     let booted: f64 = system.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;

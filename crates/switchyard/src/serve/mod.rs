@@ -1,6 +1,6 @@
-//! `switchyard serve`: puts the parts together, and stays with them until it is told to stop.
+//! `switchyard serve`: starts all parts, and supervises them until a signal to stop.
 //!
-//! ARCHITECTURE.md lists the threads. The main one waits for signals.
+//! ARCHITECTURE.md lists the threads. The main thread waits for signals.
 
 mod log_queue;
 mod logs;
@@ -53,24 +53,24 @@ use reload::{Asks, ReloadRequest, Reloader};
 use standby::StandbyWait;
 use twemproxy_stats::{ShownPools, StatsPort};
 
-/// The flags about pools of twemproxy.
+/// Flags for twemproxy pools.
 pub(crate) struct TwemproxyFlags {
-    /// The address at which their stats are served, if they are.
+    /// Address of the stats port, if it is enabled.
     pub(crate) stats: Option<String>,
-    /// Keys at servers at which the rule does not look for them are deleted.
+    /// Whether to delete misplaced keys: keys on servers that the placement rule does not select.
     pub(crate) removes_strays: bool,
 }
 
 impl TwemproxyFlags {
-    /// Refuses to remove strays from servers that other pools have as well. `None`: strays stay.
+    /// Refuses to remove misplaced keys if other pools share a server. `None` if they are not removed.
     fn shared(&self, config: &Config, names: &mut Names) -> Result<Option<Shared>, Problems> {
         let shared = if self.removes_strays { config.shared_servers(names) } else { None };
         shared.map_or(Ok(None), |shared| if shared.is_none() { Ok(Some(shared)) } else { Err(shared.refusal()) })
     }
 }
 
-/// Runs the router until SIGTERM or SIGINT; a standby first waits until no other serves the nodes. `beside`: a first
-/// start does not look whether one does.
+/// Runs the router until SIGTERM or SIGINT. A standby first waits until no other router serves the nodes. With
+/// `beside`, a first start does not check for another router.
 pub(crate) fn run(
     sources: Sources,
     standby: Option<Standby>,
@@ -92,8 +92,8 @@ pub(crate) fn run(
     let mut resolved = config.resolve(|_| None)?;
     let shared = twemproxy.shared(&config, &mut Names::default())?;
     let logs = Logs::start(config.log_format, &config.log_level, config.pool.as_ref().map(PoolConfig::name))?;
-    // The state directory first: whoever has it, has the right to route to these nodes. The ports next, so that a start
-    // that is refused anyway leaves no slot map behind.
+    // Open the state directory first: its lock is the right to route to these nodes. Then the ports, so that a start
+    // that must fail leaves no slot map.
     let running = Arc::new(Running::default());
     let open = || Placement::open(&config.state_dir, Arc::clone(&running));
     let is_standby = standby.is_some();
@@ -104,7 +104,7 @@ pub(crate) fn run(
         host_names: config.admin_host_names.clone(),
         tls: admin_tls.clone(),
     };
-    // A standby may wait for long: it handles signals already, and monitoring can see it.
+    // A standby may wait for a long time: signals and monitoring must work already.
     let mut waits = standby.map(|with| StandbyWait::new(with, resolved.admin, options.clone())).transpose()?;
     let opened = match &mut waits {
         Some(waits) => seat::wait_for_directory(open, waits.with, &mut |what, period| waits.pause(what, period))?,
@@ -132,7 +132,7 @@ pub(crate) fn run(
     }
     placement.check_scheme(config.pool.as_ref().map(|pool| &pool.scheme))?;
     if placement.topology().is_none() && config.pool.is_none() {
-        // A first start looks at every node to find the keys, and so has to know each address.
+        // A first start checks every node for keys, and so needs every address.
         resolved = resolved.with_every_node()?;
     }
     resolved.warnings().for_each(|warning| warn!("{warning}"));
@@ -142,14 +142,14 @@ pub(crate) fn run(
                 .map_err(|source| explain_listen(address, "clients", "--listen", source))?;
         }
     }
-    // First of all whether another router serves the nodes: what they hold can change until that is over.
+    // First ensure that no other router serves the nodes: until then, their data can change.
     let with = waits.as_ref().map(|waits| waits.with);
     let mut wait = waits.as_mut().map(|waits| |what, period| waits.pause(what, period));
     let standby = with.zip(wait.as_mut().map(|wait| wait as seat::Wait<'_>));
     let Some(found) = seat::look(placement.store(), &config.state_dir, &resolved.nodes, standby)? else {
         return Ok(());
     };
-    // Nobody is served before this is over.
+    // Must finish before the listeners open.
     let patience = resolved.live.connect_timeout.min(first_start::PATIENCE);
     let beginning = match placement.topology() {
         None => Some(match &config.pool {
@@ -158,12 +158,12 @@ pub(crate) fn run(
         }),
         Some(_) => None,
     };
-    // Read again while a standby waited, or for servers that have joined.
+    // Read again, since a standby may have waited or servers may have joined.
     if let (Some(held), Some(now)) = (&admin_tls, &resolved.admin_tls) {
         held.renew(now.config.clone());
     }
     admin_access.renew(admin::access(resolved.admin_token.as_ref(), &config.state_dir));
-    // Of several pools, the process that watches them serves it.
+    // With several pools, the parent process serves the stats.
     let stats = if pools::is_watched() { None } else { StatsPort::bind(stats)? };
     let (signal_wait, port) = match waits.map(StandbyWait::end) {
         Some((signals, port)) => (Some(signals), port),
@@ -208,7 +208,7 @@ pub(crate) fn run(
     let out = newly_listed_that_stay_out(placement.topology().as_deref(), &resolved, moves.site(), patience);
     let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
     let settled = placement.settle(&wanted, |_| {})?;
-    // Not before: a start that is refused has changed nothing.
+    // After `settle`: a refused start must change nothing.
     members::remember(placement.store(), &read.node_names(), None)?;
     if config.pool.is_some() {
         members::keep_places(placement.store(), &config.node_places())?;
@@ -342,9 +342,9 @@ pub(crate) fn run(
         reloads.request();
     }
     if let Some(why) = runtime.block_on(signals.wait_for_stop(&running, &reloads, &mut replaced)) {
-        // Nothing that is under way can be ended at the nodes any more, so nothing is waited for.
+        // Commands in flight can no longer be ended at the nodes, so do not drain.
         let why = format!("{why}. This router ends; clients find the other one when they connect again");
-        // Started again as a standby it waits; as anything else the two would end each other in turn.
+        // If restarted as a standby it waits. Without a standby, the two routers would end each other in turn.
         return Err(if is_standby { Failure::Failed(anyhow!(why)) } else { Failure::Replaced(why) });
     }
     notify(&[NotifyState::Stopping]);
@@ -359,8 +359,8 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// Set by benchmarks that measure what waiting for the disk costs. Not a key of the configuration: nobody should find
-/// it there.
+/// Set by benchmarks to measure the cost of waiting for the disk. An environment variable rather than a configuration
+/// key, so that operators do not find it.
 const UNSAFE_JOURNAL: &str = "SWITCHYARD_BENCH_UNSAFE_JOURNAL";
 
 fn waits_for_disk() -> Sync {
@@ -371,7 +371,7 @@ fn waits_for_disk() -> Sync {
     Sync::Never
 }
 
-/// Of nodes that the configuration lists and the slot map does not have, those that may not join.
+/// Returns the nodes that are listed but not in the slot map, and may not join.
 fn newly_listed_that_stay_out(
     topology: Option<&Topology>,
     resolved: &Resolved,
@@ -414,7 +414,7 @@ fn explain_state(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// What the system's refusal of an address means, and what to do.
+/// Explains why the system refused an address, and what to do.
 fn explain_listen(address: SocketAddr, what: &str, flag: &str, source: io::Error) -> anyhow::Error {
     let advice = match source.kind() {
         io::ErrorKind::AddrInUse => match holder_of(address) {
@@ -464,38 +464,38 @@ fn explain_start(error: StartError) -> anyhow::Error {
     }
 }
 
-/// Tells systemd, if it runs us. What it does not hear it will find out.
+/// Notifies systemd, if it is the parent. An error is only logged: systemd detects a failure by itself.
 fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         warn!("cannot notify systemd: {error}");
     }
 }
 
-/// How much longer systemd is to wait for a look at the nodes that goes on.
+/// Extension of systemd's start timeout, on each progress report of the first start.
 const EXTENSION: Duration = Duration::from_secs(60);
 
-/// How far a first start's look at the nodes has come.
+/// Reports the progress of a first start to the log and to systemd.
 fn log_discovery(progress: &str) {
     info!("{progress}");
     notify(&[NotifyState::ExtendTimeoutUsec(EXTENSION.as_micros() as u32)]);
 }
 
-/// How long the store may take to close: milliseconds, unless a reload is under way.
+/// Maximum time to close the store. Closing takes milliseconds, unless a reload is running.
 const STORE_CLOSE_BOUND: Duration = Duration::from_secs(1);
 
-/// The thread that reloads, one after another.
+/// Handle of the thread that executes reloads sequentially.
 struct Reloads {
     requests: mpsc::SyncSender<ReloadRequest>,
-    /// Ends the thread, which others may ask as well.
+    /// Ends the thread. A flag, because other threads also hold a sender of requests.
     stopping: Arc<AtomicBool>,
-    /// Closed when the thread has ended, and with it the store.
+    /// Disconnected when the thread has ended and the store is closed.
     ended: mpsc::Receiver<()>,
-    /// The bound for draining may change with a reload.
+    /// Timeout for draining, which a reload may change.
     shutdown_timeout: Arc<std::sync::Mutex<Duration>>,
 }
 
 impl Reloads {
-    /// Asks for a reload. One that is waiting already will read the newest file, so more need not wait.
+    /// Requests a reload. A queued request suffices, since it will read the newest file.
     fn request(&self) {
         match self.requests.try_send(ReloadRequest::Reload) {
             Ok(()) | Err(mpsc::TrySendError::Full(_)) => {}
@@ -505,11 +505,11 @@ impl Reloads {
         }
     }
 
-    /// Lets the thread close the store. A reload that hangs on a name server is left behind: what it saved is durable
-    /// anyway.
+    /// Stops the thread, which closes the store. Does not wait for a reload that hangs on a name server: all stored
+    /// data is already durable.
     fn stop(self) {
         self.stopping.store(true, Ordering::Release);
-        // Only to wake it; if it is busy it will see.
+        // Only wakes the thread. If it is busy, it reads the flag afterwards.
         let _ = self.requests.try_send(ReloadRequest::Reload);
         let _ = self.ended.recv_timeout(STORE_CLOSE_BOUND);
     }
@@ -533,14 +533,14 @@ fn start_reloads(
     std::thread::Builder::new()
         .name("reload".to_owned())
         .spawn(move || {
-            let _open: mpsc::Sender<()> = open; // dropped after what is declared below
+            let _open: mpsc::Sender<()> = open; // dropped last: the variables declared below are dropped before it
             let mut reloader = reloader;
             while let Ok(ask) = asked.recv() {
                 if stopped.load(Ordering::Acquire) {
                     return;
                 }
                 if let ReloadRequest::Change(change, done) = ask {
-                    // If nobody waits for it any more, it is done all the same.
+                    // The change is applied even if the caller has timed out.
                     let _ = done.send(reloader.change_members(&change, &running));
                     continue;
                 }
@@ -561,17 +561,16 @@ fn start_reloads(
     Ok(Reloads { requests, stopping, ended, shutdown_timeout })
 }
 
-/// The signals that mean something to us.
+/// Signals that the process handles.
 struct Signals {
     hangup: Signal,
     terminate: Signal,
     interrupt: Signal,
-    /// Taken so that a file that may not grow (`ulimit -f`) is an error where it is written, and not the end of the
-    /// process.
+    /// Handled so that exceeding a file size limit (`ulimit -f`) is a write error, and does not end the process.
     _file_size: Signal,
 }
 
-/// How often systemd is told how it goes, when that has changed.
+/// Interval of status updates to systemd, sent only on a change.
 const STATUS_PERIOD: Duration = Duration::from_secs(2);
 
 impl Signals {
@@ -584,10 +583,10 @@ impl Signals {
         })
     }
 
-    /// Completes when the process is asked to stop, or, with the reason, when another router has taken over; passes on
-    /// requests to reload until then.
+    /// Forwards reload requests until the process must stop. Returns `None` on a signal, or the reason if another
+    /// router has taken over.
     async fn wait_for_stop(&mut self, running: &Running, reloads: &Reloads, replaced: &mut Replaced) -> Option<String> {
-        // systemd wants to hear twice in each of its periods.
+        // systemd recommends two keep-alives per watchdog interval.
         let watchdog = sd_notify::watchdog_enabled();
         let period = watchdog.map_or(STATUS_PERIOD, |period| STATUS_PERIOD.min(period / 2));
         let mut tick = tokio::time::interval(period.max(Duration::from_millis(10)));
@@ -606,11 +605,11 @@ impl Signals {
     }
 }
 
-/// Waits in which signals are heard: those of a standby.
+/// Waits of a standby, during which signals are handled.
 struct SignalWait {
     runtime: tokio::runtime::Runtime,
     signals: Signals,
-    /// A SIGHUP came meanwhile.
+    /// SIGHUP arrived during the wait.
     reload_wanted: bool,
 }
 
@@ -627,9 +626,9 @@ impl SignalWait {
         Ok(Self { runtime, signals, reload_wanted: false })
     }
 
-    /// Waits so long, and says what for. False if the process was asked to stop meanwhile.
+    /// Waits for `period`, and reports `what` to systemd as the status. Returns false on a signal to stop.
     fn pause(&mut self, what: &str, period: Duration) -> bool {
-        // A standby that waits is ready, and alive.
+        // A waiting standby is ready and alive for systemd.
         notify(&[NotifyState::Ready, NotifyState::Watchdog, NotifyState::Status(what)]);
         let Self { runtime, signals, reload_wanted } = self;
         let Signals { hangup, terminate, interrupt, .. } = signals;
@@ -653,7 +652,7 @@ impl SignalWait {
     }
 }
 
-/// Completes with the name of the signal that asks to stop.
+/// Returns the name of the first signal that stops the process.
 async fn stop_signal(terminate: &mut Signal, interrupt: &mut Signal) -> &'static str {
     tokio::select! {
         _ = terminate.recv() => "SIGTERM",
@@ -688,7 +687,7 @@ fn notify_systemd(running: &Running, watchdog: bool, last: &mut String) {
     *last = text;
 }
 
-/// Drains the router within `bound`; a second signal ends the process at once, also with exit code 0, because the
+/// Drains the router within `bound`. A second signal ends the process at once, also with exit code 0, because the
 /// operator intends it. Returns whether all workers have ended.
 fn stop(
     runtime: &tokio::runtime::Runtime,
@@ -703,11 +702,11 @@ fn stop(
         .name("drain".to_owned())
         .spawn(move || {
             let end = Instant::now() + bound;
-            // While the router serves: a leg under way is ended with its help. Half of the time at most, the rest is
-            // for clients.
+            // Stop moves while the router still serves, because ending a leg needs its help. Use at most half of the
+            // time, and leave the rest for clients.
             moves.stop(executor, bound / 2);
             let drained = running.take().map(|router| router.drain(end.saturating_duration_since(Instant::now())));
-            // Nobody listens any more only after a second signal.
+            // The receiver is gone only after a second signal.
             let _ = done.send(drained);
         })
         .context("cannot start a thread")?;

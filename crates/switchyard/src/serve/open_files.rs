@@ -1,34 +1,33 @@
-//! Open files: each client and each connection to a node is one, and the usual limit of 1024 is soon reached.
+//! Limit on open files: each client and each connection to a node needs a file, and the usual limit is only 1024.
 //!
-//! As Redis does: raise the limit as far as `max-clients` needs, and where the system refuses, lower `max-clients`
-//! instead and say so. Without that, `accept` would fail at some later hour, with clients waiting.
+//! Like Redis, raises the limit as required by `max-clients`. If the system refuses, lowers `max-clients` and logs
+//! that. Otherwise `accept` would fail later, with clients waiting.
 
 use switchyard_router::{RuntimeSettings, open_files};
 
-/// Files that the process has open besides clients and connections to nodes: logs, the state, the admin port and its
-/// clients, and some room.
+/// Files besides clients and connections to nodes: logs, state, admin port and its clients, plus a reserve.
 const OWN_FILES: u64 = 64;
-/// Per worker: its epoll instance, its eventfd, and room for a few more.
+/// Per worker: epoll instance, eventfd, and a reserve.
 const FILES_PER_WORKER: u64 = 8;
-/// Connections of a worker to a node besides those for large values: the pipelined one, the slow lane, and one that is
-/// being replaced.
+/// Connections of a worker to a node, without those for large values: the pipelined one, the slow lane, and one being
+/// replaced.
 const CONNECTIONS_PER_NODE: u64 = 3;
 
-/// Files needed for everything but clients.
+/// Number of files needed without clients.
 fn reserve(live: &RuntimeSettings, nodes: usize, workers: usize, listeners: usize) -> u64 {
     let large = nodes as u64 * live.large_connections_max as u64;
     OWN_FILES + large + workers as u64 * (FILES_PER_WORKER + listeners as u64 + nodes as u64 * CONNECTIONS_PER_NODE)
 }
 
-/// Connections to nodes that clients may have alone, to wait there or to watch. Wanted, not reserved: each is one
-/// client's, and a client that finds no file for it is told so.
+/// Number of dedicated connections for blocking commands and WATCH. Not part of the reserve: each belongs to one
+/// client, and a client without a free file gets an error.
 fn exclusive(live: &RuntimeSettings, nodes: usize) -> u64 {
     let each = live.watch_connections_max.saturating_add(live.blocking_connections_max);
     (each.saturating_mul(nodes)).min(live.max_clients) as u64
 }
 
-/// Makes room for `live.max_clients`, or lowers it to what there is room for. Returns a sentence for the log if it had
-/// to.
+/// Raises the limit for `live.max_clients`, or lowers `live.max_clients` to the limit. Returns a log message if it was
+/// lowered.
 pub(super) fn make_room(
     live: &mut RuntimeSettings,
     nodes: usize,
@@ -57,7 +56,7 @@ pub(super) fn make_room(
     Ok(Some(sentence))
 }
 
-/// How many of `wanted` clients fit; `None` if not even one.
+/// Number of clients that fit, at most `wanted`. `None` if there is no room for any.
 fn clients_allowed(limit: u64, reserve: u64, wanted: usize) -> Option<usize> {
     let room = usize::try_from(limit.saturating_sub(reserve)).unwrap_or(usize::MAX);
     (room > 0).then(|| room.min(wanted))

@@ -1,8 +1,8 @@
-//! All pools of a twemproxy configuration: a process for each, under one that watches them.
+//! Several twemproxy pools: a child process for each, supervised by this process.
 //!
-//! A pool has its own listener, admin port and state directory, as a router of its own has. Processes and not threads:
-//! a pool that fails, or is full, is no matter of the others. They report here by the protocol of systemd that they
-//! speak anyway; systemd itself sees this process only.
+//! A pool has its own listener, admin port and state directory, like a separate router. Processes rather than threads,
+//! so that a pool that fails or is full does not affect the others. The children report to this process with systemd's
+//! notification protocol, which they implement anyway. systemd itself sees only this process.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -25,23 +25,23 @@ use super::{SignalWait, Signals, notify, stop_signal};
 use crate::cli::Failure;
 use crate::config::{Config, counted};
 
-/// The process id of the watching process, for that of a pool.
+/// Environment variable with the id of the parent process.
 const PARENT: &str = "SWITCHYARD_POOLS_PROCESS";
 
-/// In the report of a pool that it is ready: the address of its admin port, which the system may have chosen.
+/// Prefix in a ready notification: the address of the admin port, which the system may have chosen.
 const ADMIN: &str = "X_SWITCHYARD_ADMIN=";
 
-/// A pool that ended is started again after so long, twice that the next time, and so on.
+/// Initial delay before a pool is restarted. Doubles with each failure, up to `PAUSE_MAX`.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// A pool that ran for so long begins with the shortest pause again.
+/// Run time after which the delay is reset.
 const STEADY: Duration = Duration::from_secs(60);
 
-/// The longest report of a process, in bytes.
+/// Maximum size of a notification, in bytes.
 const REPORT_MAX: usize = 4096;
 
-/// Ends this process with the one that watches it, if that is how it was started.
+/// If this is a pool's process, lets it end with its parent.
 pub(super) fn end_with_parent() -> Result<(), Failure> {
     let Some(parent) = std::env::var_os(PARENT) else { return Ok(()) };
     set_parent_process_death_signal(Some(Signal::TERM))
@@ -50,20 +50,20 @@ pub(super) fn end_with_parent() -> Result<(), Failure> {
     if lives { Ok(()) } else { Err(Failure::Failed(anyhow!("the process of all pools has ended"))) }
 }
 
-/// Whether this is the process of a pool, and another one watches it.
+/// Whether this is a pool's process with a supervising parent.
 pub(super) fn is_watched() -> bool {
     std::env::var_os(PARENT).is_some()
 }
 
-/// Reports to whoever has started this process that it serves, and to the process of all pools where its admin port is.
+/// Reports readiness to systemd or the parent process. The parent also receives the admin address.
 pub(super) fn report_ready(admin: SocketAddr) {
     let admin = format!("{ADMIN}{admin}");
     let ready = [NotifyState::Ready, NotifyState::Custom(&admin)];
     notify(if is_watched() { &ready } else { &ready[..1] });
 }
 
-/// Runs a process for each of these pools until SIGTERM or SIGINT. `stats`: where twemproxy's stats are served.
-/// `listed`: the names in the file now.
+/// Runs a process for each pool until SIGTERM or SIGINT. `stats` is the address of twemproxy's stats port. `listed`
+/// returns the names now in the file.
 pub(super) fn run(
     pools: Vec<(String, Config)>,
     stats: Option<&str>,
@@ -86,30 +86,30 @@ pub(super) fn run(
     runtime.block_on(watch(&names, &listed, &shown, reports.path(), &mut signals))
 }
 
-/// What the task of a pool reports.
+/// Event from a pool's task.
 enum PoolEvent {
-    /// It serves, and has its admin port there.
+    /// The pool serves, with this admin address.
     Ready(usize, Option<SocketAddr>),
-    /// Its process could not be started, or has ended.
+    /// The process could not be started, or has ended.
     Ended(usize, std::io::Result<ExitStatus>),
 }
 
-/// A pool's process.
+/// Process of a pool.
 struct Pool {
     name: String,
     is_ready: bool,
-    /// Sends signals to its task; gone when its process is.
+    /// Sends signals to the pool's task. `None` without a process.
     signals: Option<mpsc::UnboundedSender<Signal>>,
     started: Instant,
     pause: Duration,
-    /// It is started again then.
+    /// Time of the next restart.
     again: Option<Instant>,
 }
 
 impl Pool {
     fn start(&mut self, number: usize, reports: &Path, news: &mpsc::UnboundedSender<PoolEvent>) -> anyhow::Result<()> {
         let socket = reports.join(format!("{number}"));
-        // It may be there from the process before.
+        // The socket of the previous process may remain.
         let _ = std::fs::remove_file(&socket);
         let reports = UnixDatagram::bind(&socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
         let (signals, wanted) = mpsc::unbounded_channel();
@@ -120,7 +120,7 @@ impl Pool {
             .env(PARENT, std::process::id().to_string())
             .env_remove("WATCHDOG_USEC")
             .env_remove("WATCHDOG_PID")
-            // Ctrl-C at a terminal is for the watching process, which asks the pools to stop once.
+            // A Ctrl-C at a terminal must reach only the parent, which then stops each pool once.
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start a process for pool {}", self.name))?;
@@ -131,18 +131,18 @@ impl Pool {
 
     fn signal(&self, signal: Signal) {
         if let Some(signals) = &self.signals {
-            // Where its task has ended, the news of that is on its way.
+            // If the task has ended, its event is already queued.
             let _ = signals.send(signal);
         }
     }
 }
 
-/// The command line of this process, for one pool.
+/// Arguments of this process, for a single pool.
 fn arguments(pool: &str) -> impl Iterator<Item = OsString> {
     std::env::args_os().skip(1).chain(["--twemproxy-pool".into(), pool.into()])
 }
 
-/// Stays with the process of a pool to its end.
+/// Supervises the process of a pool until it ends.
 async fn accompany(
     number: usize,
     mut child: Child,
@@ -165,7 +165,7 @@ async fn accompany(
             signal = wanted.recv(), if is_asked => match signal {
                 Some(signal) => {
                     let pid = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
-                    // It was not waited for yet, so the number is still its own.
+                    // The process was not reaped yet, so its id is still valid.
                     let _ = pid.map(|pid| kill_process(pid, signal));
                 }
                 None => is_asked = false,
@@ -196,7 +196,7 @@ async fn watch(
         pool.start(number, reports, &news)?;
         pools.push(pool);
     }
-    // Until all have been ready once, a pool that ends is a start that failed.
+    // Until all pools have been ready once, the end of a pool is a failed start.
     let mut were_ready = false;
     let mut outcome: Option<Result<(), Failure>> = None;
     let watchdog = sd_notify::watchdog_enabled();
@@ -210,7 +210,7 @@ async fn watch(
             Some(news) = heard.recv() => match news {
                 PoolEvent::Ready(number, admin) => {
                     pools[number].is_ready = true;
-                    // A reload reports it again, without the address.
+                    // A reload reports readiness again, without the address.
                     admin.into_iter().for_each(|admin| shown.note(number, Some(admin)));
                     if !were_ready && pools.iter().all(|pool| pool.is_ready) {
                         were_ready = true;
@@ -230,7 +230,7 @@ async fn watch(
                     match (&outcome, were_ready) {
                         (Some(_), _) => None,
                         (None, false) => Some(Err(Failure::Failed(anyhow!("pool {} did not start ({how}), so none is served; its own lines say why", pool.name)))),
-                        // Another start would not help, or would throw the other router out in turn.
+                        // A restart would fail again, or the two routers would end each other in turn.
                         (None, true) if how == "exit code 2" || how == "exit code 3" => {
                             error!("pool {}: its process ended ({how}) and is not started again; its own lines say why", pool.name);
                             let is_over = pools.iter().all(|pool| pool.signals.is_none() && pool.again.is_none());
@@ -250,7 +250,7 @@ async fn watch(
                 for name in listed().iter().filter(|name| !names.contains(name)) {
                     warn!("pool {name} is new in the file and not served yet: it needs a restart");
                 }
-                // Before it is ready it would end by it.
+                // SIGHUP would end a process that is not ready.
                 pools.iter().filter(|pool| pool.is_ready).for_each(|pool| pool.signal(Signal::HUP));
                 None
             }

@@ -1,7 +1,7 @@
-//! SIGHUP: reads the configuration again and applies what can be applied while clients are connected.
+//! SIGHUP: reads the configuration again, and applies the changes that are possible with connected clients.
 //!
-//! It runs on a thread of its own, because it waits: for name servers, and for the drain barrier. Nothing of a new
-//! configuration is applied before all of it is known to be right, so that a mistake leaves the running one as it was.
+//! Runs on a separate thread, because it waits for name servers and for the drain barrier. The complete configuration
+//! is validated before anything is applied, so that a mistake leaves the running one unchanged.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -26,21 +26,21 @@ use super::open_files;
 use super::users::Configured;
 use crate::config::{AppliesOn, Config, NodeAddress, Sources};
 
-/// A command without a time-out may hold up a node that leaves for so long, doubled.
+/// Assumed duration of a command without a time-out, when waiting for a node to become idle.
 const UNBOUNDED: Duration = Duration::from_secs(60);
 
-/// What the thread that reloads is asked.
+/// Request to the reload thread.
 #[derive(Debug)]
 pub(super) enum ReloadRequest {
-    /// Read the configuration again.
+    /// Reads the configuration again.
     Reload,
-    /// Say how a server would be reached if it were a node.
+    /// Returns the address and access of a server, as if it were a node.
     Find(String, mpsc::SyncSender<Result<NodeAddress, String>>),
-    /// Change the list of nodes, and say what came of it.
+    /// Changes the list of nodes, and returns the result.
     Change(MemberChange, mpsc::SyncSender<Result<(), String>>),
 }
 
-/// Asks the thread that reloads, the only one that changes the list of nodes.
+/// Sends requests to the reload thread, the only one that changes the list of nodes.
 #[derive(Clone, Debug)]
 pub(super) struct Asks(pub(super) mpsc::SyncSender<ReloadRequest>);
 
@@ -63,33 +63,33 @@ impl NodeList for Asks {
     }
 }
 
-/// What a reload needs to know of the present.
+/// State of the reload thread.
 pub(super) struct Reloader {
     pub(super) sources: Sources,
-    /// Started as a standby, so that another machine may take over.
+    /// The router was started as a standby, so another machine may take over.
     pub(super) is_standby: bool,
-    /// The configuration as it was read, without what was changed by `switchyard nodes`.
+    /// Configuration as read, without changes by `switchyard nodes`.
     pub(super) read: Config,
     pub(super) config: Config,
-    /// The same, for those who ask meanwhile.
+    /// Copy of `config` for other threads.
     pub(super) configured: Configured,
     pub(super) live: RuntimeSettings,
     pub(super) logs: Logs,
-    /// The nodes as they are configured, with their replicas.
+    /// Configured nodes with their replicas.
     pub(super) nodes: Vec<NodeAddress>,
     pub(super) observer: Observer,
-    /// The admin port's certificates, to renew.
+    /// Admin port certificates, for renewal.
     pub(super) admin_tls: Option<AdminTls>,
-    /// Who may do what at the admin port.
+    /// Permissions at the admin port.
     pub(super) admin_access: AdminAccess,
     pub(super) fleet: Arc<Fleet>,
 }
 
-/// How often the drain barrier is looked at.
+/// Interval between checks of the drain barrier.
 const BARRIER_LOOK: Duration = Duration::from_millis(10);
 
 impl Reloader {
-    /// Reloads once. What is wrong goes to the log; the running configuration then stays.
+    /// Reloads once. Problems are logged, and leave the running configuration unchanged.
     pub(super) fn reload(&mut self, running: &Arc<Running>) {
         info!("reloading the configuration");
         let applied = self.apply(running).inspect(|_| {
@@ -110,7 +110,7 @@ impl Reloader {
         }
     }
 
-    /// Lets a node join or go. What else has changed in the file waits for a reload.
+    /// Adds or removes a node. Other changes in the file wait for a reload.
     pub(super) fn change_members(&mut self, change: &MemberChange, running: &Arc<Running>) -> Result<(), String> {
         let listed = self.read.node_names();
         let store = Arc::clone(self.fleet.placement.store());
@@ -118,13 +118,13 @@ impl Reloader {
         let before = recall(&store, &listed).map_err(said)?;
         remember(&store, &listed, Some(change)).map_err(said)?;
         self.apply_read(self.read.clone(), running, Some(change)).map(drop).map_err(|problems| {
-            // What was refused is not to come back with the next reload.
+            // Undo the stored change, so that the next reload does not repeat it.
             let undone = put_back(&store, &before).map_err(said).err();
             problems.into_iter().chain(undone).collect::<Vec<_>>().join("; ")
         })
     }
 
-    /// How a server would be reached if it were a node.
+    /// Returns the address and access of a server, as if it were a node.
     pub(super) fn find(&self, name: &str) -> Result<NodeAddress, String> {
         let mut config = self.read.clone();
         let remembered =
@@ -139,14 +139,14 @@ impl Reloader {
         nodes.into_iter().find(|node| node.name == name).ok_or_else(|| format!("{name} is no address of a node"))
     }
 
-    /// Where the nodes are by now.
+    /// Current addresses by node name.
     fn addresses(&self) -> BTreeMap<String, SocketAddr> {
         let of = |node: &NodeAccess| Some((node.name.clone(), node.address?));
         let now = self.fleet.running.with(|router| router.configured_access()).unwrap_or_default();
         self.live.nodes.values().chain(now.values()).filter_map(of).collect()
     }
 
-    /// Returns how many changes were applied, or what is wrong.
+    /// Applies the configuration. Returns the number of changes, or the problems.
     fn apply(&mut self, running: &Arc<Running>) -> Result<usize, Vec<String>> {
         let mut read = self.sources.read().map_err(problem_lines)?;
         read.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
@@ -154,14 +154,14 @@ impl Reloader {
             read.check_standby().map_err(problem_lines)?;
         }
         let applied = self.apply_read(read.clone(), running, None)?;
-        // Not before: a reload that is refused has changed nothing.
+        // After `apply_read`: a refused reload must change nothing.
         remember(self.fleet.placement.store(), &read.node_names(), None).map_err(|error| vec![format!("{error:#}")])?;
         self.read = read;
         Ok(applied)
     }
 
-    /// Nodes of the configuration that do not join: without slots, and with something that speaks against it. One that
-    /// an operator has named was looked at before (`change`); the others then wait for a reload.
+    /// Returns the configured nodes that may not join: nodes that own no slots and fail a check. A node named in
+    /// `change` was checked before; the others then wait for a reload.
     fn staying_out(&self, nodes: &[NodeAddress], config_set: &[String], change: Option<&MemberChange>) -> Vec<String> {
         let Some(topology) = self.fleet.placement.topology() else { return Vec::new() };
         let newly: Vec<&NodeAddress> =
@@ -188,7 +188,7 @@ impl Reloader {
         out.into_iter().chain(stopping).collect()
     }
 
-    /// Nodes of a pool that its file lists no longer: they stay until they are empty.
+    /// Returns the nodes of a pool that are no longer in its file. They remain until they own no slots.
     fn leaving(
         &self,
         config: &Config,
@@ -233,9 +233,9 @@ impl Reloader {
         let lowered =
             open_files::make_room(&mut live, nodes, config.workers, resolved.listen.len()).map_err(|why| vec![why])?;
 
-        // From here on nothing can be wrong but the store. Nodes that leave stay reachable until the last command to
-        // them is answered, nodes that join are reachable before the first is sent. First: from here on the autoscaler
-        // stops none of them.
+        // From here on, only the store can fail. Leaving nodes stay reachable until their last command is answered.
+        // Joining nodes are reachable before the first command. Note the listed nodes first: the autoscaler must not
+        // stop one of them from now on.
         self.fleet.operator.note_listed(&listed);
         let out = self.staying_out(&resolved.nodes, &live.config_set, change);
         let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
@@ -288,14 +288,14 @@ impl Reloader {
         if leaving.is_empty() {
             self.live = both;
         } else {
-            // A command counts as in flight until its reply or a confirmed kill: twice its own time is ample. One that
-            // has no bound may take a minute.
+            // A command is in flight until its reply or a confirmed kill: twice its timeout is ample. A command without
+            // a timeout may take a minute.
             let bound = 2 * live.slow_command_timeout.unwrap_or(UNBOUNDED).max(live.command_timeout);
             if wait_for_epoch(running, settled.topology.epoch(), bound) {
                 running.with(|router| router.reconfigure(live.clone()));
                 self.live = live;
             } else {
-                // The next reload tries again, because these are still among `self.live.nodes` then.
+                // The next reload tries again, because the nodes are then still in `self.live.nodes`.
                 for node in &leaving {
                     warn!(
                         "node {} is still busy with commands sent before it was removed; reload again later to forget it",
@@ -316,7 +316,7 @@ impl Reloader {
 }
 
 impl Reloader {
-    /// Tries credentials that are new before they replace those in use: connections that work are not given up for ones
+    /// Tests new credentials before they replace those in use, so that no working connection is closed for credentials
     /// that the node refuses.
     fn verify_credentials(&self, live: &mut RuntimeSettings) {
         for (id, access) in &mut live.nodes {
@@ -335,7 +335,7 @@ impl Reloader {
         }
     }
 
-    /// Takes the token of the admin port from the configuration as it is now. Returns whether the token is another one.
+    /// Applies the configured token of the admin port. Returns the number of changes, 0 or 1.
     fn renew_admin_access(&self, token: Option<&Secret>, state_dir: &Path) -> usize {
         let before = self.admin_access.now();
         if token.is_none() && matches!(*before, Access::Made { .. }) {
@@ -350,7 +350,7 @@ impl Reloader {
         1
     }
 
-    /// Watches the replicas of the nodes as they are configured now.
+    /// Restarts the observer with the configured nodes.
     fn watch(&mut self, topology: &Topology, nodes: Vec<NodeAddress>, running: &Arc<Running>) -> anyhow::Result<()> {
         let has_replicas =
             |nodes: &[NodeAddress]| nodes.iter().filter(|node| node.has_replicas()).cloned().collect::<Vec<_>>();
@@ -360,7 +360,7 @@ impl Reloader {
         }
         let store = Arc::clone(self.fleet.placement.store());
         let watched = failover::watched(topology, &nodes, &store)?;
-        // The one before must not tell the router anything after this.
+        // Stop the previous observer first, so that it publishes nothing after this.
         self.observer = Observer::default();
         let servers: BTreeMap<NodeId, Servers> = watched.iter().map(Watched::servers).collect();
         for node in topology.nodes() {
@@ -372,7 +372,7 @@ impl Reloader {
     }
 }
 
-/// Host names that Sentinels have announced count for connections of the new configuration, too.
+/// Copies host names announced by Sentinels to the new configuration, for certificate checks.
 fn keep_hosts(before: &[NodeAddress], nodes: &mut [NodeAddress]) {
     for node in nodes {
         let same = before.iter().find(|known| known.name == node.name);
@@ -382,7 +382,7 @@ fn keep_hosts(before: &[NodeAddress], nodes: &mut [NodeAddress]) {
     }
 }
 
-/// Operators end the connections of the old password right after a change, and may end this one. So it is tried twice.
+/// Tries twice: operators close connections that use the old password right after a change, and may close this one.
 fn try_credentials(access: &NodeAccess, timeout: Duration) -> Result<(), String> {
     let open = || NodeConnection::open(access, timeout).map(drop);
     open().or_else(|_| open())
@@ -392,7 +392,7 @@ fn problem_lines(problems: crate::config::Problems) -> Vec<String> {
     problems.0.iter().map(ToString::to_string).collect()
 }
 
-/// Nodes of the configuration that were removed while the router ran.
+/// Warns of configured nodes that were removed with `switchyard nodes remove`.
 pub(super) fn warn_ignored(names: &[String]) {
     for name in names {
         warn!(
@@ -402,7 +402,7 @@ pub(super) fn warn_ignored(names: &[String]) {
     }
 }
 
-/// Logs what changed although the configuration says the same: the content of a secret's file, the address of a name.
+/// Logs changes that the configuration does not show: the content of a secret's file, the address of a name.
 fn log_changed_content(old: &RuntimeSettings, new: &RuntimeSettings, told: &[&str]) -> usize {
     let mut changed = 0;
     if old.users != new.users
@@ -441,8 +441,7 @@ fn log_changed_content(old: &RuntimeSettings, new: &RuntimeSettings, told: &[&st
     changed
 }
 
-/// Waits until no command sent under an older epoch is in flight. False if that takes longer than `bound`, or the
-/// router stops.
+/// Waits until no command of an older epoch is in flight. Returns false after `bound`, or if the router stops.
 fn wait_for_epoch(running: &Running, epoch: u64, bound: Duration) -> bool {
     let deadline = Instant::now() + bound;
     loop {

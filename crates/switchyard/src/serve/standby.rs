@@ -1,8 +1,7 @@
-//! The admin port of a standby that waits: monitoring can see that it is there, and what it waits for.
+//! Admin port of a waiting standby, so that monitoring sees the standby and the reason for its wait.
 //!
-//! One port and one thread for the whole life of the process: after the take-over the same port serves the fleet, so
-//! that no scrape meets a closed port. An active router on the same host may have the address. Then the standby waits
-//! without the port, and tries again.
+//! The process keeps one port and one thread: after the take-over the same port serves the fleet, so that no scrape
+//! fails. If an active router on the same host has the address, the standby waits without the port, and tries again.
 
 use std::mem;
 use std::net::SocketAddr;
@@ -19,11 +18,9 @@ use tracing::{info, warn};
 
 use super::{SignalWait, metrics};
 
-/// Interval between attempts to open the admin port.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The access before the state directory is this router's own: no token is written to a directory that another router
-/// uses.
+/// Access before this router owns the state directory: no token is written to a directory that another router uses.
 pub(super) fn first_access(token: Option<&Secret>) -> Access {
     match token.and_then(|token| Token::new(&token.0)) {
         Some(token) => Access::Given(token),
@@ -31,7 +28,7 @@ pub(super) fn first_access(token: Option<&Secret>) -> Access {
     }
 }
 
-/// A standby that waits: for signals, and with an admin port.
+/// A waiting standby, with its signals and admin port.
 pub(super) struct StandbyWait {
     pub(super) with: Standby,
     pub(super) signals: SignalWait,
@@ -52,7 +49,7 @@ impl StandbyWait {
         Ok(Self { with, signals: SignalWait::new()?, address, options, source: Arc::default(), port })
     }
 
-    /// Waits for this period. False if the process was asked to stop.
+    /// Waits for `period`. Returns false on a signal to stop.
     pub(super) fn pause(&mut self, waiting: Waiting, period: Duration) -> bool {
         self.source.wait_for(waiting);
         self.open();
@@ -79,7 +76,7 @@ impl StandbyWait {
         }
     }
 
-    /// Ends the wait: signals are the caller's now, and so is the admin port, if it is open.
+    /// Ends the wait. Returns the signals, and the admin port if it is open.
     pub(super) fn end(self) -> (SignalWait, Option<(AdminThread, Arc<AdminSource>)>) {
         let port = match self.port {
             Port::Open(thread) => Some((thread, self.source)),
@@ -89,7 +86,7 @@ impl StandbyWait {
     }
 }
 
-/// The source of the admin port: this standby, and after the take-over the fleet.
+/// Source of the admin port: this standby, and after the take-over the fleet.
 #[derive(Default)]
 pub(super) struct AdminSource {
     waiting: Mutex<Waiting>,
@@ -101,9 +98,9 @@ impl AdminSource {
         *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = waiting;
     }
 
-    /// Lets the fleet reply from now on: the router serves.
+    /// Switches to the fleet: the router serves from now on.
     pub(super) fn hand_over(&self, fleet: Arc<dyn Source>) {
-        // A second take-over of one process does not exist.
+        // Fails only on a second call. A process takes over at most once.
         let _ = self.fleet.set(fleet);
     }
 }

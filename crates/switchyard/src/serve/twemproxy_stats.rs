@@ -1,8 +1,8 @@
-//! The stats port of twemproxy, by nutcracker's names: each connection gets one JSON document, and is closed.
+//! twemproxy's stats port, with nutcracker's names: each connection receives one JSON document, and is closed.
 //!
-//! One port for all pools, as nutcracker has it, while each pool is a process of its own: their admin ports are asked
-//! at each connection. The counts come from the metrics page, which has them all, and not from an interface of their
-//! own. A name for which nothing is counted is left out: 0 would be a lie.
+//! One port for all pools, as in nutcracker. Each pool is a separate process, so its admin port is queried on every
+//! connection. The counts come from the metrics page rather than a separate interface. Names without a count are
+//! omitted, because 0 would be wrong.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -17,31 +17,31 @@ use tracing::{info, warn};
 use crate::cli::{AdminClient, Failure};
 use crate::config::{Config, Endpoint};
 
-/// nutcracker's port.
+/// Default port of nutcracker.
 const PORT: u16 = 22222;
 
-/// A pool that does not answer for so long is left out.
+/// Timeout of a query. A pool that does not reply in time is omitted.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A client that does not read for so long gets no more.
+/// Timeout for writing to a client.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The port, before it serves.
+/// The bound port, before it serves.
 pub(super) struct StatsPort(TcpListener);
 
-/// The pools that it shows, in the order of the file.
+/// The pools in the document, in file order.
 #[derive(Clone)]
 pub(super) struct ShownPools(Arc<[ShownPool]>);
 
 struct ShownPool {
     name: String,
     config: Config,
-    /// The address of its admin port; none while it does not serve.
+    /// Address of the admin port. `None` while the pool does not serve.
     admin: Mutex<Option<SocketAddr>>,
 }
 
 impl StatsPort {
-    /// Listens at an address of the command line, if one is given.
+    /// Binds the address of the command line, if there is one.
     pub(super) fn bind(place: Option<&str>) -> Result<Option<Self>, Failure> {
         let Some(text) = place else { return Ok(None) };
         let address = Endpoint::parse(text, Some(PORT)).and_then(|endpoint| endpoint.resolve());
@@ -51,7 +51,7 @@ impl StatsPort {
         Ok(Some(Self(listener)))
     }
 
-    /// Serves to the end of the process.
+    /// Serves until the process ends.
     pub(super) fn serve(self, pools: ShownPools) -> anyhow::Result<()> {
         info!("twemproxy's stats are on {}", self.0.local_addr().context("the stats port has no address")?);
         let started = Instant::now();
@@ -59,7 +59,7 @@ impl StatsPort {
             for stream in self.0.incoming() {
                 let answered = stream.and_then(|stream| answer(stream, &document(&pools, started)));
                 if let Err(error) = answered {
-                    // Not in a busy loop, where descriptors are missing.
+                    // Avoids a busy loop, for example without free descriptors.
                     warn!(%error, "a client of the stats port got no answer");
                     std::thread::sleep(Duration::from_millis(10));
                 }
@@ -75,7 +75,7 @@ impl ShownPools {
         Self(pools.into_iter().map(|(name, config)| ShownPool { name, config, admin: Mutex::new(None) }).collect())
     }
 
-    /// The pool of that number serves, and has its admin port there; or it has ended.
+    /// Records the admin address of a pool, or `None` when its process has ended.
     pub(super) fn note(&self, number: usize, admin: Option<SocketAddr>) {
         if let Some(pool) = self.0.get(number) {
             *pool.admin.lock().unwrap_or_else(PoisonError::into_inner) = admin;
@@ -96,8 +96,7 @@ fn answer(mut stream: TcpStream, document: &str) -> std::io::Result<()> {
     stream.write_all(document.as_bytes())
 }
 
-/// The counts of one metrics page: by name, and by the node or code of a sample. Samples that differ in other labels
-/// are added up.
+/// Counts of a metrics page, by name and by node or code. Samples that differ only in other labels are summed.
 struct Counts(BTreeMap<(String, String), u64>);
 
 impl Counts {
@@ -121,14 +120,13 @@ impl Counts {
         self.0.keys().filter(|(name, _)| name == "switchyard_node_up").map(|(_, node)| node.as_str())
     }
 
-    /// A count of all nodes.
+    /// Sum over all nodes.
     fn of_nodes(&self, name: &str) -> u64 {
         self.nodes().map(|node| self.get(name, node)).sum()
     }
 }
 
-/// A line of a metrics page: name, the label `node` or `code`, value. `None` for comments, and for what is no whole
-/// number.
+/// Parses a line of a metrics page: name, label `node` or `code`, value. `None` for comments and non-integer values.
 fn sample(line: &str) -> Option<(String, String, u64)> {
     let (series, value) = line.rsplit_once(' ')?;
     let value = value.parse().ok()?;
@@ -156,7 +154,7 @@ fn sample(line: &str) -> Option<(String, String, u64)> {
     Some((name.to_owned(), found, value))
 }
 
-/// A map of JSON in this order: nutcracker has one, and people read it.
+/// A JSON map that preserves nutcracker's order, for readers.
 struct Map(Vec<(String, Item)>);
 
 enum Item {
@@ -190,7 +188,7 @@ fn numbers<const N: usize>(of: [(&str, u64); N]) -> Vec<(String, Item)> {
 }
 
 fn document(pools: &ShownPools, started: Instant) -> String {
-    // All at once: one that is slow takes no time of the others.
+    // In parallel, so that a slow pool does not delay the others.
     let counts: Vec<anyhow::Result<Counts>> = std::thread::scope(|scope| {
         let asked: Vec<_> = pools.0.iter().map(|pool| scope.spawn(|| pool.counts())).collect();
         asked.into_iter().map(|asked| asked.join().unwrap_or_else(|_| Err(anyhow!("it could not be asked")))).collect()
@@ -246,7 +244,7 @@ fn of_server(counts: &Counts, node: &str) -> Map {
         ("server_err", of("node_connection_failures_total").saturating_sub(ended)),
         ("server_timedout", of("node_timeouts_total")),
         ("server_connections", of("node_connections")),
-        // As nutcracker's, in microseconds.
+        // nutcracker uses microseconds.
         ("server_ejected_at", of("node_ejected_at_seconds").saturating_mul(1_000_000)),
         ("requests", of("node_requests_total")),
         ("request_bytes", of("node_sent_bytes_total")),

@@ -1,5 +1,5 @@
-//! `ACL SETUSER`, `DELUSER`, `SAVE` and `LOAD`: a thread that may hash passwords and write files. One, so that changes
-//! come one after another.
+//! `ACL SETUSER`, `DELUSER`, `SAVE` and `LOAD` on a thread that may hash passwords and write files. A single thread, so
+//! that changes are sequential.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -39,7 +39,7 @@ enum Done {
 
 const STOPPING: &str = "ERR this command was not executed: the router is stopping";
 
-/// As Redis says it, and what to do here.
+/// Redis's message, followed by the remedy here.
 const NO_FILE: &str = "ERR This Redis instance is not configured to use an ACL file: users that are changed are kept in memory only. Set \
                        users-file in [clients] of Switchyard's configuration, and send SIGHUP";
 
@@ -75,13 +75,14 @@ fn execute(running: &Running, config: &Config, command: &OperatorCommand) -> Res
     }
 }
 
-/// A name may be a password in the wrong place, but here only in that of who may see all users.
+/// Writes an audit line. Names are logged although one may be a misplaced password: the caller may see all users
+/// anyway.
 fn audit(command: &OperatorCommand, what: &str, users: &str) {
     warn!(target: "audit", who = command.who(), users, "{what}");
 }
 
-/// Changes users in memory. Who is no operator makes nobody one, and does not touch those who are: their passwords
-/// would be a way to become one.
+/// Changes users in memory. Only an operator may create or change operators. Otherwise changing their passwords would
+/// be a way to become one.
 fn change<R>(
     running: &Running,
     config: &Config,
@@ -110,8 +111,8 @@ fn change<R>(
     }
 }
 
-/// The users of the file become those in force. Operators who were changed and not saved would come back: that is for
-/// operators.
+/// Replaces the users in force by those of the file. Requires an operator if operators differ, since unsaved changes of
+/// operators would be undone.
 fn load(running: &Running, config: &Config, command: &OperatorCommand) -> Result<(), String> {
     config.users_file().ok_or(NO_FILE)?;
     let users = config.users().map_err(|why| {
@@ -135,7 +136,7 @@ fn load(running: &Running, config: &Config, command: &OperatorCommand) -> Result
     }
 }
 
-/// The users in force become those of the file.
+/// Writes the users in force to the file.
 fn save(running: &Running, config: &Config) -> Result<(), String> {
     let path = config.users_file().ok_or(NO_FILE)?;
     let failed = |why: io::Error| format!("ERR cannot write {}: {why}", path.display());
@@ -146,7 +147,7 @@ fn save(running: &Running, config: &Config) -> Result<(), String> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(failed(error)),
         };
-        // What somebody has written there since is not to be lost, also where it has a mistake.
+        // Keep edits that were made to the file since it was read, even with mistakes.
         if !old.is_empty() && !config.users().is_ok_and(|in_file| in_file == *configured) {
             return Err(format!(
                 "ERR {} was changed since it was read: ACL LOAD, or send SIGHUP, and make the changes again",
@@ -164,9 +165,9 @@ fn save(running: &Running, config: &Config) -> Result<(), String> {
     }
 }
 
-/// Replaces the file as a whole: whoever reads it finds the old one or the new one, also after a crash.
+/// Replaces the file atomically: a reader finds the old or the new content, also after a crash.
 fn write(path: &Path, text: &str) -> io::Result<()> {
-    // A link stays, and its target is replaced.
+    // If the path is a link, its target is replaced.
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let mode = fs::metadata(&path).map_or(0o600, |meta| meta.permissions().mode() & 0o777);
     let mut fresh = path.clone().into_os_string();

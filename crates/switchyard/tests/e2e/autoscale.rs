@@ -1,5 +1,5 @@
-//! Nodes come and go: real servers are started, join, get their share, are drained and stopped, under clients whose
-//! answers are checked.
+//! Tests of the autoscaler: real servers start, join, get their share, are drained and stopped, while the replies of
+//! clients are checked.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,10 +13,10 @@ use crate::support::node::{Node, NodeOptions, default_program};
 use crate::support::relay::Relay;
 use crate::support::{Client, Site, SiteOptions, Value, ok, ports, until_within};
 
-/// A server has to start, join and get a third of the slots, or to be emptied.
+/// Time for a server to start, join and get a third of the slots, or to be drained.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Processes that write into a folder: the servers that the router has started.
+/// Processes that write into a folder: the servers started by the router.
 pub(crate) fn servers(folder: &Path) -> Vec<Pid> {
     let all = std::fs::read_dir("/proc").expect("processes").flatten();
     let writes_there =
@@ -27,12 +27,12 @@ pub(crate) fn servers(folder: &Path) -> Vec<Pid> {
 
 fn end(folder: &Path) {
     for pid in servers(folder) {
-        // It may have ended by itself.
+        // The process may have ended already.
         let _ = kill_process_group(pid, Signal::KILL);
     }
 }
 
-/// Ends servers that a failed test leaves behind: they outlive their router.
+/// Kills servers that a failed test leaves behind: they outlive their router.
 pub(crate) struct Fleet {
     pub(crate) site: Site,
     pub(crate) folder: PathBuf,
@@ -46,13 +46,13 @@ impl Drop for Fleet {
 }
 
 impl Fleet {
-    /// Two nodes, and a third that is started by this command line, at a port of its own.
+    /// Starts two nodes, and configures this command line for a third at a free port.
     fn start(command: &str, settings: &str) -> Option<Fleet> {
         let port = ports::free();
         Self::start_at(command, settings, (port, port))
     }
 
-    /// Starts two nodes, and a third at a port of this range.
+    /// Starts two nodes, and configures a third at a port of this range.
     pub(crate) fn start_at(command: &str, settings: &str, (first, last): (u16, u16)) -> Option<Fleet> {
         let config =
             format!("[autoscale]\n{settings}\n[autoscale.local]\ncommand = [{command}]\nports = \"{first}-{last}\"\n");
@@ -74,7 +74,7 @@ impl Fleet {
         json(self.site.router(), "autoscale")
     }
 
-    /// Waits until there are so many nodes and nothing is under way.
+    /// Waits until there are `nodes` nodes and no change is in progress.
     #[track_caller]
     pub(crate) fn wait_for_nodes(&self, nodes: u64) {
         let mut last = Json::Null;
@@ -98,13 +98,13 @@ impl Fleet {
     }
 }
 
-/// The words of a command line that starts a plain server, after `before` in a shell.
+/// Command line of a plain server, after the shell command `before`.
 pub(crate) fn server(before: &str) -> String {
     let program = default_program();
     format!("'sh', '-c', '{before} exec {program} --bind 127.0.0.1 --port {{port}} --dir {{dir}} --save \"\"'")
 }
 
-/// Clients write and read their own keys until `body` ends. Each answer must be the newest value.
+/// Runs clients that write and read their own keys until `body` ends. Each reply must have the newest value.
 fn checked(site: &Site, body: impl FnOnce()) {
     struct Ends<'s>(&'s AtomicBool);
     impl Drop for Ends<'_> {
@@ -167,7 +167,7 @@ fn nodes_come_and_go_without_a_failed_request() {
 
 #[test]
 fn a_router_that_is_killed_goes_on_with_the_change() {
-    // It joins a while after it was started.
+    // The server joins a while after its start.
     let Some(mut fleet) = Fleet::start(&server("sleep 2;"), "max-nodes = 3") else { return };
     fleet.want(3);
     until_within(PATIENCE, "a server is started", || !servers(&fleet.folder).is_empty());
@@ -201,7 +201,7 @@ fn a_new_server_that_is_killed_is_started_again() {
     assert_eq!(servers(&fleet.folder).len(), 1);
 }
 
-/// A move of the share that ends early is ordered again, and a paused one is named.
+/// A move of the share that ends early is requested again, and a paused one is reported.
 #[test]
 fn a_share_that_is_cut_short_is_completed() {
     let Some(fleet) = Fleet::start(&server(""), "max-nodes = 3") else { return };
@@ -210,7 +210,7 @@ fn a_share_that_is_cut_short_is_completed() {
     for number in 0..1500 {
         assert_eq!(client.cmd(&format!("SET key:{number} {value}")), ok());
     }
-    // Slow enough to be met by an abort.
+    // Slow enough to be aborted.
     std::fs::write(
         router.config_file(),
         std::fs::read_to_string(router.config_file()).expect("a file") + "\n[moves]\nmax-rate = \"1mb\"\n",
@@ -236,10 +236,10 @@ fn a_share_that_is_cut_short_is_completed() {
     assert!(slots.iter().all(|slots| (5461..=5462).contains(slots)), "{slots:?}");
 }
 
-/// Also if the configuration names another provisioner by then.
+/// Covers a configuration that names another provisioner in the meantime.
 #[test]
 fn the_server_of_a_node_that_people_remove_is_stopped() {
-    // The shell stays around the server, and passes no signal on.
+    // The shell remains the parent of the server, and forwards no signal.
     let program = default_program();
     let command = format!("'sh', '-c', '{program} --port {{port}} --dir {{dir}} --save \"\"; true'");
     let Some(fleet) = Fleet::start(&command, "max-nodes = 3") else { return };
@@ -257,7 +257,7 @@ fn the_server_of_a_node_that_people_remove_is_stopped() {
     assert_eq!(fleet.standing()["started"], Json::Array(Vec::new()));
 }
 
-/// A server that never listens would else be waited for, again and again.
+/// A server that never listens would otherwise be waited for repeatedly.
 #[test]
 fn a_server_that_does_not_come_is_stopped_on_request() {
     let Some(fleet) = Fleet::start("'sh', '-c', 'exec sleep 600', '{port}'", "max-nodes = 3") else { return };
@@ -289,7 +289,7 @@ fn a_server_that_cannot_start_is_given_up_and_named() {
     assert!(std::fs::read_dir(&fleet.folder).is_ok_and(|mut left| left.next().is_none()), "nothing is left of it");
 }
 
-/// Waits until an order has failed, and returns the reason.
+/// Waits until a request has failed, and returns the reason.
 pub(crate) fn failure(fleet: &Fleet) -> String {
     until_within(PATIENCE, "it is given up", || {
         let standing = fleet.standing();
@@ -367,7 +367,7 @@ fn the_load_adds_a_node_and_its_end_removes_it() {
     let settings = "mode = \"on\"\npolicy = \"model\"\ncapacity = 300\nmin-nodes = 2\nmax-nodes = 3\n\
         up-after = \"1s\"\ndown-after = \"2s\"\nup-pause = \"1s\"\ndown-pause = \"2s\"";
     let Some(fleet) = Fleet::start(&server(""), settings) else { return };
-    // Far more than 480 requests in a second.
+    // Far more than 480 requests per second.
     checked(&fleet.site, || fleet.wait_for_nodes(3));
     let goals = |moves: &Json| {
         moves["ended"].as_array().expect("moves").iter().map(|one| one["goal"].to_string()).collect::<Vec<_>>()
@@ -384,7 +384,7 @@ fn the_load_adds_a_node_and_its_end_removes_it() {
     assert!(texts.iter().any(|text| text.contains("requests/s need only")), "{texts:?}");
 }
 
-/// Stands for systemd: it does what the unit file says, with other folders and the program that tests use.
+/// Replaces systemctl: executes the unit file with other folders and the test's programs.
 const SYSTEMCTL: &str = r#"#!/bin/sh
 unit=$UNITS/${2%%@*}@.service
 value() { sed -n "s/^$1=//p" "$unit" | sed "s/%i/${2#*@}/g"; }

@@ -1,5 +1,5 @@
-//! Proof before removal: the autoscaler neither stops nor deletes a server that it cannot prove to be its own, empty
-//! and unused.
+//! Proof before removal: the autoscaler neither stops nor deletes a server unless it can prove that the server is its
+//! own, empty and unused.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -35,8 +35,8 @@ fn texts(fleet: &Fleet) -> String {
     fleet.standing()["events"].to_string()
 }
 
-/// Two nodes, and a program that names a server which runs already. Its stop fails while `outage` exists; each stop
-/// adds a line to `stops`.
+/// Two nodes, and a program that names a running server. Its stop fails while the file `outage` exists. Each stop adds
+/// a line to `stops`.
 struct Named {
     fleet: Fleet,
     server: Node,
@@ -82,7 +82,7 @@ impl Named {
 fn a_server_that_an_operator_adds_again_is_not_stopped() {
     let Some(named) = Named::start(Node::start(&NodeOptions::default())) else { return };
     named.leaves_in_an_outage();
-    // It is refused only while the program runs.
+    // The add is refused only while the program runs.
     let add = format!("nodes add {} --rebalance --wait --goal fast", named.server.address());
     until_within(PATIENCE, "it is added", || run_cli(named.fleet.site.router(), &add).code == 0);
     let stops = named.stops();
@@ -91,7 +91,7 @@ fn a_server_that_an_operator_adds_again_is_not_stopped() {
     assert!(texts(&named.fleet).contains("an operator has added"), "{}", texts(&named.fleet));
     assert!(named.server.cmd("DBSIZE").int() > 10, "it has its share");
     assert_eq!(named.fleet.standing()["started"], Json::Array(Vec::new()));
-    // The operator's node stays, whatever is ordered.
+    // The operator's node stays, regardless of later requests.
     let two = done(named.fleet.site.router(), "autoscale set-nodes 2 --json");
     until_within(PATIENCE, "the order has ended", || named.fleet.standing()["wanted"].is_null());
     assert_eq!((named.fleet.standing()["nodes"].as_u64(), named.stops()), (Some(3), stops), "{two}");
@@ -151,7 +151,7 @@ fn started(fleet: &Fleet) -> SocketAddr {
     fleet.standing()["started"][0].as_str().and_then(|address| address.parse().ok()).expect("a server")
 }
 
-/// Numbers begin at 0 again, and the server with the old number 0 is a listed node.
+/// Numbers restart at 0, and the server with the old number 0 is a listed node.
 #[test]
 fn a_lost_state_directory_makes_no_old_server_a_new_one() {
     let Some(mut fleet) = Fleet::start_at(&server(""), "max-nodes = 4", two_ports()) else { return };
@@ -199,7 +199,7 @@ fn a_node_that_the_configuration_lists_stays() {
     assert_eq!((fleet.standing()["nodes"].as_u64(), servers(&fleet.folder).len()), (Some(3), 1));
 }
 
-/// Two nodes with a password, and a third that is started by this command line.
+/// Two nodes with a password, and this command line for a third.
 fn with_password(command: &str) -> Option<Fleet> {
     let port = ports::free();
     let config = format!(

@@ -1,5 +1,5 @@
-//! Commands that wait at the node: what scripts/blocking.txt (compared with a plain server) cannot show, because it
-//! takes several clients, time, or something that breaks.
+//! Blocking commands: the cases that scripts/blocking.txt (compared with a plain server) cannot cover, because they
+//! need several clients, time, or failures.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ fn field(info: &str, name: &str) -> usize {
     value.trim().parse().expect("a number")
 }
 
-/// Clients waiting at the node, by its own word.
+/// Number of blocked clients that the node reports.
 fn waiting(node: &Node) -> usize {
     field(&node.cmd("INFO clients").text(), "blocked_clients")
 }
@@ -34,7 +34,7 @@ fn until_waiting(node: &Node, count: usize) {
     until("so many clients wait at the node", || waiting(node) == count);
 }
 
-/// A client by whom, and what it waits for.
+/// The reply to a blocking pop: the key and the element.
 fn popped(key: &str, value: &str) -> Value {
     Value::Array(vec![bulk(key), bulk(value)])
 }
@@ -55,7 +55,7 @@ fn an_element_wakes_who_waits_in_the_order_of_waiting() {
             assert_eq!(pusher.cmd(&format!("RPUSH r{{w}} element{i}")), int(1));
             assert_eq!(client.reply(), popped("r{w}", &format!("element{i}")));
         }
-        // Streams wake everybody.
+        // An entry of a stream wakes all readers.
         pusher.cmd("XADD x{w} 1-1 f v");
         for client in &mut clients {
             client.post("XREAD BLOCK 0 STREAMS x{w} $");
@@ -74,7 +74,7 @@ fn what_a_client_sends_behind_a_blocking_command_waits() {
     let site = Site::with(2, &options("", 1));
     let mut client = site.client();
     let mut other = site.client();
-    // On other nodes, too, and whoever answers.
+    // Also commands for other nodes, and commands that the router answers.
     for line in ["SET before 1", "GET before", "BLPOP q 0", "SET after 1", "PING", "GET after", "BLPOP q 0", "ECHO end"]
     {
         client.post(line);
@@ -117,7 +117,7 @@ fn client_unblock_reaches_clients_of_every_worker() {
             [format!("BLPOP q{i} 0"), format!("BLMOVE q{i} q{i} LEFT LEFT 0"), format!("XREAD BLOCK 0 STREAMS q{i} $")]
         {
             client.post(&line);
-            // At once: it may not have reached the node.
+            // Immediately, so the command may not have reached the node.
             let mut unblocked = other.cmd(&format!("CLIENT UNBLOCK {id}"));
             while unblocked == int(0) {
                 unblocked = other.cmd(&format!("CLIENT UNBLOCK {id} TIMEOUT"));
@@ -134,13 +134,13 @@ fn client_unblock_reaches_clients_of_every_worker() {
         assert_eq!(client.cmd("PING"), simple("PONG"));
     }
     assert!(other.cmd("CLIENT LIST").text().lines().all(|l| l.contains(" flags=N ")));
-    // Its connections are free again, and unblocking has hit nobody else.
+    // The connections are free again, and unblocking has affected no other client.
     for client in &mut clients {
         assert_eq!(client.cmd("BLPOP none 0.01"), Value::Nil);
     }
 }
 
-/// A client that goes away waits no longer at the node: what is pushed afterwards is not lost.
+/// A disconnected client no longer waits at the node: elements pushed afterwards are not lost.
 #[test]
 fn a_client_that_has_gone_takes_no_element() {
     let site = Site::with(1, &options("", 2));
@@ -173,7 +173,7 @@ fn a_client_that_has_gone_takes_no_element() {
         }
     }
     assert_eq!(other.cmd("EXISTS unread"), int(0));
-    // One that is gone before its command has been looked at.
+    // A client that disconnects before its command is processed.
     for _ in 0..20 {
         let mut client = site.client();
         client.post("SET k v");
@@ -186,8 +186,8 @@ fn a_client_that_has_gone_takes_no_element() {
     until("nobody is counted as waiting", || field(&other.cmd("INFO clients").text(), "blocked_clients") == 0);
 }
 
-/// How long an element can still be popped for a client that has gone. Not an assertion on time: the documentation says
-/// what was measured.
+/// How long an element can still be popped for a disconnected client. Does not assert a time: the documentation states
+/// the measured one.
 #[test]
 fn how_long_a_wait_outlives_its_client() {
     let Some(site) = Site::router_only(1, &options("", 1)) else { return };
@@ -248,7 +248,7 @@ fn connections_come_back_and_are_used_again() {
             }
         }
     }
-    // The last one of a round may not be back when the next begins.
+    // The last connection of a round may not be returned when the next round begins.
     assert!(relay.accepted() <= plain + 3, "{} connections for 30 commands", relay.accepted() - plain);
 }
 
@@ -262,14 +262,14 @@ fn thousands_wait_at_once() {
         client.post(&format!("BLPOP q{i} 0"));
     }
     until_waiting(&site.nodes()[0], CLIENTS);
-    // Others are served.
+    // Other clients are served.
     let mut other = site.client();
     assert_eq!(other.cmd("SET k v"), ok());
     for (i, client) in clients.iter_mut().enumerate().filter(|(i, _)| i % 2 == 0) {
         assert_eq!(other.cmd(&format!("RPUSH q{i} v{i}")), int(1));
         assert_eq!(client.reply(), popped(&format!("q{i}"), &format!("v{i}")));
     }
-    // The others leave all at once.
+    // All other clients disconnect at once.
     drop(clients);
     until_waiting(&site.nodes()[0], 0);
     assert_eq!(other.cmd("RPUSH q1 kept"), int(1));
@@ -290,7 +290,7 @@ fn the_bound_holds_over_all_workers_and_each_has_its_turn() {
     }
     until_waiting(node, 3);
     let mut other = site.client();
-    // Each gets its element, on whatever worker it is: what one worker holds it gives up for the clients of the other.
+    // Each client gets its element, on any worker: a worker releases its connections to the clients of another.
     for number in 0..12 {
         assert_eq!(other.cmd(&format!("RPUSH q v{number}")).error(), None);
         assert!(node.cmd("INFO clients").text().lines().any(|l| {
@@ -302,7 +302,7 @@ fn the_bound_holds_over_all_workers_and_each_has_its_turn() {
     let mut wanted: Vec<String> = (0..12).map(|number| format!("v{number}")).collect();
     wanted.sort();
     assert_eq!(got, wanted);
-    // Connections that one worker holds and does not use are given up for the clients of another.
+    // A worker releases unused connections to the clients of another.
     for round in 0..6 {
         let mut clients: Vec<Client> = (0..3).map(|_| site.client()).collect();
         for client in &mut clients {
@@ -332,7 +332,7 @@ fn at_the_bound_there_is_a_clear_error() {
     let reply = third.cmd("BLPOP q 0");
     let error = reply.expect_error();
     assert!(error.starts_with("NODEBUSY") && error.contains("blocking-connections-max 2"), "{error}");
-    // One in line gets the connection that comes back.
+    // A queued client gets the next returned connection.
     third.post("BLPOP other 0");
     std::thread::sleep(Duration::from_millis(100));
     let mut other = site.client();
@@ -341,7 +341,7 @@ fn at_the_bound_there_is_a_clear_error() {
     until_waiting(&site.nodes()[0], 2);
     other.cmd("RPUSH other y");
     assert_eq!(third.reply(), popped("other", "y"));
-    // One that leaves while it is in line leaves nothing behind.
+    // A client that disconnects while queued leaves nothing behind.
     clients[0].post("BLPOP q 0");
     until_waiting(&site.nodes()[0], 2);
     third.post("BLPOP q 0");
@@ -376,7 +376,7 @@ fn a_node_that_takes_no_more_connections_is_not_taken_for_dead() {
     assert!(refused > 0 && refused < 12, "{refused} refused");
 }
 
-/// As the server's end would: libraries know a connection that ends, and no error of ours.
+/// As at the end of a server: libraries handle a closed connection, but no special error.
 #[test]
 fn a_node_that_dies_ends_every_wait() {
     let Some(mut site) = Site::router_only(1, &options(BRISK, 2)) else { return };
@@ -394,7 +394,7 @@ fn a_node_that_dies_ends_every_wait() {
     for client in &mut clients {
         assert_eq!(client.listen(PATIENCE), (Vec::new(), true));
     }
-    // Nor is there one to wait at while the node is away. Other commands have their errors.
+    // While the node is down there is no connection to wait on. Other commands return errors.
     until("the node is known to be down", || {
         other.cmd("GET k").error().is_some_and(|error| error.starts_with("NODEDOWN"))
     });
@@ -418,7 +418,7 @@ fn a_node_that_dies_ends_every_wait() {
     }
 }
 
-/// As where it had begun to wait: its connection was still being made.
+/// As for a client that already waits: here its connection was still being opened.
 #[test]
 fn a_node_that_dies_ends_waits_about_to_begin() {
     if crate::support::direct() {
@@ -442,7 +442,7 @@ fn a_node_that_dies_ends_waits_about_to_begin() {
     }
 }
 
-/// Nothing shows on a connection that waits when its node stops running: it is found out all the same.
+/// A frozen node causes no event on the connection of a waiting client, but is still detected.
 #[test]
 fn a_node_that_freezes_ends_every_wait() {
     let Some(site) = Site::router_only(1, &options(BRISK, 1)) else { return };
@@ -458,7 +458,7 @@ fn a_node_that_freezes_ends_every_wait() {
     node.thaw();
     let mut other = site.client();
     until("the node serves again", || other.cmd("SET k v") == ok());
-    // The waits of before are over at the node, too.
+    // The earlier waits have ended at the node as well.
     until_waiting(node, 0);
     other.cmd("RPUSH q kept");
     assert_eq!(other.cmd("BLPOP q 0"), popped("q", "kept"));
@@ -486,11 +486,11 @@ fn a_wait_is_longer_than_the_command_timeout_and_no_zombie() {
     }
 }
 
-/// SIGTERM ends waits at the node first, so that an element that is pushed meanwhile is not lost, and then the
+/// SIGTERM first ends waits at the node, so that elements pushed in the meantime are not lost, and then the
 /// connections.
 #[test]
 fn a_drain_ends_waits_without_an_error() {
-    // A drain that waited for its bound would not end while anybody looks.
+    // If the drain waited for its timeout, the test would time out.
     let Some(mut site) = Site::router_only(1, &options("shutdown-timeout = \"10m\"\n", 2)) else { return };
     let mut clients: Vec<Client> = (0..10).map(|_| site.client()).collect();
     for client in &mut clients {
@@ -505,7 +505,7 @@ fn a_drain_ends_waits_without_an_error() {
     assert!(site.router_mut().process_mut().wait(PATIENCE).success());
 }
 
-/// A wait without end does not hold up a reload that waits until nothing sent under the old topology is in flight.
+/// An unlimited wait does not delay a reload, which waits until no command of the old topology is in flight.
 #[test]
 fn a_wait_does_not_hold_up_a_change_of_the_nodes() {
     if crate::support::direct() {
@@ -531,7 +531,7 @@ fn a_wait_does_not_hold_up_a_change_of_the_nodes() {
     };
     reload(with(2), 2);
     reload(with(1), 1);
-    // Twice the slow command's time is what the reload waits at most; then it says that it gave up.
+    // The reload waits for at most twice the slow command's time. Then it logs that it gave up.
     std::thread::sleep(Duration::from_millis(1500));
     assert!(!router.process().log().contains("still busy"), "{}", router.process().log());
     assert_eq!(waiting(&nodes[0]), 1);
@@ -539,7 +539,7 @@ fn a_wait_does_not_hold_up_a_change_of_the_nodes() {
     assert_eq!(client.reply(), popped("q", "x"));
 }
 
-/// Elements are neither lost nor given twice while consumers come and go and connections break.
+/// Elements are neither lost nor delivered twice while consumers join and leave, and connections break.
 #[test]
 fn elements_are_neither_lost_nor_doubled_among_many_consumers() {
     const ELEMENTS: usize = 3000;
@@ -569,7 +569,7 @@ fn elements_are_neither_lost_nor_doubled_among_many_consumers() {
                             Err(_) => return got,
                         }
                         if got.len() % 40 == 0 {
-                            // Another connection; nothing is under way on this one.
+                            // Open another connection. No command is in flight on this one.
                             client = site.client();
                         }
                     }
@@ -608,8 +608,8 @@ fn a_large_element_reaches_who_waited_for_it() {
     }
 }
 
-/// Connections break on both sides while clients wait: no element is given twice, and one is missing only where
-/// somebody was disconnected, or has gone while it waited.
+/// Connections break on both sides while clients wait: no element is delivered twice, and an element is missing only if
+/// a client was disconnected, or left while it waited.
 #[test]
 fn elements_are_given_once_whatever_breaks() {
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -650,10 +650,10 @@ fn elements_are_given_once_whatever_breaks() {
             })
             .collect();
         let mut pusher = site.client();
-        // A count, not a time: how far one comes in four seconds is the machine's affair.
+        // A count rather than a time, because the throughput depends on the machine.
         for number in 1..=2000_usize {
             let element = format!("e{number}");
-            // One whose fate is unknown is not counted, but may appear.
+            // An element with an unknown result is not counted, but may appear.
             if pusher.cmd(&format!("RPUSH {{w{}}}q {element}", number % 3)).error().is_none() {
                 pushed.push(element);
             }

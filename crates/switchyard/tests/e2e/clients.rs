@@ -1,8 +1,8 @@
-//! Real client programs against the router: libraries in Python, Go and JavaScript (their programs are in
-//! `tests-clients/`), redis-cli, redis-benchmark.
+//! Real client programs against the router: libraries in Python, Go and JavaScript (with programs in `tests-clients/`),
+//! redis-cli, redis-benchmark.
 //!
-//! What they need is fetched by their own package tools with pinned versions, and kept in the target directory for the
-//! next run. A missing toolchain fails the test, unless `SWITCHYARD_SKIP_CLIENTS=1`: silence would look like success.
+//! Their package tools download pinned versions into the target directory, where the next run reuses them. A missing
+//! toolchain fails the test, unless `SWITCHYARD_SKIP_CLIENTS=1`: a silent skip would look like success.
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,7 +19,7 @@ pub(crate) fn programs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests-clients").canonicalize().expect("tests-clients")
 }
 
-/// Whether the test of a client is to run.
+/// Whether the test of a client must run.
 pub(crate) fn wanted(tools: &[(&str, &str)]) -> bool {
     let skip = std::env::var("SWITCHYARD_SKIP_CLIENTS").is_ok_and(|v| v == "1");
     for (tool, package) in tools {
@@ -38,7 +38,7 @@ pub(crate) fn wanted(tools: &[(&str, &str)]) -> bool {
     !skip
 }
 
-/// Runs a command to its end, within ten minutes (a first run downloads), and gives what it wrote.
+/// Runs a command within ten minutes (a first run downloads), and returns its output.
 #[track_caller]
 pub(crate) fn run(what: &str, command: &mut Command) -> String {
     let output = finish(what, command);
@@ -64,15 +64,15 @@ fn finish(what: &str, command: &mut Command) -> Output {
     output
 }
 
-/// A folder that is made once for the given content (a list of versions), and again when that changes.
+/// Creates a folder once per `content` (a list of versions), and again when the content changes.
 pub(crate) fn prepared(name: &str, content: &[u8], make: impl FnOnce(&Path)) -> PathBuf {
-    // FNV-1a: a name for the content, nothing more.
+    // FNV-1a, only as a name of the content.
     let hash = content.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3));
     let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("clients");
     std::fs::create_dir_all(&root).expect("a folder for clients");
     let ready = root.join(format!("{name}-{hash:016x}"));
     if !ready.exists() {
-        // Made aside and renamed: a run that was interrupted must not be taken for a finished one.
+        // Created under another name and renamed, so that an interrupted run does not look complete.
         let fresh = tempfile::TempDir::new_in(&root).expect("a folder");
         make(fresh.path());
         let fresh = fresh.keep();
@@ -85,11 +85,11 @@ pub(crate) fn prepared(name: &str, content: &[u8], make: impl FnOnce(&Path)) -> 
     ready
 }
 
-/// The folder of our programs in Python, and that of the packages that they need.
+/// Folders of our Python programs and of their packages.
 pub(crate) fn python() -> (PathBuf, PathBuf) {
     let source = programs().join("python");
     let requirements = std::fs::read(source.join("requirements.txt")).expect("requirements.txt");
-    // Not a virtual environment, whose scripts know their folder's name: just the packages.
+    // Only the packages rather than a virtual environment, whose scripts contain the folder's name.
     let packages = prepared("python", &requirements, |dir| {
         let venv = tempfile::TempDir::new().expect("a folder");
         run(
@@ -150,7 +150,7 @@ fn redis_py() {
     }
 }
 
-/// A router of several workers that copies whatever is read.
+/// A router with several workers that creates copies of all keys that are read.
 fn copying() -> Option<Site> {
     Site::router_only(
         3,
@@ -161,13 +161,13 @@ fn copying() -> Option<Site> {
     )
 }
 
-/// A router whose clients come over TLS, each with a certificate, a name and a password.
+/// A router with TLS listeners. Each client has a certificate, a name and a password.
 struct SecuredRouter {
     _authority: Authority,
     _users: UsersFile,
     _site: Site,
     address: String,
-    /// The authority's certificate, the client's own and its key, user and password.
+    /// Authority's certificate, client certificate and key, user and password.
     credentials: [OsString; 5],
 }
 
@@ -181,8 +181,7 @@ impl SecuredRouter {
             "user app on {hash} ~* &* +@all\nuser reader on {hash} ~public:* &public:* +@read +@connection +@pubsub +@transaction +acl|whoami -@dangerous\n"
         ));
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free()));
-        // The password of the default user is for the test's own look whether the router is there, at the plain
-        // listener.
+        // With the password of the default user, the harness checks at the plain listener whether the router is up.
         let config = format!(
             "[clients]\nusers-file = {:?}\npassword = \"master\"\n[tls]\ncert-file = {:?}\nkey-file = {:?}\nclient-auth = \"required\"\nclient-ca-file = {:?}\n[[listener]]\naddress = \"tls://{address}\"\n",
             users.path,
@@ -204,7 +203,7 @@ impl SecuredRouter {
     }
 }
 
-/// A router that looks like a cluster.
+/// A router in cluster mode.
 fn cluster() -> Option<Site> {
     Site::router_only(3, &SiteOptions::router(RouterOptions::args(&["--cluster"])))
 }
@@ -260,7 +259,7 @@ fn node_redis_and_ioredis() {
         }
         run("npm ci", Command::new("npm").args(["ci", "--ignore-scripts"]).current_dir(dir));
     });
-    // The program looks for its packages beside itself.
+    // The program loads packages from its own folder.
     std::fs::copy(source.join("check.mjs"), installed.join("check.mjs")).expect("a copy");
     let site = Site::new(3);
     assert_checks_ok(
@@ -324,7 +323,7 @@ fn redis_cli() {
         assert!(cli(&[protocol, "INFO", "server"]).contains("redis_version"));
     }
     assert_eq!(cli(&["--eval", "/dev/null"]), "");
-    // --scan, --bigkeys and --stat walk and poll.
+    // --scan, --bigkeys and --stat use SCAN and INFO.
     let mut client = site.client();
     let bytes: Vec<u8> = (0..1000).flat_map(|i| encode(&["SET", &format!("cli:{i}"), "x"])).collect();
     client.pipeline(&bytes, 1000);
@@ -347,7 +346,7 @@ fn redis_cli() {
     assert_eq!(client.cmd("FLUSHALL"), ok());
 }
 
-/// `-c` follows redirections: there are none, wherever a key is.
+/// `-c` follows redirections, but there are none, regardless of the key's node.
 #[test]
 fn redis_cli_in_cluster_mode() {
     let Some(site) = cluster() else { return };
@@ -366,7 +365,7 @@ fn redis_cli_in_cluster_mode() {
     }
 }
 
-/// A command line for the shell. Only for our own words, which have nothing to escape.
+/// A command line for the shell. Only for our own words, which need no escaping.
 fn quoted(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())
@@ -378,8 +377,8 @@ fn quoted(command: &Command) -> String {
 #[test]
 fn redis_benchmark() {
     let site = Site::new(2);
-    // All its default tests (none needs what is not there yet), then the simple ones in pipelines, with threads and
-    // larger values.
+    // All default tests (they use only supported commands), then the simple ones in pipelines, with threads and larger
+    // values.
     let all = "PING_INLINE PING_MBULK SET GET INCR LPUSH RPUSH LPOP RPOP SADD HSET SPOP \
         ZADD ZPOPMIN LRANGE_100 LRANGE_300 LRANGE_500 LRANGE_600 MSET";
     let simple = "SET GET INCR LPUSH MSET";

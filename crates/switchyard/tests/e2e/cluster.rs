@@ -1,4 +1,4 @@
-//! What clients of a Redis Cluster see with `--cluster`; and without it, what a plain server says.
+//! Replies to clients of a Redis Cluster with `--cluster`. Without it, the replies of a plain server.
 
 use crate::support::{RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple};
 
@@ -62,7 +62,7 @@ fn with_emulation_one_member_has_all_slots() {
     ] {
         assert!(client.cmd(line).expect_error().contains("Switchyard places the slots"), "{line}");
     }
-    // Maps where RESP3 has maps.
+    // RESP3 has maps.
     client.cmd("HELLO 3");
     let shards = client.cmd("CLUSTER SHARDS");
     let node = &shards.items()[0].field("nodes").items()[0].clone();

@@ -1,5 +1,5 @@
-//! Commands that need keys together of which some live elsewhere than their slots: these are brought home, and what
-//! clients see meanwhile and where they cannot be.
+//! Commands with several keys, some of which live elsewhere than their slots: these keys are returned to their slot
+//! owners. Tests cover clients that wait for that, and the cases in which it is impossible.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,17 +14,17 @@ use crate::support::{Client, Node, Site, SiteOptions, Value, bulk, encode, int, 
 
 const EXAMPLE: &str = "switchyard move --from";
 
-/// On a busy machine a move takes its time.
+/// Moves are slow on a busy machine.
 const PATIENT: &str = "[moves]\nbring-home-timeout = \"60s\"\n";
 
-/// How many moves were begun because commands needed keys, by what the report says of all moves.
+/// Number of moves started because commands needed keys, from the report of all moves.
 fn colocations(scene: &Scene) -> usize {
     let report = report(scene.router());
     let all = ["moves", "ended"].map(|list| report[list].as_array().cloned().unwrap_or_default()).concat();
     all.iter().filter(|m| m["home_for"].is_array()).count()
 }
 
-/// Keys that live elsewhere than their slots.
+/// Number of keys that live elsewhere than their slots.
 fn away(scene: &Scene) -> u64 {
     scene.exceptions().iter().sum()
 }
@@ -67,7 +67,7 @@ fn what_a_command_needs_comes_home_and_no_more() {
             client.cmd("DEL {t}b");
         }
         parted.iter().for_each(|key| scene.part(key));
-        // What is sent behind it comes behind it.
+        // Commands sent later are executed later.
         client.write(&[&encode(&crate::support::words(line))[..], &encode(&["ECHO", "behind"])].concat());
         assert_eq!((client.reply(), client.reply()), (reply, bulk("behind")), "{line}");
         asked += 1;
@@ -75,7 +75,7 @@ fn what_a_command_needs_comes_home_and_no_more() {
         assert_eq!((away(&scene), colocations(&scene)), (1, asked), "{line}");
     }
 
-    // Transactions: what is queued, and what is watched.
+    // Transactions: queued and watched keys.
     scene.part("{t}b");
     for (line, reply) in [("MULTI", ok()), ("SET {t}a 1", queued()), ("SET {t}b 2", queued()), ("GET {t}a", queued())] {
         assert_eq!(client.cmd(line), reply);
@@ -88,8 +88,7 @@ fn what_a_command_needs_comes_home_and_no_more() {
     client.cmd("INCR {t}b");
     assert_eq!(client.cmd("EXEC"), Value::Array(vec![int(3)]));
     wait_until_at_rest(&scene);
-    // A key that is not watched comes to one that is: the watch holds. One that is watched comes home: that is a change
-    // of it.
+    // If an unwatched key is moved to a watched one, the watch holds. The move of a watched key is a change of it.
     for (watched, used, result) in [("{t}a", "{t}b", Value::Array(vec![int(4)])), ("{t}b", "{t}a", Value::Nil)] {
         scene.part("{t}b");
         assert_eq!(client.cmd(&format!("WATCH {watched}")), ok());
@@ -107,7 +106,7 @@ fn what_a_command_needs_comes_home_and_no_more() {
     assert_eq!((client.cmd("EXEC"), client.cmd("GET {t}b")), (Value::Nil, bulk("4")), "the first watch was not lost");
     wait_until_at_rest(&scene);
 
-    // What may use any key of the slot has all of them come home.
+    // Commands that may use any key of the slot cause the return of all its keys.
     scene.part("{t}b");
     assert_eq!(away(&scene), 2);
     assert_eq!(client.cmd("EVAL \"return redis.call('GET', ARGV[1])\" 1 {t}a {t}other"), bulk("1"));
@@ -176,7 +175,7 @@ fn many_who_need_the_same_key_share_one_move() {
     assert_eq!((colocations(&scene), away(&scene)), (1, 0));
 }
 
-/// Keys that somebody moves away again and again, under clients that need them together, and count what they do.
+/// Keys are repeatedly moved away while clients use them together, and count their commands.
 #[test]
 fn nothing_is_lost_or_seen_half_done_while_keys_are_moved_away_and_come_home() {
     const ROUNDS: usize = 8;
@@ -250,7 +249,7 @@ fn nothing_is_lost_or_seen_half_done_while_keys_are_moved_away_and_come_home() {
         let (owner, other) = scene.nodes_of("{t}");
         let (mut rounds, mut tried) = (0, 0);
         while rounds < ROUNDS {
-            // Refused while what it matches comes home; and what is away already does not match.
+            // Refused while matching keys are being returned. Keys that already live elsewhere do not match.
             let line = format!(
                 "move --from {} --to {} --keys {{t}}[bcsrv]* --wait --goal fast",
                 owner.address(),
@@ -306,7 +305,7 @@ fn where_they_cannot_come_home_clients_are_told_why() {
     };
     let script = "EVAL \"return redis.call('MGET', KEYS[1], KEYS[2])\" 2 {t}a {t}b";
 
-    // Somebody uses a node past the router.
+    // A client bypasses the router at a node.
     let (owner, other) = scene.nodes_of("{t}");
     let (from, to) = (owner.address(), other.address());
     let mut direct = other.client();
@@ -334,7 +333,7 @@ fn where_they_cannot_come_home_clients_are_told_why() {
     let text = error(&mut client, "EXEC");
     assert!(text.starts_with("EXECABORT") && text.contains("CROSSSLOT") && text.contains("which is paused"), "{text}");
     assert_eq!(client.cmd("GET {t}b"), bulk("2"));
-    // It goes on, and so does who comes now.
+    // The move is resumed, and with it the next client.
     client.post(script);
     done(scene.router(), &format!("moves max-rate {id} none"));
     done(scene.router(), &format!("moves goal {id} fast"));
@@ -345,7 +344,7 @@ fn where_they_cannot_come_home_clients_are_told_why() {
     wait_for(scene.router(), id, "done");
     wait_until_at_rest(&scene);
 
-    // Its node is away. What is left of it is there when the node is.
+    // The key's node is down. Its remaining keys are available when the node is.
     scene.part("{t}b");
     let other = usize::from(scene.site.nodes()[1].address() == to);
     scene.site.node_mut(other).kill();
@@ -357,7 +356,7 @@ fn where_they_cannot_come_home_clients_are_told_why() {
     assert_eq!(scene.site.client().cmd("GET {t}a"), bulk("1"));
 }
 
-/// Clients wait for it: the end of the other move may be hours away.
+/// Clients wait for the colocation, and the other move may take hours.
 #[test]
 fn a_colocation_does_not_wait_for_other_moves_of_its_nodes() {
     let Some(scene) = Scene::with(PATIENT) else { return };
@@ -392,7 +391,7 @@ fn nobody_waits_longer_than_allowed() {
     let (_, other) = scene.nodes_of("{t}");
     other.freeze();
     client.post("RENAME {t}a {t}b");
-    // Whoever needs nothing of that is not held up.
+    // Commands without these keys are not delayed.
     let mut somebody = scene.site.client();
     assert_eq!(somebody.cmd("GET {t}a"), bulk("1"));
     let answer = client.reply();
@@ -404,14 +403,14 @@ fn nobody_waits_longer_than_allowed() {
     );
     assert!(scene.router().metrics().lines().any(|line| line == "switchyard_colocate_refused_total 1"));
     assert_eq!(somebody.cmd("MGET {t}a {t}b").items(), [bulk("1"), bulk("2")], "it was not executed");
-    // Later it is home, or comes home.
+    // Later the keys have returned, or return.
     eventually("the node answers again", || client.cmd("RENAME {t}a {t}b") == ok());
     assert_eq!(somebody.cmd("MGET {t}a {t}b").items(), [Value::Nil, bulk("1")]);
 }
 
 #[test]
 fn a_colocation_goes_on_after_a_crash() {
-    // So many that the move is under way when the router ends: nobody limits what a client waits for.
+    // Enough keys that the move is in progress when the router ends: the wait of a client has no timeout.
     const KEYS: usize = 30_000;
     let config = "[moves]\nbring-home-timeout = \"10m\"\nmax-rate = \"50kb\"\n";
     let Some(mut scene) = Scene::with(config) else { return };
@@ -449,7 +448,7 @@ fn a_colocation_goes_on_after_a_crash() {
     assert_eq!((owner.cmd("DBSIZE"), other.cmd("DBSIZE")), (int(KEYS as i64), int(0)));
 }
 
-/// A function may use any key of the slot, whatever it is given.
+/// A function may use any key of the slot, whatever its arguments.
 #[test]
 fn a_function_has_all_of_its_slot_come_home() {
     const LIBRARY: &str = "#!lua name=of_slots\nredis.register_function('sum', function(keys, args) return redis.call('GET', keys[1]) + redis.call('GET', args[1]) end)\n\
@@ -473,7 +472,7 @@ fn a_function_has_all_of_its_slot_come_home() {
         asked += 1;
         assert_eq!((away(&scene), colocations(&scene)), (0, asked), "{line}");
     }
-    // Within a transaction it is no different.
+    // The same within a transaction.
     scene.part("{t}b");
     scene.part("{t}other");
     assert_eq!(client.cmd("MULTI"), ok());
@@ -484,15 +483,15 @@ fn a_function_has_all_of_its_slot_come_home() {
     assert_eq!(away(&scene), 0);
 }
 
-/// How many clients wait at a node.
+/// Number of clients blocked at a node.
 fn blocked(node: &Node) -> usize {
     let info = node.cmd("INFO clients").text();
     let number = info.lines().find_map(|line| line.strip_prefix("blocked_clients:")).expect("the field");
     number.trim().parse().expect("a number")
 }
 
-/// One that waits at a node with several keys of which a move takes some away is told so; given again, it has them come
-/// home. One whose keys stay together waits on.
+/// If a move takes some keys of a blocked client away, the client receives an error. When the command is sent again,
+/// the keys are returned first. If the keys stay together, the client continues to wait.
 #[test]
 fn who_waits_at_a_node_for_keys_that_are_parted_is_told() {
     let Some(scene) = Scene::with(PATIENT) else { return };
@@ -526,7 +525,7 @@ fn who_waits_at_a_node_for_keys_that_are_parted_is_told() {
         waits.post(line);
         until("it waits again, and the other one as ever", || blocked(owner) == 2);
         asked += 1;
-        // What it waits for is used at home before all have been told that it is there.
+        // The keys are used at their slot owner before all workers know that they are there.
         wait_until_at_rest(&scene);
         assert_eq!(away(&scene), 0, "{line}");
         client.cmd(element);
@@ -535,7 +534,7 @@ fn who_waits_at_a_node_for_keys_that_are_parted_is_told() {
         assert_eq!(waits_for_one.reply(), Value::Array(vec![bulk("{t}c"), bulk("y")]), "{line}");
         wait_until_at_rest(&scene);
 
-        // Keys that live together elsewhere: it waits there, and goes home with them.
+        // Keys that live together elsewhere: the client waits there, and returns with them.
         client.cmd("DEL {t}a {t}b");
         scene.part("{t}a");
         scene.part("{t}b");
@@ -549,10 +548,10 @@ fn who_waits_at_a_node_for_keys_that_are_parted_is_told() {
     }
 }
 
-/// Keys of a move are asked of nodes before it begins, and a node that stands still does not answer.
+/// Before a move, nodes are queried for its keys. A frozen node does not reply.
 #[test]
 fn a_node_that_stands_still_delays_only_what_concerns_it() {
-    // Longer than anything here takes: who waits for that node's answer gets none.
+    // Longer than this test takes: a client that waits for the node gets no reply.
     let config = "[nodes]\ncommand-timeout = \"10m\"\n[moves]\nbring-home-timeout = \"2m\"\n".to_owned();
     let Some(site) = Site::router_only(3, &SiteOptions::config(config)) else { return };
     let mut client = site.client();
@@ -578,7 +577,7 @@ fn a_node_that_stands_still_delays_only_what_concerns_it() {
         eventually("the move has ended", || report(site.router())["moves"].as_array().is_some_and(Vec::is_empty));
     };
     comes_home(&mut client);
-    // By now the node has been asked for sure. And somebody may order moves elsewhere.
+    // The node has certainly been queried at this point. In addition, an operator may request moves of other nodes.
     part(&one, 1);
     comes_home(&mut client);
     part(&one, 1);
@@ -587,7 +586,7 @@ fn a_node_that_stands_still_delays_only_what_concerns_it() {
     let asked = std::thread::scope(|scope| {
         let before = connections_to(to);
         let asked = scope.spawn(|| run_cli(site.router(), &line));
-        // Whoever orders that waits for the node.
+        // The operator's request waits for the node.
         until("it is asked for", || connections_to(to) > before);
         comes_home(&mut client);
         site.nodes()[2].thaw();
@@ -602,7 +601,7 @@ fn a_node_that_stands_still_delays_only_what_concerns_it() {
     });
 }
 
-/// How many connections there are to a server, whether it has accepted them or not.
+/// Number of connections to a server, including connections that it has not accepted.
 fn connections_to(server: SocketAddr) -> usize {
     let remote = format!(":{:04X}", server.port());
     let table = std::fs::read_to_string("/proc/net/tcp").expect("the table of connections");

@@ -1,19 +1,19 @@
-//! Commands that read keys of several slots: the same answers and the same data as with one server; and what must not
-//! be served.
+//! Commands that read keys of several slots: replies and data are the same as with one server. And commands that must
+//! be refused.
 
 use std::time::Duration;
 
 use crate::support::slots::slot;
 use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok};
 
-/// The same commands at both; the replies must agree.
+/// Sends a command to both. The replies must be equal.
 fn both(router: &mut Client, plain: &mut Client, line: &str) -> Value {
     let (got, wanted) = (router.cmd(line), plain.cmd(line));
     assert_eq!(sorted(&got), sorted(&wanted), "{line}");
     got
 }
 
-/// Members of sets come in any order.
+/// Sorts a reply, because the order of set members is arbitrary.
 fn sorted(value: &Value) -> Value {
     match value {
         Value::Array(items) | Value::Set(items) => {
@@ -30,7 +30,7 @@ fn keys_of_several_slots_give_what_one_server_gives() {
     let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
     let node = Node::start(&NodeOptions::default());
     let (mut router, mut plain) = (site.client(), node.client());
-    // Names enough that every pair is at the same node and at different ones.
+    // Enough names that pairs are on the same node and on different nodes.
     let names = ["a", "b", "c", "one", "two", "x:1"];
     assert!(names.iter().any(|n| slot(n.as_bytes()) != slot(b"a")));
     for protocol in ["HELLO 2", "HELLO 3"] {
@@ -137,7 +137,7 @@ fn keys_of_several_slots_give_what_one_server_gives() {
             ));
         }
     }
-    // Nothing temporary is left anywhere.
+    // No node has temporary keys left.
     for node in site.nodes() {
         assert_eq!(node.cmd("KEYS switchyard:*"), Value::Array(vec![]));
     }
@@ -184,7 +184,7 @@ fn what_is_too_large_is_not_brought_together() {
         "{error:?}"
     );
     assert_eq!(client.cmd(&format!("EXISTS {a}dst")), int(0));
-    // What follows in the pipeline comes after it, whatever it takes.
+    // Later commands of the pipeline are executed after it, however long it takes.
     client.post(&format!("COPY {a} {b}x"));
     client.post(&format!("SADD {b}small 1"));
     client.post(&format!("SADD {a}small 2"));
@@ -199,12 +199,12 @@ fn what_is_too_large_is_not_brought_together() {
     assert_eq!(client.reply(), crate::support::simple("PONG"));
 }
 
-/// Keys of the router's own at the nodes, asked for again and again while `work` is done.
+/// Number of the router's temporary keys at the nodes, queried repeatedly during `work`.
 fn temporary_keys_seen(site: &Site, work: impl FnOnce()) -> usize {
     let stop = std::sync::atomic::AtomicBool::new(false);
     let look = |node: &Node| {
         let mut client = node.client();
-        // The node's default user may be restricted by the test.
+        // The test may restrict the node's default user.
         client.cmd("AUTH looker x");
         client.cmd("KEYS *switchyard*").items().len()
     };
@@ -249,7 +249,7 @@ fn a_pause_holds_the_whole_command_and_shows_no_temporary_key() {
             assert_eq!(client.reply(), int(3));
             assert_eq!(client.reply().items(), [bulk("2")]);
         }
-        // Pauses that begin in the middle of such commands.
+        // Pauses that begin during such commands.
         for round in 0..30 {
             client.post(&format!("SUNIONSTORE {b}dst {a} {b}"));
             operator.cmd(&format!("CLIENT PAUSE 20 {}", if round % 2 == 0 { "WRITE" } else { "ALL" }));
@@ -259,7 +259,7 @@ fn a_pause_holds_the_whole_command_and_shows_no_temporary_key() {
     assert_eq!(seen, 0, "a temporary key was seen");
 }
 
-/// What the router's user may not do at a node fails the whole command: nothing is written, and nothing is left.
+/// If the router's user lacks a permission at a node, the whole command fails: nothing is written or left behind.
 #[test]
 fn a_node_that_refuses_a_step_is_left_as_it_was() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
@@ -358,9 +358,9 @@ fn a_node_that_refuses_multi_executes_nothing_of_it() {
     let addresses: Vec<_> = nodes.iter().map(Node::address).collect();
     let router = Router::start(&addresses, &RouterOptions { workers: 1, ..RouterOptions::default() });
     let mut client = Client::connect(router.address());
-    // Their slots are those of different nodes.
+    // Their slots belong to different nodes.
     assert_eq!((client.cmd("SADD {foo}s a b"), client.cmd("SADD {bar}s b c")), (int(2), int(2)));
-    // The first time, the connection that it goes to is only being made; another command waits there beside it.
+    // In the first round, the command's connection is still being opened, and another command waits on it, too.
     for _ in 0..2 {
         let mut other = Client::connect(router.address());
         other.post("SORT {foo}s ALPHA");
@@ -381,7 +381,7 @@ fn what_cannot_be_done_at_the_destination_is_not_done_there() {
     let (here, there) = (format!("{{{}}}", tags[0][0]), format!("{{{}}}", tags[1][0]));
     client.cmd(&format!("RPUSH {here}l 1 2 3"));
     client.cmd(&format!("MSET {here}w_1 30 {here}w_2 20 {here}w_3 10"));
-    // The keys of the pattern are at the other node.
+    // The keys of the pattern are on the other node.
     let sort = |to: &str, get: &str| format!("SORT {here}l BY {here}w_* {get} STORE {to}d");
     for get in ["GET #".to_owned(), format!("GET {here}w_*")] {
         assert!(client.cmd(&sort(&there, &get)).expect_error().starts_with("CROSSSLOT"));

@@ -1,4 +1,4 @@
-//! `switchyard demo` as its users start it: it works, it says so, and it leaves nothing behind.
+//! `switchyard demo` as its users start it: it succeeds, reports that, and leaves nothing behind.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -10,9 +10,9 @@ use tempfile::TempDir;
 use crate::support::process::{Process, tied};
 use crate::support::{Client, ok, ports, simple, until_within};
 
-/// How long a demo may take to end on a busy machine, from when it should.
+/// Time for a demo to end on a busy machine, after the signal to stop.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The time for all of it, while other tests keep the machine busy.
+/// Time for the whole demo, while other tests run.
 const STORY: Duration = Duration::from_secs(600);
 
 struct Demo {
@@ -56,7 +56,7 @@ impl Demo {
         });
     }
 
-    /// Waits for its end: the exit code must be `code`, and everything that it started must be gone.
+    /// Waits for the end: the exit code must be `code`, and all processes that the demo started must be gone.
     fn ends_with(&mut self, code: i32) {
         let status = self.process.wait(PATIENCE);
         assert_eq!(status.code(), Some(code), "{}", self.output());
@@ -80,7 +80,7 @@ fn left_in(folder: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Processes, by their directories, that live below a folder or in one that is gone from there.
+/// Directories of processes that run in a folder, also if that was deleted.
 fn processes_in(folder: &Path) -> Vec<PathBuf> {
     let all = std::fs::read_dir("/proc").expect("processes").flatten();
     let homes = all.filter_map(|entry| std::fs::read_link(entry.path().join("cwd")).ok());
@@ -98,7 +98,7 @@ fn the_demo_tells_all_and_leaves_nothing_behind() {
     demo.process.signal(Signal::INT);
     demo.ends_with(0);
     let output = demo.output();
-    // Decisions and deeds of the router, in the words of its histories.
+    // Decisions and actions of the router, as in its histories.
     let said = story_lines(&output);
     for (what, words) in [
         ("the hot key is answered", vec!["done", "reads were answered from copies"]),
@@ -131,7 +131,7 @@ fn the_demo_tells_all_and_leaves_nothing_behind() {
     assert!(picture.starts_with("<svg") && picture.contains("0 wrong, 0 stale"), "{picture}");
 }
 
-/// The lines, each with those that go on below it.
+/// Lines of the output, each joined with its continuation lines.
 fn story_lines(output: &str) -> Vec<String> {
     let mut said: Vec<String> = Vec::new();
     for line in output.lines() {

@@ -1,32 +1,31 @@
-//! The router against a plain server: the same commands in the same order must give the same bytes.
+//! Compares the router with a plain server: the same commands in the same order must give the same bytes.
 //!
-//! Redis itself is not deterministic everywhere. What may differ between two servers that did the same is listed in
-//! [`How`], by command, and nowhere else; everything not listed is compared byte by byte, in RESP2 and in RESP3.
+//! Redis itself is not deterministic everywhere. All allowed differences between two servers are listed by command in
+//! [`How`]. Everything else is compared byte by byte, in RESP2 and in RESP3.
 
 use std::fmt::Write as _;
 
 use crate::support::{Client, Node, NodeOptions, Random, Site, SiteOptions, Value, encode, until, value};
 
-/// One command.
 pub(crate) type Command = Vec<Vec<u8>>;
 
-/// What of a reply is compared.
+/// Method of comparing replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
-    /// Every byte.
+    /// All bytes.
     Bytes,
-    /// The members but not their order: sets and hash tables are walked in the order of a hash seeded by each server at
-    /// random.
+    /// Members in any order: sets and hash tables are iterated in the order of a hash with a random seed per server.
     Members,
-    /// The same for field-value pairs.
+    /// Field-value pairs in any order.
     Pairs,
-    /// The same for `[cursor, members]`; the cursor depends on the seed as well, so tests ask for all in one call.
+    /// `[cursor, members]` with members in any order. The cursor depends on the seed as well, so tests request all
+    /// members in one call.
     CursorMembers,
-    /// The same for `[cursor, flat pairs]`.
+    /// `[cursor, flat pairs]` with pairs in any order.
     CursorPairs,
-    /// Whether it is negative (and which), zero or positive: the rest is time that passed.
+    /// Sign, and the value if negative: the rest is elapsed time.
     Sign,
-    /// Kinds and lengths of aggregates, and which kind each leaf has: the leaves are random picks or ages.
+    /// Types and lengths of aggregates, and types of leaves: the leaves are random members or ages.
     Shape,
 }
 
@@ -34,7 +33,7 @@ fn how(command: &Command) -> How {
     let word = |i: usize| command.get(i).map(|w| String::from_utf8_lossy(w).to_ascii_uppercase()).unwrap_or_default();
     match (word(0).as_str(), word(1).as_str()) {
         ("SMEMBERS" | "SINTER" | "SUNION" | "SDIFF" | "HKEYS" | "HVALS" | "KEYS", _) => How::Members,
-        // Tests ask for at least as many as there are, so that only the order is random.
+        // Tests request at least all members, so that only the order is random.
         ("SPOP" | "SRANDMEMBER" | "HRANDFIELD" | "ZRANDMEMBER", _)
             if command.len() == 3 && !word(2).starts_with('-') =>
         {
@@ -49,7 +48,7 @@ fn how(command: &Command) -> How {
         ("DUMP", _) => How::Shape,
         ("OBJECT", "IDLETIME") | ("MEMORY", "USAGE") | ("XINFO", "CONSUMERS") => How::Shape,
         ("XINFO", "STREAM") if command.len() > 3 => How::Shape,
-        // The extended form tells how long ago each message was delivered.
+        // The extended form contains the time since each delivery.
         ("XPENDING", _) if command.len() > 3 => How::Shape,
         ("XADD", _) if command.iter().any(|w| w == b"*") => How::Shape,
         _ => How::Bytes,
@@ -78,8 +77,8 @@ fn shape(value: &Value) -> Value {
 fn canonical(how: How, raw: &[u8]) -> Value {
     let reply = value::parse(raw);
     if let Some(error) = reply.error() {
-        // The router finds the keys of XREAD by itself, and so this error; how its text goes on differs between Redis
-        // and Valkey.
+        // The router itself finds the keys of XREAD, and so produces this error. The rest of its text differs between
+        // Redis and Valkey.
         let unbalanced = "ERR Unbalanced ";
         return if error.starts_with(unbalanced) { Value::Error(unbalanced.into()) } else { reply };
     }
@@ -100,7 +99,7 @@ fn canonical(how: How, raw: &[u8]) -> Value {
     }
 }
 
-/// A command as one can type it.
+/// Formats a command as typed input.
 pub(crate) fn show(command: &Command) -> String {
     let mut out = String::new();
     for word in command.iter().take(12) {
@@ -116,7 +115,7 @@ pub(crate) fn show(command: &Command) -> String {
     out
 }
 
-/// Sends `commands` to both in pipelines of the lengths that `lengths` gives, and compares.
+/// Sends `commands` to both in pipelines with lengths from `lengths`, and compares the replies.
 #[track_caller]
 pub(crate) fn compare(
     label: &str,
@@ -162,7 +161,7 @@ pub(crate) fn compare(
     }
 }
 
-/// A router before three nodes, and a plain server beside it.
+/// A router in front of three nodes, and a plain server.
 struct Pair {
     site: Site,
     plain: Node,
@@ -191,8 +190,8 @@ impl Pair {
     }
 }
 
-/// Hand-written sequences, one family per block; `#` begins a comment. Keys of one command share a hash tag, as a
-/// cluster demands.
+/// Hand-written sequences, one family per block. `#` begins a comment. Keys of one command share a hash tag, as a
+/// cluster requires.
 pub(crate) const SCRIPTS: &[(&str, &str)] = &[
     ("strings", include_str!("scripts/strings.txt")),
     ("keys", include_str!("scripts/keys.txt")),
@@ -216,9 +215,8 @@ pub(crate) fn script(text: &str) -> Vec<Command> {
         .collect()
 }
 
-/// The programs to compare with: the default server, and Valkey as well where it is installed beside Redis. Not a
-/// development version of it: one such build answers BITCOUNT of a fresh `SETBIT k 1972 1` with 5 now and then, which
-/// no comparison survives.
+/// Programs to compare with: the default server, and Valkey if it is installed in addition to Redis. Not a development
+/// version of Valkey: one such build sometimes answers BITCOUNT after `SETBIT k 1972 1` with 5.
 fn programs() -> Vec<Option<&'static str>> {
     let mut programs = vec![None];
     let chosen = std::env::var_os("SWITCHYARD_E2E_SERVER").is_some();
@@ -240,7 +238,7 @@ fn hand_written_sequences_answer_as_a_plain_server_does() {
             for (family, text) in SCRIPTS {
                 let commands = script(text);
                 let (mut routed, mut plain) = pair.clients(resp);
-                // One by one, as a person types them, and in one pipeline, as a program sends them.
+                // One by one, as typed, and in one pipeline, as sent by a program.
                 compare(&format!("{family}, RESP{resp}, one by one"), &mut routed, &mut plain, &commands, || 1);
                 pair.flush();
                 compare(&format!("{family}, RESP{resp}, pipelined"), &mut routed, &mut plain, &commands, || 1000);
@@ -250,7 +248,7 @@ fn hand_written_sequences_answer_as_a_plain_server_does() {
     }
 }
 
-/// Commands with keys that no hand-written sequence has, and why.
+/// Commands with keys that have no hand-written sequence, with the reason.
 const NOT_IN_SCRIPTS: &[(&str, &str)] = &[
     ("spublish", "publish/subscribe: see pubsub.rs"),
     ("ssubscribe", "publish/subscribe: see pubsub.rs"),
@@ -283,8 +281,8 @@ fn every_command_with_keys_has_a_hand_written_sequence() {
     assert!(missing.is_empty(), "commands of this server that no sequence in scripts/ uses: {missing:?}");
 }
 
-/// How random commands look. `$x` is a key of the family `x`; all keys of a command share a tag. `$1..` are values, see
-/// [`Generator`].
+/// Templates of random commands. `$x` is a key of the family `x`. All keys of a command share a tag. `$1..` are values,
+/// see [`Generator`].
 const TEMPLATES: &str = include_str!("scripts/random.txt");
 
 struct Generator {
@@ -304,7 +302,7 @@ impl Generator {
     }
 
     fn key(&mut self, tag: usize, family: &str) -> Vec<u8> {
-        // Now and then a key of another type: errors must be the same as well.
+        // Sometimes a key of another type: errors must match as well.
         let family =
             if self.random.one_in(12) { *self.random.pick(&[&"s", &"l", &"h", &"e", &"z", &"x"]) } else { family };
         format!("{{tag{tag}}}{family}{}", self.random.below(3)).into_bytes()
@@ -330,7 +328,7 @@ impl Generator {
         }
     }
 
-    /// Some commands of one slot between MULTI and EXEC, now and then with WATCH, and with what goes wrong.
+    /// Adds commands of one slot between MULTI and EXEC, sometimes with WATCH, and with errors.
     fn transaction(&mut self, out: &mut Vec<Command>) {
         let tag = self.random.below(24);
         let watched = format!("{{tag{tag}}}s{}", self.random.below(3)).into_bytes();
@@ -347,11 +345,11 @@ impl Generator {
         for _ in 0..self.random.below(6) {
             let command = loop {
                 let command = self.command_of(tag);
-                // What is compared by less than its bytes cannot be, inside of EXEC; and other slots are refused.
+                // Within EXEC, only commands with byte-wise comparison can be compared, and other slots are refused.
                 let elsewhere = command
                     .iter()
                     .any(|w| w.starts_with(b"{tag") && !w.starts_with(format!("{{tag{tag}}}").as_bytes()));
-                // A command that takes more arguments in later versions is refused by the node, at EXEC.
+                // If later versions accept more arguments, the node refuses the command only at EXEC.
                 let surplus = command.iter().any(|w| w.ends_with(b"}surplus"));
                 if how(&command) == How::Bytes && !elsewhere && !surplus && !command[0].eq_ignore_ascii_case(b"SORT") {
                     break command;
@@ -389,7 +387,7 @@ impl Generator {
                         let key = self.key(tag, hole);
                         command.push(key);
                     }
-                    // Sorted sets whose scores are all equal: of others, what lies between two members is not defined.
+                    // Sorted sets with equal scores. Otherwise the range between two members is undefined.
                     "y" => command.push(format!("{{tag{tag}}}y{}", random.below(3)).into_bytes()),
                     // Keys of any slot, for commands that the router splits.
                     "any" => {
@@ -447,15 +445,15 @@ impl Generator {
                 }
             }
         }
-        // Clients differ in how they spell commands.
+        // Clients differ in the case of commands.
         if self.random.one_in(10) {
             command[0].make_ascii_lowercase();
         }
-        // A client that errs: one argument too few or too many.
+        // A client error: one argument too few or too many.
         if self.random.one_in(150) {
             command.pop();
         } else if self.random.one_in(150) {
-            // Where it is taken for a key it must share the slot: a plain server has no slots.
+            // If it is parsed as a key, it must share the slot, because a plain server has no slots.
             command.push(format!("{{tag{tag}}}surplus").into_bytes());
         }
         if command.is_empty() {
@@ -484,7 +482,7 @@ fn random_commands_answer_as_a_plain_server_does() {
                 let (mut routed, mut plain) = pair.clients(resp as u8);
                 let mut random = Random::new(seed);
                 let label = format!("SWITCHYARD_E2E_SEED={seed}, RESP{resp}");
-                // Short and long pipelines in turn: most of what goes wrong is between two commands.
+                // Short and long pipelines alternate: most bugs involve two consecutive commands.
                 let lengths = || match random.below(3) {
                     0 => 1,
                     1 => 1 + random.below(20),
@@ -497,7 +495,7 @@ fn random_commands_answer_as_a_plain_server_does() {
     }
 }
 
-/// A value keeps its type, encoding, time to live and bytes on its way through DUMP and RESTORE.
+/// DUMP and RESTORE preserve type, encoding, time to live and bytes of a value.
 #[test]
 fn dump_and_restore_carry_every_type() {
     let pair = Pair::new(None);
@@ -547,8 +545,8 @@ fn dump_and_restore_carry_every_type() {
     }
 }
 
-/// Two commands of one client on one key never pass each other, whichever way each of them takes inside the router: a
-/// large value, a slow command, a script, a split command, the ordinary pipeline.
+/// Two commands of a client on one key are never reordered, whatever their paths inside the router: large value, slow
+/// command, script, split command, pipeline.
 #[test]
 fn commands_on_a_key_keep_their_order_on_every_path() {
     let pair = Pair::new(None);
@@ -580,7 +578,7 @@ fn commands_on_a_key_keep_their_order_on_every_path() {
             vec![word("DEL"), key("v"), format!("{{other{round}}}w").into_bytes()],
             vec![word("EXISTS"), key("v")],
         ];
-        // Not always all of them: each pair should meet once as neighbours.
+        // A random subset, so that each pair of commands is adjacent in some run.
         commands.extend(steps.into_iter().filter(|_| !random.one_in(4)));
     }
     for resp in [2, 3] {
@@ -590,7 +588,7 @@ fn commands_on_a_key_keep_their_order_on_every_path() {
     }
 }
 
-/// The clock of a node decides about expiry, and an expired key is gone for every command.
+/// The node's clock decides about expiry, and an expired key is gone for every command.
 #[test]
 fn keys_expire() {
     let site = Site::new(2);

@@ -1,4 +1,4 @@
-//! `switchyard doctor` against real servers with real faults, and what the router keeps the same on all nodes.
+//! `switchyard doctor` with real faults of real servers. Also settings that the router keeps equal on all nodes.
 
 use std::process::Command;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use crate::support::process::tied;
 use crate::support::{Node, NodeOptions, Site, SiteOptions, Value, bulk, ok, until};
 
-/// Runs it; gives its exit code and what it wrote.
+/// Runs doctor. Returns its exit code and output.
 fn doctor(args: &[&str]) -> (i32, String) {
     let mut command: Command = tied(env!("CARGO_BIN_EXE_switchyard"));
-    // Whoever runs the tests may have a fleet of their own.
+    // The user who runs the tests may have a fleet.
     let output = command.args(["doctor", "--state-dir", "/nonexistent"]).args(args).output().expect("it runs");
     (output.status.code().expect("an exit code"), String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -56,7 +56,7 @@ fn each_fault_of_a_server_is_told_with_what_to_do() {
         let found = found.unwrap_or_else(|| panic!("{check} is not found: {text}"));
         assert!(found["advice"].as_str().expect("advice").contains(advice), "{found}");
     }
-    // Nobody there; and credentials that are wrong.
+    // An unused port, and wrong credentials.
     let (code, text) = doctor(&["--node", "127.0.0.1:1"]);
     assert_eq!(code, 1);
     assert!(text.contains("ERROR    127.0.0.1:1  connection: cannot be reached"), "{text}");
@@ -158,12 +158,12 @@ fn a_node_that_returns_empty_is_given_the_functions_of_the_others() {
         assert_eq!(client.cmd(&format!("SET {{{tag}}}k v")), ok());
         assert_eq!(client.cmd(&format!("FCALL shared 1 {{{tag}}}k")), bulk("v"));
     }
-    // What differs is nobody's to decide but an operator's: nothing is overwritten.
+    // Only an operator can resolve a difference: nothing is overwritten.
     let other = LIBRARY.replace("GET", "STRLEN");
     site.nodes()[2].client().call(&["FUNCTION", "LOAD", "REPLACE", &other]);
     site.node_mut(1).restart();
     site.router().process().expect_log(&["differ"]);
-    // What it would be given, it would be given at once.
+    // The router would load functions at once.
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(site.nodes()[1].cmd("FUNCTION LIST"), Value::Array(vec![]));
 }
@@ -185,7 +185,7 @@ fn commands_that_may_meet_limits_are_told() {
         assert!(text.contains(told), "{told}: {text}");
     }
     assert!(!text.contains("MGET") && !text.contains("MSETNX"), "{text}");
-    // Itself it leaves no trace: the second time it says the same.
+    // Doctor's own commands are not counted: a second run gives the same result.
     let (_, again) = doctor(&["--node", &address, "--workers", "2"]);
     assert_eq!(text, again);
 }

@@ -1,12 +1,12 @@
-//! A primary that comes back without its keys is not served blindly.
+//! A primary that returns without its keys is not served without a check.
 
 use crate::support::process::tied;
 use crate::support::slots::slot;
 use crate::support::{Client, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, until};
 
-/// Two nodes that keep nothing over a restart, and a router that a test may start while one of them is held.
+/// Two nodes, in memory or persistent, and a router that may start while one of them is held.
 fn site(persistent: bool, policy: &str) -> Option<Site> {
-    // Each write at once: with everysec one may wait for a sync that is under way, and a kill loses it.
+    // Sync each write: with everysec a write may wait for a sync in progress, and a kill would lose it.
     let args: &[&str] = if persistent { &["--appendonly", "yes", "--appendfsync", "always"] } else { &[] };
     let args = args.iter().map(|arg| (*arg).to_owned()).collect();
     let node = NodeOptions { args, ..NodeOptions::default() };
@@ -18,7 +18,7 @@ fn site(persistent: bool, policy: &str) -> Option<Site> {
     Some(site)
 }
 
-/// `switchyard nodes accept`: its exit code and what it said.
+/// Runs `switchyard nodes accept`. Returns its exit code and output.
 fn accept(site: &Site, name: &str) -> (Option<i32>, String) {
     let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
     let output = command
@@ -28,14 +28,14 @@ fn accept(site: &Site, name: &str) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// A key at the first node, written through the router.
+/// Writes a key of the first node through the router.
 fn fill(site: &Site, client: &mut Client) -> String {
     let key = format!("{{{}}}k", site.tags()[0][0]);
     assert_eq!(client.cmd(&format!("SET {key} v")), ok());
     key
 }
 
-/// The error about the node that came back empty.
+/// Returns the error about the held node.
 fn held(client: &mut Client, key: &str) -> String {
     until("the node is held", || {
         let reply = client.cmd(&format!("GET {key}"));
@@ -43,7 +43,7 @@ fn held(client: &mut Client, key: &str) -> String {
     })
 }
 
-/// Waits until the router has counted the keys of the first node, by a question that begins after this call.
+/// Waits until the router has counted the keys of the first node, with a query after this call.
 fn until_counted(site: &Site) {
     let asked = || {
         let stats = site.nodes()[0].cmd("INFO commandstats").text();
@@ -65,7 +65,7 @@ fn it_is_held_until_somebody_accepts_it() {
     site.node_mut(0).restart();
     let error = held(&mut client, &key);
     assert!(error.starts_with(&format!("NODEDOWN {name}")), "{error}");
-    // Neither writes, nor commands for all nodes, nor other kinds of connection get through.
+    // Writes, commands for all nodes, and other kinds of connections are refused as well.
     client.cmd(&format!("SET {key} new")).expect_error();
     client.cmd("DBSIZE").expect_error();
     client.cmd(&format!("SORT {key}")).expect_error();
@@ -75,15 +75,15 @@ fn it_is_held_until_somebody_accepts_it() {
     assert_eq!(site.nodes()[0].cmd("DBSIZE"), int(0));
     client.cmd("SWITCHYARD ACCEPT nobody:1").expect_error();
     assert_eq!(client.cmd(&format!("SWITCHYARD ACCEPT {name}")), ok());
-    // It is true when it is said, for the clients of every worker.
+    // After the reply, the node is served by every worker.
     for _ in 0..20 {
         assert_eq!(site.client().cmd(&format!("GET {key}")), Value::Nil);
     }
-    // Accepted once: the next loss is another one.
+    // Accepting applies once: the next loss is held again.
     client.cmd(&format!("SET {key} again"));
     site.node_mut(0).restart();
     held(&mut client, &key);
-    // Over the admin port, by the command line.
+    // Over the admin port, with the command line.
     let (code, error) = accept(&site, "nobody:1");
     assert!(code == Some(1) && error.contains("no node \"nobody:1\""), "{error}");
     assert_eq!(accept(&site, &name), (Some(0), String::new()));
@@ -102,8 +102,8 @@ fn it_is_served_once_it_has_keys_again() {
     until("the node is served", || client.cmd(&format!("GET {key}")) == bulk("restored"));
 }
 
-/// A key of many is not what was there, whether it is written before or after the router has found the node empty, or
-/// while the router restarts.
+/// One key of many is not enough, whether it is written before or after the router has found the node empty, or while
+/// the router restarts.
 #[test]
 fn one_key_of_many_does_not_make_it_served() {
     let Some(mut site) = site(false, "hold") else { return };
@@ -125,7 +125,7 @@ fn one_key_of_many_does_not_make_it_served() {
     };
     site.nodes()[0].cmd(&format!("SET {} v", keys[0]));
     stays(&site, &mut client);
-    // Half of them are back, and the router begins anew.
+    // Half of the keys are back, and the router restarts.
     keys[..KEYS / 2].iter().for_each(|key| drop(site.nodes()[0].cmd(&format!("SET {key} v"))));
     let addresses: Vec<_> = site.nodes().iter().map(|node| node.address()).collect();
     site.router_mut().restart(&addresses);
@@ -137,19 +137,19 @@ fn one_key_of_many_does_not_make_it_served() {
 
 #[test]
 fn by_default_it_is_held_where_it_should_have_kept_its_data() {
-    // With its data: served as ever.
+    // With its data, the node is served as before.
     let Some(mut persistent) = site(true, "auto") else { return };
     let mut client = persistent.client();
     let key = fill(&persistent, &mut client);
     persistent.node_mut(0).restart();
     until("the node is served", || client.cmd(&format!("GET {key}")) == bulk("v"));
-    // Without: held. FLUSHALL past the router, and a rewrite, stand for a lost disk. A count of keys between it and the
-    // restart would take it for a deletion.
+    // Without its data, it is held. FLUSHALL at the node and a rewrite simulate a lost disk. A count of keys between
+    // them and the restart would look like a deletion.
     until_counted(&persistent);
     persistent.nodes()[0].cmd("FLUSHALL");
     persistent.node_mut(0).restart();
     held(&mut client, &key);
-    // A cache is expected to come back empty.
+    // A cache is expected to return empty.
     let Some(mut cache) = site(false, "auto") else { return };
     let mut client = cache.client();
     let key = fill(&cache, &mut client);
@@ -165,7 +165,7 @@ fn a_node_that_never_had_keys_is_not_held() {
     until("both nodes are served", || client.cmd("DBSIZE") == int(0));
 }
 
-/// The router may end between the loss and the return: what it knew of the node is in its state directory.
+/// The router may end between the loss and the return: its knowledge of the node is in the state directory.
 #[test]
 fn it_is_held_after_a_restart_of_the_router() {
     let Some(mut site) = site(false, "hold") else { return };
@@ -178,13 +178,13 @@ fn it_is_held_after_a_restart_of_the_router() {
     site.router_mut().start_again(&addresses);
     let mut client = site.client();
     held(&mut client, &key);
-    // Held before the restart, and after it.
+    // Held before and after the restart.
     site.router_mut().restart(&addresses);
     let mut client = site.client();
     held(&mut client, &key);
     assert_eq!(accept(&site, &addresses[0].to_string()), (Some(0), String::new()));
     until("the node is served", || client.cmd(&format!("GET {key}")) == Value::Nil);
-    // With other keys it is as it was before.
+    // With other keys, the node is protected as before.
     assert_eq!(client.cmd(&format!("SET {key} again")), ok());
     site.router_mut().restart(&addresses);
     let mut client = site.client();
@@ -204,7 +204,7 @@ fn nothing_is_accepted_beforehand() {
     held(&mut client, &key);
 }
 
-/// Whether a node keeps its data on disk can change while its process runs.
+/// A node's persistence can change while its process runs.
 #[test]
 fn persistence_that_is_switched_on_later_counts() {
     let Some(mut site) = site(false, "auto") else { return };
@@ -264,8 +264,8 @@ fn nothing_moves_to_or_from_it() {
     assert_eq!(client.cmd(&format!("GET {key}")), Value::Nil);
 }
 
-/// Its data is on a disk that is not mounted, say: what is stored beside it would be lost when that is put right, and
-/// what has moved there would count as gone.
+/// For example, its disk is not mounted: new data would be lost when that is corrected, and moved keys would count as
+/// lost.
 #[test]
 fn a_move_waits_for_a_target_that_came_back_without_what_had_moved_there() {
     let Some(mut site) = site(true, "auto") else { return };
@@ -290,7 +290,7 @@ fn a_move_waits_for_a_target_that_came_back_without_what_had_moved_there() {
     ];
     assert!(tied(env!("CARGO_BIN_EXE_switchyard")).args(order).status().expect("it runs").success());
     until("keys have moved", || site.nodes()[1].cmd("DBSIZE").int() > 100);
-    // What it has comes back later.
+    // The node's data returns later.
     let data = site.nodes()[1].append_only_file();
     site.node_mut(1).kill();
     let aside = data.with_extension("aside");
@@ -312,7 +312,7 @@ fn a_move_waits_for_a_target_that_came_back_without_what_had_moved_there() {
     }
 }
 
-/// How many keys a node has is asked now and then only; what a move has stored since then counts all the same.
+/// The key count of a node is queried only periodically. Keys stored by a move since then count as well.
 #[test]
 fn what_a_move_has_just_stored_is_missed() {
     let Some(mut site) = site(false, "hold") else { return };
@@ -338,7 +338,7 @@ fn what_a_move_has_just_taken_away_is_not_missed() {
     let stays = format!("{{{}}}stays", tags[1]);
     assert_eq!(client.cmd(&format!("SET {stays} v")), ok());
     (0..300).for_each(|number| assert_eq!(client.cmd(&format!("SET {{{}}}{number} v", tags[0])), ok()));
-    // It knows of all of them.
+    // The router counts all of them.
     std::thread::sleep(std::time::Duration::from_millis(1500));
     let admin = site.router().admin().to_string();
     let slots = slot(tags[0].as_bytes()).to_string();
@@ -351,7 +351,7 @@ fn what_a_move_has_just_taken_away_is_not_missed() {
     until("what is left is served", || client.cmd(&format!("GET {stays}")) == bulk("v"));
 }
 
-/// Deleted, flushed or expired: what is gone rightly is not missed.
+/// Keys that were deleted, flushed or have expired are not missed.
 #[test]
 fn keys_that_are_gone_rightly_are_not_missed() {
     let Some(mut site) = site(false, "hold") else { return };
@@ -359,7 +359,7 @@ fn keys_that_are_gone_rightly_are_not_missed() {
     let key = fill(&site, &mut client);
     let served =
         |client: &mut Client| until("the node is served", || client.cmd(&format!("SET {key} v PX 8000")) == ok());
-    // A write may be under way at the first count.
+    // A write may be in flight at the first count.
     let twice = |site: &Site| (0..2).for_each(|_| until_counted(site));
     for line in [format!("DEL {key}"), "FLUSHALL".to_owned()] {
         client.cmd(&line);
@@ -369,7 +369,7 @@ fn keys_that_are_gone_rightly_are_not_missed() {
     }
     until_counted(&site);
     site.node_mut(0).kill();
-    // Time is what is tried: the key ends meanwhile.
+    // The key must expire in the meantime.
     std::thread::sleep(std::time::Duration::from_millis(8100));
     site.node_mut(0).restart();
     served(&mut client);

@@ -1,5 +1,5 @@
-//! Nodes and clients that fail: an error that names the node, within the configured time; nobody else notices; nothing
-//! is done twice.
+//! Failures of nodes and clients: an error names the node within the configured time, other clients are not affected,
+//! and no command is executed twice.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ fn options(config: &str) -> SiteOptions {
     SiteOptions::config(config)
 }
 
-/// Short times, so that a test of a failure need not wait long.
+/// Short timeouts, so that tests of failures are quick.
 const BRISK: &str = "[nodes]\nconnect-timeout = \"500ms\"\ncommand-timeout = \"500ms\"\nslow-command-timeout = \"1s\"\nreconnect-backoff-max = \"200ms\"\n";
 
 #[track_caller]
@@ -23,7 +23,7 @@ fn names_node(reply: &Value, node: SocketAddr) {
     assert!(error.contains(&node.to_string()), "the error must name {node}: {error}");
 }
 
-/// A key of each node, by hash tag.
+/// Returns a key of each node, by hash tag.
 fn keys(site: &Site) -> Vec<String> {
     site.tags().iter().map(|tags| format!("{{{}}}key", tags[0])).collect()
 }
@@ -40,8 +40,8 @@ fn a_dead_node_is_named_and_the_others_serve_and_it_comes_back_by_itself() {
     }
     let dead = site.nodes()[1].address();
     site.node_mut(1).kill();
-    // Commands to it fail with its name, at once or after a connection attempt; the others' replies are right and in
-    // order.
+    // Commands for it fail with its name, at once or after a connection attempt. The replies of the other nodes are
+    // correct and in order.
     for round in 0..50 {
         client.post(&format!("GET {}", keys[0]));
         client.post(&format!("GET {}", keys[1]));
@@ -62,7 +62,7 @@ fn a_dead_node_is_named_and_the_others_serve_and_it_comes_back_by_itself() {
         assert!(!size.expect_error().contains("executed"), "it changes nothing: {size:?}");
         assert_eq!(client.reply(), simple("PONG"));
     }
-    // What goes over all nodes says which one is missing rather than giving a part for the whole.
+    // Commands for all nodes name the missing node instead of returning a partial result.
     names_node(&client.cmd("KEYS *"), dead);
     names_node(&client.cmd("FLUSHALL"), dead);
     let mut cursor = "0".to_owned();
@@ -77,7 +77,7 @@ fn a_dead_node_is_named_and_the_others_serve_and_it_comes_back_by_itself() {
         assert!(cursor != "0" && calls < 1000, "SCAN came to an end without the dead node's keys");
     };
     names_node(&scan_error, dead);
-    // Back, empty, without anybody's help.
+    // The node is back, empty, without any intervention.
     site.node_mut(1).restart();
     until("the node serves again", || client.cmd(&format!("GET {}", keys[1])) == Value::Nil);
     assert_eq!(client.cmd(&format!("SET {} again", keys[1])), ok());
@@ -118,14 +118,14 @@ fn a_frozen_node_costs_its_own_clients_a_timeout_and_others_nothing() {
     site.nodes()[0].freeze();
     let mut waiting = site.client();
     waiting.post(&format!("GET {}", keys[0]));
-    // While that one waits, and after its timeout, the other node's clients are served.
+    // During this wait, and after its timeout, clients of the other node are served.
     for i in 0..300 {
         assert_eq!(client.cmd(&format!("SET {} {i}", keys[1])), ok());
         assert_eq!(client.cmd(&format!("GET {}", keys[1])), bulk(i.to_string()));
     }
     let reply = waiting.reply();
     names_node(&reply, frozen);
-    // Connecting to it hangs too (the kernel accepts, nobody answers): still an error, still within the time.
+    // Connections hang as well (the kernel accepts, the process does not read): still an error within the timeout.
     for _ in 0..3 {
         names_node(&waiting.cmd(&format!("GET {}", keys[0])), frozen);
         assert_eq!(client.cmd(&format!("GET {}", keys[1])), bulk("299"));
@@ -134,7 +134,7 @@ fn a_frozen_node_costs_its_own_clients_a_timeout_and_others_nothing() {
     until("the node serves again", || waiting.cmd(&format!("GET {}", keys[0])) == bulk("1"));
 }
 
-/// As one with keys waits: nobody knows yet that the node does not serve.
+/// Like commands with keys: it is not known yet that the node does not serve.
 #[test]
 fn a_command_without_keys_waits_while_the_first_connection_is_made() {
     let router = RouterOptions { nodes_may_be_down: true, ..RouterOptions::default() };
@@ -150,7 +150,7 @@ fn a_command_without_keys_waits_while_the_first_connection_is_made() {
     assert_eq!(client.reply(), int(7));
 }
 
-/// Kills in the middle of replies, many times: what was acknowledged was done, and nothing was done twice.
+/// Repeated failures during replies: acknowledged commands were executed, and no command was executed twice.
 #[test]
 fn no_command_is_executed_twice_whatever_breaks() {
     if crate::support::direct() {
@@ -169,7 +169,7 @@ fn no_command_is_executed_twice_whatever_breaks() {
                     let (mut acked, mut unknown, mut last) = (0, 0, 0);
                     let mut client = Client::connect(router.address());
                     while !stop.load(Ordering::Relaxed) {
-                        // Alone, and many at once.
+                        // Single commands and pipelines.
                         let n = if acked % 3 == 0 { 1 } else { 16 };
                         for _ in 0..n {
                             client.post(&format!("INCR counter{i}"));
@@ -195,7 +195,7 @@ fn no_command_is_executed_twice_whatever_breaks() {
         while Instant::now() < end {
             round += 1;
             match round % 4 {
-                // In the midst of a reply: after so many bytes of replies.
+                // During a reply, after some of its bytes.
                 0 => relay.cut_after(1 + round * 7 % 300),
                 1 => relay.cut(),
                 2 => {
@@ -228,7 +228,7 @@ fn no_command_is_executed_twice_whatever_breaks() {
     assert!(relay.accepted() > 10, "the connections were hardly cut: {}", relay.accepted());
 }
 
-/// The plainest form of the rule: what was sent to a node is never sent again, however it ended.
+/// The basic rule: bytes sent to a node are never sent again, whatever the result.
 #[test]
 fn bytes_of_a_write_reach_a_node_once() {
     if crate::support::direct() {
@@ -237,17 +237,17 @@ fn bytes_of_a_write_reach_a_node_once() {
     let node = Node::start(&NodeOptions::default());
     let relay = Relay::start(node.address());
     let router = Router::start(&[relay.address()], &RouterOptions::config(BRISK));
-    // A client for each: one client's commands may wait for one another.
+    // A client for each, because commands of one client may wait for each other.
     let mut clients: Vec<Client> = (0..3).map(|_| Client::connect(router.address())).collect();
     for round in 0..12 {
         for client in &mut clients {
-            // On each of its connections: a new one would be stalled in its greeting.
+            // On each of its connections, because a new one would be stalled in its handshake.
             until("the node serves", || {
                 let plain = client.cmd("GET warm").error().is_none();
                 (plain && client.cmd("EVAL \"return 1\" 1 warm") == int(1)).then_some(())
             });
         }
-        // The node executes it, but its reply never comes: the connection is cut, or nothing comes until the timeout.
+        // The node executes the command, but the reply never arrives: the connection is cut, or a timeout expires.
         relay.stall(true);
         for (i, client) in clients.iter_mut().enumerate() {
             let mark = format!("once-{round}-{i}");
@@ -288,7 +288,7 @@ fn a_node_that_refuses_connections_is_named_and_others_serve() {
     let (far, near): (Vec<&String>, Vec<&String>) =
         keys.iter().partition(|key| nodes[0].cmd(&format!("EXISTS {key}")) == int(1));
     assert!(far.len() > 5 && near.len() > 5);
-    // Connections are accepted and closed at once: what a load balancer without a server behind it does.
+    // Connections are accepted and closed at once, like a load balancer without a server.
     relay.refuse(true);
     relay.cut();
     until("the loss is noticed", || client.cmd(&format!("GET {}", far[0])).error().map(drop));
@@ -304,7 +304,7 @@ fn a_node_that_refuses_connections_is_named_and_others_serve() {
     until("the node serves again", || client.cmd(&format!("GET {}", far[0])) == bulk("v"));
 }
 
-/// The reply breaks off in the middle of a value: an error or a close, never a shortened or a mixed value.
+/// A reply ends in the middle of a value: an error or a close, never a shortened or mixed value.
 #[test]
 fn a_reply_that_breaks_off_is_never_completed_with_other_bytes() {
     if crate::support::direct() {
@@ -329,7 +329,7 @@ fn a_reply_that_breaks_off_is_never_completed_with_other_bytes() {
             match client.try_reply() {
                 Ok(Value::Bulk(got)) => assert_eq!(got.len(), len, "cut after {cut} bytes"),
                 Ok(other) => names_node(&other, relay.address()),
-                // A value that has begun to reach the client can only be ended by closing.
+                // A partially forwarded value can only be ended by closing.
                 Err(_) => continue,
             }
             match client.try_reply() {
@@ -355,13 +355,13 @@ fn a_client_that_does_not_read_is_cut_at_its_output_limit() {
     let before = process.memory_kib("VmHWM");
     let mut lazy = site.client();
     let commands = crate::support::encode(&["GET", "k"]).repeat(5000);
-    // It writes and never reads. The router may stop reading its commands, or cut it; it must not keep half a gigabyte
-    // for it.
+    // The client writes and never reads. The router may stop reading its commands, or close it, but must not buffer
+    // half a gigabyte.
     lazy.stream().set_write_timeout(Some(Duration::from_secs(1))).expect("timeout");
     use std::io::Write;
     let _ = lazy.stream().write_all(&commands);
     until("the lazy client is cut", || {
-        // Those who read are served meanwhile.
+        // Other clients are served in the meantime.
         assert_eq!(other.cmd("STRLEN k"), int(100_000));
         let list = other.cmd("CLIENT LIST").text();
         list.lines().count() == 1
@@ -439,7 +439,8 @@ fn running_out_of_descriptors_is_survived() {
     }
     assert!(served > 20, "only {served} of 400 were served under 200 descriptors");
     assert!(refused > 100, "{refused} refused");
-    // Those who are in are served, the admin port answers, and after the crowd has gone everything is as before.
+    // Connected clients are served, the admin port replies, and when the other clients are gone, everything works as
+    // before.
     assert_eq!(first.cmd("GET k"), bulk("v"));
     drop(crowd);
     until("new clients are served again", || {
@@ -453,7 +454,7 @@ fn running_out_of_descriptors_is_survived() {
 
 #[test]
 fn a_slow_command_does_not_hold_up_the_pipeline_of_others() {
-    // One worker: without a lane of its own, the slow script's reply would stand before everybody's.
+    // One worker: without a separate lane, the reply of the slow script would precede all others.
     let Some(site) =
         Site::router_only(2, &SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::default() }))
     else {
@@ -462,7 +463,7 @@ fn a_slow_command_does_not_hold_up_the_pipeline_of_others() {
     let keys = keys(&site);
     let mut slow = site.client();
     let mut quick = site.client();
-    // The node itself is busy with the script until it is killed; the other node is not.
+    // The script blocks its node until it is killed, but not the other node.
     let node = &site.nodes()[0];
     assert_eq!(node.cmd("CONFIG SET lua-time-limit 10"), ok());
     slow.send(&["EVAL", "while true do end", "1", &keys[0]]);
@@ -486,7 +487,7 @@ fn a_moment_of_silence_does_not_fill_the_slow_log() {
     let Some(site) = Site::router_only(1, &site_options) else { return };
     let mut client = site.client();
     assert_eq!(client.cmd("SET k v"), ok());
-    // That its replies are small lets a client have many commands in flight.
+    // After small replies, a client may have many commands in flight.
     for _ in 0..100 {
         assert_eq!(client.cmd("GET k"), bulk("v"));
     }
@@ -510,8 +511,8 @@ fn a_moment_of_silence_does_not_fill_the_slow_log() {
     assert!(counted.is_some_and(|counted| counted + entered >= 2500), "{counted:?} and {entered} of 3000");
 }
 
-/// A server executes one command at a time, and whoever else asks it something waits: so through the router, however
-/// long that takes.
+/// A server executes one command at a time, and other commands wait for it. So they do through the router, whatever the
+/// duration.
 #[test]
 fn a_slow_command_takes_its_time_and_fails_nobody() {
     let config = "[nodes]\nconnect-timeout = \"400ms\"\ncommand-timeout = \"400ms\"\n";
@@ -528,7 +529,7 @@ fn a_slow_command_takes_its_time_and_fails_nobody() {
         assert_eq!(clients[0].cmd(line).error(), None, "its connection is there");
     }
     for slow in ["FLUSHALL", "KEYS *", "SCRIPT FLUSH", &script] {
-        // It stands still, as one that executes what takes long: nobody can tell the two apart.
+        // A frozen node is indistinguishable from a node that executes a slow command.
         site.nodes()[1].freeze();
         clients[0].post(slow);
         clients[0].post(&format!("SET {} 1", keys[1]));
@@ -544,7 +545,7 @@ fn a_slow_command_takes_its_time_and_fails_nobody() {
             client.post(line);
         }
         clients[5].post(&format!("SET {} 1", keys[1]));
-        // The other node serves all the while.
+        // The other node serves the whole time.
         let until = Instant::now() + Duration::from_secs(2);
         let mut other = site.client();
         while Instant::now() < until {
@@ -560,7 +561,7 @@ fn a_slow_command_takes_its_time_and_fails_nobody() {
     }
 }
 
-/// A library that connects asks these, and takes an address that does not answer for dead.
+/// A library sends these commands when connecting, and considers an address without a reply dead.
 #[test]
 fn a_handshake_waits_for_no_silent_node() {
     let Some(site) = Site::router_only(2, &options("workers = 1\n[nodes]\ncommand-timeout = \"5m\"\n")) else { return };
@@ -576,7 +577,7 @@ fn a_handshake_waits_for_no_silent_node() {
     for (node, client) in waiting.iter_mut().enumerate() {
         site.nodes()[node].freeze();
         client.post(&format!("SET {} 1", keys[node]));
-        // At once, and when it is known to be silent.
+        // Immediately, and when the node is known to be silent.
         for _ in 0..3 {
             let mut client = site.client();
             for line in ["HELLO 2", "CLIENT SETNAME library", "CLIENT SETINFO LIB-NAME library", "SELECT 0", "PING"] {
@@ -593,8 +594,8 @@ fn a_handshake_waits_for_no_silent_node() {
     }
 }
 
-/// A connection rests longer after each attempt that failed. When another one has found the node up, nobody sits that
-/// out, or is refused for it.
+/// The pause of a connection grows with each failed attempt. When another connection finds the node up, no command
+/// waits for the pause, or fails because of it.
 #[test]
 fn commands_wait_where_others_have_found_the_node_up() {
     let options = RouterOptions { workers: 1, ..RouterOptions::config("[nodes]\nreconnect-backoff-max = \"1h\"\n") };
@@ -602,7 +603,7 @@ fn commands_wait_where_others_have_found_the_node_up() {
     let mut resting = site.client();
     assert_eq!(resting.cmd("SET k v"), ok());
     site.node_mut(0).kill();
-    // The next pause is one of seconds.
+    // The next pause takes seconds.
     let failures = || {
         let metrics = site.router().metrics();
         let line = metrics
@@ -613,7 +614,7 @@ fn commands_wait_where_others_have_found_the_node_up() {
     };
     until("it has failed again and again", || failures() >= 7.0);
     site.node_mut(0).restart();
-    // Replies of another form come on another connection.
+    // RESP3 replies use another connection.
     let mut other = site.client();
     other.cmd("HELLO 3");
     until("the other one finds it up", || other.cmd("GET k").error().is_none());

@@ -1,4 +1,4 @@
-//! What a router does with keys that are there before it: no start answers nil for one of them.
+//! Keys that exist before the router's first start: no start replies nil for any of them.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -32,7 +32,7 @@ fn addresses(nodes: &[Node]) -> Vec<SocketAddr> {
     nodes.iter().map(Node::address).collect()
 }
 
-/// Keys that no router has placed.
+/// Writes keys at a node, bypassing routers.
 fn fill(node: &Node, numbers: impl Iterator<Item = usize>) {
     let mut client = node.client();
     for number in numbers {
@@ -41,7 +41,7 @@ fn fill(node: &Node, numbers: impl Iterator<Item = usize>) {
 }
 
 #[track_caller]
-/// Until each worker does, whichever a client gets.
+/// Until every worker serves, since a client may get any.
 fn until_used(router: &Router) {
     let is_used = || Client::connect(router.address()).cmd(&format!("GET {}", key(0))).error().is_none();
     until("the nodes are used", || (0..16).all(|_| is_used()));
@@ -54,7 +54,7 @@ fn all_are_found(router: &Router) {
     }
 }
 
-/// Runs a start that is refused, and gives what it said.
+/// Runs a start that is refused. Returns its log.
 #[track_caller]
 fn refused_start(nodes: &[SocketAddr], state_dir: &Path) -> String {
     let free = || SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free())).to_string();
@@ -72,7 +72,7 @@ fn refused_start(nodes: &[SocketAddr], state_dir: &Path) -> String {
     log
 }
 
-/// Runs `switchyard VERB` over these nodes.
+/// Runs `switchyard VERB` with these nodes.
 fn run(verb: &str, nodes: &[SocketAddr], state_dir: &Path, more: &[&str]) -> (Option<i32>, String) {
     let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
     command.arg(verb).arg("--state-dir").arg(state_dir).args(more);
@@ -122,7 +122,7 @@ fn keys_that_no_map_fits_refuse_the_start_and_the_ways_are_named() {
     let (code, doctor) = run("doctor", &addresses(&nodes), &state.path().join("none"), &[]);
     assert!(code == Some(1) && doctor.contains("a first start would be refused"), "{doctor}");
     assert!(!state.path().join("none").exists(), "doctor makes nothing");
-    // Twice: a refusal leaves no map behind.
+    // Twice, since a refusal must leave no map behind.
     for _ in 0..2 {
         let log = refused_start(&addresses(&nodes), state.path());
         for way in ["switchyard recover", "--node ", "switchyard nodes add", "FLUSHALL", "--state-dir"] {
@@ -130,12 +130,12 @@ fn keys_that_no_map_fits_refuse_the_start_and_the_ways_are_named() {
         }
         assert!(!log.contains("there1"), "names of keys are nobody's business: {log}");
     }
-    // One of the ways: empty the other, which by then holds nothing that anybody wants.
+    // A remedy: flush the other node, if its keys are not needed.
     assert_eq!(nodes[1].cmd("FLUSHALL"), ok());
     let router = Router::start(&addresses(&nodes), &RouterOptions::default());
     all_are_found(&router);
     drop(router);
-    // A fleet that a router has served, without its state directory: no way is named by which keys of it are lost.
+    // A fleet that a router has served, without its state directory: the suggested remedies lose no keys.
     fill(&nodes[1], KEYS..2 * KEYS);
     let log = refused_start(&addresses(&nodes), &state.path().join("lost"));
     for way in ["its state directory is lost", "switchyard recover", "--state-dir"] {
@@ -166,7 +166,7 @@ fn no_key_is_served_before_each_node_was_looked_at() {
     });
     let text = refused(&router, &format!("nodes add 127.0.0.1:{}", ports::free()));
     assert!(text.contains("not yet known what each node holds"), "{text}");
-    // Nothing is decided: a restart begins anew.
+    // No map is stored: a restart starts over.
     router.restart(&addresses(&nodes));
     nodes[1].thaw();
     until_used(&router);
@@ -210,14 +210,14 @@ fn a_state_directory_of_other_servers_is_refused() {
     for number in 0..KEYS {
         client.cmd(&format!("SET {} {number}", key(number)));
     }
-    // A key that somebody wrote past the router is no reason to refuse a start. It is told.
+    // A key written by a client that bypassed the router does not prevent a start, but is logged.
     let names: Vec<SocketAddr> = addresses(site.nodes());
     let first = usize::from(names[1].to_string() < names[0].to_string());
     let stray = (0..).map(|number| format!("stray{number}")).find(|key| slot(key.as_bytes()) >= 8192).expect("one");
     assert_eq!(site.nodes()[first].cmd(&format!("SET {stray} v")), ok());
     site.router_mut().restart(&names);
     site.router().process().expect_log(&["looks for 1 elsewhere"]);
-    // Doctor says it beside the running router, too.
+    // Doctor reports it as well, while the router runs.
     let (code, found) =
         run("doctor", &names, &site.router().state_dir(), &["--admin", &site.router().admin().to_string()]);
     assert_eq!(code, Some(0), "{found}");
@@ -230,7 +230,7 @@ fn a_state_directory_of_other_servers_is_refused() {
 
     site.router().process().signal(Signal::TERM);
     site.router_mut().process_mut().wait(Duration::from_secs(30));
-    // Other servers at the same addresses: what each holds belongs to the other.
+    // Other servers at the same addresses: each has the keys of the other.
     for (node, half) in [(first, 8192..16384), (1 - first, 0..8192)] {
         site.node_mut(node).restart();
         fill(&site.nodes()[node], (0..KEYS).filter(|number| half.contains(&slot(key(*number).as_bytes()))));
@@ -254,13 +254,13 @@ fn doctor_and_recover_know_nodes_that_were_added_to_a_running_router() {
     assert!(text.contains("3 nodes looked at"), "{text}");
     let (code, text) = run("recover", &listed, &state, &["--admin", &admin, "--dry-run"]);
     assert!(code == Some(1) && text.contains("a router runs on the state directory"), "{text}");
-    // By another state directory nothing is known but that there is a router.
+    // With another state directory, only the existence of a router is known.
     let empty = TempDir::new().expect("a directory");
     let (_, text) = run("doctor", &listed, empty.path(), &[]);
     assert!(text.contains("a router uses these nodes"), "{text}");
     let (code, text) = run("recover", &listed, empty.path(), &["--dry-run"]);
     assert!(code == Some(1) && text.contains("a router uses node"), "{text}");
-    // The admin port of another router is not asked.
+    // The admin port of another router is not queried.
     let (_, text) = run("doctor", &listed, &state, &["--admin", &format!("127.0.0.1:{}", ports::free())]);
     assert!(text.contains("only nodes that the configuration lists were looked at"), "{text}");
 
@@ -274,7 +274,7 @@ fn doctor_and_recover_know_nodes_that_were_added_to_a_running_router() {
     assert!(code == Some(0) && text.contains("gets 16"), "the others have no keys: {text}");
 }
 
-/// Keys that are at nodes which nobody lists would be answered with nil.
+/// Keys on unlisted nodes would be answered with nil.
 #[test]
 fn a_first_start_with_a_part_of_the_nodes_is_refused() {
     let Some(mut site) = Site::router_only(1, &SiteOptions::default()) else { return };
@@ -285,7 +285,7 @@ fn a_first_start_with_a_part_of_the_nodes_is_refused() {
     }
     more.iter().for_each(|node| drop(done(site.router(), &format!("nodes add {}", node.address()))));
     done(site.router(), "balance --wait --goal fast");
-    // One that was removed may begin anew: it says no more that it belongs to others.
+    // A removed node can start over: it no longer refers to the other nodes.
     done(site.router(), &format!("nodes drain {} --wait --goal fast", more[1].address()));
     done(site.router(), &format!("nodes remove {}", more[1].address()));
     let marked = |node: &Node| {
@@ -317,13 +317,13 @@ fn a_first_start_with_a_part_of_the_nodes_is_refused() {
             }
         }
     }
-    // The ways: all of them, and the map from where the keys are.
+    // The remedies: list all nodes, and rebuild the map from the keys.
     let (code, text) = run("recover", &both, lost.path(), &[]);
     assert_eq!(code, Some(0), "{text}");
     site.router_mut().start_again(&both);
     all_are_found(site.router());
     drop(Router::start(&[more[1].address()], &RouterOptions::default()));
-    // Or the word that the others belong to it no more.
+    // Or remove the records of the other nodes.
     site.router_mut().process_mut().kill();
     for user in
         site.nodes()[0].cmd("ACL USERS").items().iter().map(Value::text).filter(|user| user.starts_with("switchyard-"))
@@ -333,7 +333,7 @@ fn a_first_start_with_a_part_of_the_nodes_is_refused() {
     drop(Router::start(&both[..1], &RouterOptions::default()));
 }
 
-/// Its map would be right until the other moves something, and then answer nil.
+/// A first map is only correct until the other router moves a slot.
 #[test]
 fn a_first_start_beside_another_router_is_refused() {
     if direct() {
@@ -348,7 +348,7 @@ fn a_first_start_beside_another_router_is_refused() {
     let _ = Router::start(&addresses(&nodes), &RouterOptions::default());
 }
 
-/// Slots of both names would be at one server, and keys that "move" between them would be removed.
+/// Slots of both names would be on one server, and keys that "move" between them would be deleted.
 #[test]
 fn one_server_under_two_names_is_refused() {
     if direct() {
@@ -362,7 +362,7 @@ fn one_server_under_two_names_is_refused() {
     assert!(log.contains("one server under two names"), "{log}");
     let (code, doctor) = run("doctor", &twice, &state.path().join("none"), &[]);
     assert!(code == Some(1) && doctor.contains("a first start would be refused"), "{doctor}");
-    // A stored map, of which one name leads to the other's server by now.
+    // A stored map with two names, one of which now resolves to the other's server.
     let mut router = Router::start(&addresses(&nodes), &RouterOptions::default());
     router.process().signal(Signal::TERM);
     router.process_mut().wait(Duration::from_secs(30));
@@ -373,8 +373,8 @@ fn one_server_under_two_names_is_refused() {
     assert!(log.contains("one server under two names"), "{log}");
 }
 
-/// Whatever `nodes add` refuses stays out also where a file lists it: at a start, and at a reload.
-/// Once each of these was taken for a node, and half of the writes failed.
+/// Servers that `nodes add` refuses also stay out if the file lists them, at a start and at a reload. In the past, each
+/// of these was accepted as a node, and half of the writes failed.
 #[test]
 fn what_cannot_be_a_node_refuses_the_start() {
     let node = |args: &[&str]| {
@@ -437,7 +437,7 @@ fn a_newly_listed_node_that_may_not_join_stays_out() {
     site.router_mut().restart(&all);
     let log = stays_out(&site, 4);
     assert!(log.contains(&format!("{} is the same server as node {}", again.address(), good.address())), "{log}");
-    // Nothing has changed but what was wrong.
+    // Only the wrong entries had no effect.
     site.router().process().signal(Signal::HUP);
     stays_out(&site, 8);
     assert_eq!(full.cmd("FLUSHALL"), ok());
@@ -446,7 +446,7 @@ fn a_newly_listed_node_that_may_not_join_stays_out() {
     assert_eq!(site.client().cmd("DBSIZE"), int(0));
 }
 
-/// The other one would not find what moves.
+/// The other router would not find moved keys.
 #[test]
 fn a_node_that_another_router_uses_neither_joins_nor_takes_part_in_a_move() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
@@ -461,7 +461,7 @@ fn a_node_that_another_router_uses_neither_joins_nor_takes_part_in_a_move() {
     let text = refused(site.router(), &line);
     assert!(text.contains("is used by another router, with a state directory of its own"), "{text}");
     drop((other, beside));
-    // Connections of its own, of the run before, are no other router.
+    // Connections of its own previous run do not count as another router.
     let mut site = site;
     let listed = addresses(site.nodes());
     site.router_mut().process_mut().kill();
@@ -470,7 +470,7 @@ fn a_node_that_another_router_uses_neither_joins_nor_takes_part_in_a_move() {
     done(site.router(), &format!("nodes add {}", others[0].address()));
 }
 
-/// Where nodes keep no marks, nothing else tells two routers with one slot map.
+/// If nodes have no ownership records, nothing else distinguishes two routers with one slot map.
 #[test]
 fn nothing_moves_beside_a_router_with_a_copy_of_the_state_directory() {
     let node = NodeOptions { config: "user default on nopass ~* &* +@all -acl\n".to_owned(), ..NodeOptions::default() };
@@ -499,7 +499,7 @@ fn nothing_moves_beside_a_router_with_a_copy_of_the_state_directory() {
     }
 }
 
-/// Nothing is left then that tells an old copy of the state directory but the keys.
+/// Without the records, only the keys reveal an old copy of the state directory.
 #[test]
 fn an_old_copy_is_refused_where_marks_were_removed() {
     let args = ["--appendonly", "yes", "--appendfsync", "always"].map(str::to_owned).to_vec();
@@ -512,7 +512,7 @@ fn an_old_copy_is_refused_where_marks_were_removed() {
     let copy = TempDir::new().expect("a directory");
     let listed = addresses(site.nodes());
     site.router_mut().restart(&listed);
-    // A key alone in its slot, of a sample of many.
+    // The only key of its slot, in a sample of many keys.
     let moved = slot(key(7).as_bytes());
     let [from, to] = if site.nodes()[0].cmd(&format!("EXISTS {}", key(7))) == int(1) { [0, 1] } else { [1, 0] }
         .map(|node: usize| listed[node]);
@@ -535,16 +535,16 @@ fn an_old_copy_is_refused_where_marks_were_removed() {
     }
     let log = refused_start(&listed, copy.path());
     assert!(log.contains("may be an old copy") && log.contains("switchyard recover"), "{log}");
-    // The servers' own restart takes the marks away, too, and no process is known then.
+    // A restart of the servers removes the records as well, and then the processes are unknown.
     (0..2).for_each(|node| site.node_mut(node).restart());
     let log = refused_start(&listed, copy.path());
     assert!(log.contains("may be an old copy") && log.contains("other processes than those that it knows"), "{log}");
-    // The newest one fits.
+    // The latest state directory fits.
     site.router_mut().start_again(&listed);
     all_are_found(site.router());
 }
 
-/// A state directory of today, and servers with what they had before keys moved.
+/// A current state directory, and servers restored to a state before keys moved.
 #[test]
 fn what_is_left_of_keys_that_their_owner_has_lost_is_told_and_a_fleet_restored_from_before_a_move_is_refused() {
     if direct() {
@@ -567,7 +567,7 @@ fn what_is_left_of_keys_that_their_owner_has_lost_is_told_and_a_fleet_restored_f
     let found = format!("node {}: of {}", name(&nodes[0]), format_args!("{} keys", had.len()));
     router.process().expect_log(&[&found, "restored from snapshots of another time"]);
 
-    // Where no process is known any more, nothing says that this is an accident of one server.
+    // If all processes are unknown, this cannot be an accident of one server.
     router.process_mut().kill();
     nodes[0].restart();
     had.iter().for_each(|key| drop(nodes[0].cmd(&format!("SET {key} v"))));
@@ -575,7 +575,7 @@ fn what_is_left_of_keys_that_their_owner_has_lost_is_told_and_a_fleet_restored_f
     assert!(code == Some(1) && doctor.contains("a start would be refused"), "{doctor}");
     let log = refused_start(&addresses(&nodes), &router.state_dir());
     assert!(log.contains("are of different times") && log.contains("docs/backup.md"), "{log}");
-    // What is there a second time is only left over.
+    // A second copy of a key is only a leftover.
     had.iter().for_each(|key| drop(nodes[1].cmd(&format!("SET {key} v"))));
     let (code, doctor) = run("doctor", &addresses(&nodes), &router.state_dir(), &[]);
     assert_eq!(code, Some(0), "{doctor}");

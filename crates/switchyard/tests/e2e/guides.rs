@@ -1,12 +1,12 @@
-//! The guides, followed to the letter: their commands are taken from the page and run.
+//! Runs the commands of the guides literally.
 //!
-//! Of a page, ```` ```sh ```` is run and ```` ```toml FILE ```` (or ````
-//! ```ini FILE ````) is written to that file. ```` ```sh by-hand ```` is left out. What the page takes for granted, and
-//! what is checked between its steps, stands in comments that begin with `<!-- sandbox`.
+//! Blocks with ```` ```sh ```` are run. Blocks with ```` ```toml FILE ```` (or ````
+//! ```ini FILE ````) are written to the file. ```` ```sh by-hand ```` is skipped. Preconditions, and checks between
+//! steps, are in comments that begin with `<!-- sandbox`.
 
 use crate::support::sandbox;
 
-/// What a guide comes to as a script.
+/// Converts a guide to a script.
 fn script(page: &str) -> String {
     let mut script = String::from(
         "set -euo pipefail\nfail() { echo \"FAILED: $*\" >&2; journalctl --no-pager -u switchyard | tail -n 50 >&2; exit 1; }\n\

@@ -1,9 +1,9 @@
-//! How nodes are, as people and monitoring see it: silent, busy, or refusing writes.
+//! Health of nodes in all reports: silent, busy, or refusing writes.
 
 use crate::movectl::done;
 use crate::support::{NodeOptions, RouterOptions, Site, SiteOptions, Value, http, int, ok, until};
 
-/// What each place says: the status on the command line, the start page, /readyz, and the metrics.
+/// Returns the reports: status on the command line, start page, /readyz, and metrics.
 fn places(site: &Site) -> [String; 4] {
     let router = site.router();
     let page = |path| http::get(router.admin(), path).1;
@@ -19,7 +19,7 @@ fn until_logged(site: &Site, what: &str) {
     until("the log says so", || site.router().process().log().contains(what));
 }
 
-/// Nobody uses it, and it is seen all the same.
+/// Detected even without any client.
 #[test]
 fn a_node_that_hangs_is_silent_without_any_traffic() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
@@ -45,7 +45,7 @@ fn a_node_that_hangs_is_silent_without_any_traffic() {
 
 #[test]
 fn a_node_that_executes_a_slow_command_is_busy() {
-    // It does not say so itself: only what has been sent to it explains its silence.
+    // The node does not report it: only the command sent to it explains its silence.
     let node = NodeOptions::args(&["--lua-time-limit", "1000000"]);
     let options = SiteOptions { node, router: RouterOptions::config("[nodes]\nslow-command-timeout = \"1m\"\n") };
     let Some(site) = Site::router_only(1, &options) else { return };
@@ -65,7 +65,7 @@ fn a_node_that_executes_a_slow_command_is_busy() {
 #[test]
 fn a_node_that_refuses_writes_says_why() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
-    // Of two nodes one says it in its INFO. The other says nothing, and clients get the error.
+    // One node reports it in its INFO. The other reports nothing, and clients get the error.
     let [full, lonely] = [&site.nodes()[0], &site.nodes()[1]];
     assert_eq!(full.cmd("CONFIG SET maxmemory 1"), ok());
     assert_eq!(lonely.cmd("CONFIG SET min-replicas-to-write 1"), ok());
@@ -90,7 +90,7 @@ fn a_node_that_refuses_writes_says_why() {
     assert_eq!(log.matches("node refuses writes").count(), 2, "{log}");
 }
 
-/// A hash tag of this node, found by reading: writes are refused.
+/// Returns a hash tag of this node, found by reading, because writes are refused.
 fn site_tag(site: &Site, node: usize) -> String {
     let mut client = site.client();
     let calls = || calls_of_get(&site.nodes()[node].cmd("INFO commandstats").text());

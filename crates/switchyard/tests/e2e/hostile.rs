@@ -1,5 +1,5 @@
-//! Bytes that no well-meaning client sends: the router must answer what Redis answers or close as Redis closes, keep no
-//! memory for what was only declared, and go on serving.
+//! Invalid and malicious bytes: the router must reply or close like Redis, reserve no memory for declared lengths, and
+//! continue to serve.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use crate::support::{
     words,
 };
 
-/// Hand-made inputs: a name, and the bytes of one connection.
+/// Hand-written inputs: a name, and the bytes of a connection.
 fn inputs() -> Vec<(String, Vec<u8>)> {
     let mut inputs: Vec<(String, Vec<u8>)> = Vec::new();
     let mut add = |name: &str, bytes: &[u8]| inputs.push((name.to_owned(), bytes.to_vec()));
@@ -49,11 +49,11 @@ fn inputs() -> Vec<(String, Vec<u8>)> {
     add("CRLF missing at the end", b"*1\r\n$4\r\nPING");
     add("leading CRLF", b"\r\n\r\n*1\r\n$4\r\nPING\r\n");
     add("leading LF", b"\n\n*1\r\n$4\r\nPING\r\n");
-    // Redis looks for line ends with strchr, which stops at a NUL: it never sees a line end behind one and waits for
-    // ever, where the router answers the line. So only NULs without a line end are compared.
+    // Redis searches line ends with strchr, which stops at a NUL: it never finds a line end after a NUL and waits
+    // forever, but the router answers the line. So only NULs without a line end are compared.
     add("NULs", &[0; 100]);
 
-    // Something else than bulk strings inside
+    // Other types within the array
     for inner in [
         ":1\r\n",
         "+PING\r\n",
@@ -130,7 +130,7 @@ fn inputs() -> Vec<(String, Vec<u8>)> {
     add("SSH", b"SSH-2.0-OpenSSH_9.6\r\n");
     add("memcached", b"set k 0 0 1\r\nx\r\n");
 
-    // Commands that are well-formed and odd
+    // Well-formed but odd commands
     add("very long name", &[encode(&["N".repeat(5000)]), encode(&["PING"])].concat());
     add("binary name", &[encode(&[&[0xff, 0, 13, 10][..]]), encode(&["PING"])].concat());
     add("name with NUL", &[encode(&[&b"PING\0"[..]]), encode(&["PING"])].concat());
@@ -163,8 +163,8 @@ fn inputs() -> Vec<(String, Vec<u8>)> {
     inputs
 }
 
-/// Sends every input to both and compares what comes, in rounds over all connections at once: waiting once for all is
-/// what makes a table of this size cheap.
+/// Sends every input to both and compares the replies. All connections share each wait, which makes a table of this
+/// size fast.
 fn compare(site: &Site, plain: &Node, inputs: &[(String, Vec<u8>)]) {
     struct Case<'a> {
         name: &'a str,
@@ -185,7 +185,7 @@ fn compare(site: &Site, plain: &Node, inputs: &[(String, Vec<u8>)]) {
         .collect();
     for case in &mut cases {
         for client in &mut case.clients {
-            // The peer may have closed before it has all.
+            // The peer may have closed before it received everything.
             let _ = client.stream().write_all(case.bytes);
         }
     }
@@ -202,7 +202,7 @@ fn compare(site: &Site, plain: &Node, inputs: &[(String, Vec<u8>)]) {
         }
         let different: Vec<&Case<'_>> =
             cases.iter().filter(|c| c.got[0] != c.got[1] || c.closed[0] != c.closed[1]).collect();
-        // Equal is not enough: too many bytes may still come.
+        // Equality is not enough: further bytes may arrive.
         if different.is_empty() && start.elapsed() > Duration::from_millis(500) {
             return;
         }
@@ -235,7 +235,7 @@ fn hostile_bytes_are_answered_as_redis_answers_them() {
     assert_eq!(site.client().cmd("PING"), simple("PONG"));
 }
 
-/// Valid commands with a few bytes changed, dropped, doubled or cut: whatever comes out, both must agree on it.
+/// Valid commands with a few bytes changed, dropped, doubled or cut: both must reply the same.
 #[test]
 fn damaged_commands_are_answered_as_redis_answers_them() {
     let site = Site::new(2);
@@ -256,7 +256,7 @@ fn damaged_commands_are_answered_as_redis_answers_them() {
         ];
         let inputs: Vec<(String, Vec<u8>)> = (0..250)
             .map(|i| {
-                // Keys of its own: the cases run side by side, in another order at each server.
+                // With separate keys, because the cases run concurrently, in a different order at each server.
                 let own = format!("{:012x}", random.bits() >> 16);
                 let mut bytes: Vec<u8> = (0..1 + random.below(3))
                     .flat_map(|_| encode(&words(&random.pick(&lines).replace('%', &own))))
@@ -306,11 +306,11 @@ fn a_partial_command_and_then_the_end_hurts_nobody() {
     }
     let mut client = site.client();
     assert_eq!(client.cmd("SET alive yes"), ok());
-    // Nothing that was not complete was executed: INCR's last byte never came.
+    // The incomplete command was not executed: the last byte of INCR was not sent.
     assert_eq!(client.cmd("EXISTS n"), crate::support::int(0));
 }
 
-/// What a connection may contain, cut anywhere, must not change what is answered.
+/// Splitting the input at any position must not change the replies.
 #[test]
 fn requests_may_arrive_in_any_pieces() {
     let site = Site::new(3);
@@ -347,8 +347,8 @@ fn requests_may_arrive_in_any_pieces() {
         all.escape_ascii().to_string()
     };
     let expected = whole.escape_ascii().to_string();
-    // Every cut into two, many connections at once so that the pauses cost nothing. They share keys, and every
-    // connection must see the same: so one after the other is sent, only the pauses overlap - with keys of their own.
+    // Every split into two parts, on many connections at once, so that the pauses overlap. Each connection uses
+    // separate keys, because all must get the same replies.
     let cuts: Vec<usize> = (1..stream.len()).collect();
     for batch in cuts.chunks(64) {
         let mut open: Vec<(usize, Vec<u8>, Client)> = batch
@@ -379,7 +379,7 @@ fn requests_may_arrive_in_any_pieces() {
     assert_eq!(replies(client), expected, "byte by byte");
 }
 
-/// The same stream with keys of its own, of the same length.
+/// Replaces the keys of the stream by unique ones of the same length.
 fn own_keys(stream: &[u8], number: usize) -> Vec<u8> {
     let tag = format!("{:04x}", number % 0x10000);
     let mut out = stream.to_vec();
@@ -438,13 +438,13 @@ fn declared_lengths_cost_no_memory() {
     std::thread::sleep(Duration::from_millis(300));
     let after = process.memory_kib("VmRSS");
     let grown = after.saturating_sub(before);
-    // 300 connections have buffers of their own; anything by declared length would be gigabytes.
+    // 300 connections need buffers, but memory for the declared lengths would be gigabytes.
     assert!(grown < 30 << 10, "300 declarations cost {grown} KiB");
     drop(open);
     assert_eq!(probe.cmd("SET k v"), ok());
 }
 
-/// Random bytes, many connections: the process stays, memory comes back, and other clients notice nothing.
+/// Random bytes on many connections: the process survives, memory is released, and other clients are not affected.
 #[test]
 fn garbage_does_not_end_the_process() {
     let site = Site::new(2);
@@ -457,7 +457,7 @@ fn garbage_does_not_end_the_process() {
             let len = 1 + random.below(4000);
             let mut bytes = random.bytes(len);
             match i % 4 {
-                // Bytes that look more like the protocol get further.
+                // Bytes similar to the protocol reach further code.
                 0 => bytes.iter_mut().for_each(|b| *b = b"*$0123456789\r\n\r\nGETSPING "[*b as usize % 25]),
                 1 => bytes.splice(0..0, b"*3\r\n$3\r\nSET\r\n$".iter().copied()).for_each(drop),
                 2 => bytes.splice(0..0, b"*2\r\n$4\r\nECHO\r\n$5000\r\n".iter().copied()).for_each(drop),
@@ -479,14 +479,14 @@ fn garbage_does_not_end_the_process() {
     });
 }
 
-/// What an endless node sends at most: without a bound the router would keep all of it.
+/// Maximum number of bytes that an endless node sends: without a limit the router would store all of them.
 const ENDLESS: usize = 400 << 20;
 
-/// A node that answers until a command of this name comes, and then sends `piece` behind `head` without end, or `head`
-/// alone and ends.
+/// A node that replies until it receives a command of this name. Then it sends `piece` after `head` endlessly, or only
+/// `head` and closes.
 struct EndlessNode {
     address: SocketAddr,
-    /// Connections on which it was given up, or has sent [`ENDLESS`] bytes.
+    /// Number of connections that the router has closed, or on which [`ENDLESS`] bytes were sent.
     over: Arc<AtomicUsize>,
 }
 
@@ -534,7 +534,7 @@ impl EndlessNode {
     }
 }
 
-/// What a node says of itself, as far as the router needs it, and OK to everything else.
+/// Replies with the node properties that the router needs, and OK to all other commands.
 fn usual_answer(command: &Value, version: &str) -> String {
     let words = command.items();
     let info = format!("run_id:abc\r\nredis_version:{version}\r\n");
@@ -549,8 +549,8 @@ fn usual_answer(command: &Value, version: &str) -> String {
     }
 }
 
-/// A node whose version draws on terminals, whose commands need no login and have a line of CLIENT LIST for a name, and
-/// that sends clients elsewhere.
+/// A node with escape sequences in its version, commands that claim to need no login and are named like a line of
+/// CLIENT LIST, and redirections of clients.
 fn lie(mut stream: TcpStream, number: usize) {
     let (mut buffer, mut framer) = (Vec::new(), Framer::default());
     loop {
@@ -609,7 +609,7 @@ fn a_node_that_lies_about_itself_misleads_nobody() {
     client.send(&["get\nid=9", "k"]);
     assert!(client.reply().expect_error().starts_with("ERR unknown command"));
     until("every node says how many keys it has", || client.cmd("DBSIZE") == int(i64::MAX));
-    // With that many keys at each: neither ends a worker.
+    // With this many keys at each node, no worker ends.
     client.cmd("RANDOMKEY");
     for command in ["GET k", "STRLEN k"] {
         let reply = client.cmd(command);
@@ -623,8 +623,8 @@ fn a_node_that_lies_about_itself_misleads_nobody() {
     assert!(shown.contains("redis 7.0.15") && !shown.contains('\u{1b}') && !shown.contains("\rFAKE"), "{shown:?}");
 }
 
-/// In the greeting, in the list of commands, among messages, in a part of a gather: nowhere does a node take memory
-/// without end.
+/// In the handshake, the list of commands, messages, or a part of a gather: no endless reply of a node takes unbounded
+/// memory.
 #[test]
 fn a_node_that_sends_without_end_takes_no_memory_without_end() {
     if crate::support::direct() {
@@ -640,7 +640,7 @@ fn a_node_that_sends_without_end_takes_no_memory_without_end() {
             let router = Router::start(&[node.address], &options);
             let mut client = Client::connect(router.address());
             if !ask.is_empty() {
-                // Until the node is up the command is refused.
+                // The command is refused until the node is up.
                 until("the node serves", || client.cmd("GET k") == ok());
                 client.post(ask);
             }
@@ -652,7 +652,7 @@ fn a_node_that_sends_without_end_takes_no_memory_without_end() {
     }
 }
 
-/// Its connection is made anew, and what it had said there is no answer to anything on the new one.
+/// The router reconnects, and surplus replies answer no command on the new connection.
 #[test]
 fn a_node_that_says_more_than_it_was_asked_is_met_anew() {
     if crate::support::direct() {

@@ -1,7 +1,7 @@
-//! Hot copies: what is read is never older than a write that was answered, whatever writes, moves, ends or comes back.
+//! Hot copies: no read is older than an acknowledged write, whatever writes, moves, ends or returns.
 //!
-//! Most tests copy every key that is read (`admission = "all"`), and keep a number under each key that only grows: a
-//! reader who sees less than what a writer was told before has read something old.
+//! Most tests copy every key that is read (`admission = "all"`), and store an increasing number under each key: a
+//! reader that sees less than an acknowledged write has read stale data.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use crate::movectl::done;
 use crate::support::{Client, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok, until};
 
-/// Every key that is read is copied; four workers.
+/// Copies every key that is read.
 const ALL: [&str; 2] = ["--set", "hot-copies.admission=all"];
 
 fn all() -> SiteOptions {
     SiteOptions::router(RouterOptions { workers: 4, ..RouterOptions::args(&ALL) })
 }
 
-/// A sample of the router's metrics.
+/// Returns a sample of the router's metrics.
 fn metric(site: &Site, name: &str) -> f64 {
     let metrics = site.router().metrics();
     let line = metrics.lines().find(|line| line.starts_with(name) && line[name.len()..].starts_with([' ', '{']));
@@ -33,7 +33,7 @@ fn until_copied(site: &Site, client: &mut Client, line: &str) {
     });
 }
 
-/// A key, what a writer of it was told, and what it has asked for.
+/// A key, with the latest acknowledged write and the latest requested write.
 struct Watched {
     key: String,
     confirmed: AtomicI64,
@@ -45,7 +45,7 @@ impl Watched {
         Self { key: key.to_owned(), confirmed: AtomicI64::new(0), sent: AtomicI64::new(0) }
     }
 
-    /// Has a writer write the next number, by `write`; false where it got an error.
+    /// Writes the next number with `write`. Returns false on an error.
     fn write(&self, client: &mut Client, write: &dyn Fn(&mut Client, &str, i64) -> bool) -> bool {
         let number = self.sent.fetch_add(1, Ordering::SeqCst) + 1;
         let is_done = write(client, &self.key, number);
@@ -55,7 +55,7 @@ impl Watched {
         is_done
     }
 
-    /// Has a reader read; what it reads is not old.
+    /// Reads the key, and checks that the value is not stale.
     #[track_caller]
     fn read(&self, client: &mut Client, how: &str) {
         let least = self.confirmed.load(Ordering::SeqCst);
@@ -76,7 +76,7 @@ impl Watched {
     }
 }
 
-/// One writer of each key, and readers of all, until it is over. Gives how often was read.
+/// Runs one writer per key, and readers of all keys, until `body` ends. Returns the number of reads.
 fn watch(
     site: &Site,
     keys: &[Watched],
@@ -146,7 +146,7 @@ fn what_is_read_much_is_answered_by_the_router() {
             (0..500).for_each(|_| assert_eq!(client.cmd("GET hot"), bulk("value")));
             gets() - before < 50
         });
-        // And nothing of what was asked is lost: each of these writes is seen at once.
+        // No copy is stale: each of these writes is visible at once.
         for number in 0..200 {
             assert_eq!(client.cmd(&format!("SET hot {number}")), ok());
             assert_eq!(site.client().cmd("GET hot"), bulk(number.to_string()));
@@ -211,7 +211,7 @@ fn no_read_is_older_than_a_write_that_was_answered() {
             .map(|number| Watched::new(&format!("{}{number}", form.replace(' ', ""))))
             .collect();
         if trim {
-            // A padded number is read as one, too.
+            // A padded number parses as well.
             watch_trimmed(&site, &keys[0], write);
             continue;
         }
@@ -221,7 +221,7 @@ fn no_read_is_older_than_a_write_that_was_answered() {
     assert!(metric(&site, "switchyard_hot_copies_hits_total") > 1000.0, "copies have answered");
 }
 
-/// The only node runs code that nobody has checked, and commands over slots: whatever they write, no copy is older.
+/// A single node runs unchecked code, and commands over slots: whatever they write, no copy is stale.
 #[test]
 fn no_read_is_old_before_one_node_whatever_code_writes() {
     let Some(site) = Site::router_only(1, &all()) else { return };
@@ -297,7 +297,7 @@ fn no_read_is_old_while_nodes_end_and_come_back() {
             std::thread::sleep(Duration::from_millis(300));
             site.nodes()[1].thaw();
         }
-        // Nothing that was read before the restart is answered after it.
+        // Values read before the restart are not served after it.
         let mut client = site.client();
         until("the node is back", || is_ok(&client.cmd("DBSIZE")));
     }
@@ -323,7 +323,7 @@ fn a_node_that_comes_back_with_older_data_is_believed_at_once() {
     }
     site.node_mut(0).kill();
     site.node_mut(0).restart();
-    // One of them finds the node as it is. From then on nobody finds what was.
+    // One client observes the returned node. From then on, no client reads the previous value.
     until("the node is back", || clients[0].cmd("SET other 1") == ok());
     assert_eq!(clients[0].cmd("GET k"), bulk("old"));
     for client in &mut clients {
@@ -355,7 +355,7 @@ fn a_copy_ends_when_its_key_does() {
             }
         }
     }
-    // What makes a key live shorter, or end, is a write as well.
+    // Commands that shorten a key's life, or delete it, are writes as well.
     clients[0].cmd("SET k x");
     until_copied(&site, &mut clients[1], "GET k");
     clients[0].cmd("PEXPIRE k 1");
@@ -610,7 +610,7 @@ fn who_waits_for_replicas_ends_no_copies_and_holds_up_none() {
         assert_eq!(client.cmd("GET k"), bulk("x"));
     }
     assert_eq!(metric(&site, "switchyard_hot_copies_fills_total"), fills, "the copy is still good");
-    // Without end: there is no replica.
+    // Endless: there is no replica.
     waiter.post("WAIT 1 0");
     std::thread::sleep(Duration::from_millis(200));
     client.cmd("SET new x");
@@ -642,7 +642,7 @@ fn who_waits_for_a_copy_is_counted_once() {
     until_copied(&site, &mut client, "GET k");
     let fills = || metric(&site, "switchyard_hot_copies_fills_total");
     let before = fills();
-    // A second in which nobody asks gives all that may be asked at once.
+    // A second without requests refills the bucket.
     std::thread::sleep(Duration::from_millis(1_500));
     for end in 0..15 {
         assert_eq!(client.cmd(&format!("GETRANGE k 0 {end}")).text().len(), end + 1);
@@ -650,7 +650,7 @@ fn who_waits_for_a_copy_is_counted_once() {
     assert!(fills() - before >= 14.0, "they waited: {}", fills() - before);
 }
 
-/// What it asks for in one piece is more than it reads: the others have their turns meanwhile.
+/// The client requests more at once than it reads: other clients get turns in between.
 #[test]
 fn a_client_that_does_not_read_takes_no_turn_of_others() {
     let Some(site) =
@@ -663,7 +663,7 @@ fn a_client_that_does_not_read_takes_no_turn_of_others() {
     until_copied(&site, &mut other, "GET big");
     let mut flood = site.client();
     let gets = |count: usize| encode(&["GET", "big"]).repeat(count);
-    // Beyond what the sockets take, so that it is known for one that does not read. All of it is read at once.
+    // More than the socket buffers hold, so that the client counts as not reading. The router reads all of it at once.
     let name = |name: &str| encode(&["CLIENT", "SETNAME", name]);
     flood.write(&[gets(600), name("began"), gets(3000), name("done")].concat());
     let mut has_begun = false;
@@ -675,8 +675,8 @@ fn a_client_that_does_not_read_takes_no_turn_of_others() {
     assert!(has_begun, "nobody had a turn between its first commands and its last");
 }
 
-/// It is not executed before its last byte is there, whoever waits for that. Then it ends the copies that were made
-/// meanwhile.
+/// The upload is executed only after its last byte, regardless of waiting clients. Then it ends the copies that were
+/// made in the meantime.
 #[test]
 fn a_slow_upload_holds_up_no_copies_and_ends_those_of_its_key() {
     let Some(site) = Site::router_only(1, &all()) else { return };
@@ -702,7 +702,7 @@ fn a_slow_upload_holds_up_no_copies_and_ends_those_of_its_key() {
     assert_eq!(client.cmd("GETRANGE loaded 0 9"), bulk("xxxxxxxxxx"));
 }
 
-/// Whoever waits for a copy of a key waits for nothing there.
+/// Clients that wait for a copy then do not wait for the node.
 #[test]
 fn a_silent_node_is_asked_for_no_more_copies() {
     let args = ["--set", "hot-copies.admission=all", "--set", "nodes.command-timeout=2s"];
@@ -755,7 +755,7 @@ fn a_write_that_nobody_can_end_is_counted() {
     until_copied(&site, &mut reader, "GET k");
 }
 
-/// It keeps what it has counted in the key, so what others read of the key's bytes changes.
+/// PFCOUNT stores the count in the key, which changes the bytes for other readers.
 #[test]
 fn counting_a_hyperloglog_ends_the_copies_of_its_bytes() {
     let Some(site) = Site::router_only(1, &all()) else { return };

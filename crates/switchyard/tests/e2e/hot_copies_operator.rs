@@ -1,7 +1,7 @@
-//! Hot copies as people see and steer them: the report, eviction, the switch, reloads, metrics. That their answers are
-//! right is the matter of another module.
+//! Monitoring and control of hot copies: report, eviction, suspension, reloads, metrics. Another module tests the
+//! correctness of replies.
 //!
-//! Every key that is read is copied here (`admission = "all"`), so that nothing waits for load.
+//! All keys that are read are copied here (`admission = "all"`), so that no test depends on load.
 
 use serde_json::Value as Json;
 
@@ -14,7 +14,7 @@ fn site(args: &[&str]) -> Option<Site> {
     Site::router_only(1, &SiteOptions::router(RouterOptions::args(args)))
 }
 
-/// A figure of the report.
+/// Returns a number of the report.
 fn figure(client: &mut Client, name: &str) -> i64 {
     client.cmd("SWITCHYARD HOTCOPIES").field(name).int()
 }
@@ -28,7 +28,7 @@ fn warm(client: &mut Client, key: &str, value: &str) {
     });
 }
 
-/// How many of some reads copies answer, over all workers.
+/// Number of reads that copies answer, over all workers.
 fn hits_of_reads(site: &Site, key: &str, value: &str) -> i64 {
     let mut clients: Vec<Client> = (0..8).map(|_| site.client()).collect();
     let before = figure(&mut clients[0], "hits");
@@ -54,10 +54,10 @@ fn the_report_is_the_same_over_resp_http_and_the_command_line() {
     assert_eq!(seen["discarded"].as_object().map(|by_why| by_why.len()), Some(7), "{seen}");
     let shown = done(site.router(), "hot-copies");
     assert!(shown.starts_with("hot copies: on\nmay have copies   1 key\n"), "{shown}");
-    // As a map in RESP3, too.
+    // In RESP3 as a map.
     client.cmd("HELLO 3");
     assert_eq!(client.cmd("SWITCHYARD HOTCOPIES").field("state"), bulk("on"));
-    // The same figures in INFO and in the metrics.
+    // INFO and the metrics have the same numbers.
     let info = client.cmd("INFO hot_copies").text();
     let metrics = site.router().metrics();
     let sample =
@@ -88,13 +88,13 @@ fn what_is_evicted_is_asked_for_again() {
         assert_eq!(client.cmd(&format!("SET {key} v")), ok());
         warm(&mut client, key, "v");
     }
-    // A key is asked for again once it is evicted; the other is not.
+    // An evicted key is read from the node again. The other key is not.
     let asked = |client: &mut Client, key: &str| {
         let before = figure(client, "fills");
         assert_eq!(client.cmd(&format!("GET {key}")), bulk("v"));
         figure(client, "fills") > before
     };
-    // Nothing else ends a copy meanwhile.
+    // Nothing else ends a copy in the meantime.
     assert!(!asked(&mut client, "user:1") && !asked(&mut client, "user:2"));
     let evicted_over = |client: &mut Client, evict: &dyn Fn(&mut Client), others: bool| {
         evict(client);
@@ -156,7 +156,7 @@ fn the_switch_stops_every_worker_at_once() {
         assert!(done(router, "hot-copies").contains("SUSPENDED"));
         value += 1;
         assert_eq!(client.cmd(&format!("SET key {value}")), ok());
-        // Neither a second word, nor what evicts, switches them on.
+        // Neither a repeated command nor an eviction enables them.
         assert_eq!(way(&mut client, "OFF"), "suspended");
         assert_eq!(client.cmd("SWITCHYARD HOTCOPIES EVICT ALL").field("state"), bulk("suspended"));
         assert_eq!(hits_of_reads(&site, "key", &value.to_string()), 0);
@@ -180,7 +180,7 @@ fn who_is_no_operator_may_look_and_change_nothing() {
     assert!(help.items().iter().any(|line| line.text().starts_with("HOTCOPIES |")), "{help:?}");
 }
 
-/// Keys that may not be copied any more are answered by their nodes as soon as that is said, and others go on.
+/// Excluded keys are read from their nodes as soon as the reload returns. Other keys are not affected.
 #[test]
 fn a_reload_takes_effect_at_once() {
     let config = |section: &str| format!("[clients]\ndefault-user-rules = [\"operator\"]\n[hot-copies]\n{section}\n");
@@ -212,7 +212,7 @@ fn a_reload_takes_effect_at_once() {
     warm(&mut client, "plain:1", "v");
 }
 
-/// Another router may serve it, or an earlier run of this one have left something there.
+/// A second router may serve the node, or an earlier run of this router may have left uncertain state.
 #[test]
 fn a_node_at_which_others_may_write_unseen_gives_no_copies() {
     if crate::support::direct() {

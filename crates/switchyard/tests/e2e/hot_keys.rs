@@ -1,5 +1,5 @@
-//! Which keys are used most: by the command line, the admin API and RESP, whatever the form of the commands; and who
-//! may read their names.
+//! Most-used keys: by the command line, the admin API and RESP, for all forms of commands. And the permission to read
+//! their names.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use crate::movectl::{done, json, refused};
 use crate::support::slots::slot;
 use crate::support::{Client, RouterOptions, Site, SiteOptions, Value, http, int, ok, until};
 
-/// Some of so many are counted, whatever is drawn.
+/// Enough uses that some are sampled.
 const USES: usize = 400;
 
-/// The keys that are reported, with the node's name in front.
+/// Reported keys with the name of their node.
 fn reported(site: &Site) -> Vec<(String, Json)> {
     let report = json(site.router(), "hotkeys --count 256");
     let nodes = report["nodes"].as_array().expect("nodes").clone();
@@ -51,7 +51,7 @@ fn every_form_of_command_is_counted() {
         (0..USES).for_each(|_| form(&mut client));
         until(name, || named(&reported(&site), name).is_some());
     }
-    // What does not happen any more is forgotten.
+    // Keys that are no longer used are forgotten.
     until("nothing is used", || done(site.router(), "hotkeys").starts_with("no key is used now\n"));
 }
 
@@ -86,14 +86,14 @@ fn a_hot_key_is_first_with_its_node_and_names_are_not_for_everybody() {
         "{key}"
     );
     assert!((10.0..=100.0).contains(&rate("percent")), "{key}");
-    // People see a table of one node's.
+    // The command line shows a table for one node.
     let table = done(site.router(), &format!("hotkeys --node {node} --count 1"));
     assert!(table.starts_with("NODE") && table.lines().nth(1).is_some_and(|line| line.contains(hot)), "{table}");
     // Over HTTP only with the token, which the command line has found by itself.
     let (status, body) = http::get(site.router().admin(), "/api/v1/hotkeys");
     assert!(status == 200 && body.contains("fingerprint") && !body.contains("secret"), "{status} {body}");
     assert_eq!(http::get(site.router().admin(), "/api/v1/hotkeys?count=0").0, 400);
-    // Over RESP for operators only.
+    // Over RESP only for operators.
     let text = |reply: Value| format!("{reply:?}");
     assert!(text(client.cmd("SWITCHYARD HOTKEYS 5")).contains("secret:hot"));
     client.cmd("SWITCHYARD HOTKEYS 1000").expect_error();
@@ -101,7 +101,8 @@ fn a_hot_key_is_first_with_its_node_and_names_are_not_for_everybody() {
     assert!(refused(site.router(), "hotkeys --node nobody:1").contains("no node"));
 }
 
-/// The rate that is shown is that of the load, also with a sample: a steady load on three nodes, most of it on one key.
+/// The reported rate is the rate of the load, although only a sample is counted: a steady load on three nodes, mostly
+/// on one key.
 #[test]
 fn the_rate_of_a_hot_key_is_that_of_the_load() {
     let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
@@ -111,7 +112,7 @@ fn the_rate_of_a_hot_key_is_that_of_the_load() {
             let mut client = site.client();
             while !stop.load(Ordering::Relaxed) {
                 for number in 0..20 {
-                    // Writes: hot copies would answer reads.
+                    // Writes, because hot copies would answer reads.
                     client.post("INCR hot");
                     client.post(&format!("INCR cold:{number}"));
                 }
@@ -146,11 +147,11 @@ fn users_who_are_no_operators_see_no_names() {
     assert!(!seen.contains("secret"), "{seen}");
 }
 
-/// Of one name there is a key in each database. What answers is counted whether it is passed on whole, in pieces or for
+/// Keys of the same name in different databases. Replies are counted whether they are forwarded whole, in pieces or in
 /// a transaction.
 #[test]
 fn databases_are_told_apart_and_answers_are_measured() {
-    // Answers of hot copies take the node no time.
+    // Replies from hot copies would take no time of the node.
     let router = RouterOptions::args(&["--set", "hot-copies.mode=off"]);
     let Some(site) = Site::router_only(1, &SiteOptions { router, ..SiteOptions::default() }) else { return };
     let (mut first, mut third) = (site.client(), site.client());
@@ -195,7 +196,7 @@ fn the_load_of_each_node_is_shown_beside_its_keys() {
     let value = "x".repeat(3 << 20);
     assert_eq!(client.call(&["SET", key, &value]), ok());
     let report = until("the load is known", || {
-        // Writes: hot copies would answer reads.
+        // Writes, because hot copies would answer reads.
         (0..200).for_each(|_| drop(client.cmd(&format!("INCR {{{key}}}number"))));
         let report = json(site.router(), "hotkeys");
         let (busy, idle) = (of_node(&report, true), of_node(&report, false));
@@ -207,15 +208,15 @@ fn the_load_of_each_node_is_shown_beside_its_keys() {
     });
     let (busy, idle) = (of_node(&report, true), of_node(&report, false));
     assert!(number(&busy, "answer_us") < Some(1e6) && number(&busy, "cpu_percent") < Some(1000.0), "{busy}");
-    // The value is in the memory of one of them.
+    // Only one node has the large value.
     assert!(number(&busy, "memory_bytes") > number(&idle, "memory_bytes").map(|bytes| bytes + 2e6), "{report}");
-    // Nobody uses a key of the other one, and it is shown.
+    // The other node has no traffic, but is listed.
     assert!(
         number(&idle, "requests_per_second") < number(&busy, "requests_per_second")
             && idle["keys"] == serde_json::json!([]),
         "{idle}"
     );
-    // The same as one value, with times of answers and slots; also for those who live in redis-cli.
+    // The same data as one value, with response times and slots, and over RESP.
     let (status, body) = http::get(site.router().admin(), "/api/v1/load");
     let load: Json = serde_json::from_str(&body).expect("JSON");
     let busy_load = of_node(&load, true);
@@ -250,7 +251,7 @@ fn the_load_of_each_node_is_shown_beside_its_keys() {
     };
     assert!(row(&busy).contains(" us ") && row(&busy).contains('%') && row(&busy).contains(" MB"), "{table}");
     assert!(row(&idle).contains('%'), "{table}");
-    // A limit is shown as soon as the node has one; what the node itself says is asked each second.
+    // A limit is shown as soon as the node has one, because each node is queried every second.
     let node = site.nodes().iter().find(|node| busy["node"] == node.address().to_string()).expect("the node");
     assert_eq!(node.cmd("CONFIG SET maxmemory 64mb"), ok());
     until("its limit", || of_node(&json(site.router(), "hotkeys"), true)["memory_max_bytes"] == 64 << 20);

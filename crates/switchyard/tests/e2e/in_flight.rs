@@ -1,5 +1,5 @@
-//! What is in flight ends with a reply or with the node's word that the connection is dead, never with a closed socket:
-//! a node that was frozen executes what it had received, long after the router gave up.
+//! A command in flight ends with a reply, or with the node's confirmation that the connection is dead, never with a
+//! closed socket: a frozen node executes received commands long after the router gave up.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ use crate::support::{
 const BRISK: &str =
     "[nodes]\nconnect-timeout = \"500ms\"\ncommand-timeout = \"500ms\"\nreconnect-backoff-max = \"100ms\"\n";
 
-/// Connections that broke with commands in flight and are not known to be dead.
+/// Number of connections that broke with commands in flight and are not confirmed dead.
 fn unconfirmed(site: &Site, node: SocketAddr) -> u64 {
     unconfirmed_at(site.router(), node)
 }
@@ -35,8 +35,8 @@ fn a_broken_connection_stays_in_flight_until_the_node_has_killed_it() {
     site.nodes()[0].freeze();
     let error = client.cmd("SET k late");
     assert!(error.expect_error().starts_with("NODETIMEOUT"), "{error:?}");
-    // The router gives the connection up; the bytes of the SET are still with the node, and the record says so for as
-    // long as it is silent.
+    // The router gives up the connection. The node still has the bytes of the SET, so the connection is recorded as
+    // long as the node is silent.
     until("the connection is given up", || unconfirmed(&site, node) == 1);
     let error = client.cmd("GET k");
     assert!(error.expect_error().contains(&node.to_string()), "{error:?}");
@@ -44,7 +44,7 @@ fn a_broken_connection_stays_in_flight_until_the_node_has_killed_it() {
 
     site.nodes()[0].thaw();
     until("the node confirms that the connection is dead", || unconfirmed(&site, node) == 0);
-    // From here on nothing old can be executed: what is written now stays.
+    // From here on, no old command can be executed: new writes stay.
     assert_eq!(client.cmd("SET k after"), ok());
     assert_eq!(client.cmd("GET k"), bulk("after"));
     assert_eq!(site.nodes()[0].cmd("GET k"), bulk("after"));
@@ -69,15 +69,14 @@ fn a_node_that_was_restarted_has_nothing_of_the_old_process_in_flight() {
 
 const LARGE: usize = 3 << 19;
 
-/// The beginning of `APPEND key <LARGE bytes>`, and the rest.
+/// Splits `APPEND key <LARGE bytes>` into its beginning and the rest.
 fn halves(key: &str) -> (Vec<u8>, Vec<u8>) {
     let mut request = encode::<&[u8]>(&[b"APPEND", key.as_bytes(), &vec![b'x'; LARGE]]);
     let rest = request.split_off(request.len() / 2);
     (request, rest)
 }
 
-/// One node behind a relay that holds replies back, and a client that has sent a whole large command and half of
-/// another behind it.
+/// A node behind a relay that holds replies, and a client that has sent one large command and half of another.
 struct HalfSent {
     node: Node,
     relay: Relay,
@@ -87,8 +86,7 @@ struct HalfSent {
 }
 
 impl HalfSent {
-    /// `first` is answered by one reply to `answered` and one that the relay holds back; it makes `k1` as long as one
-    /// large value.
+    /// `first` has `answered` replies and one that the relay holds. It makes `k1` as long as one large value.
     fn new(config: &str, first: &[u8], answered: usize) -> Option<Self> {
         if crate::support::direct() {
             return None;
@@ -99,7 +97,7 @@ impl HalfSent {
         let router = Router::start(&[relay.address()], &options);
         let mut client = Client::connect(router.address());
         assert_eq!(client.cmd("PING"), simple("PONG"));
-        // The connection that large commands have alone is there, and greeted.
+        // The dedicated connection for large commands is open, with a completed handshake.
         assert_eq!(client.call::<&[u8]>(&[b"SET", b"warm", &[b'x'; LARGE]]), ok());
         relay.stall(true);
         client.write(first);
@@ -173,7 +171,7 @@ fn a_command_before_an_upload_is_late_when_its_time_is_over() {
     assert_eq!(site.node.cmd("STRLEN k2"), int(0));
 }
 
-/// Nobody is told that a command was not executed of which one node has executed its part.
+/// If one node has executed its part of a command, no error claims that the command was not executed.
 #[test]
 fn a_command_to_several_nodes_of_which_one_is_down_is_not_called_unexecuted() {
     const CLAUSE: &str = "; other parts of the command may have been executed";

@@ -1,5 +1,5 @@
-//! Servers that are to join: refused with the reason where something speaks against it, and then nothing has changed.
-//! And nodes that keep no keys, which must not fail commands about all nodes whatever becomes of them.
+//! Servers that try to join: refused with a reason if a check fails, without any change. And nodes without keys, whose
+//! failures must not affect commands for all nodes.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -63,14 +63,14 @@ fn whatever_cannot_be_a_node_is_refused_and_nothing_changes() {
         assert_eq!((slots(router), epoch(router)), before, "{address}");
     }
     assert_eq!(site.client().cmd("DBSIZE"), int(1));
-    // The way out that is named.
+    // The suggested remedy.
     full.client().cmd("FLUSHALL");
     done(router, &format!("nodes add {}", full.address()));
     assert_eq!(owns(router, full.address()), Some(0));
     assert!(refused(router, &format!("nodes add {}", full.address())).contains("is a node already"));
 }
 
-/// The router has not seen yet that a node is another process.
+/// The router has not noticed yet that the node is another process.
 #[test]
 fn a_node_that_was_just_restarted_does_not_join_under_another_name() {
     let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
@@ -78,7 +78,7 @@ fn a_node_that_was_just_restarted_does_not_join_under_another_name() {
     let name = site.nodes()[0].address().to_string();
     site.node_mut(0).kill();
     until("it is known to be down", || json(site.router(), "status").to_string().contains("down"));
-    // Its pauses between attempts have become long by then.
+    // The pauses between connection attempts are long after this time.
     std::thread::sleep(Duration::from_secs(2));
     site.node_mut(0).restart();
     let text = refused(site.router(), &format!("nodes add {}", relay.address()));
@@ -122,7 +122,7 @@ fn a_node_that_cannot_get_its_share_does_not_join() {
         said.code == 0
     });
     assert!(owns(site.router(), third.address()).is_some_and(|slots| slots > 5000));
-    // While they get their share, nobody joins half.
+    // While these nodes get their shares, no other node joins partially.
     let fourth = node(&[]);
     let mut client = site.client();
     for i in 0..2000 {
@@ -134,7 +134,7 @@ fn a_node_that_cannot_get_its_share_does_not_join() {
     assert_eq!(owns(site.router(), fourth.address()), None);
 }
 
-/// What clients may call of all nodes, and a word of the answer. In this order.
+/// Commands for all nodes, each with a part of the reply. In this order.
 const TO_ALL: &[(&str, &str)] = &[
     ("SET {a}k 1", "OK"),
     ("DBSIZE", "1"),
@@ -168,7 +168,7 @@ const TO_ALL: &[(&str, &str)] = &[
 
 #[track_caller]
 fn all_answered(router: &Router, when: &str) {
-    // Also by both workers.
+    // Several clients, so that both workers are used.
     for _ in 0..4 {
         let mut client = Client::connect(router.address());
         for (line, word) in TO_ALL {
@@ -188,7 +188,7 @@ fn a_node_without_slots_never_fails_a_command_to_all_nodes() {
     let mut third = node(&[]);
     done(site.router(), &format!("nodes add {}", third.address()));
     all_answered(site.router(), "while it is up");
-    // Keys are none of its business: nobody waits for it.
+    // Commands for keys do not involve it, so they do not wait for it.
     third.freeze();
     all_answered(site.router(), "while it does not answer");
     third.thaw();
@@ -197,7 +197,7 @@ fn a_node_without_slots_never_fails_a_command_to_all_nodes() {
     let listed: Vec<SocketAddr> = site.nodes().iter().map(Node::address).collect();
     site.router_mut().restart(&listed);
     all_answered(site.router(), "after a restart of the router without it");
-    // It has missed a script and a function, and has them when keys come to it.
+    // The node lacks a script and a function, and gets them when keys are moved to it.
     let mut client = site.client();
     let library = "#!lua name=lib\nredis.register_function('f', function() return 8 end)";
     assert_eq!(client.call(&["FUNCTION", "LOAD", "REPLACE", library]), bulk("lib"));
@@ -221,7 +221,7 @@ fn wait_asks_where_the_keys_are_now() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let tags = site.tags();
     let mut client = site.client();
-    // Only to a node that goes.
+    // Written only to a node that leaves.
     assert_eq!(client.cmd(&format!("SET {{{}}}k 1", tags[1][0])), ok());
     assert_eq!(client.cmd("WAIT 0 100"), int(0));
     done(site.router(), &format!("nodes drain {} --wait", names(&site)[1]));
@@ -236,7 +236,7 @@ fn a_node_with_fewer_databases_than_clients_use_is_not_served() {
     if direct() {
         return;
     }
-    // There from the first start on: one that joins is looked at before.
+    // Part of the first start, because joining nodes are checked.
     let (others, mut small) = ([node(&[]), node(&[])], node(&["--databases", "4"]));
     let all: Vec<SocketAddr> = others.iter().chain([&small]).map(Node::address).collect();
     let router = Router::start(&all, &operated(true, &[]).router);
@@ -299,7 +299,7 @@ fn nodes_join_and_leave_by_reload() {
 
     reload(&[0]);
     until("it has left", || numbered() == [named(0, 0)]);
-    // Its number is not given to another node.
+    // Its id is not given to another node.
     reload(&[0, 3]);
     until("another has joined", || numbered() == [named(0, 0), named(2, 3)]);
 }
@@ -308,7 +308,7 @@ fn setting(node: &Node, name: &str) -> String {
     node.cmd(&format!("CONFIG GET {name}")).items()[1].text()
 }
 
-/// Writes 300 keys through the router, and counts the events that a subscriber receives.
+/// Writes 300 keys through the router, and returns the number of events that a subscriber receives.
 fn events_of_writes(router: &Router, tag: &str) -> usize {
     let (mut client, mut subscriber) = (Client::connect(router.address()), Client::connect(router.address()));
     subscriber.cmd("PSUBSCRIBE __keyevent@0__:set");
@@ -364,7 +364,7 @@ fn a_joining_node_that_differs_is_named() {
     let text = reply.field("notes").items()[0].text();
     assert!(text.contains(&note) && text.contains("nodes.config-set"), "{text}");
     assert_eq!(setting(&third, "notify-keyspace-events"), "", "nothing is set that nodes.config-set does not allow");
-    // A server that keeps its settings to itself joins.
+    // A server that refuses CONFIG may join.
     let fourth = node(&[]);
     assert_eq!(fourth.cmd("ACL SETUSER default -config"), ok());
     let text = done(router, &format!("nodes add {}", fourth.address()));
@@ -390,8 +390,8 @@ fn nodes_of_a_reload_get_the_settings_of_the_others() {
     assert_eq!(setting(&nodes[1], "notify-keyspace-events"), "AKE");
 }
 
-/// Once a reload that was refused forgot which nodes had joined since, where the wrong file listed them: the right file
-/// was refused from then on.
+/// Regression: a refused reload with a wrong file forgot which nodes had joined since. Afterwards the correct file was
+/// refused.
 #[test]
 fn a_reload_that_is_refused_changes_nothing() {
     if direct() {
@@ -414,7 +414,7 @@ fn a_reload_that_is_refused_changes_nothing() {
     assert_eq!(slots(&router).into_iter().map(|(_, slots)| slots).collect::<Vec<_>>(), [8192, 8192]);
 }
 
-/// It was the only node when the command was queued.
+/// When the command was queued, there was only one node.
 #[test]
 fn a_transaction_does_not_flush_a_part_of_the_fleet() {
     let Some(site) = Site::router_only(1, &operated(false, &[])) else { return };

@@ -1,4 +1,4 @@
-//! Commands about all keys: SCAN, KEYS, DBSIZE, RANDOMKEY, FLUSHALL, FLUSHDB, and databases.
+//! Commands for all keys: SCAN, KEYS, DBSIZE, RANDOMKEY, FLUSHALL, FLUSHDB, and databases.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ fn fill(client: &mut Client, n: usize) {
     }
 }
 
-/// Walks a whole iteration; gives how often each key came.
+/// Runs a complete iteration. Returns how often each key occurred.
 fn scan(client: &mut Client, options: &str) -> BTreeMap<String, usize> {
     let mut seen = BTreeMap::new();
     let mut cursor = "0".to_owned();
@@ -46,7 +46,7 @@ fn scan_gives_every_key_exactly_once() {
     let site = Site::new(3);
     let mut client = site.client();
     fill(&mut client, KEYS);
-    // A plain server may repeat a key while it rehashes; settled, it does not.
+    // A plain server may repeat a key while it rehashes, but not afterwards.
     until("the tables have settled", || {
         site.nodes().iter().all(|node| {
             let stats = node.client().call(&["DEBUG", "HTSTATS", "0"]);
@@ -63,7 +63,7 @@ fn scan_gives_every_key_exactly_once() {
     assert_eq!(scan(&mut client, "COUNT 500 TYPE list").len(), KEYS / 5);
     assert_eq!(scan(&mut client, "MATCH string:* TYPE list COUNT 500").len(), 0);
     assert_eq!(scan(&mut client, "MATCH string:1234 COUNT 500").len(), usize::from(1234 % 5 > 1));
-    // Two iterations at once, on one connection and on another, do not disturb each other.
+    // Two concurrent iterations, on the same and on another connection, do not affect each other.
     let mut other = site.client();
     let (mut a, mut b) = ("0".to_owned(), "0".to_owned());
     let (mut seen_a, mut seen_b) = (0, 0);
@@ -124,7 +124,7 @@ fn scan_errors_are_those_of_redis() {
     for line in [
         "SCAN",
         "SCAN x",
-        // Not `SCAN -1`: Redis takes it for 18446744073709551615, a cursor that no server ever gave.
+        // Not `SCAN -1`: Redis parses it as 18446744073709551615, a cursor that no server returns.
         "SCAN 0 COUNT",
         "SCAN 0 COUNT 0",
         "SCAN 0 COUNT x",
@@ -174,7 +174,7 @@ fn keys_dbsize_randomkey_and_flushes_reach_every_node() {
         *kinds.entry(key).or_default() += 1;
     }
     assert!(kinds.len() > 50, "300 random keys of 500 were only {} different ones", kinds.len());
-    // Where only one node has keys, they are found all the same.
+    // Keys are found even if only one node has any.
     assert_eq!(client.cmd("FLUSHALL"), ok());
     assert_eq!(client.cmd("DBSIZE"), int(0));
     assert!(site.nodes().iter().all(|node| node.cmd("DBSIZE") == int(0)));
@@ -198,7 +198,7 @@ fn keys_dbsize_randomkey_and_flushes_reach_every_node() {
 #[test]
 fn databases_are_apart_for_clients_that_interleave() {
     let site = Site::new(3);
-    // Clients of several databases share the router's connections: none may see another's.
+    // Clients of several databases share the router's connections, but must not see each other's keys.
     let mut clients: Vec<Client> = (0..8).map(|_| site.client()).collect();
     for (db, client) in clients.iter_mut().enumerate() {
         assert_eq!(client.cmd(&format!("SELECT {db}")), ok());
@@ -239,7 +239,7 @@ fn databases_are_apart_for_clients_that_interleave() {
         assert_eq!(pair[0], b"+OK\r\n");
         assert_eq!(crate::support::value::parse(&pair[1]), bulk(format!("29:{}:3", i % 8)));
     }
-    // Commands over all keys keep to the client's database.
+    // Commands for all keys use the client's database.
     assert_eq!(clients[3].cmd("KEYS *").items().len(), 10);
     assert_eq!(scan(&mut clients[3], "COUNT 3").len(), 10);
     assert_eq!(clients[3].cmd("FLUSHDB"), ok());
@@ -252,11 +252,11 @@ fn databases_are_apart_for_clients_that_interleave() {
     assert_eq!(clients[3].cmd("DBSIZE"), int(2));
     assert_eq!(clients[0].cmd("FLUSHALL"), ok());
     assert!(clients.iter_mut().all(|client| client.cmd("DBSIZE") == int(0)));
-    // A script sees the database of its caller.
+    // A script uses the database of its caller.
     clients[5].cmd("SET s five");
     assert_eq!(clients[5].cmd("EVAL \"return redis.call('GET', KEYS[1])\" 1 s"), bulk("five"));
     assert_eq!(clients[6].cmd("EVAL \"return redis.call('GET', KEYS[1])\" 1 s"), Value::Nil);
-    // A large value as well, which travels on another connection.
+    // A large value as well, which uses another connection.
     let large = vec![b'L'; 2 << 20];
     assert_eq!(clients[7].call(&[&b"SET"[..], b"big", &large]), ok());
     assert_eq!(clients[6].cmd("EXISTS big"), int(0));
@@ -286,22 +286,22 @@ fn swapdb_is_refused_or_swaps_everywhere() {
     }
 }
 
-/// The router makes its connections when they are first needed, with the commands that need them already queued:
-/// whichever database those are for, what follows is for its own.
+/// The router opens connections on demand, with queued commands. Each queued command uses its own database, whichever
+/// comes first.
 #[test]
 fn the_database_holds_on_connections_that_are_made_for_a_command() {
     for default in [0, 5] {
         for protocol in [2, 3] {
             let config = format!("[clients]\ndatabase = {default}\n");
             let site = Site::with(2, &SiteOptions::config(config));
-            // A database that the router has seen before needs no question to the nodes.
+            // A database that was used before needs no query to the nodes.
             site.client().cmd("SELECT 3");
             let mut clients: Vec<Client> = (0..8).map(|_| site.client()).collect();
             for (i, client) in clients.iter_mut().enumerate() {
                 client.cmd(&format!("HELLO {protocol}"));
                 let large = vec![b'x'; 2 << 20];
                 for (first, second) in [(3, 0), (0, 3)] {
-                    // Ordinary, slow and large: each has connections of its own.
+                    // Ordinary, slow and large commands use different connections.
                     client.cmd(&format!("SELECT {first}"));
                     client.cmd(&format!("SET plain{i} {first}"));
                     client.cmd(&format!("EVAL \"return redis.call('SET', KEYS[1], ARGV[1])\" 1 slow{i} {first}"));
@@ -346,6 +346,6 @@ fn a_random_key_is_any_of_all_keys() {
         assert_eq!(client.cmd(&format!("SET {{{}}}few v", tags[0])), ok());
     }
     let few = (0..300).filter(|_| client.cmd("RANDOMKEY").text().contains("few")).count();
-    // Two of 302 keys: about two of 300 answers, and not two thirds of them.
+    // Two of 302 keys: about two of 300 replies, rather than two thirds of them.
     assert!(few < 30, "{few} of 300");
 }

@@ -1,4 +1,4 @@
-//! Large values: in bounded memory, without stalling anybody else.
+//! Large values: in bounded memory, without delaying other clients.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -10,8 +10,8 @@ use crate::support::{Client, RouterOptions, Site, SiteOptions, Value, bulk, dire
 
 const MIB: usize = 1 << 20;
 
-/// Byte `at` of the value that tests write: a pattern without a short period, so that a piece lost, doubled or
-/// displaced shows.
+/// Returns byte `at` of the test value: a pattern without a short period, so that a lost, repeated or displaced piece
+/// is detected.
 fn pattern(at: usize) -> u8 {
     let x = (at as u64 / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 29;
     (x >> (at % 8)) as u8
@@ -33,7 +33,7 @@ fn upload(stream: &mut TcpStream, key: &str, len: usize) {
     stream.write_all(b"\r\n").expect("the end");
 }
 
-/// Reads a bulk reply and checks it without keeping it.
+/// Reads a bulk reply and checks it without storing it.
 fn download(stream: &mut TcpStream, len: usize) {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n") {
@@ -60,7 +60,7 @@ fn download(stream: &mut TcpStream, len: usize) {
     assert_eq!(&end, b"\r\n");
 }
 
-/// Up and down again through the router, and how much its memory grew at most meanwhile, in KiB.
+/// Uploads and downloads a value through the router. Returns the maximum growth of the router's memory in KiB.
 fn round_trip(site: &Site, len: usize) -> u64 {
     let mut client = site.client();
     client.cmd("PING");
@@ -88,14 +88,14 @@ fn sixty_four_megabytes_pass_in_bounded_memory() {
     assert!(grown < 16 << 10, "64 MB up and down grew the router by {grown} KiB");
 }
 
-/// Half a gigabyte needs about 2 GB of memory at the node and many seconds: `make test-large`.
+/// Half a gigabyte needs about 2 GB of memory at the node, and many seconds: `make test-large`.
 #[test]
 #[ignore = "needs 2 GB of memory and many seconds; run by make test-large"]
 fn five_hundred_and_twelve_megabytes_pass_in_bounded_memory() {
     let site = Site::new(2);
     let grown = round_trip(&site, 512 * MIB);
     assert!(grown < 16 << 10, "512 MB up and down grew the router by {grown} KiB");
-    // One byte more is refused as Redis refuses it.
+    // A byte more is refused like in Redis.
     let mut client = site.client();
     client.write(b"*3\r\n$3\r\nSET\r\n$5\r\nlarge\r\n$536870913\r\n");
     assert_eq!(client.reply(), Value::Error("ERR Protocol error: invalid bulk length".into()));
@@ -124,7 +124,7 @@ fn values_around_the_limits_of_buffers_come_back_whole() {
     }
 }
 
-/// A large value in a command of any kind: in an array, an element, an error of type, of several keys.
+/// A large value in all positions: in an array, as an element, with a type error, in commands with several keys.
 #[test]
 fn large_values_in_all_positions() {
     let site = Site::new(3);
@@ -141,12 +141,12 @@ fn large_values_in_all_positions() {
         client.cmd("MGET a b none c d") == Value::Array(vec![bulk(&big), bulk("1"), Value::Nil, bulk(&big), bulk("2")])
     );
     assert_eq!(client.cmd("DEL a b c d"), int(4));
-    // Refused by the node: the error must come, and the next commands must not be taken for a part of the value.
+    // Refused by the node: the error must arrive, and the following commands must not be parsed as a part of the value.
     client.send(&[&b"APPEND"[..], b"list", &big]);
     client.post("GET none");
     assert!(client.reply().expect_error().starts_with("WRONGTYPE"));
     assert_eq!(client.reply(), Value::Nil);
-    // Refused by the router, or by the node: an unknown command, a wrong number of arguments, keys of two slots.
+    // Refused by the router or the node: unknown command, wrong number of arguments, keys of two slots.
     client.send(&[&b"NOSUCH"[..], b"k", &big]);
     client.send(&[&b"GET"[..], b"k", &big]);
     client.send(&[&b"EVAL"[..], b"return #ARGV[1]", b"1", b"{t}k", &big]);
@@ -162,7 +162,7 @@ fn large_values_in_all_positions() {
     assert_eq!(client.call(&[&b"SET"[..], &key, b"v"]), ok());
     assert_eq!(client.call(&[&b"GET"[..], &key]), bulk("v"));
     assert_eq!(client.call(&[&b"DEL"[..], &key, b"other"]), int(1));
-    // A script that is large itself.
+    // A large script.
     let script = format!("{}return 7", "-- comment\n".repeat(200_000));
     assert_eq!(client.call(&["EVAL", &script, "0"]), int(7));
     assert_eq!(client.call(&["DBSIZE"]), int(2));
@@ -186,17 +186,16 @@ fn an_argument_over_the_limit_is_refused_as_redis_refuses_it() {
     assert_eq!(site.client().cmd("STRLEN k"), int(2 * MIB as i64));
 }
 
-/// Runs `disturb` while another client of the same node works, and panics if that one was held up.
+/// Runs `disturb` while another client uses the same node. Panics if that client is blocked.
 ///
-/// No time is asserted: the disturbance goes on until the other client has done its work, or for as long as patience
-/// lasts.
+/// Asserts no time: the disturbance lasts until the other client has finished, or until a timeout.
 fn others_go_on(site: &Site, disturb: impl FnOnce(&AtomicBool) + Send) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let disturber = scope.spawn(|| disturb(&stop));
         let mut client = site.client();
         client.patience(Duration::from_secs(20));
-        // Long enough for the disturbance to be at its worst.
+        // Long enough for the full effect of the disturbance.
         let end = Instant::now() + Duration::from_millis(1500);
         let mut done = 0;
         while Instant::now() < end || done < 200 {
@@ -218,14 +217,14 @@ fn others_go_on(site: &Site, disturb: impl FnOnce(&AtomicBool) + Send) {
 
 #[test]
 fn a_slow_upload_stalls_nobody() {
-    // One worker and one node: everything shares everything.
+    // One worker and one node: all clients share everything.
     let site = Site::with(1, &SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::default() }));
     for len in [20_000, 300_000, 40 * MIB] {
         others_go_on(&site, |stop| {
             let mut slow = site.client();
             let value = vec![b'u'; len];
             let bytes = encode(&[&b"SET"[..], format!("slow{len}").as_bytes(), &value]);
-            // All but the last bytes, a piece now and a piece then.
+            // All except the last bytes, in pieces over time.
             let (most, rest) = bytes.split_at(bytes.len() - 10);
             for piece in most.chunks(most.len() / 10) {
                 slow.write(piece);
@@ -256,7 +255,7 @@ fn a_slow_reader_stalls_nobody() {
     assert_eq!(client.call(&[&b"SET"[..], b"large", &value]), ok());
     let piece: Vec<u8> = value[..200_000].to_vec();
     assert_eq!(client.call(&[&b"SET"[..], b"piece", &piece]), ok());
-    // One large reply.
+    // A single large reply.
     others_go_on(&site, |stop| {
         let mut slow = site.client();
         slow.post("GET large");
@@ -265,7 +264,7 @@ fn a_slow_reader_stalls_nobody() {
         }
         assert!(slow.reply() == bulk(&value), "the slow reader must get the whole value in the end");
     });
-    // Many of a middling size: more than sockets hold, below the output limit.
+    // Many replies of medium size: more than socket buffers hold, below the output limit.
     others_go_on(&site, |stop| {
         let mut slow = site.client();
         for _ in 0..200 {
@@ -298,7 +297,7 @@ fn many_large_values_at_once() {
     });
 }
 
-/// A client that goes away in the midst of a large transfer, in either direction, leaves nothing behind.
+/// A client that disconnects during a large transfer, in either direction, leaves nothing behind.
 #[test]
 fn large_transfers_that_are_cut_hurt_nobody() {
     let site = Site::new(1);
@@ -324,7 +323,7 @@ fn large_transfers_that_are_cut_hurt_nobody() {
     assert_eq!(fresh.cmd("STRLEN half"), int(value.len() as i64));
 }
 
-/// The node waits for the rest of its request, so it will never be answered.
+/// The node waits for the rest of the request, so there will be no reply.
 #[test]
 fn a_client_that_is_killed_in_the_middle_of_a_large_request_is_closed() {
     let site = Site::new(2);
@@ -345,8 +344,8 @@ fn a_client_that_is_killed_in_the_middle_of_a_large_request_is_closed() {
     assert_eq!(killer.cmd("EXISTS k"), int(0));
 }
 
-/// The node has half a request, and never says anything. The client is told at once all the same, behind the replies
-/// that it is owed.
+/// The node has half a request, and replies nothing. Still the client receives the error at once, after its pending
+/// replies.
 #[test]
 fn a_large_request_that_breaks_the_protocol_is_answered_at_once() {
     let site = Site::new(2);

@@ -16,7 +16,7 @@ fn with_config(config: &str) -> SiteOptions {
 #[test]
 fn sigterm_finishes_what_is_in_flight_and_exits_with_0() {
     for signal in [Signal::TERM, Signal::INT] {
-        // Time that nobody runs out of, however busy the machine is.
+        // Timeouts that are long enough on any busy machine.
         let Some(mut site) =
             Site::router_only(2, &with_config("shutdown-timeout = \"5m\"\n[nodes]\ncommand-timeout = \"5m\"\n"))
         else {
@@ -26,7 +26,7 @@ fn sigterm_finishes_what_is_in_flight_and_exits_with_0() {
         idle.cmd("PING");
         let mut busy = site.client();
         busy.cmd("SET k 1");
-        // In flight for as long as it takes: the nodes stand still until the router has been told to end.
+        // In flight until the nodes are resumed, after the signal to the router.
         site.nodes().iter().for_each(Node::freeze);
         busy.send(&["INCR", "k"]);
         busy.send(&["GET", "k"]);
@@ -57,7 +57,7 @@ fn a_drain_ends_within_its_bound() {
     client.post("GET k");
     std::thread::sleep(Duration::from_millis(100));
     site.router().process().signal(Signal::TERM);
-    // The node never answers: the bound ends it, long before the harness loses patience.
+    // The node never replies: the drain ends by its timeout, long before the test's.
     let status = site.router_mut().process_mut().wait(Duration::from_secs(20));
     assert_eq!(status.code(), Some(0), "{}", site.router().process().log());
 }
@@ -75,7 +75,7 @@ fn a_second_router_on_the_same_port_or_state_is_refused() {
         ("admin port", fresh(), router.admin(), elsewhere.path().to_owned()),
         ("state directory", fresh(), fresh(), router.state_dir()),
     ] {
-        // Else it is refused for that.
+        // Without this flag it would be refused because of the first router.
         let options = RouterOptions::args(&["--beside-another-router"]);
         let mut rival = router.start_beside(&options, listen, admin, &state);
         let status = rival.wait(Duration::from_secs(20));
@@ -88,7 +88,7 @@ fn a_second_router_on_the_same_port_or_state_is_refused() {
         };
         assert!(log.contains(&named), "the refusal must name the {what} {named}: {log}");
     }
-    // The first one never noticed.
+    // The first router is not affected.
     for _ in 0..50 {
         assert_eq!(site.client().cmd("SET k v"), ok());
     }
@@ -122,10 +122,10 @@ fn sighup_applies_what_can_be_applied_and_names_what_cannot() {
         log.contains("pin") && log.contains("restart")
     });
     assert!(!router.process().log().contains("\"new\""), "a password in the log");
-    // Those who were in stay in, as at Redis after CONFIG SET requirepass.
+    // Connected clients stay connected, as in Redis after CONFIG SET requirepass.
     assert_eq!(steady[0].cmd("GET k"), bulk("v"));
     assert!(site.client().cmd("GET k").expect_error().starts_with("NOAUTH"));
-    // A mistake changes nothing and is named with its place.
+    // A mistake changes nothing, and is reported with its place.
     std::fs::write(router.config_file(), "[clients]\nmax-client = 1\n").expect("configuration");
     router.process().signal(Signal::HUP);
     until("the mistake is named", || {
@@ -173,7 +173,7 @@ fn a_reload_under_load_costs_no_command() {
     });
 }
 
-/// The map is kept, and does not depend on the order in which nodes are named.
+/// The map is stored, and does not depend on the order of nodes.
 #[test]
 fn keys_are_found_again_after_a_restart_with_nodes_in_any_order() {
     let Some(mut site) = Site::router_only(3, &SiteOptions::default()) else {
@@ -195,7 +195,7 @@ fn keys_are_found_again_after_a_restart_with_nodes_in_any_order() {
         }
     }
     addresses.reverse();
-    // Without any state: the same nodes in another order give the same map.
+    // Without any state: the same nodes in another order yield the same map.
     let beside = vec!["--beside-another-router".to_owned()];
     let forgetful = Router::start(&addresses, &RouterOptions { args: beside, ..RouterOptions::default() });
     let mut client = Client::connect(forgetful.address());

@@ -28,7 +28,8 @@ fn metric(router: &Router, name: &str) -> f64 {
     line.rsplit(' ').next().expect("a value").parse().expect("a number")
 }
 
-/// Sends commands until `enough` of them got through and one did not; how many got through, and in how many seconds.
+/// Sends commands until `enough` were admitted and one was refused. Returns the number of admitted commands, and the
+/// duration in seconds.
 fn admitted(client: &mut Client, line: &str, enough: f64) -> (f64, f64) {
     let begin = Instant::now();
     let (mut count, mut limited) = (0.0, false);
@@ -45,13 +46,13 @@ fn admitted(client: &mut Client, line: &str, enough: f64) -> (f64, f64) {
     (count, begin.elapsed().as_secs_f64())
 }
 
-/// Whether a new connection may stay: one that may not is told so, and closed.
+/// Whether a new connection may stay. Otherwise it receives an error and is closed.
 fn is_let_in(stream: &mut TcpStream) -> bool {
     let mut first = [0; 1];
     stream.set_read_timeout(Some(Duration::from_millis(50))).expect("timeout");
     let mut read = stream.read(&mut first);
     if read.as_ref().is_err_and(|e| matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)) {
-        // Let in, or not yet looked at: whoever may stay gets an answer.
+        // Admitted, or not yet processed: an admitted client receives a reply.
         stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
         read = stream.write_all(b"PING\r\n").and_then(|()| stream.read(&mut first));
     }
@@ -84,7 +85,7 @@ fn users_have_their_share() {
         assert_eq!(client.cmd(&format!("AUTH {name} x")), ok());
         client
     };
-    // Three connections, over both workers, share one rate.
+    // Three connections, over both workers, share a rate.
     let mut clients = [login("app"), login("app"), login("app")];
     let mut fourth = site.client();
     let error = fourth.cmd("AUTH app x");
@@ -99,15 +100,15 @@ fn users_have_their_share() {
     let most = 200.0 * (1.0 + begin.elapsed().as_secs_f64()) + 5.0;
     assert!(total <= most, "{total} got through, at most {most} may");
     assert!(metric(site.router(), "clients_limited") > 0.0);
-    // Others notice nothing.
+    // Other users are not affected.
     for _ in 0..500 {
         assert_eq!(fourth.cmd("SET other v"), ok());
     }
-    // A connection that ends makes room for another.
+    // A closed connection makes room for another.
     let [first, ..] = clients;
     drop(first);
     until("there is room again", || fourth.cmd("AUTH app x") == ok());
-    // A transaction of which a command was refused is not executed.
+    // A transaction with a refused command is not executed.
     while !is_limited(&fourth.cmd("PING")) {}
     fourth.post("MULTI");
     let multi = fourth.reply();
@@ -118,12 +119,12 @@ fn users_have_their_share() {
     } else {
         assert!(is_limited(&multi));
     }
-    // A reload changes the rate for those who are connected.
+    // A reload changes the rate for connected clients.
     write(1_000_000);
     site.router().process().signal(Signal::HUP);
     until("the new rate holds", || (0..300).all(|_| fourth.cmd("PING") == simple("PONG")));
 
-    // Bytes: what was read is not held any more.
+    // Bytes: bytes of completed commands no longer count.
     let mut bytes = login("bytes");
     let value = "x".repeat(300_000);
     for _ in 0..20 {
@@ -154,7 +155,7 @@ fn listeners_have_theirs() {
     let Some(site) = Site::router_only(1, &options(config)) else { return };
     let (mut first, mut second) = (Client::connect(address), Client::connect(address));
     assert_eq!(first.cmd("PING"), simple("PONG"));
-    // Connected is not yet accepted, and another worker may accept the third before that.
+    // A connected client is not yet accepted, and another worker may accept the third client before.
     assert_eq!(second.cmd("PING"), simple("PONG"));
     let mut third = Client::connect(address);
     assert!(is_limited(&third.reply()));
@@ -173,7 +174,7 @@ fn listeners_have_theirs() {
     for _ in 0..300 {
         assert_eq!(other.cmd("PING"), simple("PONG"), "another listener");
     }
-    // A storm of connections: some are let in, the rest is told and closed.
+    // Many connections at once: some are admitted, the others receive an error and are closed.
     let begin = Instant::now();
     let mut storm: Vec<TcpStream> = (0..60).map(|_| TcpStream::connect(slow).expect("connects")).collect();
     let refused = storm.iter_mut().map(is_let_in).filter(|is_in| !is_in).count() as f64;
@@ -189,13 +190,13 @@ fn prefixes_and_keys_have_theirs() {
     let mut more = site.client();
     let (count, took) = admitted(&mut client, "SET tenant-a:1 v", 150.0);
     assert!(count <= 100.0 * (1.0 + took) + 2.0, "{count} in {took} s");
-    // Together over all of its keys, and for commands on several of them.
+    // The limit applies to all keys of the prefix together, and to commands on several of them.
     assert!((0..50).any(|i| is_limited(&more.cmd(&format!("GET tenant-a:{i}")))));
     assert!((0..200).any(|i| is_limited(&more.cmd(&format!("MGET other tenant-a:{i}")))));
     for _ in 0..300 {
         assert_eq!(more.cmd("SET tenant-b:1 v"), ok());
     }
-    // Each key for itself.
+    // A limit for each key.
     for key in 0..30 {
         for _ in 0..15 {
             assert_eq!(client.cmd(&format!("SET hot:{key} v")), ok());
@@ -204,7 +205,7 @@ fn prefixes_and_keys_have_theirs() {
     let error = until("a hot key is limited", || Some(client.cmd("GET hot:1")).filter(is_limited));
     assert!(error.error().is_some_and(|e| e.contains("this key has its 20 requests per second")), "{error:?}");
     assert_eq!(client.cmd("GET hot:never"), Value::Nil);
-    // Taken away by a reload.
+    // Removed by a reload.
     std::fs::write(site.router().config_file(), "").expect("written");
     site.router().process().signal(Signal::HUP);
     until("no limit holds any more", || (0..300).all(|_| client.cmd("GET hot:1") == bulk("v")));

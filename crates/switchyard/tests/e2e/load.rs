@@ -1,5 +1,5 @@
-//! Mixed load through the router, every reply checked: the load generator owns its keys, so it knows what each reply
-//! must be.
+//! Mixed load through the router with all replies checked: the load generator owns its keys, so it knows every expected
+//! reply.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ fn assert_clean(summary: &Summary) {
 fn a_mixed_load_gets_no_wrong_reply() {
     let site = Site::new(3);
     assert_clean(&drive(&settings(&site)));
-    // Deep pipelines over few keys, all connections on the same ones.
+    // Deep pipelines on few keys, shared by all connections.
     assert_clean(&drive(&Settings {
         pipeline: 100,
         keys: 20,
@@ -50,13 +50,13 @@ fn a_mixed_load_gets_no_wrong_reply() {
     }));
 }
 
-/// Large values change lanes all the time, in both directions, with small commands before and behind them.
+/// Large values switch lanes all the time, in both directions, between small commands.
 #[test]
 fn large_values_among_small_ones_neither_hang_nor_mix() {
     drive_large_among_small(&Site::new(2));
 }
 
-/// Without io_uring, which a kernel may not have or a container may forbid, the same bytes go out one by one.
+/// Without io_uring, which a kernel may lack or a container may forbid, sends are separate system calls.
 #[test]
 fn the_same_load_sent_one_by_one() {
     let Some(site) = Site::router_only(2, &SiteOptions::config("batched-sends = false")) else { return };
@@ -83,26 +83,25 @@ fn drive_large_among_small(site: &Site) {
     }
 }
 
-/// A GET whose reply turns out to be large is asked again on a connection of its own; what is behind it must not wait
-/// for ever.
+/// A GET with an unexpectedly large reply is sent again on a separate connection. Later commands must not wait forever.
 #[test]
 fn a_large_reply_with_a_large_request_behind_it() {
     let site = Site::new(1);
     let large = vec![b'x'; 2_000_000];
-    // All at once: each has to wait for a connection of its own, which is made for it.
+    // All at once: each waits for a separate connection, which must be opened.
     std::thread::scope(|scope| {
         for client in 0..20 {
             let (site, large) = (&site, &large);
             scope.spawn(move || {
-                // Written at the node, so that the router does not know it to be large.
+                // Written at the node, so that the router does not know the size.
                 let (fresh, other) = (format!("fresh{client}"), format!("other{client}"));
                 site.nodes()[0].client().call(&[b"SET", fresh.as_bytes(), large]);
                 let mut client = site.client();
                 let mut both = crate::support::encode(&[b"GET", fresh.as_bytes()]);
                 both.extend(crate::support::encode(&[b"SET".as_slice(), other.as_bytes(), large]));
                 let mut writer = client.stream().try_clone().expect("a second handle");
-                // In small pieces at first: one comes in the very turn in which the read gets its connection, and must
-                // not be sent there before it.
+                // Small pieces first: one arrives in the same turn as the connection for the read, and must not be sent
+                // before the read.
                 let writing = std::thread::spawn(move || {
                     let (first, rest) = both.split_at(100_000);
                     for piece in first.chunks(100) {
@@ -123,8 +122,8 @@ fn a_large_reply_with_a_large_request_behind_it() {
     });
 }
 
-/// Large replies of several nodes in one pipeline, to a client that begins to read late: each is paused, and each must
-/// be gone on with.
+/// Large replies of several nodes in one pipeline, to a client that begins to read late: each is paused, and must be
+/// resumed.
 #[test]
 fn large_replies_of_several_nodes_to_a_slow_reader() {
     let site = Site::new(3);
@@ -133,21 +132,21 @@ fn large_replies_of_several_nodes_to_a_slow_reader() {
     let mut client = site.client();
     for (i, key) in keys.iter().enumerate() {
         assert_eq!(client.call(&[b"SET", key.as_bytes(), &value(i)]), crate::support::ok());
-        // Read once, so that the router knows it to be large and asks on a connection of its own right away.
+        // Read once, so that the router knows that the value is large, and immediately uses a separate connection.
         assert_eq!(client.call(&[b"GET".as_slice(), key.as_bytes()]).bytes().len(), 4_000_000);
     }
     let mut slow = site.client();
     for key in &keys {
         slow.post(&format!("GET {key}"));
     }
-    // Long enough for every buffer on the way to fill; were it not, the test would pass for nothing.
+    // Long enough to fill all buffers. Otherwise the test would pass without testing anything.
     std::thread::sleep(Duration::from_millis(300));
     for (i, key) in keys.iter().enumerate() {
         assert!(slow.reply().bytes() == value(i), "the value of {key}");
     }
 }
 
-/// A node that hangs costs errors, never a wrong value: what it had received may be executed when it wakes.
+/// A hanging node causes errors, but never a wrong value: it may execute received commands when it resumes.
 #[test]
 fn a_node_that_hangs_costs_errors_and_no_wrong_reply() {
     let Some(site) = Site::router_only(
@@ -181,14 +180,14 @@ fn a_node_that_hangs_costs_errors_and_no_wrong_reply() {
     );
 }
 
-/// Every node in turn is killed and started again, while clients read and write, for some seconds.
+/// Kills and restarts each node in turn, while clients read and write.
 fn rolling_restart(node: &[&str], config: &str) -> Option<(Summary, Vec<String>)> {
     let node = NodeOptions { args: node.iter().map(|arg| (*arg).to_owned()).collect(), ..NodeOptions::default() };
     let router = RouterOptions::config(config);
     let mut site = Site::router_only(3, &SiteOptions { node, router })?;
     let settings = Settings { duration: Duration::from_secs(120), keys: 300, ..settings(&site) };
     let mut run = load::start(&settings).expect("the load starts");
-    // Every node is away and back, and what it has is read and written in between.
+    // Between the restarts, the keys of every node are read and written.
     let some_load = |run: &mut load::Run| {
         let (began, mut replies) = (Instant::now(), 0);
         while (replies < 1000 || began.elapsed() < Duration::from_millis(500)) && !run.is_finished() {
@@ -209,8 +208,8 @@ fn rolling_restart(node: &[&str], config: &str) -> Option<(Summary, Vec<String>)
     Some((run.finish().expect("the load ends"), names))
 }
 
-/// What a node acknowledged is on its disk (appendfsync always), so no reply may ever be wrong: errors while it is
-/// away, and the truth afterwards.
+/// Nodes sync acknowledged writes to disk (appendfsync always), so no reply may ever be wrong: errors during the
+/// restart, and correct values afterwards.
 #[test]
 fn a_rolling_restart_costs_errors_and_no_wrong_reply() {
     let Some((summary, nodes)) = rolling_restart(&["--appendonly", "yes", "--appendfsync", "always"], "") else {
@@ -227,7 +226,7 @@ fn a_rolling_restart_costs_errors_and_no_wrong_reply() {
     assert!(summary.complaints.iter().any(named), "{:#?}", summary.complaints);
 }
 
-/// The same with nodes that keep nothing: were it not found out, the test above would prove nothing.
+/// Uses nodes that lose their keys: shows that the test above would detect it.
 #[test]
 fn a_rolling_restart_that_loses_keys_is_found_out() {
     let Some((summary, _)) = rolling_restart(&[], "[nodes]\nempty-return = \"serve\"\n") else { return };

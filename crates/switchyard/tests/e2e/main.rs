@@ -1,8 +1,7 @@
-//! End-to-end tests: the real binary before real servers.
+//! End-to-end tests: the real binary in front of real servers.
 //!
-//! One test binary with a module per theme, because every integration test file is linked on its own and the link takes
-//! longer than the tests. `support` has the harness; its module comment says how to run the tests against a plain
-//! server.
+//! A single test binary with a module per topic, because each integration test file is linked separately, and linking
+//! takes longer than the tests. `support` has the harness and documents how to run the tests against a plain server.
 
 mod autoscale;
 mod autoscale_guards;

@@ -1,5 +1,5 @@
-//! The budget of memory (`memory-max`): who may have much has it while there is enough, and beyond it the biggest go
-//! first.
+//! The memory budget (`memory-max`): clients may use much memory while it suffices. Beyond the budget, the largest are
+//! closed first.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -14,14 +14,14 @@ fn options(config: &str) -> SiteOptions {
     SiteOptions::config(config)
 }
 
-/// A figure of the router's metrics.
+/// Returns a number of the router's metrics.
 fn metric(site: &Site, name: &str) -> u64 {
     let metrics = site.router().metrics();
     let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {name} in\n{metrics}")).parse().expect("a number")
 }
 
-/// Asks for a value `count` times and reads nothing. Gives the thread that writes, because the router may stop reading.
+/// Requests a value `count` times without reading. Returns the writing thread, because the router may stop reading.
 fn send_gets(client: &Client, key: &str, count: usize) -> JoinHandle<std::io::Result<()>> {
     let mut stream: TcpStream = client.stream().try_clone().expect("a second handle");
     let commands = encode(&["GET", key]).repeat(count);
@@ -52,14 +52,14 @@ fn a_pipeline_of_300_megabytes_of_replies_is_served_before_any_is_read() {
     until("the memory is given back", || metric(&site, "switchyard_memory_used_bytes") < 50_000_000);
 }
 
-/// A reply on a connection of its own waits for its client; one that writes on meanwhile must not wait for itself.
+/// A reply on a separate connection waits for its client. A client that continues to write must not block itself.
 #[test]
 fn a_large_reply_does_not_wait_for_a_client_that_writes_first() {
     let site = Site::new(1);
     let mut client = site.client();
     let large = vec![b'l'; 20 * MIB];
     assert_eq!(client.call(&[&b"SET"[..], b"large", &large]), ok());
-    // The router knows from now on that it is large.
+    // From now on the router knows that the value is large.
     assert!(client.cmd("GET large") == bulk(&large));
     let piece = vec![b'p'; 100_000];
     let mut commands = encode(&["GET", "large"]);
@@ -83,14 +83,14 @@ fn the_biggest_clients_go_first_and_memory_stays_within_the_budget() {
     let mut steady = site.client();
     assert_eq!(steady.call(&[&b"SET"[..], b"k", &value]), ok());
     site.router().process().reset_peak_memory();
-    // Who takes little goes on, also where it does not read for a while.
+    // Small clients are served, even if they do not read for a while.
     let mut small: Vec<Client> = (0..6).map(|_| site.client()).collect();
     small.iter().for_each(|client| send_gets(client, "k", 40).join().expect("the writer").expect("written"));
     let mut big: Vec<Client> = (0..6).map(|_| site.client()).collect();
     let writers: Vec<_> = big.iter().map(|client| send_gets(client, "k", 4000)).collect();
     until("the biggest are cut", || {
         assert_eq!(steady.cmd("STRLEN k"), int(100_000));
-        // Also the last of them asks for more than there is.
+        // Even the last client exceeds the remaining budget.
         metric(&site, "switchyard_clients_evicted_total") == 6
     });
     for (i, client) in small.iter_mut().enumerate() {
@@ -102,8 +102,8 @@ fn the_biggest_clients_go_first_and_memory_stays_within_the_budget() {
     assert!(used.contains("switchyard_memory_max:134217728"), "{used}");
     assert!(steady.cmd("INFO stats").text().contains("evicted_clients:6"));
     let peak = site.router().process().memory_kib("VmHWM");
-    // 2.4 GB were asked for. A buffer that grows is there twice for a moment, the allocator gives back late, and a
-    // worker without a processor is late, too.
+    // The clients requested 2.4 GB. A growing buffer briefly exists twice, the allocator releases memory late, and a
+    // worker without a processor reacts late.
     assert!(peak < (3 * 128) << 10, "the router took {peak} KiB with a budget of 128 MiB");
     site.router().process().expect_log(&["cutting the client that takes the most memory (memory-max)"]);
     assert!(big.iter_mut().all(|client| client.closed_within(PATIENCE)));
@@ -151,13 +151,13 @@ fn queued_transactions_count() {
     assert_eq!(small.cmd("EXISTS {b}1"), int(0));
 }
 
-/// The beginning of a large request that must be whole before its nodes are known.
+/// The beginning of a large request that must be complete before its nodes are known.
 fn head(len: usize) -> Vec<u8> {
     format!("*5\r\n$4\r\nMSET\r\n$1\r\na\r\n$1\r\n1\r\n$1\r\nb\r\n${len}\r\n").into_bytes()
 }
 
-/// Such requests count. What is collected of one takes little more than was sent, so both together are
-/// too much and one alone is not, however they come.
+/// Such requests count. A collected request takes little more than its size, so both together exceed the budget, but
+/// one alone does not, whatever the sizes of its pieces.
 #[test]
 fn requests_that_are_collected_count_and_who_is_not_to_be_cut_goes_last() {
     let Some(site) = Site::router_only(2, &options("memory-max = \"112mb\"\n")) else {
@@ -178,8 +178,8 @@ fn requests_that_are_collected_count_and_who_is_not_to_be_cut_goes_last() {
     assert_eq!(metric(&site, "switchyard_clients_evicted_total"), 1);
 }
 
-/// Also where another worker serves the one that goes before it, and has not said so: while little is in use nobody
-/// says anything.
+/// Covers another client on a different worker, which has not published its usage: below a threshold, workers publish
+/// nothing.
 #[test]
 fn who_is_not_to_be_cut_goes_last_whichever_worker_serves_it() {
     let Some(site) = Site::router_only(2, &options("memory-max = \"64mb\"\n")) else {
@@ -205,7 +205,7 @@ fn who_is_not_to_be_cut_goes_last_whichever_worker_serves_it() {
     }
 }
 
-/// Strangers could otherwise have applications cut, which take more each.
+/// Otherwise unknown clients could cause applications, which use more memory, to be closed.
 #[test]
 fn who_has_not_logged_in_goes_before_all_others() {
     let config = "memory-max = \"64mb\"\n[clients]\npassword = \"secret\"\n".to_owned();
@@ -218,7 +218,7 @@ fn who_has_not_logged_in_goes_before_all_others() {
     assert_eq!(client.cmd("MULTI"), ok());
     let value = vec![b'v'; 2 * MIB];
     assert_eq!(client.call(&[&b"SET"[..], b"k", &value]), simple("QUEUED"));
-    // As much as a stranger may send: ten arguments of 16 KB, the last of them not whole.
+    // The maximum that an unauthenticated client may send: ten arguments of 16 KB, the last one incomplete.
     let mut piece = b"*10\r\n".to_vec();
     for _ in 0..10 {
         piece.extend_from_slice(b"$16384\r\n");

@@ -1,10 +1,10 @@
-//! What the log says of what an operator does: in words, once, and nothing about what is no longer there.
+//! Log lines about operators' commands: readable, once each, and none about removed nodes.
 
 use crate::movectl::{done, names, refused};
 use crate::movectl_moves::{eventually, the_move, wait_for};
 use crate::support::{Client, Node, NodeOptions, Site, SiteOptions, encode, ok, until};
 
-/// Lines of the log that contain all of these.
+/// Returns the log lines that contain all of these words.
 #[track_caller]
 fn lines(site: &Site, words: &[&str]) -> Vec<String> {
     let log = site.router().process().log();
@@ -26,7 +26,7 @@ fn what_is_asked_of_moves_and_their_end_is_one_line_each_in_words() {
     done(site.router(), "moves max-rate 1 none");
     done(site.router(), "moves goal 1 fast");
     wait_for(site.router(), 1, "done");
-    // The last of them: a thread of its own writes the log, in order.
+    // The last line of them: a separate thread writes the log in order.
     site.router().process().expect_log(&["move 1 is done"]);
     for (words, times) in [
         (&["move 1 is done"][..], 1),
@@ -54,7 +54,7 @@ fn a_node_that_was_removed_is_not_told_about_any_more() {
     let names = names(&site);
     let mut third = Node::start(&NodeOptions::default());
     let name = third.address().to_string();
-    // What is closed on purpose is no loss.
+    // A deliberate close is no loss.
     done(site.router(), &format!("nodes add {name} --rebalance --wait"));
     done(site.router(), &format!("nodes drain {name} --wait"));
     done(site.router(), &format!("nodes remove {name}"));
@@ -65,11 +65,11 @@ fn a_node_that_was_removed_is_not_told_about_any_more() {
     third.kill();
     until("it is down", || !lines(&site, &["node cannot be reached", &name]).is_empty());
     done(site.router(), &format!("nodes remove {name}"));
-    // Each changes what the workers know.
+    // Each changes the workers' routing.
     for (from, to) in [(0, 1), (1, 0), (0, 1), (1, 0)] {
         done(site.router(), &format!("move --from {} --to {} --all --goal fast --wait", names[from], names[to]));
     }
-    // Longer than the longest pause between attempts.
+    // Longer than the longest pause between connection attempts.
     let before = lines(&site, &["removed"]);
     std::thread::sleep(std::time::Duration::from_millis(500));
     assert_eq!(lines(&site, &["removed"]), before);

@@ -1,4 +1,4 @@
-//! `/metrics`, `/healthz`, `/readyz`: what monitoring sees.
+//! `/metrics`, `/healthz`, `/readyz`: the interface for monitoring.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use crate::movectl::{done, names};
 use crate::support::process::tied;
 use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, encode, http, ok, until};
 
-/// Samples by name with labels, after checking the text format line by line.
+/// Checks the text format line by line. Returns the samples by name with labels.
 fn parse(text: &str) -> BTreeMap<String, f64> {
     let mut samples = BTreeMap::new();
     let mut types = BTreeMap::new();
@@ -85,7 +85,7 @@ fn metrics_count_what_happens_and_never_name_keys() {
     assert!(moved("switchyard_turn_seconds_count", "") > 0.0, "{text}");
     assert!(moved("switchyard_worker_busy_seconds_total", "worker=\"") > 0.0, "{text}");
     assert_eq!(sum(&after, "switchyard_node_slots", ""), 16384.0, "{text}");
-    // Histograms end in +Inf, and add up.
+    // Histograms end in +Inf, and their counts are consistent.
     let counts = |suffix: &str| {
         after.keys().filter(|series| series.split('{').next().expect("a name").ends_with(suffix)).count()
     };
@@ -99,7 +99,7 @@ fn metrics_count_what_happens_and_never_name_keys() {
     assert!(infinite.count() == counts("_seconds_count") && counts("_seconds_count") >= 5, "{text}");
 }
 
-/// Names of the families.
+/// Names of the metric families.
 fn families(text: &str) -> Vec<String> {
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     types.map(|family| family.split(' ').next().expect("a name").to_owned()).collect()
@@ -133,7 +133,7 @@ fn errors(samples: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
     samples.iter().filter_map(|(series, value)| Some((code(series)?, *value))).collect()
 }
 
-/// What INFO says of errors: code and count.
+/// Returns INFO's error counts by code.
 fn error_counts(client: &mut Client, section: &str) -> BTreeMap<String, f64> {
     let text = client.cmd(&format!("INFO {section}")).text();
     let figure = |line: &str| {
@@ -158,37 +158,37 @@ fn every_error_that_a_client_got_is_counted_by_its_code_and_no_other() {
         assert!(error.starts_with(code), "{command}: {error}");
         *expected.entry(code).or_default() += 1.0;
     };
-    // Of a node, of the router, of a script.
+    // Errors of a node, of the router, of a script.
     fails(&mut client, "WRONGTYPE", "LPUSH {a}string x");
     fails(&mut client, "ERR", "NOSUCHCOMMAND x");
     fails(&mut client, "ERR", "GET");
     fails(&mut client, "CROSSSLOT", "RENAMENX {a}string {b}string");
     fails(&mut client, "NOSCRIPT", "EVALSHA 0123456789012345678901234567890123456789 1 {a}string");
     fails(&mut client, "MINE", "EVAL \"return redis.error_reply('MINE '..string.rep('x', 100))\" 1 {a}string");
-    // Long enough to go straight to the socket, and to pass in pieces.
+    // Long enough to be written directly to the socket, and to be forwarded in pieces.
     fails(&mut client, "LONG", "EVAL \"return redis.error_reply('LONG '..string.rep('x', 50000))\" 1 {a}string");
     fails(&mut client, "LONGEST", "EVAL \"return redis.error_reply('LONGEST '..string.rep('x', 600000))\" 1 {a}string");
     assert_eq!(client.cmd("MULTI"), ok());
     fails(&mut client, "ERR", "NOSUCHCOMMAND");
     fails(&mut client, "EXECABORT", "EXEC");
-    // A failed command is no fast command.
+    // A failed command is not counted as a fast one.
     let served = |site: &Site| sum(&parse(&site.router().metrics()), "switchyard_command_latency_seconds_count", "");
     let answered = served(&site);
     (0..20).for_each(|_| fails(&mut client, "WRONGTYPE", "LPUSH {a}string x"));
     assert_eq!(served(&site), answered);
-    // Inside of the reply to a transaction.
+    // Within the reply to a transaction.
     assert_eq!(client.cmd("MULTI"), ok());
     client.cmd("LPUSH {a}string x");
     client.cmd("GET {a}string");
     client.cmd("EXEC");
     *expected.entry("WRONGTYPE").or_default() += 1.0;
-    // A value that looks like one, of each length.
+    // A value that looks like an error, in several lengths.
     for length in [5, 50_000, 3_000_000] {
         let value = format!("-MINE {}", "x".repeat(length));
         assert_eq!(client.call(&["SET", "{a}value", &value]), ok());
         assert_eq!(client.cmd("GET {a}value").text(), value);
     }
-    // In a pipeline, where replies wait for those before them.
+    // In a pipeline, where replies wait for earlier ones.
     let mut pipeline = Vec::new();
     for round in 0..50 {
         let key = format!("{{{}}}{round}", tags[round % 2][0]);
@@ -196,7 +196,7 @@ fn every_error_that_a_client_got_is_counted_by_its_code_and_no_other() {
     }
     client.pipeline(&pipeline, 100);
     *expected.entry("WRONGTYPE").or_default() += 50.0;
-    // What others do at a node past the router, no client of ours has seen.
+    // An error of a client that bypasses the router does not count.
     site.nodes()[0].cmd("NOSUCHCOMMAND").expect_error();
     let expected: BTreeMap<String, f64> = expected.into_iter().map(|(code, count)| (code.to_owned(), count)).collect();
     assert_eq!(error_counts(&mut client, "errorstats"), expected);
@@ -204,9 +204,9 @@ fn every_error_that_a_client_got_is_counted_by_its_code_and_no_other() {
     let after = parse(&site.router().metrics());
     assert_eq!(errors(&after), expected);
     let moved = |name: &str| sum(&after, name, "") - sum(&before, name, "");
-    let failed = expected.values().sum::<f64>() - 1.0; // without the one inside of EXEC's reply
+    let failed = expected.values().sum::<f64>() - 1.0; // without the error within EXEC's reply
     assert_eq!(moved("switchyard_failed_command_latency_seconds_count"), failed);
-    // INFO forgets when it is told to; a counter does not fall.
+    // CONFIG RESETSTAT resets INFO, but counters never decrease.
     assert_eq!(client.cmd("CONFIG RESETSTAT"), ok());
     assert_eq!(error_counts(&mut client, "errorstats"), BTreeMap::new());
     assert_eq!(errors(&parse(&site.router().metrics())), expected);
@@ -352,7 +352,7 @@ fn health_and_readiness_tell_whether_nodes_are_there() {
     });
     site.node_mut(0).restart();
     until("ready for half of the keys", || http::get(admin, "/readyz").0 == 200);
-    // Alive is not the same as ready: a restart of the router would not help.
+    // Liveness is not readiness: a restart of the router would not help.
     assert_eq!(http::get(admin, "/healthz").0, 200);
     let metrics = parse(&site.router().metrics());
     assert_eq!(sum(&metrics, "switchyard_node_up", &dead), 0.0);
@@ -366,7 +366,7 @@ fn counters_of_a_node_go_on_when_it_joins_again() {
     let Some(site) = Site::router_only(1, &SiteOptions::default()) else { return };
     let third = Node::start(&NodeOptions::default());
     let name = third.address().to_string();
-    // Before it joins, and each time that it is there.
+    // Before it joins, and after each join.
     let counters = || {
         let samples = parse(&site.router().metrics());
         let total = |name: &str| {

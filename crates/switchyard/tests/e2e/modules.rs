@@ -1,7 +1,7 @@
-//! Commands that the router's own table does not have: a module's, and commands that an operator has renamed.
+//! Commands missing in the router's table: commands of a module, and commands renamed by an operator.
 //!
-//! The module is built here, by the C compiler that Rust's linker needs anyway. It declares its part of Redis's module
-//! interface by itself, because Debian's packages do not carry the header.
+//! The module is built here with the C compiler, which Rust's linker needs anyway. It declares its part of Redis's
+//! module interface itself, because Debian's packages lack the header.
 
 use std::process::Command;
 
@@ -13,7 +13,7 @@ use crate::support::{Node, NodeOptions, RouterOptions, Site, SiteOptions, Value,
 
 const MODULE: &str = include_str!("scripts/probe_module.c");
 
-/// Builds the module and starts nodes that have loaded it.
+/// Builds the module, and starts nodes that load it.
 fn site_with_module(nodes: usize) -> Option<(Site, TempDir)> {
     let dir = TempDir::new().expect("a directory");
     let source = dir.path().join("probe.c");
@@ -38,29 +38,29 @@ fn commands_of_a_module_go_by_the_nodes_own_key_specifications() {
         return;
     };
     let mut client = site.client();
-    // The nodes are asked for their commands when they come up; nothing waits for the answer.
+    // Nodes are queried for their commands when they come up, and no command waits for the reply.
     crate::support::until("the commands are known", || client.cmd("probe.put k v") == ok());
     for i in 0..60 {
-        // One key, first argument.
+        // One key as first argument.
         assert_eq!(client.cmd(&format!("probe.put k{i} v{i}")), ok());
         assert_eq!(client.cmd(&format!("GET k{i}")), bulk(format!("v{i}")), "PROBE.PUT went to another node than GET");
         assert_eq!(client.cmd(&format!("PROBE.PUT {{x{i}}}a {i}")), ok());
-        // One key, second argument.
+        // One key as second argument.
         assert_eq!(client.cmd(&format!("probe.second option {{x{i}}}a")), bulk(i.to_string()));
     }
     // Several keys in one slot, and in two.
     assert_eq!(client.cmd("probe.pair {p}one {p}two"), int(2));
     assert_ne!(slot(b"one"), slot(b"two"));
     assert_eq!(client.cmd("probe.pair one two"), Value::Error(CROSSSLOT.into()));
-    // A number of keys, told by an argument.
+    // The number of keys is an argument.
     assert_eq!(client.cmd("probe.count 3 {c}1 {c}2 {c}3 and more arguments"), int(3));
     assert_eq!(client.cmd("probe.count 2 one two"), Value::Error(CROSSSLOT.into()));
     for i in 0..20 {
         assert_eq!(client.cmd(&format!("probe.count 1 k{i} whatever")), int(1));
     }
-    // Arity and errors are the node's.
+    // Arity and errors come from the node.
     assert!(client.cmd("probe.put k").expect_error().contains("wrong number of arguments"));
-    // In a pipeline with others, in both protocols.
+    // In a pipeline with other commands, in both protocols.
     client.cmd("HELLO 3");
     for i in 0..200 {
         client.post(&format!("probe.put pipe{i} {i}"));
@@ -70,7 +70,7 @@ fn commands_of_a_module_go_by_the_nodes_own_key_specifications() {
         assert_eq!(client.reply(), ok());
         assert_eq!(client.reply(), bulk(i.to_string()));
     }
-    // Without keys nothing says which node it concerns.
+    // Without keys, no node can be chosen.
     let error = client.cmd("probe.keyless");
     assert!(error.expect_error().to_lowercase().contains("probe.keyless"), "{error:?}");
 }
@@ -80,7 +80,7 @@ fn a_module_loaded_later_is_learnt() {
     let Some((site, dir)) = site_with_module(1) else {
         return;
     };
-    // A second site without the module, whose node loads it while the router runs.
+    // A second site without the module. Its node loads the module while the router runs.
     drop(site);
     let Some(site) = Site::router_only(
         2,
@@ -96,14 +96,14 @@ fn a_module_loaded_later_is_learnt() {
     for node in site.nodes() {
         let reply = node.client().call(&["MODULE", "LOAD", &dir.path().join("probe.so").display().to_string()]);
         assert_eq!(reply, ok());
-        // The router asks when it connects.
+        // The router queries the commands when it connects.
         node.cmd("CLIENT KILL TYPE normal SKIPME yes");
     }
     crate::support::until("the commands are known", || client.cmd("probe.put k v") == ok());
 }
 
-/// `rename-command` hides a command under another name. The nodes do not list that name, so the router cannot know
-/// where its keys are: it must say so as a server says it, and must not guess a node.
+/// `rename-command` gives a command another name, which the nodes do not list. So the router cannot know its keys: it
+/// must reply with a server's error for unknown commands, rather than guess a node.
 #[test]
 fn renamed_commands_are_unknown_and_removed_ones_are_the_nodes_error() {
     let config = "rename-command HSET secret.hset\nrename-command LPUSH \"\"\nrename-command FLUSHALL \"\"\n";
@@ -123,7 +123,7 @@ fn renamed_commands_are_unknown_and_removed_ones_are_the_nodes_error() {
     }
 }
 
-/// Operators rename what they fear; the router must serve data all the same.
+/// Operators rename dangerous commands. The router must still serve data.
 #[test]
 fn a_router_lives_with_nodes_that_hide_their_administration() {
     let config = "rename-command CONFIG \"\"\nrename-command DEBUG \"\"\nrename-command KEYS \"\"\nrename-command SCRIPT \"\"\n\

@@ -1,16 +1,16 @@
-//! MONITOR and CLIENT PAUSE: what concerns the clients of all workers at once.
+//! MONITOR and CLIENT PAUSE, which affect the clients of all workers.
 
 use std::time::{Duration, Instant};
 
 use crate::support::client::PATIENCE;
 use crate::support::{Client, Node, NodeOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok, until};
 
-/// A client on each worker, as far as many connections find them.
+/// Enough clients that each worker has some.
 fn many(site: &Site) -> Vec<Client> {
     (0..12).map(|_| site.client()).collect()
 }
 
-/// A line of MONITOR without its time, and the time.
+/// Reads a line of MONITOR. Returns it without the time, and the time.
 #[track_caller]
 fn line(client: &mut Client) -> (String, f64) {
     let Value::Simple(line) = client.reply() else { panic!("not a line of MONITOR") };
@@ -73,7 +73,7 @@ fn a_monitor_sees_what_one_server_would_show() {
             break;
         }
     }
-    // What a monitor may do itself.
+    // Commands that a monitoring client may send.
     for command in ["PING", "GET k", "SET k v", "ECHO x"] {
         ours.post(command);
         theirs.post(command);
@@ -89,7 +89,7 @@ fn a_monitor_sees_what_one_server_would_show() {
     assert_eq!(ours.cmd("RESET"), Value::Simple("RESET".into()));
     site.client().cmd("SET k v");
     assert_eq!(ours.cmd("GET k"), bulk("v"), "no monitor any more");
-    // Nothing comes behind the answer.
+    // Nothing follows the reply.
     let (rest, _) = ours.listen(Duration::from_millis(50));
     assert!(rest.is_empty(), "{}", rest.escape_ascii());
 }
@@ -144,7 +144,7 @@ fn a_slow_monitor_is_cut_and_a_gone_one_forgotten() {
         }
     }
     assert!(slow.closed_within(PATIENCE));
-    // Gone in all ways, also before it has its answer.
+    // Disconnected at any time, also before the reply to MONITOR.
     for _ in 0..20 {
         let mut client = site.client();
         client.post("MONITOR");
@@ -163,14 +163,14 @@ fn a_pause_holds_all_workers() {
     for (i, client) in clients.iter_mut().enumerate() {
         assert_eq!(client.cmd(&format!("SET k{i} 0")), ok());
     }
-    // WRITE: reads go on, writes wait.
+    // WRITE: reads are executed, writes wait.
     assert_eq!(operator.cmd("CLIENT PAUSE 60000 WRITE"), ok());
     for (i, client) in clients.iter_mut().enumerate() {
         assert_eq!(client.cmd(&format!("GET k{i}")), bulk("0"));
         client.post(&format!("SET k{i} 1"));
         client.post(&format!("GET k{i}"));
     }
-    // A transaction that only reads is no write.
+    // A transaction with only reads is not a write.
     let mut reader = site.client();
     for line in ["MULTI", "GET k0"] {
         reader.cmd(line);
@@ -193,7 +193,7 @@ fn a_pause_holds_all_workers() {
         assert_eq!(client.reply(), ok());
         assert_eq!(client.reply(), bulk("1"));
     }
-    // What its own client has sent behind it waits as well.
+    // Later commands of the pausing client wait as well.
     let mut pausing = site.client();
     pausing.post("CLIENT PAUSE 60000 WRITE");
     pausing.post("SET k0 2");
@@ -202,14 +202,14 @@ fn a_pause_holds_all_workers() {
     assert_eq!(operator.cmd("CLIENT UNPAUSE"), ok());
     assert_eq!(pausing.reply(), ok());
     assert_eq!(operator.cmd("GET k0"), bulk("2"));
-    // And what a client sends behind its own end is not executed.
+    // Commands of a client after it is killed are not executed.
     let mut ending = site.client();
     let id = ending.cmd("CLIENT ID").int();
     ending.write(format!("CLIENT KILL ID {id} SKIPME no\r\nSET ended 1\r\nGET ended\r\n").as_bytes());
     assert_eq!(ending.reply(), int(1));
     assert!(ending.try_reply().is_err());
     assert_eq!(operator.cmd("EXISTS ended"), int(0));
-    // ALL: everything waits, until its end.
+    // ALL: every command waits until the end of the pause.
     let begin = Instant::now();
     assert_eq!(operator.cmd("CLIENT PAUSE 400"), ok());
     for client in clients.iter_mut().chain([&mut operator]) {
@@ -221,8 +221,8 @@ fn a_pause_holds_all_workers() {
     assert!(begin.elapsed() >= Duration::from_millis(380), "{:?}", begin.elapsed());
 }
 
-/// A large request is on its way to its node before it is whole: its end waits for the end of the pause, and the pause
-/// does not wait for it.
+/// A large request is forwarded before it is complete: its end waits for the end of the pause, and the pause does not
+/// wait for it.
 #[test]
 fn a_pause_holds_back_the_end_of_a_large_request() {
     let site = Site::new(2);
@@ -242,7 +242,7 @@ fn a_pause_holds_back_the_end_of_a_large_request() {
 
 #[test]
 fn a_pause_of_all_can_be_ended_by_hand() {
-    // One server would hold UNPAUSE back as well.
+    // A single server would hold UNPAUSE as well.
     let Some(site) = Site::router_only(1, &SiteOptions::default()) else { return };
     let mut operator = site.client();
     let mut client = site.client();
@@ -262,7 +262,7 @@ fn nothing_changes_after_a_pause_is_answered() {
     let mut operator = site.client();
     let mut clients = many(&site);
     for round in 0..10 {
-        // Writes in flight, some at a node that is busy for a while.
+        // Writes in flight, some of them at a node that is busy for a while.
         for client in &mut clients {
             client.post("EVAL \"local now = function() local t = redis.call('TIME') return t[1] * 1000000 + t[2] end local e = now() + 20000 repeat until now() > e return redis.call('INCR', KEYS[1])\" 1 slow");
             for i in 0..20 {

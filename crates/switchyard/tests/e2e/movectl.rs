@@ -1,5 +1,5 @@
-//! Moves as people and scripts ask for them: the command line, the admin API, RESP, and what survives a restart. That
-//! no key is lost or wrong meanwhile is the matter of `moves`.
+//! Requests for moves: the command line, the admin API, RESP, and state that survives a restart. `moves` tests that no
+//! key is lost or wrong in the meantime.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -8,7 +8,7 @@ use crate::support::{
     Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, ok, ports, until,
 };
 
-/// What a subcommand said.
+/// Result of a subcommand.
 pub(crate) struct CliOutput {
     pub(crate) code: i32,
     pub(crate) out: String,
@@ -20,7 +20,7 @@ pub(crate) fn run_cli(router: &Router, line: &str) -> CliOutput {
     run_cli_at(router.admin(), line)
 }
 
-/// The same by the address of the admin port.
+/// Runs a subcommand with this admin address.
 pub(crate) fn run_cli_at(admin: SocketAddr, line: &str) -> CliOutput {
     let admin = admin.to_string();
     run(line.split(' ').chain(["--admin", &admin]))
@@ -59,7 +59,7 @@ pub(crate) fn names(site: &Site) -> Vec<String> {
     site.nodes().iter().map(|node| node.address().to_string()).collect()
 }
 
-/// How many slots each node owns, as RESP tells it.
+/// Number of slots of each node, queried by RESP.
 pub(crate) fn slots(router: &Router) -> Vec<(String, i64)> {
     let nodes = Client::connect(router.address()).cmd("SWITCHYARD NODES");
     nodes.items().iter().map(|node| (node.field("node").text(), node.field("slots").int())).collect()
@@ -100,7 +100,7 @@ fn a_protocol_that_may_lose_keys_is_refused_unless_that_is_allowed() {
     assert_eq!(reply.error(), None);
     until("it is done", || owns(site.router(), site.nodes()[0].address()) == Some(0));
     assert_eq!(client.cmd("GET key"), bulk("1"));
-    // A server keeps the connection of its MIGRATE for ten seconds, and nobody can tell it from a client's.
+    // A server keeps the connection of its MIGRATE for ten seconds, and it looks like a client's.
     let how = "--protocol stop-and-copy --durability memory --allow-key-loss --allow-direct-clients";
     done(site.router(), &format!("nodes drain {} {how} --wait", names[1]));
     assert_eq!(client.cmd("GET key"), bulk("1"));
@@ -157,7 +157,7 @@ fn a_protocol_as_published_is_refused_unless_that_is_allowed_and_moves_what_is_t
     );
     assert_eq!(site.nodes()[0].client().cmd("DBSIZE").int(), 0);
     assert!((0..500).all(|n| client.cmd(&format!("GET key{n}")) == bulk(n.to_string())));
-    // There is no way back of one that has begun, and it says so before anything is on record.
+    // Such a move cannot be reversed once it has started, and the command reports that before it is recorded.
     done(
         site.router(),
         &format!(
@@ -246,7 +246,7 @@ fn nodes_in_cluster_mode_are_refused() {
     let mut nodes =
         [Node::start(&NodeOptions::default()), Node::start(&NodeOptions { args, ..NodeOptions::default() })];
     let router = Router::start(&nodes.each_ref().map(Node::address), &RouterOptions::default());
-    // A first start refuses such a node, so it becomes one later.
+    // A first start refuses such a node, so it enters cluster mode later.
     std::fs::write(&mode, format!("cluster-enabled yes\ncluster-port {bus}\n")).expect("written");
     nodes[1].kill();
     nodes[1].restart();
@@ -257,7 +257,7 @@ fn nodes_in_cluster_mode_are_refused() {
 }
 
 fn owns_first(site: &Site, node: SocketAddr) -> bool {
-    // The first placement goes by the order of names.
+    // The first map depends on the order of names.
     let mut sorted = names(site);
     sorted.sort();
     sorted[0] == node.to_string()
@@ -286,7 +286,7 @@ fn nodes_that_join_and_go_survive_a_restart() {
     done(site.router(), &format!("nodes remove {}", third.address()));
     assert_eq!(owns(site.router(), third.address()), None);
 
-    // One that the command line lists, and that has no slots: it is gone also after a restart, which says so.
+    // A node without slots that the command line lists: it stays removed after a restart, which logs that.
     let all: Vec<SocketAddr> = listed.iter().copied().chain([third.address()]).collect();
     site.router_mut().restart(&all);
     assert_eq!(owns(site.router(), third.address()), Some(0));
@@ -327,7 +327,7 @@ fn over_resp_the_words_are_the_same() {
         let text = client.cmd(&line).expect_error().to_owned();
         assert!(text.starts_with("ERR ") && text.contains(expected), "{line}: {text}");
     }
-    // In a pipeline the answers stay in order.
+    // In a pipeline the replies stay in order.
     client.post("SET a 1");
     client.post("SWITCHYARD MOVES");
     client.post("GET a");
@@ -337,7 +337,7 @@ fn over_resp_the_words_are_the_same() {
     client.cmd("AUTH app secret");
     let text = client.cmd("SWITCHYARD MOVES").expect_error().to_owned();
     assert!(text.starts_with("NOPERM"), "{text}");
-    // Who may run every command may look, and change nothing.
+    // A user who may run all commands may read the state, but change nothing.
     client.cmd("AUTH all secret");
     for line in [
         "SWITCHYARD MOVES",
@@ -400,7 +400,7 @@ fn a_lost_state_directory_is_made_anew_from_the_keys() {
     site.router_mut().process_mut().kill();
     let dir = tempfile::tempdir().expect("a directory");
     let state = dir.path().join("state").display().to_string();
-    // In the other order: numbers differ, places do not.
+    // In reverse order: ids differ, but places do not.
     let nodes = ["--node", &names[1], "--node", &names[0], "--state-dir", &state];
     let planned = run(["recover", "--dry-run"].into_iter().chain(nodes));
     assert_eq!(planned.code, 0, "{}{}", planned.out, planned.err);
@@ -417,7 +417,7 @@ fn a_lost_state_directory_is_made_anew_from_the_keys() {
     }
     drop(rival);
 
-    // A key that had been moved alone, as many had been in the middle of a move.
+    // A key that was moved alone, like many keys during a move.
     let here = usize::from(site.nodes()[0].cmd("EXISTS key:2").int() == 0);
     let there = 1 - here;
     for i in 0..3 {
@@ -426,7 +426,7 @@ fn a_lost_state_directory_is_made_anew_from_the_keys() {
     site.nodes()[there].cmd("SET {key:2}alone there");
     let elsewhere = dir.path().join("elsewhere").display().to_string();
     let nodes = ["--node", &names[0], "--node", &names[1], "--state-dir", &elsewhere];
-    // The same key at both nodes: nobody can tell which one counts.
+    // The same key on both nodes: the valid copy is unknown.
     for node in site.nodes() {
         node.cmd("SET key:1 x");
     }

@@ -1,5 +1,5 @@
-//! A way out of every move: a node that is lost for good in the middle, a move that nobody wants any more, nodes that
-//! were drained; and what readiness, status and metrics say meanwhile.
+//! Ways out of every move: a node lost for good during the move, an abort, drained nodes. Also readiness, status and
+//! metrics in the meantime.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,15 +14,15 @@ use crate::movectl_moves::{eventually, the_move, wait_for};
 use crate::support::process::{Process, tied};
 use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, encode, http, ok};
 
-/// Keys of one slot: with [`SLOWLY`] a leg that takes minutes.
+/// Keys of one slot. With [`SLOWLY`], their leg takes minutes.
 const KEYS: usize = 3_000;
 const SLOWLY: &str = "--goal gentle --max-rate 20kb";
 
-/// A slot full of keys at the first node, which moves to the second.
+/// A slot full of keys on the first node, which moves to the second.
 struct Scene {
     site: Site,
     tag: String,
-    /// At the node that is to be lost, and nothing to do with the move.
+    /// A key on the lost node that does not take part in the move.
     elsewhere: String,
 }
 
@@ -65,7 +65,7 @@ impl Scene {
         eventually("keys move", || the_move(self.site.router(), 1)["keys_moved"].as_u64().filter(|keys| *keys > 30));
     }
 
-    /// Which keys are at a node.
+    /// Numbers of the keys on a node.
     fn at(&self, node: usize) -> Vec<usize> {
         let keys = self.site.nodes()[node].cmd("KEYS *key:*");
         let mut numbers: Vec<usize> = keys
@@ -138,7 +138,7 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
     });
     assert!(is_down(&mut client, &scene.key(moved[0])), "it may be there");
 
-    // It says what would be lost, and does nothing.
+    // Reports the keys that would be lost, without any change.
     let said = done(scene.site.router(), "moves abort 1 --lose-target --dry-run");
     assert!(
         said.contains("nothing is done yet") && said.contains("keys at most") && said.contains("are lost"),
@@ -149,7 +149,7 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
     assert!(said.contains("stops when") && said.contains("--lose-target"), "{said}");
     let aborting = wait_for(scene.site.router(), 1, "aborting");
     assert!(aborting["doing"].as_str().is_some_and(|doing| doing.starts_with("aborting: ")), "{aborting}");
-    // It does not go on after a restart either, and takes the answer then.
+    // It does not continue after a restart either, and accepts the abort then.
     scene.restart_router();
     wait_for(scene.site.router(), 1, "aborting");
     eventually("the target is known to be away", || scene.status().contains(&format!("{target} is down")));
@@ -163,7 +163,7 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
     let log = scene.site.router().process().expect_log(&["Fingerprints are in"]);
     assert!(!log.contains("key:"), "no key is named: {log}");
 
-    // Every key is served again: those that are lost are gone, and can be made anew.
+    // Every key is served again: lost keys are gone, and can be written again.
     scene.all_there(left.iter().copied());
     let mut client = scene.site.client();
     for number in &moved {
@@ -171,13 +171,14 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
     }
     assert_eq!(client.cmd(&format!("SET {} {}", scene.key(moved[0]), "anew")), ok());
     assert!(is_down(&mut client, &scene.elsewhere), "what the node owns waits for it");
-    // A restart does not bring it back, and the node does not either.
+    // Neither a restart of the router nor the return of the node restores them.
     scene.restart_router();
     scene.site.node_mut(1).restart();
     eventually("the node is back", || scene.site.client().cmd(&format!("GET {}", scene.elsewhere)) == bulk("1"));
     assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(moved[0]))), bulk("anew"));
     assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(moved[1]))), Value::Nil);
-    // What it kept is ours, and nobody else has it: it goes with the next move, when somebody says so.
+    // The node's keys belong to this fleet, and no other node has them: they are removed by the next move if the
+    // operator allows it.
     let slot = crc16_slot(scene.key(0).as_bytes()).number();
     let line = format!("move --from {} --to {} --slots {slot} --goal fast --wait", scene.name(0), scene.name(1));
     let text = refused(scene.site.router(), &line);
@@ -188,7 +189,7 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
     assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(moved[1]))), Value::Nil);
 }
 
-/// Nobody uses them, and nobody sees them either.
+/// No client uses or sees these copies.
 #[test]
 fn copies_that_a_target_has_kept_while_it_was_down_are_removed() {
     let Some(mut scene) = Scene::start() else { return };
@@ -197,7 +198,7 @@ fn copies_that_a_target_has_kept_while_it_was_down_are_removed() {
     done(scene.site.router(), "moves abort 1");
     wait_for(scene.site.router(), 1, "stopped");
     scene.all_there(0..KEYS);
-    // Also by a router that was started since; and what clients have deleted.
+    // Also by a router that was restarted, and for keys deleted by clients.
     scene.restart_router();
     assert_eq!(scene.site.client().cmd(&format!("DEL {}", scene.key(0))), Value::Int(1));
     scene.site.node_mut(1).restart();
@@ -210,7 +211,7 @@ fn copies_that_a_target_has_kept_while_it_was_down_are_removed() {
     scene.all_there(1..KEYS);
 }
 
-/// A node that answers clients, and refuses what the move needs to go on there.
+/// A node that serves clients, but refuses a command of the move.
 #[test]
 fn a_move_that_cannot_use_a_node_that_answers_says_why_and_ends_with_it_or_without() {
     for granted in [true, false] {
@@ -240,7 +241,7 @@ fn a_move_that_cannot_use_a_node_that_answers_says_why_and_ends_with_it_or_witho
         );
         if granted {
             assert_eq!(boss.cmd("ACL SETUSER default +client|kill"), ok());
-            // Meanwhile the leg has begun to go back.
+            // In the meantime the leg has begun its rollback.
             wait_for(scene.site.router(), 1, "stopped");
             scene.all_there(0..KEYS);
             continue;
@@ -255,8 +256,8 @@ fn a_move_that_cannot_use_a_node_that_answers_says_why_and_ends_with_it_or_witho
     }
 }
 
-/// Both answer clients, and refuse what the move needs: neither is given up for the other, which could not take its
-/// place.
+/// Both nodes serve clients, but refuse a command of the move: neither is abandoned, because the other could not
+/// replace it.
 #[test]
 fn where_neither_node_can_be_used_nothing_is_given_up() {
     let Some(scene) = Scene::start() else { return };
@@ -264,7 +265,7 @@ fn where_neither_node_can_be_used_nothing_is_given_up() {
     for boss in &mut bosses {
         assert_eq!(boss.cmd("ACL SETUSER boss on nopass ~* &* +@all"), ok());
         assert_eq!(boss.cmd("AUTH boss x"), ok());
-        // A client whose last command is AUTH may use keys next, and no move begins.
+        // After AUTH a client may use keys, so no move would begin.
         boss.cmd("INFO server").text();
     }
     scene.begin(SLOWLY);
@@ -308,7 +309,7 @@ fn a_move_whose_source_is_lost_for_good_is_ended_without_it() {
             });
         }
         let said = done(scene.site.router(), "moves abort 1 --lose-source");
-        // What has not moved, as far as it was listed.
+        // Listed keys that have not moved.
         let lost = said.split("lost, ").nth(1).and_then(|text| text.split(' ').next()?.parse::<usize>().ok());
         assert!(said.contains("ends without") && lost.is_some_and(|lost| lost <= KEYS - moved.len()), "{said}");
         let ended = wait_for(scene.site.router(), 1, "stopped");
@@ -319,7 +320,7 @@ fn a_move_whose_source_is_lost_for_good_is_ended_without_it() {
         let lost = (0..KEYS).find(|number| !there.contains(number)).expect("most");
         let mut client = scene.site.client();
         assert_eq!(client.cmd(&format!("SET {} anew", scene.key(lost))), ok());
-        // The old server comes back with what it had: nobody looks there.
+        // The old server returns with its data, but is not used for these keys.
         scene.site.node_mut(0).restart();
         eventually("the node is back", || scene.status().contains("ready: every slot"));
         assert_eq!(client.cmd(&format!("GET {}", scene.key(lost))), bulk("anew"));
@@ -331,7 +332,7 @@ fn a_move_whose_source_is_lost_for_good_is_ended_without_it() {
 fn an_aborted_move_ends_at_once_however_slow_it_was_to_be() {
     let Some(scene) = Scene::start() else { return };
     scene.begin(SLOWLY);
-    // At this rate keys would be on their way back for hours.
+    // At this rate the rollback would take hours.
     done(scene.site.router(), "moves max-rate 1 1b");
     let said = done(scene.site.router(), "moves abort 1");
     assert!(said.contains("Nothing is lost"), "{said}");
@@ -364,12 +365,12 @@ fn a_router_that_is_told_to_stop_ends_a_slow_leg_and_its_numbers_survive() {
     assert!(scene.site.client().pipeline(&bytes, KEYS).iter().all(|reply| reply == b"+OK\r\n"));
     let keys = scene.site.nodes()[0].cmd("DBSIZE").int() as u64;
     done(scene.site.router(), &format!("move --from {first} --to {second} --all --goal gentle --max-rate 40kb"));
-    // Keys of legs that have ended.
+    // Keys of finished legs.
     eventually("keys move", || {
         let moved = the_move(scene.site.router(), 1);
         moved["slots_done"].as_u64() > Some(500) && moved["keys_moved"].as_u64() > Some(300)
     });
-    // At this rate no leg would ever end.
+    // At this rate no leg would finish.
     done(scene.site.router(), "moves max-rate 1 1b");
     let nodes = scene.nodes_by_address();
     let mut watch = tied(env!("CARGO_BIN_EXE_switchyard"));
@@ -390,7 +391,7 @@ fn a_router_that_is_told_to_stop_ends_a_slow_leg_and_its_numbers_survive() {
     let ended = wait_for(scene.site.router(), 1, "done");
     assert!(ended["keys_moved"].as_u64() >= Some(keys), "also those of before, of {keys}: {ended}");
     assert_eq!(ended["percent"], Json::from(100.0));
-    // Whoever has watched it all the time sees its end.
+    // A client that watches all the time sees the end.
     assert!(watch.wait(Duration::from_secs(60)).success(), "{}", watch.log());
     assert!(watch.log().contains("move 1 is done"), "{}", watch.log());
     scene.all_there([0, KEYS - 1]);
@@ -428,7 +429,7 @@ fn drained_nodes_get_nothing_back_until_told() {
     assert_eq!([0, 1, 2].map(|node| slots(&site, node)), [8_192, 8_192, 0]);
 }
 
-/// One connection to the admin port, for several requests: made before the router may open no more files.
+/// An admin connection for several requests, opened before the limit of open files.
 struct Admin {
     stream: TcpStream,
     token: String,
@@ -466,11 +467,11 @@ fn a_move_that_cannot_begin_is_seen_by_who_looks() {
     let token = std::fs::read_to_string(router.state_dir().join("admin-token")).expect("the token").trim().to_owned();
     let mut admin = Admin { stream: TcpStream::connect(router.admin()).expect("connected"), token };
     assert_eq!(admin.get("GET /readyz"), "ready\n");
-    // No more files for the router: fewer than it has open.
+    // The limit of open files is below the current number.
     let pid = Pid::from_raw(router.process().pid() as i32);
     let few = Rlimit { current: Some(8), ..rustix::process::getrlimit(Resource::Nofile) };
     let free = rustix::process::prlimit(pid, Resource::Nofile, few).expect("limited");
-    // The first one needs none to end. Then the second one is to begin.
+    // The first move can end without a new file. Then the second move must begin.
     admin.get("POST /api/v1/moves/1/abort");
     let ready = eventually("the second one cannot begin", || {
         std::thread::sleep(Duration::from_millis(50));

@@ -1,8 +1,7 @@
-//! One thing breaks in the middle of a move, under clients whose histories must have an order, and everything is well
-//! again by itself.
+//! A single fault during a move, with clients whose histories must be linearizable, and recovery without intervention.
 //!
-//! Short: each run moves some thousand keys, slowly enough that the fault meets it under way, and fast once it is over.
-//! `make soak` has the same for hours.
+//! Short: each run moves some thousand keys, slowly until the fault occurs, and fast afterwards. `make soak` runs the
+//! same for hours.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -16,23 +15,23 @@ use crate::movectl_moves::{eventually, report, the_move};
 use crate::support::relay::Relay;
 use crate::support::{Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, encode, ok};
 
-/// Keys that nobody changes.
+/// Number of keys that no client changes.
 const FIXED: u64 = 1000;
 
-/// Of the first keys that clients use, so many, every second one is there before anything moves.
+/// Of the first keys that clients use, every second key below this number may exist before the move.
 const MADE: u64 = 1200;
 
-/// What moves.
+/// Data that moves.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Moved {
     /// All slots of the source.
     Slots,
-    /// Keys without their slots: those that nobody changes, and every second one that clients use. The others stay, in
-    /// the same slots.
+    /// Keys without their slots: the unchanged keys, and every second key that clients use. The others stay, in the
+    /// same slots.
     Keys,
 }
 
-/// Nodes behind relays, the router before them, and clients.
+/// Nodes behind relays, the router, and clients.
 struct Scene {
     moved: Moved,
     router: Router,
@@ -57,7 +56,7 @@ fn is_made(number: u64) -> bool {
     number < MADE && number.is_multiple_of(2)
 }
 
-/// The keys that clients use. A pattern tells those that were made from the others, and from nothing else.
+/// Key that clients use. A pattern distinguishes existing keys from other keys, but from nothing else.
 fn used(number: u64) -> String {
     name(if is_made(number) { "made" } else { "h" }, number)
 }
@@ -72,7 +71,7 @@ impl Scene {
         let args =
             ["--set", "nodes.command-timeout=1s", "--set", "nodes.connect-timeout=1s"].map(str::to_owned).to_vec();
         let router = Router::start(&addresses, &RouterOptions { args, ..RouterOptions::default() });
-        // The first placement goes by the order of names.
+        // The first map depends on the order of names.
         let source = usize::from(addresses[1].to_string() < addresses[0].to_string());
         let mut client = crate::support::Client::connect(router.address());
         let bytes: Vec<u8> = (0..FIXED).map(fixed).flat_map(|(key, value)| encode(&["SET", &key, &value])).collect();
@@ -86,7 +85,7 @@ impl Scene {
         }
         let target = 1 - source;
         if moved == Moved::Keys {
-            // Which they are is known from here on, whether or not they exist later.
+            // The set of keys is fixed from here on, whether or not they exist later.
             done(&router, &move_command(moved, addresses[source], addresses[target], SLOWLY));
         }
         let recording = Recording::start_with(&[router.address()], used, is_made);
@@ -101,18 +100,18 @@ impl Scene {
         self.relays.iter().map(Relay::address).collect()
     }
 
-    /// Another move of what is left.
+    /// Command line for another move of the remaining data.
     fn move_command(&self, options: &str) -> String {
         let addresses = self.addresses();
         move_command(self.moved, addresses[self.source], addresses[self.target], options)
     }
 
-    /// What the move does, or why it has ended.
+    /// Current activity of the move, or the reason for its end.
     fn doing(&self) -> String {
         the_move(&self.router, 1)["doing"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// Waits until clients have felt it.
+    /// Waits until clients are affected.
     #[track_caller]
     fn until_it_is_felt(&self) {
         let before = self.recording.tally();
@@ -125,7 +124,7 @@ impl Scene {
     }
 }
 
-/// What breaks.
+/// Faults.
 impl Scene {
     fn kill(&mut self, node: usize) {
         self.nodes[node].kill();
@@ -158,7 +157,7 @@ impl Scene {
         self.relays[node].hold(false);
     }
 
-    /// With the connections on which it was sent.
+    /// Drops sent bytes together with their connections.
     fn lose_what_is_sent(&self, node: usize) {
         self.relays[node].hold(true);
         self.until_it_does("waiting for");
@@ -173,7 +172,7 @@ impl Scene {
         self.relays[node].stall(false);
     }
 
-    /// Nothing is written any more; gives what it takes to undo that.
+    /// Lets all writes to the disk fail. Returns the previous limit, to undo that.
     fn fill_the_disk(&self) -> Rlimit {
         let pid = Pid::from_raw(self.router.process().pid() as i32);
         let nothing = Rlimit { current: Some(0), ..rustix::process::getrlimit(Resource::Fsize) };
@@ -202,7 +201,7 @@ impl Scene {
     }
 }
 
-/// So that faults meet it under way.
+/// Slow enough that faults occur during the move.
 const SLOWLY: &str = "--goal gentle --max-rate 40k";
 
 fn move_command(moved: Moved, from: SocketAddr, to: SocketAddr, options: &str) -> String {
@@ -210,8 +209,7 @@ fn move_command(moved: Moved, from: SocketAddr, to: SocketAddr, options: &str) -
     format!("move --from {from} --to {to} {what} {options}")
 }
 
-/// Does something in the middle of a move, which everything must have recovered from when it returns; and looks whether
-/// all is as it must be.
+/// Causes a fault during a move. The system must have recovered when `fault` returns. Then checks keys and histories.
 #[track_caller]
 fn during_a_move(moved: Moved, is_durable: bool, fault: impl FnOnce(&mut Scene)) -> Option<Tally> {
     if direct() {
@@ -221,7 +219,7 @@ fn during_a_move(moved: Moved, is_durable: bool, fault: impl FnOnce(&mut Scene))
     let mut scene = Scene::start(moved, is_durable);
     eventually("keys move", || the_move(&scene.router, 1)["keys_moved"].as_u64().filter(|keys| *keys > 30));
     fault(&mut scene);
-    // Everybody is served again, while the rest moves.
+    // All clients are served again, while the rest moves.
     scene.recording.wait_for(200);
     let is_over = |id| ["done", "stopped"].contains(&the_move(&scene.router, id)["state"].as_str().unwrap_or_default());
     for line in ["moves max-rate 1 none", "moves goal 1 fast"] {
@@ -231,7 +229,7 @@ fn during_a_move(moved: Moved, is_durable: bool, fault: impl FnOnce(&mut Scene))
     eventually("the move is over", || is_over(1));
     let was_stopped = the_move(&scene.router, 1)["state"] == "stopped";
     if was_stopped {
-        // It has said why; nothing hinders another one.
+        // The move has ended with a reason, and another move can start.
         eventually("another move is taken", || run_cli(&scene.router, &scene.move_command("--goal fast")).code == 0);
         eventually("it is over", || is_over(2));
         assert_eq!(the_move(&scene.router, 2)["state"], "done", "{}", report(&scene.router));
@@ -256,10 +254,10 @@ fn during_a_move(moved: Moved, is_durable: bool, fault: impl FnOnce(&mut Scene))
         Moved::Slots => assert_eq!(left.first(), None, "nothing is left at the source"),
         Moved::Keys => {
             assert_eq!(there.iter().find(|key| key.starts_with('h')), None, "it did not move");
-            // One that did not exist when the second move began is none of its keys.
+            // A key that did not exist at the start of the second move does not belong to it.
             let moves = |key: &&String| key.starts_with('f') || key.starts_with('m') && !was_stopped;
             assert_eq!(left.iter().find(moves), None, "left at the source");
-            // And everything comes home.
+            // All keys can be returned to their slot owners.
             done(&router, &format!("move --from {} --home --wait --goal fast", relays[target].address()));
             unchanged();
             assert_eq!(keys_of(&nodes[target]).first(), None, "left where they have been");
@@ -274,7 +272,7 @@ fn no_error(tally: Option<Tally>) {
     assert!(tally.unknown == 0 && tally.broken == 0 && tally.errors.is_empty(), "{tally:?}");
 }
 
-/// One test a line: what moves, whether nodes keep on disk what they have, and what breaks.
+/// One test per line: moved data, persistence of the nodes, and the fault.
 macro_rules! faults {
     ($($name:ident: ($moved:ident, $durable:literal) $fault:expr;)*) => {
         $(#[test]
@@ -309,7 +307,7 @@ fn without_a_fault_nobody_gets_an_error() {
 fn the_router_stands_still() {
     during_a_move(Moved::Slots, false, |scene| {
         scene.router.process().signal(Signal::STOP);
-        // Longer than it waits for anything.
+        // Longer than any timeout of the router.
         std::thread::sleep(std::time::Duration::from_millis(1500));
         scene.router.process().signal(Signal::CONT);
     });
@@ -354,7 +352,7 @@ fn the_disk_of_the_router_is_full() {
     });
 }
 
-/// What is stored at the target is not on record, and never will be.
+/// The keys stored at the target were never recorded.
 #[test]
 fn the_router_is_killed_while_its_disk_is_full() {
     during_a_move(Moved::Slots, false, |scene| {
@@ -364,7 +362,7 @@ fn the_router_is_killed_while_its_disk_is_full() {
     });
 }
 
-/// What is stored at the target is on record, and still at the source.
+/// The keys stored at the target are recorded, but still at the source.
 #[test]
 fn the_router_is_killed_before_the_source_has_removed_what_is_on_record() {
     during_a_move(Moved::Slots, false, |scene| {
@@ -374,7 +372,7 @@ fn the_router_is_killed_before_the_source_has_removed_what_is_on_record() {
         scene.free_the_disk(free);
         scene.until_it_does("waiting for");
         scene.until_it_is_felt();
-        // What was held back is lost with its connections.
+        // Held requests are lost with their connections.
         scene.router.process_mut().kill();
         scene.relays[scene.source].cut();
         scene.relays[scene.source].hold(false);
@@ -383,7 +381,7 @@ fn the_router_is_killed_before_the_source_has_removed_what_is_on_record() {
     });
 }
 
-/// While keys move without their slots.
+/// Faults while keys move without their slots.
 mod of_keys {
     use super::{Moved, Scene, during_a_move, no_error};
 

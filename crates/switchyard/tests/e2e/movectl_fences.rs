@@ -1,5 +1,5 @@
-//! What was sent on a connection that broke may be executed later: by the end of a move, or of the router, nothing of
-//! it is forgotten.
+//! Requests on a broken connection may be executed later: the end of a move or of the router must account for all of
+//! them.
 
 use std::net::SocketAddr;
 
@@ -10,7 +10,7 @@ use crate::movectl_moves::{eventually, the_move, wait_for};
 use crate::support::relay::Relay;
 use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, ok};
 
-/// Three nodes behind relays, and the router; the first node owns the key.
+/// Three nodes behind relays, and the router. The first node owns the key.
 struct Scene {
     router: Router,
     relays: Vec<Relay>,
@@ -27,7 +27,7 @@ impl Scene {
         let started: Vec<Node> = (0..3).map(|_| Node::start(&NodeOptions::default())).collect();
         let mut pairs: Vec<(Relay, Node)> =
             started.into_iter().map(|node| (Relay::start(node.address()), node)).collect();
-        // The first placement goes by the order of names.
+        // The first map depends on the order of names.
         pairs.sort_by_key(|(relay, _)| relay.address().to_string());
         let (relays, nodes): (Vec<Relay>, Vec<Node>) = pairs.into_iter().unzip();
         let args =
@@ -55,7 +55,7 @@ fn what_an_aborted_move_has_sent_is_not_executed_in_the_next_one() {
     let Some(scene) = Scene::start() else { return };
     let (key, target) = (&scene.key, &scene.relays[1]);
     assert_eq!(scene.nodes[1].cmd(&format!("SET {key} leftover")), ok());
-    // Of this key: a move tries the command at its target before it begins.
+    // With the name of this key, because a move tests the command at its target before it begins.
     target.hold_from(format!("UNLINK\r\n${}\r\n{key}", key.len()).as_bytes());
     scene.move_slot("");
     eventually("a removal is under way", || target.holds_one());
@@ -101,8 +101,8 @@ fn functions_that_an_aborted_move_has_sent_do_not_come_back() {
         |answer: u32| format!("#!lua name=library\nredis.register_function('f', function() return {answer} end)");
     let (mut client, target) = (scene.client(), &scene.relays[1]);
     assert_eq!(client.call(&["FUNCTION", "LOAD", &library(1)]), bulk("library"));
-    // The move has to give them to the target. They are other ones than those of the source: nobody else gives any to a
-    // node that has some.
+    // The move must copy the source's functions to the target. They differ from the target's: outside of moves, no
+    // functions are loaded into a node that has any.
     assert_eq!(scene.nodes[1].client().call(&["FUNCTION", "LOAD", "REPLACE", &library(0)]), bulk("library"));
     target.hold_from(b"$8\r\nFUNCTION\r\n$7\r\nRESTORE");
     scene.move_slot("");
@@ -119,7 +119,7 @@ fn functions_that_an_aborted_move_has_sent_do_not_come_back() {
         matches!(&refused, Value::Error(text) if text.starts_with("TRYAGAIN") && text.contains("may still store")),
         "{refused:?}"
     );
-    // A node that is down holds up nothing that it has no part in.
+    // A node that is down does not delay moves without it.
     let (from, to) = (scene.relays[0].address(), scene.relays[2].address());
     done(&scene.router, &format!("move --from {from} --to {to} --slots 1 --wait"));
     target.refuse(false);

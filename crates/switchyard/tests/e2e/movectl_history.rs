@@ -1,9 +1,8 @@
-//! What clients see of keys that several of them use while everything else goes wrong, and whether one server could
-//! have answered so.
+//! Linearizability of keys that several clients use during faults.
 //!
-//! Short runs, recorded and judged here, without another language and its tools: the judge is the one of the simulator
-//! (`switchyard_sim::linear`), which knows only what was asked, when, and what was answered. The tests of the lab
-//! (`crates/lab/tests`) and `make soak` have longer ones, with another judge.
+//! Short runs, recorded and checked here without tools in another language. The checker is the simulator's
+//! (`switchyard_sim::linear`), which only uses requests, replies and times. The lab's tests (`crates/lab/tests`) and
+//! `make soak` have longer runs, with another checker.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,36 +15,35 @@ use switchyard_sim::linear::{Act, Operation, UNKNOWN, Verdict, check};
 
 use crate::support::{Client, Node, NodeOptions, Random, Value, encode};
 
-/// A key that was asked so much is left for a new one: the search for an order is exponential.
+/// Maximum number of operations per key: checking is exponential in it.
 const OPERATIONS: usize = 40;
 
-/// The same for operations of which nobody knows whether they were executed.
+/// Maximum number of operations per key with an unknown result.
 const UNKNOWNS: usize = 4;
 
-/// What keys have that were made before: as a value, as a count, or as the only element.
+/// Initial value of existing keys, as a value, a count, or the only element.
 const FIRST: u32 = 0;
 
-/// Keys in use at a time, and clients.
+/// Number of concurrent keys and clients.
 const KEYS: usize = 9;
 const CLIENTS: usize = 5;
 
-/// Between two operations of a client: enough for others to come in between, and for a small machine.
+/// Pause between operations of a client, so that other clients' operations interleave, and a small machine suffices.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Clocks of servers go in milliseconds, and are read once per turn.
+/// Servers' clocks have a resolution of milliseconds, and are read once per turn.
 const CLOCK: Duration = Duration::from_millis(20);
 
-/// Longer than the router itself waits for anything.
+/// Longer than all timeouts of the router.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// What is done to a key.
+/// Type of a key, which determines its operations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     /// SET, also with a time to live, GET, DEL.
     Register,
-    /// INCR by itself, in a transaction and in a script; GET.
+    /// INCR alone, in a transaction and in a script; GET.
     Counter,
-    /// RPUSH, LPOP, LRANGE.
     List,
 }
 
@@ -53,20 +51,20 @@ enum Kind {
 struct Key {
     name: String,
     kind: Kind,
-    /// It has [`FIRST`] from the beginning.
+    /// The key starts with [`FIRST`].
     is_made: bool,
     begun: AtomicU64,
     operations: Mutex<Vec<Operation>>,
 }
 
-/// What became of all operations.
+/// Results of all operations.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) answered: u64,
     pub(crate) unknown: u64,
-    /// First words of errors, with the first text of each.
+    /// First words of errors, each with the first full text.
     pub(crate) errors: BTreeMap<String, String>,
-    /// Connections that broke, or did not answer in time.
+    /// Number of connections that broke or timed out.
     pub(crate) broken: u64,
 }
 
@@ -83,7 +81,7 @@ struct Shared {
     tally: Mutex<Tally>,
 }
 
-/// Clients at work.
+/// Running clients.
 #[derive(Debug)]
 pub(crate) struct Recording {
     shared: Arc<Shared>,
@@ -95,12 +93,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Recording {
-    /// Begins. `name` gives the keys their names by number; clients take the addresses in turn.
+    /// Starts the clients. `name` returns key names by number. Clients use the addresses in turn.
     pub(crate) fn start(addresses: &[SocketAddr], name: fn(u64) -> String) -> Recording {
         Self::start_with(addresses, name, |_| false)
     }
 
-    /// The same where some keys are there already, as [`made`] has made them.
+    /// Starts clients. Keys with `is_made` already exist, as created by [`made`].
     pub(crate) fn start_with(addresses: &[SocketAddr], name: fn(u64) -> String, is_made: fn(u64) -> bool) -> Recording {
         let shared = Arc::new(Shared {
             addresses: addresses.to_vec(),
@@ -128,7 +126,7 @@ impl Recording {
         lock(&self.shared.tally).clone()
     }
 
-    /// Waits until so many operations more were answered.
+    /// Waits for this many further operations.
     #[track_caller]
     pub(crate) fn wait_for(&self, operations: u64) {
         let (end, from) = (Instant::now() + Duration::from_secs(60), self.tally().answered);
@@ -138,8 +136,7 @@ impl Recording {
         }
     }
 
-    /// Ends, reads every key once more, and judges. Gives what happened, and the keys; or what one server cannot have
-    /// answered.
+    /// Stops the clients, reads every key again, and checks the history. Returns the counts and keys, or a violation.
     pub(crate) fn finish(self) -> Result<(Tally, Vec<String>), String> {
         self.shared.stop.store(true, Ordering::Relaxed);
         for client in self.clients {
@@ -188,7 +185,7 @@ fn shown(operations: &[Operation]) -> String {
     text
 }
 
-/// Commands that are sent together, and what the last reply says.
+/// Commands sent together, and the meaning of the last reply.
 struct Plan {
     commands: Vec<Vec<String>>,
     act: Act,
@@ -198,7 +195,7 @@ fn plan(act: Act, commands: &[&[&str]]) -> Plan {
     Plan { commands: commands.iter().map(|words| words.iter().map(|w| (*w).to_owned()).collect()).collect(), act }
 }
 
-/// The command that makes the key of this number before anybody records.
+/// Returns the command that creates a key before recording starts.
 pub(crate) fn made(number: u64, name: &str) -> Vec<u8> {
     let command = if Kind::of(number) == Kind::List { "RPUSH" } else { "SET" };
     encode(&[command, name, &FIRST.to_string()])
@@ -264,7 +261,7 @@ impl Shared {
         let mut values = 1;
         while !self.stop.load(Ordering::Relaxed) {
             let key = self.pick(&mut random);
-            // Nobody else writes this number.
+            // Values are unique.
             values += 1;
             let plan = key.kind.next(values * 10 + number as u32, &mut random);
             let answered = self.perform(&mut connection, number, &key, &plan);
@@ -272,7 +269,7 @@ impl Shared {
         }
     }
 
-    /// Does one operation and writes down what was seen. False where nothing was answered, or an error.
+    /// Executes and records an operation. Returns false on an error or without a reply.
     fn perform(&self, connection: &mut Option<Client>, number: usize, key: &Key, plan: &Plan) -> bool {
         if connection.is_none() {
             *connection = Client::try_connect(self.addresses[number % self.addresses.len()]).ok();
@@ -314,7 +311,7 @@ impl Shared {
             (act, None) => act.clone(),
             (act, Some(told)) => seen(act, &told),
         };
-        // A time to live begins when the server's clock says so.
+        // A time to live starts by the server's clock.
         let slack = if matches!(act, Act::Write(_, Some(_))) { CLOCK.as_micros() as u64 } else { 0 };
         let operation = Operation {
             invoked_us: invoked_us.saturating_sub(slack),
@@ -327,13 +324,13 @@ impl Shared {
     }
 }
 
-/// What an answer says, as the judge has it.
+/// Converts a reply to the checker's form.
 fn seen(act: &Act, told: &Value) -> Act {
     let number = |value: &Value| value.text().parse().expect("a number");
     match (act, told) {
         (Act::Read(_), Value::Nil) => Act::Read(None),
         (Act::Read(_), Value::Bulk(_)) => Act::Read(Some(vec![number(told)])),
-        // A transaction that reads twice: where it sees two values, they are no value that anybody wrote.
+        // A transaction that reads twice: two different values are converted to a value that was never written.
         (Act::Read(_), Value::Array(items)) if items.as_slice() == [Value::Nil, Value::Nil] => Act::Read(None),
         (Act::Read(_), Value::Array(items)) if items.len() == 2 && items[0] == items[1] => {
             Act::Read(Some(vec![number(&items[0])]))
@@ -344,7 +341,7 @@ fn seen(act: &Act, told: &Value) -> Act {
         (Act::Count(_), Value::Array(items)) => Act::Count(Some(Some(items[0].int()))),
         (Act::Remove(_), Value::Int(removed)) => Act::Remove(Some(*removed)),
         (Act::Push(value, _), Value::Int(length)) => Act::Push(*value, Some(*length)),
-        // Nothing to take is what a read of nothing says.
+        // An empty pop is equivalent to an empty read.
         (Act::Take(_), Value::Nil) => Act::Read(None),
         (Act::Take(_), Value::Bulk(_)) => Act::Take(Some(number(told))),
         (Act::Write(..), Value::Simple(_)) => act.clone(),
@@ -352,7 +349,7 @@ fn seen(act: &Act, told: &Value) -> Act {
     }
 }
 
-/// Every second client talks to another server: if that is not seen, nothing would be.
+/// Clients alternate between two servers. If the checker misses this violation, it would miss others.
 #[test]
 fn two_servers_are_not_taken_for_one_here_either() {
     let nodes = [Node::start(&NodeOptions::default()), Node::start(&NodeOptions::default())];
@@ -361,7 +358,7 @@ fn two_servers_are_not_taken_for_one_here_either() {
     recording.wait_for(500);
     let why = recording.finish().expect_err("two servers");
     assert!(why.contains("fits no order"), "{why}");
-    // And one server is one.
+    // A single server is linearizable.
     let recording = Recording::start(&addresses[..1], |number| format!("one:{number}"));
     recording.wait_for(2000);
     let (tally, keys) = recording.finish().expect("one server");

@@ -1,5 +1,5 @@
-//! Moves end, or go back, and clients are served meanwhile: a source that is busy, a target that is gone or dies of a
-//! value, somebody who waits for a whole slot, a user who does not want to wait.
+//! Moves end or roll back, and clients are served in the meantime: a busy source, a target that is down or crashes on a
+//! value, a client that waits for a whole slot, an operator who aborts.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use crate::movectl::done;
 use crate::movectl_moves::{eventually, the_move, wait_for};
 use crate::support::{Client, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, encode, ok};
 
-/// Keys of one slot: with [`SLOWLY`] a leg that takes minutes.
+/// Keys of one slot. With [`SLOWLY`], their leg takes minutes.
 const KEYS: usize = 8_000;
 const SLOWLY: &str = "--goal gentle --max-rate 20kb";
 
-/// A slot full of keys at the first node, which is about to move to the second.
+/// A slot full of keys on the first node, about to move to the second.
 struct Scene {
     site: Site,
     tag: String,
@@ -58,7 +58,7 @@ impl Scene {
         self.site.nodes()[node].cmd(&format!("EXISTS {}", self.key(number))) == Value::Int(1)
     }
 
-    /// A key that has not moved.
+    /// Returns a key that has not moved.
     fn unmoved(&self) -> usize {
         (0..KEYS).rev().find(|number| self.is_at(0, *number)).expect("one has not moved")
     }
@@ -83,7 +83,7 @@ fn value(number: usize) -> String {
 
 #[test]
 fn commands_that_need_a_whole_slot_are_executed_while_it_moves_slowly_and_while_it_is_paused() {
-    // Less than the slot takes at that rate, and time enough for a busy machine to move it in a hurry.
+    // Less than the slot's move takes at that rate, and enough for a busy machine to move it fast.
     let Some(scene) = Scene::start_with(&["--set", "nodes.command-timeout=25s"]) else { return };
     let mut client = scene.site.client();
     client.patience(Duration::from_secs(60));
@@ -121,7 +121,7 @@ fn what_the_source_still_has_is_served_when_the_target_is_gone() {
     scene.begin(SLOWLY);
     scene.until_keys_move();
     let number = scene.unmoved();
-    // One that is at both is not committed yet, and the source serves it.
+    // A key on both nodes is not committed yet, and served by the source.
     let moved = (0..KEYS).find(|number| scene.is_at(1, *number) && !scene.is_at(0, *number)).expect("one has moved");
     scene.site.node_mut(1).kill();
     let mut client = scene.site.client();
@@ -133,7 +133,7 @@ fn what_the_source_still_has_is_served_when_the_target_is_gone() {
     served(&mut client, "once");
     // Never nil.
     assert!(client.cmd(&format!("GET {}", scene.key(moved))).error().is_some());
-    // Also by a router that has not seen the target.
+    // Also by a router that has never connected to the target.
     let nodes = [0, 1].map(|node| scene.site.nodes()[node].address());
     scene.site.router_mut().process_mut().kill();
     scene.site.router_mut().start_again(&nodes);
@@ -148,7 +148,7 @@ fn what_the_source_still_has_is_served_when_the_target_is_gone() {
     assert_eq!(scene.site.nodes()[1].cmd("DBSIZE"), Value::Int(0));
 }
 
-/// The target closes the connection on which it comes, each time.
+/// The target closes the connection on this value, each time.
 #[test]
 fn a_value_that_the_target_never_takes_ends_the_move() {
     let Some(scene) = Scene::start() else { return };
@@ -169,7 +169,7 @@ fn a_source_that_is_busy_is_moved_away_from() {
     let Some(scene) = Scene::start() else { return };
     let other = scene.site.tags()[0][1].clone();
     let is_over = AtomicBool::new(false);
-    // A test that fails ends, too.
+    // Ends even if the test fails.
     let until = Instant::now() + Duration::from_secs(60);
     std::thread::scope(|scope| {
         for n in 0..4 {

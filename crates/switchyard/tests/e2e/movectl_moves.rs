@@ -1,5 +1,5 @@
-//! Moves under way, as people and scripts steer them: progress, pause and abort, a restart in the middle, nodes that
-//! join and go, a full disk.
+//! Control of moves in progress: progress, pause and abort, a restart during a move, nodes that join and leave, a full
+//! disk.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ use crate::support::{
     until_within,
 };
 
-/// So many keys make a move that is still under way when somebody looks.
+/// Enough keys that a move is still in progress when a test checks it.
 const KEYS: usize = 12_000;
 
 /// A move that takes seconds, in several legs.
@@ -43,19 +43,19 @@ fn all_there(client: &mut Client) {
     }
 }
 
-/// What `switchyard moves --json` prints, without a process for each look.
+/// The output of `switchyard moves --json`, without starting a process.
 #[track_caller]
 pub(crate) fn report(router: &Router) -> Json {
     report_at(router.admin())
 }
 
-/// The same by the address of the admin port.
+/// The report of the router with this admin address.
 #[track_caller]
 fn report_at(admin: SocketAddr) -> Json {
     serde_json::from_str(&http::get(admin, "/api/v1/moves").1).expect("JSON")
 }
 
-/// The move of that number, wherever it is listed.
+/// The report of a move, whatever its state.
 pub(crate) fn the_move(router: &Router, id: u64) -> Json {
     let report = report(router);
     let all = ["moves", "ended"].map(|list| report[list].as_array().cloned().unwrap_or_default()).concat();
@@ -67,7 +67,7 @@ pub(crate) fn wait_for(router: &Router, id: u64, state: &str) -> Json {
     eventually(&format!("move {id} is {state}"), || Some(the_move(router, id)).filter(|m| m["state"] == state))
 }
 
-/// Waits as `until` does, but longer: on a busy machine a move goes slowly on purpose.
+/// Like `until`, with a longer timeout: slow moves take long on a busy machine.
 #[track_caller]
 pub(crate) fn eventually<P: Probed>(what: &str, probe: impl FnMut() -> P) -> P::Found {
     until_within(std::time::Duration::from_secs(240), what, probe)
@@ -107,7 +107,7 @@ fn a_move_is_asked_for_and_watched_and_done() {
     assert!(text.contains("no moves are under way") && text.contains("ended, the latest first"), "{text}");
     let text = refused(site.router(), "moves abort 1");
     assert!(text.contains("move 1 is over"), "{text}");
-    // And back: what the move left behind is known to be ours.
+    // Back again: leftovers of the first move are recognized as the fleet's own.
     done(site.router(), &format!("move --from {} --to {} --all --wait", names[1], names[0]));
     all_there(&mut client);
     assert_eq!(total(&site.nodes()[1]), 0);
@@ -130,7 +130,7 @@ fn a_move_that_is_paused_stands_still_and_one_that_is_aborted_ends() {
     assert!(text.contains("is part of move 1") || text.contains("do not belong"), "{text}");
     done(router, "moves pause 1");
     assert_eq!(the_move(router, 1)["state"], "paused");
-    // What is under way at that moment ends; then nothing moves but what clients want.
+    // The batch in flight completes. Afterwards only keys that clients use are moved.
     let mut last = u64::MAX;
     eventually("it stands still", || {
         let keys = the_move(router, 1)["keys_moved"].as_u64().unwrap_or(0);
@@ -138,7 +138,7 @@ fn a_move_that_is_paused_stands_still_and_one_that_is_aborted_ends() {
         std::mem::replace(&mut last, keys) == keys
     });
     all_there(&mut client);
-    // Whoever stops watching is told that it goes on.
+    // When watching is interrupted, the output states that the move continues.
     let mut watch = tied(env!("CARGO_BIN_EXE_switchyard"));
     watch.args(["moves", "watch", "--admin", &router.admin().to_string()]);
     let log = tempfile::NamedTempFile::new().expect("a file");
@@ -158,7 +158,7 @@ fn a_move_that_is_paused_stands_still_and_one_that_is_aborted_ends() {
     done(router, "moves max-rate 1 100kb");
     assert_eq!(the_move(router, 1)["max_rate"], 100 << 10);
     assert!(refused(router, "moves goal 2 fast").contains("there is no move 2"));
-    // Not by whoever can connect: only users who were given that right.
+    // Only users with the permission may abort a move.
     let text = client.cmd("SWITCHYARD MOVES ABORT 1").expect_error().to_owned();
     assert!(text.starts_with("NOPERM ") && text.contains("operator") && text.contains("default-user-rules"), "{text}");
     assert_eq!(the_move(router, 1)["state"], "running");
@@ -168,11 +168,11 @@ fn a_move_that_is_paused_stands_still_and_one_that_is_aborted_ends() {
     all_there(&mut client);
     let (source, target) = (owns(router, site.nodes()[0].address()), owns(router, site.nodes()[1].address()));
     assert_eq!(source.zip(target).map(|(a, b)| a + b), Some(16384));
-    // What waits can be ended too.
+    // A queued move can be ended as well.
     assert!(report(router)["moves"].as_array().is_some_and(Vec::is_empty));
 }
 
-/// Keys that neither node has, in slots that are neither node's alone: deleted, expired, or never there.
+/// Keys that neither node has, in a slot in transit: deleted, expired, or never written.
 #[test]
 fn keys_that_are_nowhere_are_answered_while_their_slot_is_on_its_way() {
     const HERE: usize = 3000;
@@ -210,7 +210,7 @@ fn keys_that_are_nowhere_are_answered_while_their_slot_is_on_its_way() {
         done(router, line);
     }
     let ended = wait_for(router, 1, "done");
-    // At most those that were there for a moment are counted beside the others.
+    // At most the keys that existed briefly are counted in addition.
     assert!(
         ended["keys_moved"].as_u64().is_some_and(|keys| (HERE as u64..=HERE as u64 + 6).contains(&keys)),
         "{ended}"
@@ -221,7 +221,7 @@ fn keys_that_are_nowhere_are_answered_while_their_slot_is_on_its_way() {
     }
 }
 
-/// It refuses what needs memory, and all that is in a transaction: to move keys away is the way out.
+/// The node refuses commands that need memory, and all commands in transactions. Moving keys away must still work.
 #[test]
 fn a_node_that_is_full_is_relieved() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
@@ -252,7 +252,7 @@ fn a_move_goes_on_after_a_restart_in_the_middle() {
         let nodes: Vec<SocketAddr> = site.nodes().iter().map(Node::address).collect();
         if signal == Signal::KILL {
             site.router_mut().process_mut().kill();
-            // A list without a node that takes part is refused, and nothing of it remembered.
+            // A list that lacks a node of the move is refused, and not stored.
             let output = std::process::Command::new(env!("CARGO_BIN_EXE_switchyard"))
                 .args([
                     "serve",
@@ -304,7 +304,7 @@ fn a_fleet_grows_and_shrinks() {
     assert!(total(&third) > 1000);
     all_there(&mut client);
     assert!(done(site.router(), "balance").contains("nothing is to be moved"));
-    // It has keys, and no flag names it.
+    // The node has keys, and no flag names it.
     let listed: Vec<SocketAddr> = site.nodes().iter().map(Node::address).collect();
     site.router_mut().restart(&listed);
     let mut client = site.client();
@@ -338,7 +338,7 @@ fn two_moves_of_one_node_wait_for_each_other() {
     all_there(&mut client);
 }
 
-/// A small disk of its own for the state directory, where this process may mount one.
+/// A small file system for the state directory, if this process may mount one.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
@@ -365,7 +365,7 @@ fn a_full_disk_delays_moves_and_nobody_else() {
         eprintln!("skipped: nothing may be mounted here");
         return;
     };
-    // The one under test has its state directory on the small disk.
+    // The router under test has its state directory on the small file system.
     site.router_mut().process_mut().kill();
     let [listen, admin] = [(); 2].map(|()| SocketAddr::from(([127, 0, 0, 1], crate::support::ports::free())));
     let rival = site.router().start_beside(&RouterOptions::default(), listen, admin, &disk.0.path().join("state"));
@@ -378,7 +378,7 @@ fn a_full_disk_delays_moves_and_nobody_else() {
         crate::movectl::run_cli_at(admin, &line)
     };
     let filler = disk.0.path().join("filler");
-    // Nothing begins for which there is no room to end.
+    // No move begins without space for its end.
     let _ = std::fs::write(&filler, vec![0; 16 << 20]);
     let said = move_to(0, 1, "");
     assert_eq!(said.code, 1, "{}", said.out);
@@ -391,8 +391,7 @@ fn a_full_disk_delays_moves_and_nobody_else() {
     assert!(said.out.contains("is done"), "{}{}", said.out, rival.log());
     all_there(&mut client);
 
-    // In the middle of a move: the leg under way ends in the room that was kept for it, or waits; nobody's command
-    // fails.
+    // During a move: the current leg ends in the reserved space, or waits, and no client's command fails.
     let said = move_to(1, 0, " --goal balanced --max-rate 300k");
     assert_eq!(said.code, 0, "{}", said.err);
     let report = || report_at(admin);
@@ -422,7 +421,7 @@ fn a_router_that_starts_on_a_full_disk_serves_and_says_so() {
         eprintln!("skipped: nothing may be mounted here");
         return;
     };
-    // The one under test has its state directory on the small disk.
+    // The router under test has its state directory on the small file system.
     site.router_mut().process_mut().kill();
     let [listen, admin] = [(); 2].map(|()| SocketAddr::from(([127, 0, 0, 1], crate::support::ports::free())));
     let start = || {
@@ -434,7 +433,7 @@ fn a_router_that_starts_on_a_full_disk_serves_and_says_so() {
     let (mut rival, mut client) = start();
     assert_eq!(client.cmd("SET key 1"), ok());
     assert!(crate::movectl::run_cli_at(admin, "status").out.contains("ready: every slot is served"));
-    // In order: after a crash, the store gives room back.
+    // A clean stop: after a crash, the store releases space.
     rival.signal(Signal::TERM);
     assert!(rival.wait(std::time::Duration::from_secs(30)).success());
     let filler = disk.0.path().join("filler");
@@ -456,7 +455,7 @@ fn a_router_that_starts_on_a_full_disk_serves_and_says_so() {
     );
     let metrics = || http::get(admin, "/metrics").1;
     assert!(metrics().contains("switchyard_state_directory_trouble 1\n"));
-    // Its token is that of the start before, so the command line is let in.
+    // The token of the previous start is still valid, so the command line has access.
     let said = crate::movectl::run_cli_at(admin, "moves pause 7").err;
     assert!(said.contains("there is no move 7"), "{said}");
     std::fs::remove_file(&filler).expect("removed");
@@ -477,8 +476,7 @@ fn a_leg_whose_records_cannot_be_written_waits_and_goes_on_by_itself() {
     let router = site.router();
     done(router, &format!("move --from {} --to {} --all {SLOWLY}", names[0], names[1]));
     eventually("keys move", || the_move(router, 1)["keys_moved"].as_u64().filter(|keys| *keys > 100));
-    // In the middle of a leg no file may become longer than the journal is: space that was reserved for it is of no
-    // use.
+    // During a leg, no file may grow beyond the current size of the journal, so reserved space is of no use.
     let pid = rustix::process::Pid::from_raw(router.process().pid() as i32);
     let free = rustix::process::prlimit(
         pid,
@@ -493,7 +491,7 @@ fn a_leg_whose_records_cannot_be_written_waits_and_goes_on_by_itself() {
         (report["journal"]["trouble"].is_string() && doing.contains("cannot be written")).then_some(doing)
     });
     assert!(told.contains("moves wait until it can be"), "{told}");
-    // Keys whose move is not on record can be used by nobody, which their clients are told in time. All others can.
+    // Keys without a recorded move are unusable, and their clients get an error in time. All other keys are served.
     let mut client = site.client();
     let refusal = eventually("a key waits for its record", || {
         (0..KEYS).find_map(|i| {

@@ -1,5 +1,4 @@
-//! Moves between nodes that are more than one plain server: with TLS, with replicas that are read, with a primary that
-//! is replaced on the way.
+//! Moves between nodes with TLS, with replicas that serve reads, and with a failover during the move.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -46,7 +45,7 @@ fn nodes_over_tls_take_part() {
     let authority = Authority::new();
     let pair = authority.sign("node", &["127.0.0.1"]);
     let own = authority.sign("router", &["switchyard"]);
-    // Both want to see our certificate.
+    // Both require a client certificate.
     let (first, first_at) = secure_node(&pair, &authority, &["--tls-auth-clients", "yes"]);
     let (second, second_at) = secure_node(&pair, &authority, &["--tls-auth-clients", "yes"]);
     let config = format!(
@@ -62,7 +61,7 @@ fn nodes_over_tls_take_part() {
     done(&router, &format!("move --from {one} --to {other} --all --goal fast --wait"));
     assert_eq!((total(&first), total(&second)), (0, KEYS as i64));
     all_there(&router);
-    // Back, with values that take many records, and connections that break meanwhile.
+    // Back, with values that need many TLS records, and connections that break in the meantime.
     let large = "0123456789abcdef".repeat(100_000);
     let mut client = Client::connect(router.address());
     for i in 0..6 {
@@ -84,18 +83,18 @@ fn nodes_over_tls_take_part() {
     }
 }
 
-/// Two nodes, each a primary with replicas, before which a router runs.
+/// Two nodes, each a primary with replicas, behind a router.
 struct Groups {
     router: Router,
     /// The primary first.
     servers: Vec<Vec<Node>>,
-    /// Of the node that is known by Sentinels.
+    /// Sentinels of the watched node.
     sentinels: Vec<Node>,
     names: Vec<String>,
 }
 
 impl Groups {
-    /// So many replicas for the first and the second; `watched`: the place of the one whose primary Sentinels name.
+    /// Starts nodes with these numbers of replicas. `watched` is the index of the node whose primary Sentinels name.
     fn start(config: &str, replicas: [usize; 2], watched: Option<usize>) -> Groups {
         let servers: Vec<Vec<Node>> = replicas.iter().map(|count| crate::replicas::group(*count)).collect();
         let mut config = config.to_owned();
@@ -127,7 +126,7 @@ impl Groups {
         done(&self.router, &format!("move {options} --from {} --to {} --all", self.names[0], self.names[1]));
     }
 
-    /// What `nodes list` says of one.
+    /// Returns the entry of a node in `nodes list`.
     fn listed(&self, place: usize) -> Json {
         let all = json(&self.router, "nodes list");
         let of = |node: &&Json| node["address"] == self.names[place];
@@ -142,18 +141,18 @@ impl Groups {
         self.listed(place)["replicas"].as_array().is_some_and(|replicas| !replicas.is_empty())
     }
 
-    /// Replicas have what their primaries have.
+    /// Waits until replicas are in sync with their primaries.
     fn settle(&self, place: usize) {
         let primary = &self.servers[place][0];
         let replicas = self.servers[place].len() - 1;
-        // WAIT means what was there before the last command of its connection.
+        // WAIT only covers writes before the last command of its connection.
         let mut client = primary.client();
         client.cmd("PING");
         assert_eq!(client.cmd(&format!("WAIT {replicas} 20000")).int(), replicas as i64, "its replicas have all");
     }
 }
 
-/// A replica may be behind. That a key moves must not look to those who read there as if the key had never been.
+/// A replica may lag. Clients that read from it must never miss a key that has moved.
 #[test]
 fn who_reads_from_replicas_misses_no_key_that_moves() {
     if direct() {
@@ -182,10 +181,10 @@ fn who_reads_from_replicas_misses_no_key_that_moves() {
                 })
             })
             .collect();
-        // The replica of the target answers reads, and executes nothing of what its primary sends.
+        // The target's replica serves reads, but executes no replicated writes.
         assert_eq!(replica.cmd("CLIENT PAUSE 600000 WRITE"), ok());
         groups.begin("--goal fast");
-        // It is not waited for without end.
+        // The move does not wait for it forever.
         wait_for(&groups.router, 1, "done");
         assert!(total(replica) < KEYS as i64, "this server goes on replicating while it is paused");
         assert!(!groups.is_read(1), "{}", groups.listed(1));
@@ -202,28 +201,28 @@ fn who_reads_from_replicas_misses_no_key_that_moves() {
         .lines()
         .filter(|line| line.contains("not read until it has it") && line.contains(&replica.address().to_string()));
     assert_eq!(told.count(), 1, "said, and said once:\n{log}");
-    // It has what has moved.
+    // The replica serves moved keys.
     let before = calls(replica, "get");
     all_there(&groups.router);
     assert!(calls(replica, "get") > before);
     assert_eq!(total(&groups.servers[0][0]), 0);
 }
 
-/// Who the primary of one side is changes in the middle of a move.
+/// A failover of one side during a move.
 struct Failover {
     /// Source (0) or target (1).
     place: usize,
     replicas: [usize; 2],
-    /// Sentinels promote; otherwise we do.
+    /// Sentinels promote the replica. Otherwise the test does.
     by_sentinels: bool,
     options: &'static str,
-    /// The replica that is promoted lacks what happened lately.
+    /// The promoted replica lacks recent writes.
     is_behind: bool,
-    /// How the move may end.
+    /// Allowed end states of the move.
     ends: &'static [&'static str],
 }
 
-/// Nothing is lost that the new primary had, nothing comes back, and every key is at one node.
+/// Checks that no key of the new primary is lost, no deleted key returns, and every key is on exactly one node.
 fn fails_over(failover: &Failover) {
     if direct() {
         return;
@@ -232,14 +231,14 @@ fn fails_over(failover: &Failover) {
     let mut groups = Groups::start("", replicas, by_sentinels.then_some(place));
     fill(&mut Client::connect(groups.router.address()));
     (0..2).for_each(|place| groups.settle(place));
-    // The primaries' replication ids are known by then: a successor proves its descent by them.
+    // The primaries' replication ids are known at this time: a successor proves its descent by them.
     until("replicas are known", || groups.is_read(place));
     if is_behind {
         assert_eq!(groups.servers[place][1].cmd("CLIENT PAUSE 600000 WRITE"), ok());
     }
     groups.begin(&format!("--max-rate 100k{options} --goal gentle"));
     eventually("keys move", || the_move(&groups.router, 1)["keys_moved"].as_u64().filter(|keys| *keys > 200));
-    // Some that have moved change where they are now.
+    // Some moved keys are changed at the target.
     let mut client = Client::connect(groups.router.address());
     let there = groups.servers[1][0].cmd("KEYS key:*");
     let changed: Vec<String> = there.items().iter().take(100).map(Value::text).collect();
@@ -284,7 +283,7 @@ fn fails_over(failover: &Failover) {
         };
         assert_eq!(client.cmd(&format!("GET {key}")), expected, "{key}");
     }
-    // The primaries as they are now have every key once.
+    // Together, the current primaries have every key exactly once.
     let deleted = changed.len().div_ceil(2);
     let primary = |at: usize| {
         let listed = groups.listed(at);
@@ -312,7 +311,7 @@ fn the_source_fails_over() {
     });
 }
 
-/// The promoted replica still has keys that had left its primary: the journal knows that they are gone.
+/// The promoted replica still has keys that had left its primary. By the journal, they have moved.
 #[test]
 fn the_source_fails_over_to_a_replica_that_is_behind() {
     fails_over(&Failover {
@@ -338,8 +337,8 @@ fn the_target_fails_over() {
     });
 }
 
-/// What was promoted has no replica any more: nothing can be safe there. The move stops, and what it has moved stays
-/// moved.
+/// The promoted server has no replica, so keys cannot be made safe there. The move stops, and moved keys stay at the
+/// target.
 #[test]
 fn the_target_fails_over_to_its_only_replica() {
     let options = " --durability replica";
@@ -365,7 +364,7 @@ fn sentinels_fail_over_the_source() {
     });
 }
 
-/// Where the other replica follows the new primary only when that was tried often enough, the move stops.
+/// The move stops if the other replica follows the new primary only after several attempts.
 #[test]
 fn sentinels_fail_over_the_target() {
     let options = " --durability replica";
@@ -379,7 +378,7 @@ fn sentinels_fail_over_the_target() {
     });
 }
 
-/// What a move finds at its target would be the keys of its source: --purge-target would remove them.
+/// The keys found at the target would be the source's own, and --purge-target would delete them.
 #[test]
 fn nothing_moves_between_two_names_of_one_server() {
     if direct() {
@@ -388,9 +387,9 @@ fn nothing_moves_between_two_names_of_one_server() {
     let node = Node::start(&NodeOptions::default());
     let mut second = Node::start(&NodeOptions::default());
     let (one, other) = (node.address(), second.address());
-    // One worker: each has connections of its own, and may be without one for a while.
+    // A single worker: each has its own connections, and may lack one for a while.
     let router = Router::start(&[one, other], &RouterOptions { workers: 1, ..RouterOptions::default() });
-    // While the router runs its name comes to lead to the first.
+    // While the router runs, the second name is redirected to the first server.
     second.kill();
     let _relay = Relay::start_at(other, one);
     let mut client = Client::connect(router.address());
@@ -420,7 +419,7 @@ fn a_node_that_is_lost_with_its_slots_is_replaced_by_an_empty_server_and_removed
     assert!(lost > 0);
     nodes[1].kill();
     until("it is known to be away", || done(&router, "status").contains("is down"));
-    // Each says the way, and does not send anybody to the other.
+    // Each names the remedy, rather than the other command.
     for line in ["nodes drain", "nodes remove"] {
         let text = refused(&router, &format!("{line} {}", names[1]));
         for word in [
@@ -434,13 +433,13 @@ fn a_node_that_is_lost_with_its_slots_is_replaced_by_an_empty_server_and_removed
             assert!(text.contains(word), "{line}: {text}");
         }
     }
-    // The way.
+    // The remedy.
     let empty = Node::start(&NodeOptions::default());
     std::fs::write(router.config_file(), config(Some(&empty))).expect("configuration");
     router.process().signal(rustix::process::Signal::HUP);
     let accept = format!("nodes accept {}", names[1]);
     eventually("the empty server can be accepted", || run_cli(&router, &accept).code == 0);
-    // The old one may come back: the running router knows which of both it uses.
+    // The old server may return: the running router knows which server it uses.
     nodes[1].restart();
     let mut doctor = tied(env!("CARGO_BIN_EXE_switchyard"));
     doctor.arg("doctor").arg("-c").arg(router.config_file()).arg("--state-dir").arg(router.state_dir());

@@ -1,5 +1,5 @@
-//! Keys that live elsewhere than their slots: how they get there and home again, what commands on several of them do,
-//! and what other moves make of them.
+//! Keys that live elsewhere than their slots: moving them there and back, commands on several of them, and their
+//! treatment by other moves.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::support::{
     Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok,
 };
 
-/// Two nodes, the first of which owns the lower half of the slots.
+/// Two nodes. The first one owns the lower half of the slots.
 pub(crate) struct Scene {
     pub(crate) site: Site,
     low: usize,
@@ -25,7 +25,7 @@ impl Scene {
     }
 
     pub(crate) fn with(config: &str) -> Option<Scene> {
-        // With the commands that count and name keys of a slot.
+        // With CLUSTER commands that count and list the keys of a slot.
         let router =
             RouterOptions { args: vec!["--cluster".to_owned()], config: config.to_owned(), ..RouterOptions::default() };
         let site = Site::router_only(2, &SiteOptions::router(router))?;
@@ -37,13 +37,13 @@ impl Scene {
         self.site.router()
     }
 
-    /// The node that owns the slot of a key, and the other one.
+    /// Returns the owner of a key's slot, and the other node.
     pub(crate) fn nodes_of(&self, key: &str) -> (&Node, &Node) {
         let owner = if crc16_slot(key.as_bytes()).number() < 8192 { self.low } else { 1 - self.low };
         (&self.site.nodes()[owner], &self.site.nodes()[1 - owner])
     }
 
-    /// Moves the keys away from the owner of this one's slot.
+    /// Moves the matching keys away from the slot owner of `pattern`.
     pub(crate) fn part(&self, pattern: &str) {
         let (owner, other) = self.nodes_of(pattern);
         done(
@@ -74,7 +74,7 @@ fn sorted(value: &Value) -> Vec<String> {
     texts
 }
 
-/// All keys as SCAN tells them.
+/// Returns all keys by SCAN.
 fn scanned(client: &mut Client) -> Vec<String> {
     let (mut keys, mut cursor) = (Vec::new(), "0".to_owned());
     loop {
@@ -125,7 +125,7 @@ fn a_key_moves_alone_and_comes_home() {
             assert_eq!(client.cmd(&format!("GET {{t}}{n}")), bulk(n.to_string()));
         }
         assert!((900..=1000).contains(&client.cmd("TTL {t}1").int()));
-        // The same keyspace as ever.
+        // The keyspace looks the same.
         assert_eq!(client.cmd("DBSIZE"), int(40));
         assert_eq!(sorted(&client.cmd("KEYS *")), all);
         assert_eq!(scanned(&mut client), all);
@@ -133,7 +133,7 @@ fn a_key_moves_alone_and_comes_home() {
         assert_eq!(client.cmd(&format!("CLUSTER COUNTKEYSINSLOT {slot}")), int(40));
         assert_eq!(sorted(&client.cmd(&format!("CLUSTER GETKEYSINSLOT {slot} 100"))), all);
         assert_eq!(scene.exceptions().iter().sum::<u64>(), 11);
-        // A key that is made anew is made where it lives, and one that only matches is not concerned.
+        // A key that is created again stays in its place. A new key that only matches the pattern is not affected.
         client.cmd("DEL {t}12");
         client.cmd("SET {t}12 12");
         assert_eq!(other.cmd("EXISTS {t}12"), int(1));
@@ -153,7 +153,7 @@ fn a_key_moves_alone_and_comes_home() {
     );
     assert!(text.contains("by the protocol switchyard only"), "{text}");
 
-    // One comes home by its name, the others by --home; one that is gone as well.
+    // One key returns by its name, the others by --home. A deleted key as well.
     let mut client = scene.site.client();
     client.cmd("DEL {t}15");
     done(scene.router(), &format!("move --from {to} --to {from} --keys {{t}}11 --wait"));
@@ -168,7 +168,7 @@ fn a_key_moves_alone_and_comes_home() {
 
 #[test]
 fn commands_of_several_keys_are_right_or_refused() {
-    // What cannot be done where the keys are has them come home (`colocate`), unless that is turned off.
+    // Commands that need keys together cause their return (`colocate`), unless that is disabled.
     let Some(scene) = Scene::with("[moves]\nbring-home-timeout = \"0s\"\n") else { return };
     let mut client = scene.site.client();
     for line in ["SET {t}a 1", "SET {t}b 2", "SADD {t}s x y", "SADD {t}r y z", "RPUSH {t}l 1 2", "RPUSH {t}m 3"] {
@@ -181,7 +181,7 @@ fn commands_of_several_keys_are_right_or_refused() {
     let there = |node: &Node, key: &str| node.cmd(&format!("EXISTS {key}")) == int(1);
     assert!(there(other, "{t}b") && !there(owner, "{t}b") && there(owner, "{t}a"));
 
-    // What can be done across nodes is done.
+    // Commands that work across nodes.
     assert_eq!(client.cmd("MGET {t}a {t}b {t}c"), Value::Array(vec![bulk("1"), bulk("2"), Value::Nil]));
     assert_eq!(client.cmd("MSET {t}a 10 {t}b 20"), ok());
     assert_eq!((owner.cmd("GET {t}a"), other.cmd("GET {t}b")), (bulk("10"), bulk("20")));
@@ -198,7 +198,7 @@ fn commands_of_several_keys_are_right_or_refused() {
     assert_eq!(client.cmd("DEL {t}a {t}b {t}c"), int(2));
     client.cmd("MSET {t}a 1 {t}b 2");
 
-    // What cannot is refused, with the way out.
+    // Other commands are refused with the remedy.
     let hint = format!("switchyard move --from {} --to {} --keys KEY", other.address(), owner.address());
     for line in [
         "RENAME {t}a {t}b",
@@ -225,7 +225,7 @@ fn commands_of_several_keys_are_right_or_refused() {
         (bulk("1"), bulk("2"), int(2))
     );
 
-    // One key, or keys that live together, are no matter.
+    // Commands on one key, or on keys that live together, work.
     assert_eq!(client.cmd("EVAL \"return redis.call('INCR', KEYS[1])\" 1 {t}b"), int(3));
     assert_eq!(client.cmd("RENAME {t}b {t}d"), ok());
     assert_eq!(client.cmd("RENAME {t}d {t}b"), ok());
@@ -234,7 +234,7 @@ fn commands_of_several_keys_are_right_or_refused() {
         [bulk("3"), Value::Nil]
     );
 
-    // Transactions: at one node, or not at all.
+    // Transactions are executed on one node, or not at all.
     for line in ["MULTI", "INCR {t}b", "SET {t}d 1"] {
         client.cmd(line);
     }
@@ -293,7 +293,7 @@ fn who_waits_or_watches_is_not_forgotten_when_a_key_moves() {
     watches.cmd("SET {t}k 2");
     assert_eq!(watches.cmd("EXEC"), Value::Nil, "the key has gone to another node");
     assert_eq!(client.cmd("GET {t}k"), bulk("1"));
-    // FLUSHALL reaches it, and it is still an exception.
+    // FLUSHALL reaches the key, and its placement override remains.
     assert_eq!((client.cmd("FLUSHALL"), client.cmd("DBSIZE")), (ok(), int(0)));
     client.cmd("SET {t}k 3");
     assert_eq!(other.cmd("GET {t}k"), bulk("3"));
@@ -326,18 +326,17 @@ fn slots_move_without_their_exceptions() {
         assert_eq!(client.cmd("DBSIZE"), int(20));
     };
     check(&mut client, 18, 1, 1, &scene);
-    // To where one of them lives: it is an exception no more, and is not taken for a leftover. The other stays where it
-    // is.
+    // Moves the slot to the node of one override: that key is no longer an override, and not treated as a leftover. The
+    // other override stays.
     done(scene.router(), &format!("move --from {first} --to {second} --slots {slot} --wait"));
     check(&mut client, 0, 19, 1, &scene);
     assert_eq!(scene.exceptions().iter().sum::<u64>(), 1);
-    // Away, and back to where the slot was before: what an earlier move may have left there is removed, and an
-    // exception is not that.
+    // Moves the slot away and back: leftovers of an earlier move are removed, but a key with an override is kept.
     done(scene.router(), &format!("move --from {second} --to {first} --keys {{t}}3 --wait"));
     check(&mut client, 1, 18, 1, &scene);
     done(scene.router(), &format!("move --from {second} --to {first} --slots {slot} --wait"));
     check(&mut client, 19, 0, 1, &scene);
-    // A drain takes along what lives there without its slot; before that the node cannot go.
+    // A drain also moves keys with overrides. Before that, the node cannot be removed.
     let text = refused(scene.router(), &format!("nodes remove {third_name}"));
     assert!(
         text.contains("1 key was moved to") && text.contains(&format!("switchyard nodes drain {third_name}")),
@@ -351,7 +350,7 @@ fn slots_move_without_their_exceptions() {
     check(&mut scene.site.client(), 20, 0, 0, &scene);
 }
 
-/// A router that is killed in the middle of a move of keys: the next one goes on with it.
+/// A router is killed during a move of keys: the next one continues the move.
 #[test]
 fn a_move_of_keys_goes_on_after_a_crash() {
     const KEYS: usize = 3000;
@@ -372,11 +371,11 @@ fn a_move_of_keys_goes_on_after_a_crash() {
     eventually("keys move", || the_move(scene.router(), 1)["keys_moved"].as_u64().filter(|keys| *keys > 100));
     let nodes: Vec<SocketAddr> = scene.site.nodes().iter().map(Node::address).collect();
     scene.site.router_mut().process_mut().kill();
-    // As if it had been copying a big key in pieces.
+    // As after a copy of a big key in pieces.
     assert_eq!(scene.site.nodes()[1 - scene.low].cmd("SET switchyard:temporary:gone:staging-1-7 piece"), ok());
     scene.site.router_mut().start_again(&nodes);
     let mut client = scene.site.client();
-    // Names that were never there wait no longer than others, and are made where their slots are.
+    // Names that never existed wait no longer than others, and are created at their slot owner.
     client.cmd("SET key:another 1");
     assert_eq!(client.cmd("DEL key:another"), int(1));
     let all_there = |client: &mut Client| {
@@ -407,7 +406,7 @@ fn a_move_of_keys_goes_on_after_a_crash() {
     assert_eq!((low.cmd("DBSIZE"), high.cmd("DBSIZE")), (int(lows as i64), int((KEYS - lows) as i64)));
 }
 
-/// Histories of keys that go to and fro alone, while their slots move, too.
+/// Linearizability of keys that move alone back and forth, while their slots move, too.
 #[test]
 fn histories_have_an_order_while_keys_come_and_go() {
     fn name(number: u64) -> String {

@@ -1,12 +1,11 @@
-//! Commands on several keys: split over nodes and merged in order, or within one slot, or refused as a cluster refuses
-//! them.
+//! Commands on several keys: split over nodes and merged in order, or within one slot, or refused like in a cluster.
 
 use std::collections::BTreeSet;
 
 use crate::support::slots::slot;
 use crate::support::{Random, RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok};
 
-/// Exactly what Redis Cluster says.
+/// The error text of Redis Cluster.
 pub(crate) const CROSSSLOT: &str = "CROSSSLOT Keys in request don't hash to the same slot";
 
 #[test]
@@ -55,7 +54,7 @@ fn mget_mset_and_counts_span_nodes_in_order() {
                 mset.push(format!("{round}:{i}").into_bytes());
             }
             assert_eq!(client.call(&mset), ok());
-            // Any order, with repetitions and absent keys.
+            // Any order, with repeated and missing keys.
             let asked: Vec<usize> = (0..1 + random.below(300)).map(|_| random.below(n + n / 4 + 1)).collect();
             let keys = |name: &str| -> Vec<String> {
                 std::iter::once(name.to_owned()).chain(asked.iter().map(|i| format!("k{i}"))).collect()
@@ -83,7 +82,7 @@ fn the_last_of_equal_keys_in_mset_wins() {
     assert_eq!(client.cmd("MGET a b c a"), Value::Array(vec![bulk("3"), bulk("5"), bulk("4"), bulk("3")]));
 }
 
-/// A type error of one part is that part's own: MGET gives nil for it as Redis does, and the reply keeps its length.
+/// A type error of one part affects only that part: MGET returns nil for it like Redis, and the reply keeps its length.
 #[test]
 fn mget_of_other_types_gives_nil_in_place() {
     let site = Site::new(3);
@@ -138,14 +137,14 @@ fn split_commands_in_a_pipeline_keep_their_places() {
 
 #[test]
 fn within_a_slot_everything_works_and_across_slots_nothing_changes() {
-    // What may be served across slots is in `cross_slot.rs`; here it is switched off.
+    // `cross_slot.rs` tests commands that may span slots. Here that is disabled.
     let Some(site) =
         Site::router_only(3, &SiteOptions::router(RouterOptions::args(&["--set", "clients.cross-slot-max=0"])))
     else {
         return;
     };
     let mut client = site.client();
-    // `%1`, `%2`: two keys. Filled with keys of one slot, and of two.
+    // `%1` and `%2` are replaced by keys of one slot, and of two slots.
     let commands = [
         "MSETNX %1 a %2 b",
         "RENAME %1 %2",
@@ -198,11 +197,11 @@ fn within_a_slot_everything_works_and_across_slots_nothing_changes() {
         );
         assert_eq!(client.cmd("DEL one two"), int(0), "{command} across slots must not do anything");
     }
-    // Functions too.
+    // Functions as well.
     client.cmd("FUNCTION LOAD \"#!lua name=cross\\nredis.register_function('cross', function() return 1 end)\"");
     assert_eq!(client.cmd("FCALL cross 2 one two"), Value::Error(CROSSSLOT.into()));
     assert_eq!(client.cmd("FCALL cross 2 {a}one {a}two"), int(1));
-    // A refusal takes its place in a pipeline like any other reply.
+    // An error keeps its place in a pipeline like any other reply.
     let bytes: Vec<u8> = (0..500)
         .flat_map(|i| {
             [format!("SET one {i}"), format!("RENAME one two{i}"), "GET one".into()]

@@ -1,5 +1,4 @@
-//! Nodes that are named by host names, which resolve elsewhere one day, or not at all. The router has an `/etc/hosts`
-//! of its own.
+//! Nodes with host names whose address changes, or that no longer resolve. The router uses a separate `/etc/hosts`.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -17,7 +16,7 @@ const NAME: &str = "node-b.test";
 struct Hosts(TempDir);
 
 impl Hosts {
-    /// `None` where the machine allows no mounts.
+    /// `None` if the machine does not allow mounts.
     fn new() -> Option<Hosts> {
         let tried =
             Command::new("unshare").args(["--mount", "--", "mount", "--bind", "/etc/hosts", "/etc/hosts"]).output();
@@ -32,13 +31,13 @@ impl Hosts {
         self.0.path().join("hosts")
     }
 
-    /// From now on the name leads there, or nowhere.
+    /// Sets or removes the address of the name.
     fn point(&self, address: Option<&str>) {
         let line = address.map(|address| format!("{address} {NAME}\n")).unwrap_or_default();
         std::fs::write(self.file(), format!("127.0.0.1 localhost\n{line}")).expect("written");
     }
 
-    /// A router before these nodes, of which the second is named.
+    /// Starts a router with these nodes. The second one has the host name.
     fn router(&self, nodes: &[Node; 2]) -> Router {
         let (first, second) = (nodes[0].address(), nodes[1].address().port());
         let config = format!("[[node]]\naddress = \"{first}\"\n[[node]]\naddress = \"{NAME}:{second}\"\n");
@@ -49,7 +48,7 @@ impl Hosts {
     }
 }
 
-/// A key of the second node.
+/// Returns a key of the second node.
 fn key_of_second(client: &mut Client, nodes: &[Node; 2]) -> String {
     let names = (0..1000).map(|number| format!("key:{number}"));
     let mut at_second = names
@@ -66,7 +65,7 @@ fn a_name_is_looked_up_again_after_a_failed_connect() {
     let router = hosts.router(&nodes);
     let mut client = Client::connect(router.address());
     let key = key_of_second(&mut client, &nodes);
-    // The node goes to another address, before its name does.
+    // The node changes its address first, then the name does.
     assert_eq!(nodes[1].cmd("CONFIG SET bind 127.0.0.1"), ok());
     nodes[1].cmd("CLIENT KILL TYPE normal SKIPME yes");
     let tried = format!("(tried at 127.0.0.2:{})", nodes[1].address().port());
@@ -117,7 +116,7 @@ fn the_name_of_a_primary_is_looked_up_again() {
     hosts.point(Some("127.0.0.1"));
     until("the primary is found", || client.cmd("SET k new") == ok());
     assert_eq!(nodes[0].cmd("GET k"), bulk("new"));
-    // The next start cannot resolve it.
+    // The next start cannot resolve the name.
     hosts.point(None);
     router.restart(&[]);
     let mut client = Client::connect(router.address());

@@ -1,5 +1,5 @@
-//! A node that restarts: commands for its keys wait for it, at most for `nodes.wait-max` after the loss, and the error
-//! that ends a wait closes the connection if the node is the only one. Every other test of the suite runs without this
+//! A node that restarts: commands for its keys wait for it, at most for `nodes.wait-max` after the loss. The error at
+//! the end of the wait closes the connection if the node is the only one. All other tests of the suite run without this
 //! wait.
 
 use std::net::SocketAddr;
@@ -13,18 +13,18 @@ use crate::support::{
     Client, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok, simple, until,
 };
 
-/// Longer than any test takes: only the return of a node ends a wait.
+/// Longer than any test: only the return of a node ends a wait.
 const LONG: &str = "[nodes]\nwait-max = \"1h\"\n";
 
-/// A time without a reply after which a command is taken for one that waits.
+/// Time without a reply after which a command counts as waiting.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// Nodes whose keys survive a kill, and a router with the wait for lost nodes.
+/// Nodes whose keys survive a kill, and a router that waits for lost nodes.
 fn site(nodes: usize, config: &str) -> Option<Site> {
     site_with(nodes, config, &[])
 }
 
-/// Nodes with more arguments, and such a router.
+/// Starts such a site with additional arguments of the nodes.
 fn site_with(nodes: usize, config: &str, args: &[&str]) -> Option<Site> {
     let node = NodeOptions::args(&[&["--appendonly", "yes", "--appendfsync", "always"], args].concat());
     Site::router_only(
@@ -86,7 +86,7 @@ fn commands_of_every_kind_survive_the_restart_of_the_only_node() {
     }
     third.post("SET third 3");
     gone.post("INCR n");
-    // A reply of the router itself does not wait, unless an earlier command of its client does.
+    // A reply of the router itself does not wait, unless an earlier command of the client does.
     assert_eq!(client.cmd("PING"), simple("PONG"));
     assert!(client.cmd("INFO server").text().contains("redis_version"));
     assert_eq!(pipeline.reply(), simple("PONG"));
@@ -97,7 +97,7 @@ fn commands_of_every_kind_survive_the_restart_of_the_only_node() {
     }
     is_waiting(&mut pipeline, "a pipeline");
     is_waiting(&mut transaction, "EXEC");
-    // A client that leaves is freed before the node is back, and its command dropped.
+    // A client that disconnects is freed before the node is back, and its command is dropped.
     assert!(client.cmd("CLIENT LIST").text().contains("name=gone"));
     gone.cut();
     until("the client is freed", || !client.cmd("CLIENT LIST").text().contains("name=gone"));
@@ -114,7 +114,7 @@ fn commands_of_every_kind_survive_the_restart_of_the_only_node() {
 
 #[test]
 fn a_node_that_loads_its_data_has_not_returned() {
-    // A restart takes seconds, in which the node replies with LOADING from time to time.
+    // A restart takes seconds, during which the node sometimes replies LOADING.
     let Some(mut site) = site_with(1, LONG, &["--key-load-delay", "500"]) else { return };
     let mut client = site.client();
     let increments = 5000;
@@ -131,10 +131,10 @@ fn the_only_node_closes_connections_when_it_stays_away() {
     let Some(mut site) = site(1, "") else { return };
     let mut client = site.client();
     assert_eq!(client.cmd("SET k v"), ok());
-    // Errors of scripts are none of the router, whatever they look like.
+    // Errors of scripts are not errors of the router, even with the same prefix.
     let error = client.cmd("EVAL \"return redis.error_reply('NODEDOWN of a script')\" 0");
     assert!(error.expect_error().starts_with("NODEDOWN of a script"), "{error:?}");
-    // A reply in flight is lost: the earlier replies come, then the end of the connection.
+    // A reply in flight is lost: earlier replies arrive, then the connection is closed.
     let mut in_flight = site.client();
     site.nodes()[0].freeze();
     for line in ["PING", "GET k", "PING"] {
@@ -143,13 +143,13 @@ fn the_only_node_closes_connections_when_it_stays_away() {
     assert_eq!(in_flight.reply(), simple("PONG"));
     lose(&mut site, 0);
     assert_eq!(in_flight.listen(PATIENCE), (Vec::new(), true));
-    // A command before the end of the wait, and pipelined behind a command of the router.
+    // A command before the end of the wait, pipelined after a command of the router.
     for line in ["ECHO first", "GET k", "ECHO last"] {
         client.post(line);
     }
     assert_eq!(client.reply(), bulk("first"));
     assert_eq!(client.listen(PATIENCE), (Vec::new(), true));
-    // Later ones do not wait: the time belongs to the loss.
+    // Later commands do not wait: the time starts with the loss.
     let end = Instant::now() + PATIENCE;
     for _ in 0..20 {
         let mut late = site.client();
@@ -185,7 +185,7 @@ fn a_command_for_several_nodes_waits_as_a_whole() {
     for (client, line) in clients.iter_mut().zip(&lines) {
         client.post(line);
     }
-    // SCAN gives what the live node has, and waits at the lost one.
+    // SCAN returns the keys of the live node, and waits at the lost one.
     let mut scan = site.client();
     let mut found = Vec::new();
     let mut cursor = "0".to_owned();
@@ -201,7 +201,7 @@ fn a_command_for_several_nodes_waits_as_a_whole() {
         cursor = reply.items()[0].text();
         found.extend(reply.items()[1].items().iter().map(Value::text));
     }
-    // Clients of the other node are served, also one with a large value.
+    // Clients of the other node are served, including one with a large value.
     for i in 0..200 {
         assert_eq!(client.cmd(&format!("SET {} {i}", keys[0])), ok());
         assert_eq!(client.cmd(&format!("GET {}", keys[0])), bulk(i.to_string()));
@@ -282,7 +282,7 @@ fn a_reload_and_a_drain_end_the_wait() {
     lose(&mut site, 1);
     client.post(&format!("GET {key}"));
     is_waiting(&mut client, "GET");
-    // CLIENT KILL ends a client that waits.
+    // CLIENT KILL ends a waiting client.
     let mut killed = site.client();
     let id = killed.cmd("CLIENT ID").int();
     killed.post(&format!("GET {key}"));

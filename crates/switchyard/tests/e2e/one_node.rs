@@ -1,5 +1,5 @@
-//! One node takes everything: no command, transaction or script is refused for its keys while there is one node. And
-//! what becomes of those that are under way when the second one joins.
+//! A single node executes everything: no command, transaction or script is refused because of its keys. And the
+//! commands in flight when a second node joins.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -13,8 +13,7 @@ fn options(workers: usize) -> SiteOptions {
     SiteOptions::router(RouterOptions { workers, ..RouterOptions::default() })
 }
 
-/// What applications and libraries send, one block after the other. `a`, `b`, `c` and the others are in different
-/// slots.
+/// Commands of applications and libraries, in blocks. `a`, `b`, `c` and the other keys are in different slots.
 const BLOCKS: &[&[&str]] = &[
     &["SET test 1", "RENAME test test1", "RENAMENX test1 test2", "COPY test2 test3", "GET test3"],
     &[
@@ -82,7 +81,7 @@ const BLOCKS: &[&[&str]] = &[
         "EVAL \"for i,k in ipairs(KEYS) do if redis.call('exists',k)==1 then return 0 end end for i,k in ipairs(KEYS) do redis.call('set',k,ARGV[1],'PX',ARGV[2]) end return #KEYS\" 2 lock:1 lock:2 me 10000",
         "EVAL \"local n=0 for i,k in ipairs(KEYS) do if redis.call('get',k)==ARGV[1] then redis.call('pexpire',k,ARGV[2]) n=n+1 end end return n\" 2 lock:1 lock:2 me 10000",
     ],
-    // A queue that makes the names of its jobs.
+    // A queue that generates the names of its jobs.
     &[
         "EVAL \"local id=redis.call('INCR',KEYS[1]..':id') redis.call('HSET',ARGV[1]..id,'data',ARGV[2]) redis.call('LPUSH',KEYS[1]..':wait',id) return id\" 1 q q:job: payload",
         "EVAL \"local id=redis.call('RPOPLPUSH',KEYS[1]..':wait',KEYS[1]..':active') return redis.call('HGETALL',ARGV[1]..id)\" 1 q q:job:",
@@ -226,7 +225,7 @@ fn a_second_node_ends_what_only_one_can_do() {
     assert_eq!(other.cmd("DBSIZE"), int(1), "nothing of the others was executed");
     other.cmd("RPUSH {t}more 1");
     assert_eq!(waiting[3].reply(), Value::Array(vec![bulk("{t}more"), bulk("1")]));
-    // From now on as with two nodes.
+    // From now on the limits of two nodes apply.
     assert!(other.cmd("RENAME a b").expect_error().starts_with("CROSSSLOT"));
     assert!(
         other
@@ -238,8 +237,8 @@ fn a_second_node_ends_what_only_one_can_do() {
     until("one node takes everything again", || other.cmd("EVAL \"return redis.call('SET',ARGV[1],1)\" 0 x") == ok());
 }
 
-/// Scripts that make names of keys run at full speed while the second node joins and gets half of the slots: whatever
-/// was acknowledged is where it is looked for, and nothing else.
+/// Scripts that generate key names run at full speed while the second node joins and gets half of the slots: every
+/// acknowledged write is on the right node, and nothing else exists.
 #[test]
 fn no_script_writes_at_a_wrong_place_while_a_node_joins() {
     let Some(site) = Site::router_only(1, &options(2)) else { return };
@@ -349,8 +348,8 @@ fn what_two_nodes_would_refuse_is_counted_and_named() {
     assert_eq!(json(site.router(), "nodes list")["nodes"].as_array().map(Vec::len), Some(2));
 }
 
-/// Functions of the only node may use every key. Those of several nodes keep to the keys that their callers name,
-/// whenever and however they came to a node.
+/// Functions of a single node may use every key. With several nodes, functions may only use keys named by their
+/// callers, however the functions were loaded.
 #[test]
 fn functions_of_one_node_are_checked_when_a_second_joins() {
     let Some(site) = Site::router_only(1, &options(2)) else { return };
@@ -372,7 +371,7 @@ fn functions_of_one_node_are_checked_when_a_second_joins() {
     let put = |client: &mut Client, name: &str| client.cmd(&format!("FCALL {name} 0 SET by:{name} 1"));
     names.iter().for_each(|name| assert_eq!(put(&mut client, name), ok()));
     let second = Node::start(&NodeOptions::default());
-    // The move begins at once, and has the source's libraries checked before anything moves.
+    // The move begins at once, and checks the source's libraries before anything moves.
     done(site.router(), &format!("nodes add {} --rebalance --wait --allow-limits", second.address()));
     for name in names {
         assert!(put(&mut client, name).expect_error().contains("the script touches the key"), "{name}");
@@ -394,7 +393,7 @@ fn functions_of_one_node_are_checked_when_a_second_joins() {
     done(site.router(), &format!("nodes drain {} --wait", second.address()));
     done(site.router(), &format!("nodes remove {}", second.address()));
     until("one node takes everything again", || put(&mut client, "alone") == ok());
-    // One that cannot be checked moves nowhere.
+    // A library that cannot be checked is not copied.
     assert_eq!(client.call(&["FUNCTION", "LOAD", &library("odd", "_G.unpack(a)")]), bulk("odd"));
     assert_eq!(second.cmd("FLUSHALL"), ok());
     let text = refused(site.router(), &format!("nodes add {} --rebalance --wait --allow-limits", second.address()));

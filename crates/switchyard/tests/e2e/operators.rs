@@ -1,5 +1,5 @@
-//! What an operator of one big server asks: the slow log with the clients' names, and settings of the router and of all
-//! nodes.
+//! Requests of an operator used to a single server: the slow log with client names, and settings of the router and of
+//! all nodes.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn the_slow_log_names_the_client_and_says_where_the_time_went() {
     site.nodes()[0].freeze();
     let long = "y".repeat(300);
     client.post(&format!("SET {key} {long}"));
-    // Behind it, on another path: held back until the first is answered.
+    // The next command uses another path: held until the first is answered.
     client.post(&format!("SORT {key}list"));
     std::thread::sleep(Duration::from_millis(300));
     site.nodes()[0].thaw();
@@ -75,11 +75,11 @@ fn the_slow_log_has_what_travels_on_connections_of_its_own() {
         return;
     };
     let mut client = site.client();
-    // Frozen before it is asked: a node that gets the processor first would have answered.
+    // Freeze before sending: otherwise a node that is scheduled first would reply.
     let while_frozen = |milliseconds, ask: &mut (dyn FnMut() + Send)| {
         site.nodes()[0].freeze();
         std::thread::scope(|scope| {
-            scope.spawn(ask); // what is large is not taken before the node goes on
+            scope.spawn(ask); // a large request is not accepted before the node is resumed
             std::thread::sleep(Duration::from_millis(milliseconds));
             site.nodes()[0].thaw();
         });
@@ -89,8 +89,8 @@ fn the_slow_log_has_what_travels_on_connections_of_its_own() {
         let entries = log.items().iter().map(|entry| entry.items().to_vec());
         entries.filter(|entry| entry[3].items()[0] == bulk(name)).collect()
     };
-    // A large value, of which nothing is kept once it is sent. Small enough for the buffers on its way: what an upload
-    // takes is not the node's time.
+    // A large value, which is not stored after it is sent. Small enough for the socket buffers, because the duration of
+    // an upload does not count as the node's time.
     let large = "y".repeat(64_000);
     while_frozen(500, &mut || client.send(&["SET", "big", &large]));
     assert_eq!(client.reply(), ok());
@@ -99,14 +99,14 @@ fn the_slow_log_has_what_travels_on_connections_of_its_own() {
     assert!(found[0][2].int() >= 200_000 && found[0][3].items()[1] == bulk("big"), "{found:?}");
     assert_eq!(found[0][3].items().len(), 3, "{found:?}");
     assert_eq!(found[0][4], bulk(client.stream().local_addr().expect("an address").to_string()));
-    // A transaction that watches.
+    // A transaction with WATCH.
     assert_eq!(client.cmd("WATCH k"), ok());
     client.cmd("MULTI");
     client.cmd("SET k v");
     while_frozen(500, &mut || client.post("EXEC"));
     assert_eq!(client.reply(), Value::Array(vec![ok()]));
     assert_eq!(entries("EXEC").len(), 1);
-    // What a command waits because it was asked to is not slow; what it waits beyond that is.
+    // The requested timeout of a blocking command does not count as slow, but any longer wait does.
     assert_eq!(client.cmd("BLPOP q 0.5"), Value::Nil);
     assert_eq!(entries("BLPOP"), Vec::<Vec<Value>>::new());
     while_frozen(700, &mut || client.post("BLPOP q 0.1"));
@@ -169,7 +169,7 @@ fn config_get_shows_the_routers_settings_and_the_nodes() {
         node.cmd("CONFIG SET requirepass \"\"");
     }
     assert_eq!(get(&mut client, "maxmemory"), bulk("104857600"), "the nodes' own value where they agree");
-    // Where they differ, what a program may rely on at each of them, of the kind that it can parse.
+    // If values differ, the reply has a value that holds for every node, in a form that programs can parse.
     site.nodes()[0].cmd("CONFIG SET maxmemory 209715200 maxmemory-policy allkeys-lru notify-keyspace-events KEA");
     site.nodes()[1].cmd("CONFIG SET notify-keyspace-events Ex");
     for (name, value) in
@@ -213,11 +213,11 @@ fn config_set_reaches_every_node_where_it_is_allowed() {
     assert_eq!(client.cmd("CONFIG SET slowlog-log-slower-than -1"), ok());
     assert_eq!(get(&mut client, "slowlog-log-slower-than"), bulk("-1"));
     client.cmd("CONFIG SET slowlog-log-slower-than fast").expect_error();
-    // The nodes' own logs are not the router's.
+    // The nodes' own slow logs are not changed.
     assert_eq!(site.nodes()[0].cmd("CONFIG GET slowlog-max-len").items()[1], bulk("128"));
 }
 
-/// What the router itself decides is changed at every worker, for users who may, until the next reload.
+/// The router's own settings are changed on every worker until the next reload, for users with the permission.
 #[test]
 fn config_set_changes_the_routers_own_settings() {
     let dir = tempfile::TempDir::new().expect("a directory");
@@ -242,7 +242,7 @@ fn config_set_changes_the_routers_own_settings() {
         ("proto-max-bulk-len", "1048576"),
     ] {
         assert_eq!(operator.cmd(&format!("CONFIG SET {name} {value}")), ok());
-        // Whichever worker a client is at.
+        // On any worker.
         for _ in 0..8 {
             let mut other = site.client();
             until(name, || get(&mut other, name) == bulk(value));
@@ -268,9 +268,9 @@ fn config_set_changes_the_routers_own_settings() {
         let error = operator.cmd(line);
         assert!(error.expect_error().contains(way), "{line}: {error:?}");
     }
-    // The nodes' own are untouched: they would close the router's connections.
+    // The nodes' settings are unchanged: they would close the router's connections.
     assert_eq!(site.nodes()[0].cmd("CONFIG GET timeout").items()[1], bulk("0"));
-    // An idle client is closed, at either worker.
+    // An idle client is closed, on either worker.
     let mut idle: Vec<Client> = (0..8).map(|_| site.client()).collect();
     idle.iter_mut().for_each(|client| assert_eq!(client.cmd("PING"), simple("PONG")));
     assert_eq!(operator.cmd("CONFIG SET timeout 1"), ok());
@@ -283,13 +283,13 @@ fn config_set_changes_the_routers_own_settings() {
         let mut client = Client::try_connect(site.address()).ok()?;
         client.try_reply().is_ok_and(|r| r.error().is_some_and(|e| e.contains("max number of clients"))).then_some(())
     });
-    // The file's values come back with a reload.
+    // A reload restores the values of the file.
     site.router().process().signal(rustix::process::Signal::HUP);
     until("the file's values hold", || get(&mut operator, "maxclients") == bulk("500"));
     assert_eq!(get(&mut operator, "slowlog-max-len"), bulk("128"));
 }
 
-/// Every node saves, and the oldest save counts.
+/// Every node saves, and the oldest save is reported.
 #[test]
 fn saves_are_begun_at_every_node() {
     let site = Site::new(3);
@@ -298,14 +298,14 @@ fn saves_are_begun_at_every_node() {
     let saved = |node: &Node| node.cmd("LASTSAVE").int();
     let before = saved(&site.nodes()[0]);
     if !direct() {
-        // Only two of them are newer: nothing may be taken for saved that one node has not.
+        // Only two saves are newer: LASTSAVE must not cover a node that has not saved.
         until("two nodes have a newer save", || {
             site.nodes()[1..].iter().for_each(|n| drop(n.cmd("SAVE")));
             site.nodes()[1..].iter().all(|n| saved(n) > before)
         });
         assert_eq!(client.cmd("LASTSAVE").int(), before);
     }
-    // It is told in seconds.
+    // The time has a resolution of seconds.
     until("every node has saved", || {
         let reply = client.cmd("BGSAVE");
         assert!(
@@ -365,7 +365,7 @@ fn a_small_keyspace_is_scanned_in_one_call() {
     client.cmd("SCAN 0 BOGUS x").expect_error();
 }
 
-/// The first use of a database asks the nodes; a SELECT behind it must not be undone by their answer.
+/// The first use of a database queries the nodes. Their reply must not override a later SELECT.
 #[test]
 fn a_select_behind_another_one_wins() {
     let site = Site::new(2);

@@ -1,4 +1,4 @@
-//! What is installed: the .deb is made of the binary under test, installed, and run as a service by a real systemd.
+//! The installed .deb, built from the binary under test, and run as a service by a real systemd.
 
 use crate::support::sandbox;
 

@@ -1,5 +1,4 @@
-//! Many commands in flight at once: every reply to its own command, in order, to its own client, whatever breaks
-//! meanwhile.
+//! Many commands in flight: each client gets the replies to its own commands in order, despite failures.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -33,7 +32,7 @@ fn a_pipeline_of_two_hundred_thousand_commands_keeps_its_order() {
     }
 }
 
-/// `redis-cli --pipe` and others write everything before they read anything.
+/// `redis-cli --pipe` and other programs write everything before they read.
 #[test]
 fn a_client_may_write_its_whole_pipeline_before_it_reads() {
     let site = Site::new(3);
@@ -68,7 +67,7 @@ fn counters_count_every_command_once() {
     }
 }
 
-/// What one client thread has seen.
+/// Counts of one client thread.
 #[derive(Default)]
 struct Tally {
     right: u64,
@@ -76,16 +75,15 @@ struct Tally {
     reconnects: u64,
 }
 
-/// One client: writes values that say who wrote them and when, and checks every reply against what it asked. Everything
-/// it asks is on keys of its own, so that it knows exactly what a right answer is; after an error the value is one of
-/// those that it may have written. When it has cut its own connection it goes on with new keys: what it sent before may
-/// still be executed, at any time.
+/// One client: writes values that contain their author and a sequence number, and checks every reply. It owns its keys,
+/// so it knows every correct reply. After an error, a key has one of the possible values. After it has cut its own
+/// connection it continues with new keys, because its earlier commands may still be executed at any time.
 fn checked_client(address: std::net::SocketAddr, me: usize, seed: u64, stop: &AtomicBool, cuts: bool) -> Tally {
     let mut random = Random::new(seed);
     let mut tally = Tally::default();
     let mut seq = 0u64;
     let mut life = 0u64;
-    // For each key: the values that it may have now.
+    // For each key: its possible values.
     let mut may: Vec<Vec<Option<String>>> = vec![vec![None]; 20];
     let mut client: Option<Client> = None;
     while !stop.load(Ordering::Relaxed) {
@@ -113,7 +111,7 @@ fn checked_client(address: std::net::SocketAddr, me: usize, seed: u64, stop: &At
             match random.below(10) {
                 0..4 => {
                     seq += 1;
-                    // Now and then one that fills more than a read of the socket.
+                    // Sometimes a value that exceeds one read of the socket.
                     let filler = if random.one_in(60) { 40_000 } else { random.below(100) };
                     let value = format!("{me}:{seq}:{}", "x".repeat(filler));
                     bytes.extend(encode(&["SET", &name(key), &value]));
@@ -243,7 +241,7 @@ fn no_reply_goes_astray_when_connections_break_on_both_sides() {
             let clients: Vec<_> = (0..12)
                 .map(|me| {
                     let (address, stop) = (site.address(), &stop);
-                    // Each run has clients of its own names: the last run's values are still there.
+                    // Unique clients per run, because the values of the previous run still exist.
                     let me = me + 100 * (seed as usize % 1_000_000);
                     scope.spawn(move || checked_client(address, me, seed ^ (me as u64) << 32, stop, true))
                 })
@@ -265,7 +263,7 @@ fn no_reply_goes_astray_when_connections_break_on_both_sides() {
                 })
             };
             let end = Instant::now() + Duration::from_secs(4);
-            // A client that finds something wrong ends early: then the others need not go on.
+            // A client that finds an error ends early: then the other clients can stop.
             while Instant::now() < end && !clients.iter().any(|c| c.is_finished()) {
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -289,7 +287,7 @@ fn no_reply_goes_astray_when_connections_break_on_both_sides() {
     }
 }
 
-/// Replies that come from the nodes in pieces of any size are the same replies.
+/// The way in which nodes' replies are split must not change them.
 #[test]
 fn replies_may_arrive_from_the_nodes_in_any_pieces() {
     if direct() {
@@ -348,8 +346,8 @@ fn replies_may_arrive_from_the_nodes_in_any_pieces() {
     }
 }
 
-/// A client that leaves with commands in flight must not shift the replies of those who share its connection to the
-/// node.
+/// A client that disconnects with commands in flight must not shift the replies of clients that share its connection to
+/// the node.
 #[test]
 fn clients_that_leave_in_flight_shift_nobody() {
     let site = Site::with(2, &SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::default() }));
@@ -377,7 +375,7 @@ fn clients_that_leave_in_flight_shift_nobody() {
     }
     until("those who left are gone", || steady.cmd("CLIENT LIST").text().lines().count() == 1);
     if let Some(files) = files {
-        // 300 have left. Connections of the router to nodes may have come since.
+        // 300 clients have left. The router may have opened connections to nodes since.
         until("their descriptors are given back", || site.router().process().open_files() <= files + 20);
     }
 }

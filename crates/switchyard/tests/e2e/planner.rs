@@ -1,4 +1,4 @@
-//! The planner before real servers: it sees, explains, acts, and rests when it is switched off.
+//! The planner with real servers: it observes, explains and acts, and can be disabled.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 use crate::movectl::{done, json, refused};
 use crate::support::{Client, Node, RouterOptions, Site, SiteOptions, Value, http, until, until_within};
 
-/// It has to see a load, decide, move, and look again.
+/// Time to measure a load, decide, move, and evaluate.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 fn site(mode: &str) -> Option<Site> {
@@ -31,13 +31,13 @@ fn at(site: &Site, key: &str) -> Json {
     json(site.router(), &format!("where {key}"))["keys"][0].clone()
 }
 
-/// Most of a load goes to four keys of one node, until `body` ends. No write of it is lost.
+/// Sends most of a load to four keys of one node, until `body` ends. No write of it may be lost.
 fn skewed(site: &Site, body: impl FnOnce(&[String])) {
     let first = at(site, "hot")["owner"].clone();
     let hot: Vec<String> =
         (0..).map(|number| format!("hot:{number}")).filter(|name| at(site, name)["owner"] == first).take(4).collect();
     let mut client = site.client();
-    // One by one: a MGET of keys of several slots is no single look.
+    // One by one, because an MGET on keys of several slots is not atomic.
     let mut sum = || -> i64 {
         let count = |value: Value| if value == Value::Nil { 0 } else { value.text().parse().expect("a number") };
         hot.iter().map(|key| count(client.cmd(&format!("GET {key}")))).sum()
@@ -57,7 +57,7 @@ fn skewed(site: &Site, body: impl FnOnce(&[String])) {
             round += 1;
         }
     };
-    /// Also where `body` fails.
+    /// Stops the load even if `body` fails.
     struct Ends<'s>(&'s AtomicBool);
     impl Drop for Ends<'_> {
         fn drop(&mut self) {
@@ -97,7 +97,7 @@ fn a_node_with_hot_keys_is_relieved_and_it_says_why() {
         first["says"].as_str().is_some_and(|says| says.contains("its limit is") && says.contains("moving")),
         "{first}"
     );
-    // The same decision once more, on the same numbers.
+    // The same decision on the recorded numbers.
     let again = json(site.router(), "plan replay 1");
     assert_eq!((&again["steps"], &again["says"], &again["nodes"]), (&first["steps"], &first["says"], &first["nodes"]));
     assert!(refused(site.router(), "plan replay 999").contains("there is no decision 999"));
@@ -124,7 +124,7 @@ fn an_observing_planner_moves_nothing_unasked() {
             names_one.then_some(plan)
         });
         assert!(["relieved", "partly"].contains(&plan["verdict"].as_str().expect("a verdict")), "{plan}");
-        // Names of keys are not for everybody.
+        // Key names need a permission.
         let (status, body) = http::get(site.router().admin(), "/api/v1/plan");
         assert!(status == 200 && !body.contains("hot:"), "{status} {body}");
         assert!(done(site.router(), "plan --load x2").contains("limit"));
@@ -144,7 +144,7 @@ fn an_observing_planner_moves_nothing_unasked() {
         });
         assert!(applied.contains("is begun as"), "{applied}");
         until_within(PATIENCE, "keys were moved", || relocated(&site, hot));
-        // Back again, and only once.
+        // Undo, which is possible only once.
         let applied = decisions(&site)
             .into_iter()
             .find(|decision| decision["by"] != "planner")
@@ -189,7 +189,7 @@ fn a_node_short_of_memory_gives_slots_to_nodes_with_room() {
         json(site.router(), "moves")["moves"].as_array().is_none_or(Vec::is_empty)
     });
     assert!((0..3000).all(|number| client.cmd(&format!("STRLEN key:{number}")).int() == 10_000), "no key is lost");
-    // The other nodes have no room for a whole node.
+    // The other nodes have no room for all data of this node.
     for other in &site.nodes()[1..] {
         other.cmd(&format!("CONFIG SET maxmemory {}", used(other) * 10 / 8));
     }
@@ -207,7 +207,7 @@ fn one_switch_stops_all_automation_for_good() {
     skewed(&site, |hot| {
         until_within(PATIENCE, "it has decided", || !decisions(&site).is_empty());
         assert!(!relocated(&site, hot));
-        // It would have acted by now.
+        // Without the switch, it would already have acted.
         until_within(PATIENCE, "it goes on looking", || json(site.router(), "plan")["verdict"] != "fine");
         assert!(
             !relocated(&site, hot)
@@ -235,7 +235,7 @@ fn slots_are_evened_by_the_load_that_is_seen() {
         });
         assert!(said["notes"][0].as_str().is_some_and(|says| says.contains("its limit is")), "{said}");
         until_within(PATIENCE, "a busy slot has another owner", || {
-            // Refused while moves of the last time are under way.
+            // Refused while the previous moves are in progress.
             crate::movectl::run_cli(site.router(), "balance --by load");
             let owners: Vec<Json> = hot.iter().map(|key| at(&site, key)["owner"].clone()).collect();
             owners.iter().any(|owner| *owner != owners[0])

@@ -1,4 +1,4 @@
-//! RESP3 clients in front of nodes that do not speak RESP3.
+//! RESP3 clients with nodes that do not support RESP3.
 
 use crate::differential::{SCRIPTS, compare, script};
 use crate::support::{Client, Node, NodeOptions, Site, SiteOptions, Value, bulk, int, ok, value};
@@ -18,7 +18,8 @@ fn old_nodes() -> SiteOptions {
 fn replies_are_translated_for_clients_of_a_newer_protocol() {
     let Some(site) = Site::router_only(3, &old_nodes()) else { return };
     let plain = Node::start(&NodeOptions::default());
-    // What a script returns is known only to the script: where it is of a kind that RESP2 lacks, it keeps RESP2's form.
+    // The router does not know the types that a script intends: for types that RESP2 lacks, a reply keeps its RESP2
+    // form.
     for (family, text) in SCRIPTS.iter().filter(|(family, _)| *family != "scripts") {
         let commands: Vec<_> = script(text).into_iter().filter(|c| !c[0].eq_ignore_ascii_case(b"HELLO")).collect();
         let (mut routed, mut reference) = (three(site.client()), three(plain.client()));
@@ -29,7 +30,7 @@ fn replies_are_translated_for_clients_of_a_newer_protocol() {
         }
     }
     site.router().process().expect_log(&["node does not speak RESP3"]);
-    // A client of RESP2 beside it is not concerned.
+    // A concurrent client of RESP2 is not affected.
     let mut two = site.client();
     two.cmd("HSET h f v");
     two.post("HGETALL h");
@@ -57,7 +58,7 @@ fn nodes_may_be_of_both_kinds() {
 
 #[test]
 fn credentials_and_large_replies_pass_without_hello() {
-    // One way to have no HELLO is not to be allowed it.
+    // One reason for a missing HELLO is a lack of permission.
     let node = NodeOptions { config: "user default on >secret ~* &* +@all -hello\n".into(), ..NodeOptions::default() };
     let options = SiteOptions {
         node,
@@ -77,7 +78,7 @@ fn credentials_and_large_replies_pass_without_hello() {
         assert_eq!(client.cmd("GET s").bytes().len(), big.len());
         assert_eq!(client.cmd("HVALS h"), Value::Array(vec![bulk(&big)]));
     }
-    // Pub/sub has a connection of its own.
+    // Pub/sub uses a separate connection.
     assert_eq!(client.cmd("SUBSCRIBE a"), Value::Push(vec![bulk("subscribe"), bulk("a"), int(1)]));
     assert_eq!(site.client().cmd("PUBLISH a x"), int(1));
     assert_eq!(client.reply(), Value::Push(vec![bulk("message"), bulk("a"), bulk("x")]));

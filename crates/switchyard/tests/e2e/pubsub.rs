@@ -1,4 +1,4 @@
-//! Pub/sub: subscriptions of the router's clients on the worker's own at every node.
+//! Pub/sub: subscriptions of clients, multiplexed onto one connection per worker and node.
 
 use std::io::Read as _;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ fn message(channel: &str, text: &str) -> Vec<Value> {
     vec![bulk("message"), bulk(channel), bulk(text)]
 }
 
-/// The value of a metric without labels.
+/// Returns the value of a metric without labels.
 #[track_caller]
 fn metric(site: &Site, name: &str) -> f64 {
     let text = site.router().metrics();
@@ -26,7 +26,7 @@ fn metric(site: &Site, name: &str) -> f64 {
     line.unwrap_or_else(|| panic!("no metric {name} in\n{text}")).parse().expect("a number")
 }
 
-/// A connection that does not pass the router, to the node that PUBLISH of this channel goes to; found by publishing.
+/// Returns the index of the node that receives PUBLISH of this channel, found by publishing.
 fn owner_of(site: &Site, channel: &str) -> usize {
     let mut clients: Vec<Client> = site.nodes().iter().map(Node::client).collect();
     for client in &mut clients {
@@ -41,7 +41,7 @@ fn owner_of(site: &Site, channel: &str) -> usize {
     })
 }
 
-/// Replies up to the answer to a PING with this marker, as they came.
+/// Returns the bytes of replies up to the reply to a PING with this marker.
 fn up_to_marker(client: &mut Client, marker: &str) -> Vec<u8> {
     client.send(&["PING", marker]);
     let mut all = Vec::new();
@@ -127,19 +127,19 @@ fn the_bytes_are_those_of_one_server() {
             let marker = format!("marker-{number}");
             let (ours, theirs) = (up_to_marker(&mut routed, &marker), up_to_marker(&mut reference, &marker));
             if line.starts_with("HELLO") {
-                continue; // has the client's id
+                continue; // contains the client's id
             }
             let (ours, theirs) = (ours.escape_ascii().to_string(), theirs.escape_ascii().to_string());
-            // UNSUBSCRIBE without names goes through a hash table.
+            // UNSUBSCRIBE without names iterates a hash table.
             let same = ours == theirs || line.ends_with("UNSUBSCRIBE") && ours.len() == theirs.len();
             assert!(same, "{line} in {script:?}:\n{ours}\ninstead of\n{theirs}");
         }
-        // The next script sees nobody's channels but its own.
+        // The next script must not see other scripts' channels.
         drop((routed, reference));
         let is_alone = |mut client: Client| client.cmd("PUBSUB CHANNELS").items().is_empty();
         until("both clients are gone", || is_alone(site.client()) && is_alone(plain.client()));
     }
-    // QUIT and half a close end a subscribed client.
+    // QUIT and a half-close end a subscribed client.
     let mut client = site.client();
     client.cmd("SUBSCRIBE a");
     assert_eq!(client.cmd("QUIT"), ok());
@@ -232,7 +232,7 @@ fn nothing_published_after_the_confirmation_is_missed() {
         let channel = format!("fresh-{round}");
         let verb = ["SUBSCRIBE", "PSUBSCRIBE"][round % 3 % 2];
         client.cmd(&format!("{verb} {channel}"));
-        // At every node, past the router: as scripts and other applications do.
+        // At every node, bypassing the router, like scripts and other applications.
         for publisher in direct.iter_mut().chain([&mut publisher]) {
             publisher.cmd(&format!("PUBLISH {channel} x"));
             assert_eq!(client.reply().items().last(), Some(&bulk("x")), "{verb}, round {round}");
@@ -276,7 +276,7 @@ fn commands_behind_a_subscription_wait_for_it() {
             bulk("v"),
         ];
         assert_eq!(replies, expected);
-        // RESP2: what is behind finds the client subscribed.
+        // RESP2: later commands find the client subscribed.
         let mut client = site.client();
         client.post(&format!("SUBSCRIBE a{round}"));
         client.post("GET k");
@@ -293,7 +293,8 @@ fn commands_behind_a_subscription_wait_for_it() {
 fn shard_channels_live_at_the_owner_of_their_slot() {
     let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
     let mut client = site.client();
-    // As one server, and unlike a cluster's node, the router takes shard channels of several slots in one command.
+    // Like a single server, and unlike a cluster's node, the router accepts shard channels of several slots in one
+    // command.
     let names: Vec<String> = (0..20).map(|i| format!("shard-{i}")).collect();
     client.post(&format!("SSUBSCRIBE {}", names.join(" ")));
     for count in 1..=20 {
@@ -310,7 +311,7 @@ fn shard_channels_live_at_the_owner_of_their_slot() {
     for name in &names {
         assert_eq!(publisher.cmd(&format!("SPUBLISH {name} x")), int(1));
         assert_eq!(client.reply(), Value::Array(vec![bulk("smessage"), bulk(name), bulk("x")]));
-        // Another world than that of plain channels.
+        // Shard channels are separate from plain channels.
         assert_eq!(publisher.cmd(&format!("PUBLISH {name} x")), int(0));
     }
     drop(client);
@@ -327,7 +328,7 @@ fn scripts_and_publishers_at_a_node_reach_the_routers_clients() {
     let mut publisher = site.client();
     let tags = site.tags();
     for (number, tags) in tags.iter().enumerate() {
-        // Executed where the key is, wherever the channel belongs.
+        // Executed on the node of the key, wherever the channel belongs.
         publisher.send(&[
             "EVAL",
             "return redis.call('PUBLISH', ARGV[1], ARGV[2])",
@@ -341,7 +342,7 @@ fn scripts_and_publishers_at_a_node_reach_the_routers_clients() {
         site.nodes()[number].cmd("PUBLISH events d");
         assert_eq!(client.reply(), Value::Array(message("events", "d")), "a publisher at node {number}");
     }
-    // Clients of the node itself are counted beside the router's.
+    // Clients of the node itself are counted in addition to the router's.
     let owner = owner_of(&site, "events");
     assert_eq!(client.reply(), Value::Array(message("events", "where")));
     let mut beside = site.nodes()[owner].client();
@@ -391,13 +392,13 @@ fn subscriptions_come_back_with_their_node() {
     }
     let victim = owner_of(&site, "a");
     for _ in 0..2 {
-        client.reply(); // the probe, by name and by pattern
+        client.reply(); // messages of the probe, by name and by pattern
     }
     let shard = format!("{{{}}}shard", site.tags()[victim][0]);
     site.node_mut(victim).kill();
     let mut other = site.client();
     until("the loss is counted", || metric(&site, "subscriptions_lost_total") >= 5.0);
-    // Meanwhile nobody is refused, and another node brings the messages of its channels.
+    // In the meantime no client is refused, and another node delivers the messages of its channels.
     let mut pattern = site.client();
     assert_eq!(pattern.cmd("PSUBSCRIBE n*").items()[2], int(1));
     let (mut late_one, mut of_shard) = (site.client(), site.client());
@@ -427,7 +428,7 @@ fn subscriptions_come_back_with_their_node() {
     until("the shard channel is heard", || other.cmd(&format!("SPUBLISH {shard} again")).error().is_none());
     assert_eq!(of_shard.reply(), Value::Array(vec![bulk("smessage"), bulk(&shard), bulk("again")]));
     drop(late_one);
-    // In force again: exactly once per name.
+    // Restored: exactly once per name.
     client.listen(Duration::from_millis(100));
     until("all workers are back", || other.cmd("PUBLISH a count").int() == 2);
     client.listen(Duration::from_millis(100));
@@ -481,7 +482,7 @@ fn who_may_have_missed_messages_is_disconnected() {
     for client in [&mut channel, &mut pattern, &mut three, &mut own] {
         assert!(client.closed_within(PATIENCE), "it would not know that it missed something");
     }
-    // Whoever is not subscribed there stays.
+    // Clients without subscriptions there stay connected.
     let mut publisher = site.client();
     assert_eq!(publisher.cmd(&format!("SPUBLISH {name} x")), int(1));
     assert_eq!(elsewhere.reply(), Value::Array(vec![bulk("smessage"), bulk(&name), bulk("x")]));
@@ -494,8 +495,8 @@ fn who_may_have_missed_messages_is_disconnected() {
     assert_eq!(again.reply(), Value::Array(message("a", "x")));
 }
 
-/// A shard channel's subscribers go with its node, those of channels and patterns with the last one; then there is
-/// nobody to subscribe at.
+/// Subscribers of a shard channel are disconnected with its node, subscribers of channels and patterns with the last
+/// node. Then new subscriptions fail.
 #[test]
 fn subscribers_stay_while_any_node_serves() {
     let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
@@ -567,7 +568,7 @@ fn a_slow_subscriber_is_cut_and_hurts_nobody() {
     }
 }
 
-/// Redis's soft limit: far below the hard one, for too long.
+/// Redis's soft limit: far below the hard limit, but for too long.
 #[test]
 fn a_subscriber_that_stays_behind_is_cut_in_the_end() {
     let config = "[clients]\npush-limit = \"256mb\"\npush-soft-limit = \"64kb\"\npush-soft-time = \"500ms\"\n";
@@ -585,7 +586,7 @@ fn a_subscriber_that_stays_behind_is_cut_in_the_end() {
     until("the one that does not read is cut", || metric(&site, "clients_cut_push_total") == 1.0);
     assert!(slow.closed_within(PATIENCE));
     assert!(site.router().process().log().contains("clients.push-soft-limit"));
-    // Who was behind for a moment only is not: not when it happens, and not when it happens again.
+    // A client that lags only briefly is not closed, even if it happens repeatedly.
     late.cmd("SUBSCRIBE firehose");
     for _ in 0..3 {
         for _ in 0..100 {
@@ -611,7 +612,7 @@ fn info_counts_what_is_subscribed_to() {
         names.map(|name| field(name).unwrap_or_else(|| panic!("no {name} in {info}"))).to_vec()
     };
     assert_eq!(fields(), ["0", "0", "0", "0"]);
-    // Over both workers, and each channel once.
+    // Over both workers, with each channel counted once.
     let mut clients: Vec<Client> = (0..6).map(|_| site.client()).collect();
     for client in &mut clients {
         client.cmd("SUBSCRIBE news");
@@ -638,7 +639,7 @@ fn large_messages_pass_and_never_break_a_reply() {
     let mut publisher = site.client();
     publisher.call(&["PUBLISH", "a", &value]);
     assert_eq!(client.reply(), Value::Push(message("a", &value)));
-    // Messages while a large reply is on its way in pieces, and one that cannot be asked again.
+    // Messages during a large reply in pieces, and during one that cannot be requested again.
     for round in 0..6 {
         client.post(if round % 2 == 0 { "GET big" } else { "GETEX big PERSIST" });
         for i in 0..50 {
@@ -733,8 +734,8 @@ fn subscriptions_of_a_client_are_bounded() {
     assert_eq!(client.cmd("SSUBSCRIBE a").items()[2], int(1));
 }
 
-/// A client that has read OK may look whether its connection has ended (pools do), and others may count the
-/// subscribers: both see it.
+/// After reading OK, a client may check whether its connection has ended (as pools do), and other clients may count
+/// subscribers: both must see the end.
 #[test]
 fn who_has_quit_is_gone_with_the_reply() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
@@ -816,7 +817,7 @@ fn transactions_publish_where_they_are() {
         assert_eq!(client.cmd(&format!("PUBLISH events {i}")), simple("QUEUED"));
         assert_eq!(client.cmd("PUBLISH nobody x"), simple("QUEUED"));
         assert_eq!(client.cmd(&format!("GET key{i}")), simple("QUEUED"));
-        // Its clients are counted, not the router's workers.
+        // The node's clients are counted, not the router's workers.
         assert_eq!(client.cmd("EXEC"), Value::Array(vec![ok(), int(3), int(0), bulk("v")]));
         for subscriber in &mut subscribers {
             assert_eq!(subscriber.reply(), Value::Array(message("events", &i.to_string())));
@@ -833,7 +834,7 @@ fn transactions_publish_where_they_are() {
 
 #[test]
 fn own_messages_come_behind_the_reply_to_what_published_them() {
-    // Redis 7.0 has it the other way round, and in EXEC in the middle of the reply.
+    // Redis 7.0 sends them before the reply, and in EXEC in the middle of it.
     let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
     let mut client = three(&site);
     client.cmd("SUBSCRIBE foo");
@@ -860,7 +861,7 @@ fn own_messages_come_behind_the_reply_to_what_published_them() {
         assert_eq!(client.reply(), Value::Push(message("foo", "a")));
         assert_eq!(client.reply(), Value::Push(message("foo", "b")));
     }
-    // What others publish waits for nothing that publishes nothing.
+    // Messages of other clients do not wait for commands that publish nothing.
     let mut blocked = three(&site);
     blocked.cmd("SUBSCRIBE foo");
     blocked.post("BLPOP nothing 0");

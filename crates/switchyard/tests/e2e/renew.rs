@@ -1,4 +1,4 @@
-//! New credentials for the nodes by a reload: their connections are made anew, and no request is lost.
+//! A reload with new credentials for the nodes: connections are reopened, and no request is lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -78,7 +78,7 @@ fn changed_credentials_reach_every_connection_and_no_request_is_lost() {
         let done: u64 = runs.into_iter().map(|run| run.join().expect("no error and no wrong reply")).sum();
         assert!(done > 20, "hardly anything was done: {done}");
     });
-    // Credentials that a node refuses do not replace those that work.
+    // Credentials that a node refuses do not replace working ones.
     std::fs::write(router.config_file(), config("wrong", Some("router"))).expect("the configuration");
     router.process().signal(Signal::HUP);
     until("it is told", || router.process().log().contains("keep the old credentials"));

@@ -1,4 +1,4 @@
-//! Nodes with replicas: who is read, and where writes go when another server becomes the primary.
+//! Nodes with replicas: where reads go, and where writes go after a failover.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use crate::support::client::PATIENCE;
 use crate::support::process::tied;
 use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, ok, until};
 
-/// A primary with replicas that have caught up.
+/// Starts a primary with replicas in sync.
 pub(crate) fn group(replicas: usize) -> Vec<Node> {
     let mut nodes = vec![Node::start(&NodeOptions::default())];
     for _ in 0..replicas {
@@ -33,7 +33,7 @@ pub(crate) fn caught_up(replica: &Node) {
     });
 }
 
-/// A router in front of one node, `nodes[0]`, whose replicas the others are.
+/// Starts a router with one node: `nodes[0]` is the primary, the others are its replicas.
 fn router(nodes: &[Node], config: &str) -> Router {
     let replicas: Vec<String> = nodes[1..].iter().map(|n| format!("\"{}\"", n.address())).collect();
     let config =
@@ -41,14 +41,14 @@ fn router(nodes: &[Node], config: &str) -> Router {
     Router::start(&[nodes[0].address()], &RouterOptions::config(config))
 }
 
-/// How often a node executed a command for somebody who is no replication link.
+/// Number of calls of a command at a node, without replication links.
 pub(crate) fn calls(node: &Node, command: &str) -> u64 {
     let stats = node.cmd("INFO commandstats").text();
     let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
     line.map_or(0, |rest| rest.split(',').next().expect("a number").parse().expect("a number"))
 }
 
-/// Writes until it works, and returns how long that took.
+/// Writes until it succeeds. Returns the duration.
 fn until_writable(router: &Router, key: &str) -> Duration {
     let began = Instant::now();
     until("the router can write", || {
@@ -72,7 +72,7 @@ fn reads_go_where_the_policy_says() {
         assert_eq!(client.cmd("STRLEN k").int(), 1);
         calls(&nodes[1], "strlen") > 0
     });
-    // From now on every read goes there, and every write to the primary, in any pipeline.
+    // From now on every read goes to the replica, and every write to the primary, in any pipeline.
     let (reads, primary_reads) = (calls(&nodes[1], "strlen"), calls(&nodes[0], "strlen"));
     let mut pipeline = Vec::new();
     for _ in 0..50 {
@@ -83,13 +83,13 @@ fn reads_go_where_the_policy_says() {
     assert!(replies.iter().step_by(2).all(|r| r == b":1\r\n"));
     assert_eq!(replies[99], b":50\r\n");
     assert_eq!((calls(&nodes[1], "strlen") - reads, calls(&nodes[0], "strlen")), (50, primary_reads));
-    // In both protocols, and in the database that was selected.
+    // In both protocols, and in the selected database.
     let mut other = Client::connect(router.address());
     other.cmd("HELLO 3");
     assert_eq!(other.cmd("SELECT 3"), ok());
     assert_eq!(other.cmd("GET k"), Value::Nil);
 
-    // Without the replica the primary is read. Nothing but what was on its way may fail.
+    // Without the replica, the primary serves reads. Only commands in flight may fail.
     nodes[1].kill();
     until("the primary is read", || client.cmd("GET k") == bulk("v"));
     for _ in 0..200 {
@@ -123,7 +123,7 @@ fn a_listener_has_its_own_policy_and_replica_means_replica() {
     assert_eq!(calls(&nodes[0], "get"), before);
     assert_eq!(writer.cmd("GET k").text(), "v");
     assert_eq!(calls(&nodes[0], "get"), before + 1);
-    // It writes like any other.
+    // Writes work as on any listener.
     assert_eq!(reader.cmd("SET k w"), ok());
     nodes[1].kill();
     let error = until("there is no replica", || reader.cmd("GET k").error().map(str::to_owned));
@@ -175,7 +175,7 @@ fn a_promotion_by_hand_is_followed_and_the_old_primary_gets_no_more_writes() {
     }
     until("the replica has all", || nodes[1].cmd("DBSIZE").int() == 100);
     assert_eq!(nodes[1].cmd("REPLICAOF NO ONE"), ok());
-    // Two primaries: nobody has said that the new one takes over.
+    // Two primaries, without any information that the new one takes over.
     std::thread::sleep(Duration::from_millis(600));
     assert_eq!(client.cmd("SET still here"), ok());
     assert_eq!(nodes[0].cmd("GET still").text(), "here");
@@ -187,7 +187,7 @@ fn a_promotion_by_hand_is_followed_and_the_old_primary_gets_no_more_writes() {
         assert_eq!(Client::connect(router.address()).cmd(&format!("GET k{n}")).text(), n.to_string());
     }
 
-    // The old one is made a primary again behind our back: it is not followed, not even after a restart of the router.
+    // The old primary is promoted again by hand: it is not followed, not even after a restart of the router.
     assert_eq!(nodes[0].cmd("REPLICAOF NO ONE"), ok());
     let writes = calls(&nodes[0], "set");
     std::thread::sleep(Duration::from_millis(600));
@@ -208,7 +208,7 @@ fn a_dead_primary_is_replaced_by_the_replica_that_is_promoted() {
     let mut client = Client::connect(router.address());
     assert_eq!(client.cmd("SET k v"), ok());
     until("both have it", || nodes[1..].iter().all(|n| n.cmd("GET k") == bulk("v")));
-    // The observer must have heard the primary's replication id.
+    // The observer must have received the primary's replication id.
     std::thread::sleep(Duration::from_millis(500));
     nodes[0].kill();
     let error = until("the primary is missed", || client.cmd("SET k w").error().map(str::to_owned));
@@ -218,15 +218,14 @@ fn a_dead_primary_is_replaced_by_the_replica_that_is_promoted() {
     let took = until_writable(&router, "k");
     eprintln!("writable again {took:?} after the promotion");
     assert_eq!(nodes[2].cmd("GET k").text(), "1");
-    // It comes back, empty and sure to be the primary.
+    // The old primary returns empty, and still considers itself a primary.
     nodes[0].restart();
     std::thread::sleep(Duration::from_millis(600));
     assert_eq!(Client::connect(router.address()).cmd("GET k").text(), "1");
     assert_eq!((calls(&nodes[0], "set"), calls(&nodes[0], "get")), (0, 0), "the old primary got commands");
 }
 
-/// Clients count up and let WAIT confirm it. Counts that are confirmed are never seen to go back, also if writes that
-/// were only acknowledged are lost.
+/// Clients count up and confirm with WAIT. Confirmed counts never decrease, even if acknowledged writes are lost.
 #[test]
 fn counts_that_wait_has_confirmed_survive_a_promotion() {
     if direct() {
@@ -255,7 +254,7 @@ fn counts_that_wait_has_confirmed_survive_a_promotion() {
                         }
                         pause_ms = (pause_ms + 37) % 150;
                         std::thread::sleep(Duration::from_millis(pause_ms));
-                        // The next WAIT reaches the new primary, which has a replica, and not the count.
+                        // The next WAIT reaches the new primary, which has a replica, but not the count.
                         while was_cut && counted.is_ok() && is_cut.load(Ordering::SeqCst) {
                             std::thread::sleep(Duration::from_millis(10));
                         }
@@ -272,7 +271,7 @@ fn counts_that_wait_has_confirmed_survive_a_promotion() {
             })
             .collect();
         std::thread::sleep(Duration::from_secs(1));
-        // Writes from here on are acknowledged and reach no replica: no connection of replication is left, and the
+        // From here on, writes are acknowledged but reach no replica: the replication connection is closed, and the
         // replica opens no other.
         nodes[1].freeze();
         nodes[0].cmd("CLIENT KILL TYPE replica");
@@ -304,7 +303,7 @@ fn sentinel(address: SocketAddr) -> Node {
     Node::start(&NodeOptions { args: vec!["--sentinel".to_owned()], config, ..NodeOptions::default() })
 }
 
-/// Sentinels that know each other and the replicas.
+/// Starts Sentinels, and waits until they know each other and the replicas.
 pub(crate) fn sentinels(nodes: &[Node]) -> Vec<Node> {
     let sentinels: Vec<Node> = (0..3).map(|_| sentinel(nodes[0].address())).collect();
     for sentinel in &sentinels {
@@ -324,7 +323,7 @@ fn router_with_sentinels(sentinels: &[Node], config: &str) -> Router {
     Router::start(&[], &RouterOptions::config(config))
 }
 
-/// The port of the primary that a Sentinel names, and the configuration epoch in which it does.
+/// Returns the primary's port according to a Sentinel, and the configuration epoch.
 fn announced(sentinel: &Node) -> (u16, u64) {
     let mut client = sentinel.client();
     loop {
@@ -337,7 +336,7 @@ fn announced(sentinel: &Node) -> (u16, u64) {
     }
 }
 
-/// The port of the primary that the router sends commands to.
+/// Returns the port of the primary that the router uses.
 fn followed(router: &Router) -> Option<u16> {
     let (status, body) = crate::support::http::get(router.admin(), "/api/v1/nodes");
     assert_eq!(status, 200, "{body}");
@@ -345,9 +344,9 @@ fn followed(router: &Router) -> Option<u16> {
     body["nodes"][0]["primary"].as_str().map(|address| address.parse::<SocketAddr>().expect("an address").port())
 }
 
-/// Replication is asynchronous: what a primary acknowledged and had not sent on is lost with it, here as without a
-/// router. So only what the *last* primary acknowledged must be there: that is looked for, however often the Sentinels
-/// fail over on a machine that is busy.
+/// Replication is asynchronous: acknowledged writes that a primary has not replicated are lost with it, also without a
+/// router. So only writes acknowledged by the *last* primary must exist, however often the Sentinels fail over on a
+/// busy machine.
 #[test]
 fn sentinels_fail_over_under_load() {
     if direct() {
@@ -392,7 +391,7 @@ fn sentinels_fail_over_under_load() {
         let took = until_writable(&router, "k");
         eprintln!("writable again {took:?} after the announcement");
         nodes[0].restart();
-        // Until everybody has agreed for a while on who is the primary.
+        // Until all servers have agreed on the primary for a while.
         let agreed = || {
             let all: Vec<(u16, u64)> = sentinels.iter().map(announced).collect();
             (all.iter().all(|one| *one == all[0]) && followed(&router) == Some(all[0].0)).then_some(all[0])
@@ -413,7 +412,7 @@ fn sentinels_fail_over_under_load() {
     let mut check = primary.client();
     let mut missing = Vec::new();
     for (written, errors) in &clients {
-        // The first reply after that moment may be of a turn that began before it.
+        // The first reply after that moment may belong to a turn that began before it.
         let last: Vec<&String> = written.iter().filter(|(at, _)| *at > since).map(|(_, key)| key).skip(1).collect();
         assert!(!last.is_empty(), "nobody writes after the failover ({errors} errors)");
         missing.extend(last.into_iter().filter(|key| check.cmd(&format!("EXISTS {key}")).int() == 0));
@@ -424,7 +423,7 @@ fn sentinels_fail_over_under_load() {
         "{last:?} acknowledged and has not {missing:?}; the router's log:\n{}",
         router.process().log()
     );
-    // Every change was one that the Sentinels made: never back to a primary that was left.
+    // The router followed only changes by the Sentinels, and never returned to an earlier primary.
     let changes = router.process().log().matches("node has another primary").count() as u64;
     assert!(
         changes <= last.1,
@@ -462,8 +461,8 @@ fn what_was_not_proven_is_accepted_over_resp_too() {
     });
 }
 
-/// The machine of the old primary comes back, with its Sentinel: both know nothing of the failover. The present primary
-/// does not answer for a while. That is no reason to go back.
+/// The machine of the old primary returns with its Sentinel: neither knows of the failover. The current primary does
+/// not reply for a while. That must not cause a return to the old one.
 fn an_old_primary_is_followed_by_word_only(accept: impl Fn(&Router)) {
     if direct() {
         return;
@@ -481,7 +480,7 @@ fn an_old_primary_is_followed_by_word_only(accept: impl Fn(&Router)) {
     sentinels[2].kill();
     until("the router follows", || followed(&router) == Some(new));
     until_writable(&router, "k");
-    // The other Sentinels would tell it, soon.
+    // Otherwise the other Sentinels would soon update it.
     sentinels[0].freeze();
     sentinels[1].freeze();
     sentinels[2].restart();
@@ -499,7 +498,7 @@ fn an_old_primary_is_followed_by_word_only(accept: impl Fn(&Router)) {
     assert_eq!(followed(&router), Some(new));
     assert_eq!(calls(&nodes[0], "set"), 0, "the old primary got writes");
 
-    // It never comes back, and neither do the Sentinels that know it: whoever runs all this says so.
+    // It never returns, and neither do the Sentinels that know it: an operator must accept the old primary.
     router.process().expect_log(&["nodes accept"]);
     nodes[1].kill();
     until("an operator's word counts once the primary is gone", || {
@@ -510,7 +509,7 @@ fn an_old_primary_is_followed_by_word_only(accept: impl Fn(&Router)) {
     assert!(calls(&nodes[0], "set") > 0);
 }
 
-/// A client that watches must see what it is going to replace: a replica may not have it yet.
+/// A watching client must read the value that it will replace: a replica may lag.
 #[test]
 fn who_watches_reads_the_primary() {
     if direct() {
@@ -535,8 +534,7 @@ fn who_watches_reads_the_primary() {
     assert_eq!(calls(&nodes[1], "get"), before + 1, "afterwards the replica is read again");
 }
 
-/// Another server becomes the primary: who waited at the old one is disconnected, and what was watched there is in
-/// doubt.
+/// After a failover, clients blocked at the old primary are disconnected, and watched keys count as changed.
 #[test]
 fn waits_and_watches_end_with_the_primary() {
     if direct() {
@@ -553,7 +551,7 @@ fn waits_and_watches_end_with_the_primary() {
     until("the replica has it", || nodes[1].cmd("GET k") == bulk("v"));
     assert_eq!(nodes[1].cmd("REPLICAOF NO ONE"), ok());
     follow(&nodes[0], nodes[1].address());
-    // The old primary itself ends the wait when it is demoted, unless the router has left it before.
+    // The old primary itself ends the wait when it is demoted, unless the router has already disconnected.
     assert_eq!(waiting.listen(PATIENCE), (Vec::new(), true));
     let mut waiting = Client::connect(router.address());
     until_writable(&router, "other");

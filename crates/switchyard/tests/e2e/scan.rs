@@ -1,5 +1,5 @@
-//! SCAN while nodes come, go, exchange keys and restart: every key that is there all the time is given, and no call is
-//! an error.
+//! SCAN while nodes join, leave, exchange keys and restart: every key that exists throughout is returned, and no call
+//! fails.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ fn fill(client: &mut Client) {
     assert!(client.pipeline(&bytes, KEYS).iter().all(|reply| reply == b"+OK\r\n"));
 }
 
-/// A scan in the middle.
+/// An unfinished scan.
 struct Scan {
     client: Client,
     options: &'static str,
@@ -28,7 +28,7 @@ impl Scan {
         Scan { client, options, cursor: "0".to_owned(), seen: BTreeSet::new() }
     }
 
-    /// One call more; whether there are more to come.
+    /// Makes one call. Returns whether the scan continues.
     fn step(&mut self) -> bool {
         let reply = self.client.cmd(&format!("SCAN {} {}", self.cursor, self.options));
         let [next, keys] = reply.items() else { panic!("SCAN {} gave {reply:?}", self.cursor) };
@@ -44,7 +44,7 @@ impl Scan {
         }
     }
 
-    /// To the end; how many of the keys were not given.
+    /// Completes the scan. Returns the number of missing keys.
     fn missed(mut self) -> usize {
         let mut steps = 0;
         while self.step() {
@@ -61,7 +61,7 @@ fn a_node_that_is_removed_costs_a_scan_no_key() {
     fill(&mut site.client());
     let names = names(&site);
     done(site.router(), &format!("nodes drain {} --wait", names[0]));
-    // One scan before the nodes that stay, one at each of them.
+    // One scan before the remaining nodes, and one at each of them.
     let mut scans = [100, 1000, 2500].map(|keys| {
         let mut scan = Scan::begin(&site, 0, "COUNT 20");
         scan.until_seen(keys);
@@ -96,7 +96,7 @@ fn nodes_that_join_and_are_drained_cost_a_scan_no_key() {
     assert_eq!(scans.map(Scan::missed), [0, 0, 0, 0]);
 }
 
-/// Another process has its keys in another order: a cursor of the one before says nothing about it.
+/// A new process has its keys in another order: a cursor of the previous process is meaningless for it.
 #[test]
 fn a_node_that_restarts_costs_a_scan_no_key() {
     let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
@@ -114,7 +114,7 @@ fn a_node_that_restarts_costs_a_scan_no_key() {
         crate::support::until("it is back", || client.cmd("DBSIZE") == int(KEYS as i64));
     }
     for scan in &mut scans {
-        // The first command of a connection that is being made anew may fail.
+        // The first command on a connection that is being reopened may fail.
         crate::support::until("it goes on", || scan.client.cmd("DBSIZE").error().is_none());
     }
     assert_eq!(scans.map(Scan::missed), [0, 0]);

@@ -1,10 +1,10 @@
-//! Random scripts and functions, tame ones and ones that try to get around the check, before two nodes and before one
+//! Random scripts and functions, some harmless and some that try to bypass the check, with two nodes and with a single
 //! server.
 //!
-//! Afterwards no node holds a key that it does not own; what was executed answered as one server does and left the same
-//! keys; and what was refused was refused for a reason that docs/commands.md lists. A script tells its results by
-//! `out`, errors that it caught included, so that no refusal stays unseen. `SWITCHYARD_E2E_SCRIPTS` says how many
-//! scripts (default 2,000); `make soak-scripts` runs many.
+//! Afterwards no node has a key of another node's slots. Executed scripts replied like a single server, with the same
+//! resulting keys. Refused scripts were refused for a reason listed in docs/commands.md. A script reports its results
+//! with `out`, including caught errors, so that no refusal is hidden. `SWITCHYARD_E2E_SCRIPTS` sets the number of
+//! scripts (default 2,000). `make soak-scripts` runs many.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::support::random::Random;
 use crate::support::slots::slot;
 use crate::support::{Client, Node, NodeOptions, Site, SiteOptions, Value, encode};
 
-/// Why a script may be refused: the list of docs/commands.md.
+/// Reasons for refusing a script, as in docs/commands.md.
 const REASONS: [&str; 6] = [
     "touches the key '",
     "a script may not call ",
@@ -22,17 +22,17 @@ const REASONS: [&str; 6] = [
     "Switchyard does not run this script: it ",
 ];
 
-/// How a script tells what it saw.
+/// Reporting function of scripts.
 const OUT: &str = "local R={} local function out(x,...) local t=type(x) if t=='table' then if x.err then R[#R+1]='E:'..x.err \
     elseif x.ok then R[#R+1]='O:'..tostring(x.ok) else R[#R+1]='[' for i=1,#x do out(x[i]) end R[#R+1]=']' end \
     elseif t=='function' or t=='thread' then R[#R+1]=t else R[#R+1]=tostring(x) end end\n";
 
-/// Makes one script.
+/// Generator of one script.
 struct Writer<'a> {
     random: &'a mut Random,
-    /// Whether nothing in it should be refused.
+    /// Whether every call should be accepted.
     tame: bool,
-    /// Declared keys.
+    /// Number of declared keys.
     keys: usize,
 }
 
@@ -41,7 +41,7 @@ impl Writer<'_> {
         self.random.below(9).to_string()
     }
 
-    /// An expression for a key of this kind, the last letter of the names of the seeded keys.
+    /// Returns an expression for a key of this type, which is the last letter of the seeded keys' names.
     fn key(&mut self, kind: &str) -> String {
         let tag = "string.sub(KEYS[1],1,string.find(KEYS[1],'}',1,true))";
         let first = ["s", "l", "h", "z", "m", "x"].iter().position(|k| *k == kind).unwrap_or(0) + 1;
@@ -70,7 +70,7 @@ impl Writer<'_> {
         }
     }
 
-    /// The arguments of a call that is allowed.
+    /// Returns the arguments of an allowed call.
     fn allowed(&mut self) -> String {
         let n = self.number();
         let (s, l, h, z, m, x) =
@@ -135,14 +135,14 @@ impl Writer<'_> {
             format!("'SET',{s}"),
         ];
         let pick = self.random.below(all.len());
-        // In text as people write it.
+        // With the usual case of letters.
         match self.random.below(4) {
             0 => all[pick].to_lowercase().replace("keys[", "KEYS[").replace("argv[", "ARGV["),
             _ => all[pick].clone(),
         }
     }
 
-    /// The arguments of a call that goes where a script may not.
+    /// Returns the arguments of a forbidden call.
     fn forbidden(&mut self) -> String {
         let key = self.key("s");
         let all = [
@@ -195,7 +195,7 @@ impl Writer<'_> {
         if !self.tame && self.random.one_in(3) { self.forbidden() } else { self.allowed() }
     }
 
-    /// A call in one of the ways in which one may be written.
+    /// Returns a call in one of its possible notations.
     fn call(&mut self) -> String {
         let args = self.arguments();
         let ways = [
@@ -228,7 +228,7 @@ impl Writer<'_> {
         ways[pick].clone()
     }
 
-    /// Something that tries to weaken what follows.
+    /// Returns code that tries to weaken later checks.
     fn trick(&mut self) -> String {
         let all = [
             "KEYS[1]=ARGV[2]..'s'",
@@ -243,7 +243,7 @@ impl Writer<'_> {
             "local KEYS={ARGV[2]..'s',ARGV[2]..'l'}",
             "for i=1,1 do KEYS[i]=ARGV[2]..'s' end",
             "(function(k) k[1]=ARGV[2]..'s' end)(KEYS)",
-            // `select` stays: errors that were caught are told by it.
+            // `select` stays, because `out` needs it to report caught errors.
             "local type,error,pcall,next,tonumber=function() return 'x' end,function() end,function() return true end,1,1",
             "local string,table,bit={find=function() return 1 end},{},{}",
             "out(pcall(function() string.find=function() return 1 end end))",
@@ -297,7 +297,7 @@ impl Writer<'_> {
     fn statement(&mut self, depth: usize) -> String {
         if !self.tame && self.random.one_in(4) {
             let trick = self.trick();
-            // A scope of its own, mostly: many of them declare locals.
+            // Mostly in a separate scope, because many of them declare locals.
             return if trick.contains("return R") || self.random.one_in(2) {
                 format!("do {trick}\nend")
             } else {
@@ -324,7 +324,7 @@ impl Writer<'_> {
     }
 }
 
-/// What stands where, before a script runs.
+/// Creates the keys that scripts use.
 fn seed(tags: &[&str], to: &mut Client) {
     let mut bytes = encode(&["FLUSHALL"]);
     let mut count = 1;
@@ -352,7 +352,7 @@ fn keys_of(client: &mut Client) -> BTreeSet<Vec<u8>> {
     client.cmd("KEYS *").items().iter().map(|key| key.bytes().to_vec()).collect()
 }
 
-/// How a script is called.
+/// Way in which a script is called.
 #[derive(Clone, Copy, Debug)]
 enum Form {
     Eval,
@@ -394,7 +394,7 @@ fn run(client: &mut Client, form: Form, script: &str, keys: &[String], args: &[S
     }
 }
 
-/// A reply without the line that a server puts behind an error: it is the check's own, where the script is checked.
+/// Removes the source line that a server appends to an error: it differs because of the added check.
 fn without_lines(value: &Value) -> Value {
     match value {
         Value::Array(items) => Value::Array(items.iter().map(without_lines).collect()),
@@ -403,7 +403,7 @@ fn without_lines(value: &Value) -> Value {
     }
 }
 
-/// All texts of a reply.
+/// Collects all texts of a reply.
 fn texts(value: &Value, into: &mut Vec<String>) {
     match value {
         Value::Array(items) => items.iter().for_each(|item| texts(item, into)),
@@ -432,7 +432,7 @@ fn many_scripts(site: &Site, first: u64, wanted: usize) {
     let mut client = site.client();
     let mut single = reference.client();
     let mut nodes: Vec<Client> = site.nodes().iter().map(Node::client).collect();
-    // Each node has one half of the slots: which, says the order of their names.
+    // Each node has one half of the slots, in the order of their names.
     let first_has_upper = slot(tags[0].as_bytes()) >= 8192;
     let owner = |key: &[u8]| usize::from((slot(key) >= 8192) != first_has_upper);
     let (mut executed, mut refused) = (0, 0);
@@ -445,7 +445,7 @@ fn many_scripts(site: &Site, first: u64, wanted: usize) {
         let tame = !random.one_in(3);
         let form = [Form::Eval, Form::Eval, Form::Eval, Form::ReadOnly, Form::Sha, Form::Transaction, Form::Function]
             [random.below(7)];
-        // With no declared key nothing can be in a slot of one.
+        // Without a declared key, no key shares a slot with one.
         let declared = if tame { declared.max(1) } else { declared };
         let tag = |of: usize| format!("{{{}}}", tags[of]);
         let keys: Vec<String> = ["s", "l", "h", "z", "m", "x"][..declared.min(6)]
@@ -456,7 +456,7 @@ fn many_scripts(site: &Site, first: u64, wanted: usize) {
         let args = [tag(mine), tag(1 - mine), other.ip().to_string(), other.port().to_string()];
         let mut writer = Writer { random: &mut random, tame, keys: keys.len() };
         let body = writer.block(0);
-        // An error must not hide what was refused before it.
+        // An error must not hide an earlier refusal.
         let script = match tame {
             true => format!("{OUT}{body}\nreturn R"),
             false => format!("{OUT}local o,e=pcall(function(...)\n{body}\nend) out(o) out(e) return R"),

@@ -1,4 +1,4 @@
-//! A script may not silently touch another node's keys: what it does not declare is found out while it runs.
+//! A script must not silently access another node's keys: undeclared keys are detected at run time.
 
 use crate::support::{RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok};
 
@@ -6,7 +6,7 @@ fn site(nodes: usize) -> Option<Site> {
     Site::router_only(nodes, &SiteOptions::default())
 }
 
-/// Keys at two nodes, and one of the first one's slot.
+/// Returns a key on each of two nodes, and another key in the first one's slot.
 fn keys(site: &Site) -> (String, String, String) {
     let tags = site.tags();
     (format!("{{{}}}a", tags[0][0]), format!("{{{}}}b", tags[1][0]), format!("{{{}}}near", tags[0][0]))
@@ -52,7 +52,7 @@ fn undeclared_keys_are_refused_and_those_of_the_slot_are_not() {
             "{script}: a key of the slot of a declared one"
         );
     }
-    // With an argument that is passed on piece by piece elsewhere: a script is not, and is checked all the same.
+    // With an argument that other commands forward in pieces: a script is not forwarded in pieces, but checked.
     let large = "x".repeat(3 << 20);
     for args in [[large.as_str(), b.as_str()], [b.as_str(), large.as_str()]] {
         let which = if args[0].len() > args[1].len() { "ARGV[2]" } else { "ARGV[1]" };
@@ -61,7 +61,7 @@ fn undeclared_keys_are_refused_and_those_of_the_slot_are_not() {
         assert!(reply.expect_error().contains("touches the key"), "{reply:?}");
     }
     assert_eq!(client.cmd(&format!("GET {b}")), bulk("there"));
-    // By hash, at every node, in every spelling; and the reply of SCRIPT LOAD is the script's own hash.
+    // By hash, at every node, in any case. The reply of SCRIPT LOAD is the hash of the original script.
     let script = "return redis.call('GET', ARGV[1])";
     let sha = client.call(&["SCRIPT", "LOAD", script]).text();
     assert_eq!(sha, site.nodes()[0].client().call(&["SCRIPT", "LOAD", script]).text());
@@ -79,7 +79,7 @@ fn undeclared_keys_are_refused_and_those_of_the_slot_are_not() {
     for reply in &client.pipeline(&bytes, 21)[1..] {
         assert_eq!(reply, b"$4\r\nhere\r\n");
     }
-    // Loaded past the router: it cannot know what it is.
+    // Loaded directly at a node: the router does not know the script.
     client.cmd("SCRIPT FLUSH");
     for node in site.nodes() {
         node.client().call(&["SCRIPT", "LOAD", script]);
@@ -113,7 +113,7 @@ fn scripts_do_what_they_do_at_one_server() {
     ] {
         let got = client.call(&["EVAL", script, "1", &format!("{a}list"), "5"]);
         let wanted = plain.call(&["EVAL", script, "1", &format!("{a}list"), "5"]);
-        // Errors name the hash of the script, which is another one.
+        // Errors contain the hash of the script, which differs.
         let bare = |v: &Value| match v.error() {
             Some(text) => {
                 text.split(" script: ").next().unwrap_or_default().split("f_").next().unwrap_or_default().to_owned()
@@ -150,14 +150,14 @@ fn functions_are_kept_to_their_keys() {
     ] {
         assert!(client.cmd(&call).expect_error().contains("touches the key"), "{call}");
     }
-    // The code is shown as it was written.
+    // The code is shown in its original form.
     for protocol in ["HELLO 2", "HELLO 3"] {
         client.cmd(protocol);
         let list = client.cmd("FUNCTION LIST WITHCODE");
         assert_eq!(list.items()[0].field("library_code"), bulk(library));
     }
     client.cmd("HELLO 2");
-    // Libraries that come from elsewhere are kept to their keys too.
+    // Libraries loaded elsewhere are restricted as well.
     let node = &site.nodes()[0];
     node.cmd("FUNCTION FLUSH");
     node.client().call(&["FUNCTION", "LOAD", library]);
@@ -195,7 +195,8 @@ fn where_it_is_allowed_nothing_is_checked() {
         "the node of the first key has no such key"
     );
     assert_eq!(client.call(&["EVAL", "return _G.redis.call('GET', ARGV[1])", "1", &b, &b]), bulk("there"));
-    // One node has run it: any node would. What only one node has, and the router has not seen, it would not.
+    // One node has run the script, so every node can. A script that only one node has, and that the router has not
+    // seen, cannot run elsewhere.
     let run = "return 'run'";
     assert_eq!(client.call(&["EVAL", run, "1", &a]), bulk("run"));
     let sha = |script: &str| site.nodes()[0].client().call(&["SCRIPT", "LOAD", script]).text();
@@ -225,14 +226,14 @@ fn scripts_in_a_transaction_are_kept_to_their_keys_too() {
     let replies = client.cmd("EXEC");
     assert_eq!(replies.items()[..2], [bulk("here"), bulk("here")]);
     assert!(replies.items()[2].expect_error().contains("touches the key"));
-    // A node that lost the script is given the one that is sent to it.
+    // A node that lost the script receives it again.
     for node in site.nodes() {
         node.cmd("SCRIPT FLUSH");
     }
     client.cmd("MULTI");
     client.call(&["EVALSHA", &sha, "1", &a, &near]);
     assert_eq!(client.cmd("EXEC"), Value::Array(vec![bulk("here")]));
-    // Refused scripts spoil the transaction.
+    // Refused scripts abort the transaction.
     client.cmd("MULTI");
     client.call(&["EVAL", "return _G", "0"]).expect_error();
     assert!(client.cmd("EXEC").expect_error().starts_with("EXECABORT"));
@@ -271,7 +272,7 @@ fn a_script_can_do_nothing_that_its_client_could_not_do() {
         "'PUBSUB','CHANNELS'",
         "'SPUBLISH',ARGV[2],'x'",
     ];
-    // Named in the text, not named in it, and by a function.
+    // Named in the text, not named in the text, and in a function.
     for form in ["return redis.call(CALL)", "local r = redis return r['call'](CALL)", "return redis.pcall(CALL)"] {
         for call in calls {
             let reply = client.call(&["EVAL", &form.replace("CALL", call), "1", &a, &near, &b, &host, &port]);
@@ -298,7 +299,7 @@ fn a_script_can_do_nothing_that_its_client_could_not_do() {
     for node in site.nodes() {
         assert!(node.cmd("DBSIZE").int() <= 2, "{:?}", node.cmd("KEYS *"));
     }
-    // Not by a command either: servers read an option up to a byte 0.
+    // Not by a command either: servers read an option up to a NUL byte.
     let reply = client.call(&["SORT", &format!("{a}list"), "STORE\0", &b]);
     assert!(reply.error().is_some() || client.cmd(&format!("EXISTS {b}")) == int(1), "{reply:?}");
     client.call(&["SORT", &format!("{a}list"), "GET\0x", "w_*"]).expect_error();
@@ -339,12 +340,12 @@ fn a_function_finds_redis_read_only_as_at_a_server() {
     let answer = client.call(&["FCALL", "f", "1", &a, &b]);
     assert_eq!(answer, reference.call(&["FCALL", "f", "1", &a, &b]));
     assert_eq!(answer.items().last().map(Value::text).as_deref(), Some("v"));
-    // What one call did is gone with the next.
+    // Effects of one call are gone with the next.
     assert_eq!(client.call(&["FCALL", "f", "1", &a, &b]), answer);
 }
 
-/// Once the checked form of a callback was put into the library's own table, where it could be called with any keys;
-/// and `CALLBACK` was not checked at all.
+/// Regression: the checked form of a callback was stored in the library's own table, where it could be called with any
+/// keys, and `CALLBACK` was not checked at all.
 #[test]
 fn a_library_does_not_choose_what_counts_as_declared() {
     let Some(site) = site(2) else { return };
@@ -358,7 +359,7 @@ fn a_library_does_not_choose_what_counts_as_declared() {
     let other = "#!lua name=other\nredis.register_function{FUNCTION_NAME='h', CALLBACK=function(k, a) return redis.call('GET', a[1]) end, flags={'no-writes'}}";
     assert_eq!(client.call(&["FUNCTION", "LOAD", other]), bulk("other"));
     assert_eq!(client.call(&["FCALL_RO", "h", "1", &a, &a]), bulk("v"));
-    // Also behind a call that has declared it.
+    // Also after a call that has declared it.
     client.call(&["FCALL", "h", "1", &b, &b]);
     assert!(client.call(&["FCALL", "h", "1", &a, &b]).expect_error().contains("touches the key"));
     let odd = "#!lua name=odd\nredis.register_function{function_name='o', CallBack=function(k, a) return redis.call('GET', a[1]) end}";
@@ -383,7 +384,7 @@ fn no_library_passes_for_checked_that_is_not() {
         .next()
         .expect("text")
         .to_owned();
-    // Its text in a comment, and in a library that a node has; and what an older router put there.
+    // The check's text in a comment, in an existing library, and in the form of an older router.
     let evil = "redis.register_function('f', function(k, a) return redis.call('SET', a[1], 'astray') end)";
     let older = include_str!("../../../router/src/lua/prelude-0.1.0.lua");
     for code in [
@@ -395,7 +396,7 @@ fn no_library_passes_for_checked_that_is_not() {
         assert!(stored(&site).starts_with(&format!("#!lua name=l\n{prelude}")));
         assert!(client.call(&["FCALL", "f", "1", &a, &b]).expect_error().contains("touches the key"));
     }
-    // From elsewhere, in a payload: packed, since it is long. No node has it without the check at any time.
+    // Loaded elsewhere, as a payload, which is compressed because it is long. No node ever has it without the check.
     let elsewhere = crate::support::Node::start(&crate::support::NodeOptions::default());
     let long = format!("#!lua name=l\n{evil} --{}", "repeated ".repeat(1000));
     elsewhere.client().call(&["FUNCTION", "LOAD", &long]);
@@ -419,7 +420,7 @@ fn no_library_passes_for_checked_that_is_not() {
     assert!(client.call(&[&b"FUNCTION"[..], b"RESTORE", dump.bytes(), b"REPLACE"]).expect_error().contains("_G"));
     let damaged = client.call(&["FUNCTION", "RESTORE", "damaged"]);
     assert_eq!(damaged, elsewhere.client().call(&["FUNCTION", "RESTORE", "damaged"]));
-    // A node that an older router left a library at: the present one puts its own check there.
+    // A node with a library of an older router: the current one adds its own check.
     let code = format!("#!lua name=l\n{older}{evil}");
     for node in site.nodes() {
         node.client().call(&["FUNCTION", "LOAD", "REPLACE", &code]);
@@ -430,7 +431,7 @@ fn no_library_passes_for_checked_that_is_not() {
     crate::support::until("the library has the present check", || stored(&site).contains(&prelude));
 }
 
-/// `redis-cli --ldb` sends its script behind SCRIPT DEBUG, error or not, and expects that nothing is changed.
+/// `redis-cli --ldb` sends its script after SCRIPT DEBUG, even after an error, and expects that nothing is changed.
 #[test]
 fn script_debug_ends_the_connection_behind_its_error() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };

@@ -1,4 +1,4 @@
-//! EVAL, SCRIPT and FUNCTION over several nodes.
+//! EVAL, SCRIPT and FUNCTION with several nodes.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::support::{
 };
 
 const ADD: &str = "return redis.call('INCRBY', KEYS[1], ARGV[1])";
-/// SHA-1 of a script, as the first node says it.
+/// Returns the SHA-1 of a script, as computed by the first node.
 fn sha(site: &Site, script: &str) -> String {
     let node = &site.nodes()[0];
     let sha = node.client().call(&["SCRIPT", "LOAD", script]).text();
@@ -32,7 +32,7 @@ fn a_loaded_script_runs_at_every_node() {
     }
     // Other spellings that clients use.
     assert_eq!(client.call(&["evalsha", &sha.to_uppercase(), "1", "counter1", "1"]), int(2));
-    // SCRIPT FLUSH forgets it everywhere, also in the router.
+    // SCRIPT FLUSH removes it everywhere, including in the router.
     assert_eq!(client.cmd("SCRIPT FLUSH"), ok());
     assert_eq!(client.call(&["SCRIPT", "EXISTS", &sha]), Value::Array(vec![int(0)]));
     for i in 0..20 {
@@ -60,7 +60,7 @@ fn a_script_that_a_node_lost_is_brought_back() {
             "script lost by SCRIPT FLUSH at the node"
         );
     }
-    // The same in a pipeline, where the healing must keep the order and must not run anything twice.
+    // The same in a pipeline: reloading must keep the order, and execute nothing twice.
     for node in site.nodes() {
         node.cmd("SCRIPT FLUSH");
     }
@@ -77,7 +77,7 @@ fn a_script_that_a_node_lost_is_brought_back() {
         assert_eq!(two[0], format!(":{expected}\r\n").into_bytes(), "command {i}");
         assert_eq!(crate::support::value::parse(&two[1]), bulk(expected), "the GET after command {i}");
     }
-    // A node that restarted has lost everything.
+    // A restarted node has no scripts.
     for i in 0..3 {
         site.node_mut(i).restart();
     }
@@ -94,7 +94,7 @@ fn a_script_that_a_node_lost_is_brought_back() {
     }
 }
 
-/// A script that one client sent with EVAL can be called by EVALSHA at any node, as with one server.
+/// A script sent with EVAL can be called with EVALSHA at any node, like on a single server.
 #[test]
 fn evalsha_after_eval_works_for_every_key() {
     let site = Site::new(3);
@@ -168,7 +168,7 @@ fn a_library_that_one_node_refuses_is_at_none() {
     refuse("+function|load");
     assert_eq!(client.call(&["FUNCTION", "LOAD", &library(1)]), bulk("lib"));
     assert_eq!(at_each(), [1, 1, 1]);
-    // What it replaces stays.
+    // The library that it should replace stays.
     refuse("-function|load");
     assert!(client.call(&["FUNCTION", "LOAD", "REPLACE", &library(2)]).expect_error().starts_with("NOPERM"));
     for tags in site.tags() {
@@ -182,12 +182,12 @@ fn a_library_that_one_node_refuses_is_at_none() {
     refuse("+function|load +function|restore");
     assert_eq!(client.call(&[&b"FUNCTION"[..], b"RESTORE", dump.bytes()]), ok());
     assert_eq!(at_each(), [1, 1, 1]);
-    // Servers know it by one name or by both.
+    // Servers provide the API as `redis`, or also as `server`.
     assert_eq!(client.cmd("SET k v"), ok());
     assert_eq!(client.call(&["EVAL", "return server.call('GET',KEYS[1])", "1", "k"]), bulk("v"));
 }
 
-/// Two nodes of which one has functions, and a way to the other, on which what gives it those is held back.
+/// Two nodes, one of which has functions. A relay holds the transfer of functions to the other.
 fn given_functions() -> ([Node; 2], Relay, Router) {
     let nodes = [Node::start(&NodeOptions::default()), Node::start(&NodeOptions::default())];
     let library = "#!lua name=lib\nredis.register_function('f', function() return 1 end)";
@@ -199,8 +199,7 @@ fn given_functions() -> ([Node; 2], Relay, Router) {
     (nodes, relay, router)
 }
 
-/// A node is being given the functions of another, and a client removes them: what it was told is gone does not come
-/// back at that node.
+/// A client flushes functions while a node is receiving them: after the reply, they do not reappear on that node.
 #[test]
 fn functions_that_are_removed_while_a_node_is_given_them_do_not_come_back() {
     if direct() {
@@ -209,7 +208,7 @@ fn functions_that_are_removed_while_a_node_is_given_them_do_not_come_back() {
     let (nodes, relay, router) = given_functions();
     let mut client = Client::connect(router.address());
     let remover = std::thread::spawn(move || client.cmd("FUNCTION FLUSH"));
-    // As long as it would take if nothing kept it waiting.
+    // As long as it would take if nothing delayed it.
     let begun = Instant::now();
     while !remover.is_finished() && begun.elapsed() < Duration::from_secs(1) {
         std::thread::sleep(Duration::from_millis(5));
@@ -221,8 +220,7 @@ fn functions_that_are_removed_while_a_node_is_given_them_do_not_come_back() {
     assert!(nodes.iter().all(|node| node.cmd("FUNCTION LIST").items().is_empty()));
 }
 
-/// The same where the node does not answer in time: what was sent to it may still be executed until its connection is
-/// ended.
+/// A node that does not reply in time may execute sent commands until its connection is closed.
 #[test]
 fn functions_that_a_node_was_to_be_given_and_that_are_removed_do_not_come_late() {
     if direct() {
@@ -241,7 +239,7 @@ fn functions_that_a_node_was_to_be_given_and_that_are_removed_do_not_come_late()
     }
 }
 
-/// What a node executes in the place of a checked script is nobody's business, in a transaction neither.
+/// The commands that replace a checked script must not be visible to clients, including in transactions.
 #[test]
 fn an_error_of_a_script_in_a_transaction_is_as_outside_of_one() {
     let site = Site::new(2);
@@ -260,7 +258,7 @@ fn an_error_of_a_script_in_a_transaction_is_as_outside_of_one() {
     assert_eq!(client.cmd("EXEC"), Value::Array(vec![outside.clone(), outside, bulk("text")]));
 }
 
-/// A reply of one line, however long, costs nobody the connection that scripts share.
+/// A one-line reply of any length does not break the connection shared by scripts.
 #[test]
 fn a_script_may_answer_with_a_long_line() {
     let site = Site::new(2);

@@ -1,5 +1,4 @@
-//! Commands about the server itself, as monitoring, libraries and people ask them; and what is refused or not there
-//! yet.
+//! Commands about the server, as sent by monitoring, libraries and operators. Also refused and unsupported commands.
 
 use crate::support::{Node, NodeOptions, Site, SiteOptions, Value, bulk, direct, int, ok, simple, until};
 
@@ -101,7 +100,7 @@ fn role_time_echo_and_lolwut() {
 fn config_get_answers_what_clients_ask() {
     let site = Site::new(2);
     let mut client = site.client();
-    // redis-benchmark, redis-py, Spring and others ask these when they start.
+    // redis-benchmark, redis-py, Spring and others send these when they start.
     for name in [
         "save",
         "appendonly",
@@ -229,7 +228,7 @@ fn what_would_harm_the_nodes_is_refused() {
     for node in site.nodes() {
         assert_eq!(node.cmd("CONFIG GET maxmemory").items()[1], bulk("0"));
         assert_eq!(node.cmd("ROLE").items()[0], bulk("master"));
-        // The default user, and the mark of the router.
+        // The default user, and the router's ownership record.
         let users: Vec<String> = node.cmd("ACL LIST").items().iter().map(Value::text).collect();
         assert_eq!(users.iter().filter(|user| !user.starts_with("user switchyard-")).count(), 1, "{users:?}");
     }
@@ -247,7 +246,7 @@ fn info_asks_nodes_for_what_is_wanted_and_not_each_time() {
     let mut client = site.client();
     client.cmd("SET a 1");
     let calls = |node: usize| calls_of_info(&site.nodes()[node]);
-    // The second count includes the first. The router itself asks once a second, perhaps just then.
+    // The second count includes the first. The router itself queries once a second, possibly at this moment.
     until("these say nothing of the nodes", || {
         let before = [calls(0), calls(1)];
         for section in ["server", "replication", "cluster", "nosuchsection"] {
@@ -263,7 +262,7 @@ fn info_asks_nodes_for_what_is_wanted_and_not_each_time() {
         assert!(text.contains("used_memory:") && !text.contains("# Stats"), "{text}");
     }
     assert!(calls(0) < before[0] + 400 && calls(1) < before[1] + 400, "some were answered from what was known");
-    // What a client has written it sees, whoever has asked just before.
+    // A client sees its own writes, even if another client sent INFO just before.
     for i in 0..30 {
         others[i % 10].cmd("INFO keyspace");
         client.cmd(&format!("SET k{i} 1"));

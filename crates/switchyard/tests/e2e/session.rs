@@ -1,4 +1,4 @@
-//! What belongs to one connection: HELLO, AUTH, SELECT, CLIENT, RESET, QUIT.
+//! State of one connection: HELLO, AUTH, SELECT, CLIENT, RESET, QUIT.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::support::{
     Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, direct, int, ok, simple, until, value,
 };
 
-/// Sends each line to the router and to a plain server, on connections of their own, and compares the bytes.
+/// Sends each line to the router and to a plain server, on separate connections, and compares the bytes.
 #[track_caller]
 fn same(site: &Site, plain: &Node, lines: &[&str]) {
     let (mut routed, mut reference) = (site.client(), plain.client());
@@ -59,7 +59,7 @@ fn hello_switches_protocols() {
             "GET none",
         ],
     );
-    // The kind of every reply follows the protocol of the connection, in the midst of a pipeline as well.
+    // The format of every reply follows the connection's protocol, even within a pipeline.
     let mut client = site.client();
     client.cmd("HSET h f v");
     client.cmd("ZADD z 1.5 m");
@@ -125,7 +125,7 @@ fn without_a_password_auth_says_so() {
 
 #[test]
 fn clients_authenticate_as_at_a_plain_server() {
-    // In front of nodes without one, the router asks for a password of its own.
+    // In front of nodes without a password, the router requires its own.
     let node = NodeOptions::default();
     let protected = NodeOptions { args: vec!["--requirepass".into(), "open sesame".into()], ..NodeOptions::default() };
     let plain = Node::start(&protected);
@@ -167,14 +167,14 @@ fn clients_authenticate_as_at_a_plain_server() {
         &["HELLO 3 SETNAME me", "PING"],
         &["QUIT"],
     ] {
-        // HELLO's answer to those who may have it tells ids; those are compared elsewhere.
+        // HELLO's reply to authenticated clients contains ids, and is compared elsewhere.
         let (mut routed, mut reference) = (site.client(), plain.client());
         for line in lines {
             let (ours, theirs) = (routed.cmd(line), reference.cmd(line));
             if line.starts_with("HELLO") && ours.error().is_none() {
                 assert!(theirs.error().is_none(), "{line}: {ours:?} instead of {theirs:?}");
             } else if line.starts_with("HELLO") && ours.expect_error().starts_with("NOAUTH") {
-                // How the text goes on differs between versions of Redis.
+                // The rest of the text differs between versions of Redis.
                 let words = "NOAUTH HELLO must be called with the client already authenticated";
                 assert!(ours.expect_error().starts_with(words), "{line}: {ours:?}");
                 assert!(theirs.expect_error().starts_with(words), "{line}: {theirs:?}");
@@ -183,7 +183,7 @@ fn clients_authenticate_as_at_a_plain_server() {
             }
         }
     }
-    // Before authentication nobody may make the router keep much.
+    // Before authentication, a client must not cause large buffers.
     let mut intruder = site.client();
     intruder.write(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1000000\r\n");
     let mut reference = plain.client();
@@ -206,7 +206,7 @@ fn a_router_logs_in_at_its_nodes() {
     for i in 0..20 {
         assert_eq!(client.cmd(&format!("SET k{i} v")), ok());
     }
-    // As an ACL user with no more rights than it needs for this.
+    // As an ACL user with the minimum of permissions.
     for node in site.nodes() {
         let mut admin = node.client();
         assert_eq!(admin.call(&["AUTH", "node secret"]), ok());
@@ -341,14 +341,14 @@ fn names_ids_and_lists_of_clients() {
     assert!(clients[1].cmd("CLIENT LIST TYPE normal").text().lines().count() >= ids.len());
     assert_eq!(clients[1].cmd("CLIENT LIST TYPE pubsub").text().trim(), "");
     if !direct() {
-        // Newer than Redis 7.0, and asked by today's libraries when they connect.
+        // Newer than Redis 7.0. Current libraries send it when they connect.
         assert_eq!(clients[0].cmd("CLIENT SETINFO LIB-NAME mylib"), ok());
         assert_eq!(clients[0].cmd("CLIENT SETINFO lib-ver 1.2.3"), ok());
         clients[0].cmd("CLIENT SETINFO BOGUS x").expect_error();
         clients[0].cmd("CLIENT SETINFO LIB-NAME \"a b\"").expect_error();
         let info = clients[0].cmd("CLIENT INFO").text();
         assert_eq!((field(info.trim(), "lib-name"), field(info.trim(), "lib-ver")), ("mylib".into(), "1.2.3".into()));
-        // Only nodes from Redis 7.2 on can leave no trace of use.
+        // Only nodes from Redis 7.2 on can read without updating the access time.
         let version = clients[0].cmd("INFO server").text();
         let version =
             version.lines().find_map(|line| line.strip_prefix("redis_version:")).expect("a version").to_owned();
@@ -378,11 +378,11 @@ fn clients_are_killed_by_what_describes_them() {
     assert_eq!(killer.cmd(&format!("CLIENT KILL ID {} ADDR {}", ids[3], address(&victims[3]))), int(1));
     assert!(victims[3].closed_within(PATIENCE));
     assert_eq!(victims[4].cmd("PING"), simple("PONG"));
-    // All others, not oneself.
+    // All others except the caller.
     assert_eq!(killer.cmd(&format!("CLIENT KILL LADDR {}", site.address())), int(2));
     assert!(victims[4].closed_within(PATIENCE) && victims[5].closed_within(PATIENCE));
     assert_eq!(killer.cmd("PING"), simple("PONG"));
-    // Oneself: the reply comes, then the end.
+    // The caller: the reply arrives, then the close.
     let own = killer.cmd("CLIENT ID").int();
     killer.post(&format!("CLIENT KILL ID {own} SKIPME no"));
     killer.post("PING");
@@ -414,7 +414,7 @@ fn replies_can_be_switched_off() {
     client.post("MGET off0 off199 multi7 other8");
     assert_eq!(client.reply(), ok(), "only CLIENT REPLY ON answers");
     assert_eq!(client.reply(), Value::Array(vec![bulk("0"), bulk("199"), bulk("a"), bulk("b")]));
-    // Skipping one of several in flight.
+    // Skips one of several replies in flight.
     for i in 0..50 {
         client.post(&format!("GET off{i}"));
         client.post("CLIENT REPLY SKIP");
@@ -472,7 +472,8 @@ fn quit_answers_and_closes_after_what_came_before() {
     assert_eq!(site.client().cmd("EXISTS after"), int(0));
 }
 
-/// `printf 'GET k\r\n' | nc`: the client has said all it has to say, but wants to hear.
+/// `printf 'GET k\r
+/// ' | nc`: the client has closed its sending direction, but still reads.
 #[test]
 fn a_client_that_has_finished_sending_still_gets_its_replies() {
     let site = Site::new(3);

@@ -1,5 +1,5 @@
-//! Two routers, one after another: a standby takes over when the first has died or stands still, and what the first
-//! still wants to do is never done.
+//! Two consecutive routers: a standby takes over when the first has died or is frozen, and later writes of the first
+//! are never executed.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::support::process::{Process, tied};
 use crate::support::relay::Relay;
 use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, http, int, ok, ports};
 
-/// A router before two nodes, and a place for another one.
+/// A router in front of two nodes, and a folder for another router.
 struct Scene {
     first: Router,
     nodes: Vec<Node>,
@@ -35,7 +35,7 @@ impl Scene {
         Some(Scene { first, nodes, listen: fresh(), copy: TempDir::new().expect("a directory") })
     }
 
-    /// Copies the state directory of the first router, which changes nothing just now.
+    /// Copies the state directory of the first router, which is not being changed.
     fn copy_state(&self) {
         for file in ["state.redb", "moves.journal"] {
             std::fs::copy(self.first.state_dir().join(file), self.copy.path().join(file)).expect("copied");
@@ -51,7 +51,7 @@ impl Scene {
         self.first.start_beside(&RouterOptions { args, ..RouterOptions::default() }, self.listen, admin, state)
     }
 
-    /// A client of the second router, as soon as that serves all nodes.
+    /// Returns a client of the second router, as soon as it serves all nodes.
     fn client_of(&self, second: &mut Process) -> Client {
         eventually("the second router serves", || {
             assert_eq!(second.ended(), None, "{}", second.log());
@@ -62,7 +62,7 @@ impl Scene {
         })
     }
 
-    /// No connection of the first router is left at any node.
+    /// Checks that no node has a connection of the first router.
     fn only_one_router_is_connected(&self) {
         for node in &self.nodes {
             let list = node.cmd("CLIENT LIST").text();
@@ -127,7 +127,7 @@ fn a_standby_with_the_same_state_directory_takes_over_when_it_is_free() {
     assert_eq!(client.cmd("GET k"), bulk("before"));
 }
 
-/// Exit code and output of the command line for the router with this admin port.
+/// Returns exit code and output of the command line for the router with this admin port.
 fn command(admin: SocketAddr, line: &str) -> (Option<i32>, String) {
     let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
     let output = command.args(line.split(' ')).args(["--admin", &admin.to_string()]).output().expect("it runs");
@@ -244,7 +244,7 @@ fn a_router_that_stood_still_writes_nothing_after_another_has_taken_over() {
             Err(_) => break,
         }
     }
-    // Nor does it for clients that come now.
+    // Nor for new clients.
     let status = eventually("it ends", || {
         if let Ok(mut late) = Client::try_connect(scene.first.address()) {
             late.post_quietly("SET key:0 late");
@@ -271,7 +271,7 @@ fn a_state_directory_that_is_older_than_the_last_move_is_refused() {
     let names: Vec<String> = scene.nodes.iter().map(|node| node.address().to_string()).collect();
     let owner = scene.nodes.iter().position(|node| node.cmd("EXISTS k").int() == 1).expect("somewhere");
     done(&scene.first, &format!("move --from {} --to {} --all --wait", names[owner], names[1 - owner]));
-    // Both find out: one that waits, and one that is to serve at once.
+    // Both detect it: a waiting standby, and a router that should serve at once.
     let refused = |args: &[&str]| {
         let mut second = scene.second(args, scene.copy.path());
         assert_eq!(second.wait(Duration::from_secs(60)).code(), Some(3), "another start would not help");
@@ -312,8 +312,8 @@ fn a_copy_will_not_do_where_keys_were_moving_and_the_directory_itself_will() {
     eventually("both know that none is", || moving(&scene) == 0);
     scene.copy_state();
     scene.first.process_mut().kill();
-    // As if the router had died in the middle of a leg: a copy from that time looks the same, and does not know which
-    // keys have moved.
+    // Simulates that the router died during a leg: a copy from that time looks the same, but lacks the keys that have
+    // moved since.
     let (_, user) = marks(&scene).remove(0);
     assert_eq!(scene.nodes[0].cmd(&format!("ACL SETUSER {user} ~moving:1")), ok());
     let mut second = scene.second(&["--standby", "copy"], scene.copy.path());
@@ -396,7 +396,7 @@ fn a_router_that_was_replaced_gives_no_old_copy() {
         let readers: Vec<_> = (0..2)
             .map(|_| {
                 scope.spawn(|| {
-                    // The first router is cut off from its nodes, and not from its clients. It may reply as long as
+                    // The first router is cut off from its nodes, but not from its clients. It may reply as long as
                     // nothing was written elsewhere.
                     let end = Instant::now() + Duration::from_secs(240);
                     let mut late_reads = 0;
@@ -449,7 +449,7 @@ fn a_successor_waits_for_copies_unless_the_router_has_provably_ended() {
     let addresses: Vec<SocketAddr> = scene.nodes.iter().map(Node::address).collect();
     const WAITING: &str = "an earlier router may still reply from hot copies";
     scene.first.process().expect_log(&["node is up"]);
-    // The same store was locked by the process before.
+    // The previous process held the lock of the same store.
     scene.first.process_mut().kill();
     scene.first.start_again(&addresses);
     assert!(!scene.first.process().log().contains(WAITING), "{}", scene.first.process().log());
@@ -459,7 +459,7 @@ fn a_successor_waits_for_copies_unless_the_router_has_provably_ended() {
     let mut second = scene.second(&[], scene.copy.path());
     scene.client_of(&mut second);
     assert_eq!(second.log().matches(WAITING).count(), 2, "{}", second.log());
-    // A router that is stopped leaves word.
+    // A stopped router records its end.
     second.signal(Signal::TERM);
     assert_eq!(second.wait(Duration::from_secs(60)).code(), Some(0), "{}", second.log());
     assert!(marks(&scene).contains("stopped:"), "{}", marks(&scene));

@@ -1,4 +1,4 @@
-//! TLS: to clients, to nodes, and on the admin port, with certificates made in the test.
+//! TLS to clients, to nodes, and on the admin port, with certificates created by the test.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -14,7 +14,7 @@ use crate::support::{
     Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, bulk, encode, int, ok, ports, simple, until,
 };
 
-/// A TLS listener beside the plain one, and its address.
+/// Configures a TLS listener in addition to the plain one. Returns its address.
 fn secured(pair: &Pair, tls: &str, rest: &str) -> (SiteOptions, SocketAddr) {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free()));
     let config = format!(
@@ -38,7 +38,7 @@ fn plain_and_tls_side_by_side() {
     assert!(secure.cmd(&["HELLO", "3"]).expect("a reply").starts_with(b"%"));
     drop(secure);
 
-    // A pipeline of commands of both nodes, in pieces that no record ends with.
+    // A pipeline of commands for both nodes, in pieces that do not end with a TLS record.
     let mut secure = TlsClient::connect(address, &config).expect("shakes hands");
     let mut pipeline = Vec::new();
     for i in 0..3000 {
@@ -53,7 +53,7 @@ fn plain_and_tls_side_by_side() {
         assert_eq!(secure.reply().expect("a reply"), format!("v{i}").as_bytes());
     }
 
-    // QUIT is answered, and the end is TLS's own.
+    // QUIT is answered, and the connection ends with TLS's `close_notify`.
     assert_eq!(secure.cmd(&["QUIT"]).expect("a reply"), b"+OK");
     assert_eq!(secure.rest().expect("a proper end"), b"");
 }
@@ -70,7 +70,7 @@ fn large_values_and_slow_readers_over_tls() {
     assert_eq!(secure.cmd(&[&b"SET"[..], b"large", &value]).expect("a reply"), b"+OK");
     assert!(secure.cmd(&["GET", "large"]).expect("a reply") == value, "the value comes back as it was sent");
 
-    // Replies of 60 MB in all to a client that asks for everything before it reads: the router holds a part of it only.
+    // Replies of 60 MB in total to a client that sends all requests before it reads: the router buffers only a part.
     let middle = &value[..600 << 10];
     assert_eq!(secure.cmd(&[&b"SET"[..], b"middle", middle]).expect("a reply"), b"+OK");
     for _ in 0..100 {
@@ -97,7 +97,7 @@ fn handshakes_that_fail_hurt_nobody() {
         .expect("another authority")
         .to_string();
     assert!(error.contains("UnknownIssuer"), "{error}");
-    // Plain RESP, HTTP and noise on the TLS port; nothing is answered but an alert.
+    // Plain RESP, HTTP and random bytes on the TLS port are answered only by an alert.
     for bytes in [&b"PING\r\n"[..], b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", &[0x16, 3, 1, 0xff, 0xff, 0, 0], &[0; 300]] {
         let mut socket = TcpStream::connect(address).expect("connects");
         socket.set_read_timeout(Some(PATIENCE)).expect("timeout");
@@ -106,7 +106,7 @@ fn handshakes_that_fail_hurt_nobody() {
         let _ = socket.read_to_end(&mut answer);
         assert!(answer.is_empty() || answer[0] == 0x15, "{answer:?}");
     }
-    // Somebody who says nothing is closed.
+    // A client that sends nothing is closed.
     let mut silent = TcpStream::connect(address).expect("connects");
     silent.set_read_timeout(Some(PATIENCE)).expect("timeout");
     let mut answer = Vec::new();
@@ -116,7 +116,7 @@ fn handshakes_that_fail_hurt_nobody() {
     let config = authority.client_config(None);
     let mut secure = TlsClient::connect(address, &config).expect("shakes hands");
     assert_eq!(secure.cmd(&["PING"]).expect("a reply"), b"+PONG");
-    // A connection that is slow after the handshake is not meant by the timeout.
+    // The timeout does not apply to a connection that is slow after the handshake.
     std::thread::sleep(Duration::from_millis(900));
     assert_eq!(secure.cmd(&["PING"]).expect("a reply"), b"+PONG");
     let failed = until("failed handshakes are counted", || {
@@ -144,7 +144,7 @@ fn clients_must_show_a_certificate_where_that_is_asked() {
     let mut secure = TlsClient::connect(address, &authority.client_config(Some(&known))).expect("shakes hands");
     assert_eq!(secure.cmd(&["SET", "k", "v"]).expect("a reply"), b"+OK");
     for own in [None, Some(authority.sign("mallory", &["alice"]))] {
-        // In TLS 1.3 the refusal comes after the client's last word.
+        // In TLS 1.3 the refusal arrives after the client's last handshake message.
         let outcome =
             TlsClient::connect(address, &authority.client_config(own.as_ref())).and_then(|mut c| c.cmd(&["GET", "k"]));
         assert!(outcome.is_err(), "{own:?}: {outcome:?}");
@@ -195,7 +195,7 @@ fn new_certificates_are_taken_up_and_nobody_is_dropped() {
     }
     assert_ne!(TlsClient::connect(address, &config).expect("shakes hands").shown(), before);
 
-    // What cannot be used changes nothing.
+    // Invalid files change nothing.
     std::fs::write(&pair.certificate, "not a certificate").expect("written");
     site.router().process().signal(Signal::HUP);
     until("the mistake is told", || site.router().process().log().contains("server.pem"));
@@ -209,7 +209,7 @@ fn new_certificates_are_taken_up_and_nobody_is_dropped() {
     }
 }
 
-/// A node with a TLS port beside its plain one.
+/// Starts a node with a TLS port in addition to its plain port.
 pub(crate) fn secure_node(pair: &Pair, authority: &Authority, more: &[&str]) -> (Node, SocketAddr) {
     let port = ports::free();
     let mut args: Vec<String> = ["--tls-port", &port.to_string()].map(str::to_owned).to_vec();
@@ -229,7 +229,7 @@ fn nodes_over_tls() {
     let authority = Authority::new();
     let pair = authority.sign("node", &["127.0.0.1"]);
     let own = authority.sign("router", &["switchyard"]);
-    // The first asks for our certificate, the second for none; the third is plain.
+    // The first node requires a client certificate, the second does not, and the third is plain.
     let (first, first_at) = secure_node(&pair, &authority, &["--tls-auth-clients", "yes"]);
     let (second, second_at) = secure_node(&pair, &authority, &["--tls-auth-clients", "no"]);
     let third = Node::start(&NodeOptions::default());
@@ -253,7 +253,7 @@ fn nodes_over_tls() {
     for node in [&first, &second, &third] {
         assert!(node.cmd("DBSIZE").int() > 50);
     }
-    // Through the router in both directions in pieces, beside small ones.
+    // Large values in pieces through the router in both directions, between small ones.
     let value = "0123456789abcdef".repeat(300_000);
     for i in 0..6 {
         client.send(&["SET", &format!("large{i}"), &value]);
@@ -261,7 +261,7 @@ fn nodes_over_tls() {
         client.send(&["GET", &format!("large{i}")]);
         assert_eq!(client.reply(), bulk(&value));
     }
-    // A connection that is lost comes back, with TLS.
+    // A lost connection is reopened with TLS.
     assert!(first.cmd("CLIENT KILL TYPE normal").int() > 0);
     until("the node is back", || client.cmd("DBSIZE").error().is_none());
 }
@@ -280,7 +280,7 @@ fn nodes_that_cannot_be_trusted_get_nothing() {
     };
     let ca = |authority: &Authority| format!("tls = true\ntls-ca-file = {:?}", authority.file());
 
-    // Another authority; the right one but another name.
+    // Another authority, and the right authority with another name.
     let other = Authority::new();
     for (tls, expected, advice) in [
         (ca(&other), "UnknownIssuer", "set nodes.tls-ca-file"),
@@ -294,7 +294,7 @@ fn nodes_that_cannot_be_trusted_get_nothing() {
         assert!(error.starts_with("NODEDOWN") && error.contains(expected), "{error}");
         router.process().expect_log(&[advice]);
     }
-    // The name given, or everything accepted with a warning.
+    // With the configured name, or with every certificate accepted and a warning.
     for (tls, warned) in [
         (format!("{}\ntls-server-name = \"redis.internal\"", ca(&authority)), false),
         ("tls = true\ntls-insecure = true".to_owned(), true),
@@ -335,7 +335,7 @@ fn servers_are_verified_by_their_own_names() {
         );
         Router::start(&[], &RouterOptions { config, nodes_may_be_down: true, ..RouterOptions::default() })
     };
-    // One name for both servers, which only one of them has: an override counts for every server.
+    // One name for both servers, which only one of them has: the override applies to every server.
     let router = start("tls-server-name = \"localhost\"");
     let error = until("the first is refused", || {
         Client::connect(router.address()).cmd("GET k").error().map(str::to_owned).filter(|error| error.contains("TLS"))
@@ -383,7 +383,7 @@ fn names_from_sentinels_are_verified_through_a_failover() {
             && Client::connect(router.address()).cmd("SET k w") == ok()
             && second.cmd("GET k") == bulk("w")
     });
-    // The announced name survives a reload, and a restart with the Sentinel and without it.
+    // The announced name survives a reload, and a restart with and without the Sentinel.
     std::fs::write(router.config_file(), config.replace("[nodes]", "[nodes]\ncommand-timeout = \"4s\""))
         .expect("configuration");
     router.process().signal(Signal::HUP);
@@ -404,7 +404,7 @@ fn names_from_sentinels_are_verified_through_a_failover() {
     );
 }
 
-/// A certificate with a kind of key that rustls does not have.
+/// A certificate with a key type that rustls does not support.
 const ED448: [&str; 2] = [
     "-----BEGIN CERTIFICATE-----\n\
      MIIBkzCCAROgAwIBAgIUH9ukxwI5zowfR6gibNWswQJO0eowBQYDK2VxMBAxDjAM\n\
@@ -478,7 +478,7 @@ fn sentinels_over_tls() {
     let mut doctor = crate::support::process::tied(env!("CARGO_BIN_EXE_switchyard"));
     let output = doctor.args(["doctor", "--workers", "2", "-c"]).arg(&file).output().expect("it runs");
     assert!(output.status.success(), "{output:?}");
-    // Nobody is believed whose certificate an unknown authority signed.
+    // A certificate signed by an unknown authority is refused.
     let router = start(&Authority::new());
     until("it is refused", || router.process().log().contains("UnknownIssuer"));
     Client::connect(router.address()).cmd("SET k w").expect_error();
@@ -503,7 +503,7 @@ fn the_admin_port_over_https() {
     assert!(ask(None).is_err(), "without a certificate");
     assert!(ask(Some(&authority.sign("stranger", &["operator"]))).is_err());
 
-    // The command line: whom it trusts, and what it shows.
+    // The command line: trusted authorities, and client certificates.
     let port = site.router().admin().port();
     let (https, http) = (format!("https://localhost:{port}"), format!("localhost:{port}"));
     let status = |admin: &str, more: &[&std::ffi::OsStr]| {
@@ -547,7 +547,7 @@ fn a_client_that_vanishes_in_the_middle_leaves_nothing() {
     let (options, address) = secured(&pair, "", "");
     let Some(site) = Site::router_only(2, &options) else { return };
     let config = authority.client_config(None);
-    // Its own connections to nodes are there.
+    // Wait until the router's connections to nodes are open.
     assert_eq!(site.client().cmd("DBSIZE"), int(0));
     let files = site.router().process().open_files();
     for i in 0..40 {

@@ -1,4 +1,4 @@
-//! CLIENT TRACKING: clients that cache are told what changes, never too early, never not at all.
+//! CLIENT TRACKING: caching clients receive every invalidation, and never too early.
 
 use std::time::Duration;
 
@@ -75,7 +75,7 @@ fn the_bytes_are_those_of_one_server() {
             reference.post(line);
             let mut ours = routed.raw();
             while ours == b">2\r\n$10\r\ninvalidate\r\n_\r\n" {
-                ours = routed.raw(); // too often is allowed
+                ours = routed.raw(); // additional invalidations are allowed
             }
             let (ours, theirs) = (ours.escape_ascii().to_string(), reference.raw().escape_ascii().to_string());
             assert_eq!(ours, theirs, "{line} ({protocol})");
@@ -97,17 +97,17 @@ fn what_was_read_is_invalidated_once_when_it_changes() {
     for i in 0..30 {
         assert_eq!(client.cmd(&format!("GET k{i}")), bulk("0"));
     }
-    // All ways to change a key, at all nodes; a key that was not read is nobody's business.
+    // All ways to change a key, at all nodes. Keys that were not read cause no invalidation.
     for i in 0..30 {
         writer.cmd("SET other x");
         let change = [format!("SET k{i} 1"), format!("DEL k{i}"), format!("INCR k{i}"), format!("PEXPIRE k{i} 1")];
         writer.cmd(&change[i % 4]);
         assert_eq!(client.reply(), invalidate(&[&format!("k{i}")]), "{}", change[i % 4]);
-        // The second change concerns nobody who has not read again.
+        // The second change causes no invalidation unless the key was read again.
         writer.cmd(&format!("SET k{i} 2"));
     }
     assert_eq!(client.cmd("PING"), simple("PONG"));
-    // Reads of all shapes.
+    // Reads of all forms.
     for (read, keys) in [
         ("MGET k1 k2 k3 k4", vec!["k1", "k2", "k3", "k4"]),
         ("EXISTS k5 k6", vec!["k5", "k6"]),
@@ -132,7 +132,7 @@ fn what_was_read_is_invalidated_once_when_it_changes() {
         wanted.sort_unstable();
         assert_eq!(told, wanted, "{read}");
     }
-    // FLUSHALL: forget everything.
+    // FLUSHALL invalidates everything.
     client.cmd("GET k1");
     writer.cmd("FLUSHALL");
     assert_eq!(client.reply(), forget_all());
@@ -178,7 +178,7 @@ fn broadcasts_go_by_prefix() {
     assert_eq!(users.cmd("CLIENT TRACKING ON BCAST PREFIX user:"), ok());
     assert_eq!(both.cmd("CLIENT TRACKING ON BCAST PREFIX user:1 PREFIX order:"), ok());
     assert_eq!(all.cmd("CLIENT TRACKING ON BCAST"), ok());
-    // A wider prefix than before begins anew at the nodes: those who were there are told to forget, at most.
+    // A wider prefix restarts tracking at the nodes: existing clients may receive a full invalidation.
     let told = |client: &mut Client| loop {
         match client.reply() {
             push if push == forget_all() => {}
@@ -197,7 +197,7 @@ fn broadcasts_go_by_prefix() {
         writer.cmd(&format!("SET else:{i} x"));
         assert_eq!(told(&mut all), [format!("else:{i}")]);
     }
-    // A writer past the router counts as well.
+    // A direct write at a node counts as well.
     if !direct() {
         let node = site.nodes()[0].client().cmd("SET user:direct x");
         assert_eq!(node, ok());
@@ -211,7 +211,7 @@ fn broadcasts_go_by_prefix() {
 #[test]
 fn invalidations_can_be_redirected() {
     let site = Site::new(2);
-    // Among many connections some are on another worker.
+    // Enough connections that some are on another worker.
     for round in 0..8 {
         let mut target = site.client();
         let id = target.cmd("CLIENT ID").int();
@@ -220,7 +220,7 @@ fn invalidations_can_be_redirected() {
         } else {
             target.cmd("HELLO 3");
         }
-        // In RESP2 too: what it reads is tracked.
+        // In RESP2 too, reads are tracked.
         let mut reader = if round < 4 { site.client() } else { three(&site) };
         assert_eq!(reader.cmd(&format!("CLIENT TRACKING ON REDIRECT {id}")), ok());
         assert_eq!(reader.cmd("CLIENT GETREDIR"), int(id));
@@ -235,7 +235,7 @@ fn invalidations_can_be_redirected() {
             _ => Value::Push(vec![bulk("invalidate"), keys]),
         };
         assert_eq!(target.reply(), expected);
-        // The target goes: the reader learns of it with the next invalidation.
+        // The target disconnects: the reader is notified with the next invalidation.
         drop(target);
         until("the router has noticed", || !site.client().cmd("CLIENT LIST").text().contains(&format!("id={id} ")));
         reader.cmd("GET k");
@@ -250,11 +250,11 @@ fn invalidations_can_be_redirected() {
     }
 }
 
-/// A cache as a client library has it: fills by replies, empties by invalidations, in the order in which they come.
+/// A client library's cache: replies fill it, and invalidations clear it, in the order of arrival.
 struct Cache {
     client: Client,
     values: std::collections::HashMap<String, String>,
-    /// Keys of commands that have not been answered; whether they write.
+    /// Keys of commands without a reply, and whether the command writes.
     pending: std::collections::VecDeque<(String, bool)>,
 }
 
@@ -273,7 +273,7 @@ impl Cache {
                     Value::Bulk(value) => {
                         self.values.insert(key, String::from_utf8(value).expect("text"));
                     }
-                    // With NOLOOP nobody else says so.
+                    // With NOLOOP, there is no invalidation for own writes.
                     Value::Simple(_) if writes => {
                         self.values.remove(&key);
                     }
@@ -307,12 +307,12 @@ fn no_cache_keeps_an_old_value() {
         for step in 0..1500 {
             let key = format!("k{}", random.below(30));
             if random.below(3) == 0 {
-                // Not waited for: it races with reads on their way.
+                // Not awaited, so that it races with reads in flight.
                 writer.post(&format!("SET {key} {step}"));
                 written += 1;
             }
             if mode == " NOLOOP" && random.below(4) == 0 {
-                // One that fails changes nothing: what others change is told as ever.
+                // A failed write changes nothing: changes of other clients are still reported.
                 let only_new = if random.below(2) == 0 { " NX" } else { "" };
                 cache.client.post(&format!("SET {key} own{step}{only_new}"));
                 cache.pending.push_back((key.clone(), true));
@@ -344,7 +344,7 @@ fn no_cache_keeps_an_old_value() {
             }
         }
         cache.settle();
-        // Everything has been said when nothing comes any more.
+        // All invalidations have arrived when no more come.
         until("the cache agrees with the nodes", || {
             cache.client.patience(Duration::from_millis(50));
             while let Ok(reply) = cache.client.try_reply() {
@@ -354,7 +354,7 @@ fn no_cache_keeps_an_old_value() {
             let mut reader = site.client();
             cache.values.iter().all(|(key, value)| reader.cmd(&format!("GET {key}")) == bulk(value))
         });
-        // A test that caches nothing shows nothing.
+        // Checks that the cache is used. Otherwise the test would show nothing.
         for i in 10..20 {
             if mode != " OPTIN" && !cache.values.contains_key(&format!("k{i}")) {
                 cache.client.post(&format!("GET k{i}"));
@@ -366,16 +366,16 @@ fn no_cache_keeps_an_old_value() {
     }
 }
 
-/// A tracking client, and the connection that is told what it has read.
+/// A tracking client, and the connection that receives its invalidations.
 struct Reader<'a> {
     client: Client,
-    /// Where invalidations are redirected to.
+    /// Target of redirected invalidations.
     target: Option<&'a mut Client>,
 }
 
 impl Reader<'_> {
-    /// Everything that nodes have told up to here, but for the key by which that is known: its node tells of it last. A
-    /// change that was answered before this call is told before it.
+    /// Returns all invalidations from nodes up to now, without the marker key that the node invalidates last. Changes
+    /// that were acknowledged before this call are included.
     fn drain_invalidations(&mut self, writer: &mut Client) -> Vec<Value> {
         let mut told = Vec::new();
         self.client.post("GET {t}end");
@@ -412,7 +412,7 @@ fn noloop_leaves_out_what_the_client_has_replaced_itself() {
             ("GETDEL {t}k", true),
             ("GETSET {t}k 1", true),
             ("DEL {t}k", true),
-            // They leave some of the old value, or do not say what they have changed.
+            // These keep a part of the old value, or do not report their change.
             ("APPEND {t}k 1", false),
             ("EXPIRE {t}k 100", false),
             ("DEL {t}k {t}other", false),
@@ -420,7 +420,7 @@ fn noloop_leaves_out_what_the_client_has_replaced_itself() {
         ] {
             for _ in 0..5 {
                 assert_eq!(writer.cmd("SET {t}k 7"), ok());
-                // What is told of this write must not be taken for what is told of the client's own.
+                // The invalidation of this write must not be mistaken for one of the client's own write.
                 assert_eq!(reader.drain_invalidations(&mut writer), [], "{own}{redirect}");
                 reader.client.cmd("GET {t}k");
                 let reply = reader.client.cmd(own);
@@ -430,7 +430,7 @@ fn noloop_leaves_out_what_the_client_has_replaced_itself() {
                 assert_eq!(told, expected, "{own}{redirect}");
             }
         }
-        // One that changes nothing takes nothing off the list, and what is read behind a write is on it.
+        // A write that changes nothing removes no key from tracking, and reads after a write are tracked.
         for own in [&["SET {t}k 1 NX"][..], &["SET {t}k 1", "GET {t}k"], &["DEL {t}missing"], &["SET {t}k"]] {
             for in_one_piece in [true, false] {
                 reader.client.cmd("GET {t}k");
@@ -447,7 +447,7 @@ fn noloop_leaves_out_what_the_client_has_replaced_itself() {
                     }
                 }
                 told.extend(reader.drain_invalidations(&mut writer));
-                // The client may be told of its own write, where it reads behind it. Then it reads again.
+                // The client may receive an invalidation for its own write if it reads after it. Then it reads again.
                 if !told.is_empty() {
                     assert!(own.len() > 1 && told == [invalidate(&["{t}k"])], "{own:?}{redirect}: {told:?}");
                     reader.client.cmd("GET {t}k");
@@ -527,7 +527,7 @@ fn a_lost_node_connection_invalidates_everything() {
     client.cmd(&format!("GET {{{}}}k", tags[0][0]));
     client.cmd(&format!("GET {{{}}}k", tags[1][0]));
     client.listen(Duration::from_millis(50));
-    // Only the connection: as a node does that finds its output too long.
+    // Closes only the connection, like a node whose output limit is exceeded.
     let list = site.nodes()[0].cmd("CLIENT LIST").text();
     let line = list
         .lines()
@@ -537,7 +537,7 @@ fn a_lost_node_connection_invalidates_everything() {
         site.nodes()[0].cmd(&format!("CLIENT KILL ID {id}"));
     }
     assert_eq!(client.reply(), forget_all());
-    // Back in force: what was read in between was not watched.
+    // Tracking is restored: reads in the meantime were not tracked.
     assert_eq!(client.reply(), forget_all());
     let key = format!("{{{}}}k", tags[0][0]);
     client.cmd(&format!("GET {key}"));
@@ -549,7 +549,7 @@ fn a_lost_node_connection_invalidates_everything() {
     assert_eq!(client.cmd("PING"), simple("PONG"));
     site.node_mut(0).restart();
     assert_eq!(client.reply(), forget_all());
-    // Each worker finds the node again for itself, and each of its connections: an error is no read and no write.
+    // Each worker and each of its connections reconnects separately: a failed command is neither a read nor a write.
     let until_done = |client: &mut Client, line: &str| until(line, || client.cmd(line).error().is_none());
     until_done(&mut client, &format!("GET {key}"));
     until_done(&mut site.client(), &format!("SET {key} y"));
@@ -565,7 +565,7 @@ fn transactions_are_tracked() {
     for round in 0..10 {
         client.cmd("MULTI");
         client.cmd("GET k");
-        // Between queueing and execution: what EXEC reads is newer, and must be watched from there.
+        // A write between queueing and execution: EXEC reads the newer value, and tracking must start there.
         writer.cmd(&format!("SET k a{round}"));
         client.post("EXEC");
         loop {

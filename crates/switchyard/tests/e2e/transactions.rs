@@ -1,5 +1,5 @@
-//! MULTI, EXEC, DISCARD, WATCH, UNWATCH: what scripts/transactions.txt (compared with a plain server) cannot show,
-//! because it takes several nodes, several clients, or something that breaks.
+//! MULTI, EXEC, DISCARD, WATCH, UNWATCH: the cases that scripts/transactions.txt (compared with a plain server) cannot
+//! cover, because they need several nodes, several clients, or failures.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -28,7 +28,7 @@ fn keys_of_one_transaction_share_a_slot() {
     let mut client = site.client();
     let crossslot = "CROSSSLOT Keys in request don't hash to the same slot";
     let aborted = "EXECABORT Transaction discarded because of previous errors.";
-    // Even where one node owns both slots: a move may part them.
+    // Even if one node owns both slots, because a move may separate them.
     for other in [there, &tags[0][1]] {
         assert_eq!(client.cmd("MULTI"), ok());
         assert_eq!(client.cmd(&format!("SET {{{here}}}a 1")), queued());
@@ -36,7 +36,7 @@ fn keys_of_one_transaction_share_a_slot() {
         assert_eq!(client.cmd(&format!("SET {{{here}}}a 2")), queued());
         assert_eq!(client.cmd("EXEC").expect_error(), aborted);
         assert_eq!(client.cmd(&format!("EXISTS {{{here}}}a {{{other}}}b")), int(0));
-        // In one command, and against what is watched.
+        // In one command, and in combination with watched keys.
         assert_eq!(client.cmd("MULTI"), ok());
         assert_eq!(client.cmd(&format!("MSET {{{here}}}a 1 {{{other}}}b 1")).expect_error(), crossslot);
         assert_eq!(client.cmd("EXEC").expect_error(), aborted);
@@ -49,7 +49,7 @@ fn keys_of_one_transaction_share_a_slot() {
         assert_eq!(client.cmd(&format!("SET {{{other}}}a 1")).expect_error(), crossslot);
         assert_eq!(client.cmd("EXEC").expect_error(), aborted);
     }
-    // Transactions of every node, one after the other and in one pipeline.
+    // Transactions on every node, sequentially and in one pipeline.
     for tag in tags.iter().flatten() {
         for line in ["MULTI".into(), format!("INCR {{{tag}}}n"), format!("GET {{{tag}}}n"), "EXEC".into()] {
             client.post(&line);
@@ -90,14 +90,14 @@ fn what_cannot_be_in_a_transaction_says_so_when_it_is_queued() {
         assert!(client.cmd("EXEC").expect_error().starts_with("EXECABORT"), "{line}");
         assert_eq!(client.cmd("GET k"), Value::Nil, "{line}");
     }
-    // Without keys any node will do.
+    // Commands without keys run on any node.
     for line in ["MULTI", "PING", "TIME", "ECHO x"] {
         client.cmd(line);
     }
     assert_eq!(client.cmd("EXEC").items().len(), 3);
 }
 
-/// A node that only it knows of: its refusals come at EXEC, with the reason.
+/// If only the node knows the reason of a refusal, the error with the reason comes at EXEC.
 #[test]
 fn what_the_node_refuses_to_queue_aborts_the_transaction() {
     let Some(site) = Site::router_only(1, &SiteOptions::default()) else { return };
@@ -113,7 +113,7 @@ fn what_the_node_refuses_to_queue_aborts_the_transaction() {
     assert!(error.starts_with("EXECABORT Transaction discarded because of: OOM command not allowed"), "{error}");
     node.cmd("CONFIG SET maxmemory 0");
     assert_eq!(client.cmd("GET k"), bulk("before"));
-    // Only this transaction: the reason does not stick to the connection.
+    // Only this transaction: the reason does not remain on the connection.
     for line in ["MULTI", "SET k after"] {
         client.cmd(line);
     }
@@ -144,8 +144,8 @@ fn a_node_that_refuses_multi_executes_nothing_one_by_one() {
     assert_eq!(client.cmd("GET k"), bulk("v"));
 }
 
-/// The node takes MULTI away while connections are up. What is on its way then is executed one by one, which no client
-/// may take for a transaction; what comes afterwards on that connection is not sent at all.
+/// The node removes the permission for MULTI while connections are open. Commands in flight are then executed
+/// individually, which no client may mistake for a transaction. Later transactions are not sent on that connection.
 #[test]
 fn multi_that_is_taken_away_makes_exec_fail() {
     let Some(site) = Site::router_only(1, &options("", 1)) else { return };
@@ -153,7 +153,7 @@ fn multi_that_is_taken_away_makes_exec_fail() {
     let mut looker = node.client();
     looker.cmd("ACL SETUSER looker on nopass ~* &* +@all");
     looker.cmd("AUTH looker x");
-    // A server that refuses EXEC, too, answers it by EXECABORT, as if something had been discarded.
+    // A server that also refuses EXEC replies EXECABORT, as if the transaction had been discarded.
     for (protocol, refused, allowed) in
         [("HELLO 2", "-multi", "+multi"), ("HELLO 3", "-multi", "+multi"), ("HELLO 2", "-multi -exec", "+multi +exec")]
     {
@@ -162,7 +162,7 @@ fn multi_that_is_taken_away_makes_exec_fail() {
             client.cmd(protocol);
             assert_eq!(client.cmd("SET {t}n 1"), ok());
             client.cmd("DEL {t}l");
-            // The connections that will be used are there, and may still do it.
+            // The connections are open, and may still use MULTI.
             for line in if watches { &["WATCH {t}n", "MULTI", "GET {t}n"][..] } else { &["MULTI", "GET {t}n"] } {
                 assert!(client.cmd(line).error().is_none());
             }
@@ -178,9 +178,9 @@ fn multi_that_is_taken_away_makes_exec_fail() {
             let reply = client.cmd("EXEC");
             let error = reply.expect_error();
             assert!(error.starts_with("ERR the node refused MULTI") && error.contains("one by one"), "{error}");
-            // The error says what happened.
+            // The error is correct: the commands were executed.
             assert_eq!((client.cmd("GET {t}n"), client.cmd("LLEN {t}l")), (bulk("2"), int(1)));
-            // Each connection finds it out for itself; this one knows.
+            // Each connection detects this separately. This one already has.
             for line in if watches { &["WATCH {t}n", "MULTI", "INCR {t}n"][..] } else { &["MULTI", "INCR {t}n"] } {
                 assert!(client.cmd(line).error().is_none());
             }
@@ -188,7 +188,7 @@ fn multi_that_is_taken_away_makes_exec_fail() {
             assert!(reply.expect_error().contains("refuses transactions"), "{reply:?}");
             assert_eq!(client.cmd("GET {t}n"), bulk("2"));
             assert_eq!(looker.cmd(&format!("ACL SETUSER default {allowed}")), ok());
-            // Connections made from now on are asked again.
+            // New connections check the permission again.
             looker.cmd("CLIENT KILL TYPE normal SKIPME yes");
             until("transactions are served again", || {
                 client.cmd("MULTI");
@@ -199,8 +199,8 @@ fn multi_that_is_taken_away_makes_exec_fail() {
     }
 }
 
-/// Increments by WATCH, GET, MULTI, SET, EXEC from many clients of several workers: every success counts once, and
-/// nothing else does.
+/// Increments with WATCH, GET, MULTI, SET, EXEC from many clients of several workers: every success counts exactly
+/// once.
 #[test]
 fn watch_makes_increments_of_many_clients_add_up() {
     let site = Site::with(2, &options("", 2));
@@ -221,7 +221,7 @@ fn watch_makes_increments_of_many_clients_add_up() {
                             Value::Nil => 0,
                             other => other.text().parse::<i64>().expect("a number"),
                         };
-                        // Now and then in one piece, now and then word by word.
+                        // Sometimes in one piece, sometimes word by word.
                         let next = format!("SET {key} {}", value + 1);
                         for line in ["MULTI", &next, "EXEC"] {
                             client.post(line);
@@ -247,7 +247,7 @@ fn watch_makes_increments_of_many_clients_add_up() {
     assert!(done.iter().any(|d| d.1 > 0), "nobody ever lost: the test shows nothing");
 }
 
-/// At steady state no transaction costs a connection, with or without WATCH.
+/// In the steady state, transactions open no connections, with or without WATCH.
 #[test]
 fn transactions_use_the_connections_that_are_there() {
     if crate::support::direct() {
@@ -296,7 +296,7 @@ fn a_connection_comes_back_clean_whatever_its_client_does() {
     };
     let mut other = site.client();
     other.cmd("SET k 0");
-    // Each way to stop watching; the next client, on the same connection, must see none of it.
+    // Each way to stop watching. The next client on the same connection must not be affected.
     type Way = fn(&mut Client);
     let ways: [(&str, Way); 9] = [
         ("close", |c| c.cut()),
@@ -330,14 +330,14 @@ fn a_connection_comes_back_clean_whatever_its_client_does() {
         way(&mut client);
         let mut next = site.client();
         assert_eq!(next.cmd("WATCH unrelated"), ok(), "after {name}");
-        // Would make the next EXEC fail, had the watch of before been left behind.
+        // The next EXEC would fail if the previous watch were still active.
         other.cmd("INCR k");
         assert_eq!(next.cmd("MULTI"), ok());
         assert_eq!(next.cmd("GET unrelated"), queued());
         assert_eq!(next.cmd("EXEC"), Value::Array(vec![Value::Nil]), "after {name}");
     }
     assert_eq!(other.cmd("GET k"), bulk("9"));
-    // One at a time: one connection carried all of them.
+    // Sequentially, so one connection was used for all of them.
     let own = site.nodes()[0].cmd("CLIENT LIST").text();
     assert_eq!(own.lines().filter(|l| l.contains("name=switchyard-") && !l.contains("-seat ")).count(), 2, "{own}");
 }
@@ -360,22 +360,22 @@ fn at_the_bound_a_watch_waits_and_then_gets_a_clear_error() {
         error.starts_with("NODEBUSY") && error.contains("watch-connections-max 2") && error.contains("transactions"),
         "{error}"
     );
-    // In line while one is given back.
+    // Queued, while one connection is returned.
     third.post("WATCH k");
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(holders[0].cmd("UNWATCH"), ok());
     assert_eq!(third.reply(), ok());
-    // Transactions without WATCH need none.
+    // Transactions without WATCH need no connection of their own.
     holders[0].cmd("MULTI");
     holders[0].cmd("SET k v");
     assert_eq!(holders[0].cmd("EXEC"), Value::Array(vec![ok()]));
-    // And both who watch see the change.
+    // Both watching clients see the change.
     for client in [&mut third, &mut holders[1]] {
         client.cmd("MULTI");
         client.cmd("SET k lost");
         assert_eq!(client.cmd("EXEC"), Value::Nil);
     }
-    // A client of the other protocol gets a connection although free ones of the first fill the pool.
+    // A client of the other protocol gets a connection, although free connections of the first fill the pool.
     let mut three = site.client();
     three.cmd("HELLO 3");
     assert_eq!(three.cmd("WATCH k"), ok());
@@ -384,8 +384,7 @@ fn at_the_bound_a_watch_waits_and_then_gets_a_clear_error() {
     assert_eq!(three.cmd("EXEC"), Value::Array(vec![Value::Map(vec![])]));
 }
 
-/// The connection that watches is lost: EXEC says nil or an error, although nobody has touched the key; never is it a
-/// success.
+/// The watching connection is lost: EXEC returns nil or an error, although the key is unchanged, and never succeeds.
 #[test]
 fn a_watch_does_not_survive_its_connection() {
     let Some(mut site) = Site::router_only(1, &options(BRISK, 1)) else { return };
@@ -426,7 +425,7 @@ fn a_watch_does_not_survive_its_connection() {
     }
 }
 
-/// The whole of it in one pipeline, at a node that does not answer: what was watched in vain does not succeed.
+/// The whole transaction in one pipeline, at a node that does not reply: after a failed WATCH, EXEC does not succeed.
 #[test]
 fn a_pipelined_transaction_whose_watch_failed_does_not_succeed() {
     let Some(site) = Site::router_only(1, &options(BRISK, 1)) else { return };
@@ -441,14 +440,14 @@ fn a_pipelined_transaction_whose_watch_failed_does_not_succeed() {
     assert_eq!(client.reply(), Value::Nil);
     site.nodes()[0].thaw();
     until("the node serves again", || client.cmd("GET k") == bulk("v"));
-    // Once.
+    // Only once.
     for line in ["MULTI", "SET k w", "EXEC"] {
         client.post(line);
     }
     assert_eq!((client.reply(), client.reply(), client.reply()), (ok(), queued(), Value::Array(vec![ok()])));
 }
 
-/// However late the transaction comes: whether the client had read the error when it sent it is not known.
+/// However late the transaction is sent: it is unknown whether the client had read the error before.
 #[test]
 fn a_transaction_after_the_error_of_watch_does_not_succeed_until_unwatch() {
     let Some(site) = Site::router_only(1, &options(BRISK, 1)) else { return };
@@ -471,12 +470,12 @@ fn a_transaction_after_the_error_of_watch_does_not_succeed_until_unwatch() {
     assert!(pipelines.reply().expect_error().starts_with("NODE"));
     assert_eq!((pipelines.reply(), pipelines.reply(), pipelines.reply()), (ok(), queued(), Value::Nil));
     assert_eq!(client.cmd("GET k"), bulk("v"));
-    // Once: then it is as after every EXEC.
+    // Only once: afterwards the state is the same as after every EXEC.
     for line in ["MULTI", "SET {k}n 1"] {
         pipelines.cmd(line);
     }
     assert_eq!(pipelines.cmd("EXEC"), Value::Array(vec![ok()]));
-    // Another WATCH does not undo that one failed; UNWATCH does.
+    // Another WATCH does not clear the failure, but UNWATCH does.
     let mut again = fail_watch();
     assert!(again.reply().expect_error().starts_with("NODE"));
     assert_eq!((again.cmd("WATCH {k}n"), again.cmd("MULTI"), again.cmd("SET k lost")), (ok(), ok(), queued()));
@@ -513,7 +512,7 @@ fn exec_at_a_node_that_does_not_answer_times_out_and_its_late_reply_is_nobodys()
     let reply = client.cmd("EXEC");
     let error = reply.expect_error();
     assert!(error.starts_with("NODELOST") || error.starts_with("NODEDOWN"), "{error}");
-    // The transaction is over all the same.
+    // The transaction has ended nevertheless.
     assert_eq!(client.cmd("EXEC").expect_error(), "ERR EXEC without MULTI");
 }
 
@@ -537,7 +536,7 @@ fn large_arguments_and_large_replies_in_transactions() {
             assert_eq!(client.cmd("STRLEN {l}a"), queued());
             client.post("EXEC");
             client.post("ECHO after");
-            // Others are served meanwhile.
+            // Other clients are served in the meantime.
             assert_eq!(other.cmd("SET {l}b x"), ok());
             let reply = client.reply();
             let items = reply.items();
@@ -555,8 +554,8 @@ fn large_arguments_and_large_replies_in_transactions() {
     }
 }
 
-/// Transactions between other commands of many clients, while connections break on both sides: what EXEC says is what
-/// happened.
+/// Transactions between other commands of many clients, while connections break on both sides: EXEC's reply matches the
+/// executed commands.
 #[test]
 fn transactions_are_all_or_nothing_whatever_breaks() {
     let Some(site) = Site::router_only(2, &SiteOptions::config(BRISK)) else { return };
@@ -567,13 +566,13 @@ fn transactions_are_all_or_nothing_whatever_breaks() {
                 let (site, stop) = (&site, &stop);
                 scope.spawn(move || {
                     let (mut acked, mut unknown, mut round) = (0, 0, 0);
-                    // A WATCH has failed: the next EXEC answers nil.
+                    // A WATCH has failed: the next EXEC returns nil.
                     let mut doubt = false;
                     let mut client = site.client();
                     while !stop.load(Ordering::Relaxed) {
                         round += 1;
                         if round % 50 == 0 {
-                            // Leaves in the middle of a transaction.
+                            // Disconnects during a transaction.
                             client.post("MULTI");
                             client.post(&format!("INCR {{t{i}}}a"));
                             client.cut();
@@ -671,8 +670,8 @@ fn a_slow_transaction_behind_a_watch_has_the_time_of_slow_commands() {
     assert_eq!(client.cmd("EXEC"), Value::Array(vec![int(1)]));
 }
 
-/// Between what the node executes: commands that the router answers, each at its place, and the effects of those that
-/// have any behind EXEC.
+/// Commands that the router answers, between commands of the node: each reply at its place, and their effects after
+/// EXEC.
 #[test]
 fn what_the_router_answers_stands_at_its_place_in_exec() {
     let Some(site) = Site::router_only(2, &options("", 1)) else { return };
@@ -698,7 +697,7 @@ fn what_the_router_answers_stands_at_its_place_in_exec() {
         "SELECT 0",
         "CLIENT SETNAME out",
     ];
-    // One by one, and as a pipeline: what is behind EXEC waits for what is in it.
+    // One by one, and in a pipeline: commands after EXEC wait for the commands in it.
     for is_pipeline in [false, true] {
         let replies: Vec<Value> = if is_pipeline {
             lines.iter().for_each(|line| client.post(line));
@@ -722,7 +721,7 @@ fn what_the_router_answers_stands_at_its_place_in_exec() {
             "the name and the database are as the transaction left them"
         );
     }
-    // A transaction that comes to nothing changes nothing.
+    // A failed transaction changes nothing.
     let mut other = site.client();
     assert_eq!(client.cmd("WATCH {t}a"), ok());
     other.cmd("SET {t}a 5");
@@ -731,7 +730,7 @@ fn what_the_router_answers_stands_at_its_place_in_exec() {
     }
     assert_eq!(client.cmd("EXEC"), Value::Nil);
     assert_eq!((client.cmd("CLIENT GETNAME"), client.cmd("GET {t}a")), (bulk("out"), bulk("5")));
-    // Nothing for the node, and a database that no node has.
+    // Only commands of the router, and a database that no node has.
     for line in ["MULTI", "CLIENT GETNAME", "CLIENT SETNAME \"a b\""] {
         client.cmd(line);
     }
@@ -769,7 +768,7 @@ fn one_node_takes_what_concerns_all_keys_into_a_transaction() {
     assert_eq!((set, size, keys, sha.text().len()), (&ok(), &int(51), &Value::Array(vec![bulk("more")]), 40));
     assert!(random.text().starts_with("key:") || random.text() == "more");
     assert_eq!(refused.expect_error(), "ERR invalid cursor");
-    // Its cursor goes on outside, and one from outside goes on in it.
+    // A scan within a transaction continues outside, and the other way round.
     let mut found: Vec<String> = page.items()[1].items().iter().map(Value::text).collect();
     let mut cursor = page.items()[0].text();
     while cursor != "0" {

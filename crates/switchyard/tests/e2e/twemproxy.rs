@@ -1,4 +1,4 @@
-//! A file of twemproxy is served as it is: each key at the server at which a real `nutcracker` puts it.
+//! Serves twemproxy's file unchanged: each key on the server that a real `nutcracker` selects.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -16,11 +16,11 @@ use crate::support::process::{Process, tied};
 use crate::support::value::{bulk, int, ok};
 use crate::support::{ports, until};
 
-/// Two pools, each with servers of its own.
+/// Two pools with separate servers.
 struct Fleet {
     dir: TempDir,
     nodes: Vec<Node>,
-    /// The ports of the pools `alpha` and `beta`.
+    /// Ports of the pools `alpha` and `beta`.
     listen: [u16; 2],
 }
 
@@ -30,7 +30,7 @@ impl Fleet {
         Fleet { dir: TempDir::new().expect("a directory"), nodes, listen: [ports::free(), ports::free()] }
     }
 
-    /// The file, with these ports for the pools.
+    /// Returns the file with these ports for the pools.
     fn file(&self, listen: [u16; 2]) -> String {
         let address = |node: usize| self.nodes[node].address();
         format!(
@@ -72,7 +72,7 @@ impl Fleet {
         let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
         command.args(["serve", "--twemproxy-config"]).arg(self.write("switchyard.yml", self.listen)).args(flags);
         command.args(["--admin", "127.0.0.1:0", "--workers", "1", "--state-dir"]).arg(self.dir.path().join("state"));
-        // Each start has its own: lines of an earlier one say nothing about this one.
+        // A new log for each start, without lines of an earlier one.
         let log = self.dir.path().join("switchyard.log");
         let _ = std::fs::remove_file(&log);
         let process = Process::start("switchyard", command, &log);
@@ -81,7 +81,7 @@ impl Fleet {
     }
 }
 
-/// Ends it with its pools, so that another one may use their state directories.
+/// Stops the router and its pools, so that the next one can use their state directories.
 fn stop(mut switchyard: Process) {
     switchyard.signal(Signal::TERM);
     assert!(switchyard.wait(Duration::from_secs(30)).success(), "{}", switchyard.log());
@@ -91,7 +91,7 @@ fn client(port: u16) -> Client {
     until("a client is served", || Client::try_connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).ok())
 }
 
-/// The processes that a process has started.
+/// Returns the child processes of a process.
 fn children(pid: u32) -> Vec<Pid> {
     let listed = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("a list");
     listed.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
@@ -124,7 +124,7 @@ fn keys_of_a_real_nutcracker_are_where_it_put_them() {
             assert_eq!(ours.call(&["SET", &format!("new:{key}"), "1"]), ok());
             assert_eq!(theirs.call(&["GET", &format!("new:{key}")]), bulk("1"), "{key}");
         }
-        // Commands over servers, as nutcracker answers them.
+        // Commands across servers match nutcracker's replies.
         for words in [
             ["MSET", &keys[0], "a", &keys[1], "b", &keys[2], "c"].map(String::from).to_vec(),
             [&["MGET".to_owned()], &keys[..20]].concat(),
@@ -141,7 +141,7 @@ fn keys_of_a_real_nutcracker_are_where_it_put_them() {
     }
 }
 
-/// The document of a stats port.
+/// Reads the document of a stats port.
 fn stats(port: u16) -> Value {
     let mut stream = until("a stats port answers", || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok());
     let mut text = String::new();
@@ -149,7 +149,7 @@ fn stats(port: u16) -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// The names of a map in the document.
+/// Returns the keys of a map in the document.
 fn names(map: &Value) -> BTreeSet<String> {
     map.as_object().expect("a map").keys().cloned().collect()
 }
@@ -166,11 +166,11 @@ fn stats_have_the_names_of_a_real_nutcracker() {
     let sum = |stats: &Value, name: &str| {
         servers.iter().map(|server| stats["alpha"][server][name].as_u64().unwrap_or(0)).sum::<u64>()
     };
-    // A router's own first question to each server is counted as well.
+    // The router's own first request to each server is counted as well.
     let first =
         until("each server has answered the router", || Some(stats(ours)).filter(|stats| sum(stats, "responses") == 3));
     assert_eq!(names(&theirs), names(&first));
-    // The router has no queue of its own before that of the connection, and counts no bytes of what waits.
+    // The router has no queue before that of the connection, and does not count the bytes of waiting requests.
     let uncounted = BTreeSet::from(["in_queue", "in_queue_bytes", "out_queue_bytes"].map(String::from));
     for pool in ["alpha", "beta"] {
         assert_eq!(names(&theirs[pool]), names(&first[pool]), "{pool}");
@@ -181,7 +181,7 @@ fn stats_have_the_names_of_a_real_nutcracker() {
     }
 
     let mut alpha = client(fleet.listen[0]);
-    // Names that differ much: fnv1a_64 puts those that differ in their last digits side by side.
+    // Names that differ much: fnv1a_64 places names close together that differ only in their last digits.
     let keys: Vec<String> = (1..=60_u64).map(|n| format!("{:x}", n * 2_654_435_761)).collect();
     for key in &keys {
         assert_eq!(alpha.call(&["SET", key, "1"]), ok());
@@ -203,7 +203,7 @@ fn stats_have_the_names_of_a_real_nutcracker() {
     );
     assert!(sum(&last, "server_connections") >= 3);
 
-    // A server that ends, and a pool that ends.
+    // A server ends, and a pool ends.
     let mut fleet = fleet;
     fleet.nodes.remove(0);
     until("the end of the server is counted", || {
@@ -240,14 +240,14 @@ fn each_pool_has_a_process_that_is_started_again() {
         client.post_quietly("SET a 1");
         client.try_reply().ok().filter(|reply| *reply == ok())
     });
-    // A restart keeps the state: each pool has a directory of its own.
+    // A restart keeps the state: each pool has a separate directory.
     assert!(fleet.dir.path().join("state/alpha").is_dir() && fleet.dir.path().join("state/beta").is_dir());
     let pools = children(switchyard.pid());
     switchyard.signal(Signal::TERM);
     assert!(switchyard.wait(Duration::from_secs(30)).success(), "{}", switchyard.log());
     let lives = |pid: &Pid| !pool_of(*pid).is_empty();
     assert_eq!(pools.iter().filter(|pid| lives(pid)).count(), 0, "no process is left");
-    // The process of all is killed: its pools end, too.
+    // The parent process is killed: its pools end as well.
     let mut switchyard = fleet.switchyard();
     let pools = children(switchyard.pid());
     switchyard.kill();
@@ -258,7 +258,7 @@ fn each_pool_has_a_process_that_is_started_again() {
 fn keys_at_other_servers_stop_no_start() {
     let fleet = Fleet::start();
     for node in &fleet.nodes {
-        // Of five servers at most two hold it by the rule, one of each pool.
+        // By the rule, at most two of the five servers own the key, one in each pool.
         assert_eq!(node.cmd("SET everywhere 1"), ok());
     }
     let switchyard = fleet.switchyard();
@@ -285,12 +285,12 @@ fn strays_are_removed_where_that_is_asked_for() {
             keys.iter().for_each(|key| words.extend([key.as_str(), &address]));
             assert_eq!(client.call(&words), ok());
         }
-        // In a database that is not the pool's.
+        // In a database that the pool does not use.
         assert_eq!((client.cmd("SELECT 3"), client.cmd("SET other x")), (ok(), ok()));
     }
     let flags = ["--strays", "remove", "--set", "clients.default-user-rules=operator"];
     let switchyard = fleet.switchyard_with(&flags);
-    // Of all copies of a key, each pool keeps one: that of the server at which the rule looks.
+    // Of all copies of a key, each pool keeps the one on the server that its rule selects.
     for (port, nodes) in fleet.listen.into_iter().zip([&fleet.nodes[..3], &fleet.nodes[3..]]) {
         let sizes = || nodes.iter().map(|node| node.cmd("DBSIZE").int()).collect::<Vec<_>>();
         until("the strays are gone", || (sizes().iter().sum::<i64>() == 3000).then_some(()));
@@ -313,8 +313,8 @@ fn strays_are_removed_where_that_is_asked_for() {
     until("each server is counted", || {
         (switchyard.log().matches("of other servers (--strays remove)").count() == 5).then_some(())
     });
-    // A key that a move has put elsewhere is no stray, also after a restart. At a server that has nothing to do with
-    // the move it is one.
+    // A key that a move has placed elsewhere is not misplaced, also after a restart. On a server unrelated to the move
+    // it is.
     let mut alpha = client(fleet.listen[0]);
     let owner = fleet.nodes[..3].iter().position(|node| node.cmd("EXISTS key:1") == int(1)).expect("a server has it");
     let [target, other] = [[1, 2], [0, 2], [0, 1]][owner];
@@ -341,7 +341,7 @@ fn keys_of_another_pool_at_a_shared_server_stay() {
         )
     };
     let address = |node: usize| nodes[node].address().to_string();
-    // The second server by another name.
+    // The second server under another name.
     let shared = format!("localhost:{}", nodes[1].address().port());
     let one = pool("one", listen[0], 0, &[address(0), address(1)]);
     let two = pool("two", listen[1], 1, &[shared, address(2)]);
@@ -368,7 +368,7 @@ fn keys_of_another_pool_at_a_shared_server_stay() {
     for name in ["one", "two"] {
         let off = format!("auto_eject_hosts has no effect: pool {name} shares servers");
         assert_eq!(switchyard.log().matches(&off).count(), 1, "{}", switchyard.log());
-        // The two write to one log, so each line has its pool.
+        // Both pools write to one log, so each line names its pool.
         let lines_of = |what: &str| {
             switchyard.log().lines().filter(|line| line.contains(what)).map(str::to_owned).collect::<Vec<_>>()
         };
@@ -407,8 +407,8 @@ fn keys_of_another_pool_at_a_shared_server_stay() {
     assert!(!switchyard.log().contains("is ejected"), "{}", switchyard.log());
     stop(switchyard);
 
-    // Two routers with a file each do not see each other's pools; the server shows that there is another router, also
-    // one that does not run.
+    // Two routers with separate files do not know each other's pools. The server's ownership record reveals another
+    // router, even if it is not running.
     let (first, second) = (dir.path().join("one.yml"), dir.path().join("two.yml"));
     std::fs::write(&first, one).expect("written");
     std::fs::write(&second, two.replace("redis_db: 1", "redis_db: 0")).expect("written");
@@ -425,7 +425,7 @@ fn keys_of_another_pool_at_a_shared_server_stay() {
     let removing = start(&first, "first", &["--strays", "remove"]);
     until("the other router is noticed", || removing.log().contains("strays are removed later: node").then_some(()));
     assert!(removing.log().contains("another router has an ownership record there"), "{}", removing.log());
-    // The other server is its own alone.
+    // The other server belongs only to this router.
     assert_eq!(own(&nodes[1]), before);
 }
 
@@ -460,7 +460,7 @@ fn a_reload_names_pools_that_need_a_restart() {
     let mut alpha = client(fleet.listen[0]);
     assert_eq!(alpha.cmd("SET k v"), ok());
     let port = ports::free();
-    // One server has every key, whatever the distribution.
+    // A single server has every key, whatever the distribution.
     let more = format!(
         "gamma:\n  listen: 127.0.0.1:{port}\n  distribution: random\n  redis: true\n  servers:\n   - {}:1\n",
         Node::start(&NodeOptions::default()).address()

@@ -1,5 +1,5 @@
-//! `auto_eject_hosts`: a server of a pool fails, others serve for it, and it returns with old values that nobody may
-//! ever read.
+//! `auto_eject_hosts`: a server of a pool fails, others serve its keys, and it returns with stale values that must
+//! never be read.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use crate::support::value::{Value, bulk, int, ok};
 use crate::support::{http, ports, until_within};
 use crate::waiting::replica_of;
 
-/// A server is noticed, ejected, tried again, and its slots move back, on a busy machine.
+/// Time to detect and eject a server, retry it, and return its slots, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const KEYS: usize = 300;
@@ -62,7 +62,7 @@ impl Pool {
         pool
     }
 
-    /// The lines of the first so many servers.
+    /// Lines of the first `count` servers.
     fn servers(&self, count: usize) -> String {
         let line = |(n, node): (usize, &Node)| format!("   - {}:{} s{n}\n", node.address(), 1 + n % 2);
         self.nodes.iter().enumerate().take(count).map(line).collect()
@@ -72,7 +72,7 @@ impl Pool {
         self.dir.path().join("pool.yml")
     }
 
-    /// Starts a router. Each has a log of its own: lines of an earlier one say nothing about it.
+    /// Starts a router with a new log, without lines of an earlier one.
     fn start(&self, log: &str) -> Process {
         self.start_with(log, &[])
     }
@@ -90,13 +90,13 @@ impl Pool {
         Process::start("switchyard", command, &self.dir.path().join(log))
     }
 
-    /// The keys that a server has now, as numbers.
+    /// Returns the numbers of the keys on a server.
     fn keys_of(&self, server: usize) -> Vec<usize> {
         let mut client = self.nodes[server].client();
         (0..KEYS).filter(|key| client.call(&["EXISTS", &name(*key)]) == int(1)).collect()
     }
 
-    /// The figures of twemproxy's stats port: ejections of the pool, and when this server was ejected last.
+    /// Reads twemproxy's stats: number of ejections of the pool, and time of this server's last ejection.
     fn ejected(&self, server: &str) -> (u64, u64) {
         let mut text = String::new();
         let mut stream =
@@ -112,23 +112,23 @@ fn name(key: usize) -> String {
     format!("key:{key}")
 }
 
-/// What one client knows of its keys.
+/// A client's knowledge of a key.
 #[derive(Clone, Default)]
 struct Known {
-    /// Each value below was written over, or is missing for good.
+    /// Smaller values were overwritten, or are lost for good.
     least: u64,
-    /// The highest value that was written, perhaps without an answer.
+    /// Highest written value, possibly not acknowledged.
     most: u64,
 }
 
-/// What clients of all keys saw.
+/// Observations of the clients of all keys.
 struct Checked {
     known: Vec<Known>,
-    /// Keys that may fail, and may be missing.
+    /// Keys that may fail or be missing.
     may_fail: Vec<bool>,
-    /// Keys found missing.
+    /// Number of missing keys.
     missing: AtomicU64,
-    /// Rounds over all keys.
+    /// Number of rounds over all keys.
     rounds: AtomicU64,
 }
 
@@ -142,7 +142,7 @@ impl Checked {
         }
     }
 
-    /// Clients write rising values until `body` ends, and check what they read.
+    /// Runs clients that write increasing values and check their reads, until `body` ends.
     fn during(&mut self, port: u16, body: impl FnOnce(&AtomicU64)) {
         struct Ends<'s>(&'s AtomicBool);
         impl Drop for Ends<'_> {
@@ -196,7 +196,7 @@ impl Known {
             Value::Nil => {
                 assert!(may_fail || self.most == 0, "{} is missing", name(key));
                 missing.fetch_add(1, Ordering::Relaxed);
-                // Nothing of before may ever be seen again.
+                // Earlier values must never be read again.
                 self.least = self.most + 1;
             }
             other => assert!(may_fail && other.error().is_some(), "{}: {other:?}", name(key)),
@@ -204,13 +204,13 @@ impl Known {
     }
 }
 
-/// Rounds go on, so clients are served whoever is away.
+/// Waits for further rounds: clients are served despite a failure.
 fn goes_on(rounds: &AtomicU64) {
     let before = rounds.load(Ordering::Relaxed);
     until_within(PATIENCE, "clients go on", || rounds.load(Ordering::Relaxed) > before + 5);
 }
 
-/// All of these keys are answered without an error, within some attempts.
+/// Checks that all of these keys are served without an error, within some attempts.
 fn are_served(port: u16, keys: &[usize]) {
     let mut client = connect(port);
     until_within(PATIENCE, "all keys are served", || {
@@ -230,9 +230,9 @@ fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(
     let (listen, last) = (pool.listen, of_lost.clone());
     checked.during(listen, |rounds| {
         goes_on(rounds);
-        // It comes back with this, which is old by then.
+        // The server will return with this snapshot, which is stale at that time.
         assert_eq!(pool.nodes[1].cmd("SAVE"), ok());
-        // The others have old values of its keys, too.
+        // The other servers have stale values of its keys, too.
         let strays: Vec<String> = last.iter().take(20).flat_map(|key| [name(*key), "0".to_owned()]).collect();
         for other in [0, 2] {
             assert_eq!(pool.nodes[other].client().call(&[&["MSET".to_owned()], &strays[..]].concat()), ok());
@@ -252,7 +252,7 @@ fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(
         are_served(listen, &last);
     });
     for other in [0, 2] {
-        // At a server that did not stand in for them they are still.
+        // Servers that did not replace it keep their stale keys.
         let strays: Vec<String> = of_lost.iter().take(20).map(|key| name(*key)).collect();
         pool.nodes[other].client().call(&[&["DEL".to_owned()], &strays[..]].concat());
     }
@@ -264,7 +264,7 @@ fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(
     assert!(metrics.contains("switchyard_node_ejections_total{node=\"s1\"} 1"), "{metrics}");
     assert!(metrics.contains("switchyard_node_ejected{node=\"s1\"} 0"), "{metrics}");
 
-    // The router is killed while the server is away.
+    // The router is killed while the server is down.
     checked.during(listen, |rounds| {
         goes_on(rounds);
         lose(&mut pool.nodes[1]);
@@ -308,8 +308,8 @@ fn a_server_that_hung_returns_without_old_values() {
     eject_and_return("ketama", |node| node.freeze(), |node| node.thaw());
 }
 
-/// Checks the keys of a server that returns, after clients have written some of them and deleted some. The server keeps
-/// all others, or none.
+/// Checks the keys of a returning server, after clients have written some of them and deleted some. With `keeps`, the
+/// server keeps all other keys, otherwise none.
 fn write_while_away(lose: impl Fn(&mut Node), find: impl Fn(&mut Node), keeps: bool) {
     let mut pool = Pool::new("ketama");
     let router = pool.start("first.log");
@@ -320,7 +320,7 @@ fn write_while_away(lose: impl Fn(&mut Node), find: impl Fn(&mut Node), keeps: b
     assert_eq!(pool.nodes[1].cmd("SAVE"), ok());
     let of_lost = pool.keys_of(1);
     assert!(of_lost.len() > 20, "{}", of_lost.len());
-    // Another database is not the pool's.
+    // Another database does not belong to the pool.
     let foreign = name(of_lost[0]);
     assert_eq!(pool.nodes[1].cmd(&format!("COPY {foreign} {foreign} DB 7")), int(1));
     assert_eq!(pool.nodes[1].cmd("SAVE"), ok());
@@ -339,7 +339,7 @@ fn write_while_away(lose: impl Fn(&mut Node), find: impl Fn(&mut Node), keeps: b
                     assert_eq!(client.call(&["SET", &name(key), "new"]), ok());
                     bulk("new")
                 }
-                // It is not there, and must not come back.
+                // The key does not exist, and must not reappear.
                 Some(1) => {
                     assert_eq!(client.call(&["DEL", &name(key)]), int(0));
                     Value::Nil
@@ -392,7 +392,7 @@ fn a_server_with_a_client_past_the_router_returns_when_that_is_gone() {
     pool.nodes[1].restart();
     let mut direct = pool.nodes[1].client();
     assert_eq!(direct.call(&["SET", &name(keys[0]), "direct"]), ok());
-    // Its last command does not show that it uses keys.
+    // The last command does not show that the client uses keys.
     assert_eq!(direct.call(&["SELECT", "0"]), ok());
     logged(&router, "last command select");
     assert_eq!(direct.call(&["GET", &name(keys[0])]), bulk("direct"), "nothing is removed before");
@@ -436,7 +436,7 @@ fn the_last_live_server_is_never_ejected() {
     assert_eq!(pool.nodes[1].cmd("DBSIZE"), int(KEYS as i64));
     pool.nodes[1].kill();
     logged(&router, "node s1: it fails, and is not ejected: no other server is live");
-    // Another one is there first: it stands in for the last.
+    // Another server returns first: it replaces the last one.
     pool.nodes[0].restart();
     are_served(pool.listen, &(0..KEYS).collect::<Vec<_>>());
     for key in 0..KEYS {
@@ -503,7 +503,7 @@ fn a_server_that_fails_on_its_way_back_is_tried_again() {
     logged(&router, "its slots move back");
     until_within(PATIENCE, "some keys have moved", || pool.nodes[1].cmd("DBSIZE").int() > 3);
     pool.nodes[1].kill();
-    // Slots that have moved as a whole are ejected anew; the others have not left the stand-ins.
+    // Slots that have completely moved are ejected again. The others are still on the replacement servers.
     until_within(PATIENCE, "the moves to it are over", || {
         let (_, moves) = http::get(local(pool.admin), "/api/v1/moves");
         serde_json::from_str::<serde_json::Value>(&moves)

@@ -1,5 +1,5 @@
-//! The list of servers of a twemproxy pool changes while clients use it. Afterwards a real `nutcracker` with the new
-//! file finds each key.
+//! The server list of a twemproxy pool changes while clients use it. Afterwards a real `nutcracker` with the new file
+//! finds each key.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use crate::support::process::{Process, tied};
 use crate::support::value::{Value, bulk, int, ok};
 use crate::support::{ports, until, until_within};
 
-/// Hundreds of arcs have to move, on a busy machine.
+/// Hundreds of arcs must move, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const KEYS: usize = 400;
@@ -69,20 +69,20 @@ impl Pool {
         Process::start("switchyard", command, &self.dir.path().join("switchyard.log"))
     }
 
-    /// The file has these servers from now on.
+    /// Changes the servers in the file, and reloads.
     fn change(&self, router: &Process, servers: &[usize]) {
         self.write("pool.yml", self.listen, servers);
         router.signal(Signal::HUP);
     }
 
-    /// Waits until the moves of a changed list have begun, and until they are over.
+    /// Waits until the moves for a changed list have started and ended.
     fn wait_for_moves(&self, has_begun: impl Fn() -> bool) {
         until_within(PATIENCE, "keys follow the list", has_begun);
         let said = run_cli_at(local(self.admin), "moves watch");
         assert_eq!(said.code, 0, "{}{}", said.out, said.err);
     }
 
-    /// A nutcracker with these servers finds each key: it asks no other server for it.
+    /// Checks that a nutcracker with these servers finds each key without a request to other servers.
     fn are_keys_where_nutcracker_looks(&self, servers: &[usize]) {
         let port = ports::free();
         let file = self.write("nutcracker.yml", port, servers);
@@ -100,12 +100,12 @@ impl Pool {
     }
 }
 
-/// So often keys have begun to follow a list.
+/// Number of times that keys have started to follow a list.
 fn followed(router: &Process) -> usize {
     router.log().matches("keys follow the list of servers:").count()
 }
 
-/// All names that a whole SCAN gives.
+/// Returns all names of a complete SCAN.
 fn scanned(client: &mut Client) -> std::collections::BTreeSet<String> {
     let (mut cursor, mut found) = ("0".to_owned(), std::collections::BTreeSet::new());
     loop {
@@ -118,8 +118,8 @@ fn scanned(client: &mut Client) -> std::collections::BTreeSet<String> {
     }
 }
 
-/// Clients use the pool until `body` ends: each answer must be the newest value, no SCAN may miss a key, and nothing
-/// may be an error.
+/// Runs clients until `body` ends: each reply must have the newest value, no SCAN may miss a key, and no command may
+/// fail.
 fn checked(port: u16, body: impl FnOnce()) {
     struct Ends<'s>(&'s AtomicBool);
     impl Drop for Ends<'_> {
@@ -138,7 +138,7 @@ fn checked(port: u16, body: impl FnOnce()) {
             for key in 0..60 {
                 assert_eq!(client.cmd(&format!("GET {number}:{key}")), bulk(value.to_string()), "of client {number}");
             }
-            // One key is in one slot, whatever the list is.
+            // A single key is in one slot, whatever the list.
             client.cmd("MULTI");
             client.cmd(&format!("INCR count:{number}"));
             client.cmd(&format!("INCR count:{number}"));
@@ -172,7 +172,7 @@ fn servers_join_and_leave(distribution: &'static str) {
     for n in 0..KEYS {
         assert_eq!(first.call(&["SET", &format!("key:{n}"), &n.to_string()]), ok());
     }
-    // Clients that wait for keys, and one between MULTI and EXEC, from before the change.
+    // Blocked clients, and a client between MULTI and EXEC, from before the change.
     let mut waiting: Vec<Client> = (0..12).map(|_| client(pool.listen)).collect();
     for (n, client) in waiting.iter_mut().enumerate() {
         client.post(&format!("BLPOP queue:{n} 0"));
@@ -203,7 +203,7 @@ fn servers_join_and_leave(distribution: &'static str) {
         );
     }
 
-    // A server leaves the file, and the router is killed on the way.
+    // A server is removed from the file, and the router is killed during the moves.
     pool.change(&router, &[1, 2]);
     until_within(PATIENCE, "keys begin to follow", || followed(&router) == 2);
     router.kill();
@@ -216,7 +216,7 @@ fn servers_join_and_leave(distribution: &'static str) {
     assert_eq!(pool.nodes[0].cmd("DBSIZE"), int(0), "nothing is left at it");
     pool.are_keys_where_nutcracker_looks(&[1, 2]);
 
-    // It comes back at another address, under its old name.
+    // The server returns at another address, under its old name.
     let said = run_cli_at(local(pool.admin), "nodes drain s2 --dry-run");
     assert!(said.out.contains("% of the keys move"), "{}{}", said.out, said.err);
     let fresh = Node::start(&NodeOptions::default());

@@ -50,10 +50,10 @@ fn clients_come_through_a_socket_of_the_file_system() {
     assert!(own[0].contains(" flags=U "), "{}", own[0]);
     drop(clients);
 
-    // A second router is refused while the first has the path, and does not take the file away from it.
+    // A second router is refused while the first uses the path, and does not remove the file.
     let state = TempDir::new().expect("a directory");
     let any = |port| std::net::SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, port));
-    // Else it is refused because another router serves the nodes.
+    // Without this flag it would be refused because another router serves the nodes.
     let args = vec!["--beside-another-router".to_owned()];
     let rival = RouterOptions { args, ..options(&path).router };
     let mut rival = site.router().start_beside(

@@ -1,4 +1,4 @@
-//! Users: logging in, what they may do, and what a changed users file means for those who are connected.
+//! Users: authentication, permissions, and the effect of a changed users file on connected clients.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::support::{
     Client, Node, NodeOptions, Random, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple, until,
 };
 
-/// A hash that is cheap to check, unless told otherwise.
+/// Returns a hash with the given cost, which is usually low.
 pub(crate) fn hash(password: &str, memory_kib: u32, passes: u32) -> String {
     let params = Params::new(memory_kib, passes, 1, None).expect("parameters");
     let salt = SaltString::encode_b64(b"not random here!").expect("a salt");
@@ -24,7 +24,7 @@ pub(crate) fn hash(password: &str, memory_kib: u32, passes: u32) -> String {
         .to_string()
 }
 
-/// A users file that only we may read, for as long as this value lives.
+/// A users file that only this user can read. Deleted on drop.
 pub(crate) struct UsersFile {
     _dir: TempDir,
     pub(crate) path: PathBuf,
@@ -52,7 +52,7 @@ fn options(path: &Path, password: Option<&str>) -> SiteOptions {
     SiteOptions::router(router)
 }
 
-/// Whether nothing has been sent to the client yet.
+/// Whether the client has received nothing yet.
 fn is_quiet(client: &Client) -> bool {
     client.patience(Duration::from_millis(1));
     let quiet = client.stream().peek(&mut [0]).is_err();
@@ -86,7 +86,7 @@ fn logging_in_as_redis_has_it() {
     assert_eq!(client.cmd("AUTH a b c").error(), Some("ERR syntax error"));
     assert_eq!(client.cmd("GET k").error(), Some(NOAUTH));
 
-    // What is sent behind an AUTH waits for it, and is executed as that user.
+    // Commands after AUTH wait for it, and are executed as that user.
     for line in ["AUTH alice s3cret", "SET app:1 v", "ACL WHOAMI", "GET other", "FLUSHALL", "PING"] {
         client.post(line);
     }
@@ -99,7 +99,7 @@ fn logging_in_as_redis_has_it() {
     );
     assert_eq!(client.reply().error(), Some("NOPERM this user has no permissions to run the 'flushall' command"));
     assert_eq!(client.reply(), simple("PONG"));
-    // A login that fails changes nothing.
+    // A failed login changes nothing.
     assert_eq!(client.cmd("AUTH alice wrong").error(), Some(WRONGPASS));
     assert_eq!(client.cmd("ACL WHOAMI"), bulk("alice"));
     assert_eq!(
@@ -114,11 +114,11 @@ fn logging_in_as_redis_has_it() {
         client.cmd("PUBLISH sports x").error(),
         Some("NOPERM this user has no permissions to access one of the channels used as arguments")
     );
-    // Scripts have the router's rights at the nodes.
+    // Scripts have the router's permissions at the nodes.
     let error = client.cmd("EVAL return(1) 1 app:1");
     assert!(error.error().is_some_and(|e| e.starts_with("NOPERM") && e.contains("allscripts")), "{error:?}");
 
-    // HELLO, with both protocols, and RESET.
+    // HELLO with both protocols, and RESET.
     let mut three = site.client();
     assert!(three.cmd("HELLO 3").error().is_some_and(|e| e.starts_with("NOAUTH HELLO must be called")));
     assert_eq!(three.cmd("HELLO 3 AUTH alice nope").error(), Some(WRONGPASS));
@@ -130,7 +130,7 @@ fn logging_in_as_redis_has_it() {
     assert_eq!(three.cmd("GET other"), Value::Nil);
     assert_eq!(three.cmd("SET other x").error(), Some("NOPERM this user has no permissions to run the 'set' command"));
 
-    // The default user has the password of [clients] and may do everything.
+    // The default user has the password of [clients], and all permissions.
     let mut default = site.client();
     assert_eq!(default.cmd("AUTH master"), ok());
     assert_eq!(default.cmd("ACL WHOAMI"), bulk("default"));
@@ -159,7 +159,7 @@ fn a_users_file_closes_the_door_to_those_without_a_name() {
     let Some(site) = Site::router_only(1, &wanted) else { return };
     assert_eq!(site.client().cmd("GET k"), Value::Nil, "without a file everybody may");
     drop(site);
-    // The harness waits for an answer to PING of whoever it is told to be.
+    // The harness needs a user to wait for a reply to PING.
     let config = format!("[clients]\nusers-file = {:?}\n", users.path);
     let node = Node::start(&NodeOptions::default());
     let router = crate::support::Router::start(
@@ -174,7 +174,7 @@ fn a_users_file_closes_the_door_to_those_without_a_name() {
     let mut client = Client::connect(router.address());
     assert_eq!(client.cmd("GET k").error(), Some(NOAUTH));
     assert_eq!(client.cmd("AUTH default").error(), Some(WRONGPASS));
-    // Before a login: ten arguments, 16 KB each.
+    // Before a login: at most ten arguments of 16 KB.
     client.write(b"*11\r\n");
     assert!(client.reply().error().is_some_and(|e| e.contains("unauthenticated multibulk length")));
     let mut client = Client::connect(router.address());
@@ -185,7 +185,7 @@ fn a_users_file_closes_the_door_to_those_without_a_name() {
     assert_eq!(client.cmd("SET k v"), ok());
 }
 
-/// Replies that a stranger does not read do not pile up: it is closed (CVE-2025-21605 was the opposite).
+/// Unread replies to unauthenticated clients do not accumulate: the client is closed (unlike in CVE-2025-21605).
 #[test]
 fn strangers_who_do_not_read_cost_no_memory() {
     use std::io::Write;
@@ -212,7 +212,7 @@ fn strangers_who_do_not_read_cost_no_memory() {
     assert_eq!(client.cmd("SET k v"), ok());
 }
 
-/// Dangerous commands are refused to whoever has not logged in, and allowed to users whose line says so.
+/// Dangerous commands are refused before a login, and allowed to users with a line that permits them.
 #[test]
 fn the_default_user_may_be_kept_from_some_commands() {
     let users = UsersFile::new(&format!("user operator on {} ~* &* +@all\n", hash("s3cret", 64, 1)));
@@ -224,7 +224,7 @@ fn the_default_user_may_be_kept_from_some_commands() {
         password: Some("master".into()),
         ..RouterOptions::default()
     };
-    // The test's own look whether it serves needs no dangerous command.
+    // The harness needs no dangerous command to check whether the router serves.
     let Some(site) = Site::router_only(2, &SiteOptions::router(router)) else { return };
     let mut client = site.client();
     assert_eq!(client.cmd("AUTH master"), ok());
@@ -253,11 +253,11 @@ fn the_default_user_may_be_kept_from_some_commands() {
     assert_eq!(operator.cmd("AUTH operator s3cret"), ok());
     assert_eq!(operator.cmd("EVAL return(1) 0"), int(1));
     assert_eq!(operator.cmd("FLUSHALL"), ok());
-    // A reload gives it back, also to those who are connected.
+    // A reload restores the permission, also for connected clients.
     std::fs::write(site.router().config_file(), config("[]")).expect("configuration");
     reload(&site);
     until("it may again", || client.cmd("FLUSHALL") == ok());
-    // What makes no sense is refused, and changes nothing.
+    // Invalid rules are refused, and change nothing.
     std::fs::write(site.router().config_file(), config(r#"["-@nothing"]"#)).expect("configuration");
     site.router().process().signal(Signal::HUP);
     until("the mistake is told", || site.router().process().log().contains("default-user-rules"));
@@ -299,7 +299,7 @@ fn a_changed_file_holds_for_those_who_are_connected() {
     users.write(&file("off nopass ~b* &* +@all", ""));
     reload(&site);
     assert!(app.closed_within(PATIENCE));
-    // A new password: who is in stays in, as in Redis.
+    // A new password: connected clients stay connected, as in Redis.
     users.write(&format!("user same on {} ~* &* +@all\n", hash("new", 64, 1)));
     reload(&site);
     assert_eq!(same.cmd("PING"), simple("PONG"));
@@ -312,8 +312,8 @@ fn a_changed_file_holds_for_those_who_are_connected() {
 
 #[test]
 fn checking_a_password_holds_up_nobody_else() {
-    // Hashes that take long even on a fast machine: a quarter of a second, and several. Nobody's password has the
-    // latter: it is a cheap one that claims to be dear, so that not the test has to make it.
+    // Expensive hashes even on a fast machine: a quarter of a second, and several seconds. The latter belongs to no
+    // password: it is a cheap hash with expensive parameters, so that the test need not compute it.
     let endless = hash("s3cret", 8, 1).replace("m=8,t=1", "m=65536,t=64");
     assert!(endless.contains("t=64"), "{endless}");
     let users = UsersFile::new(&format!(
@@ -330,25 +330,25 @@ fn checking_a_password_holds_up_nobody_else() {
     slow.post("SET k v");
     assert_eq!(slow.reply(), ok());
     assert_eq!(slow.reply(), ok());
-    // What was right once is known.
+    // A verified password is cached.
     for _ in 0..30 {
         assert_eq!(site.client().cmd("AUTH slow s3cret"), ok());
     }
-    // A worker that checked it itself would answer it before the PINGs that come after it.
+    // A worker that checked the password itself would reply to it before the later PINGs.
     let mut endless = site.client();
     endless.post("AUTH endless s3cret");
     for _ in 0..10 {
         assert_eq!(other.cmd("PING"), simple("PONG"));
     }
     assert!(is_quiet(&endless), "the password was checked before the commands of another client were answered");
-    // Clients that leave while their password is checked leave nothing.
+    // Clients that disconnect during the check leave nothing behind.
     for _ in 0..10 {
         site.client().post("AUTH slow wrong");
     }
     assert_eq!(other.cmd("PING"), simple("PONG"));
 }
 
-/// Who knows the password gets in, whatever somebody does who does not: also from the same address, also for the first
+/// A user with the password can log in whatever other clients do, even from the same address, and even for the first
 /// time.
 #[test]
 fn a_stranger_locks_nobody_out() {
@@ -373,13 +373,13 @@ fn a_stranger_locks_nobody_out() {
                 }
             });
         }
-        // Far more failures than are let through at full speed.
+        // Wait for more failures than the router processes at full speed.
         until("many have failed", || failed_logins(&site) > 100);
         for _ in 0..30 {
             assert_eq!(site.client().cmd("AUTH app s3cret"), ok(), "what is known is found at once");
             assert_eq!(site.client().cmd("AUTH master"), ok());
         }
-        // Not known yet, and in the same line as the guesses.
+        // A password that is not cached, in the same queue as the guesses.
         until("it gets in all the same", || site.client().cmd("AUTH other s3cret") == ok());
         done.store(true, std::sync::atomic::Ordering::Relaxed);
     });
@@ -395,10 +395,10 @@ fn failed_logins(site: &Site) -> u64 {
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
 }
 
-/// After a restart all clients of an application come at once: its password is checked once.
+/// After a restart, all clients of an application connect at once: their password is checked once.
 #[test]
 fn a_thousand_first_logins_cost_one_check() {
-    // Long enough that all have asked before the first check has ended.
+    // Long enough that all clients have sent AUTH before the first check ends.
     let users = UsersFile::new(&format!("user app on {} ~* +@all\n", hash("s3cret", 64 << 10, 6)));
     let mut wanted = options(&users.path, Some("master"));
     wanted.router.open_files = None;
@@ -423,7 +423,7 @@ fn a_thousand_first_logins_cost_one_check() {
     assert!(spent < 10 * check.max(10), "{spent} ticks for a thousand logins; one check takes {check}");
 }
 
-/// Who does not log in does not keep a connection.
+/// An unauthenticated client cannot keep a connection.
 #[test]
 fn strangers_are_closed_after_a_time() {
     let users = UsersFile::new(&format!("user app on {} ~* +@all\n", hash("s3cret", 64, 1)));
@@ -438,7 +438,7 @@ fn strangers_are_closed_after_a_time() {
     assert!(stranger.closed_within(PATIENCE));
     assert!(trying.closed_within(PATIENCE), "trying is not enough");
     assert_eq!(app.cmd("PING"), simple("PONG"));
-    // Whoever gives up who he is, has the same time again.
+    // After RESET, a client has the full time again.
     assert_eq!(app.cmd("RESET"), simple("RESET"));
     assert_eq!(app.cmd("AUTH app s3cret"), ok());
     assert_eq!(app.cmd("RESET"), simple("RESET"));
@@ -460,15 +460,15 @@ fn large_values_of_restricted_users() {
         assert!(client.reply().error().is_some_and(|e| e.starts_with("NOPERM")), "{key}");
         assert_eq!(client.reply(), simple("PONG"));
     }
-    // GET makes a reader of SET: allowed where the user may read and write.
+    // With GET, SET also reads: allowed if the user may read and write.
     client.send(&["SET", "app:1", &value, "GET"]);
     assert_eq!(client.reply(), bulk(&value));
     client.send(&["GET", "app:1"]);
     assert_eq!(client.reply(), bulk(&value));
 }
 
-/// Servers read the name of an option up to a byte 0. What is behind it hides no key, also in a transaction, where a
-/// call that is malformed is left to the node.
+/// Servers read the name of an option up to a NUL byte. Bytes after it hide no key, including in transactions, where
+/// malformed calls are left to the node.
 #[test]
 fn an_option_that_ends_early_hides_no_key() {
     let users = UsersFile::new("user app on nopass ~app:* +@all\nuser writer on nopass %W~app:* +@all\n");
@@ -502,14 +502,14 @@ fn an_option_that_ends_early_hides_no_key() {
     is_refused(&mut app, &["SORT", "app:{x}", "STORE\0", "{x}other"]);
     is_refused(&mut app, &["GEORADIUS", "app:{x}", "0", "0", "1", "km", "STORE\0z", "{x}other"]);
     is_refused(&mut writer, &["SET", "app:1", "new", "GET\0"]);
-    // What is in another slot is as well refused to those who may touch everything.
+    // Keys in another slot are refused even to users with all permissions.
     assert_eq!(admin.cmd("MULTI"), ok());
     assert_eq!(admin.cmd("GET app:1"), simple("QUEUED"));
     admin.send(&["XREAD", "STREAMS\0", "secret", "0"]);
     assert!(admin.reply().error().is_some_and(|e| e.starts_with("CROSSSLOT")));
 }
 
-/// The same questions to a real server and to the router, about every command.
+/// Compares a real server with the router, for every command.
 #[test]
 fn every_command_is_judged_as_by_redis() {
     if crate::support::direct() {
@@ -546,10 +546,9 @@ fn every_command_is_judged_as_by_redis() {
         entry.items()[9].items().iter().for_each(add);
     }
     assert!(commands.len() > 300, "{}", commands.len());
-    // Servers list them in another order each time.
+    // Servers list them in a different order each time.
     commands.sort();
-    // Commands that run scripts are refused here to whoever is restricted, on purpose; what they say is checked
-    // elsewhere.
+    // Commands that run scripts are deliberately refused to restricted users. Their errors are checked elsewhere.
     let scripts = ["eval", "eval_ro", "evalsha", "evalsha_ro", "fcall", "fcall_ro"];
     let words = [
         "app:1",
@@ -585,7 +584,7 @@ fn every_command_is_judged_as_by_redis() {
     let mut compared = 0;
     let mut kinds: BTreeSet<String> = BTreeSet::new();
     for (name, arity) in &commands {
-        // MIGRATE is refused to everybody, and its keys with it.
+        // MIGRATE is refused to all users, whatever its keys.
         if scripts.contains(&name.as_str()) || name == "migrate" {
             continue;
         }
@@ -602,7 +601,8 @@ fn every_command_is_judged_as_by_redis() {
                 client.send(&front.iter().map(|w| (*w).to_owned()).chain(call.iter().cloned()).collect::<Vec<_>>());
                 client.reply()
             };
-            // Where Redis cannot find the keys, it judges by those that it saw until then. We refuse the call as such.
+            // If Redis cannot find the keys, it checks the keys that it has found so far. The router refuses the whole
+            // call.
             if ask(&mut server, &["COMMAND", "GETKEYS"]).error().is_some_and(|e| e.contains("Invalid arguments")) {
                 continue;
             }
@@ -610,7 +610,7 @@ fn every_command_is_judged_as_by_redis() {
             let theirs = ask(&mut server, &["ACL", "DRYRUN", &user]);
             let ours = ask(&mut router, &["ACL", "DRYRUN", &user]);
             let said = |value: &Value| value.error().map_or_else(|| value.text(), str::to_owned);
-            // A call that is malformed touches nothing; Redis judges it by what would be keys if it were not.
+            // A malformed call accesses nothing, but Redis checks the arguments that would be keys in a valid call.
             let malformed =
                 said(&ours) == "OK" && said(&theirs).ends_with(" key") && ask(&mut server, &[]).error().is_some();
             let sort_pattern = name.starts_with("sort") && said(&ours).contains("option of SORT denied");
@@ -648,13 +648,13 @@ fn channels_are_those_of_the_user() {
     assert_eq!(client.cmd("PUBLISH news1 hello").error(), None);
     assert_eq!(listening.reply(), Value::Array(vec![bulk("message"), bulk("news1"), bulk("hello")]));
     assert_eq!(listening.reply(), Value::Array(vec![bulk("pmessage"), bulk("news*"), bulk("news1"), bulk("hello")]));
-    // Whoever may listen to less is closed: nothing else ends what was subscribed.
+    // A subscriber with fewer permissions is closed: nothing else ends its subscriptions.
     users.write(&file("&p?"));
     reload(&site);
     assert!(listening.closed_within(PATIENCE));
 }
 
-/// ACL over RESP: at every worker before the OK, into the file by SAVE, back by LOAD.
+/// ACL over RESP: changes apply on every worker before the OK. SAVE writes the file, LOAD reads it.
 #[test]
 fn users_change_over_resp() {
     let text = "# kept\nuser admin on nopass ~* &* +@all\nuser op on nopass ~* &* +@all operator\n";
@@ -664,7 +664,7 @@ fn users_change_over_resp() {
     let Some(site) = Site::router_only(1, &wanted) else { return };
     let mut admin = site.client();
     assert_eq!(admin.cmd("AUTH admin x"), ok());
-    // Whoever connects after the OK, wherever, finds it so.
+    // Clients that connect after the OK, on any worker, find the change.
     for round in 0..4 {
         assert_eq!(admin.cmd(&format!("ACL SETUSER app reset on >pw{round} ~a{round}:* +@read +set")), ok());
         for _ in 0..6 {
@@ -677,7 +677,7 @@ fn users_change_over_resp() {
             site.client().cmd(&format!("AUTH app pw{}", round + 1)).error().is_some_and(|e| e.starts_with("WRONGPASS"))
         );
     }
-    // What follows in a pipeline sees it.
+    // Later commands of a pipeline see the change.
     for line in [
         "ACL SETUSER app +del",
         "ACL DRYRUN app DEL a3:k",
@@ -693,7 +693,7 @@ fn users_change_over_resp() {
     assert_eq!(admin.reply(), int(1));
     assert_eq!(admin.reply(), Value::Array(["admin", "default", "op"].map(bulk).to_vec()));
 
-    // Nobody becomes an operator by this, or by the password of one.
+    // A user without operator permissions cannot become one, neither directly nor by changing an operator's password.
     for line in [
         "ACL SETUSER admin operator",
         "ACL SETUSER new on nopass +@all operator",
@@ -709,7 +709,7 @@ fn users_change_over_resp() {
     assert_eq!(op.cmd("ACL SETUSER second on nopass +@all operator"), ok());
     assert_eq!(op.cmd("ACL DELUSER second"), int(1));
 
-    // All words or none.
+    // All rules or none.
     assert_eq!(admin.cmd("ACL SETUSER app on >s3cret ~a:* +@all"), ok());
     for (line, why) in [
         (
@@ -723,7 +723,7 @@ fn users_change_over_resp() {
         assert!(admin.cmd(line).expect_error().starts_with(why), "{line}");
     }
     assert_eq!(site.client().cmd("AUTH app s3cret"), ok());
-    // Who is deleted is closed.
+    // A deleted user's clients are closed.
     assert_eq!(admin.cmd("ACL SETUSER gone on nopass +@all"), ok());
     let mut gone = site.client();
     assert_eq!(gone.cmd("AUTH gone x"), ok());
@@ -734,7 +734,7 @@ fn users_change_over_resp() {
     assert_eq!((own.cmd("AUTH own x"), own.cmd("ACL DELUSER own")), (ok(), int(1)), "it hears that it is done");
     assert!(own.closed_within(PATIENCE));
 
-    // A reload that finds the file as it was leaves them; SAVE writes them.
+    // A reload with an unchanged file keeps the changes. SAVE writes them.
     reload(&site);
     assert_eq!(site.client().cmd("AUTH app s3cret"), ok());
     assert_eq!(admin.cmd("ACL SAVE"), ok());
@@ -750,7 +750,7 @@ fn users_change_over_resp() {
     assert!(site.client().cmd("AUTH app s3cret").error().is_some(), "what is not saved yet is not lost by a reload");
     assert_eq!(admin.cmd("ACL LOAD"), ok());
     assert_eq!(site.client().cmd("AUTH app s3cret"), ok());
-    // What somebody wrote there meanwhile is neither lost nor taken by half.
+    // Edits of the file in the meantime are neither lost nor partially applied.
     users.write(&format!("{saved}user by-hand on nopass +@all\n"));
     assert!(admin.cmd("ACL SAVE").expect_error().contains("was changed since"));
     assert_eq!(admin.cmd("ACL LOAD"), ok());
@@ -765,7 +765,7 @@ fn users_change_over_resp() {
     assert!(!site.router().process().log().contains("s3cret"), "no password is logged");
 }
 
-/// An operator who was taken away and not saved yet does not come back by the hand of somebody who is none.
+/// Only an operator can undo the unsaved removal of an operator.
 #[test]
 fn only_operators_bring_operators_back() {
     let users = UsersFile::new(
@@ -787,8 +787,7 @@ fn only_operators_bring_operators_back() {
     assert_eq!(chief.cmd("ACL LOAD"), ok());
 }
 
-/// Without a users file users are kept in memory, as in Redis.
-/// The first clients are there before all of the router is.
+/// Without a users file, users are kept in memory, as in Redis. Clients connect before all parts of the router run.
 #[test]
 fn users_can_be_changed_from_the_first_moment() {
     let Some(mut site) = Site::router_only(1, &SiteOptions::default()) else { return };
@@ -830,7 +829,7 @@ fn without_a_file_users_are_kept_in_memory() {
     assert_eq!(client.cmd("ACL GENPASS 5").text().len(), 2);
 }
 
-/// The shape of what ACL answers is a real server's.
+/// The structure of ACL's replies matches a real server.
 #[test]
 fn acl_answers_as_redis_does() {
     if crate::support::direct() {
@@ -874,10 +873,10 @@ fn acl_answers_as_redis_does() {
         let front = |text: &str| text.chars().take(50).collect::<String>();
         assert_eq!(front(theirs.expect_error()), front(ours.expect_error()), "{line}");
     }
-    // A word that has a password is not shown.
+    // A rule that contains a password is not shown.
     assert!(theirs.cmd("ACL SETUSER app <no").expect_error().contains("modifier '<no'"));
     assert!(ours.cmd("ACL SETUSER app <no").expect_error().contains("modifier '<...'"));
-    // What was refused.
+    // Refused commands.
     let log = |client: &mut Client, address| {
         assert_eq!(client.cmd("ACL LOG RESET"), ok());
         let mut app = Client::connect(address);
@@ -909,7 +908,7 @@ fn acl_answers_as_redis_does() {
     assert_eq!(ours.cmd("ACL LOG -1").items().len(), theirs.cmd("ACL LOG -1").items().len());
 }
 
-/// A client waits for a connection, and by the time it gets one it may not use it.
+/// A client waits for a connection, and when it gets one, may no longer use it.
 #[test]
 fn a_connection_that_its_client_has_no_use_for_goes_to_the_next() {
     const LEN: usize = 1 << 20;
@@ -928,7 +927,7 @@ fn a_connection_that_its_client_has_no_use_for_goes_to_the_next() {
     for client in [&mut first, &mut second] {
         client.write(head.as_bytes());
         client.write(&half);
-        // One worker: what was written before was read before.
+        // One worker: it reads earlier bytes first.
         assert_eq!(op.cmd("PING"), simple("PONG"));
     }
     assert_eq!(op.cmd("ACL SETUSER app -set"), ok());

@@ -1,4 +1,4 @@
-//! WAIT: the answer counts replicas that have what the client wrote, whichever of the router's connections carried it.
+//! WAIT: the reply counts replicas that have the client's writes, whichever of the router's connections was used.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use crate::movectl::done;
 use crate::support::relay::Relay;
 use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, int, ok, until};
 
-/// A replica of a node, in step with it.
+/// Starts a replica of a node, and waits until it is in sync.
 pub(crate) fn replica_of(node: &Node) -> Node {
     let port = node.address().port().to_string();
     let args = ["--replicaof", "127.0.0.1", &port, "--repl-diskless-sync-delay", "0"].map(String::from).to_vec();
@@ -23,7 +23,7 @@ fn wait_counts_the_replicas_that_have_what_was_written() {
     let replica = replica_of(&site.nodes()[0]);
     assert_eq!(client.cmd("SET k v"), ok());
     assert_eq!(client.cmd("WAIT 1 0"), int(1));
-    // The first WAIT of a connection, right behind its first write, with the replica unable to follow: no false yes.
+    // The first WAIT of a connection, directly after its first write, with a frozen replica: no false confirmation.
     replica.freeze();
     for _ in 0..3 {
         let mut fresh = site.client();
@@ -34,7 +34,7 @@ fn wait_counts_the_replicas_that_have_what_was_written() {
         assert_eq!(fresh.reply(), int(0));
         assert_eq!(fresh.reply().text(), "w");
     }
-    // It can be ended from outside, and others are served meanwhile.
+    // The wait can be ended by CLIENT UNBLOCK, and other clients are served in the meantime.
     let id = client.cmd("CLIENT ID").int();
     client.cmd("SET k x");
     client.post("WAIT 1 0");
@@ -50,7 +50,7 @@ fn wait_counts_the_replicas_that_have_what_was_written() {
     for line in ["WAIT 1 x", "WAIT x 1", "WAIT 1 -1"] {
         client.cmd(line).expect_error();
     }
-    // However odd its time: nobody else waits for it.
+    // No other client waits for a WAIT with a huge timeout.
     let mut odd = site.client();
     odd.post("WAIT 7 9000000000000000");
     for _ in 0..20 {
@@ -75,7 +75,7 @@ fn waitaof_counts_the_local_file_and_replicas() {
     assert_eq!(client.cmd("WAITAOF 1 0 0"), Value::Array(vec![int(1), int(0)]));
     assert_eq!(client.cmd("SET k w"), ok());
     assert_eq!(client.cmd("WAITAOF 1 1 1500"), Value::Array(vec![int(1), int(0)]));
-    // Not yet in the file when it is asked, and so it waits.
+    // Not yet in the file at the time of the command, which therefore waits.
     let start = Instant::now();
     for i in 0..3 {
         assert_eq!(client.cmd(&format!("SET k{i} v")), ok());
@@ -92,7 +92,7 @@ fn wait_over_several_nodes_is_the_smallest_of_those_written_to() {
     let _second = [replica_of(&site.nodes()[1]), replica_of(&site.nodes()[1])];
     let key = |node: usize| format!("{{{}}}k", tags[node][0]);
     let set = |client: &mut Client, node: usize| assert_eq!(client.cmd(&format!("SET {} v", key(node))), ok());
-    // Only what this client wrote counts: the third node has no replica, and is not waited for.
+    // Only this client's writes count: the third node has no replica, and is not waited for.
     let mut client = site.client();
     set(&mut client, 0);
     assert_eq!(client.cmd(&format!("GET {}", key(2))), Value::Nil);
@@ -102,7 +102,7 @@ fn wait_over_several_nodes_is_the_smallest_of_those_written_to() {
     let mut client = site.client();
     set(&mut client, 1);
     assert_eq!(client.cmd("WAIT 2 0"), int(2));
-    // By whatever way it was written.
+    // Also if the write was part of a transaction.
     let mut client = site.client();
     client.cmd("MULTI");
     client.cmd(&format!("SET {} v", key(2)));
@@ -115,9 +115,9 @@ fn wait_over_several_nodes_is_the_smallest_of_those_written_to() {
     client.cmd(&format!("RPUSH {}l x", key(2)));
     client.cmd(&format!("BLPOP {}l 0", key(2)));
     assert_eq!(client.cmd("WAIT 1 100"), int(0));
-    // Nothing written: all nodes.
+    // Without writes, all nodes count.
     assert_eq!(site.client().cmd("WAIT 1 100"), int(0));
-    // The time is for all of them together: the last node is asked to wait for what the others have left of it.
+    // The timeout is shared: the last node gets the remaining time.
     first.freeze();
     let mut client = site.client();
     for node in 0..3 {
@@ -205,12 +205,12 @@ fn a_process_that_was_replaced_gets_no_more_commands() {
     let _replica = replica_of(&new);
     let relay = Relay::start(old.address());
     let router = Router::start(&[relay.address()], &RouterOptions::args(&["--set", "nodes.empty-return=serve"]));
-    // Of both workers, most likely.
+    // Enough clients that both workers are most likely used.
     let mut clients: Vec<Client> = (0..16).map(|_| Client::connect(router.address())).collect();
     for (number, client) in clients.iter_mut().enumerate() {
         assert_eq!(client.cmd(&format!("SET key:{number} old")), ok());
     }
-    // As behind a virtual address after a failover. A command that blocks opens a connection.
+    // Simulates a virtual address after a failover. A blocking command opens a connection.
     relay.turn_to(new.address());
     let mut blocking = Client::connect(router.address());
     assert_eq!(blocking.cmd("BLPOP nothing 0.1"), Value::Nil);

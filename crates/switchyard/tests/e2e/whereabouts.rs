@@ -1,5 +1,5 @@
-//! Where is it? The slot map and the places of keys, by the command line, the admin API and RESP; and moves that find
-//! their sources themselves.
+//! The slot map and the locations of keys, by the command line, the admin API and RESP. Also moves that find their
+//! sources themselves.
 
 use serde_json::Value as Json;
 
@@ -14,12 +14,12 @@ fn fill(client: &mut Client, keys: usize) {
     }
 }
 
-/// Where a key is, as the command line says.
+/// Returns the location of a key, as reported by the command line.
 fn place(site: &Site, key: &str) -> Json {
     json(site.router(), &format!("where {key}"))["keys"][0].clone()
 }
 
-/// The nodes that really have it.
+/// Returns the nodes that have the key.
 fn having(site: &Site, key: &str) -> Vec<String> {
     let has = |node: &&crate::support::Node| node.cmd(&format!("EXISTS {key}")) == int(1);
     site.nodes().iter().filter(has).map(|node| node.address().to_string()).collect()
@@ -46,7 +46,7 @@ fn the_slot_map_and_the_place_of_a_key_are_the_same_everywhere() {
     }
     let counted = client.cmd(&format!("CLUSTER COUNTKEYSINSLOT {}", slot(b"key:7")));
     assert!(counted.int() >= 1, "{counted:?}");
-    // The same words elsewhere.
+    // The same report elsewhere.
     let text = done(site.router(), "slots");
     assert!(names(&site).iter().all(|name| text.contains(name.as_str())) && !text.contains("in transit"), "{text}");
     assert_eq!(serde_json::from_str::<Json>(&http::get(site.router().admin(), "/api/v1/slots").1).expect("JSON"), map);
@@ -73,7 +73,7 @@ fn what_is_on_its_way_or_was_moved_alone_is_told() {
     let names = names(&site);
     let home = place(&site, "key:7")["node"].as_str().expect("a name").to_owned();
     let away = names.iter().find(|name| **name != home).expect("another").clone();
-    // Nobody has to say where it is.
+    // The move finds the key's node itself.
     done(site.router(), &format!("move --keys key:7 --to {away} --wait"));
     let told = place(&site, "key:7");
     assert_eq!((told["node"].as_str(), told["owner"].as_str()), (Some(away.as_str()), Some(home.as_str())));
@@ -84,7 +84,7 @@ fn what_is_on_its_way_or_was_moved_alone_is_told() {
     assert!(done(site.router(), "where key:7").contains(&format!("moved alone; its slot is at {home}")));
     let text = refused(site.router(), &format!("move --keys key:7 --to {away}"));
     assert!(text.contains("lives at") && text.contains("already"), "{text}");
-    // A pattern is looked for at every node.
+    // A pattern is matched on every node.
     done(site.router(), &format!("move --keys key:1?? --to {} --wait", names[0]));
     assert!((100..200).all(|i| having(&site, &format!("key:{i}")) == [names[0].clone()]));
     done(site.router(), "move --home --wait");
@@ -102,7 +102,7 @@ fn what_is_on_its_way_or_was_moved_alone_is_told() {
     done(site.router(), &format!("moves max-rate {id} none"));
     wait_for(site.router(), id, "done");
     assert_eq!(json(site.router(), "slots")["in_transit"], Json::Array(Vec::new()));
-    // Slots from wherever they are.
+    // Slots from any node.
     done(site.router(), &format!("move --slots 0-99,16000-16383 --to {} --wait", names[0]));
     let map = json(site.router(), "slots");
     let ranges: Vec<&str> =

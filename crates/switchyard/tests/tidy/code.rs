@@ -1,9 +1,9 @@
-//! What is code in a Rust file, as opposed to comments and the text of strings.
+//! Separates the code of a Rust file from comments and string contents.
 //!
-//! A parser would be exact; it is also a dependency and slow to build. The checks look for a few tokens only, so it is
-//! enough to blank out what is not code and keep line numbers.
+//! Not a parser: it would be exact, but is a dependency and slow to build. The checks search for a few tokens, so it
+//! suffices to blank out comments and strings, and keep line numbers.
 
-/// The file with comments, and the insides of strings and character literals, replaced by spaces. Line breaks stay.
+/// Replaces comments and the contents of strings and character literals by spaces. Line breaks stay.
 pub(crate) fn only_code(text: &str) -> String {
     let mut rest = text;
     let mut code = String::with_capacity(text.len());
@@ -24,7 +24,7 @@ pub(crate) fn only_code(text: &str) -> String {
             rest = &rest[first.len_utf8()..];
             continue;
         };
-        // At least a space, so that what stood before and after does not grow together.
+        // At least one space, so that the tokens around it stay separate.
         let blank = |c: char| if c == '\n' { '\n' } else { ' ' };
         code.extend(rest[..length].chars().map(blank));
         rest = &rest[length..];
@@ -32,7 +32,7 @@ pub(crate) fn only_code(text: &str) -> String {
     code
 }
 
-/// Length of the comment, nested ones included.
+/// Length of a comment, including nested comments.
 fn block_comment(text: &str) -> usize {
     let mut depth = 0_usize;
     let mut place = 0;
@@ -53,7 +53,7 @@ fn block_comment(text: &str) -> usize {
     text.len()
 }
 
-/// Length of `r"..."`, `r#"..."#`, `br"..."`, `cr"..."`, if the text starts with one.
+/// Length of `r"..."`, `r#"..."#`, `br"..."`, `cr"..."` at the start of the text.
 fn raw_string(text: &str) -> Option<usize> {
     let prefix = ["r", "br", "cr"]
         .into_iter()
@@ -66,7 +66,7 @@ fn raw_string(text: &str) -> Option<usize> {
     Some(prefix.len() + hashes + 1 + close)
 }
 
-/// Length of what is in quotes, with escapes.
+/// Length of a quoted literal, with escapes.
 fn quoted(text: &str, quote: char) -> Option<usize> {
     let mut escaped = false;
     for (place, c) in text.char_indices().skip(1) {
@@ -80,7 +80,7 @@ fn quoted(text: &str, quote: char) -> Option<usize> {
     None
 }
 
-/// Length of the character literal, if it is one and not a lifetime.
+/// Length of a character literal. `None` for a lifetime.
 fn character(text: &str) -> Option<usize> {
     let mut characters = text.chars().skip(1);
     let (first, second) = (characters.next()?, characters.next()?);
@@ -103,7 +103,7 @@ fn blanks_what_is_no_code() {
         ("\"open\n", " \n"),
     ] {
         let blanked = only_code(text);
-        // How many spaces stand for what was blanked does not matter.
+        // The number of blanks does not matter.
         let mut squeezed = String::new();
         for c in blanked.chars() {
             if c != ' ' || !squeezed.ends_with(' ') {

@@ -1,8 +1,7 @@
-//! The structure of the project, checked like everything else: who may import whom, what a file must begin with, how
-//! long it may get.
+//! Checks of the project's structure: dependencies between crates, headers of files, maximum file lengths.
 //!
-//! Each rule is a function from the files to a list of complaints, so that it can be tried on files that break it; a
-//! rule that has never found anything may just as well be broken. A complaint says where, what, and what to do instead.
+//! Each rule is a function from the files to a list of complaints, so that tests can apply it to files that break it.
+//! Otherwise a rule that never finds anything may be broken. A complaint names the place, the problem and the remedy.
 
 mod code;
 mod pages;
@@ -17,8 +16,7 @@ use code::only_code;
 use pages::pages_name_what_is_there;
 use sharing::workers_share_nothing_per_command;
 
-/// What each crate may depend on, in its normal dependencies. The crates are there for Cargo to enforce this
-/// (ARCHITECTURE.md).
+/// Allowed normal dependencies of each crate. The crates exist so that Cargo enforces this (ARCHITECTURE.md).
 const CRATES: &[CrateRule] = &[
     CrateRule {
         name: "resp",
@@ -80,16 +78,16 @@ const CRATES: &[CrateRule] = &[
 
 struct CrateRule {
     name: &'static str,
-    /// If given, nothing else.
+    /// Complete list of allowed dependencies, if given.
     only: Option<&'static [&'static str]>,
-    /// For tests, and not in what is built without them.
+    /// Allowed as development dependencies only.
     tests_only: &'static [&'static str],
-    /// Not even for tests.
+    /// Forbidden even for tests.
     never: &'static [&'static str],
     why: &'static str,
 }
 
-/// What each module of policy may use of the others. A new module gets a row, with as little as it needs.
+/// Allowed dependencies between modules of policy. A new module gets a row with as few as possible.
 const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("topology", &[]),
     ("routing", &["topology"]),
@@ -112,8 +110,8 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("hot_copies", &["migration", "telemetry", "topology"]),
 ];
 
-/// Paths into the standard library that pure code has no use for. Clippy bans the types it can name
-/// (policy/clippy.toml); this bans the rest of those modules.
+/// Paths of the standard library that pure code must not use. Clippy bans types by name (policy/clippy.toml). This list
+/// bans the rest of those modules.
 const IMPURE: &[(&str, &str)] = &[
     ("std::net", "take bytes or addresses as arguments"),
     ("std::fs", "take the content as an argument"),
@@ -128,11 +126,10 @@ const IMPURE: &[(&str, &str)] = &[
 /// Maximum length of a file, in lines with tests: one idea and its tests fit.
 const LINES_MAX: usize = 1000;
 
-/// Longer files, each with its length at most and the reason. A length may be lowered, and raised only with a better
-/// reason.
+/// Longer files, with their maximum lengths and reasons. A length may be lowered, but raised only with a better reason.
 const LONGER: &[(&str, usize, &str)] = &[];
 
-/// Words that say nothing about what is in a file (or say it in words that we do not use), and what to do.
+/// File names without information, with the remedy.
 const NAMES_BANNED: &[(&str, &str)] = &[
     ("util", "name the file for what is in it"),
     ("utils", "name the file for what is in it"),
@@ -142,14 +139,14 @@ const NAMES_BANNED: &[(&str, &str)] = &[
     ("slave", "say replica"),
 ];
 
-/// Where `unsafe` may be allowed. Everything below has its reason written beside it.
+/// Places that may use `unsafe`. Each use there has a comment with the reason.
 const UNSAFE_ALLOWED: &[&str] = &["crates/router/src/sys"];
 
-/// The files of the project, by path from its root.
+/// Files of the project, by path from its root.
 struct Files(BTreeMap<String, String>);
 
 impl Files {
-    /// All that git would show, as far as it is text we look at.
+    /// Reads all files that git would list. Only some types are read as text.
     fn read() -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let root = root.canonicalize().expect("the root of the workspace");
@@ -169,7 +166,8 @@ impl Files {
                 }
                 let relative = path.strip_prefix(&root).expect("below the root");
                 let text = match path.extension().and_then(|extension| extension.to_str()) {
-                    // Others are checked by name only. A file may vanish meanwhile: somebody is editing.
+                    // Other files are checked by name only. A file may have been deleted since the listing, by an
+                    // editor.
                     Some("rs" | "toml" | "md") => fs::read_to_string(&path).unwrap_or_default(),
                     _ => String::new(),
                 };
@@ -183,7 +181,7 @@ impl Files {
         self.0.iter().filter(|(path, _)| path.ends_with(".rs"))
     }
 
-    /// Code below a directory, line by line, with its path and line number.
+    /// Lines of code below a directory, with path and line number.
     fn code_below(&self, directory: &str) -> impl Iterator<Item = (String, String)> {
         self.rust().filter(move |(path, _)| path.starts_with(directory)).flat_map(|(path, text)| {
             let code = only_code(text);
@@ -193,7 +191,7 @@ impl Files {
         })
     }
 
-    /// Manifests of the crates, by the name of their directory.
+    /// Manifests of the crates, by directory name.
     fn manifests(&self) -> impl Iterator<Item = (&str, toml::Table)> {
         self.0.iter().filter_map(|(path, text)| {
             let name = path.strip_prefix("crates/")?.strip_suffix("/Cargo.toml")?;
@@ -202,7 +200,7 @@ impl Files {
     }
 }
 
-/// Dependencies in tables of that name, also those for one platform: name and how it is declared.
+/// Names and declarations of the dependencies of one kind, including tables for single platforms.
 fn dependencies<'a>(manifest: &'a toml::Table, kind: &str) -> Vec<(&'a str, &'a toml::Value)> {
     let platforms = manifest.get("target").and_then(toml::Value::as_table);
     let platforms = platforms.into_iter().flat_map(toml::Table::values);
@@ -262,7 +260,7 @@ fn versions_and_lints_come_from_the_root(files: &Files) -> Vec<String> {
     complaints
 }
 
-/// Cargo cannot see this: a path to a file of another crate, or code of it included as text.
+/// Cargo cannot detect a path to a file of another crate, or its code included as text.
 fn crates_reach_each_other_only_through_cargo(files: &Files) -> Vec<String> {
     let mut complaints = Vec::new();
     for rule in CRATES {
@@ -290,7 +288,7 @@ fn pure_crates_stay_pure(files: &Files) -> Vec<String> {
     let mut complaints = Vec::new();
     for name in ["resp", "policy"] {
         for (place, line) in files.code_below(&format!("crates/{name}/src/")) {
-            // `use std::{net::..., ...}` would slip through, so such lists must not start at `std`.
+            // `use std::{net::..., ...}` would not be detected, so such lists must not start at `std`.
             if line.contains("use std::{") || line.contains("use core::{") {
                 complaints.push(format!("{place}: write one `use` per module of std, so that this check can read it"));
             }
@@ -347,7 +345,7 @@ fn nothing_is_left_to_do(files: &Files) -> Vec<String> {
     complaints
 }
 
-/// Where a long string was to go on in the next line and a backslash is missing, the indentation becomes a part of it.
+/// If a long string lacks a backslash at the end of a line, the indentation becomes part of it.
 fn long_strings_have_no_gaps(files: &Files) -> Vec<String> {
     let mut complaints = Vec::new();
     for (path, text) in files.0.iter().filter(|(path, _)| path.contains("/src/") && path.ends_with(".rs")) {
@@ -356,7 +354,7 @@ fn long_strings_have_no_gaps(files: &Files) -> Vec<String> {
             let has_gap = line
                 .split_once("            ")
                 .is_some_and(|(before, _)| before.ends_with(|c: char| c.is_ascii_lowercase() || ",.;:)`".contains(c)));
-            // Tables and examples have rows of their own: their blanks are meant.
+            // Tables and examples contain intended blanks.
             let is_table = line.contains("\\n") || line.contains("assert") || line.contains("ends_with(");
             if line.len() > 120 && has_gap && !is_table && !line.starts_with("//") {
                 complaints.push(format!(
@@ -418,7 +416,7 @@ fn files_have_headers(files: &Files) -> Vec<String> {
         .collect()
 }
 
-/// The map says where a worker's features are, so each module of a worker stands in it.
+/// The map locates a worker's features, so it must list every module of a worker.
 fn the_map_has_every_module_of_a_worker(files: &Files) -> Vec<String> {
     let map = files.0.get("ARCHITECTURE.md").map(String::as_str).unwrap_or_default();
     let module = |path: &str| {
@@ -456,12 +454,12 @@ fn files_have_meaningful_names(files: &Files) -> Vec<String> {
     complaints
 }
 
-/// Words of a line of code, as Rust understands names.
+/// Identifiers and keywords of a line of code.
 fn words(line: &str) -> impl Iterator<Item = &str> {
     line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// Whether the line has that path, not only as the beginning of a longer name.
+/// Whether the line contains the path as a whole, not as the beginning of a longer name.
 fn has_path(line: &str, path: &str) -> bool {
     line.match_indices(path).any(|(at, _)| {
         let name = |c: char| c.is_alphanumeric() || c == '_';
@@ -546,7 +544,7 @@ fn pages() {
     check(pages_name_what_is_there);
 }
 
-/// The clippy configuration of policy is half of its purity, and is lost if the file moves or is replaced.
+/// policy's purity depends on the clippy configuration, which has no effect if the file is moved or replaced.
 #[test]
 fn clippy_watches_policy() {
     let files = Files::read();
@@ -570,7 +568,7 @@ fn clippy_watches_policy() {
     }
 }
 
-/// All rules, on what we have, and on files that break each of them.
+/// Applies all rules to the project, and to files that break each of them.
 #[test]
 fn the_rules_notice() {
     const FINE: &str = "//! A file with a header.\n";

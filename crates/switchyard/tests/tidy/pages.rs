@@ -1,14 +1,14 @@
-//! Pages: their links lead somewhere, and those that are a map of the code name files that are there.
+//! Checks that links of pages resolve, and that maps of the code name existing files.
 //!
-//! A map that is wrong once is not trusted again, and nobody notices a file that moved away from a page. Not a Markdown
-//! parser: pages use few forms.
+//! A wrong map loses its readers' trust, and a moved file leaves stale paths in pages unnoticed. Not a Markdown parser:
+//! pages use few constructs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Files;
 
-/// Every link to a file or a heading of the project, and in `ARCHITECTURE.md` and `docs/design/` every path in
-/// backticks.
+/// Checks every link to a file or heading of the project, and every path in backticks in `ARCHITECTURE.md` and
+/// `docs/design/`.
 pub(super) fn pages_name_what_is_there(files: &Files) -> Vec<String> {
     let pages = || files.0.iter().filter(|(path, _)| path.ends_with(".md"));
     let headings: BTreeMap<&str, BTreeSet<String>> =
@@ -47,7 +47,7 @@ pub(super) fn pages_name_what_is_there(files: &Files) -> Vec<String> {
     complaints
 }
 
-/// The lines outside of blocks of code, with their numbers.
+/// Lines outside of code blocks, with line numbers.
 fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut is_code = false;
     text.lines().enumerate().filter_map(move |(i, line)| {
@@ -57,7 +57,7 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// The names of a page's headings in links, as Git hosts make them: the second of one name ends in `-1`.
+/// Anchors of a page's headings, as Git hosts generate them: a second heading with the same name ends in `-1`.
 fn headings(text: &str) -> BTreeSet<String> {
     let mut seen: BTreeMap<String, u32> = BTreeMap::new();
     let titles =
@@ -73,7 +73,7 @@ fn headings(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Where a link of a page leads, from the root of the project.
+/// Target of a link in a page, as a path from the project root.
 fn joined(page: &str, link: &str) -> String {
     let mut parts: Vec<&str> = page.split('/').collect();
     parts.pop();
@@ -87,7 +87,7 @@ fn joined(page: &str, link: &str) -> String {
     parts.join("/")
 }
 
-/// Whether a word in backticks is a file of code or a folder.
+/// Whether a word in backticks is the path of a code file or folder.
 fn is_path(name: &str) -> bool {
     let of_path = |c: char| c.is_alphanumeric() || matches!(c, '/' | '_' | '-' | '.');
     name.chars().all(of_path) && (name.ends_with(".rs") || name.ends_with('/') && name.len() > 1)

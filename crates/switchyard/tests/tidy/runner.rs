@@ -1,6 +1,6 @@
-//! `scripts/test.py`, with a cargo and tests that are planted: what it calls passed, flaky and failed.
+//! Tests `scripts/test.py` with a fake cargo and fake tests: which runs pass, are flaky, or fail.
 //!
-//! Here, because every other test is seen through that script, and one that lost a failure would be found by nobody.
+//! Needed because all other tests run through this script: a bug that hides a failure would stay unnoticed.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ fn script(path: &Path, text: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o700)).expect("its mode");
 }
 
-/// Exit code of the script, and the lines behind the last test.
+/// Exit code of the script, and the lines after the last test.
 fn run(binary: &str) -> (Option<i32>, String) {
     let dir = tempfile::tempdir().expect("a directory");
     let at = |name: &str| dir.path().join(name);
@@ -38,7 +38,7 @@ fn dir_name(path: &Path) -> &str {
     path.file_name().and_then(|name| name.to_str()).expect("a name")
 }
 
-/// A binary of three tests. `shaky` passes when it runs alone for the second time.
+/// A test binary with three tests. `shaky` passes on its second run, alone.
 fn planted(others: &str, failed: usize, code: usize) -> String {
     format!(
         "case $1 in\n\

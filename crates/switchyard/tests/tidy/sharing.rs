@@ -1,14 +1,13 @@
-//! What workers share, and that a forwarded command uses none of it.
+//! State shared by workers, and a check that a forwarded command uses none of it.
 //!
-//! An atomic read-modify-write or a lock that two workers use costs nothing on two processors and most of the time on
-//! sixteen, so no benchmark of a small machine shows it. Here every one of them that a worker can come by is listed,
-//! with how often a client can make it happen. What is not listed is found, whoever adds it: also a clone of an `Arc`
-//! that all workers count.
+//! A contended atomic read-modify-write or lock costs nothing on two processors, but dominates on sixteen, so no
+//! benchmark on a small machine shows it. This module lists every such operation reachable from a worker, with its
+//! frequency. The check finds unlisted operations, including clones of an `Arc` that all workers share.
 
 use crate::Files;
 use crate::code::only_code;
 
-/// What a worker does to memory that others write. Names of methods stand for the locks inside.
+/// Operations of a worker on memory that other threads write. Method names stand for the locks inside.
 const SHARES: &[&str] = &[
     "lock(",
     "try_lock(",
@@ -24,7 +23,7 @@ const SHARES: &[&str] = &[
     "topology.clone(",
 ];
 
-/// Where commands of clients pass: nothing shared, but for what is listed.
+/// Files on the path of clients' commands. They may contain only listed operations.
 const PLACES: &[&str] = &[
     "crates/router/src/worker/",
     "crates/router/src/users/",
@@ -32,7 +31,7 @@ const PLACES: &[&str] = &[
     "crates/router/src/metrics.rs",
 ];
 
-/// Path below `crates/router/src`, how many there are, and when they happen.
+/// Path below `crates/router/src`, number of operations, and when they occur.
 const LISTED: &[(&str, usize, &str)] = &[
     (
         "limits.rs",
@@ -73,7 +72,7 @@ const LISTED: &[(&str, usize, &str)] = &[
     ("worker/translate.rs", 1, "a reply of a node without RESP3 that cannot be translated"),
 ];
 
-/// Every use of what workers share is listed.
+/// Reports every use of shared state that is not listed.
 pub(crate) fn workers_share_nothing_per_command(files: &Files) -> Vec<String> {
     let mut complaints = Vec::new();
     for (path, text) in files.rust().filter(|(path, _)| PLACES.iter().any(|place| path.starts_with(place))) {

@@ -1,4 +1,4 @@
-//! The clients of the demo: several loads at once, each with keys of its own, each checked.
+//! Clients of the demo: several concurrent loads with separate keys, all checked.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -6,30 +6,29 @@ use std::time::Duration;
 use switchyard_bench::load::{self, Doubt, Failure, Mix, Pace, Run, Sharing, Skew, Tally, ValueSizes};
 use switchyard_bench::random::YCSB_THETA;
 
-/// Requests that one connection may have under way.
+/// Maximum number of requests in flight per connection.
 const PIPELINE: usize = 16;
-/// Keys of each type.
+/// Number of keys of each type.
 const KEYS: u64 = 20_000;
-/// Connections to the key that everybody reads, at least.
+/// Minimum number of connections to the hot key.
 const READERS: usize = 20;
-/// Longer than any story: each load is stopped.
+/// Longer than any story, because every load is stopped explicitly.
 const FOREVER: Duration = Duration::from_secs(24 * 3600);
 
-/// A part of the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// All the time: all commands, some keys more than others.
+    /// Base load: all commands, with a skewed distribution of keys.
     Daily,
-    /// Many read one key, and one writes it.
+    /// Many connections read one key, and one writes it.
     Read,
     /// Two keys are written all the time.
     Written,
-    /// More of everything.
+    /// Additional load on all keys.
     Rush,
 }
 
 impl Part {
-    /// Requests per second, beside those of the start.
+    /// Requests per second, in addition to the base load.
     pub(super) fn rate(self, start: u32) -> f64 {
         let times = match self {
             Self::Daily | Self::Written => 1.0,
@@ -40,7 +39,7 @@ impl Part {
     }
 }
 
-/// All of them together.
+/// All running loads.
 pub(super) struct Loads {
     target: SocketAddr,
     connections: usize,
@@ -65,18 +64,18 @@ impl Loads {
         }
     }
 
-    /// Begins a part. Its keys begin with `prefix`, as no others do.
+    /// Starts a part with a unique key `prefix`.
     pub(super) fn begin(&mut self, part: Part, prefix: &str) -> anyhow::Result<()> {
         let (connections, mix, keys, skew, sharing) = match part {
             Part::Daily => (self.connections, Mix::default(), KEYS, Skew::Zipfian(YCSB_THETA), Sharing::Owned),
-            // One of them writes. A key that is written more often than one time in five is none for copies.
+            // One connection writes. A key with more than one write per five commands gets no copies.
             Part::Read => (self.connections.max(READERS), Mix::default(), 1, Skew::Uniform, Sharing::OneWriter),
             Part::Written => (2, "incr=1".parse()?, 2, Skew::Uniform, Sharing::Owned),
             Part::Rush => (self.connections, Mix::default(), KEYS, Skew::Uniform, Sharing::Owned),
         };
         let settings = load::Settings {
             target: self.target,
-            threads: 1, // more would take from the router what they measure: machines that run demos are small
+            threads: 1, // more threads would compete with the router for the few processors of a demo machine
             connections,
             pipeline: PIPELINE,
             pace: Pace::Open { rate: part.rate(self.start) },
@@ -94,7 +93,7 @@ impl Loads {
         Ok(())
     }
 
-    /// Ends a part, once all of its requests have their answers.
+    /// Ends a part when all of its requests have replies.
     pub(super) fn end(&mut self, part: Part) -> anyhow::Result<()> {
         let Some(at) = self.running.iter().position(|(running, _)| *running == part) else { return Ok(()) };
         let (_, run) = self.running.swap_remove(at);
@@ -106,14 +105,14 @@ impl Loads {
         Ok(())
     }
 
-    /// Ends all of them.
+    /// Ends all parts.
     pub(super) fn end_all(&mut self) -> anyhow::Result<()> {
         let parts: Vec<Part> = self.running.iter().map(|(part, _)| *part).collect();
         self.running.iter().for_each(|(_, run)| run.stop());
         parts.into_iter().try_for_each(|part| self.end(part))
     }
 
-    /// The tally since the last look.
+    /// Returns the tally since the previous call.
     pub(super) fn look(&mut self) -> Tally {
         let mut interval = Tally::default();
         for (_, run) in &mut self.running {
@@ -122,21 +121,21 @@ impl Loads {
         interval
     }
 
-    /// All that happened until the last look.
+    /// Total up to the last call of [`Loads::look`].
     pub(super) fn total(&self) -> Tally {
         let mut total = self.ended.clone();
         self.running.iter().for_each(|(_, run)| total.add(run.total()));
         total
     }
 
-    /// The requests that were answered with an error since the last call.
+    /// Returns the requests that failed since the last call.
     pub(super) fn take_failures(&mut self) -> Vec<Failure> {
         let mut failures = std::mem::take(&mut self.failures);
         self.running.iter_mut().for_each(|(_, run)| failures.extend(run.take_failures()));
         failures
     }
 
-    /// The first errors and wrong replies of those that have ended, in words.
+    /// First errors and wrong replies of ended parts, as text.
     pub(super) fn complaints(&self) -> &[String] {
         &self.complaints
     }

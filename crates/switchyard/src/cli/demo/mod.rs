@@ -1,8 +1,8 @@
-//! `switchyard demo`: what Switchyard does, told on this machine with real servers, the real router and a checked load,
-//! with nothing to set up.
+//! `switchyard demo`: demonstrates Switchyard on this machine with real servers, the real router and a checked load,
+//! without any setup.
 //!
-//! [`stage`] has all that is started, [`loads`] the clients, [`story`] what happens to them, and [`narrator`] and
-//! [`svg`] what is seen of it.
+//! [`stage`] starts the processes, [`loads`] has the clients, [`story`] the events, and [`narrator`] and [`svg`] the
+//! output.
 
 mod loads;
 mod narrator;
@@ -20,7 +20,7 @@ use self::narrator::Narrator;
 use self::stage::Stage;
 use super::Failure;
 
-/// See what Switchyard does: a story of six acts, with real Redis servers on this machine
+/// Show what Switchyard does: a story of six acts, with real Redis servers on this machine
 #[derive(Debug, Args)]
 #[command(
     long_about = "Start two Redis (or Valkey) servers and the router in a temporary folder, drive a load through the router, and tell what \
@@ -37,27 +37,27 @@ use super::Failure;
         Exit codes: 0 all of it happened, and every reply was right; 1 something did not, was not, or could not be started"
 )]
 pub(crate) struct Arguments {
-    /// Keep servers and router up after the story, until Ctrl-C
+    /// Keep servers and router running after the story, until Ctrl-C
     #[arg(long)]
     hold: bool,
 
-    /// Requests per second at the start; what comes later is in proportion
+    /// Requests per second at the start; later rates are in proportion
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(100..=100_000))]
     rate: u32,
 
-    /// Port of the router [default: 6380, or a free one where that is taken]
+    /// Port of the router [default: 6380, or a free port if that is in use]
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
 
-    /// Port of the router's admin API [default: 6381, or a free one where that is taken]
+    /// Port of the router's admin API [default: 6381, or a free port if that is in use]
     #[arg(long, value_name = "PORT")]
     admin_port: Option<u16>,
 
-    /// Worker threads of the router
+    /// Number of worker threads of the router
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     workers: u16,
 
-    /// Connections of each part of the load
+    /// Number of connections of each part of the load
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(2..=10_000))]
     connections: u16,
 
@@ -66,13 +66,12 @@ pub(crate) struct Arguments {
     svg: Option<PathBuf>,
 }
 
-/// Runs the demo.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let stop = interrupt::flag()?;
     let mut narrator = Narrator::start();
     let mut stage = Stage::set(arguments, &mut narrator)?;
     let told = story::run(&mut stage, &mut narrator, arguments, &stop);
-    // Also after a failure: the router's last words may be the reason.
+    // Also after a failure: the router's last log lines may have the reason.
     let ended = stage.strike();
     narrator.finish();
     let told = told.map(|()| match &arguments.svg {

@@ -1,39 +1,37 @@
-//! The voice of the demo: a line for each thing that was seen, decided or done, and a line that shows the load as it
-//! is.
+//! Output of the demo: a line for each event, decision and action, and a live line with the current load.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// The time between two pictures on a terminal.
+/// Redraw interval on a terminal.
 const REDRAW: Duration = Duration::from_millis(250);
-/// The time between two lines of the load where there is no terminal.
+/// Interval of load lines without a terminal.
 const LINE: Duration = Duration::from_secs(1);
-/// Letters of a line, and of what stands before its text.
+/// Characters per line, and width of the prefix before the text.
 const WIDTH: usize = 104;
 const MARGIN: usize = 16;
 
-/// The kind of a line.
+/// Kind of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// The title of an act.
+    /// Title of an act.
     Act,
-    /// Something that happened.
+    /// An observed event.
     Seen,
     /// A decision of the router.
     Decided,
-    /// Something that was carried out.
+    /// A completed action.
     Done,
-    /// Something that was to happen, and did not.
+    /// An expected event that did not happen.
     Missed,
-    /// The load.
+    /// Current load.
     Load,
-    /// The end.
+    /// Final result.
     Verdict,
-    /// Anything else.
     Plain,
-    /// A hint for this machine only. No picture has it.
+    /// A hint for this machine only, omitted from the picture.
     Aside,
 }
 
@@ -64,16 +62,16 @@ impl Kind {
     }
 }
 
-/// A line as it was shown.
+/// A line as displayed.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
     pub(super) kind: Kind,
-    /// The time and the kind.
+    /// Time and kind.
     pub(super) head: String,
     pub(super) text: String,
 }
 
-/// Says it.
+/// Prints the lines.
 pub(super) struct Narrator {
     started: Instant,
     bar: Option<ProgressBar>,
@@ -95,12 +93,12 @@ impl Narrator {
         Self { started: Instant::now(), bar, is_coloured, lines: Vec::new() }
     }
 
-    /// The time between two calls of [`Self::show`].
+    /// Interval between calls of [`Self::show`].
     pub(super) fn period(&self) -> Duration {
         if self.bar.is_some() { REDRAW } else { LINE }
     }
 
-    /// Shows the load as it is, for a moment.
+    /// Replaces the live line.
     pub(super) fn show(&mut self, numbers: &str) {
         match &self.bar {
             Some(bar) => {
@@ -114,14 +112,14 @@ impl Narrator {
         }
     }
 
-    /// Says a line, for good.
+    /// Prints a permanent line.
     pub(super) fn narrate(&mut self, kind: Kind, text: &str) {
         if kind == Kind::Act {
             self.put(Line { kind: Kind::Plain, head: String::new(), text: String::new() });
         }
         let (mut head, width) = match kind {
             Kind::Act | Kind::Plain => (String::new(), WIDTH),
-            // Somebody copies it, in one piece.
+            // Not wrapped, so that it can be copied in one piece.
             Kind::Aside => (String::new(), usize::MAX),
             _ => (self.head(kind), WIDTH - MARGIN),
         };
@@ -131,12 +129,12 @@ impl Narrator {
         }
     }
 
-    /// All lines but those of the load as it is.
+    /// All permanent lines.
     pub(super) fn lines(&self) -> &[Line] {
         &self.lines
     }
 
-    /// Takes the live line away.
+    /// Removes the live line.
     pub(super) fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -166,13 +164,13 @@ impl Narrator {
         };
         match &self.bar {
             Some(bar) => bar.println(text),
-            // A pipe that nobody reads any more is no reason to end a load.
+            // A closed pipe must not end a load.
             None => drop(writeln!(std::io::stdout(), "{text}")),
         }
     }
 }
 
-/// A text in lines of so many letters. Spaces at its beginning stay.
+/// Wraps a text at `width` characters. Leading spaces are kept.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let indent = text.len() - text.trim_start().len();
     let mut lines = vec![text[..indent].to_owned()];

@@ -1,4 +1,4 @@
-//! Everything that the demo starts: two servers, the router, and by it a third server.
+//! Processes of the demo: two servers, the router, and a third server started by the router.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -17,29 +17,29 @@ use super::narrator::{Kind, Narrator};
 use crate::cli::admin_client::{AdminClient, encoded};
 use crate::config::{ADMIN_PORT, DATA_PORT};
 
-/// The time that a process has to end.
+/// Time for a process to end.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// A write is in the file of the server before it is answered. Only a machine that fails would lose some.
+/// A write reaches the server's file before its reply. Only a crash of the machine would lose writes.
 const DURABLE: [&str; 6] = ["--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0"];
 
-/// Keys whose places are asked for at once: they must fit into a request line.
+/// Maximum number of keys in a request for their places, limited by the request line.
 const ASKED_AT_ONCE: usize = 100;
 
-/// A server that the demo has started.
+/// A server started by the demo.
 struct Node {
     process: Process,
     address: SocketAddr,
 }
 
-/// Everything that was started. Processes come before the folder: they must be gone when it is removed.
+/// All started processes. Fields are dropped in order: the processes must end before the folder is removed.
 pub(super) struct Stage {
     router: Process,
     pub(super) address: SocketAddr,
     pub(super) admin: SocketAddr,
     client: AdminClient,
     nodes: Vec<Node>,
-    /// Servers that the autoscaler has started, in the order in which they were seen.
+    /// Servers started by the autoscaler, in the order of discovery.
     joined: Vec<String>,
     server: PathBuf,
     folder: TempDir,
@@ -88,7 +88,7 @@ impl Stage {
         self.folder.path()
     }
 
-    /// The router must run.
+    /// Returns an error if the router has ended.
     pub(super) fn check_router(&mut self) -> anyhow::Result<()> {
         match self.router.ended() {
             None => Ok(()),
@@ -96,12 +96,12 @@ impl Stage {
         }
     }
 
-    /// The answer of the admin API at a path. Names of keys are in it.
+    /// Returns the admin API's response at a path, including key names.
     pub(super) fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         self.client.read(&self.client.get_all(path)?)
     }
 
-    /// The places of keys, whether they exist or not.
+    /// Returns the nodes of keys, whether they exist or not.
     pub(super) fn places(&self, keys: &[Vec<u8>]) -> anyhow::Result<Vec<KeyReport>> {
         let mut places = Vec::new();
         for some in keys.chunks(ASKED_AT_ONCE) {
@@ -112,7 +112,7 @@ impl Stage {
         Ok(places)
     }
 
-    /// The report of the autoscaler. A server that it has started gets a name.
+    /// Returns the autoscaler's report. Names its new servers.
     pub(super) fn scale(&mut self) -> anyhow::Result<AutoscaleReport> {
         let report: AutoscaleReport = self.get("/api/v1/autoscale")?;
         for address in &report.started {
@@ -123,17 +123,17 @@ impl Stage {
         Ok(report)
     }
 
-    /// Servers that the autoscaler has started so far.
+    /// Servers started by the autoscaler.
     pub(super) fn joined(&self) -> &[String] {
         &self.joined
     }
 
-    /// The name of a node in the router: its address.
+    /// Name of a node in the router: its address.
     pub(super) fn name(&self, number: usize) -> String {
         self.nodes[number - 1].address.to_string()
     }
 
-    /// A text with `node N` in place of addresses.
+    /// Replaces addresses by `node N`.
     pub(super) fn with_names(&self, text: &str) -> String {
         let own = self.nodes.iter().map(|node| node.address.to_string());
         own.chain(self.joined.iter().cloned())
@@ -141,12 +141,12 @@ impl Stage {
             .fold(text.to_owned(), |text, (at, address)| text.replace(&address, &format!("node {}", at + 1)))
     }
 
-    /// Kills a server, as a machine does that fails.
+    /// Kills a server abruptly.
     pub(super) fn kill(&mut self, number: usize) {
         self.nodes[number - 1].process.kill();
     }
 
-    /// Starts it again, with what its file has.
+    /// Restarts a server with the data in its file.
     pub(super) fn start_again(&mut self, number: usize) -> anyhow::Result<()> {
         let address = self.nodes[number - 1].address;
         let process =
@@ -155,12 +155,12 @@ impl Stage {
         Ok(())
     }
 
-    /// The number of keys at an address.
+    /// Number of keys at an address.
     pub(super) fn keys(&self, address: &str) -> anyhow::Result<u64> {
         Ok(u64::try_from(Client::connect(address.parse()?)?.integer(&[b"DBSIZE"])?)?)
     }
 
-    /// The router must know of all keys that the nodes have.
+    /// Checks that the router counts all keys of the nodes. Returns the number.
     pub(super) fn check_keys(&self) -> anyhow::Result<u64> {
         let through = self.keys(&self.address.to_string())?;
         let each: Vec<u64> =
@@ -170,13 +170,13 @@ impl Stage {
         Ok(sum)
     }
 
-    /// Ends everything, the router first: nodes that vanish under it would fill its log with troubles that are none.
+    /// Ends everything, the router first: it would log errors about nodes that end.
     pub(super) fn strike(&mut self) -> anyhow::Result<()> {
-        // Servers of the autoscaler outlive the router.
+        // The autoscaler's servers outlive the router.
         let known = self.scale();
         let status = self.router.stop(GRACE);
         for address in self.joined.iter().filter_map(|address| address.parse().ok()) {
-            // One that has been stopped cannot be reached; one that ends does not answer.
+            // Errors are ignored: a stopped server cannot be reached, and a server that ends does not reply.
             let _ = Client::connect(address).and_then(|mut client| client.ok(&[b"SHUTDOWN", b"NOSAVE"]));
         }
         for node in &mut self.nodes {
@@ -190,14 +190,15 @@ impl Stage {
     }
 }
 
-/// This program.
+/// Path of this program.
 pub(super) fn program() -> anyhow::Result<PathBuf> {
     std::env::current_exe().context("cannot tell where this program is, to start the router from it")
 }
 
-/// The loops that the router is to run. Their pauses are short, so that the story fits into a minute.
+/// Configuration of the router. Its loops have short pauses, so that the story fits into a minute.
 fn configuration(server: &Path, nodes: &[SocketAddr], rate: u32) -> anyhow::Result<String> {
-    // With setpriv, the kernel ends a server of the autoscaler with the router, also if somebody kills the demo.
+    // With setpriv, the kernel kills a server of the autoscaler together with the router, even if the demo itself is
+    // killed.
     let tied = process::find_program(&["setpriv"])
         .map(|setpriv| vec![setpriv.display().to_string(), "--pdeathsig".into(), "KILL".into(), "--".into()]);
     let mut command = tied.unwrap_or_default();
@@ -215,7 +216,7 @@ fn configuration(server: &Path, nodes: &[SocketAddr], rate: u32) -> anyhow::Resu
          [autoscale]\nmode = \"on\"\npolicy = \"model\"\ncapacity = {capacity}   # requests in a second of each node\nmin-nodes = 2\nmax-nodes = 3\n\
          up-after = \"2s\"\ndown-after = \"5s\"\nup-pause = \"1s\"\ndown-pause = \"3s\"\n\n\
          [autoscale.local]\ncommand = [{command}]\nports = \"{port}-{last}\"\n{nodes}",
-        // Less than a node ever has before a key is hot: Zipfian keys alone make no node busy.
+        // Below the load of a node before a key is hot: a Zipfian distribution alone must not overload a node.
         least = rate / 4 * 3,
         capacity = rate / 2 * 5,
         command = command.join(", "),
@@ -223,7 +224,7 @@ fn configuration(server: &Path, nodes: &[SocketAddr], rate: u32) -> anyhow::Resu
     ))
 }
 
-/// The port that was asked for; else the usual one; else, where that is taken, a free one.
+/// Returns the address with the requested port. Without one, uses the usual port, or a free one if that is in use.
 fn choose_address(asked: Option<u16>, usual: u16, narrator: &mut Narrator) -> anyhow::Result<SocketAddr> {
     let at = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     match asked {

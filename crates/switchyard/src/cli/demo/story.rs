@@ -1,8 +1,7 @@
-//! The six acts: in each something happens to the load or to a server, and the router is watched until it has answered
-//! to that.
+//! The six acts: each changes the load or kills a server, and waits for the router's reaction.
 //!
-//! The planner, the hot copies and the autoscaler decide themselves. The narrator shows their decisions as their
-//! histories have them. If one of them does not act in time, the narrator says so, and the demo fails.
+//! The planner, the hot copies and the autoscaler decide on their own. The narrator prints the decisions from their
+//! histories. If one of them does not act in time, the narrator reports that, and the demo fails.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,16 +21,16 @@ use super::loads::{Loads, Part};
 use super::narrator::{Kind, Narrator};
 use super::stage::{Stage, program};
 
-/// The longest that anything is waited for: a machine that has much to do takes its time.
+/// Maximum wait for any reaction, generous for slow machines.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The time between two questions to the router for news.
+/// Interval between queries of the router's histories.
 const NEWS: Duration = Duration::from_millis(400);
-/// Slots of a node that has its share, of three.
+/// Slots of a node that has its share, with three nodes.
 const A_SHARE: u64 = 4000;
 /// The node that is killed.
 const VICTIM: usize = 2;
 
-/// Somebody has asked the demo to end.
+/// Error if the demo was interrupted by a signal.
 #[derive(Debug)]
 struct Interrupted;
 
@@ -43,7 +42,7 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-/// Tells it.
+/// Runs the story.
 pub(super) fn run(
     stage: &mut Stage,
     narrator: &mut Narrator,
@@ -92,16 +91,16 @@ struct Story<'s> {
     shown: Instant,
     polled_at: Instant,
     numbers: String,
-    /// The node of the key that everybody reads.
+    /// Node of the hot key.
     reader: String,
-    /// Decisions of the planner that were shown, with the outcome.
+    /// Displayed planner decisions, with their outcomes.
     decisions: BTreeMap<u64, Option<String>>,
     /// Events of the autoscaler that were shown.
     events: BTreeSet<(u64, String)>,
     missed: Vec<String>,
     /// Errors for keys of the killed node.
     excused: u64,
-    /// Errors that nothing excuses.
+    /// All other errors.
     suspects: Vec<Failure>,
 }
 
@@ -125,7 +124,7 @@ impl Story<'_> {
         self.missed.push(text.to_owned());
     }
 
-    /// Watches the load, and tells what the router decides, until `found` has something. `None`: it has not in time.
+    /// Shows the load and the router's decisions until `found` returns a value. `None` on a timeout.
     fn watch<T>(
         &mut self,
         patience: Duration,
@@ -168,13 +167,13 @@ impl Story<'_> {
         self.narrator.show(&self.numbers);
     }
 
-    /// The load at the end of an act.
+    /// Prints the load at the end of an act.
     fn note_load(&mut self) {
         let numbers = self.numbers.clone();
         self.narrator.narrate(Kind::Load, &numbers);
     }
 
-    /// Tells what the planner and the autoscaler have decided and done since the last look.
+    /// Prints new decisions and actions of the planner and the autoscaler.
     fn news(&mut self) -> anyhow::Result<()> {
         let history: HistoryReport = self.stage.get("/api/v1/plan/history")?;
         for decision in history.decisions.iter().rev() {
@@ -202,7 +201,7 @@ impl Story<'_> {
                 self.narrate(Kind::Decided, &format!("  the key {key} goes from {} to {}{more}", first.from, first.to));
             }
         }
-        // A decision under way says so in its outcome.
+        // The outcome of a decision in progress starts with this text.
         let outcome = decision.outcome.as_ref().filter(|outcome| !outcome.starts_with("under way"));
         if let Some(outcome) = outcome.filter(|outcome| self.decisions.get(&id) != Some(&Some((*outcome).clone()))) {
             self.decisions.insert(id, Some(outcome.clone()));
@@ -210,7 +209,7 @@ impl Story<'_> {
         }
     }
 
-    /// The requests of each node, as the router counts them.
+    /// Requests per node, as counted by the router.
     fn shares(&self) -> anyhow::Result<String> {
         let report: HotKeysReport = self.stage.get("/api/v1/hotkeys")?;
         let of_each = |requests: f64| thousands(requests.round().max(0.0) as u64);
@@ -319,7 +318,7 @@ impl Story<'_> {
         Ok(())
     }
 
-    /// A prefix for which both counters of [`Part::Written`] belong to this node.
+    /// Returns a prefix with which both counters of [`Part::Written`] belong to this node.
     fn two_keys_of(&self, node: &str) -> anyhow::Result<(String, Vec<Vec<u8>>)> {
         for at in 1..1000 {
             let prefix = format!("stock{at}:");
@@ -370,7 +369,7 @@ impl Story<'_> {
 
     fn killed_node(&mut self) -> anyhow::Result<()> {
         self.narrator.narrate(Kind::Act, "5. A node is killed, and comes back");
-        // A key that is on its way has two places.
+        // Wait for moves to end: a key in transit has two places.
         self.watch(PATIENCE, |story| {
             Ok(story.stage.get::<MovesReport>("/api/v1/moves")?.moves.is_empty().then_some(()))
         })?;
@@ -435,8 +434,8 @@ impl Story<'_> {
         self.loads.total().errors
     }
 
-    /// Which failures were for a key of the killed node, by the map as it was then or as it is now, and say so. By
-    /// their first words.
+    /// Separates failures for keys of the killed node, by the old or the current map, from other failures. Returns
+    /// counts by the first word of the error.
     fn judge(
         &mut self,
         failures: Vec<Failure>,
@@ -457,7 +456,7 @@ impl Story<'_> {
             .collect();
         let mut words: BTreeMap<String, u64> = BTreeMap::new();
         for failure in failures {
-            // LOADING is the word of a server that reads its file, which does not know what others call it.
+            // A server that reads its file replies LOADING, without its name.
             let is_of_victim = failure.text.contains(victim) || failure.text.starts_with("LOADING ");
             let is_excused = is_of_victim && failure.keys.iter().any(|key| of_victim.contains(&**key));
             let word = failure.text.split(' ').next().unwrap_or_default().to_owned();
@@ -492,7 +491,7 @@ impl Story<'_> {
         Ok(())
     }
 
-    /// The end: what the checks of all replies say.
+    /// Prints the result of all checks.
     fn verdict(&mut self, is_whole: bool) -> anyhow::Result<()> {
         self.loads.end_all()?;
         let late = self.loads.take_failures();
@@ -590,7 +589,7 @@ impl Story<'_> {
     }
 }
 
-/// The load of an interval, and what went wrong so far.
+/// Formats the load of an interval, and the total number of errors.
 fn numbers(period: Duration, interval: &Tally, total: &Tally) -> String {
     format!(
         "{} requests/s, p99 {}, {} errors, {} wrong, {} stale",

@@ -1,7 +1,7 @@
-//! The story as a picture of a terminal: plain text in SVG, one element for each line.
+//! Renders the story as a picture of a terminal: plain text in SVG, one element per line.
 //!
-//! Own code because it is one element per line; the crates that draw terminals read escape codes, which would have to
-//! be written first.
+//! Own code, because one element per line suffices. Crates that draw terminals read escape codes, which would have to
+//! be produced first.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ const EDGE: usize = 18;
 const STYLE: &str = "text{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;fill:#d6dbe0;white-space:pre}\
     .act,.verdict{font-weight:bold;fill:#fff}.seen{fill:#5fc9d8}.decided{fill:#e5c07b}.done{fill:#8cc570}.missed{fill:#e06c75}.load{fill:#7d8590}";
 
-/// The picture.
+/// Renders the lines.
 pub(super) fn picture(lines: &[Line]) -> String {
     let letters =
         lines.iter().map(|line| (line.head.chars().count() + line.text.chars().count()) as f64).fold(80.0, f64::max);
@@ -27,7 +27,7 @@ pub(super) fn picture(lines: &[Line]) -> String {
     for (at, (kind, head, text)) in all.enumerate() {
         let y = EDGE + LINE * at + 12;
         let class = kind.map_or("", class);
-        // The kind colours the head; of what is short, all of it.
+        // The kind colours the prefix. In short lines it colours the whole line.
         let (of_head, of_text) = match kind {
             Some(Kind::Seen | Kind::Decided | Kind::Done) => (class, ""),
             _ => (class, class),

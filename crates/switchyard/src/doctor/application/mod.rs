@@ -1,7 +1,7 @@
-//! What an application does with Redis, beside what is different behind the router: found before it is switched over.
+//! Finds commands of an application that behave differently behind the router, before the application is switched over.
 //!
-//! `stats` goes by the names of commands, which every server counts; `sample` looks at real commands for a moment, and
-//! so at their keys. Both ask the command table, as the router does, what becomes of a command.
+//! `stats` uses the command counts of every server. `sample` inspects real commands and their keys for a short time.
+//! Both use the router's command table.
 
 mod sample;
 mod stats;
@@ -15,31 +15,31 @@ use switchyard_router::{NodeAccess, spans_slots};
 
 use super::{Finding, Level};
 
-/// How long a node may take to answer.
+/// Timeout of a node's reply.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How a refusal of MONITOR begins.
+/// Start of the message when MONITOR is refused.
 const NO_MONITOR: &str = "refuses MONITOR";
 
-/// How connections of routers are named.
+/// Prefix of the names of routers' connections.
 const OWN: &str = "switchyard-";
 
-/// What may keep a command from being served as one server serves it.
+/// Reason why the router may refuse a command that a single server accepts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Limit {
-    /// Its keys must share a slot.
+    /// The keys must share a slot.
     OneSlot,
-    /// The same for all keys of a transaction, and those that it watches.
+    /// All keys of a transaction, including watched keys, must share a slot.
     Transaction,
-    /// The same for keys that it waits for.
+    /// The keys of a blocking command must share a slot.
     Blocking,
-    /// The same for the keys of a script, which must also be declared.
+    /// The keys of a script must share a slot and be declared.
     Script,
-    /// It is refused, for this reason.
+    /// The router refuses the command, for this reason.
     Refused(&'static str),
 }
 
-/// What the commands at these servers may meet behind the router: by their names, and for so long by real ones.
+/// Returns findings about the commands of these servers: from call counts, and with `time` also from a sample.
 pub(crate) fn examine_commands(nodes: &[NodeAccess], time: Option<Duration>) -> Vec<Finding> {
     let seen: Vec<_> = std::thread::scope(|scope| {
         let looks: Vec<_> = nodes
@@ -52,7 +52,7 @@ pub(crate) fn examine_commands(nodes: &[NodeAccess], time: Option<Duration>) -> 
     let mut samples: Option<Sample> = None;
     let mut findings = Vec::new();
     for (node, (calls, sample)) in seen {
-        // A server that does not answer is told by the other checks.
+        // A server that does not reply is reported by the other checks.
         for (name, count) in calls.unwrap_or_default() {
             *total.entry(name).or_default() += count;
         }
@@ -78,8 +78,7 @@ pub(crate) fn examine_commands(nodes: &[NodeAccess], time: Option<Duration>) -> 
     findings
 }
 
-/// The limit that calls of a command may meet. What only an operator calls at a server itself is none of an
-/// application's.
+/// Returns the limit that may apply to a command. Commands that operators send directly to servers do not count.
 fn limit_of(command: &Command) -> Option<Limit> {
     match command.handling {
         Handling::OnlyNode(why) | Handling::Refused(why) => {

@@ -1,7 +1,7 @@
-//! Real commands, looked at for a moment by MONITOR: those that the router would refuse, counted by command.
+//! Samples real commands with MONITOR, and counts the commands that the router would refuse.
 //!
-//! Values and names of keys are looked at and forgotten: only counts leave this module. A line is parsed as inline
-//! commands are, because that is how servers write it.
+//! Values and key names are discarded: only counts leave this module. MONITOR's lines are parsed like inline commands,
+//! because servers write them in that syntax.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,26 +16,25 @@ use switchyard_router::NodeAccess;
 use super::{Limit, OWN, PATIENCE, limit_of};
 use crate::doctor::{Finding, Level};
 
-/// Bytes of MONITOR that are looked at from one node, at most: it costs the node, and more of the same says nothing
-/// new.
+/// Maximum number of bytes of MONITOR output per node. MONITOR is costly for the node, and a longer sample adds little.
 const BYTES_MAX: usize = 256 << 20;
 
-/// A line that is longer is left out: it carries a large value.
+/// Longer lines are skipped: they contain large values.
 const LINE_MAX: usize = 16 << 20;
 
-/// Clients whose transactions are followed, at most.
+/// Maximum number of clients whose transactions are followed.
 const CLIENTS_MAX: usize = 100_000;
 
-/// What was seen of one node's commands.
+/// Counts from one node.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sample {
-    /// Commands of clients that were looked at.
+    /// Commands of clients in the sample.
     pub(crate) commands: u64,
-    /// Those that came through a router, which are as it makes them.
+    /// Commands from routers, which have already rewritten them.
     pub(crate) routed: u64,
-    /// The looking ended before its time: the node sent more than is looked at, or closed the connection.
+    /// The sample ended early: the node exceeded [`BYTES_MAX`] or closed the connection.
     pub(crate) cut_short: bool,
-    /// What would be refused: by limit and command, how often; and how often that command was called at all.
+    /// Commands that the router would refuse, and `called`: all calls of each command.
     refused: BTreeMap<(Limit, String), u64>,
     called: BTreeMap<String, u64>,
 }
@@ -45,7 +44,7 @@ impl Sample {
         *self.refused.entry((limit, name.to_owned())).or_default() += 1;
     }
 
-    /// This and that of another node.
+    /// Adds the counts of another node.
     pub(crate) fn add(&mut self, other: Sample) {
         self.commands += other.commands;
         self.routed += other.routed;
@@ -58,7 +57,7 @@ impl Sample {
         }
     }
 
-    /// What there is to say of it.
+    /// Returns the findings.
     pub(crate) fn judge(&self) -> Vec<Finding> {
         let tell = |level, found, advice: &str| Finding {
             level,
@@ -110,10 +109,10 @@ const TAGS: &str =
     "the router answers CROSSSLOT: give keys that are used together a common hash tag ({user:7}:cart, {user:7}:name)";
 const DECLARE: &str = "the router answers CROSSSLOT, or stops the script: pass every key in KEYS, and give keys of one call a common hash tag";
 
-/// Looks at the commands of a node for so long.
+/// Samples the commands of a node for `time`.
 pub(crate) fn sample(access: &NodeAccess, time: Duration) -> Result<Sample, String> {
     let mut node = NodeConnection::open(access, PATIENCE)?;
-    // Whoever comes as a router meanwhile says so by CLIENT SETNAME, which the sample has.
+    // Routers that connect later are recognized by their CLIENT SETNAME in the sample.
     let mut other = NodeConnection::open(access, PATIENCE)?;
     let _ = other.call(&["CLIENT", "SETNAME", LOOKING]);
     let routers = routers(&mut other);
@@ -123,7 +122,7 @@ pub(crate) fn sample(access: &NodeAccess, time: Duration) -> Result<Sample, Stri
     Ok(tally.finish(&routers, !whole))
 }
 
-/// Addresses of routers' connections.
+/// Returns the addresses of routers' connections.
 fn routers(node: &mut NodeConnection) -> BTreeSet<String> {
     let Ok(list) = node.call(&["CLIENT", "LIST"]) else { return BTreeSet::new() };
     let field = |line: &str, name: &str| {
@@ -132,23 +131,23 @@ fn routers(node: &mut NodeConnection) -> BTreeSet<String> {
     list.text().lines().filter(|line| field(line, "name=").starts_with(OWN)).map(|line| field(line, "addr=")).collect()
 }
 
-/// One client's commands so far.
+/// State of one client.
 #[derive(Debug, Default)]
 struct Seen {
     sample: Sample,
-    /// Slots of keys that it watches, and of its transaction.
+    /// Slots of watched keys and of the keys of its transaction.
     slots: BTreeSet<Slot>,
     in_multi: bool,
-    /// It calls itself one.
+    /// The connection's name is that of a router.
     is_router: bool,
 }
 
-/// Reads lines of MONITOR.
+/// Parser state for MONITOR's lines.
 #[derive(Debug)]
 struct Tally {
     table: Arc<CommandTable>,
     clients: BTreeMap<String, Seen>,
-    /// The script that ran last, with what it declared: what scripts call comes right after it.
+    /// Last script with its declared keys. The commands that a script calls follow its own line directly.
     script: Option<Script>,
 }
 
@@ -166,7 +165,7 @@ impl Default for Tally {
     }
 }
 
-/// `1339518083.107412 [0 127.0.0.1:60866] "keys" "*"`: who, and the command.
+/// Parses `1339518083.107412 [0 127.0.0.1:60866] "keys" "*"`: returns the client and the command.
 fn parts(line: &[u8]) -> Option<(&str, &[u8])> {
     let open = line.iter().position(|byte| *byte == b'[')?;
     let close = open + line[open..].iter().position(|byte| *byte == b']')?;
@@ -239,7 +238,7 @@ impl Tally {
                 let declared = keys.into_iter().map(<[u8]>::to_vec).collect();
                 self.script = Some(Script { client: who, name: name.to_owned(), declared, is_refused });
             }
-            // Told once, with EXEC.
+            // Counted once, at EXEC.
             _ if seen.in_multi => seen.slots.extend(slots),
             (name, Some(limit)) if slots.len() > 1 => seen.sample.meet(limit, name),
             _ => {}
@@ -277,7 +276,7 @@ impl Seen {
     }
 }
 
-/// The keys of a call; none where they cannot be told.
+/// Keys of a call. Empty if they cannot be determined.
 fn keys<'a>(command: &Command, args: &Args<'a>) -> Vec<&'a [u8]> {
     let mut places = Vec::new();
     match command.find_keys(args, &mut places) {

@@ -1,4 +1,4 @@
-//! INFO commandstats: which commands were called since the servers started, and which of these may meet a limit.
+//! INFO commandstats: counts of called commands, and which of them may meet a limit.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,14 @@ use super::{Limit, OWN, PATIENCE, limit_of};
 use crate::config::counted;
 use crate::doctor::{Finding, Level};
 
-/// How often commands were called, by name (`GET`, `XGROUP|CREATE`).
+/// Number of calls by command name (`GET`, `XGROUP|CREATE`).
 pub(crate) type Calls = BTreeMap<String, u64>;
 
-/// What a router and its moves call at nodes for themselves, too. Which of these calls are whose is not counted there;
-/// a sample tells them apart.
+/// Commands that routers and moves also call at nodes. The counters do not separate them from clients' calls, but a
+/// sample does.
 const ROUTERS: &[&str] = &["EXEC", "MSETNX", "RENAMENX", "SWAPDB", "WATCH"];
 
-/// What a node has counted, as far as it is clients': calls that were no mistake.
+/// Returns a node's counts of clients' calls without errors.
 pub(crate) fn calls(access: &NodeAccess) -> Result<Calls, String> {
     let mut node = NodeConnection::open(access, PATIENCE)?;
     let answer = node.call(&["INFO", "commandstats"]).map_err(|error| format!("does not answer: {error}"))?;
@@ -27,7 +27,7 @@ pub(crate) fn calls(access: &NodeAccess) -> Result<Calls, String> {
             let mut calls = parse(&answer.text());
             let mut ask = |args: &[&str]| node.call(args).map_err(|error| format!("does not answer: {error}"));
             let (clients, users) = (ask(&["CLIENT", "LIST"])?.text(), ask(&["ACL", "USERS"])?);
-            // A router that has ended has left its mark.
+            // A router that has ended has left its ownership record.
             let had_router = users.items().iter().any(|user| site_of_mark(&user.text()).is_some());
             if had_router || clients.lines().any(|line| line.contains(&format!(" name={OWN}"))) {
                 calls.retain(|name, _| !ROUTERS.contains(&name.as_str()));
@@ -48,12 +48,12 @@ fn parse(info: &str) -> Calls {
     info.lines().filter_map(line).collect()
 }
 
-/// What the commands that were called may meet behind the router.
+/// Returns findings about the called commands.
 pub(crate) fn judge_calls(calls: &Calls) -> Vec<Finding> {
     let table = CommandTable::builtin();
     let mut found: BTreeMap<Limit, Vec<(&str, u64)>> = BTreeMap::new();
     for (name, count) in calls.iter().filter(|(_, count)| **count > 0) {
-        // What the table does not know is a module's, or newer: the router learns it from the node.
+        // Commands that are not in the table belong to modules or newer servers: the router learns them from the node.
         if let Some(limit) = table.by_name(name).and_then(limit_of) {
             found.entry(limit).or_default().push((name, *count));
         }

@@ -1,4 +1,4 @@
-/* A module with one command per way in which keys can be found. Declares what it uses of Redis's module interface. */
+/* A module with one command for each way to specify keys. Declares its part of Redis's module interface. */
 #include <stddef.h>
 #include <stdint.h>
 
@@ -65,7 +65,7 @@ static int pair(RedisModuleCtx *ctx, RedisModuleString **argv, int argc) {
 
 static int count(RedisModuleCtx *ctx, RedisModuleString **argv, int argc) {
     if (argc < 3) return WrongArity(ctx);
-    /* INCRBY of a key that nobody has gives the number back. */
+    /* INCRBY of a missing key returns the increment. */
     RedisModuleString *number = argv[1];
     Call(ctx, "DEL", "c", "probe.count");
     int done = ReplyWithCallReply(ctx, Call(ctx, "INCRBY", "cs", "probe.count", number));
@@ -96,7 +96,7 @@ int RedisModule_OnLoad(RedisModuleCtx *ctx, RedisModuleString **argv, int argc) 
     if (CreateCommand(ctx, "probe.count", count, "write", 0, 0, 0) != 0) return 1;
     if (CreateCommand(ctx, "probe.keyless", keyless, "readonly", 0, 0, 0) != 0) return 1;
     static const InfoVersion version = {1, 2 * sizeof(void *), sizeof(KeySpec), 10 * sizeof(void *)};
-    /* flags: RO | ACCESS; begin: at an index; find: a number of keys. */
+    /* flags: RO | ACCESS; begin_search: index; find_keys: keynum. */
     static KeySpec specs[] = {
         {.flags = 1 | (1 << 4), .begin_search_type = 2 /* index */, .bs.index.pos = 1, .find_keys_type = 3 /* keynum */,
          .fk.keynum = {0, 1, 1}},

@@ -1,5 +1,4 @@
-//! Certificates made for one test: an authority, and what it signs. And a client that speaks TLS, as bare as the plain
-//! one.
+//! Certificates for a test: an authority and the certificates that it signs. Also a minimal TLS client.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -16,14 +15,14 @@ use tempfile::TempDir;
 
 use super::client::{PATIENCE, encode};
 
-/// An authority with a folder for what it signs.
+/// A certificate authority with a folder for signed certificates.
 pub(crate) struct Authority {
     dir: TempDir,
     issuer: Issuer<'static, KeyPair>,
     pem: String,
 }
 
-/// A certificate and its key, as files.
+/// Files of a certificate and its key.
 #[derive(Clone, Debug)]
 pub(crate) struct Pair {
     pub(crate) certificate: PathBuf,
@@ -35,7 +34,7 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().expect("a key");
-        // A name of its own: authorities are told apart by it.
+        // A unique name, which distinguishes authorities.
         let name = format!("authority {:02x?}", &key.public_key_raw()[1..9]);
         params.distinguished_name.push(DnType::CommonName, name);
         let pem = params.self_signed(&key).expect("an authority").pem();
@@ -49,7 +48,7 @@ impl Authority {
         self.dir.path().join("ca.pem")
     }
 
-    /// A certificate for these names, in files called `file`. A second one of that name takes the place of the first.
+    /// Signs a certificate for `names`, in files called `file`. Replaces an earlier certificate of that name.
     pub(crate) fn sign(&self, file: &str, names: &[&str]) -> Pair {
         let mut params =
             CertificateParams::new(names.iter().map(|&n| n.to_owned()).collect::<Vec<_>>()).expect("names");
@@ -63,7 +62,7 @@ impl Authority {
         pair
     }
 
-    /// A client's settings that trust this authority, with a certificate of its own or none.
+    /// Client settings that trust this authority, optionally with a client certificate.
     pub(crate) fn client_config(&self, own: Option<&Pair>) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.pem.as_bytes()).expect("PEM")).expect("an authority");
@@ -82,19 +81,19 @@ impl Authority {
     }
 }
 
-/// Writes a file that only we may read.
+/// Writes a file that only this user can read.
 fn put(path: &Path, content: &[u8]) {
     std::fs::write(path, content).expect("written");
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("mode");
 }
 
-/// A client that speaks TLS.
+/// A TLS client.
 pub(crate) struct TlsClient {
     stream: StreamOwned<ClientConnection, TcpStream>,
 }
 
 impl TlsClient {
-    /// Connects and shakes hands.
+    /// Connects and performs the handshake.
     pub(crate) fn connect(address: SocketAddr, config: &Arc<ClientConfig>) -> io::Result<TlsClient> {
         let mut socket = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
         socket.set_nodelay(true)?;
@@ -108,7 +107,7 @@ impl TlsClient {
         Ok(TlsClient { stream: StreamOwned::new(session, socket) })
     }
 
-    /// The certificate that the server has shown.
+    /// Returns the server's certificate.
     pub(crate) fn shown(&self) -> Vec<u8> {
         self.stream.conn.peer_certificates().expect("shown").first().expect("one").to_vec()
     }
@@ -118,13 +117,13 @@ impl TlsClient {
         self.stream.flush()
     }
 
-    /// Sends a command and gives the bytes of its reply, which must be a line or a bulk string.
+    /// Sends a command and returns its reply, which must be a line or a bulk string.
     pub(crate) fn cmd<A: AsRef<[u8]>>(&mut self, args: &[A]) -> io::Result<Vec<u8>> {
         self.write(&encode(args))?;
         self.reply()
     }
 
-    /// The next reply: of a bulk string its content, of all else the line.
+    /// Reads a reply: the content of a bulk string, otherwise the line.
     pub(crate) fn reply(&mut self) -> io::Result<Vec<u8>> {
         let mut line = Vec::new();
         let mut byte = [0];
@@ -143,14 +142,14 @@ impl TlsClient {
         Ok(content)
     }
 
-    /// Reads to the end; an end without TLS's own goodbye is an error.
+    /// Reads to the end. An end without TLS's `close_notify` is an error.
     pub(crate) fn rest(&mut self) -> io::Result<Vec<u8>> {
         let mut rest = Vec::new();
         self.stream.read_to_end(&mut rest)?;
         Ok(rest)
     }
 
-    /// The socket, below TLS.
+    /// The socket below TLS.
     pub(crate) fn socket(&self) -> &TcpStream {
         &self.stream.sock
     }

@@ -1,6 +1,6 @@
-//! A blocking client that hides nothing: it sends the bytes it is told to and gives replies as they came.
+//! A blocking client that sends exactly the given bytes and returns replies unchanged.
 //!
-//! No client library, because a library hides exactly what these tests look at: bytes, order, closes.
+//! Not a client library, because these tests check what a library hides: bytes, order, closes.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::value::{Framer, Value, parse};
 
-/// Long enough for a loaded machine with two cores; a test that meets it has failed.
+/// Timeout in tests, long enough for a busy machine with two cores. Reaching it is a failure.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A connection.
@@ -16,12 +16,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Client {
     stream: TcpStream,
     buf: Vec<u8>,
-    /// Bytes of `buf` already given out.
+    /// Number of bytes of `buf` that were already returned.
     taken: usize,
     framer: Framer,
 }
 
-/// Encodes a command as a client library does.
+/// Encodes a command like a client library.
 pub(crate) fn encode<A: AsRef<[u8]>>(args: &[A]) -> Vec<u8> {
     let mut out = format!("*{}\r\n", args.len()).into_bytes();
     for arg in args {
@@ -33,7 +33,7 @@ pub(crate) fn encode<A: AsRef<[u8]>>(args: &[A]) -> Vec<u8> {
     out
 }
 
-/// Splits a line into words as a shell does: `SET k "two words\x00"`. Only for the tests' own literals.
+/// Splits a line into words like a shell: `SET k "two words\x00"`. Only for literals in tests.
 pub(crate) fn words(line: &str) -> Vec<Vec<u8>> {
     let mut out: Vec<Vec<u8>> = Vec::new();
     let mut bytes = line.bytes().peekable();
@@ -77,7 +77,6 @@ impl Client {
         Client::try_connect(address).unwrap_or_else(|e| panic!("cannot connect to {address}: {e}"))
     }
 
-    /// Connects.
     pub(crate) fn try_connect(address: SocketAddr) -> io::Result<Client> {
         let stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
         stream.set_nodelay(true)?;
@@ -86,52 +85,52 @@ impl Client {
         Ok(Client { stream, buf: Vec::new(), taken: 0, framer: Framer::default() })
     }
 
-    /// The socket, for what only a socket can do.
+    /// The underlying socket.
     pub(crate) fn stream(&self) -> &TcpStream {
         &self.stream
     }
 
-    /// How long a read may take.
+    /// Sets the read timeout.
     pub(crate) fn patience(&self, limit: Duration) {
         self.stream.set_read_timeout(Some(limit)).expect("timeout");
     }
 
-    /// Writes bytes as they are.
+    /// Writes raw bytes.
     #[track_caller]
     pub(crate) fn write(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).unwrap_or_else(|e| panic!("cannot write {} bytes: {e}", bytes.len()));
     }
 
-    /// The same, to a peer that may be gone.
+    /// Writes raw bytes. The peer may be gone.
     pub(crate) fn try_write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
     }
 
-    /// Sends a command without waiting.
+    /// Sends a command without waiting for the reply.
     #[track_caller]
     pub(crate) fn send<A: AsRef<[u8]>>(&mut self, args: &[A]) {
         self.write(&encode(args));
     }
 
-    /// Sends a command given as a line of words, without waiting.
+    /// Sends a command line without waiting for the reply.
     #[track_caller]
     pub(crate) fn post(&mut self, line: &str) {
         self.send(&words(line));
     }
 
-    /// The same to a peer that may have closed already: that shows when reading.
+    /// Sends a command line, ignoring errors: if the peer has closed, the next read fails.
     pub(crate) fn post_quietly(&mut self, line: &str) {
         let _ = self.stream.write_all(&encode(&words(line)));
     }
 
-    /// Sends a command and waits for its reply.
+    /// Sends a command and returns its reply.
     #[track_caller]
     pub(crate) fn call<A: AsRef<[u8]>>(&mut self, args: &[A]) -> Value {
         self.send(args);
         self.reply()
     }
 
-    /// Sends a command given as a line of words and waits for its reply.
+    /// Sends a command line and returns its reply.
     #[track_caller]
     pub(crate) fn cmd(&mut self, line: &str) -> Value {
         self.post(line);
@@ -141,26 +140,26 @@ impl Client {
         }
     }
 
-    /// The next reply.
+    /// Returns the next reply.
     #[track_caller]
     pub(crate) fn reply(&mut self) -> Value {
         self.try_reply()
             .unwrap_or_else(|e| panic!("no reply: {e}; bytes so far: {:?}", self.rest().escape_ascii().to_string()))
     }
 
-    /// The next reply, or why there is none.
+    /// Returns the next reply, or an error.
     pub(crate) fn try_reply(&mut self) -> io::Result<Value> {
         Ok(parse(&self.try_raw()?))
     }
 
-    /// The next reply as it came.
+    /// Returns the bytes of the next reply.
     #[track_caller]
     pub(crate) fn raw(&mut self) -> Vec<u8> {
         self.try_raw()
             .unwrap_or_else(|e| panic!("no reply: {e}; bytes so far: {:?}", self.rest().escape_ascii().to_string()))
     }
 
-    /// The next reply as it came, or why there is none.
+    /// Returns the bytes of the next reply, or an error.
     pub(crate) fn try_raw(&mut self) -> io::Result<Vec<u8>> {
         loop {
             if let Some(len) = self.framer.end(&self.buf[self.taken..]) {
@@ -176,7 +175,7 @@ impl Client {
         }
     }
 
-    /// Bytes that came and were not given out yet.
+    /// Received bytes that were not returned yet.
     pub(crate) fn rest(&self) -> &[u8] {
         &self.buf[self.taken..]
     }
@@ -200,8 +199,8 @@ impl Client {
         }
     }
 
-    /// Sends a pipeline and collects `count` replies as they came. Writes beside reading, as one must: a peer that
-    /// cannot write its replies stops reading.
+    /// Sends a pipeline, and returns the bytes of `count` replies. Writes concurrently with reading, because a peer
+    /// that cannot write its replies stops reading.
     #[track_caller]
     pub(crate) fn pipeline(&mut self, bytes: &[u8], count: usize) -> Vec<Vec<u8>> {
         let mut writer = self.stream.try_clone().expect("a second handle");
@@ -221,7 +220,8 @@ impl Client {
         })
     }
 
-    /// Collects bytes until the peer closes or nothing has come for `quiet`. Gives the bytes and whether it closed.
+    /// Reads until the peer closes, or until no bytes arrive for `quiet`. Returns the bytes, and whether the peer
+    /// closed.
     pub(crate) fn listen(&mut self, quiet: Duration) -> (Vec<u8>, bool) {
         self.patience(quiet);
         let closed = loop {
@@ -238,7 +238,7 @@ impl Client {
         (bytes, closed)
     }
 
-    /// True once the peer has closed: what still comes before that is discarded. False after `limit`.
+    /// Discards input until the peer closes. Returns false after `limit`.
     pub(crate) fn closed_within(&mut self, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         while Instant::now() < end {
@@ -252,12 +252,12 @@ impl Client {
         false
     }
 
-    /// Says that nothing more will be sent.
+    /// Closes the sending direction.
     pub(crate) fn finish_sending(&self) {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
-    /// Cuts the connection hard (RST where bytes are unread).
+    /// Closes the connection abruptly (with RST if there are unread bytes).
     pub(crate) fn cut(&self) {
         let _ = self.stream.shutdown(Shutdown::Both);
     }

@@ -1,21 +1,21 @@
-//! GET over HTTP/1.0, for the admin port: no chunks, the body ends where the connection ends.
+//! HTTP/1.0 GET for the admin port: without chunks, so the body ends with the connection.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// Status and body of `GET path`.
+/// Returns status and body of `GET path`.
 #[track_caller]
 pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
     try_get(address, path).unwrap_or_else(|e| panic!("GET http://{address}{path}: {e}"))
 }
 
-/// Status and body of `GET path`, or why there is none.
+/// Returns status and body of `GET path`, or an error.
 pub(crate) fn try_get(address: SocketAddr, path: &str) -> std::io::Result<(u16, String)> {
     try_get_as(address, path, "*/*")
 }
 
-/// Status and body of `GET path` with this `Accept` header.
+/// Returns status and body of `GET path` with this `Accept` header.
 #[track_caller]
 pub(crate) fn get_as(address: SocketAddr, path: &str, accept: &str) -> (u16, String) {
     try_get_as(address, path, accept).unwrap_or_else(|e| panic!("GET http://{address}{path}: {e}"))

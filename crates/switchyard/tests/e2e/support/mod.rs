@@ -1,8 +1,8 @@
-//! What every test needs: real nodes, the real binary in front of them, and a client that hides nothing.
+//! Test harness: real nodes, the real binary in front of them, and a raw client.
 //!
-//! `SWITCHYARD_E2E_TARGET=direct` points the clients at a plain server instead of the router: what a test asserts must
-//! then hold as well, unless it is about the router or several nodes (those tests say so with
-//! [`site::Site::router_only`]). That is how the tests themselves are tested.
+//! `SWITCHYARD_E2E_TARGET=direct` connects the clients to a plain server instead of the router. All assertions must
+//! hold there, too, except in tests about the router or several nodes, which use [`site::Site::router_only`]. This
+//! tests the tests themselves.
 
 pub(crate) mod certificates;
 pub(crate) mod client;
@@ -27,7 +27,7 @@ pub(crate) use value::{Value, bulk, int, ok, simple};
 
 use std::time::{Duration, Instant};
 
-/// What `until` waits for: a value, or that something is true.
+/// Result of a probe in `until`: a value, or whether a condition holds.
 pub(crate) trait Probed {
     type Found;
     fn found(self) -> Option<Self::Found>;
@@ -47,13 +47,13 @@ impl Probed for bool {
     }
 }
 
-/// Waits until `probe` gives a value or says yes, or panics naming `what` was waited for.
+/// Waits until `probe` returns a value or true. Otherwise panics with `what`.
 #[track_caller]
 pub(crate) fn until<P: Probed>(what: &str, probe: impl FnMut() -> P) -> P::Found {
     until_within(client::PATIENCE, what, probe)
 }
 
-/// The same with another patience.
+/// Like `until`, with another timeout.
 #[track_caller]
 pub(crate) fn until_within<P: Probed>(patience: Duration, what: &str, mut probe: impl FnMut() -> P) -> P::Found {
     let end = Instant::now() + patience;

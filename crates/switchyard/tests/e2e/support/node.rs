@@ -1,4 +1,4 @@
-//! A real `redis-server` (or `valkey-server`) on a port of its own, with nothing on disk.
+//! A real `redis-server` (or `valkey-server`) on a separate port, without files on disk.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use super::client::Client;
 use super::process::{Process, on_path, tied};
 use super::{ports, value::Value};
 
-/// The server that tests run against: `SWITCHYARD_E2E_SERVER`, else whichever is installed.
+/// Server under test: `SWITCHYARD_E2E_SERVER`, or any installed one.
 pub(crate) fn default_program() -> String {
     if let Ok(program) = std::env::var("SWITCHYARD_E2E_SERVER") {
         return program;
@@ -22,19 +22,19 @@ pub(crate) fn default_program() -> String {
         .to_owned()
 }
 
-/// How to start a node.
+/// Options to start a node.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NodeOptions {
-    /// The program, where not the default one.
+    /// Server program, if not the default.
     pub(crate) program: Option<String>,
-    /// More arguments (`["--requirepass", "x"]`).
+    /// Additional arguments (`["--requirepass", "x"]`).
     pub(crate) args: Vec<String>,
-    /// Lines of a configuration file, for what cannot be an argument.
+    /// Lines of a configuration file, for settings that cannot be arguments.
     pub(crate) config: String,
 }
 
 impl NodeOptions {
-    /// With these more words on its command line.
+    /// Options with additional arguments.
     pub(crate) fn args(args: &[&str]) -> NodeOptions {
         NodeOptions { args: args.iter().map(|&arg| arg.to_owned()).collect(), ..NodeOptions::default() }
     }
@@ -43,7 +43,7 @@ impl NodeOptions {
 /// A running server, killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Node {
-    // The process is declared before the directory that it lives in: fields are dropped in this order.
+    // Declared before the directory, because fields are dropped in order and the process uses the directory.
     process: Option<Process>,
     dir: TempDir,
     port: u16,
@@ -51,7 +51,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Starts one.
+    /// Starts a node.
     pub(crate) fn start(options: &NodeOptions) -> Node {
         for _ in 0..5 {
             let mut node = Node {
@@ -71,7 +71,7 @@ impl Node {
         self.options.program.clone().unwrap_or_else(default_program)
     }
 
-    /// Starts the process; false where it ended at once (somebody took the port).
+    /// Starts the process. Returns false if it ended at once because another process took the port.
     fn launch(&mut self) -> bool {
         let mut command = tied(self.program());
         let file = self.dir.path().join("server.conf");
@@ -89,7 +89,7 @@ impl Node {
                 assert!(log.contains("Address already in use"), "the node does not start:\n{log}");
                 return false;
             }
-            // Before authentication PING gives an error; that it answers is enough.
+            // Before authentication, PING returns an error: any reply suffices.
             if let Ok(mut client) = Client::try_connect(self.address()) {
                 client.post("PING");
                 let answers =
@@ -104,36 +104,35 @@ impl Node {
         }
     }
 
-    /// The folder of its append-only file.
+    /// Folder of the append-only file.
     pub(crate) fn append_only_file(&self) -> std::path::PathBuf {
         self.dir.path().join("appendonlydir")
     }
 
-    /// Its address.
     pub(crate) fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// A connection that does not pass the router.
+    /// Returns a client that bypasses the router.
     #[track_caller]
     pub(crate) fn client(&self) -> Client {
         Client::connect(self.address())
     }
 
-    /// One command past the router.
+    /// Runs a command that bypasses the router.
     #[track_caller]
     pub(crate) fn cmd(&self, line: &str) -> Value {
         self.client().cmd(line)
     }
 
-    /// `kill -9`.
+    /// Kills the process with SIGKILL.
     pub(crate) fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             process.kill();
         }
     }
 
-    /// Starts it again on the same port, empty.
+    /// Restarts the node empty, on the same port.
     pub(crate) fn restart(&mut self) {
         self.kill();
         for _ in 0..100 {
@@ -145,19 +144,19 @@ impl Node {
         panic!("the node does not start again on port {}", self.port);
     }
 
-    /// Stops it from running without closing anything (SIGSTOP).
+    /// Suspends the process with SIGSTOP, without closing connections.
     pub(crate) fn freeze(&self) {
         self.process.as_ref().expect("a running node").signal(Signal::STOP);
     }
 
-    /// Lets it run again (SIGCONT).
+    /// Resumes the process with SIGCONT.
     pub(crate) fn thaw(&self) {
         self.process.as_ref().expect("a running node").signal(Signal::CONT);
     }
 }
 
-/// Whether the server that answers is the process that was started, where it says. Somebody else may have been faster
-/// to bind the port.
+/// Whether the server that replies is the started process, as far as it reports its id. Another process may have bound
+/// the port first.
 fn is_ours(client: &mut Client, pid: u32) -> bool {
     client.post("INFO server");
     let Ok(Value::Bulk(info)) = client.try_reply() else { return true };

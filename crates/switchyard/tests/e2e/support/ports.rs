@@ -1,14 +1,12 @@
-//! Ports that are free now and that no outgoing connection can take by chance.
+//! Allocates free ports that no outgoing connection can use by chance.
 //!
-//! "Bind port 0" gives ports of the ephemeral range. A node that is killed and comes back on such a port may find it
-//! used by somebody's outgoing connection; worse, a router that keeps connecting to a dead port of that range may by
-//! chance connect to itself (the kernel picks the very same source port). So ports come from below the ephemeral range,
-//! and are tried by binding.
+//! Binding port 0 yields ephemeral ports. After a node is killed, an outgoing connection may use its ephemeral port.
+//! Worse, a router that keeps connecting to a dead ephemeral port may connect to itself, if the kernel picks that port
+//! as the source. So ports come from below the ephemeral range, and are checked by binding.
 //!
-//! That a port is free is not enough where several test processes run at once: a node that is slow to start finds that
-//! the other process has taken its port, and the test takes the other's node for its own, because somebody answers. So
-//! a process gives out ports of blocks that it has claimed. A claim is a socket of an abstract name, which ends with
-//! the process, however that ends.
+//! A check is not enough with several test processes: if another process takes the port of a node that is slow to
+//! start, the test uses the other node by mistake. So a process allocates only from blocks that it has claimed. A claim
+//! is a socket with an abstract name, which disappears with the process.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::linux::net::SocketAddrExt;
@@ -18,10 +16,10 @@ use std::sync::Mutex;
 const FIRST: u32 = 11_000;
 /// Linux's ephemeral range begins at 32768 by default.
 const END: u32 = 32_000;
-/// A run of all tests takes about ten blocks.
+/// Ports per block. A run of all tests needs about ten blocks.
 const BLOCK: u32 = 200;
 
-/// The blocks that this process has claimed, and how many ports it has given out.
+/// Blocks claimed by this process, and the number of allocated ports.
 struct Claimed {
     claims: Vec<UnixListener>,
     firsts: Vec<u32>,
@@ -31,7 +29,7 @@ struct Claimed {
 static CLAIMED: Mutex<Claimed> = Mutex::new(Claimed { claims: Vec::new(), firsts: Vec::new(), given: 0 });
 
 impl Claimed {
-    /// Claims one more block; false where other processes have them all.
+    /// Claims one more block. Returns false if other processes have claimed all.
     fn grow(&mut self) -> bool {
         for first in (FIRST..END).step_by(BLOCK as usize) {
             let name = SocketAddr::from_abstract_name(format!("switchyard-e2e-ports-{first}")).expect("a name");
@@ -48,7 +46,7 @@ impl Claimed {
         let given = self.given;
         self.given += 1;
         if given / BLOCK == self.firsts.len() as u32 && !self.grow() {
-            // All of them are taken: from the beginning of our own, whose ports are long out of use.
+            // All blocks are claimed: reuse our first block, whose ports are no longer in use.
             assert!(!self.firsts.is_empty(), "other test processes have all ports between {FIRST} and {END}");
             self.given = 1;
             return self.firsts[0] as u16;
@@ -57,8 +55,7 @@ impl Claimed {
     }
 }
 
-/// A port on 127.0.0.1 that was free a moment ago, and that neither this process nor another one of these tests will
-/// hand out soon.
+/// Returns a port on 127.0.0.1 that is free now, and that no test process will allocate soon.
 pub(crate) fn free() -> u16 {
     for _ in FIRST..END {
         let port = CLAIMED.lock().unwrap_or_else(|e| e.into_inner()).next();

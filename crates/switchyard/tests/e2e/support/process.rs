@@ -1,9 +1,9 @@
 //! Child processes that cannot outlive the test that started them.
 //!
-//! Two nets: the guard kills by handle when it is dropped (also while a panic unwinds), and the kernel kills the child
-//! when the test process itself dies (`PR_SET_PDEATHSIG`, set by util-linux's `setpriv`, so that no unsafe `pre_exec`
-//! is needed here). The death signal is bound to the *thread* that spawned, and the test harness ends a thread per
-//! test: so one thread of its own, which never ends, spawns everything.
+//! Two mechanisms: the guard kills the child when dropped, even if a panic unwinds. And the kernel kills it when the
+//! test process dies (`PR_SET_PDEATHSIG`, set by util-linux's `setpriv`, so that no unsafe `pre_exec` is needed). The
+//! kernel sends this signal when the *thread* ends that spawned the child, and the test harness uses a thread per test.
+//! So a separate thread that never ends spawns all children.
 
 use std::fs::File;
 use std::io;
@@ -19,7 +19,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 type Order = (Command, Sender<io::Result<Child>>);
 
-/// Spawns on the one thread whose end would be the end of the whole test process.
+/// Spawns on a thread that lives as long as the test process.
 fn spawn_on_lasting_thread(command: Command) -> io::Result<Child> {
     static SPAWNER: OnceLock<Mutex<Sender<Order>>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
@@ -39,7 +39,7 @@ fn spawn_on_lasting_thread(command: Command) -> io::Result<Child> {
     outcome.recv().expect("spawner answers")
 }
 
-/// A command line that dies with the test process where the system can arrange it.
+/// Returns a command that dies with the test process, if `setpriv` exists.
 pub(crate) fn tied(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let setpriv = Path::new("/usr/bin/setpriv");
     if setpriv.exists() {
@@ -51,7 +51,7 @@ pub(crate) fn tied(program: impl AsRef<std::ffi::OsStr>) -> Command {
     }
 }
 
-/// True where `program` is on PATH.
+/// Whether `program` is on PATH.
 pub(crate) fn on_path(program: &str) -> bool {
     std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
 }
@@ -75,17 +75,16 @@ impl Process {
         Process { child, name: name.to_owned(), log: log.to_owned(), ended: None }
     }
 
-    /// Its process id. `setpriv` replaces itself, so this is the program's own.
+    /// Process id. `setpriv` replaces itself, so this is the id of the program.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends a signal.
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(self.child.id() as i32).expect("a pid");
         kill_process(pid, signal).unwrap_or_else(|e| panic!("cannot signal {}: {e}", self.name));
         if signal == Signal::STOP {
-            // Its threads go on until the first of them has heard of it, which is a while on a busy machine.
+            // Threads continue until the first of them handles the signal, which takes a while on a busy machine.
             let end = Instant::now() + Duration::from_secs(30);
             while !self.stands_still() {
                 assert!(Instant::now() < end, "{} does not stop", self.name);
@@ -94,17 +93,17 @@ impl Process {
         }
     }
 
-    /// Whether all its threads are stopped.
+    /// Whether all threads are stopped.
     fn stands_still(&self) -> bool {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("its threads");
         tasks.flatten().all(|task| {
-            // One that ends meanwhile does nothing any more. The state follows the name, which may contain anything.
+            // A thread may end in the meantime. The state follows the name, which may contain any character.
             let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
             stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
         })
     }
 
-    /// Its exit status if it has ended.
+    /// Exit status, if the process has ended.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait().expect("wait");
@@ -112,7 +111,7 @@ impl Process {
         self.ended
     }
 
-    /// Waits for its end, or panics with its log.
+    /// Waits for the end, or panics with the log.
     pub(crate) fn wait(&mut self, limit: Duration) -> ExitStatus {
         if self.ended().is_none() {
             let process =
@@ -124,7 +123,7 @@ impl Process {
         status.unwrap_or_else(|| panic!("{} has not ended after {limit:?}; its log:\n{}", self.name, self.log()))
     }
 
-    /// Kills it without warning and waits until it is gone.
+    /// Kills the process with SIGKILL, and waits for its end.
     pub(crate) fn kill(&mut self) {
         if self.ended().is_none() {
             let _ = self.child.kill();
@@ -132,12 +131,12 @@ impl Process {
         }
     }
 
-    /// What it has written so far.
+    /// Output so far.
     pub(crate) fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// Waits until its log has all of these: a thread of its own writes it, a moment after what it tells of.
+    /// Waits until the log has all texts. A separate thread of the router writes the log with a delay.
     #[track_caller]
     pub(crate) fn expect_log(&self, texts: &[&str]) -> String {
         super::until(&format!("{} has logged {texts:?}", self.name), || {
@@ -146,7 +145,7 @@ impl Process {
         })
     }
 
-    /// A field of `/proc/PID/status` in KiB (`VmRSS`, `VmHWM`).
+    /// Returns a field of `/proc/PID/status` in KiB (`VmRSS`, `VmHWM`).
     pub(crate) fn memory_kib(&self, field: &str) -> u64 {
         let path = format!("/proc/{}/status", self.pid());
         let text = std::fs::read_to_string(&path)
@@ -156,12 +155,12 @@ impl Process {
             .unwrap_or_else(|| panic!("{path} has no {field}"))
     }
 
-    /// Sets the peak of resident memory (`VmHWM`) back to the present value.
+    /// Resets the peak of resident memory (`VmHWM`) to the current value.
     pub(crate) fn reset_peak_memory(&self) {
         std::fs::write(format!("/proc/{}/clear_refs", self.pid()), "5").expect("reset of VmHWM");
     }
 
-    /// Open file descriptors.
+    /// Number of open file descriptors.
     pub(crate) fn open_files(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).map(Iterator::count).unwrap_or(0)
     }

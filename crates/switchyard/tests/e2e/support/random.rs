@@ -1,17 +1,15 @@
-//! A seeded source of randomness (SplitMix64): a failing run is repeated by its seed.
+//! Seeded random numbers (SplitMix64): a failing run is repeated with its seed.
 
-/// See the module.
+/// SplitMix64 state.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// From a seed.
     pub(crate) fn new(seed: u64) -> Random {
         Random(seed)
     }
 
-    /// The seeds that a randomised test runs with: fixed ones, and one that nobody has tried before; or only
-    /// `SWITCHYARD_E2E_SEED`.
+    /// Seeds of a randomized test: the fixed ones and a new one, or only `SWITCHYARD_E2E_SEED` if set.
     pub(crate) fn seeds(fixed: &[u64]) -> Vec<u64> {
         if let Ok(seed) = std::env::var("SWITCHYARD_E2E_SEED") {
             return vec![seed.parse().expect("SWITCHYARD_E2E_SEED must be a number")];
@@ -20,7 +18,7 @@ impl Random {
         fixed.iter().copied().chain([now.as_nanos() as u64]).collect()
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     pub(crate) fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -29,27 +27,27 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`.
+    /// Returns a number below `n`.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.bits() % n as u64) as usize
     }
 
-    /// A number of a range.
+    /// Returns a number from `low` up to, but not including, `high`.
     pub(crate) fn range(&mut self, low: i64, high: i64) -> i64 {
         low + (self.bits() % (high - low) as u64) as i64
     }
 
-    /// True once in `n` times.
+    /// Returns true with probability 1/n.
     pub(crate) fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 
-    /// One of them.
+    /// Returns a random element.
     pub(crate) fn pick<'a, T: ?Sized>(&mut self, of: &[&'a T]) -> &'a T {
         of[self.below(of.len())]
     }
 
-    /// Bytes of any value.
+    /// Returns random bytes.
     pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut out = Vec::with_capacity(len + 8);
         while out.len() < len {

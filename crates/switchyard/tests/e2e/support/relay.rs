@@ -1,5 +1,4 @@
-//! A TCP relay that stands between the router and a node and does to the bytes what networks do: chops, delays, stalls,
-//! cuts.
+//! TCP relay between the router and a node that simulates network faults: splits, delays, stalls and cuts.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,41 +8,41 @@ use std::time::Duration;
 
 use super::{ports, until};
 
-/// What a test may change while connections live.
+/// Settings that a test may change during connections.
 #[derive(Debug)]
 struct Mood {
-    /// Bytes per write towards the router; 0: as they come.
+    /// Bytes per write towards the router. 0: unchanged.
     chop: AtomicUsize,
-    /// Bytes of replies that may still pass before every connection is cut; negative: no limit.
+    /// Remaining bytes of replies before every connection is cut. Negative: no limit.
     cut_after: AtomicI64,
     held: Mutex<Held>,
-    /// What is held back has changed.
+    /// Signals a change of `held`.
     changed: Condvar,
-    /// The requests of one connection are held back, from those on in which this occurs.
+    /// Bytes that trigger a hold of one connection's requests, from there on.
     hold_from: Mutex<Option<Vec<u8>>>,
-    /// New connections are closed at once.
+    /// Close new connections at once.
     refuse: AtomicBool,
-    /// Connections accepted so far.
+    /// Number of accepted connections.
     accepted: AtomicU64,
-    /// Requests seen, as bytes, in the order of arrival over all connections.
+    /// Bytes of all requests, in the order of arrival over all connections.
     seen: Mutex<Vec<u8>>,
-    /// Both ends of every connection.
+    /// Both sockets of every connection.
     open: Mutex<Vec<TcpStream>>,
-    /// The process whose connections pass nothing, in either direction.
+    /// Process whose connections transfer nothing in either direction.
     isolated: Mutex<Option<u32>>,
     target: Mutex<SocketAddr>,
 }
 
-/// What is held back.
+/// Held traffic.
 #[derive(Debug, Default)]
 struct Held {
     replies: bool,
     requests: bool,
-    /// The requests of the one connection.
+    /// Requests of the single connection are held.
     one: bool,
-    /// What that held back has been passed on, or could not be any more.
+    /// The requests of the single connection were forwarded, or the node has closed.
     has_released: bool,
-    /// The relay ends: nothing waits.
+    /// The relay is ending: no thread waits.
     stop: bool,
 }
 
@@ -57,8 +56,8 @@ impl Mood {
         self.changed.notify_all();
     }
 
-    /// Waits until the relay ends if the process that has the other end of this connection is isolated. `is_isolated`
-    /// keeps the answer, which costs a look at all its files.
+    /// Blocks until the relay ends, if the other end of this connection belongs to the isolated process. `is_isolated`
+    /// caches the result, which requires a scan of all files of that process.
     fn pass(&self, near: &TcpStream, is_isolated: &mut Option<bool>) {
         let isolated = *self.isolated.lock().expect("a process");
         let Some(pid) = isolated else { return };
@@ -72,7 +71,7 @@ impl Mood {
     }
 }
 
-/// See the module.
+/// A running relay.
 #[derive(Debug)]
 pub(crate) struct Relay {
     address: SocketAddr,
@@ -80,15 +79,14 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Relays from a port of its own to `target`.
+    /// Relays from a free port to `target`.
     pub(crate) fn start(target: SocketAddr) -> Relay {
         Relay::start_at((Ipv4Addr::LOCALHOST, ports::free()).into(), target)
     }
 
-    /// Relays from `address`, where nobody listens, to `target`.
+    /// Relays from `address`, which must be free, to `target`.
     pub(crate) fn start_at(address: SocketAddr, target: SocketAddr) -> Relay {
-        // A process that another test is just starting has a copy of the socket by which the port was tried, until it
-        // is another program.
+        // A process that another test is starting may hold a copy of the socket that probed the port, until its exec.
         let listener = until("the port is free", || TcpListener::bind(address).ok());
         let address = listener.local_addr().expect("an address");
         let mood = Arc::new(Mood {
@@ -132,61 +130,60 @@ impl Relay {
         Relay { address, mood }
     }
 
-    /// Where it listens.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Relays new connections to another server. The open ones stay.
+    /// Relays new connections to another server. Open connections stay.
     pub(crate) fn turn_to(&self, target: SocketAddr) {
         *self.mood.target.lock().expect("an address") = target;
     }
 
-    /// Replies reach the router in writes of `bytes` each (0: as they come).
+    /// Forwards replies to the router in writes of `bytes` each. 0: unchanged.
     pub(crate) fn chop(&self, bytes: usize) {
         self.mood.chop.store(bytes, Ordering::SeqCst);
     }
 
-    /// After that many more bytes of replies, every connection is cut.
+    /// Cuts every connection after `bytes` more bytes of replies.
     pub(crate) fn cut_after(&self, bytes: i64) {
         self.mood.cut_after.store(bytes, Ordering::SeqCst);
     }
 
-    /// Holds replies back, or lets them go.
+    /// Holds or releases replies.
     pub(crate) fn stall(&self, on: bool) {
         self.mood.change(|held| held.replies = on);
     }
 
-    /// Holds requests back, or lets them go, also those of connections that were closed meanwhile: as a network does
-    /// that loses everything in one direction for a while, since what was sent is sent again by the sender's kernel.
+    /// Holds or releases requests, including those of connections that were closed in the meantime. Simulates a network
+    /// that drops all packets in one direction for a while, after which the sender's kernel retransmits.
     pub(crate) fn hold(&self, on: bool) {
         self.mood.change(|held| held.requests = on);
     }
 
-    /// Holds back the requests of the first connection in which `needle` comes, from there on, also when that was
-    /// closed meanwhile.
+    /// Holds the requests of the first connection that contains `needle`, from there on, even after that connection is
+    /// closed.
     pub(crate) fn hold_from(&self, needle: &[u8]) {
         *self.mood.hold_from.lock().expect("what to look for") = Some(needle.to_vec());
     }
 
-    /// Whether there was such a connection.
+    /// Whether a connection is held.
     pub(crate) fn holds_one(&self) -> bool {
         self.mood.held().one
     }
 
-    /// Passes on what was held back of that connection, as far as the node still has it.
+    /// Forwards the held requests of that connection, if the node still has the connection.
     pub(crate) fn release(&self) {
         self.mood.change(|held| held.one = false);
         self.mood.wait_while(|held| !held.has_released);
     }
 
-    /// Holds back everything of the connections of one process, old and new, as a partition of the network does. Other
-    /// processes are not affected.
+    /// Holds all traffic of one process, on old and new connections, like a network partition. Other processes are not
+    /// affected.
     pub(crate) fn isolate(&self, pid: u32) {
         *self.mood.isolated.lock().expect("a process") = Some(pid);
     }
 
-    /// Closes new connections at once, or serves them again.
+    /// Starts or stops closing new connections at once.
     pub(crate) fn refuse(&self, on: bool) {
         self.mood.refuse.store(on, Ordering::SeqCst);
     }
@@ -198,12 +195,13 @@ impl Relay {
         }
     }
 
-    /// Connections accepted so far.
+    /// Number of accepted connections.
     pub(crate) fn accepted(&self) -> u64 {
         self.mood.accepted.load(Ordering::SeqCst)
     }
 
-    /// The same once no more come: after its start the router looks at the nodes' functions on a connection of its own.
+    /// Number of accepted connections when it no longer grows: after its start, the router reads the nodes' functions
+    /// on a separate connection.
     pub(crate) fn settled(&self) -> u64 {
         loop {
             let before = self.accepted();
@@ -214,7 +212,7 @@ impl Relay {
         }
     }
 
-    /// How often `needle` occurs in the requests that passed.
+    /// Number of occurrences of `needle` in forwarded requests.
     pub(crate) fn seen(&self, needle: &[u8]) -> usize {
         let seen = self.mood.seen.lock().expect("requests");
         seen.windows(needle.len()).filter(|w| *w == needle).count()
@@ -229,7 +227,7 @@ impl Drop for Relay {
     }
 }
 
-/// Whether a process has the other end of a connection of this one.
+/// Whether a process has the other end of this connection.
 fn has_other_end(pid: u32, near: &TcpStream) -> bool {
     let (Ok(peer), Ok(own)) = (near.peer_addr(), near.local_addr()) else { return false };
     let [local, remote] = [peer, own].map(|address| format!(":{:04X}", address.port()));
@@ -252,7 +250,7 @@ fn requests(mut from: TcpStream, mut to: TcpStream, mood: &Mood) {
     let (mut chunk, mut is_isolated) = ([0; 16 * 1024], None);
     while let Ok(n @ 1..) = from.read(&mut chunk) {
         {
-            // Enough for what tests look for; a large upload must not fill the memory of the test.
+            // Bounded, so that a large upload does not fill the memory.
             let mut seen = mood.seen.lock().expect("requests");
             if seen.len() < 4 << 20 {
                 seen.extend_from_slice(&chunk[..n]);
@@ -266,7 +264,7 @@ fn requests(mut from: TcpStream, mut to: TcpStream, mood: &Mood) {
         if is_it.is_some() {
             mood.change(|held| held.one = true);
             mood.wait_while(|held| held.one);
-            // What the node does with it, and with the end of the connection, is awaited: it closes its side then.
+            // Wait until the node has processed this and the end of the connection. It then closes its side.
             let _ = to.write_all(&chunk[..n]);
             let _ = to.shutdown(Shutdown::Write);
             let _ = to.read(&mut [0; 1000]);
@@ -302,7 +300,7 @@ fn replies(mut from: TcpStream, mut to: TcpStream, mood: &Mood) {
                 break 'connection;
             }
             if left >= 0 && left - piece.len() as i64 <= 0 {
-                // Let the bytes arrive before the end does.
+                // Let the bytes arrive before the close.
                 std::thread::sleep(Duration::from_millis(20));
                 mood.cut_after.store(-1, Ordering::SeqCst);
                 for stream in mood.open.lock().expect("list").drain(..) {

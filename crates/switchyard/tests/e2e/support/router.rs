@@ -1,4 +1,4 @@
-//! The real `switchyard` binary, started by its command line as scripts start it.
+//! The real `switchyard` binary, started by its command line.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -11,33 +11,32 @@ use super::client::{Client, encode};
 use super::process::{Process, tied};
 use super::{http, ports};
 
-/// How to start a router.
+/// Options to start a router.
 #[derive(Clone, Debug)]
 pub(crate) struct RouterOptions {
-    /// `--workers`.
     pub(crate) workers: usize,
-    /// TOML, given with `--config` beside the flags; empty: no file.
+    /// TOML for `--config`, in addition to flags. Empty: no file.
     pub(crate) config: String,
-    /// More arguments.
+    /// Additional arguments.
     pub(crate) args: Vec<String>,
     /// Limit of open files (`prlimit --nofile`).
     pub(crate) open_files: Option<u64>,
-    /// A file in the place of its `/etc/hosts`, in a mount namespace of its own.
+    /// File mounted over `/etc/hosts`, in a separate mount namespace.
     pub(crate) hosts: Option<PathBuf>,
     /// Leaves `nodes.wait-max` to the configuration. Otherwise it is 0, so that a command for a node that is down fails
     /// at once.
     pub(crate) waits_for_nodes: bool,
-    /// Wait only until it answers PING, not until every node answers.
+    /// Wait only until the router answers PING, not until every node replies.
     pub(crate) nodes_may_be_down: bool,
-    /// Password that its clients need.
+    /// Password for clients.
     pub(crate) password: Option<String>,
-    /// User whose password that is, where it is not the default user.
+    /// User of that password, if not the default user.
     pub(crate) user: Option<String>,
 }
 
 impl Default for RouterOptions {
     fn default() -> RouterOptions {
-        // Two workers, so that what one worker alone gets right by chance is found out.
+        // Two workers, so that a test does not pass only because of a single worker.
         RouterOptions {
             workers: 2,
             config: String::new(),
@@ -53,12 +52,12 @@ impl Default for RouterOptions {
 }
 
 impl RouterOptions {
-    /// With this configuration file.
+    /// Options with this configuration file.
     pub(crate) fn config(text: impl Into<String>) -> RouterOptions {
         RouterOptions { config: text.into(), ..RouterOptions::default() }
     }
 
-    /// With these more words on its command line.
+    /// Options with additional arguments.
     pub(crate) fn args(args: &[&str]) -> RouterOptions {
         RouterOptions { args: args.iter().map(|&arg| arg.to_owned()).collect(), ..RouterOptions::default() }
     }
@@ -76,7 +75,7 @@ pub(crate) struct Router {
 }
 
 impl Router {
-    /// Starts one in front of `nodes` and waits until it serves.
+    /// Starts a router in front of `nodes`, and waits until it serves.
     pub(crate) fn start(nodes: &[SocketAddr], options: &RouterOptions) -> Router {
         let dir = TempDir::new().expect("a directory");
         let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free()));
@@ -87,7 +86,7 @@ impl Router {
         router
     }
 
-    /// Starts a second process with the same settings, as an operator's mistake does. Gives its end and log.
+    /// Starts a second process with the same settings, as by an operator's mistake. Returns the process.
     pub(crate) fn start_rival(&self, listen: SocketAddr, admin: SocketAddr, state_dir: &Path) -> Process {
         self.start_beside(&self.options, listen, admin, state_dir)
     }
@@ -112,18 +111,18 @@ impl Router {
             if let Ok(mut client) = Client::try_connect(self.listen) {
                 client.patience(Duration::from_secs(5));
                 if let Some(password) = &self.options.password {
-                    // It tries its ports before it serves there: who connects just then is closed.
+                    // The router tests its ports before it serves: a client that connects then is closed.
                     let _ = match &self.options.user {
                         Some(user) => client.try_write(&encode(&["AUTH", user.as_str(), password.as_str()])),
                         None => client.try_write(&encode(&["AUTH", password.as_str()])),
                     };
                     let _ = client.try_reply();
                 }
-                // DBSIZE asks every node.
+                // DBSIZE reaches every node.
                 client.post_quietly(if self.options.nodes_may_be_down { "PING" } else { "DBSIZE" });
                 if client.try_reply().is_ok_and(|reply| reply.error().is_none()) {
-                    // Clients are served a moment before all that executes operators' commands is there. Not where
-                    // little is logged.
+                    // Clients are served shortly before the threads for operators' commands run. Bounded, because some
+                    // tests log little.
                     let told = Instant::now() + Duration::from_secs(1);
                     while !self.process.log().contains("clients connect to") && Instant::now() < told {
                         std::thread::sleep(Duration::from_millis(5));
@@ -136,37 +135,33 @@ impl Router {
         }
     }
 
-    /// Where clients connect.
+    /// Address for clients.
     pub(crate) fn address(&self) -> SocketAddr {
         self.listen
     }
 
-    /// The admin port.
+    /// Address of the admin port.
     pub(crate) fn admin(&self) -> SocketAddr {
         self.admin
     }
 
-    /// Its state directory.
     pub(crate) fn state_dir(&self) -> PathBuf {
         self.dir.path().join("state")
     }
 
-    /// Its configuration file (exists only where a configuration was given).
+    /// Path of the configuration file. It exists only if a configuration was given.
     pub(crate) fn config_file(&self) -> PathBuf {
         self.dir.path().join("switchyard.toml")
     }
 
-    /// The process.
     pub(crate) fn process(&self) -> &Process {
         &self.process
     }
 
-    /// The process, to wait for its end.
     pub(crate) fn process_mut(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// Its metrics.
     #[track_caller]
     pub(crate) fn metrics(&self) -> String {
         let (status, body) = http::get(self.admin, "/metrics");
@@ -174,7 +169,7 @@ impl Router {
         body
     }
 
-    /// Ends it politely and starts it again in front of `nodes` with the same state directory.
+    /// Stops the router with SIGTERM, and starts it again in front of `nodes` with the same state directory.
     pub(crate) fn restart(&mut self, nodes: &[SocketAddr]) {
         self.process.signal(Signal::TERM);
         let status = self.process.wait(Duration::from_secs(30));
@@ -182,7 +177,7 @@ impl Router {
         self.start_again(nodes);
     }
 
-    /// Starts it again, after its end, with the same state directory.
+    /// Starts the router again after its end, with the same state directory.
     pub(crate) fn start_again(&mut self, nodes: &[SocketAddr]) {
         self.nodes = nodes.to_vec();
         self.process = launch(nodes, &self.options, self.listen, self.admin, self.dir.path());
@@ -235,7 +230,7 @@ fn launch_with_state(
     if !options.waits_for_nodes {
         command.args(["--set", "nodes.wait-max=0s"]);
     }
-    // The whole suite by another setting, such as hot-copies.admission=all.
+    // Runs the whole suite with other settings, such as hot-copies.admission=all.
     for setting in std::env::var("SWITCHYARD_E2E_SET").iter().flat_map(|all| all.split_whitespace()) {
         command.args(["--set", setting]);
     }

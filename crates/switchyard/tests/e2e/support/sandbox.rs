@@ -1,5 +1,5 @@
-//! A copy of this machine that a real systemd has booted, with the package installed: for what is tried as a user does
-//! it, to the letter.
+//! A container of this machine, booted by a real systemd, with the package installed: for tests that follow the
+//! documentation literally.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -12,12 +12,12 @@ fn repository() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// A file of the repository.
+/// Path of a file in the repository.
 pub(crate) fn file(name: &str) -> PathBuf {
     repository().join(name)
 }
 
-/// The .deb of the binary under test; none where there is no `dpkg-deb`.
+/// The .deb of the binary under test. `None` without `dpkg-deb`.
 fn package() -> Option<&'static Path> {
     static MADE: OnceLock<(TempDir, Option<PathBuf>)> = OnceLock::new();
     let (_, deb) = MADE.get_or_init(|| {
@@ -36,9 +36,9 @@ fn package() -> Option<&'static Path> {
     deb.as_deref()
 }
 
-/// Runs a script in the copy, as root, with the package beside it. Does nothing where the machine does not allow it,
-/// and says so past the test runner, which shows nothing of a test that passes. In CI a machine that lacks only a
-/// package is a failure.
+/// Runs a script in the container as root, with the package next to it. If the machine does not support that, skips the
+/// test with a message that bypasses the test runner, which hides the output of passing tests. In CI, a missing package
+/// is a failure.
 pub(crate) fn run(script: &Path) {
     let not_tried = |why: &str| {
         let mut out = std::io::stderr();

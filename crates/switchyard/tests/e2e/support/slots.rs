@@ -1,6 +1,6 @@
-//! Which slot a key has, computed the slow way: a check of the router must not use the router's own code.
+//! Computes the slot of a key, without the router's own code, which it checks.
 
-/// CRC16 (XMODEM) bit by bit.
+/// CRC16 (XMODEM), bit by bit.
 fn crc16(bytes: &[u8]) -> u16 {
     let mut crc = 0u16;
     for &byte in bytes {
@@ -12,7 +12,7 @@ fn crc16(bytes: &[u8]) -> u16 {
     crc
 }
 
-/// The slot of a key: of what stands between the first `{` and the next `}` where that is not empty.
+/// Slot of a key: hashes the text between the first `{` and the next `}`, unless that is empty.
 pub(crate) fn slot(key: &[u8]) -> u16 {
     let hashed = key
         .iter()

@@ -1,9 +1,8 @@
-//! Replies as a test wants to look at them. The bytes as they came are kept beside (see `client`): a differential test
-//! compares those.
+//! Parsed replies for assertions. `client` also keeps the raw bytes, which differential tests compare.
 
 use std::fmt;
 
-/// A reply, RESP2 or RESP3.
+/// A RESP2 or RESP3 reply.
 #[derive(Clone, PartialEq)]
 pub(crate) enum Value {
     /// `$-1`, `*-1` or `_`.
@@ -61,12 +60,12 @@ impl fmt::Debug for Value {
     }
 }
 
-/// A bulk string, for comparing.
+/// A bulk string, for comparisons.
 pub(crate) fn bulk(text: impl AsRef<[u8]>) -> Value {
     Value::Bulk(text.as_ref().to_vec())
 }
 
-/// A simple string, for comparing.
+/// A simple string, for comparisons.
 pub(crate) fn simple(text: &str) -> Value {
     Value::Simple(text.to_owned())
 }
@@ -76,13 +75,13 @@ pub(crate) fn ok() -> Value {
     simple("OK")
 }
 
-/// An integer, for comparing.
+/// An integer, for comparisons.
 pub(crate) fn int(n: i64) -> Value {
     Value::Int(n)
 }
 
 impl Value {
-    /// The integer, or a panic that shows what was there.
+    /// Returns an integer, or panics with the reply.
     #[track_caller]
     pub(crate) fn int(&self) -> i64 {
         match self {
@@ -91,7 +90,7 @@ impl Value {
         }
     }
 
-    /// The bytes of a bulk string.
+    /// Returns the bytes of a bulk string.
     #[track_caller]
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
@@ -100,7 +99,7 @@ impl Value {
         }
     }
 
-    /// The text of any string kind.
+    /// Returns the text of any string type.
     #[track_caller]
     pub(crate) fn text(&self) -> String {
         match self {
@@ -110,7 +109,7 @@ impl Value {
         }
     }
 
-    /// The items of an array, set or push.
+    /// Returns the items of an array, set or push.
     #[track_caller]
     pub(crate) fn items(&self) -> &[Value] {
         match self {
@@ -119,7 +118,7 @@ impl Value {
         }
     }
 
-    /// The error's text, or `None`.
+    /// Returns the text of an error.
     pub(crate) fn error(&self) -> Option<&str> {
         match self {
             Value::Error(s) => Some(s),
@@ -127,7 +126,7 @@ impl Value {
         }
     }
 
-    /// The error's text, or a panic that shows the reply that should have been an error.
+    /// Returns the text of an error, or panics with the reply.
     #[track_caller]
     pub(crate) fn expect_error(&self) -> &str {
         match self {
@@ -136,7 +135,7 @@ impl Value {
         }
     }
 
-    /// The pairs of a map, or of the flat array that RESP2 has in its place.
+    /// Returns the pairs of a map, or of the equivalent flat array in RESP2.
     #[track_caller]
     pub(crate) fn pairs(&self) -> Vec<(String, Value)> {
         match self {
@@ -145,7 +144,7 @@ impl Value {
         }
     }
 
-    /// The value beside `key` in a map or flat array.
+    /// Returns the value of `key` in a map or flat array.
     #[track_caller]
     pub(crate) fn field(&self, key: &str) -> Value {
         self.pairs()
@@ -155,17 +154,17 @@ impl Value {
     }
 }
 
-/// Finds where a reply ends without recursion, resuming where it stopped, so that a reply of any size costs one pass.
+/// Finds the end of a reply without recursion. Resumes where it stopped, so that a reply of any size is scanned once.
 #[derive(Debug, Default)]
 pub(crate) struct Framer {
     at: usize,
-    /// Values still missing in each open aggregate.
+    /// Number of missing values of each open aggregate.
     open: Vec<u64>,
 }
 
 impl Framer {
-    /// The length of the first whole reply in `buf`, or `None` where more bytes are needed. Panics on bytes that are no
-    /// reply.
+    /// Returns the length of the first complete reply in `buf`, or `None` if more bytes are needed. Panics on invalid
+    /// RESP.
     pub(crate) fn end(&mut self, buf: &[u8]) -> Option<usize> {
         loop {
             let rest = buf.get(self.at..)?;
@@ -191,7 +190,7 @@ impl Framer {
                 b'*' | b'~' | b'>' | b'%' | b'|' => {
                     let n = number().max(0) as u64;
                     self.at += line_end + 2;
-                    // An attribute belongs to the value after it: one more value.
+                    // An attribute precedes its value, so one more value follows.
                     let members = match kind {
                         b'%' => 2 * n,
                         b'|' => 2 * n + 1,
@@ -226,7 +225,7 @@ impl Framer {
     }
 }
 
-/// Parses one whole reply.
+/// Parses one complete reply.
 pub(crate) fn parse(raw: &[u8]) -> Value {
     let mut at = 0;
     let value = parse_at(raw, &mut at);
