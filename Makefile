@@ -1,12 +1,12 @@
-# One verb per task. `make` alone lists them.
+# One target per task. `make` alone lists them.
 #
-#   make demo          what Switchyard does, on this machine, in a minute
+#   make demo          a demonstration on this machine, in a minute
 #   make test          every test
 #
-# Both install what they need (Debian: by apt, as root or by sudo without a password) or say what is missing.
+# Both install missing programs (Debian: by apt, as root or by sudo without a password), or list them.
 
 CARGO ?= cargo
-# rustup's place, for shells that have not read ~/.cargo/env yet.
+# rustup's folder, for shells that have not read ~/.cargo/env.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
@@ -18,14 +18,14 @@ help: ## list the tasks
 	@echo "Settings: HOLD=1 (demo), TIME=60 (fuzz: seconds for each target; soak: seconds in all), SEEDS=10000 (sim), COUNT=100000 (soak-scripts), ARGS=... (demo, bench-peers, soak: more flags)"
 
 .PHONY: demo
-demo: ## what Switchyard does, told with real servers in a minute; HOLD=1 keeps it up to try with redis-cli
+demo: ## a demonstration with real servers, in a minute; HOLD=1 keeps it running for redis-cli
 	@scripts/install-deps.sh demo
 	@echo "building the router (minutes the first time, seconds later)"
 	@$(CARGO) build --locked --profile fast -p switchyard
 	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
 	    exec "$$target_dir/fast/switchyard" demo $(if $(filter-out 0,$(HOLD)),--hold) $(ARGS)
 
-# Tests wait for servers most of the time: more of them run than there are processors.
+# More tests than processors, because tests mostly wait for servers.
 export RUST_TEST_THREADS ?= $(shell echo $$((3 * $$(nproc))))
 
 .PHONY: test
@@ -34,7 +34,7 @@ test: ## every test: units, properties, and end to end against real servers and 
 	@CARGO="$(CARGO)" scripts/test.py $(ARGS)
 
 .PHONY: test-large
-test-large: ## the tests with values of 512 MB, which need 2 GB of memory
+test-large: ## tests with values of 512 MB, which need 2 GB of memory
 	@scripts/install-deps.sh test
 	$(CARGO) test --workspace --locked --test e2e -- --ignored --test-threads=1
 
@@ -56,7 +56,7 @@ fmt: ## format the code
 	$(CARGO) fmt --all
 
 .PHONY: lint
-lint: ## what CI checks besides the tests: formatting, and clippy without a warning
+lint: ## the checks of CI besides the tests: formatting, and clippy without a warning
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
@@ -66,21 +66,21 @@ deny: ## licences, advisories, bans and sources of the dependencies (builds carg
 	$(CARGO) deny --workspace check
 
 .PHONY: bench-peers
-bench-peers: ## the router beside twemproxy, HAProxy and Envoy in one run; writes docs/results/benchmarks.md
+bench-peers: ## the router compared with twemproxy, HAProxy and Envoy in one run; writes docs/results/benchmarks.md
 	@scripts/install-deps.sh bench
 	$(CARGO) build --release --locked -p switchyard -p switchyard-lab
 	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
 	    exec "$$target_dir/release/switchyard-lab" peers --out docs/results/benchmarks.md $(ARGS)
 
 .PHONY: bench-hot-keys
-bench-hot-keys: ## what hot copies give, and what they cost where nothing is hot; writes docs/results/hot-keys.md
+bench-hot-keys: ## gain from hot copies, and their cost if no key is hot; writes docs/results/hot-keys.md
 	@scripts/install-deps.sh bench
 	$(CARGO) build --release --locked -p switchyard -p switchyard-lab
 	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
 	    exec "$$target_dir/release/switchyard-lab" hot-keys --out docs/results/hot-keys.md $(ARGS)
 
 .PHONY: bench-costs
-bench-costs: ## what TLS, a limit on keys, a bound of the user and a restricted user cost for each request
+bench-costs: ## cost per request of TLS, a limit on keys, a limit of the user, and a restricted user
 	@scripts/install-deps.sh bench
 	$(CARGO) build --release --locked -p switchyard -p switchyard-lab
 	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
@@ -118,7 +118,7 @@ sim: ## moves in a simulated world: SEEDS seeds in each scenario, and every plan
 
 KEYS ?= 10000
 .PHONY: twemproxy-placement
-twemproxy-placement: ## KEYS keys through a real nutcracker with every hash and distribution: each at the same server
+twemproxy-placement: ## places KEYS keys with a real nutcracker, every hash and distribution: each key on the same server
 	SWITCHYARD_PLACEMENT_KEYS=$(KEYS) $(CARGO) test --locked -p switchyard-control --test nutcracker -- --nocapture
 
 TIME ?= 60
@@ -132,20 +132,20 @@ soak: ## moves with faults for TIME seconds, under clients whose histories must 
 
 COUNT ?= 100000
 .PHONY: soak-scripts
-soak-scripts: ## COUNT random scripts and functions: answers as of one server, and no key at a wrong node
+soak-scripts: ## COUNT random scripts and functions: replies as from one server, and no key at a wrong node
 	@scripts/install-deps.sh test
 	SWITCHYARD_E2E_SCRIPTS=$(COUNT) $(CARGO) test --locked -p switchyard --test e2e script_generator:: -- --nocapture
 
 .PHONY: fuzz
 .PHONY: sbom
-sbom: ## what the binary is made of: name, version, licence and source of every dependency
+sbom: ## name, version, licence and source of every dependency of the binary
 	@$(CARGO) tree --locked -p switchyard -e normal --target all --prefix none --format '{p} | {l} | {r}' | sort -u
 
 fuzz: ## each fuzz target for TIME seconds (needs a nightly toolchain; builds cargo-fuzz first if it is missing)
 	@scripts/install-deps.sh fuzz
 	@$(CARGO) +nightly --version >/dev/null 2>&1 || { echo "missing: a nightly toolchain; get it with: rustup toolchain install nightly" >&2; exit 1; }
 	@$(CARGO) fuzz --version >/dev/null 2>&1 || { echo "building cargo-fuzz, once ..."; $(CARGO) install --locked cargo-fuzz; }
-	@# What the fuzzer finds worth keeping goes to target/, beside the seeds in fuzz/corpus, which are reviewed and committed.
+	@# New inputs go to target/; the seeds in fuzz/corpus are reviewed and committed.
 	@cd fuzz && set -e; for target in $$($(CARGO) +nightly fuzz list --fuzz-dir .); do \
 	    echo "== $$target, $(TIME) s"; \
 	    mkdir -p "../target/fuzz-corpus/$$target" "corpus/$$target"; \
@@ -154,7 +154,7 @@ fuzz: ## each fuzz target for TIME seconds (needs a nightly toolchain; builds ca
 	done
 
 .PHONY: fuzz-corpus
-fuzz-corpus: ## of what `make fuzz` has found, the few inputs that reach all of its code: into fuzz/corpus, to be committed
+fuzz-corpus: ## copies the few inputs of `make fuzz` that reach all of its code to fuzz/corpus, for a commit
 	@cd fuzz && set -e; for target in $$($(CARGO) +nightly fuzz list --fuzz-dir .); do \
 	    few=$$(mktemp -d); \
 	    $(CARGO) +nightly fuzz run --fuzz-dir . "$$target" "$$few" "../target/fuzz-corpus/$$target" "corpus/$$target" -- \

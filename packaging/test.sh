@@ -1,4 +1,4 @@
-# The package, as its users meet it: installed, started, reloaded, restarted, stopped, removed. Run by scripts/sandbox.sh.
+# Tests the package like a user: installs, starts, reloads, restarts, stops and removes it. Run by scripts/sandbox.sh.
 set -euo pipefail
 
 fail() {

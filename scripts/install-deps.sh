@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs what a task needs and the machine lacks. Says nothing and does nothing when nothing is missing.
+# Installs the missing programs of a task. No output if nothing is missing.
 #
 #   scripts/install-deps.sh build|demo|test|bench|fuzz|package
 #
-# On Debian and its relatives packages come from apt, if this runs as root or `sudo` asks no password. Anywhere else it names
-# what is missing and how to get it, and fails. It never touches what is there.
+# On Debian and its derivatives packages come from apt, as root or by `sudo` without a password. Otherwise the script lists the
+# missing programs with their sources, and fails. It never changes installed programs.
 set -euo pipefail
 
 task=${1:-test}
@@ -16,8 +16,8 @@ build | demo | test | bench | fuzz | package) ;;
     ;;
 esac
 
-packages=() # what apt can install
-missing=()  # "what (what it is for): how to get it"
+packages=() # for apt
+missing=()  # "program (purpose): source"
 
 has() { command -v "$1" >/dev/null 2>&1; }
 
@@ -29,12 +29,12 @@ need() {
     fi
 }
 
-# Compilers: for Switchyard itself, and for jemalloc, which is built from C.
+# Compilers for Switchyard, and for jemalloc, which is C.
 if ! has cargo && [ -x "$HOME/.cargo/bin/cargo" ]; then
     PATH=$HOME/.cargo/bin:$PATH
 fi
 if ! has cargo; then
-    # Debian's own Rust is older than the one Switchyard needs, so apt is no help here.
+    # Debian's Rust is too old for Switchyard.
     echo "missing: cargo (the Rust toolchain, 1.95 or later). Install it with" >&2
     echo "    curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh" >&2
     echo "and run this again." >&2
@@ -74,7 +74,7 @@ if [ "$task" = test ]; then
     need npm npm "installs a JavaScript client library"
     need java default-jdk-headless "runs a Java client library"
     need mvn maven "fetches a Java client library"
-    # Root can try the package on a copy of the machine.
+    # Root can test the package on a copy of the machine.
     if [ "$(id -u)" -eq 0 ]; then
         need systemctl systemd "boots the copy of the machine on which the package is tried"
         need ip iproute2 "gives that copy a network of its own"
@@ -104,13 +104,13 @@ fi
 echo "installing ${packages[*]} (apt) ..." >&2
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-# RUNLEVEL=1: Debian's redis-server package would otherwise start a server on port 6379 that nobody asked for.
+# RUNLEVEL=1 keeps Debian's redis-server package from starting a server on port 6379.
 apt() {
     ${as_root[@]+"${as_root[@]}"} env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
         apt-get -q -y -o DPkg::Lock::Timeout=300 "$@" >>"$log" 2>&1
 }
 install() { apt install --no-install-recommends "${packages[@]}"; }
-# The lists of packages may be missing or old: fetch them only if it does not work without.
+# The package lists may be missing or old: fetch them only if the installation fails.
 install || { apt update && install; } || {
     tail -n 20 "$log" >&2
     give_up "apt-get could not install them; its last words are above."

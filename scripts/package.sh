@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes a tarball and, where dpkg-deb is there, a .deb of a binary that is built already.
+# Makes a tarball and, if dpkg-deb is installed, a .deb from an existing binary.
 #
 #   scripts/package.sh BINARY OUT_DIR
 #
-# PACKAGE_LEVEL (9) says how hard to compress.
-# The same binary and commit make the same bytes: times are those of the commit, owners are root, names are sorted.
+# PACKAGE_LEVEL: compression level, 9 by default.
+# The same binary and commit give the same bytes: times are the commit's, owners are root, names are sorted.
 set -euo pipefail
 umask 022
 
@@ -27,10 +27,10 @@ export SOURCE_DATE_EPOCH
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# Names of functions stay, for the message of a panic; what a debugger needs is most of the size, and goes.
+# Keeps function names for panic messages. Removes debug information, which is most of the size.
 strip --strip-debug -o "$work/switchyard" "$binary"
 
-# What both packages hold besides the binary.
+# Copies the documents of both packages.
 documents() {
     mkdir -p "$1"
     cp -R README.md ARCHITECTURE.md CHANGELOG.md LICENSE docs "$1"

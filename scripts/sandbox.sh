@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs a script as root on a copy of this machine that a real systemd has booted, without touching the machine.
+# Runs a script as root on a copy of this machine, booted by a real systemd. The machine itself is not changed.
 #
 #   scripts/sandbox.sh SCRIPT [FILE...]
 #
-# The copy is an overlay that is thrown away, in namespaces of its own: processes, mounts, network, host name. The script runs in
-# /sandbox, where the files are too, with its output here. Exit code 77: this machine does not allow it (it needs root and mounts).
-# Exit code 76: it would, with the package that the message names.
+# The copy is a temporary overlay with its own namespaces: processes, mounts, network, host name. The script runs in /sandbox,
+# next to the files, and its output appears here. Exit code 77: this machine does not allow it (it needs root and mounts).
+# Exit code 76: the package in the message is missing.
 set -euo pipefail
 
 cannot() {
@@ -18,7 +18,7 @@ lacks() {
     exit 76
 }
 
-# The first process of the copy.
+# Starts the first process of the copy.
 boot() {
     mount -t proc proc "$1/proc"
     mount -t tmpfs tmpfs "$1/run"
@@ -60,7 +60,7 @@ end() {
     rmdir "$work"
 }
 trap end EXIT
-# A tmpfs, because an overlay cannot lie on another overlay, which is what a container's root is.
+# A tmpfs, because a container's root is an overlay, and an overlay cannot lie on an overlay.
 mount -t tmpfs tmpfs "$work" 2>/dev/null || cannot "mounts are not allowed"
 root=$work/root
 mkdir "$work/upper" "$work/work" "$root"
@@ -68,13 +68,13 @@ mount -t overlay overlay -o "lowerdir=/,upperdir=$work/upper,workdir=$work/work"
 mkdir "$root/sandbox"
 cp "$@" "$root/sandbox"
 
-# All processes of the copy end with its first one, and that one with this script.
+# All processes of the copy end with its first process, which ends with this script.
 unshare --pid --fork --kill-child --mount --uts --ipc --net --cgroup "$0" --boot "$root" >"$work/console" 2>&1 </dev/null &
 unshared=$!
 for _ in $(seq 600); do
     first=$(cut -d ' ' -f 1 "/proc/$unshared/task/$unshared/children" 2>/dev/null) || true
     enter=(nsenter -t "${first:-0}" -m -p -n -u -i chroot "$root")
-    # By its word: before the first process is systemd, `systemctl` sees a chroot, does nothing and succeeds.
+    # Compares the output: before systemd is the first process, `systemctl` sees a chroot, does nothing and succeeds.
     if [ -n "$first" ] && [ "$("${enter[@]}" systemctl is-active basic.target 2>/dev/null)" = active ]; then
         "${enter[@]}" env -C /sandbox -i PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" HOME=/root TERM=dumb PAGER=cat \
             DEBIAN_FRONTEND=noninteractive bash "$(basename "$1")" </dev/null

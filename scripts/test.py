@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs every test of the workspace; a test that fails runs again alone, up to twice.
+"""Runs every test of the workspace; a failed test runs again alone, up to twice.
 
-A test that passes alone is printed as flaky at the end, and the run passes. So a busy machine costs a line, not the run.
+A test that passes alone is printed as flaky at the end, and the run passes, so that a busy machine does not fail the run.
 
     scripts/test.py [--filter TEXT] [--times N]
 
---filter runs only the tests whose names contain TEXT. --times repeats the run, for tests that fail now and then.
+--filter runs only the tests whose names contain TEXT. --times repeats the run, for tests that fail sometimes.
 """
 
 import argparse
@@ -22,7 +22,7 @@ NOT_TRIED = re.compile(r"not tried here: .*")
 
 
 def binaries():
-    """(name, executable, folder) of each test binary, in the order in which cargo builds them."""
+    """Returns (name, executable, folder) of each test binary, in cargo's build order."""
     built = subprocess.run([CARGO, "test", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics"],
                            stdout=subprocess.PIPE, text=True)
     if built.returncode != 0:
@@ -34,7 +34,7 @@ def binaries():
 
 
 def run(executable, folder, args):
-    """Shows what a test binary prints. Gives its exit code and its lines."""
+    """Runs a test binary and shows its output. Returns the exit code and the lines."""
     lines = []
     env = dict(os.environ, CARGO_MANIFEST_DIR=folder)
     with subprocess.Popen([executable, *args], cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

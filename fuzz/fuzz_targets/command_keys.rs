@@ -1,6 +1,5 @@
-//! Arguments of commands: finding a command and its keys never panics, never names an argument that is not there, and
-//! says of a part of a command either what it says of the whole, or that it must wait. The same for commands that a
-//! node taught.
+//! Arguments of commands: finding a command and its keys never panics and never returns a missing argument. For a part
+//! of a command, the result is that of the whole command, or that it must wait. Also for commands that a node taught.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -26,7 +25,11 @@ fn check(command: &Command, buf: &[u8], spans: &[Span], known: usize, declared_m
         assert!(error.text(command).starts_with("ERR "));
     }
     let part = find(command, &Args::partial(buf, &spans[..known], spans.len()));
-    assert!(part == Err(KeyError::Incomplete) || part == whole, "{part:?} of {known}, {whole:?} of all: {}", command.name);
+    assert!(
+        part == Err(KeyError::Incomplete) || part == whole,
+        "{part:?} of {known}, {whole:?} of all: {}",
+        command.name
+    );
     let first = command.first_key_only(&Args::new(buf, spans));
     if let (Some(first), Ok(keys)) = (first, &whole) {
         assert_eq!(keys[..], [first as u32]);
@@ -40,8 +43,8 @@ fn check(command: &Command, buf: &[u8], spans: &[Span], known: usize, declared_m
 }
 
 fuzz_target!(|input: &[u8]| {
-    // Two bytes choose a command, one how much of it is there; then arguments, separated by 0xff; then, after 0xfe, a
-    // COMMAND reply.
+    // Two bytes choose a command, one its known part, one the declared rest; then arguments, separated by 0xff; then,
+    // after 0xfe, a COMMAND reply.
     let Some((&[low, high, known, more], rest)) = input.split_first_chunk::<4>() else { return };
     let (call, lesson) = match rest.iter().position(|b| *b == 0xfe) {
         Some(at) => (&rest[..at], &rest[at + 1..]),
@@ -51,7 +54,8 @@ fuzz_target!(|input: &[u8]| {
     let mut buf = Vec::new();
     let mut spans = Vec::new();
     let words = chosen.name.split('|').map(str::as_bytes);
-    let words: Vec<&[u8]> = if call.is_empty() { words.collect() } else { words.chain(call.split(|b| *b == 0xff)).collect() };
+    let words: Vec<&[u8]> =
+        if call.is_empty() { words.collect() } else { words.chain(call.split(|b| *b == 0xff)).collect() };
     for word in words {
         spans.push(Span { start: buf.len() as u32, len: word.len() as u32 });
         buf.extend_from_slice(word);
@@ -60,7 +64,7 @@ fuzz_target!(|input: &[u8]| {
     let more = 1_usize << (more % 32);
     check(chosen, &buf, &spans, known, more);
 
-    // As a client names it, from the raw bytes.
+    // As a client sends it, from the raw bytes.
     if !call.is_empty() {
         let own = spans.get(chosen.name.split('|').count()..).unwrap_or_default();
         if let Lookup::Command(found) = TABLE.find(&Args::new(&buf, own)) {

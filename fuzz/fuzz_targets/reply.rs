@@ -1,5 +1,4 @@
-//! Bytes of a node: the scanner, the follower and the readers of elements agree on where a reply ends, however it is
-//! cut.
+//! Bytes of a node: scanner, follower and element readers agree on the end of a reply, however it is cut.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -38,8 +37,8 @@ fn follow_in_pieces(bytes: &[u8], piece: usize) -> Result<Option<usize>, ReplyEr
     }
 }
 
-/// Whether the elements of the whole reply at `bytes` fill it exactly; a few levels deep, because this recurses and the
-/// code does not.
+/// Checks that the elements of the whole reply at `bytes` fill it exactly; a few levels deep, because this recurses and
+/// the code does not.
 fn check_elements(bytes: &[u8], depth: usize) {
     let _ = (reply::text(bytes), reply::integer(bytes), reply::is_error(bytes), reply::is_null(bytes));
     let mut elements = reply::elements(bytes);
@@ -70,7 +69,9 @@ fuzz_target!(|input: &[u8]| {
             assert_eq!(pieces, Ok(ReplyScan::Complete(len)), "pieces of {piece}");
             assert_eq!(follow_in_pieces(bytes, piece), Ok(Some(len)), "followed in pieces of {piece}");
             for cut in 0..len.min(64) {
-                if let ReplyScan::Incomplete(least) = ReplyScanner::default().scan(&bytes[..cut]).expect("a part of a reply") {
+                if let ReplyScan::Incomplete(least) =
+                    ReplyScanner::default().scan(&bytes[..cut]).expect("a part of a reply")
+                {
                     assert!(least > cut && least <= len, "{least} of {len} at {cut}");
                 } else {
                     panic!("complete at {cut} of {len}");
@@ -81,11 +82,14 @@ fuzz_target!(|input: &[u8]| {
         Ok(ReplyScan::Incomplete(least)) => {
             assert!(least > bytes.len());
             assert!(matches!(pieces, Ok(ReplyScan::Incomplete(_))));
-            assert!(!matches!(follow_in_pieces(bytes, piece), Ok(Some(_))), "followed to the end of a reply that is not all there");
+            assert!(
+                !matches!(follow_in_pieces(bytes, piece), Ok(Some(_))),
+                "followed to the end of a reply that is not all there"
+            );
         }
         Err(error) => assert_eq!(pieces, Err(error)),
     }
-    // Replies are taken apart only when whole, but what a node says must not hurt even so.
+    // Replies are parsed only when whole, but any bytes of a node must be harmless.
     let _ = parse_command_reply(bytes);
     reply::elements(bytes).take(1000).for_each(|element| assert!(element.len() <= bytes.len()));
 });

@@ -1,15 +1,15 @@
-//! Bytes of a client: whatever they are and however they are cut, the scanner finds the same commands, and what it
-//! calls fit to be forwarded is exactly what an encoder would write.
+//! Bytes of a client: however they are cut, the scanner finds the same commands, and a command is canonical exactly if
+//! an encoder would write the same bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use switchyard_resp::encode;
 use switchyard_resp::request::{Follower, Limits, ProtocolError, Scan, Scanner, inline_to_multibulk};
 
-/// What one scan over the stream found: the results, and the arguments of each whole command.
+/// Results of one scan over the stream, with the arguments of each whole command, and the error.
 type Found = (Vec<(usize, Scan, Vec<Vec<u8>>)>, Option<ProtocolError>);
 
-/// Scans `bytes` as they would come in pieces of `piece` bytes.
+/// Scans `bytes` as if received in pieces of `piece` bytes.
 fn scan_in_pieces(bytes: &[u8], piece: usize, limits: &Limits) -> Found {
     let mut found = Vec::new();
     let mut scanner = Scanner::default();
@@ -19,7 +19,9 @@ fn scan_in_pieces(bytes: &[u8], piece: usize, limits: &Limits) -> Found {
         match scanner.scan(buf, limits) {
             Err(error) => return (found, Some(error)),
             Ok(Scan::Incomplete | Scan::Large { .. }) => {
-                // An argument costs at least `$0\r\n\r\n`: what was only declared costs nothing.
+                // An argument costs at least `$0\r
+                // \r
+                // `; declared arguments cost nothing.
                 assert!(scanner.args(buf).known() * 6 <= buf.len());
                 if there == bytes.len() {
                     return (found, None);
@@ -46,7 +48,7 @@ fn encoded(args: &[Vec<u8>]) -> Vec<u8> {
     out
 }
 
-/// Passes the large argument of the command at the start of `bytes` on as it comes, as the router does.
+/// Forwards the large argument of the command at the start of `bytes` as it arrives, like the router.
 fn follow(bytes: &[u8], data: usize, len: usize, after: usize, piece: usize, limits: &Limits) -> Result<Option<usize>, ProtocolError> {
     let mut follower = Follower::new(len, after);
     let (mut pos, mut there) = (data, data);
@@ -90,7 +92,7 @@ fuzz_target!(|input: &[u8]| {
         }
     }
 
-    // A large argument passed on as it comes: the command ends where it would have ended in memory.
+    // A large argument forwarded as it arrives: the command ends at the same place as in memory.
     let streaming = Limits { large: 1 + usize::from(control >> 1), ..limits };
     let mut scanner = Scanner::default();
     if let Ok(Scan::Large { data, len, after }) = scanner.scan(&bytes[..(piece + 4).min(bytes.len())], &streaming) {

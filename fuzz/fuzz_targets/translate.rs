@@ -1,4 +1,4 @@
-//! Bytes of a node, translated: whatever the reply and whatever shape it is taken for, the result is one whole reply.
+//! Translated replies of a node: for any reply and any assumed shape, the result is one whole reply.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

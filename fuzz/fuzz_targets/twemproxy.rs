@@ -1,5 +1,5 @@
-//! A configuration file of twemproxy, with any bytes: it is refused with lines that the file has, or each pool has
-//! servers and a place for each key.
+//! Any text as a configuration file of twemproxy: it is refused with lines that the file has, or each pool has servers
+//! and a place for each key.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -7,7 +7,7 @@ use switchyard_policy::topology::{Continuum, Server};
 use switchyard_policy::twemproxy::parse;
 
 fuzz_target!(|bytes: &[u8]| {
-    // Any other bytes are refused by whoever reads the file.
+    // The reader of the file refuses other bytes.
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let pools = match parse(text) {
         Ok(pools) => pools,

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Runs the test suites of public client libraries against a plain server and against Switchyard before two of them, and compares.
+"""Runs the test suites of public client libraries against a plain server and against Switchyard with two nodes, and compares.
 
-The libraries are not part of this project; their suites are run from checkouts:
+The libraries are not part of this project. Their suites run from checkouts:
 
     REDIS_PY=DIR    github.com/redis/redis-py   (its tests need a virtual environment, made at the first run)
     GO_REDIS=DIR    github.com/redis/go-redis   (needs go)
     IOREDIS=DIR     github.com/redis/ioredis    (needs node and npm)
 
-The suites look for their server at port 6379, and some start servers of their own at other fixed ports. So each runs in a network
-namespace of its own (`unshare`), where nothing else listens; what they need from outside is fetched before.
+The suites expect their server at port 6379, and some start servers at other fixed ports. Each therefore runs in its own network
+namespace (`unshare`), where nothing else listens; downloads happen before.
 
-What counts is what the plain server passes. A test that only the router fails is run once more by itself, where the suite can do that: one that
-passes then is not counted against the router. Every other one must be explained in reasons.txt, as in compat.py. With `--out` the results
-of the suites that were run all three go between their markers of docs/results/compatibility.md.
+Only tests that the plain server passes count. A test that only the router fails runs once more alone, if the suite supports that, and does not
+count if it passes then. All others must have an entry in reasons.txt, as in compat.py. With `--out` and all three suites, the results go
+between their markers in docs/results/compatibility.md.
 """
 
 import argparse
@@ -30,9 +30,9 @@ import compat
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PORT = 6379
-# Other servers than the one plain server that Switchyard stands for: clusters, Sentinels, modules, TLS set up in containers.
+# Tests that need other servers than one plain server: clusters, Sentinels, modules, TLS in containers.
 MARKERS = "not onlycluster and not redismod and not ssl and not fixed_client and not multidb_integration"
-# The same of go-redis, and what Redis 8 has beside Valkey.
+# Likewise for go-redis, and features of Redis 8 that Valkey lacks.
 OTHER_SERVERS = (
     "ClusterClient|cluster races|Command Tips|Ring|Sentinel|JSON|RediSearch|FT\\.|[Pp]robabilistic|[Tt]ime ?[Ss]eries|TLS|[Vv]ector|Universal"
     "|HIMPORT|HotKeys|Array Commands"
@@ -67,7 +67,7 @@ class RedisPy:
         return outcomes
 
     def again(self, out, names):
-        """Names as pytest takes them: the class, if any, is the last part of the path that begins with a capital."""
+        """Runs tests by their pytest names. A last path component with a capital is the class."""
         chosen = []
         for name in names:
             path, test = name.split("::", 1)
@@ -86,7 +86,7 @@ class GoRedis:
         subprocess.run(["go", "test", "-c", "-o", self.binary, "."], cwd=self.checkout, check=True)
 
     def run(self, out, only=()):
-        # A "Redis Enterprise" is one server at one address; else the suite wants clusters, rings and Sentinels from containers.
+        # "Redis Enterprise" is one server at one address. Otherwise the suite needs clusters, rings and Sentinels from containers.
         environment = {"RE_CLUSTER": "true", "REDIS_VERSION": "7.2"}
         command = [self.binary, "-test.run", "TestGinkgoSuite", "-ginkgo.no-color", "-ginkgo.json-report", out, "-ginkgo.skip", OTHER_SERVERS]
         run(command + [f"-ginkgo.focus=^{compat.re.escape(name)}$" for name in only], self.checkout, environment)
@@ -106,7 +106,7 @@ class Ioredis:
     name, variable = "ioredis", "IOREDIS"
 
     def __init__(self, checkout, _):
-        # Where a test is that has passed somewhere.
+        # File of each test that has passed at either target.
         self.checkout, self.files = checkout, {}
 
     def prepare(self):
@@ -116,7 +116,7 @@ class Ioredis:
         return self.mocha(out, ["test/unit/**/*.ts", "test/functional/**/*.ts"])
 
     def again(self, out, failed):
-        """File by file: a hook that fails ends the run, also where another test has thrown late."""
+        """Runs file by file, because a failing hook ends the run, also if another test has thrown late."""
         results = {}
         for number, file in enumerate(sorted({self.files[name] for name in failed})):
             results |= self.mocha(f"{out}-{number}", [file])
@@ -130,12 +130,12 @@ class Ioredis:
         with open(out, encoding="utf-8") as file:
             report = json.load(file)
         self.files |= {test["fullTitle"]: test["file"] for test in report["passes"]}
-        # Tests behind a hook that fails are in neither list.
+        # Tests after a failing hook are in neither list.
         return {t["fullTitle"]: True for t in report["passes"]} | {t["fullTitle"]: False for t in report["failures"]}
 
 
 def run(command, folder, environment=()):
-    """A suite that fails some tests ends with an error: what counts is its report."""
+    """Runs a suite. Ignores its exit code, because the report has the failed tests."""
     log = subprocess.DEVNULL if not os.environ.get("COMPAT_LOG") else open(os.environ["COMPAT_LOG"], "ab")
     subprocess.run(command, cwd=folder, env={**os.environ, **dict(environment)}, stdout=log, stderr=log, timeout=3600, check=False)
 

@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
-"""Runs public compatibility suites against a plain server and against Switchyard before two of them, and compares.
+"""Runs public compatibility suites against a plain server and against Switchyard with two nodes, and compares.
 
-Suites are not part of this project; they are run from a checkout:
+The suites are not part of this project. They run from a checkout:
 
     COMPAT_SUITE=DIR   github.com/tair-opensource/compatibility-test-suite-for-redis   (needs redis-py < 6 and pyyaml)
     VALKEY_TESTS=DIR   github.com/valkey-io/valkey, built (src/valkey-server)          (needs tclsh)
 
-What counts is what the plain server passes: a test that fails there says nothing about the router. Every test that only the
-router fails must be explained in reasons.txt, one line each: `UNIT or * | regular expression for its name | reason`. The exit code
-is 1 where one is not. Where the reason begins with `SKIP`, the test is left out and counts as failed: what it leaves behind would fail
-the tests after it.
+Only tests that the plain server passes count. Every test that only the router fails must have a line in reasons.txt:
+`UNIT or * | regular expression for its name | reason`. Otherwise the exit code is 1. If the reason begins with `SKIP`, the test is
+left out and counts as failed, because its effects would fail the tests after it.
 
-A whole run (both suites, all units) with `--out` writes the results between the markers of docs/results/compatibility.md; a part of one only
-prints them.
+A whole run (both suites, all units) with `--out` writes the results between the markers in docs/results/compatibility.md; a partial run
+only prints them.
 
-Not a part of the Rust tests: the suites take minutes, and are other people's code that this repository does not contain.
+Not a part of the Rust tests, because the suites take minutes, and their code is not in this repository.
 """
 
 import argparse
@@ -32,13 +31,13 @@ from datetime import date
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-# Units of the TCL suite that concern a server that others operate; the first eleven are the "data units".
+# Units of the TCL suite that apply to an external server; the first eleven are the "data units".
 DATA_UNITS = ["type/string", "type/incr", "type/set", "expire", "keyspace", "bitops", "bitfield", "geo", "scan", "sort", "dump"]
 OTHER_UNITS = [
     "type/hash", "type/list", "type/list-2", "type/list-3", "type/zset", "type/stream", "type/stream-cgroups", "hyperloglog",
     "multi", "protocol", "pubsub", "pubsubshard", "scripting", "functions", "querybuf", "tracking", "other",
 ]
-# Their reasons stand in the same file: see clients.py.
+# Their reasons are in the same file; see clients.py.
 CLIENT_SUITES = ["redis-py", "go-redis", "ioredis"]
 TAGS = "-slow -needs:debug -needs:repl -needs:config-maxmemory -needs:config-resetstat -needs:reset -needs:save -needs:pfdebug"
 
@@ -64,7 +63,7 @@ def wait_for(port, what):
 
 
 class Target:
-    """A plain server, or a router before some of them. Ended by handle."""
+    """A plain server, or a router with some nodes. Killed on exit."""
 
     def __init__(self, server, router=None, nodes=2, port=None, settings=()):
         self.dir = tempfile.mkdtemp(prefix="compat-")
@@ -74,7 +73,7 @@ class Target:
         if router:
             self.port = port or free_port()
             command = [router, "serve", "--listen", f"127.0.0.1:{self.port}", "--admin", f"127.0.0.1:{free_port()}"]
-            # Before one server as many workers as that has: else the end of one connection may be noticed after the next one's command.
+            # One worker for one server: several could notice the end of a connection after the next connection's command.
             command += ["--workers", str(nodes)]
             command += ["--state-dir", os.path.join(self.dir, "state"), "--config", os.path.join(HERE, "switchyard.toml")]
             for setting in settings:
@@ -110,14 +109,14 @@ class Target:
 
 
 def run_command_suite(suite, port, same_slot, version):
-    """Gives {test name with its number: None, or why it failed}."""
+    """Returns {test name with its number: None, or the reason of the failure}."""
     sys.path.insert(0, suite)
     import redis_compatibility_test as t  # the checkout's
 
     t.args = argparse.Namespace(cluster=same_slot, specific_version=version, show_failed=True)
     t.logfile = io.StringIO()
     t.g_results = {}
-    # An ordinary client for both sets: `cluster` only selects the tests whose keys share a slot.
+    # An ordinary client for both sets; `cluster` only selects the tests whose keys share a slot.
     t.create_client("127.0.0.1", port, "", False, False)
     t.run_compatibility_tests(os.path.join(suite, "cts.json"))
     failed = {}
@@ -140,7 +139,7 @@ def run_command_suite(suite, port, same_slot, version):
 
 
 def run_unit(tests, unit, port, timeout, skipped=()):
-    """Gives {test name with its number: passed}, and what the harness said."""
+    """Returns {test name with its number: passed}, and the output of the harness."""
     command = ["./runtest", "--host", "127.0.0.1", "--port", str(port), "--cluster-mode", "--ignore-encoding", "--ignore-digest"]
     command += ["--no-latency", "--durable", "--timeout", "600", "--clients", "1", "--tags", TAGS, "--single", f"unit/{unit}"]
     for pattern in skipped:
@@ -149,7 +148,7 @@ def run_unit(tests, unit, port, timeout, skipped=()):
         try:
             raw, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)  # the session that was started above: the harness has children
+            os.killpg(process.pid, 9)  # the whole session, because the harness has children
             raw, _ = process.communicate()
     text = re.sub(r"\x1b\[[0-9;]*m", "", raw.decode("utf-8", "replace"))
     outcomes, seen = {}, collections.Counter()
@@ -187,7 +186,7 @@ def reason_for(reasons, unit, name):
 
 
 def info_of(port):
-    """Gives the fields of INFO server."""
+    """Returns the fields of INFO server."""
     with socket.create_connection(("127.0.0.1", port), 5) as s:
         file = s.makefile("rb")
         s.sendall(b"INFO server\r\n")
@@ -196,14 +195,14 @@ def info_of(port):
 
 
 def commit_of(checkout):
-    """Gives the commit of a checkout and its day, or says that it is unknown."""
+    """Returns the commit of a checkout and its day."""
     command = ["git", "-C", checkout, "log", "-1", "--format=%h of %cs"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown commit"
 
 
 def together(rows):
-    """Puts what the suite repeats (`NAME`, `NAME #2`, ...) for one reason into one row."""
+    """Joins repeated tests (`NAME`, `NAME #2`, ...) with the same reason into one row."""
     counts = collections.Counter((unit, re.sub(r" #\d+$", "", name), reason) for unit, name, reason in rows)
     return [(unit, f"{name} (×{count})" if count > 1 else name, reason) for (unit, name, reason), count in counts.items()]
 
@@ -217,7 +216,7 @@ def percent(part, whole):
 
 
 def write_between(path, begin, end, text):
-    """Replaces what stands between two lines of a file."""
+    """Replaces the text between two lines of a file."""
     with open(path, encoding="utf-8") as file:
         before, rest = file.read().split(begin)
     with open(path, "w", encoding="utf-8") as file:

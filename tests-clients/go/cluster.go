@@ -7,7 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// cluster checks the ClusterClient against a router that looks like a cluster.
+// cluster checks the ClusterClient with a router that looks like a cluster.
 func cluster(address string) {
 	for _, protocol := range []int{2, 3} {
 		r := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{address}, Protocol: protocol, MaxRedirects: 1})

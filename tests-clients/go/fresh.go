@@ -10,7 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// fresh has readers of a few hot keys, in both protocols, see no value that is older than a write which was answered before they asked.
+// fresh checks that readers of a few hot keys, in both protocols, see no value older than a write acknowledged before the read.
 func fresh(address string) {
 	const keys, readers = 4, 8
 	var told [keys]atomic.Int64

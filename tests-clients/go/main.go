@@ -1,5 +1,5 @@
 // Command client-check drives a router with go-redis: connection set-up in both protocols, pipelines, multi-key commands,
-// scripts, iteration, types. See the README beside.
+// scripts, iteration, types. See ../README.md.
 package main
 
 import (
@@ -25,7 +25,7 @@ func fail(format string, args ...any) {
 	os.Exit(1)
 }
 
-// expect compares what a command gave with what it should give.
+// expect compares the result of a command with the expected one.
 func expect(what string, wanted any, got any, err error) {
 	if err != nil {
 		fail("%s: %v", what, err)
@@ -227,7 +227,7 @@ func parallel(r *redis.Client) {
 	checks++
 }
 
-// options says how every connection of this program is made.
+// options returns the settings of every connection.
 func options(protocol int) *redis.Options {
 	o := &redis.Options{Addr: os.Args[1], Protocol: protocol, MaxRetries: -1, ReadTimeout: 20 * time.Second}
 	if secured != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// how this program comes in where the address wants TLS, certificates and names.
+// how has the certificates and the user for an address with TLS.
 type how struct {
 	tls            *tls.Config
 	user, password string
@@ -34,7 +34,7 @@ func newSecured(ca, certificate, key, user, password string) *how {
 	return &how{&tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}, ServerName: "localhost"}, user, password}
 }
 
-// refused checks that an error came, and that it holds the text.
+// refused checks that there is an error with this text.
 func refused(what, text string, err error) {
 	if err == nil || !strings.Contains(err.Error(), text) {
 		fail("%s: wanted an error with %q, got %v", what, text, err)
@@ -42,14 +42,14 @@ func refused(what, text string, err error) {
 	checks++
 }
 
-// as gives a client that comes in as somebody else.
+// as returns a client with changed options.
 func as(protocol int, change func(*redis.Options)) *redis.Client {
 	o := options(protocol)
 	change(o)
 	return redis.NewClient(o)
 }
 
-// verified checks that the library verifies the certificate, and the listener that of the client.
+// verified checks that the library verifies the certificate, and that the listener verifies the client's.
 func verified() {
 	unknown := as(3, func(o *redis.Options) { o.TLSConfig = secured.tls.Clone(); o.TLSConfig.RootCAs = x509.NewCertPool() })
 	refused("a certificate of an unknown authority", "certificate signed by unknown authority", unknown.Ping(ctx).Err())
@@ -57,7 +57,7 @@ func verified() {
 	refused("a client without a certificate", "", anonymous.Ping(ctx).Err())
 }
 
-// rights checks what a user gets who may only read its own keys.
+// rights checks the rights of a user who may only read its own keys.
 func rights(full *redis.Client, protocol int) {
 	result("ACL WHOAMI", any(secured.user))(full.Do(ctx, "ACL", "WHOAMI").Result())
 	result("MSET", "OK")(full.MSet(ctx, "public:a", 1, "public:b", 2, "secret", 3).Result())

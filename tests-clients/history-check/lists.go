@@ -1,10 +1,10 @@
 // Lists that only grow, decided without a search.
 //
-// Porcupine tries orders, and with dozens of appends whose outcome nobody knows there are too many of them to try in a minute. A list
-// that is only appended to and read as a whole needs no search: its last read, which began when everything else had returned, tells the
-// one order of all appends. That gives each operation its place: the n-th append makes n items of n-1, and a read of n items stands
-// somewhere between the n-th append and the next. What is left to ask is whether time agrees: no operation may have returned before
-// another began that stands before it. Reads of the same length stand in the order of their calls.
+// Porcupine tries orders. With dozens of appends of unknown outcome there are too many orders to try in a minute. A list that is only
+// appended to and read as a whole needs no search: its last read, which began after all other operations had returned, has the only
+// possible order of all appends. Each operation therefore has a place: the n-th append makes n items of n-1, and a read of n items is
+// between the n-th append and the next one. It remains to check the times: no operation may have returned before an earlier-placed one
+// began. Reads of the same length are in the order of their calls.
 
 package main
 
@@ -15,15 +15,15 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// placed is an operation with its place in the one order there can be: 2n for the n-th append, 2n+1 for a read of n items.
+// placed is an operation with its place in the only possible order: 2n for the n-th append, 2n+1 for a read of n items.
 type placed struct {
 	op    porcupine.Operation
 	place int
 }
 
-// checkList decides a history of RPUSH key item and LRANGE key 0 -1 of one key. It says `decided` false where it cannot: other commands,
-// items that are written twice, or no last read of everything. Then the search must. Operations come from bound, which has left out the
-// appends that were never executed.
+// checkList decides a history of RPUSH key item and LRANGE key 0 -1 of one key. `decided` is false if a search is needed: for other
+// commands, items written twice, or no last read of the whole list. The operations come from bound, which has left out appends that were
+// never executed.
 func checkList(ops []porcupine.Operation) (decided bool, problem string) {
 	final, quiet := porcupine.Operation{Call: -1}, int64(0)
 	writers := map[string]int{}
@@ -79,12 +79,12 @@ func checkList(ops []porcupine.Operation) (decided bool, problem string) {
 			case o.known:
 				return true, fmt.Sprintf("client %d, %s: %s is not in the last read", op.ClientId, interval(op), describe(o))
 			}
-			// An append without a reply that is not in the last read was not executed before it. If a read saw its item nevertheless,
-			// that read is refused below.
+			// An append without a reply that is not in the last read was not executed before it. A read that saw its item anyway is
+			// refused below.
 			continue
 		}
 		if !o.known {
-			continue // a read without a reply says nothing
+			continue // a read without a reply proves nothing
 		}
 		read, is := items(o)
 		if !is {
@@ -100,7 +100,7 @@ func checkList(ops []porcupine.Operation) (decided bool, problem string) {
 	return true, disorder(order)
 }
 
-// disorder names two operations of which the one that stands later had returned before the other began.
+// disorder describes two operations if the later-placed one had returned before the other one began.
 func disorder(order []placed) string {
 	byReturn := append([]placed(nil), order...)
 	sort.Slice(order, func(i, j int) bool { return order[i].op.Call < order[j].op.Call })
@@ -121,7 +121,7 @@ func disorder(order []placed) string {
 	return ""
 }
 
-// items is what a read of a list saw.
+// items returns the items that a read of a list saw.
 func items(o *operation) ([]string, bool) {
 	if !o.known || o.do[0][0] != "LRANGE" {
 		return nil, false

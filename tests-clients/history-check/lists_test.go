@@ -9,8 +9,8 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// history makes a history of one list as one server would give it, and damages some: an outcome forgotten, a reply changed, a time
-// moved, an item lost or in another place.
+// history returns a history of one list on one server, sometimes damaged: an outcome forgotten, a reply changed, a time moved, an item
+// lost or in another place.
 func history(random *rand.Rand) []porcupine.Operation {
 	var ops []porcupine.Operation
 	var list []any
@@ -22,7 +22,7 @@ func history(random *rand.Rand) []porcupine.Operation {
 		if random.Intn(3) > 0 {
 			item := fmt.Sprint("i", i)
 			o.do = [][]string{{"RPUSH", "k", item}}
-			if random.Intn(6) == 0 { // nobody knows whether this one took place
+			if random.Intn(6) == 0 { // unknown outcome
 				o.known = false
 			}
 			if o.known || random.Intn(2) == 0 {
@@ -42,7 +42,7 @@ func history(random *rand.Rand) []porcupine.Operation {
 		ops = append(ops, porcupine.Operation{ClientId: i, Input: o, Call: call, Return: end})
 	}
 	switch random.Intn(5) {
-	case 0: // two items change places
+	case 0: // two items are swapped
 		if len(list) > 1 {
 			i := random.Intn(len(list) - 1)
 			list[i], list[i+1] = list[i+1], list[i]
@@ -52,7 +52,7 @@ func history(random *rand.Rand) []porcupine.Operation {
 			i := random.Intn(len(list))
 			list = append(append([]any{}, list[:i]...), list[i+1:]...)
 		}
-	case 2: // an operation took place earlier than it could
+	case 2: // an operation is too early
 		op := &ops[random.Intn(len(ops))]
 		if op.Return != never {
 			op.Call, op.Return = op.Call-60, op.Return-60

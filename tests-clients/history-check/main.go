@@ -1,11 +1,11 @@
-// Command history-check says whether recorded histories are linearizable.
+// Command history-check checks whether recorded histories are linearizable.
 //
 //	history-check [-timeout 60s] [-slack 50ms] [-pictures DIR] FILE.jsonl ...
 //
 // Each line of a file is one operation (see the README). Operations are grouped by "object": one key, or a few keys of one slot.
 // Every object must have an order of its operations that a single Redis server could have executed, each one between its call and its
-// return; an operation without a return may have been executed at any time after its call, or never. The search is Porcupine's; what
-// one Redis does is in model.go; lists that only grow need no search (lists.go). Nothing here comes from Switchyard, so it cannot share a mistake with it.
+// return. An operation without a return may have been executed at any time after its call, or never. The search is Porcupine's; the model
+// of one Redis is in model.go; lists that only grow need no search (lists.go). No code comes from Switchyard, so a mistake cannot be shared.
 //
 // Exit codes: 0 linearizable; 1 not; 2 the file cannot be read; 3 undecided: too long a search.
 package main
@@ -42,7 +42,7 @@ type verdict struct {
 	result porcupine.CheckResult
 	took   time.Duration
 	info   porcupine.LinearizationInfo
-	// problem says what is wrong where no search was needed to find it.
+	// problem describes a violation that was found without a search.
 	problem string
 }
 
@@ -168,9 +168,9 @@ func read(path string, slack int64, objects map[string][]porcupine.Operation) (u
 	return unknown, scanner.Err()
 }
 
-// bound gives operations without an outcome an end where others' replies tell one, which keeps the search small. A value that only this
-// operation writes was written before whoever read it had its reply. And an append that is not in the last read of all of a list, which
-// began when everything else had returned, was not executed before it: it can be left out.
+// bound sets the end of operations without an outcome if other replies show one, which keeps the search small. A value that only this
+// operation writes was written before a client received it. And an append that is missing in the last read of the whole list, which began
+// after all other operations had returned, was not executed before it and can be left out.
 func bound(ops []porcupine.Operation) []porcupine.Operation {
 	writers, seen := map[string]int{}, map[string]int64{}
 	last, quiet := ops[0], int64(0)
@@ -219,7 +219,7 @@ func bound(ops []porcupine.Operation) []porcupine.Operation {
 			if isFinal && !observed && len(o.do) == 1 && o.do[0][0] == "RPUSH" && writers[o.do[0][2]] == 1 {
 				continue
 			}
-			// A reply that came before the call is for the search to refuse.
+			// A reply before the call is left for the search to refuse.
 			if end >= op.Call {
 				op.Return = end
 			}
@@ -246,7 +246,7 @@ func check(name string, ops []porcupine.Operation, timeout time.Duration) verdic
 	return v
 }
 
-// explain prints the operations around the place where every search ended.
+// explain prints the operations around the end of the longest order.
 func explain(v verdict, ops []porcupine.Operation, folder string) {
 	if v.problem != "" {
 		fmt.Printf("  %s\n", v.problem)
@@ -278,7 +278,7 @@ func explain(v verdict, ops []porcupine.Operation, folder string) {
 	}
 }
 
-// draw writes a page that shows the operations in time, and the orders that were tried.
+// draw writes a page with the operations in time, and the orders that were tried.
 func draw(v verdict, folder string) {
 	name := strings.Map(func(r rune) rune {
 		if strings.ContainsRune("/{}:", r) {

@@ -1,9 +1,8 @@
-// What one Redis server does, as far as the recorded workloads ask: up to four keys, each a string, a list or a hash, with a time to
-// live.
+// Model of one Redis server for the recorded workloads: up to four keys, each a string, a list or a hash, with a time to live.
 //
-// A time to live makes the outcome depend on the clock, which a sequential model does not have. Here it is two bounds: a value set with
-// PX n between call and return is there until call+n at least and return+n at most. Reading nil needs that the reader's own interval
-// reaches the earlier bound; reading the value, that it begins before the later one.
+// A time to live makes the outcome depend on the clock, which a sequential model does not have. Here it has two bounds: a value set with
+// PX n between call and return exists until at least call+n and at most return+n. A reader of nil must return after the earlier bound; a
+// reader of the value must be called before the later one.
 package main
 
 import (
@@ -16,16 +15,16 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// never is the return of an operation whose outcome nobody knows.
+// never is the return of an operation with unknown outcome.
 const never = int64(math.MaxInt64)
 
-// maxKeys is how many keys an object may have.
+// maxKeys is the maximum number of keys of an object.
 const maxKeys = 4
 
 type entry struct {
 	kind     byte // 0 absent, 's' string, 'l' list, 'h' hash
 	value    string
-	earliest int64 // when it expires at the earliest; 0: it does not
+	earliest int64 // earliest expiry; 0 without expiry
 	latest   int64
 }
 
@@ -36,14 +35,14 @@ type operation struct {
 	slack     int64
 	known     bool // whether there is a reply
 	do        [][]string
-	at        [][]int // which keys each command is about
+	at        [][]int // keys of each command
 	got       []any
-	aborted   bool // EXEC answered nil
+	aborted   bool // EXEC returned nil
 	condition map[string]*string
 	watched   map[int]*string
 }
 
-// resolve gives keys their place in the state, and says which commands the model does not know.
+// resolve assigns places in the state to keys. Returns an error for commands that the model does not know.
 func (o *operation) resolve(names []string) ([]string, error) {
 	place := func(name string) (int, error) {
 		for i, n := range names {
@@ -112,7 +111,7 @@ func (o *operation) resolve(names []string) ([]string, error) {
 	return names, nil
 }
 
-// writes is the set of the values that the operation would write.
+// writes returns the set of values that the operation would write.
 func (o *operation) writes() map[string]bool {
 	values := map[string]bool{}
 	for _, command := range o.do {
@@ -147,16 +146,16 @@ var model = porcupine.Model{
 	DescribeState:     func(s interface{}) string { return describeState(s.(state)) },
 }
 
-// step says whether the state allows what was seen, and what the state is then. All commands of an operation happen at one instant.
+// step returns whether the state allows the replies, and the next state. All commands of an operation take effect at one instant.
 func (o *operation) step(s state) (bool, state) {
 	if o.aborted {
-		return true, s // EXEC that did nothing: always allowed, since a watch may be dirtied for more reasons than a change
+		return true, s // EXEC without an effect is always allowed, because a watch may become dirty without a change
 	}
 	for at, value := range o.watched {
 		e := s[at]
 		same := e.kind == 0 && value == nil || e.kind == 's' && value != nil && e.value == *value
 		if !same {
-			// The watch must have seen the change. Where the outcome is not known, it did.
+			// The watch must have seen the change. It did if the outcome is unknown.
 			return !o.known, s
 		}
 	}
@@ -172,12 +171,12 @@ func (o *operation) step(s state) (bool, state) {
 	return true, s
 }
 
-// gone: the value may have expired (or there is none) when the operation took place.
+// gone returns whether the value may have expired, or is absent, when the operation was executed.
 func (o *operation) gone(e entry) bool {
 	return e.kind == 0 || e.earliest != 0 && (o.end == never || o.end+o.slack >= e.earliest)
 }
 
-// there: there is a value, and it may not have expired yet.
+// there returns whether there is a value that may not have expired yet.
 func (o *operation) there(e entry, kind byte) bool {
 	return e.kind == kind && (e.latest == 0 || e.latest == never || o.call <= e.latest+o.slack)
 }
@@ -189,7 +188,7 @@ func (o *operation) execute(s *state, command []string, at []int, got any) bool 
 	if status, is := got.(map[string]any); is && status["status"] == "OK" {
 		isOK = true
 	}
-	// What a reader of a string saw: nil empties the key, since it may only be so because the key has expired.
+	// Checks the reply to a reader of a string. Nil empties the key, because it may be due to the expiry only.
 	readString := func(e *entry, got any) bool {
 		if got == nil {
 			if !o.gone(*e) {

@@ -1,5 +1,5 @@
 // Drives a router with Jedis: types, pipelines, transactions with WATCH, blocking commands, pub/sub, scripts, many threads on one pool, both
-// protocols, and JedisCluster where a second address is given. See the README beside.
+// protocols, and JedisCluster if a second address is given. See ../README.md.
 
 import java.util.ArrayList;
 import java.util.HashMap;
@@ -116,7 +116,7 @@ public class Check {
             expect("DISCARD", "OK", transaction.discard());
             expect("what it did not write", "v", r.get("{tx}k"));
         }
-        // A counter that many increase by WATCH and MULTI: no increase is lost, none is counted twice.
+        // Many clients increment a counter by WATCH and MULTI: no increment is lost or counted twice.
         int threads = 8, each = 20;
         parallel(threads, number -> {
             try (Jedis r = pool.getResource()) {

@@ -1,5 +1,5 @@
-// node-redis and ioredis against an address: connection set-up in both protocols, pipelines, multi-key commands, scripts,
-// iteration, types. See the README beside.
+// Checks node-redis and ioredis at an address: connection set-up in both protocols, pipelines, multi-key commands, scripts,
+// iteration, types. See ../README.md.
 
 import assert from "node:assert/strict";
 import { createClient, defineScript } from "redis";
@@ -14,7 +14,7 @@ function expect(got, wanted, what) {
 }
 
 const numbers = (n) => Array.from({ length: n }, (_, i) => i);
-// node-redis gives maps without a prototype.
+// node-redis returns maps without a prototype.
 const plain = (map) => ({ ...map });
 
 async function nodeRedis(RESP) {
@@ -53,7 +53,7 @@ async function nodeRedis(RESP) {
   const entries = (await r.xRange("x", "-", "+")).map(({ id, message }) => [id, plain(message)]);
   expect(entries, [["1-1", { f: "v" }]], "XRANGE");
   await assert.rejects(r.lPush("k", "x"), /WRONGTYPE/);
-  // Commands sent without waiting travel as one pipeline.
+  // Commands sent without waiting form one pipeline.
   const together = await Promise.all(numbers(3000).flatMap((i) => [r.set(`pipe${i}`, `${i}`), r.get(`pipe${i}`)]));
   expect(together.filter((_, i) => i % 2), numbers(3000).map(String), "GETs of a pipeline");
   expect(await Promise.all(numbers(30).map((i) => r.add(`script${i}`, i))), numbers(30), "scripts");
@@ -97,7 +97,7 @@ async function nodeRedis(RESP) {
 
 async function ioRedis() {
   const r = new Redis({ host, port: Number(port), connectionName: "check", retryStrategy: null, maxRetriesPerRequest: 0 });
-  // It asks INFO when it connects, and waits until nothing is "loading".
+  // On connection the library sends INFO, and waits while "loading" is set.
   await new Promise((resolve, reject) => r.once("ready", resolve).once("error", reject));
   await r.flushall();
   expect(await r.set("k", "v"), "OK", "SET");

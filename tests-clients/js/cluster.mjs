@@ -1,4 +1,4 @@
-// ioredis' and node-redis' cluster clients against a router that looks like a cluster (`--cluster`). See the README beside.
+// Checks the cluster clients of ioredis and node-redis with a router that looks like a cluster (`--cluster`). See ../README.md.
 
 import assert from "node:assert/strict";
 import { createCluster } from "redis";

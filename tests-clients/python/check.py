@@ -1,4 +1,4 @@
-"""redis-py against an address: connection set-up in both protocols, pipelines, multi-key commands, scripts, iteration, types."""
+"""Checks redis-py at an address: connection set-up in both protocols, pipelines, multi-key commands, scripts, iteration, types."""
 
 import sys
 import threading
@@ -11,9 +11,9 @@ from redis.cache import CacheConfig
 from redis.retry import Retry
 
 checks = 0
-# The library tries again by itself, a wrong password too: twenty of them, and the address is refused unseen for a while.
+# No retries: the library repeats even a wrong password, and after twenty of them the router refuses the address for a while.
 ONCE = {"retry": Retry(NoBackoff(), 0)}
-# Where the server is, and how it is spoken to: what every connection of this program is made with.
+# Address and settings of every connection.
 where = {}
 
 
@@ -75,7 +75,7 @@ def types(r, protocol):
     expect(r.xlen("x"), 1, "XLEN")
     expect(r.xrange("x"), [("1-1", {"f": "v"})], "XRANGE")
     expect(r.xgroup_create("x", "g", 0), True, "XGROUP CREATE")
-    # The shape of this reply is the library's, and differs between protocols; what is delivered does not.
+    # The library's form of this reply differs between protocols; the content does not.
     delivered = r.xreadgroup("g", "c", {"x": ">"})
     expect("1-1" in str(delivered) and "'f': 'v'" in str(delivered), True, f"XREADGROUP: {delivered}")
     expect(r.xack("x", "g", "1-1"), 1, "XACK")
@@ -248,7 +248,7 @@ def messages(protocol):
             seen.append(message["channel"])
     expect(sorted(seen), ["news", "sport"], "UNSUBSCRIBE")
     p.close()
-    # Handlers in a thread, as applications have them.
+    # Handlers in a thread, as in applications.
     heard = []
     p = r.pubsub(ignore_subscribe_messages=True)
     p.subscribe(**{"work": lambda message: heard.append(message["data"])})
@@ -266,7 +266,7 @@ def caching():
     other = redis.Redis(**where)
     version = tuple(int(part) for part in other.info("server")["redis_version"].split(".")[:2])
     if version < (7, 4):
-        return  # redis-py refuses to cache before older servers
+        return  # redis-py does not cache with older servers
     r = redis.Redis(**where, protocol=3, decode_responses=True, cache_config=CacheConfig())
     for i in range(50):
         other.set(f"cached{i % 5}", i)
@@ -278,7 +278,7 @@ def caching():
 
 
 def rights(protocol):
-    """What a user who may only read its own keys gets, by the way that such users come in."""
+    """Checks the rights of a user who may only read its own keys."""
     full = redis.Redis(**where, protocol=protocol, decode_responses=True)
     expect(full.acl_whoami(), where["username"], "ACL WHOAMI")
     full.mset({"public:a": 1, "public:b": 2, "secret": 3})
@@ -309,7 +309,7 @@ def rights(protocol):
 
 
 def verified():
-    """The library verifies the certificate, and the listener that of the client."""
+    """Checks that the library verifies the certificate, and that the listener verifies the client's."""
     unknown = ONCE | {key: value for key, value in where.items() if key != "ssl_ca_certs"}
     fails_with(redis.ConnectionError, "CERTIFICATE_VERIFY_FAILED", redis.Redis(**unknown).ping, "a certificate of an unknown authority")
     anonymous = ONCE | {key: value for key, value in where.items() if key not in ("ssl_certfile", "ssl_keyfile")}
@@ -337,7 +337,7 @@ def main():
         if "username" in where:
             rights(protocol)
     caching()
-    # What redis-py does when nobody says which protocol to speak.
+    # The library's default protocol.
     default = redis.Redis(**where)
     expect(default.set("default", "x"), True, "the library's own default")
     expect(default.get("default"), b"x", "the library's own default")

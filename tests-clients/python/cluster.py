@@ -1,4 +1,4 @@
-"""redis-py's RedisCluster against a router that looks like a cluster (`--cluster`)."""
+"""Checks redis-py's RedisCluster with a router that looks like a cluster (`--cluster`)."""
 
 import sys
 
@@ -38,7 +38,7 @@ def main():
             pipe.incr(f"p{i}")
         expect(pipe.execute(), [1] * 50, "a pipeline over slots")
         expect(r.cluster_info()["cluster_state"], "ok", "CLUSTER INFO")
-        # Replicas are asked for, and there are none.
+        # Reads from replicas are enabled, and there are no replicas.
         reader = redis.RedisCluster(host=host, port=int(port), protocol=protocol, read_from_replicas=True, decode_responses=True)
         expect(reader.get("k1"), "1", "GET by a client that reads from replicas")
         reader.close()

@@ -1,4 +1,4 @@
-"""redis-py against an address: readers of a few hot keys, in both protocols, see no value that is older than a write which was answered before they asked."""
+"""Checks redis-py at an address: readers of a few hot keys, in both protocols, see no value older than a write acknowledged before the read."""
 
 import sys
 import threading

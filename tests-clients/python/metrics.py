@@ -1,8 +1,8 @@
-"""Reads two pages of /metrics, taken one after the other, with Prometheus's client library.
+"""Reads two successive pages of /metrics with Prometheus's client library.
 
     metrics.py EARLIER LATER
 
-Both parsers of the library must take them: the strict one of OpenMetrics, and that of the older text format.
+Both parsers of the library must accept them: the strict one of OpenMetrics, and the one of the older text format.
 """
 
 import math
@@ -38,7 +38,7 @@ def check(good, why):
 
 
 def quantile(share, buckets):
-    """As Prometheus's histogram_quantile: pairs of upper bound and cumulative count, the last one for +Inf."""
+    """Returns a quantile like Prometheus's histogram_quantile. Buckets are (upper bound, cumulative count), the last one for +Inf."""
     wanted = share * buckets[-1][1]
     place = next(i for i, (_, count) in enumerate(buckets) if count >= wanted)
     if place == len(buckets) - 1:
@@ -57,7 +57,7 @@ def read(text):
 
 
 def histograms(family):
-    """Buckets, sum and count by the labels of each."""
+    """Returns buckets, sum and count by labels."""
     found = {}
     for sample in family.samples:
         labels = tuple(sorted((name, value) for name, value in sample.labels.items() if name != "le"))
