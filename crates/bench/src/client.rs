@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::wire::{self, Reply};
 
 /// Timeout per request. No request here is slow, so a later reply means a hang.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A blocking connection to one server.
 #[derive(Debug)]
@@ -24,10 +24,10 @@ impl Client {
     /// Connects to the server.
     pub fn connect(address: SocketAddr) -> Result<Self> {
         let stream =
-            TcpStream::connect_timeout(&address, PATIENCE).with_context(|| format!("cannot connect to {address}"))?;
+            TcpStream::connect_timeout(&address, TIMEOUT).with_context(|| format!("cannot connect to {address}"))?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
         Ok(Self { address, stream, buf: Vec::new(), at: 0 })
     }
 

@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::client::Client;
 
 /// Timeout for a server's first reply. Envoy needs about a second on a busy machine.
-const START_PATIENCE: Duration = Duration::from_secs(15);
+const START_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Returns a loopback port that was free a moment ago.
 pub fn free_port() -> Result<u16> {
@@ -71,7 +71,7 @@ impl Process {
         let log = folder.join(format!("{name}.log"));
         let out = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
         let err = out.try_clone()?;
-        let child = tied(command)
+        let child = with_death_signal(command)
             .stdin(Stdio::null())
             .stdout(out)
             .stderr(err)
@@ -104,7 +104,7 @@ impl Process {
     /// Waits until the process replies to a command at `address`. Any reply is sufficient, because a proxy may refuse
     /// PING.
     pub fn wait_ready(&mut self, address: SocketAddr) -> Result<()> {
-        let end = Instant::now() + START_PATIENCE;
+        let end = Instant::now() + START_TIMEOUT;
         loop {
             if let Some(status) = self.ended() {
                 bail!("{} ended at once ({status}); the end of its output:\n{}", self.name, self.log_tail());
@@ -118,7 +118,7 @@ impl Process {
             }
             if Instant::now() > end {
                 bail!(
-                    "{} did not answer at {address} within {START_PATIENCE:?}; the end of its output:\n{}",
+                    "{} did not answer at {address} within {START_TIMEOUT:?}; the end of its output:\n{}",
                     self.name,
                     self.log_tail()
                 );
@@ -164,7 +164,7 @@ impl Process {
 /// Returns the command such that the kernel kills it if the parent is killed, if util-linux's `setpriv` is installed. A
 /// direct system call would need unsafe code between fork and exec. The signal is sent when the *thread* that started
 /// the child ends.
-fn tied(command: &Command) -> Command {
+fn with_death_signal(command: &Command) -> Command {
     let Some(setpriv) = find_program(&["setpriv"]).filter(|_| is_found(command)) else {
         return copied(command, Command::new(command.get_program()));
     };

@@ -195,7 +195,7 @@ impl Ejector {
             let mut inner = self.inner();
             let answers = |node: &NodeId| facts.get(node).is_some_and(|facts| facts.condition == Condition::Answers);
             inner.trouble.retain(|node, _| !answers(node) || ejected.contains_key(node));
-            inner.ejections.look(self.now_ms(), &topology, &facts)
+            inner.ejections.check(self.now_ms(), &topology, &facts)
         };
         for step in steps {
             match step {

@@ -309,7 +309,7 @@ impl Ledger {
     pub fn record(&self, records: Vec<Record>, done: Done) {
         let kind = Kind::of(&records);
         let Some(of) = records.first().map(Record::move_id) else { return done(Ok(())) };
-        assert!(kind == Kind::Begins || records.iter().all(|record| record.move_id() == of), "records of one move");
+        assert!(kind == Kind::StartsMove || records.iter().all(|record| record.move_id() == of), "records of one move");
         let entry = |record: &Record| {
             let mut entry = vec![RECORD];
             record.encode(&mut entry);
@@ -661,7 +661,7 @@ mod tests {
             opened.ledger.journal.append(
                 switchyard_policy::topology::MoveId(1),
                 vec![entry],
-                Kind::Goes,
+                Kind::Required,
                 Box::new(move |result| told.send(result).expect("waited for")),
             );
             outcome.recv().expect("an outcome").expect("written");

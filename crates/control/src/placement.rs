@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, bail};
 use switchyard_policy::migration::Key;
-use switchyard_policy::topology::{LaidOver, MoveId, NodeId, Scheme, Server, Slot, Stage, Topology, Transit};
+use switchyard_policy::topology::{MoveId, NodeId, OverlaidTopology, Scheme, Server, Slot, Stage, Topology, Transit};
 use switchyard_router::NodeAccess;
 use tracing::debug;
 
@@ -106,7 +106,7 @@ impl Placement {
     /// Fails if the configuration requires another placement of keys than the map has.
     pub fn check_scheme(&self, wanted: Option<&Scheme>) -> anyhow::Result<()> {
         match &self.map().topology {
-            Some(topology) => Ok(topology.placement().is_wanted(wanted)?),
+            Some(topology) => Ok(topology.placement().check_scheme(wanted)?),
             None => Ok(()),
         }
     }
@@ -176,7 +176,7 @@ impl Placement {
         Ok(settled)
     }
 
-    /// Overlays the continuum with a list of servers ([`Topology::laid_over`]). `split` receives new slots, each with
+    /// Overlays the continuum with a list of servers ([`Topology::with_overlay`]). `split` receives new slots, each with
     /// the old slot that it is a part of, before any other use of them. Returns the new map, and the slots that change
     /// servers.
     pub(crate) fn lay_over(
@@ -191,7 +191,7 @@ impl Placement {
         if !map.transits.is_empty() {
             bail!("a move is under way: the list of servers waits for it");
         }
-        let LaidOver { topology: next, parts, goals } = topology.laid_over(list.iter().cloned())?;
+        let OverlaidTopology { topology: next, parts, goals } = topology.with_overlay(list.iter().cloned())?;
         split(&parts);
         self.store.save_topology(&next).context("cannot keep the slot map")?;
         let next = Arc::new(next);

@@ -15,7 +15,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
-use switchyard_policy::seat::{Observation, OwnershipRecord, OwnershipStatus, Predecessor, StandbyMonitor, Turn};
+use switchyard_policy::seat::{
+    Observation, OwnershipRecord, OwnershipStatus, Predecessor, StandbyMonitor, TakeoverDecision,
+};
 use switchyard_policy::topology::NodeId;
 use switchyard_router::{Admission, Before, FleetOwnership, NodeAccess, left_behind, mark_in, question_of, why_not};
 use tracing::{debug, info, warn};
@@ -272,7 +274,7 @@ impl Seats {
         let Some(topology) = self.placement.topology().filter(|_| !self.placement.is_provisional()) else {
             return Vec::new();
         };
-        let keepers = topology.keepers();
+        let keepers = topology.nodes_with_keys();
         topology.nodes().filter(|node| is_moving || keepers.contains(&node.id)).map(|node| node.name.clone()).collect()
     }
 
@@ -503,28 +505,28 @@ pub fn look(
             let now_us = start.elapsed().as_micros() as u64;
             for (at, look) in looks.iter().enumerate() {
                 if let Ok(look) = look {
-                    watch.saw(at, look.clone(), now_us);
+                    watch.observe(at, look.clone(), now_us);
                 }
             }
             let turn = watch.turn(now_us);
             if last != Some(turn) {
                 match turn {
-                    Turn::Waits => info!("standby: waits until no other router serves the nodes"),
-                    Turn::CutOff { reached } => {
+                    TakeoverDecision::Wait => info!("standby: waits until no other router serves the nodes"),
+                    TakeoverDecision::CutOff { reached } => {
                         warn!(
                             "standby: only {reached} of {} nodes can be reached; more than half must be. If the others are lost together with the router, end \
                              this standby and start it without --standby",
                             nodes.len()
                         )
                     }
-                    Turn::Now => info!("standby: no other router serves the nodes; takes over"),
+                    TakeoverDecision::Now => info!("standby: no other router serves the nodes; takes over"),
                 }
                 last = Some(turn);
             }
             let waiting = match turn {
-                Turn::Now => break,
-                Turn::Waits => Waiting::Router,
-                Turn::CutOff { reached } => Waiting::CutOff { reached, nodes: nodes.len() },
+                TakeoverDecision::Now => break,
+                TakeoverDecision::Wait => Waiting::Router,
+                TakeoverDecision::CutOff { reached } => Waiting::CutOff { reached, nodes: nodes.len() },
             };
             if !wait(waiting, PERIOD) {
                 return Ok(None);

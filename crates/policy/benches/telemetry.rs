@@ -50,7 +50,7 @@ fn main() {
         ("all different", 0, 0.0),
     ] {
         let hashes = hashes(keys, skew);
-        let (mut segment, mut recent) = (Segment::new(256), Recent::of_one_in(1));
+        let (mut segment, mut recent) = (Segment::new(256), Recent::for_workers(1));
         let counted = least(&hashes, |hash| {
             segment.note(Identity::new(hash, 0, b"user:1234567890"), KeyAccess { how: AccessKind::Read, bytes: 40 })
         });

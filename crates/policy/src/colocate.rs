@@ -35,7 +35,7 @@ impl ColocationRequest {
     }
 
     /// Keys with a placement override, with their current node.
-    fn away(&self, topology: &Topology) -> Vec<(Arc<[u8]>, NodeId)> {
+    fn misplaced(&self, topology: &Topology) -> Vec<(Arc<[u8]>, NodeId)> {
         match self {
             Self::Keys(keys) => {
                 keys.iter().filter_map(|key| Some((Arc::clone(key), topology.exception(key)?))).collect()
@@ -133,7 +133,7 @@ pub fn plan(
             });
             continue;
         }
-        let away = wanted.away(topology);
+        let away = wanted.misplaced(topology);
         let target = topology.owner(slot);
         let Some((_, first)) = away.first() else {
             plan.standings.push(ColocationStatus::Home);

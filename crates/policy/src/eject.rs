@@ -151,7 +151,7 @@ impl Ejections {
     }
 
     /// Checks all nodes at this time in milliseconds, and returns the steps. Each step must be executed at most once.
-    pub fn look(&mut self, now_ms: u64, topology: &Topology, facts: &BTreeMap<NodeId, Facts>) -> Vec<Step> {
+    pub fn check(&mut self, now_ms: u64, topology: &Topology, facts: &BTreeMap<NodeId, Facts>) -> Vec<Step> {
         let limit = self.rule.failure_limit.max(1);
         self.nodes.retain(|node, _| topology.node(*node).is_some());
         let mut failing = Vec::new();
@@ -168,7 +168,7 @@ impl Ejections {
             }
         }
         let mut steps: Vec<Step> =
-            failing.iter().filter_map(|node| self.against(*node, now_ms, topology, facts)).collect();
+            failing.iter().filter_map(|node| self.step_against_failing(*node, now_ms, topology, facts)).collect();
         // Excludes failing nodes: the next check sees their slots. Returns only take slots from nodes that reply, so
         // the owners of the failing ones do not change here.
         let others = topology.nodes().filter(|node| !failing.contains(&node.id));
@@ -177,7 +177,13 @@ impl Ejections {
     }
 
     /// The step for a failing node.
-    fn against(&self, node: NodeId, now_ms: u64, topology: &Topology, facts: &BTreeMap<NodeId, Facts>) -> Option<Step> {
+    fn step_against_failing(
+        &self,
+        node: NodeId,
+        now_ms: u64,
+        topology: &Topology,
+        facts: &BTreeMap<NodeId, Facts>,
+    ) -> Option<Step> {
         let targets = facts.get(&node).map(|facts| &facts.move_targets[..]).unwrap_or_default();
         if !targets.is_empty() {
             // Only moves that return slots have an ejected node as target.
@@ -266,7 +272,7 @@ impl Ejections {
 /// Whether a key found at a stand-in must be removed before the stand-in receives these slots (ascending): a key of the
 /// slots that lives elsewhere. A key with a placement override to the stand-in stays.
 #[must_use]
-pub fn is_stray_at(topology: &Topology, stand_in: NodeId, slots: &[Slot], key: &[u8]) -> bool {
+pub fn is_misplaced_at(topology: &Topology, stand_in: NodeId, slots: &[Slot], key: &[u8]) -> bool {
     slots.binary_search(&topology.slot_of(key)).is_ok() && topology.lives_at(key) != stand_in
 }
 
@@ -384,8 +390,8 @@ mod tests {
         let topology = fleet(Distribution::Modula, &[1, 2, 1]);
         let mut ejections = Ejections::new(RULE, BTreeMap::new());
         let fails = facts(&topology, |node| node == NodeId(2));
-        assert_eq!(ejections.look(0, &topology, &fails), [], "one failure is no reason");
-        let [Step::Eject { node, to }] = &ejections.look(0, &topology, &fails)[..] else { panic!("it is ejected") };
+        assert_eq!(ejections.check(0, &topology, &fails), [], "one failure is no reason");
+        let [Step::Eject { node, to }] = &ejections.check(0, &topology, &fails)[..] else { panic!("it is ejected") };
         assert_eq!(
             (node, to.keys().collect::<Vec<_>>()),
             (&NodeId(2), vec![&NodeId(0)]),
@@ -393,8 +399,8 @@ mod tests {
         );
         let mut ejections = Ejections::new(RULE, BTreeMap::new());
         let fails = facts(&topology, |node| node == NodeId(0) || node == NodeId(1));
-        ejections.look(0, &topology, &fails);
-        let steps = ejections.look(0, &topology, &fails);
+        ejections.check(0, &topology, &fails);
+        let steps = ejections.check(0, &topology, &fails);
         let all_to_last = |step: &Step| matches!(step, Step::Eject { to, .. } if to.keys().eq([&NodeId(2)]));
         assert!(steps.len() == 2 && steps.iter().all(all_to_last), "{steps:?}");
     }
@@ -404,14 +410,14 @@ mod tests {
         let topology = fleet(Distribution::Ketama, &[1, 1]);
         let mut ejections = Ejections::new(RULE, BTreeMap::new());
         let look = |ejections: &mut Ejections, fails: bool| {
-            ejections.look(0, &topology, &facts(&topology, |node| fails && node == NodeId(0)))
+            ejections.check(0, &topology, &facts(&topology, |node| fails && node == NodeId(0)))
         };
         for _ in 0..3 {
             assert_eq!(look(&mut ejections, true), []);
             assert_eq!(look(&mut ejections, false), []);
         }
         assert_eq!(look(&mut ejections, true), []);
-        assert_eq!(ejections.look(0, &topology, &BTreeMap::new()), [], "what is not known says nothing");
+        assert_eq!(ejections.check(0, &topology, &BTreeMap::new()), [], "what is not known says nothing");
         assert!(matches!(look(&mut ejections, true)[..], [Step::Eject { node: NodeId(0), .. }]));
     }
 
@@ -421,31 +427,31 @@ mod tests {
         let mut ejections = Ejections::new(RULE, BTreeMap::new());
         let lost = NodeId(1);
         let fails = facts(&before, |node| node == lost);
-        ejections.look(0, &before, &fails);
-        let Some(Step::Eject { to, .. }) = ejections.look(0, &before, &fails).pop() else { panic!("it is ejected") };
+        ejections.check(0, &before, &fails);
+        let Some(Step::Eject { to, .. }) = ejections.check(0, &before, &fails).pop() else { panic!("it is ejected") };
         let kept = ejections.with(lost, &to);
         let topology = handed_over(&before, &to);
         ejections.note_ejected(lost, &to, 0);
         assert_eq!(ejections.ejected(), kept, "what is on record");
         let mut answers = facts(&topology, |_| false);
-        assert_eq!(ejections.look(999, &topology, &answers), [], "it is not tried before");
+        assert_eq!(ejections.check(999, &topology, &answers), [], "it is not tried before");
         answers.get_mut(&lost).expect("known").is_drained = false;
-        assert_eq!(ejections.look(1000, &topology, &answers), [], "what it was sent may still be executed");
+        assert_eq!(ejections.check(1000, &topology, &answers), [], "what it was sent may still be executed");
         answers.get_mut(&lost).expect("known").is_drained = true;
         // A restarted router has the same state, and tries immediately.
         let mut again = Ejections::new(RULE, kept);
-        let [Step::Return { node, from }] = &again.look(0, &topology, &answers)[..] else { panic!("it returns") };
+        let [Step::Return { node, from }] = &again.check(0, &topology, &answers)[..] else { panic!("it returns") };
         assert_eq!((node, from), (&lost, &to));
         // The node fails again during moves: they end without it, and no other step follows.
         let mut moving = facts(&topology, |node| node == lost);
         moving.values_mut().for_each(|facts| facts.move_targets = vec![lost]);
-        again.look(0, &topology, &moving);
-        assert!(again.look(0, &topology, &moving).contains(&Step::GiveUp { node: lost }));
+        again.check(0, &topology, &moving);
+        assert!(again.check(0, &topology, &moving).contains(&Step::GiveUp { node: lost }));
         let back = from.values().fold(topology, |topology, slots| topology.handed_over(slots, lost));
         assert_eq!(owners(&back), owners(&before));
-        assert_eq!(again.look(0, &back, &answers), [Step::Back { node: lost }]);
+        assert_eq!(again.check(0, &back, &answers), [Step::Back { node: lost }]);
         again.note_back(lost);
-        assert_eq!((again.look(0, &back, &answers), again.ejected()), (vec![], BTreeMap::new()));
+        assert_eq!((again.check(0, &back, &answers), again.ejected()), (vec![], BTreeMap::new()));
     }
 
     #[test]
@@ -454,15 +460,15 @@ mod tests {
         let (back, lost) = (NodeId(0), NodeId(1));
         let (mut topology, mut ejections) =
             (home.clone(), Ejections::new(Rule { failure_limit: 1, ..RULE }, BTreeMap::new()));
-        let Some(Step::Eject { to, .. }) = ejections.look(0, &home, &facts(&home, |node| node == back)).pop() else {
+        let Some(Step::Eject { to, .. }) = ejections.check(0, &home, &facts(&home, |node| node == back)).pop() else {
             panic!("it is ejected")
         };
         topology = handed_over(&topology, &to);
         ejections.note_ejected(back, &to, 0);
         // The other ejection is not executed.
         let fails = facts(&topology, |node| node == lost);
-        assert!(matches!(ejections.look(999, &topology, &fails)[..], [Step::Eject { node: NodeId(1), .. }]));
-        let [Step::Eject { .. }, Step::Return { node, from }] = &ejections.look(1000, &topology, &fails)[..] else {
+        assert!(matches!(ejections.check(999, &topology, &fails)[..], [Step::Eject { node: NodeId(1), .. }]));
+        let [Step::Eject { .. }, Step::Return { node, from }] = &ejections.check(1000, &topology, &fails)[..] else {
             panic!("it returns")
         };
         assert!(*node == back && !from.contains_key(&lost), "from those that answer");
@@ -475,7 +481,7 @@ mod tests {
         let mut fails = facts(&topology, |other| other == node);
         let mut ejections = Ejections::new(Rule { failure_limit: 1, ..RULE }, BTreeMap::new());
         fails.get_mut(&node).expect("known").move_targets = vec![NodeId(1)];
-        assert_eq!(ejections.look(0, &topology, &fails), [Step::Keep { node, why: KeepReason::Moves }]);
+        assert_eq!(ejections.check(0, &topology, &fails), [Step::Keep { node, why: KeepReason::Moves }]);
         let key: Arc<[u8]> = (0..)
             .map(|n| format!("k{n}"))
             .find(|key| topology.owner_of(key.as_bytes()) != node)
@@ -484,7 +490,7 @@ mod tests {
             .into();
         let with_key = topology.keys_handed_over(&[topology.slot_of(&key)], [&key], node);
         fails.get_mut(&node).expect("known").move_targets = Vec::new();
-        assert_eq!(ejections.look(0, &with_key, &fails), [Step::Keep { node, why: KeepReason::HasExceptions(1) }]);
+        assert_eq!(ejections.check(0, &with_key, &fails), [Step::Keep { node, why: KeepReason::HasExceptions(1) }]);
     }
 
     #[test]
@@ -513,10 +519,10 @@ mod tests {
         let mut fails = facts(&topology, |node| node == lost);
         let mut ejections = Ejections::new(Rule { failure_limit: 1, ..RULE }, BTreeMap::new());
         fails.get_mut(&moving).expect("known").is_moving = true;
-        let steps = ejections.look(0, &topology, &fails);
+        let steps = ejections.check(0, &topology, &fails);
         assert!(matches!(&steps[..], [Step::Eject { to, .. }] if to.keys().eq([&idle])), "{steps:?}");
         fails.get_mut(&idle).expect("known").is_moving = true;
-        assert_eq!(ejections.look(0, &topology, &fails), [Step::Keep { node: lost, why: KeepReason::OthersMove }]);
+        assert_eq!(ejections.check(0, &topology, &fails), [Step::Keep { node: lost, why: KeepReason::OthersMove }]);
     }
 
     #[test]
@@ -527,11 +533,11 @@ mod tests {
         let key: Arc<[u8]> = name.into_bytes().into();
         let slots = [before.slot_of(&key)];
         let alone = before.keys_handed_over(&slots, [&key], from);
-        assert!(is_stray_at(&alone, stand_in, &slots, &key), "an old copy");
+        assert!(is_misplaced_at(&alone, stand_in, &slots, &key), "an old copy");
         // Results of a scan page are compared with the current map: this key has arrived since the removal started.
         let moved = alone.keys_handed_over(&slots, [&key], stand_in);
-        assert!(!is_stray_at(&moved, stand_in, &slots, &key), "its only copy");
-        assert!(!is_stray_at(&alone, stand_in, &[], &key), "a key of another slot");
+        assert!(!is_misplaced_at(&moved, stand_in, &slots, &key), "its only copy");
+        assert!(!is_misplaced_at(&alone, stand_in, &[], &key), "a key of another slot");
     }
 
     proptest! {
@@ -549,7 +555,7 @@ mod tests {
             let mut look = |ejections: &mut Ejections, topology: &mut Topology, failing: u8, later: u64| {
                 now += later;
                 let fails = |node: NodeId| failing & (1 << node.0) != 0;
-                for step in ejections.look(now, topology, &facts(topology, fails)) {
+                for step in ejections.check(now, topology, &facts(topology, fails)) {
                     match step {
                         Step::Eject { node, to } => {
                             prop_assert!(fails(node) && to.keys().all(|other| !fails(*other)), "only to servers that answer");

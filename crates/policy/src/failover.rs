@@ -286,7 +286,7 @@ impl<A: Clone + Ord> PrimaryMonitor<A> {
                 let same = self.primary() == Some(&primary);
                 if newer {
                     self.change_primary(primary, config_epoch, Why::Announced, same, actions);
-                } else if !same && self.fall(now_us).is_some() && self.is_primary(&primary) {
+                } else if !same && self.primary_lost(now_us).is_some() && self.is_primary(&primary) {
                     // An old announcement that matches the server's own role: either new Sentinels, or the old primary
                     // returned together with its Sentinel. Only proven descent distinguishes the two.
                     if self.is_proven(&primary) {
@@ -305,7 +305,7 @@ impl<A: Clone + Ord> PrimaryMonitor<A> {
             Event::Accepted => {
                 // Only if the claim still holds and the current primary is still unusable: time has passed since the
                 // report.
-                let is_of_no_use = self.fall(now_us).is_some();
+                let is_of_no_use = self.primary_lost(now_us).is_some();
                 if let Some((claimant, config_epoch)) = self.unproven.take_if(|_| is_of_no_use)
                     && self.is_primary(&claimant)
                 {
@@ -331,7 +331,7 @@ impl<A: Clone + Ord> PrimaryMonitor<A> {
             }
         }
         if !self.has_sentinel {
-            self.look_for_successor(now_us, actions);
+            self.find_successor(now_us, actions);
         }
         self.choose_readable(actions);
     }
@@ -369,7 +369,7 @@ impl<A: Clone + Ord> PrimaryMonitor<A> {
     }
 
     /// Reason why the current primary no longer is one, if so.
-    fn fall(&self, now_us: u64) -> Option<Why> {
+    fn primary_lost(&self, now_us: u64) -> Option<Why> {
         let seen = self.seen.get(self.primary()?)?;
         match (seen.silent_since_us, &seen.role) {
             (Some(since), _) => (now_us.saturating_sub(since) >= SILENCE_US).then_some(Why::Silence),
@@ -379,9 +379,9 @@ impl<A: Clone + Ord> PrimaryMonitor<A> {
     }
 
     /// Without Sentinel: finds a server promoted as the successor.
-    fn look_for_successor(&mut self, now_us: u64, actions: &mut Vec<Action<A>>) {
+    fn find_successor(&mut self, now_us: u64, actions: &mut Vec<Action<A>>) {
         let Some(record) = self.record.clone() else { return };
-        let Some(why) = self.fall(now_us) else { return };
+        let Some(why) = self.primary_lost(now_us) else { return };
         // The old primary's own report names its successor.
         let followed = match self.seen.get(&record.primary).and_then(|s| s.role.as_ref()) {
             Some(Role::Replica { of: Some(of), .. }) if why == Why::Demoted => Some(of.clone()),

@@ -40,8 +40,12 @@ pub fn route<'k>(topology: &Topology, mut keys: impl Iterator<Item = &'k [u8]> +
 /// Routes keys of one slot with placement overrides.
 #[cold]
 fn route_exceptional<'k>(topology: &Topology, slot: Slot, mut keys: impl Iterator<Item = &'k [u8]>) -> Route {
-    let node = keys.next().map_or_else(|| topology.owner(slot), |key| topology.lives_at_of(slot, key));
-    if keys.all(|key| topology.lives_at_of(slot, key) == node) { Route::Owner(slot, node) } else { Route::Parted(slot) }
+    let node = keys.next().map_or_else(|| topology.owner(slot), |key| topology.lives_at_in_slot(slot, key));
+    if keys.all(|key| topology.lives_at_in_slot(slot, key) == node) {
+        Route::Owner(slot, node)
+    } else {
+        Route::Parted(slot)
+    }
 }
 
 /// The part of a split command for one node.
@@ -108,7 +112,7 @@ mod tests {
         assert!(matches!(route(&one, [&b"{a}1"[..], b"{a}2"].into_iter()), Route::Owner(..)));
         let two = Topology::place(Some(&one), &names).expect("one joins").topology;
         assert_eq!(
-            (two.keepers(), route(&two, keys())),
+            (two.nodes_with_keys(), route(&two, keys())),
             (vec![NodeId(0)], Route::CrossSlot),
             "the second may own something soon"
         );

@@ -145,7 +145,7 @@ impl Scans {
         // With synchronised clocks, also above all ticks of earlier runs that the bits of the run do not distinguish.
         let tick = now + LEAD + 2;
         Self {
-            keepers: topology.keepers(),
+            keepers: topology.nodes_with_keys(),
             topology,
             back: BTreeSet::new(),
             run: run & low_bits(RUN_BITS),
@@ -194,7 +194,7 @@ impl Scans {
         }
         self.advance(now);
         let old = std::mem::replace(&mut self.topology, Arc::clone(topology));
-        self.keepers = topology.keepers();
+        self.keepers = topology.nodes_with_keys();
         let old_back = std::mem::replace(&mut self.back, back);
         if old.placement() != topology.placement() {
             // Slots of keys have changed, so all knowledge about slots is void: scans start again.
@@ -206,7 +206,7 @@ impl Scans {
         for slot in Slot::all() {
             let is_same = old.owner(slot) == topology.owner(slot)
                 && motion(&old, &old_back, slot) == motion(topology, &self.back, slot)
-                && !old.parts_otherwise(topology, slot);
+                && !old.overrides_differ(topology, slot);
             if !is_same {
                 self.touch(slot);
             }
@@ -433,7 +433,7 @@ mod tests {
         let ring = Continuum::new(Scheme::default(), servers(&["a", "b"])).expect("a ring");
         let names = ["a", "b", "c"].map(str::to_owned);
         let topology = Topology::place(Some(&Topology::on_continuum(ring.into())), &names).expect("one joins").topology;
-        let next = Arc::new(topology.laid_over(servers(&["a", "b", "c"])).expect("a new ring").topology);
+        let next = Arc::new(topology.with_overlay(servers(&["a", "b", "c"])).expect("a new ring").topology);
         let mut scans = Scans::new(Arc::new(topology), NOW, 1);
         let mut step = 0;
         let all = full_scan(&mut scans, 0, |scans| {

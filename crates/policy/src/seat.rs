@@ -202,16 +202,16 @@ struct Seen {
     is_reached: bool,
     mark: Option<OwnershipRecord>,
     /// Time of the last change of the record.
-    still_since_us: Option<u64>,
+    unchanged_since_us: Option<u64>,
     /// Time since which the node has no connection of the fleet's routers.
-    bare_since_us: Option<u64>,
+    unconnected_since_us: Option<u64>,
 }
 
 /// Decision of a standby.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Turn {
+pub enum TakeoverDecision {
     /// A router serves the fleet.
-    Waits,
+    Wait,
     /// At most half of the nodes are reachable: this machine may be isolated.
     CutOff {
         /// Number of reachable nodes.
@@ -229,33 +229,33 @@ impl StandbyMonitor {
     }
 
     /// Records an observation of a node.
-    pub fn saw(&mut self, node: usize, look: Observation, now_us: u64) {
+    pub fn observe(&mut self, node: usize, look: Observation, now_us: u64) {
         let Some(seen) = self.nodes.get_mut(node) else { return };
         let Observation::Seen { mark, connections } = look else {
             seen.is_reached = false;
             return;
         };
-        if seen.still_since_us.is_none() || seen.mark != mark {
-            seen.still_since_us = Some(now_us);
+        if seen.unchanged_since_us.is_none() || seen.mark != mark {
+            seen.unchanged_since_us = Some(now_us);
         }
         (seen.is_reached, seen.mark) = (true, mark);
-        seen.bare_since_us = if connections > 0 { None } else { seen.bare_since_us.or(Some(now_us)) };
+        seen.unconnected_since_us = if connections > 0 { None } else { seen.unconnected_since_us.or(Some(now_us)) };
     }
 
     /// Decides whether to take over now.
     #[must_use]
-    pub fn turn(&self, now_us: u64) -> Turn {
+    pub fn turn(&self, now_us: u64) -> TakeoverDecision {
         let reached = self.nodes.iter().filter(|seen| seen.is_reached).count();
         let is_over = |since: Option<u64>, bound| since.is_some_and(|since| now_us.saturating_sub(since) >= bound);
         // Connections without a record belong to a version that writes none and has no beat: wait until they close.
-        let is_silent = |seen: &Seen| seen.mark.is_some() && is_over(seen.still_since_us, SILENCE_US);
-        let is_served = |seen: &Seen| !is_over(seen.bare_since_us, ABSENCE_US) && !is_silent(seen);
+        let is_silent = |seen: &Seen| seen.mark.is_some() && is_over(seen.unchanged_since_us, SILENCE_US);
+        let is_served = |seen: &Seen| !is_over(seen.unconnected_since_us, ABSENCE_US) && !is_silent(seen);
         if self.nodes.iter().any(|seen| seen.is_reached && is_served(seen)) {
-            Turn::Waits
+            TakeoverDecision::Wait
         } else if reached * 2 <= self.nodes.len() {
-            Turn::CutOff { reached }
+            TakeoverDecision::CutOff { reached }
         } else {
-            Turn::Now
+            TakeoverDecision::Now
         }
     }
 }
@@ -329,53 +329,53 @@ mod tests {
         };
         for second in 0..20 {
             let now_us = second * 1_000_000;
-            watch.saw(0, seen(1, 3), now_us);
-            watch.saw(1, Observation::Unreachable, now_us);
-            watch.saw(2, seen(second, 3), now_us);
-            assert_eq!(watch.turn(now_us), Turn::Waits, "{second}");
+            watch.observe(0, seen(1, 3), now_us);
+            watch.observe(1, Observation::Unreachable, now_us);
+            watch.observe(2, seen(second, 3), now_us);
+            assert_eq!(watch.turn(now_us), TakeoverDecision::Wait, "{second}");
         }
         for second in 20..40 {
             let now_us = second * 1_000_000;
-            watch.saw(0, seen(1, 3), now_us);
-            watch.saw(2, seen(19, 3), now_us);
-            assert_eq!(watch.turn(now_us) == Turn::Now, second >= 29, "{second}: silent since 19");
+            watch.observe(0, seen(1, 3), now_us);
+            watch.observe(2, seen(19, 3), now_us);
+            assert_eq!(watch.turn(now_us) == TakeoverDecision::Now, second >= 29, "{second}: silent since 19");
         }
         // Another router has taken over.
-        watch.saw(2, Observation::Seen { mark: Some(mark(2, "b", 0)), connections: 3 }, 41_000_000);
-        assert_eq!(watch.turn(41_000_000), Turn::Waits);
+        watch.observe(2, Observation::Seen { mark: Some(mark(2, "b", 0)), connections: 3 }, 41_000_000);
+        assert_eq!(watch.turn(41_000_000), TakeoverDecision::Wait);
     }
 
     #[test]
     fn where_no_connection_is_left_a_standby_need_not_wait_for_silence() {
         let mut watch = StandbyMonitor::new(1);
         let seen = |connections| Observation::Seen { mark: Some(mark(1, "a", 0)), connections };
-        watch.saw(0, seen(3), 0);
-        watch.saw(0, seen(0), 1_000_000);
-        assert_eq!(watch.turn(2_900_000), Turn::Waits, "the node may have restarted");
-        watch.saw(0, seen(2), 2_900_000);
-        watch.saw(0, seen(0), 3_000_000);
-        assert_eq!(watch.turn(4_900_000), Turn::Waits, "it was only away");
-        assert_eq!(watch.turn(5_000_000), Turn::Now);
+        watch.observe(0, seen(3), 0);
+        watch.observe(0, seen(0), 1_000_000);
+        assert_eq!(watch.turn(2_900_000), TakeoverDecision::Wait, "the node may have restarted");
+        watch.observe(0, seen(2), 2_900_000);
+        watch.observe(0, seen(0), 3_000_000);
+        assert_eq!(watch.turn(4_900_000), TakeoverDecision::Wait, "it was only away");
+        assert_eq!(watch.turn(5_000_000), TakeoverDecision::Now);
     }
 
     #[test]
     fn a_router_that_leaves_no_mark_is_not_taken_for_silent() {
         let mut watch = StandbyMonitor::new(1);
         let seen = |connections| Observation::Seen { mark: None, connections };
-        watch.saw(0, seen(3), 0);
-        watch.saw(0, seen(3), 60_000_000);
-        assert_eq!(watch.turn(60_000_000), Turn::Waits);
-        watch.saw(0, seen(0), 61_000_000);
-        assert_eq!(watch.turn(63_000_000), Turn::Now);
+        watch.observe(0, seen(3), 0);
+        watch.observe(0, seen(3), 60_000_000);
+        assert_eq!(watch.turn(60_000_000), TakeoverDecision::Wait);
+        watch.observe(0, seen(0), 61_000_000);
+        assert_eq!(watch.turn(63_000_000), TakeoverDecision::Now);
     }
 
     #[test]
     fn a_standby_that_reaches_half_of_the_nodes_or_less_takes_over_nothing() {
         let mut watch = StandbyMonitor::new(2);
-        watch.saw(0, Observation::Seen { mark: None, connections: 0 }, 0);
-        assert_eq!(watch.turn(60_000_000), Turn::CutOff { reached: 1 });
-        watch.saw(1, Observation::Seen { mark: None, connections: 0 }, 60_000_000);
-        assert_eq!(watch.turn(62_000_000), Turn::Now);
-        assert_eq!(StandbyMonitor::new(1).turn(60_000_000), Turn::CutOff { reached: 0 });
+        watch.observe(0, Observation::Seen { mark: None, connections: 0 }, 0);
+        assert_eq!(watch.turn(60_000_000), TakeoverDecision::CutOff { reached: 1 });
+        watch.observe(1, Observation::Seen { mark: None, connections: 0 }, 60_000_000);
+        assert_eq!(watch.turn(62_000_000), TakeoverDecision::Now);
+        assert_eq!(StandbyMonitor::new(1).turn(60_000_000), TakeoverDecision::CutOff { reached: 0 });
     }
 }

@@ -35,7 +35,7 @@ struct Word {
 
 /// An error in a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Mistake {
+pub struct FileError {
     /// Line number from 1; `None` for the whole file.
     pub line: Option<usize>,
     /// Description of the error, with an alternative if there is one.
@@ -103,11 +103,11 @@ pub struct Pool {
 ///
 /// # Errors
 /// All errors in the file, and settings that Switchyard does not support.
-pub fn parse(text: &str) -> Result<Vec<Pool>, Vec<Mistake>> {
+pub fn parse(text: &str) -> Result<Vec<Pool>, Vec<FileError>> {
     let mut mistakes = Vec::new();
     // The YAML parser may report an error at the end one line beyond it.
     let lines = lines(text);
-    let mistake = |line: usize, text| Mistake { line: Some(line.clamp(1, lines)), text };
+    let mistake = |line: usize, text| FileError { line: Some(line.clamp(1, lines)), text };
     let tree = tree(text).map_err(|(line, text)| vec![mistake(line, text)])?;
     let mut wrong = |line, text| mistakes.push(mistake(line, text));
     let pools: Vec<Pool> = tree.into_iter().filter_map(|(word, keys)| Pool::of(word, keys, &mut wrong)).collect();
@@ -122,7 +122,7 @@ pub fn parse(text: &str) -> Result<Vec<Pool>, Vec<Mistake>> {
         listens.push(pool);
     }
     if pools.is_empty() && mistakes.is_empty() {
-        mistakes.push(Mistake { line: None, text: "it has no pools".to_owned() });
+        mistakes.push(FileError { line: None, text: "it has no pools".to_owned() });
     }
     if mistakes.is_empty() { Ok(pools) } else { Err(mistakes) }
 }

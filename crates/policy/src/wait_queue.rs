@@ -35,9 +35,9 @@ impl<W> Default for WaitQueues<W> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Turn<W> {
     /// The wait may be sent to a node.
-    Its,
+    Ready,
     /// Waits with higher tickets may be at a node. Those listed must be recalled first.
-    Others(Vec<W>),
+    After(Vec<W>),
 }
 
 impl<W: Copy> WaitQueues<W> {
@@ -55,7 +55,7 @@ impl<W: Copy> WaitQueues<W> {
     }
 
     /// Records that a node has ended a wait. Returns the wait that may be sent next.
-    pub fn is_back(&mut self, slot: Slot, ticket: u64) -> Option<W> {
+    pub fn on_ended(&mut self, slot: Slot, ticket: u64) -> Option<W> {
         self.at_nodes.remove(&(slot, ticket));
         self.first(slot)
     }
@@ -63,26 +63,26 @@ impl<W: Copy> WaitQueues<W> {
     /// Whether a wait held by its worker may be sent to a node.
     pub fn turn(&self, slot: Slot, ticket: u64) -> Turn<W> {
         if self.is_any_reissued(slot, ticket) {
-            return Turn::Others(Vec::new());
+            return Turn::After(Vec::new());
         }
         let mut behind = self.at_nodes.range((slot, ticket + 1)..=(slot, u64::MAX)).peekable();
         if behind.peek().is_none() {
-            return Turn::Its;
+            return Turn::Ready;
         }
-        Turn::Others(behind.filter(|(place, _)| !self.reissued.contains_key(place)).map(|(_, whose)| *whose).collect())
+        Turn::After(behind.filter(|(place, _)| !self.reissued.contains_key(place)).map(|(_, whose)| *whose).collect())
     }
 
-    /// Like [`Self::turn`], and records the wait as sent if permitted. It stays recalled until [`Self::seen`].
-    pub fn go(&mut self, slot: Slot, ticket: u64, whose: W) -> Turn<W> {
+    /// Like [`Self::turn`], and records the wait as sent if permitted. It stays recalled until [`Self::on_blocked`].
+    pub fn try_send(&mut self, slot: Slot, ticket: u64, whose: W) -> Turn<W> {
         let turn = self.turn(slot, ticket);
-        if matches!(turn, Turn::Its) {
+        if matches!(turn, Turn::Ready) {
             self.at_nodes.insert((slot, ticket), whose);
         }
         turn
     }
 
     /// Records that a wait is blocked at its node. Returns the wait that may be sent next.
-    pub fn seen(&mut self, slot: Slot, ticket: u64) -> Option<W> {
+    pub fn on_blocked(&mut self, slot: Slot, ticket: u64) -> Option<W> {
         self.reissued.remove(&(slot, ticket));
         self.first(slot)
     }
@@ -90,7 +90,7 @@ impl<W: Copy> WaitQueues<W> {
     /// Removes a finished wait. Returns the wait that may be sent next.
     pub fn leave(&mut self, slot: Slot, ticket: u64) -> Option<W> {
         self.reissued.remove(&(slot, ticket));
-        self.is_back(slot, ticket)
+        self.on_ended(slot, ticket)
     }
 
     /// Removes the waits for which `gone` returns true. Returns the waits that may be sent next, one per slot.
@@ -246,14 +246,14 @@ mod tests {
                     let ticket = self.any(number, |t, _, at| matches!(at, At::Ending(_)) && self.is_queued(t))?;
                     self.queues.iter_mut().for_each(|queue| queue.retain(|t| *t != ticket));
                     self.waits[ticket].1 = At::Here;
-                    self.wait_queues.is_back(slot(), ticket as u64);
+                    self.wait_queues.on_ended(slot(), ticket as u64);
                 }
                 7 => {
                     let ticket = self.any(number, |_, worker, at| at == At::Here && self.place(worker).is_some())?;
                     let place = self.place(self.waits[ticket].0)?;
-                    match self.wait_queues.go(slot(), ticket as u64, ticket) {
-                        Turn::Its => self.waits[ticket].1 = At::Sent(place),
-                        Turn::Others(to_recall) => self.requested.extend(to_recall),
+                    match self.wait_queues.try_send(slot(), ticket as u64, ticket) {
+                        Turn::Ready => self.waits[ticket].1 = At::Sent(place),
+                        Turn::After(to_recall) => self.requested.extend(to_recall),
                     }
                 }
                 // A sent wait arrives, in any order.
@@ -266,7 +266,7 @@ mod tests {
                 9 => {
                     let ticket = self.any(number, |t, _, at| matches!(at, At::Sent(_)) && self.is_queued(t))?;
                     self.waits[ticket].1 = At::Node(self.waits[ticket].1.node()?);
-                    self.wait_queues.seen(slot(), ticket as u64);
+                    self.wait_queues.on_blocked(slot(), ticket as u64);
                 }
                 // The first wait receives its element.
                 10 => {
@@ -313,17 +313,17 @@ mod tests {
         assert!(wait_queues.enter(slot(), 1, 'a') && wait_queues.enter(slot(), 2, 'b'));
         wait_queues.recall(slot(), 1, 'a');
         wait_queues.recall(slot(), 2, 'b');
-        assert_eq!(wait_queues.is_back(slot(), 2), Some('a'));
-        assert_eq!(wait_queues.is_back(slot(), 1), Some('a'));
-        assert!(wait_queues.turn(slot(), 2) == Turn::Others(vec![]) && !wait_queues.enter(slot(), 3, 'c'));
-        assert_eq!(wait_queues.go(slot(), 1, 'a'), Turn::Its);
-        assert_eq!(wait_queues.go(slot(), 2, 'b'), Turn::Others(vec![]));
+        assert_eq!(wait_queues.on_ended(slot(), 2), Some('a'));
+        assert_eq!(wait_queues.on_ended(slot(), 1), Some('a'));
+        assert!(wait_queues.turn(slot(), 2) == Turn::After(vec![]) && !wait_queues.enter(slot(), 3, 'c'));
+        assert_eq!(wait_queues.try_send(slot(), 1, 'a'), Turn::Ready);
+        assert_eq!(wait_queues.try_send(slot(), 2, 'b'), Turn::After(vec![]));
         let other = Slot::new(8).expect("a slot");
         assert!(wait_queues.enter(other, 4, 'd'), "another slot is another line");
-        assert_eq!(wait_queues.seen(slot(), 1), Some('b'));
-        assert_eq!(wait_queues.go(slot(), 2, 'b'), Turn::Its);
+        assert_eq!(wait_queues.on_blocked(slot(), 1), Some('b'));
+        assert_eq!(wait_queues.try_send(slot(), 2, 'b'), Turn::Ready);
         assert_eq!(wait_queues.forget(|whose| whose == 'b'), ['c']);
-        assert_eq!(wait_queues.go(slot(), 3, 'c'), Turn::Its);
+        assert_eq!(wait_queues.try_send(slot(), 3, 'c'), Turn::Ready);
         assert_eq!(wait_queues.leave(slot(), 3), None);
     }
 
@@ -332,11 +332,11 @@ mod tests {
         let mut wait_queues = WaitQueues::default();
         assert!(wait_queues.enter(slot(), 1, 'a') && wait_queues.enter(slot(), 2, 'b'));
         wait_queues.recall(slot(), 1, 'a');
-        wait_queues.is_back(slot(), 1);
-        assert_eq!(wait_queues.turn(slot(), 1), Turn::Others(vec!['b']));
+        wait_queues.on_ended(slot(), 1);
+        assert_eq!(wait_queues.turn(slot(), 1), Turn::After(vec!['b']));
         wait_queues.recall(slot(), 2, 'b');
-        assert_eq!(wait_queues.go(slot(), 1, 'a'), Turn::Others(vec![]));
-        assert_eq!(wait_queues.is_back(slot(), 2), Some('a'));
-        assert_eq!(wait_queues.go(slot(), 1, 'a'), Turn::Its);
+        assert_eq!(wait_queues.try_send(slot(), 1, 'a'), Turn::After(vec![]));
+        assert_eq!(wait_queues.on_ended(slot(), 2), Some('a'));
+        assert_eq!(wait_queues.try_send(slot(), 1, 'a'), Turn::Ready);
     }
 }

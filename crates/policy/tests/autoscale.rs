@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use switchyard_policy::autoscale::{
-    Clock, Decision, Knobs, Node, Now, Observed, Policy, Reason, Schedule, State, What, decide, minimum,
+    Clock, Decision, Knobs, Node, Now, Observed, Policy, Reason, Schedule, SizeChange, State, decide, minimum,
 };
 use switchyard_policy::topology::NodeId;
 
@@ -15,8 +15,8 @@ struct Fleet {
     nodes: Vec<NodeId>,
     next: u16,
     load: f64,
-    /// Change in progress, and the time of its end.
-    change: Option<(What, u64)>,
+    /// SizeChange in progress, and the time of its end.
+    change: Option<(SizeChange, u64)>,
     state: State,
 }
 
@@ -53,9 +53,9 @@ impl Fleet {
         self.now += 1000;
         if let Some((what, _)) = self.change.filter(|(_, done)| *done <= self.now) {
             match what {
-                What::Add => self.nodes.push(NodeId(self.next)),
-                What::Remove(node) => self.nodes.retain(|known| *known != node),
-                What::Stay => {}
+                SizeChange::Add => self.nodes.push(NodeId(self.next)),
+                SizeChange::Remove(node) => self.nodes.retain(|known| *known != node),
+                SizeChange::Stay => {}
             }
             self.next += 1;
             self.change = None;
@@ -63,7 +63,7 @@ impl Fleet {
         }
         let decision = decide(&self.observed(), knobs, &mut self.state);
         for _ in 0..triggers {
-            if decision.what != What::Stay && self.state.bind(decision.key) {
+            if decision.what != SizeChange::Stay && self.state.bind(decision.key) {
                 assert!(self.change.is_none(), "one change at a time");
                 self.change = Some((decision.what, self.now + takes_ms));
             }
@@ -113,9 +113,9 @@ proptest! {
                 }
                 was = fleet.nodes.len();
                 prop_assert!(!decision.reasons.is_empty(), "each decision has a reason");
-                if let (Some(ended), Some((what, done)), true) = (ended, fleet.change, decision.what != What::Stay) {
+                if let (Some(ended), Some((what, done)), true) = (ended, fleet.change, decision.what != SizeChange::Stay) {
                     let begun = done - takes_ms;
-                    let pause = if what == What::Add { knobs.up_pause } else { knobs.down_pause };
+                    let pause = if what == SizeChange::Add { knobs.up_pause } else { knobs.down_pause };
                     prop_assert!(begun >= ended + pause, "{what:?} {} ms after a change, and the pause has {pause}", begun - ended);
                 }
             }
@@ -154,23 +154,23 @@ fn a_provisioner_that_failed_is_left_alone_for_a_while() {
     let knobs = Knobs { nodes_min: 3, up_pause: 30_000, ..Knobs::default() };
     let mut state = State::default();
     let at = |now| Observed { now: Now { run: now, wall: now }, nodes: Vec::new() };
-    assert_eq!(decide(&at(1_000_000), &knobs, &mut state).what, What::Add);
+    assert_eq!(decide(&at(1_000_000), &knobs, &mut state).what, SizeChange::Add);
     state.ended(1_000_000, true);
     let decision = decide(&at(1_010_000), &knobs, &mut state);
-    assert_eq!((decision.what, decision.reasons.last()), (What::Stay, Some(&Reason::Pause(20_000))));
-    assert_eq!(decide(&at(1_030_000), &knobs, &mut state).what, What::Add);
+    assert_eq!((decision.what, decision.reasons.last()), (SizeChange::Stay, Some(&Reason::Pause(20_000))));
+    assert_eq!(decide(&at(1_030_000), &knobs, &mut state).what, SizeChange::Add);
     // The cooldown doubles with each failure, up to an hour.
     state.ended(1_030_000, true);
     assert_eq!(state.failed_pause(1_040_000, &knobs), Some(50_000));
-    assert_eq!(decide(&at(1_089_999), &knobs, &mut state).what, What::Stay);
-    assert_eq!(decide(&at(1_090_000), &knobs, &mut state).what, What::Add);
+    assert_eq!(decide(&at(1_089_999), &knobs, &mut state).what, SizeChange::Stay);
+    assert_eq!(decide(&at(1_090_000), &knobs, &mut state).what, SizeChange::Add);
     (0..20).for_each(|_| state.ended(1_090_000, true));
     assert_eq!(state.failed_pause(1_090_000, &knobs), Some(3_600_000));
     // After a successful change the next one starts immediately.
     state.ended(1_100_000, false);
     assert_eq!(
         (decide(&at(1_100_001), &knobs, &mut state).what, state.failed_pause(1_100_001, &knobs)),
-        (What::Add, None)
+        (SizeChange::Add, None)
     );
 }
 
@@ -190,17 +190,17 @@ fn a_jump_of_the_wall_clock_moves_no_wait_and_a_restart_keeps_it() {
         let clock = Clock::start(T);
         let at = |elapsed: u64| clock.now(elapsed, (T + elapsed).saturating_add_signed(jump));
         state.ended(at(0).run, false);
-        assert_eq!(what(clock.now(0, T), &mut state), What::Stay);
-        assert_eq!(what(at(1000), &mut state), What::Stay, "{jump}");
+        assert_eq!(what(clock.now(0, T), &mut state), SizeChange::Stay);
+        assert_eq!(what(at(1000), &mut state), SizeChange::Stay, "{jump}");
         // A restart with the changed clock.
         let (last, mut resumed) = (at(2000), state.clone());
         let again = Clock::start(last.wall + 1000);
         resumed.resume(last, again.now(0, last.wall + 1000));
-        assert_eq!(what(again.now(200_000, 0), &mut resumed), What::Stay, "{jump}");
-        assert_eq!(what(again.now(298_000, 0), &mut resumed), What::Remove(NodeId(2)), "{jump}");
+        assert_eq!(what(again.now(200_000, 0), &mut resumed), SizeChange::Stay, "{jump}");
+        assert_eq!(what(again.now(298_000, 0), &mut resumed), SizeChange::Remove(NodeId(2)), "{jump}");
         // Without a restart.
-        assert_eq!(what(at(299_999), &mut state), What::Stay, "{jump}");
-        assert_eq!(what(at(300_000), &mut state), What::Remove(NodeId(2)), "{jump}");
+        assert_eq!(what(at(299_999), &mut state), SizeChange::Stay, "{jump}");
+        assert_eq!(what(at(300_000), &mut state), SizeChange::Remove(NodeId(2)), "{jump}");
     }
 }
 
@@ -247,5 +247,5 @@ fn the_schedule_raises_the_minimum() {
     let mut fleet = Fleet::new(2);
     fleet.now = friday + 19 * 3_600_000;
     let decision = fleet.second(&knobs, 1, 0);
-    assert_eq!((decision.what, decision.reasons), (What::Add, vec![Reason::Minimum(5, true)]));
+    assert_eq!((decision.what, decision.reasons), (SizeChange::Add, vec![Reason::Minimum(5, true)]));
 }

@@ -32,7 +32,7 @@ fn propose(topology: &Topology, wanted: &[ColocationRequest], open: &[Open<'_>],
     plan(topology, &wanted.iter().collect::<Vec<_>>(), open, |node| away.contains(&node))
 }
 
-fn shown(plan: &Plan) -> Vec<(NodeId, NodeId, Vec<String>)> {
+fn moves_of(plan: &Plan) -> Vec<(NodeId, NodeId, Vec<String>)> {
     let names = |keys: Vec<&Key>| keys.into_iter().map(|key| String::from_utf8_lossy(key).into_owned()).collect();
     plan.moves.iter().map(|m| (m.source, m.target, names(m.keys.keys().collect()))).collect()
 }
@@ -46,7 +46,7 @@ fn only_what_is_needed_comes_home_and_once_for_all_who_need_it() {
         plan.standings,
         [ColocationStatus::Wait, ColocationStatus::Wait, ColocationStatus::Home, ColocationStatus::Home]
     );
-    assert_eq!(shown(&plan), [(near, home, vec!["{a}1".to_owned()])]);
+    assert_eq!(moves_of(&plan), [(near, home, vec!["{a}1".to_owned()])]);
     assert_eq!(plan.moves[0].keys[&key("{a}1")], 0);
     assert_eq!(plan.moves[0].wanted_by, [0, 1].into());
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use switchyard_policy::migration::{
-    Begin, Copied, DoubleRead, Driver, DriverAction, DriverEvent, Durability, Event, Fingerprinter, Io, Key, Orders,
+    Begin, Copied, DoubleRead, Driver, DriverAction, DriverEvent, Durability, Event, Fingerprinter, Io, Key, LegOrder,
     Outcome, Process, Protocol, Side,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, crc16_slot};
@@ -20,20 +20,20 @@ fn begin(protocol: Protocol) -> Begin {
     Begin {
         protocol,
         paper: None,
-        orders: Orders {
+        orders: LegOrder {
             move_id: MoveId(1),
             leg: 0,
             source: NodeId(0),
             target: NodeId(1),
             slots: vec![slot()],
             durability: Durability::Memory,
-            drain_patience_us: 40_000,
+            drain_timeout_us: 40_000,
         },
         fingerprints: Fingerprinter::new(7),
         resume: None,
         keys: None,
         databases: vec![0],
-        listed_of: Some("a".to_owned()),
+        listed_run_id: Some("a".to_owned()),
         target_is_clean: true,
     }
 }
@@ -92,7 +92,7 @@ impl Driven {
 
 fn patient(protocol: Protocol) -> Begin {
     let begun = begin(protocol);
-    Begin { orders: Orders { drain_patience_us: 1_000_000, ..begun.orders.clone() }, ..begun }
+    Begin { orders: LegOrder { drain_timeout_us: 1_000_000, ..begun.orders.clone() }, ..begun }
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn keys_come_from_the_list_as_they_are_asked_for() {
 fn a_list_of_another_process_or_one_that_cannot_be_read_does_not_count() {
     let walks =
         |driven: &mut Driven| matches!(driven.take()[..], [DriverAction::Scan { side: Side::Source, database: 0, .. }]);
-    let mut driven = Driven::new(Begin { listed_of: Some("another".to_owned()), ..patient(Protocol::Switchyard) });
+    let mut driven = Driven::new(Begin { listed_run_id: Some("another".to_owned()), ..patient(Protocol::Switchyard) });
     driven.drain();
     assert!(walks(&mut driven));
     let mut driven = Driven::new(patient(Protocol::Switchyard));

@@ -112,7 +112,7 @@ fn there_is_a_bound() {
     assert_eq!(topology.room_for_exceptions(keys(EXCEPTIONS_MAX), away), Ok(()));
     let full = topology.keys_handed_over(&[], &many, away);
     let error = full.room_for_exceptions([&b"{a}more"[..]], away).expect_err("full");
-    assert_eq!((error.there, error.requested), (EXCEPTIONS_MAX, 1));
+    assert_eq!((error.existing, error.requested), (EXCEPTIONS_MAX, 1));
     assert!(error.to_string().contains("--home"), "{error}");
     assert_eq!(
         full.room_for_exceptions(keys(EXCEPTIONS_MAX), topology.owner_of(b"a")),

@@ -3,7 +3,7 @@
 
 use switchyard_policy::migration::record::{OpenLeg, ProcessGenerations, Replay, StaleCopies};
 use switchyard_policy::migration::{
-    Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Leg, Machine, Orders, Outcome, Process,
+    Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Leg, LegOrder, Machine, Outcome, Process,
     Protocol, Record, Side, Stored, UnexpectedKeys,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
@@ -18,15 +18,15 @@ fn process(run_id: &str) -> Process {
     Process { run_id: run_id.to_owned(), client_id: 1 }
 }
 
-fn orders(durability: Durability) -> Orders {
-    Orders {
+fn orders(durability: Durability) -> LegOrder {
+    LegOrder {
         move_id: MoveId(1),
         leg: 0,
         source: NodeId(0),
         target: NodeId(1),
         slots: vec![Slot::new(7).expect("a slot")],
         durability,
-        drain_patience_us: 1_000_000,
+        drain_timeout_us: 1_000_000,
     }
 }
 
@@ -88,7 +88,7 @@ impl Driven {
     /// The connection breaks, and a new process answers.
     fn restart(&mut self, side: Side, run_id: &str) {
         self.step(Event::Lost { side });
-        self.step(Event::Restored { side, process: process(run_id) });
+        self.step(Event::Reconnected { side, process: process(run_id) });
     }
 }
 
@@ -161,7 +161,7 @@ fn a_target_that_keeps_what_it_stored_is_not_cleared() {
         driven.restart(Side::Target, "t2");
         driven.step(Event::Purged);
         driven.take_all();
-        driven.step(Event::Restored { side: Side::Source, process: process("s1") });
+        driven.step(Event::Reconnected { side: Side::Source, process: process("s1") });
         let removed =
             driven.take_all().contains(&Action::Io(Io::Remove { batch: BATCH, from: Side::Target, keys: vec![there] }));
         assert_eq!(removed, cleared, "{durability:?}");
@@ -196,7 +196,7 @@ fn committed_keys_are_put_on_record_anew_when_the_target_restarts() {
 fn what_a_source_shows_of_committed_keys_is_purged_by_the_next_router_too() {
     let there = Fingerprinter::new(7).of(b"there");
     let (move_id, leg, keys) = (MoveId(1), 0, vec![there]);
-    let Orders { source, target, slots, durability, .. } = orders(Durability::Memory);
+    let LegOrder { source, target, slots, durability, .. } = orders(Durability::Memory);
     let met = |side, run_id| Record::Met { move_id, leg, side, process: process(run_id) };
     let records = [
         Record::Begun { move_id, source, target, slots: slots.clone(), protocol: Protocol::Switchyard, durability },
@@ -270,7 +270,7 @@ fn a_key_that_the_target_has_before_it_was_stored_rolls_the_leg_back() {
     let mut driven = Driven::moving(Durability::Memory, &[strange.clone(), other.clone()]);
     driven.step(read());
     driven.step(Event::Lost { side: Side::Target });
-    driven.step(Event::Restored { side: Side::Target, process: process("t1") });
+    driven.step(Event::Reconnected { side: Side::Target, process: process("t1") });
     driven.take_all();
     driven.step(stored());
     assert_eq!(
@@ -335,7 +335,7 @@ fn a_leg_that_gives_up_its_target_ends_at_the_source_when_nobody_can_be_answered
         ]
     );
     // The target returns too late.
-    driven.step(Event::Restored { side: Side::Target, process: process("t1") });
+    driven.step(Event::Reconnected { side: Side::Target, process: process("t1") });
     driven.step(Event::Tick);
     assert_eq!(decided(&mut driven), vec![]);
     driven.step(Event::Drained);
@@ -355,7 +355,7 @@ fn a_leg_that_gives_up_its_target_ends_at_the_source_when_nobody_can_be_answered
 fn a_leg_that_gives_up_its_source_ends_at_the_target_with_what_was_read() {
     let (there, read) = (key("there"), key("read"));
     let mut driven = one_has_moved(&there, Side::Target);
-    driven.step(Event::Restored { side: Side::Target, process: process("t1") });
+    driven.step(Event::Reconnected { side: Side::Target, process: process("t1") });
     driven.step(Event::Wanted { keys: vec![read.clone()] });
     driven.step(Event::Copied { batch: BatchId(1), outcomes: vec![Copied::Taken { bytes: 1 }] });
     driven.step(Event::Lost { side: Side::Source });

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use switchyard_policy::migration::life::{Begin, LegSlots, Listed, MoveEnd, MoveStateMachine, Steer, Step, StepResult};
+use switchyard_policy::migration::life::{
+    Begin, LegSlots, ListedKeys, MoveEnd, MoveStateMachine, Step, StepResult, UserRequest,
+};
 use switchyard_policy::migration::record::{OpenLeg, OpenMove, ProcessGenerations, StaleCopies};
 use switchyard_policy::migration::{Cause, Durability, MoveOptions, MoveOrder, Outcome, Process, Protocol, Side};
 use switchyard_policy::topology::{NodeId, Slot};
@@ -85,12 +87,12 @@ impl Moving {
 
     fn came(&mut self, came: StepResult) -> &Step {
         self.now_us += 1000;
-        self.step = self.life.came(came, self.now_us);
+        self.step = self.life.on_result(came, self.now_us);
         &self.step
     }
 
     /// Completes the current step successfully: legs of one slot.
-    fn goes_well(&mut self) -> &Step {
+    fn succeed(&mut self) -> &Step {
         let came = match &self.step {
             Step::Measure => StepResult::Cut(self.life.slots_left().iter().copied().take(1).collect()),
             Step::Leg(_) => StepResult::Ended(Outcome::Moved),
@@ -105,7 +107,7 @@ impl Moving {
             if self.name() == name {
                 return self;
             }
-            self.goes_well();
+            self.succeed();
         }
         panic!("{name} does not come");
     }
@@ -116,21 +118,21 @@ impl Moving {
         text.split([' ', '(', '{']).next().unwrap_or_default().to_owned()
     }
 
-    fn runs_out(&mut self) -> (Vec<String>, MoveEnd) {
+    fn run_to_end(&mut self) -> (Vec<String>, MoveEnd) {
         let mut names = Vec::new();
         for _ in 0..1000 {
             if let Step::End(end) = &self.step {
                 return (names, end.clone());
             }
             names.push(self.name());
-            self.goes_well();
+            self.succeed();
         }
         panic!("it does not end: {names:?}");
     }
 
     /// Duration, reason, and next step of a rest.
     fn rest(&self) -> (u64, &str, &Step) {
-        let Step::Rest { us, doing, then } = &self.step else { panic!("{:?} is no rest", self.step) };
+        let Step::Rest { us, activity: doing, then } = &self.step else { panic!("{:?} is no rest", self.step) };
         (*us, doing, then)
     }
 }
@@ -148,7 +150,7 @@ const A_LEG: [&str; 6] = ["Hear", "Measure", "Clocks", "Room", "Stage", "Leg"];
 
 #[test]
 fn a_move_that_nothing_is_in_the_way_of() {
-    let (names, end) = Moving::new(begin()).runs_out();
+    let (names, end) = Moving::new(begin()).run_to_end();
     let expected: Vec<&str> = [&BEFORE[..], &A_LEG, &A_LEG, &A_LEG, &["LookBehind"]].concat();
     assert_eq!((names, end), (expected.iter().map(|name| (*name).to_owned()).collect(), MoveEnd::Done));
 }
@@ -157,7 +159,7 @@ fn a_move_that_nothing_is_in_the_way_of() {
 fn legs_are_counted_and_what_has_moved_is_no_longer_left() {
     let mut moving = Moving::new(begin()).until("Leg");
     assert_eq!(moving.step, Step::Leg(leg(0, &[1])));
-    moving.goes_well();
+    moving.succeed();
     assert_eq!(moving.life.slots_left().iter().copied().collect::<Vec<_>>(), slots(&[2, 3]));
     assert_eq!(moving.until("Leg").step, Step::Leg(leg(1, &[2])));
 }
@@ -167,7 +169,7 @@ fn an_abort_ends_the_move_at_every_step_before_all_has_moved() {
     for name in BEFORE.iter().chain(A_LEG.iter().filter(|name| **name != "Leg")) {
         let mut moving = Moving::new(begin()).until(name);
         assert!(!moving.life.is_cut_short());
-        moving.life.steer(Steer::Abort);
+        moving.life.on_user_request(UserRequest::Abort);
         assert!(moving.life.is_cut_short(), "{name}");
         assert_eq!(*moving.came(StepResult::Aborted), stopped(ABORTED), "{name}");
     }
@@ -177,7 +179,7 @@ fn an_abort_ends_the_move_at_every_step_before_all_has_moved() {
 fn an_abort_in_a_leg_ends_the_move_with_the_leg() {
     let aborted = || {
         let mut moving = Moving::new(begin()).until("Leg");
-        moving.life.steer(Steer::Abort);
+        moving.life.on_user_request(UserRequest::Abort);
         moving
     };
     let why = "the user asks for it".to_owned();
@@ -193,15 +195,15 @@ fn an_abort_in_a_leg_ends_the_move_with_the_leg() {
 #[test]
 fn what_has_all_moved_is_not_aborted() {
     let mut moving = Moving::new(begin()).until("LookBehind");
-    moving.life.steer(Steer::Abort);
+    moving.life.on_user_request(UserRequest::Abort);
     assert!(!moving.life.is_cut_short());
     // The move does not wait for a node either.
     moving.came(StepResult::Lost);
     assert_eq!(*moving.came(StepResult::Refused("refused".to_owned())), stopped("waiting for left: refused"));
     // The last leg was in progress.
     let mut last = Moving::new(Begin { order: MoveOrder { slots: slots(&[1]), ..order() }, ..begin() }).until("Leg");
-    last.life.steer(Steer::Abort);
-    assert_eq!(last.runs_out().1, MoveEnd::Done);
+    last.life.on_user_request(UserRequest::Abort);
+    assert_eq!(last.run_to_end().1, MoveEnd::Done);
 }
 
 #[test]
@@ -210,18 +212,18 @@ fn a_step_whose_node_is_lost_is_done_again_when_both_are_reached() {
         let mut moving = Moving::new(begin()).until(name);
         let before = moving.step.clone();
         moving.came(StepResult::Lost);
-        assert_eq!(moving.step, Step::Reach { side: Side::Source, then: Box::new(before.clone()) });
+        assert_eq!(moving.step, Step::Connect { side: Side::Source, then: Box::new(before.clone()) });
         // The source is reached at the second attempt.
         moving.came(StepResult::Refused("refused".to_owned()));
         let again = moving.rest().2.clone();
         assert_eq!(
             (moving.rest().1, &again),
-            ("waiting for left: refused", &Step::Reach { side: Side::Source, then: Box::new(before.clone()) })
+            ("waiting for left: refused", &Step::Connect { side: Side::Source, then: Box::new(before.clone()) })
         );
-        moving.goes_well();
-        moving.goes_well();
-        assert_eq!(moving.step, Step::Reach { side: Side::Target, then: Box::new(before.clone()) });
-        assert_eq!(*moving.goes_well(), before, "{name}");
+        moving.succeed();
+        moving.succeed();
+        assert_eq!(moving.step, Step::Connect { side: Side::Target, then: Box::new(before.clone()) });
+        assert_eq!(*moving.succeed(), before, "{name}");
     }
 }
 
@@ -229,7 +231,7 @@ fn a_step_whose_node_is_lost_is_done_again_when_both_are_reached() {
 fn a_leg_whose_node_is_lost_before_it_begins_is_cut_anew() {
     let mut moving = Moving::new(begin()).until("Leg");
     moving.came(StepResult::Lost);
-    assert_eq!(moving.step, Step::Reach { side: Side::Source, then: Box::new(Step::Hear) });
+    assert_eq!(moving.step, Step::Connect { side: Side::Source, then: Box::new(Step::HandleRequests) });
     assert_eq!(moving.until("Leg").step, Step::Leg(leg(0, &[1])), "it is the same one still");
 }
 
@@ -248,14 +250,14 @@ fn a_leg_that_has_not_begun_is_tried_again_when_the_source_answers_quickly() {
     assert_eq!(moving.life.drain_patience_us(), 100_000);
     moving.came(StepResult::Ended(Outcome::NotBegun { why: "no drain".to_owned() }));
     assert_eq!(moving.rest(), (800_000, "trying again: no drain", &Step::Observe));
-    moving.goes_well();
+    moving.succeed();
     // The drain takes longer than clients may be delayed.
     moving.life.drained(3_500_000);
     moving.came(StepResult::Done);
     assert_eq!(moving.rest(), (250_000, "waiting for left: commands sent to it earlier took 3 s", &Step::Observe));
-    moving.goes_well();
+    moving.succeed();
     moving.life.drained(1_500_000);
-    assert_eq!(*moving.came(StepResult::Done), Step::Hear);
+    assert_eq!(*moving.came(StepResult::Done), Step::HandleRequests);
     assert_eq!(moving.life.drain_patience_us(), 2_000_000, "no longer than that");
     assert_eq!(moving.until("Leg").step, Step::Leg(leg(1, &[1])));
 }
@@ -267,7 +269,7 @@ fn nothing_is_known_of_the_drain_at_first() {
     moving.came(StepResult::Ended(Outcome::NotBegun { why: "no drain".to_owned() }));
     assert_eq!(moving.rest().0, 320_000);
     // A source that answers one request in time may not answer two.
-    moving.goes_well();
+    moving.succeed();
     let mut moving = moving.until("Leg");
     assert_eq!(moving.life.drain_patience_us(), 80_000);
     moving.came(StepResult::Ended(Outcome::Moved));
@@ -277,19 +279,19 @@ fn nothing_is_known_of_the_drain_at_first() {
 #[test]
 fn a_paused_move_begins_no_leg() {
     let mut moving = Moving::new(begin()).until("Leg");
-    moving.life.steer(Steer::Pause);
-    moving.goes_well();
-    assert_eq!(moving.step, Step::Hear);
+    moving.life.on_user_request(UserRequest::Pause);
+    moving.succeed();
+    assert_eq!(moving.step, Step::HandleRequests);
     for _ in 0..3 {
-        moving.goes_well();
-        assert_eq!(moving.rest(), (50_000, "paused", &Step::Hear));
-        moving.goes_well();
+        moving.succeed();
+        assert_eq!(moving.rest(), (50_000, "paused", &Step::HandleRequests));
+        moving.succeed();
     }
-    moving.life.steer(Steer::Resume);
-    assert_eq!(*moving.goes_well(), Step::Measure);
+    moving.life.on_user_request(UserRequest::Resume);
+    assert_eq!(*moving.succeed(), Step::Measure);
     // An aborted move does not wait for a pause to end.
-    moving.life.steer(Steer::Pause);
-    moving.life.steer(Steer::Abort);
+    moving.life.on_user_request(UserRequest::Pause);
+    moving.life.on_user_request(UserRequest::Abort);
     assert!(!moving.life.is_paused());
 }
 
@@ -298,7 +300,7 @@ fn a_leg_that_was_left_open_comes_first() {
     let mut moving = Moving::new(resumed());
     let left: Vec<Slot> = moving.life.slots_left().iter().copied().collect();
     assert_eq!((left, moving.life.open().map(|open| open.leg)), (slots(&[2, 3]), Some(4)));
-    let (names, end) = moving.runs_out();
+    let (names, end) = moving.run_to_end();
     let expected = [&["Reach", "Reach", "Clocks", "Leg"][..], &BEFORE[2..], &A_LEG, &["LookBehind"]].concat();
     assert_eq!((names, end), (expected.iter().map(|name| (*name).to_owned()).collect(), MoveEnd::Done));
 }
@@ -336,7 +338,7 @@ fn an_open_leg_is_not_aborted_but_is_the_last() {
     // If the leg is the rest of the move, the move is done.
     let mut begin = resumed();
     begin.order.slots = slots(&[1, 2]);
-    assert_eq!(Moving::new(Begin { aborted: true, ..begin }).runs_out().1, MoveEnd::Done);
+    assert_eq!(Moving::new(Begin { aborted: true, ..begin }).run_to_end().1, MoveEnd::Done);
 }
 
 #[test]
@@ -345,7 +347,7 @@ fn an_open_leg_waits_for_clocks_that_agree() {
     let clocks = moving.step.clone();
     moving.came(StepResult::Refused("they differ".to_owned()));
     assert_eq!(moving.rest(), (300_000, "waiting: they differ", &clocks));
-    assert_eq!(*moving.goes_well(), clocks);
+    assert_eq!(*moving.succeed(), clocks);
     // The leg handles another loss of a side.
     assert_eq!(*moving.came(StepResult::Lost), Step::Leg(leg(4, &[2])));
     // If the leg could not start, all steps repeat.
@@ -360,10 +362,10 @@ fn waits_for(begin: Begin, absent: &[Side]) -> (Option<u64>, String) {
     let mut told = String::new();
     while moving.now_us < 10_000_000 {
         match moving.step.clone() {
-            Step::Reach { side, .. } if absent.contains(&side) => {
+            Step::Connect { side, .. } if absent.contains(&side) => {
                 moving.came(StepResult::Refused("refused".to_owned()))
             }
-            Step::Rest { us, doing, .. } => {
+            Step::Rest { us, activity: doing, .. } => {
                 (moving.now_us, told) = (moving.now_us + us, doing);
                 moving.came(StepResult::Done)
             }
@@ -403,7 +405,7 @@ fn an_open_leg_goes_on_without_a_source_that_the_user_has_given_up() {
     moving.came(StepResult::Refused("refused".to_owned()));
     moving.came(StepResult::Done);
     assert_eq!(moving.name(), "Rest");
-    moving.life.steer(Steer::GiveUp(Side::Source));
+    moving.life.on_user_request(UserRequest::GiveUp(Side::Source));
     moving.came(StepResult::Done);
     moving.came(StepResult::Refused("refused".to_owned()));
     assert_eq!(*moving.came(StepResult::Done), Step::Clocks(leg(4, &[2])));
@@ -415,7 +417,7 @@ fn a_side_that_is_given_up_by_the_journal_is_not_reached() {
         let mut begin = resumed();
         open(&mut begin).given_up = Some(side);
         let mut moving = Moving::new(begin);
-        assert!(matches!(moving.step, Step::Reach { side, .. } if side == other));
+        assert!(matches!(moving.step, Step::Connect { side, .. } if side == other));
         assert_eq!(*moving.came(StepResult::Done), Step::Clocks(leg(4, &[2])));
     }
 }
@@ -424,9 +426,9 @@ fn a_side_that_is_given_up_by_the_journal_is_not_reached() {
 fn a_move_ends_with_a_leg_that_ended_without_one_side() {
     let lost = |side, keys, outcome| {
         let mut moving = Moving::new(begin()).until("Leg");
-        moving.life.steer(Steer::GiveUp(side));
+        moving.life.on_user_request(UserRequest::GiveUp(side));
         assert_eq!((moving.life.give_up(), moving.life.is_aborted()), (Some(side), true));
-        moving.life.lose(side, keys);
+        moving.life.record_loss(side, keys);
         assert_eq!(moving.life.keys_lost(), keys);
         moving.came(StepResult::Ended(outcome)).clone()
     };
@@ -446,7 +448,7 @@ fn a_move_ends_with_a_leg_that_ended_without_one_side() {
 /// Number of keys, bytes of big keys, and whether the list is incomplete, by slot.
 struct Known(BTreeMap<u16, (u32, u64, bool)>);
 
-impl Listed for Known {
+impl ListedKeys for Known {
     fn keys(&self, slot: Slot) -> u32 {
         self.0[&slot.number()].0
     }

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use switchyard_policy::planner::{
-    Advice, Held, KeyAt, Knobs, Need, Node, PinnedReason, Plan, Policy, Previous, Problem, Review, SlotAt, State, Step,
-    Verdict, What, Why, held, review, solve,
+    Advice, KeyAt, Knobs, Need, Node, OverLimitNode, OverLimitReason, PinnedReason, Plan, Policy, Previous, Problem,
+    Review, SlotAt, State, Step, StepSubject, Verdict, held, review, solve,
 };
 use switchyard_policy::topology::{NodeId, Slot};
 
@@ -45,13 +45,13 @@ fn carried_out(problem: &Problem, plan: &Plan) -> Problem {
     let mut next = problem.clone();
     for step in &plan.steps {
         match &step.what {
-            What::Key { key, .. } => {
+            StepSubject::Key { key, .. } => {
                 next.keys
                     .iter_mut()
                     .filter(|known| known.key == *key)
                     .for_each(|known| (known.at, known.is_cold) = (step.to, false));
             }
-            What::Slots(slots) => {
+            StepSubject::Slots(slots) => {
                 let slots: BTreeSet<&Slot> = slots.iter().collect();
                 next.slots.iter_mut().filter(|known| slots.contains(&known.slot)).for_each(|known| known.at = step.to);
                 for key in next.keys.iter_mut().filter(|key| slots.contains(&key.slot)) {
@@ -157,14 +157,14 @@ fn may_be_carried_out(problem: &Problem, recent: &[usize], solve: Solve<'_>) -> 
         prop_assert!(from != to && state(*to) == Some(State::Ready));
         prop_assert!(matches!(state(*from), Some(State::Ready | State::Leaving)));
         match what {
-            What::Slots(moved) => {
+            StepSubject::Slots(moved) => {
                 for slot in moved {
                     prop_assert!(slots.insert(*slot), "no slot moves twice");
                     prop_assert!(problem.slots.iter().any(|known| known.slot == *slot && known.at == *from));
                     prop_assert!(may_go(previous.slots.contains(slot), *from), "what moved lately stays");
                 }
             }
-            What::Key { key, .. } => {
+            StepSubject::Key { key, .. } => {
                 prop_assert!(keys.insert(key.clone()), "no key moves twice");
                 let known = problem.keys.iter().find(|known| known.key == *key).expect("a key of the problem");
                 prop_assert_eq!(known.at, *from);
@@ -193,7 +193,7 @@ fn may_be_carried_out(problem: &Problem, recent: &[usize], solve: Solve<'_>) -> 
         let comes = plan
             .steps
             .iter()
-            .filter(|step| step.to == node.id && !matches!(step.what, What::Key { is_cold: true, .. }));
+            .filter(|step| step.to == node.id && !matches!(step.what, StepSubject::Key { is_cold: true, .. }));
         let sources: BTreeSet<NodeId> = comes.map(|step| step.from).collect();
         let fullness = |load: f64, limit: f64| if load <= 0.0 { 0.0 } else { load / limit };
         for source in plan
@@ -212,7 +212,7 @@ fn may_be_carried_out(problem: &Problem, recent: &[usize], solve: Solve<'_>) -> 
 }
 
 /// Checks that the plan for the predicted load is empty: no oscillation.
-fn is_followed_by_none(problem: &Problem, solve: Solve<'_>) -> Result<(), TestCaseError> {
+fn needs_no_other_plan(problem: &Problem, solve: Solve<'_>) -> Result<(), TestCaseError> {
     let mut problem = problem.clone();
     problem
         .nodes
@@ -224,7 +224,7 @@ fn is_followed_by_none(problem: &Problem, solve: Solve<'_>) -> Result<(), TestCa
         return Ok(());
     }
     let plan = solve(&carried_out(&problem, &plan), &Previous::default());
-    let moved = plan.steps.iter().filter(|step| !matches!(step.what, What::Key { is_cold: true, .. })).count();
+    let moved = plan.steps.iter().filter(|step| !matches!(step.what, StepSubject::Key { is_cold: true, .. })).count();
     prop_assert_eq!((plan.verdict, moved), (Verdict::Fine, 0));
     Ok(())
 }
@@ -241,7 +241,7 @@ proptest! {
 
     #[test]
     fn a_plan_that_was_carried_out_is_followed_by_none(problem in problems()) {
-        is_followed_by_none(&problem, &solve)?;
+        needs_no_other_plan(&problem, &solve)?;
     }
 }
 
@@ -265,7 +265,7 @@ fn planted_bugs_are_found() {
                 .run(&(problems(), recent()), |(problem, recent)| {
                     let solve = |problem: &Problem, previous: &Previous| solve_wrongly(problem, previous, bug);
                     may_be_carried_out(&problem, &recent, &solve)?;
-                    is_followed_by_none(&problem, &solve)
+                    needs_no_other_plan(&problem, &solve)
                 });
         let why = found.expect_err("a planted bug is found").to_string();
         println!("{bug:?}: {}", why.lines().next().unwrap_or_default());
@@ -340,7 +340,7 @@ fn a_key_or_tag_above_every_limit_is_named_and_nothing_moves() {
 
 #[test]
 fn each_node_that_stays_over_its_limit_has_a_reason() {
-    let of = |problem: &Problem, previous: &Previous| -> Vec<(u16, Why)> {
+    let of = |problem: &Problem, previous: &Previous| -> Vec<(u16, OverLimitReason)> {
         held(problem, previous).into_iter().map(|held| (held.node.0, held.why)).collect()
     };
     let none = Previous::default();
@@ -350,15 +350,24 @@ fn each_node_that_stays_over_its_limit_has_a_reason() {
         change(&mut problem);
         problem
     };
-    assert_eq!(of(&with(|problem| problem.knobs.least_set = Some(9000.0)), &none), [(0, Why::Floor(9000.0))]);
-    assert_eq!(of(&with(|problem| problem.nodes[0].lasting = 100.0), &none), [(0, Why::Brief)]);
-    assert_eq!(of(&with(|problem| problem.nodes[0].state = State::Busy), &none), [(0, Why::Busy)]);
-    assert_eq!(of(&with(|problem| problem.knobs.bytes_max = 10), &none), [(0, Why::Budget)]);
-    assert_eq!(of(&with(|problem| problem.keys = vec![key("a", 0, 0, 7500.0)]), &none), [(0, Why::Unsplittable)]);
+    assert_eq!(
+        of(&with(|problem| problem.knobs.least_set = Some(9000.0)), &none),
+        [(0, OverLimitReason::Floor(9000.0))]
+    );
+    assert_eq!(of(&with(|problem| problem.nodes[0].lasting = 100.0), &none), [(0, OverLimitReason::Brief)]);
+    assert_eq!(of(&with(|problem| problem.nodes[0].state = State::Busy), &none), [(0, OverLimitReason::Busy)]);
+    assert_eq!(of(&with(|problem| problem.knobs.bytes_max = 10), &none), [(0, OverLimitReason::Budget)]);
+    assert_eq!(
+        of(&with(|problem| problem.keys = vec![key("a", 0, 0, 7500.0)]), &none),
+        [(0, OverLimitReason::Unsplittable)]
+    );
     let keys = with(|problem| problem.slots.clear());
     let recent = Previous { keys: keys.keys.iter().map(|key| key.key.clone()).collect(), ..Previous::default() };
-    assert_eq!(of(&keys, &recent), [(0, Why::Cooldown)]);
-    assert_eq!(of(&with(|problem| (problem.slots.clear(), problem.keys.clear()).0), &none), [(0, Why::NoRoom)]);
+    assert_eq!(of(&keys, &recent), [(0, OverLimitReason::Cooldown)]);
+    assert_eq!(
+        of(&with(|problem| (problem.slots.clear(), problem.keys.clear()).0), &none),
+        [(0, OverLimitReason::NoRoom)]
+    );
 }
 
 #[test]
@@ -418,7 +427,7 @@ fn a_cold_key_goes_home_and_one_that_moved_lately_stays() {
         KeyAt { at: NodeId(1), ..key("b", 3, 0, 1.0) },
     ];
     let plan = solve(&problem, &Previous::default());
-    let [Step { what: What::Key { key, is_cold: true, .. }, from, to, .. }] = plan.steps.as_slice() else {
+    let [Step { what: StepSubject::Key { key, is_cold: true, .. }, from, to, .. }] = plan.steps.as_slice() else {
         panic!("{plan:?}")
     };
     assert_eq!((&**key, *from, *to), (&b"a"[..], NodeId(1), NodeId(0)));
@@ -436,7 +445,7 @@ fn a_node_that_leaves_gives_everything() {
         .steps
         .iter()
         .filter(|step| step.from == NodeId(2))
-        .map(|step| if let What::Slots(slots) = &step.what { slots.len() } else { 1 })
+        .map(|step| if let StepSubject::Slots(slots) = &step.what { slots.len() } else { 1 })
         .sum();
     assert_eq!((gone, plan.verdict), (21, Verdict::Relieved), "{plan:?}");
     // Also without any load.
@@ -500,7 +509,7 @@ fn each_policy_of_the_paper_does_what_it_says() {
     let printed = of(Policy::MakrisPrinted);
     assert_eq!(
         (printed.steps.len(), &printed.steps[0].what),
-        (1, &What::Key { key: b"k00"[..].into(), slot: Slot::FIRST, is_cold: false })
+        (1, &StepSubject::Key { key: b"k00"[..].into(), slot: Slot::FIRST, is_cold: false })
     );
     for policy in [Policy::MakrisFfd, Policy::MakrisSafe, Policy::Switchyard] {
         let plan = of(policy);
@@ -513,7 +522,7 @@ fn each_policy_of_the_paper_does_what_it_says() {
     (big.nodes[0].load, big.nodes[0].lasting) = (big.nodes[0].load + 15_000.0, big.nodes[0].lasting + 15_000.0);
     let moves_it = |policy| {
         let plan = solve(&Problem { knobs: Knobs { policy, ..knobs() }, ..big.clone() }, &Previous::default());
-        plan.steps.iter().any(|step| matches!(&step.what, What::Key { key, .. } if **key == *b"k00"))
+        plan.steps.iter().any(|step| matches!(&step.what, StepSubject::Key { key, .. } if **key == *b"k00"))
     };
     assert_eq!([Policy::MakrisFfd, Policy::MakrisSafe, Policy::Switchyard].map(moves_it), [true, false, false]);
 }
@@ -556,7 +565,7 @@ fn short_of_memory() -> Problem {
 fn a_node_without_memory_gives_its_idle_slots_to_one_with_room() {
     let problem = short_of_memory();
     let plan = solve(&problem, &Previous::default());
-    let [Step { what: What::Slots(slots), from: NodeId(0), to: NodeId(1), need: Need::Memory, .. }] =
+    let [Step { what: StepSubject::Slots(slots), from: NodeId(0), to: NodeId(1), need: Need::Memory, .. }] =
         plan.steps.as_slice()
     else {
         panic!("{plan:?}")
@@ -579,7 +588,10 @@ fn a_node_without_memory_is_named_if_no_node_has_room() {
     problem.nodes[1].memory = problem.nodes[2].memory;
     let plan = solve(&problem, &Previous::default());
     assert_eq!((plan.verdict, plan.steps.len()), (Verdict::NoneFound, 0));
-    assert_eq!(held(&problem, &Previous::default()), [Held { node: NodeId(0), why: Why::NoMemory }]);
+    assert_eq!(
+        held(&problem, &Previous::default()),
+        [OverLimitNode { node: NodeId(0), why: OverLimitReason::NoMemory }]
+    );
     // A full cache that evicts keys has no free memory at any node, so nothing moves.
     problem.nodes.iter_mut().for_each(|node| node.memory = Some((100 << 20, 100 << 20)));
     assert!(solve(&problem, &Previous::default()).steps.is_empty());

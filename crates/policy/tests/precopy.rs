@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use switchyard_policy::migration::record::{OpenLeg, ProcessGenerations, Replay, StaleCopies};
 use switchyard_policy::migration::{
-    Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Precopy, Process,
+    Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, LegOrder, Machine, Outcome, Precopy, Process,
     Protocol, Record, Side, Stored, UnexpectedKeys,
 };
 use switchyard_policy::topology::{MoveId, NodeId, crc16_slot};
@@ -20,15 +20,15 @@ fn process(run_id: &str) -> Process {
     Process { run_id: run_id.to_owned(), client_id: 1 }
 }
 
-fn orders() -> Orders {
-    Orders {
+fn orders() -> LegOrder {
+    LegOrder {
         move_id: MoveId(1),
         leg: 0,
         source: NodeId(0),
         target: NodeId(1),
         slots: vec![crc16_slot(b"{t}")],
         durability: Durability::Memory,
-        drain_patience_us: 40_000,
+        drain_timeout_us: 40_000,
     }
 }
 
@@ -175,7 +175,7 @@ fn a_node_that_is_another_process_ends_what_was_copied() {
         }
         driven.take();
         driven.step(Event::Lost { side });
-        driven.step(Event::Restored { side, process: process("another") });
+        driven.step(Event::Reconnected { side, process: process("another") });
         driven.step(Event::Drained);
         let said = driven.take();
         let Some(Action::Io(Io::End(outcome))) = said.last() else { panic!("{side:?}, {begun}: {said:?}") };

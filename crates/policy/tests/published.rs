@@ -4,7 +4,7 @@ use switchyard_policy::migration::published::{Paper, Published, Rules, Way};
 use switchyard_policy::migration::record::{OpenLeg, ProcessGenerations, StaleCopies};
 use switchyard_policy::migration::tracker::{Kind, Pair, State};
 use switchyard_policy::migration::{
-    Action, BatchId, Copied, Durability, Event, Fingerprint, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace,
+    Action, BatchId, Copied, Durability, Event, Fingerprint, Fingerprinter, Io, Key, LegOrder, Machine, Outcome, Pace,
     Process, Protocol, Record, Side, Stored,
 };
 use switchyard_policy::topology::{MoveId, NodeId, crc16_slot};
@@ -16,7 +16,7 @@ fn rules(protocol: Protocol) -> (Paper, Rules) {
 
 #[test]
 fn each_state_has_its_way() {
-    use State::{Complete, NotStarted, UnderWay, Unsure};
+    use State::{Complete, InProgress, NotStarted, Unsure};
     use Way::{Both, Pull, Source, Target};
     for (protocol, reads, writes) in [
         // S1 to S4, as in NetMigrate's table.
@@ -26,10 +26,10 @@ fn each_state_has_its_way() {
         (Protocol::Bloom, [Source, Source, Target, Source], [Source, Source, Target, Source]),
     ] {
         let (paper, rules) = rules(protocol);
-        let of = |writes: bool| [NotStarted, UnderWay, Complete, Unsure].map(|state| rules.way(state, writes));
+        let of = |writes: bool| [NotStarted, InProgress, Complete, Unsure].map(|state| rules.route(state, writes));
         assert_eq!((of(false), of(true)), (reads, writes), "{protocol:?}");
         let unfiltered = Rules::new(protocol, &Paper { forwards: false, ..paper }, Pair(1));
-        assert_eq!(unfiltered.way(NotStarted, false), if protocol == Protocol::Bloom { Target } else { reads[0] });
+        assert_eq!(unfiltered.route(NotStarted, false), if protocol == Protocol::Bloom { Target } else { reads[0] });
     }
     assert!(
         [Protocol::Switchyard, Protocol::StopAndCopy, Protocol::Source]
@@ -67,14 +67,14 @@ fn a_group_that_has_taken_a_write_goes_back_to_its_source() {
     for number in 0..1 << 10 {
         tracker.start(rules.range(number));
         let written: Vec<_> =
-            waiting.iter().filter(|group| rules.way(tracker.state(**group), true) == Way::Target).collect();
+            waiting.iter().filter(|group| rules.route(tracker.state(**group), true) == Way::Target).collect();
         tracker.complete(rules.range(number));
-        regressed += written.iter().filter(|group| rules.way(tracker.state(***group), false) == Way::Source).count();
+        regressed += written.iter().filter(|group| rules.route(tracker.state(***group), false) == Way::Source).count();
     }
     assert!(regressed > 0, "what was written at the target is looked for at the source");
     let mut exact = Kind::Exact.tracker(paper.geometry());
     exact.start(rules.range(0));
-    assert!(waiting.iter().all(|group| rules.way(exact.state(*group), true) == Way::Source));
+    assert!(waiting.iter().all(|group| rules.route(exact.state(*group), true) == Way::Source));
 }
 
 const MAKE: Fingerprinter = Fingerprinter::new(7);
@@ -96,14 +96,14 @@ struct Driven {
 
 impl Driven {
     fn new(protocol: Protocol, paper: Paper, listed: &[&str], resume: Option<&OpenLeg>) -> Self {
-        let orders = Orders {
+        let orders = LegOrder {
             move_id: MoveId(1),
             leg: 0,
             source: NodeId(0),
             target: NodeId(1),
             slots: vec![crc16_slot(b"{t}")],
             durability: Durability::Memory,
-            drain_patience_us: 40_000,
+            drain_timeout_us: 40_000,
         };
         let leg = Published::new(orders, &paper, Rules::new(protocol, &paper, Pair(1)), MAKE, resume);
         let listed = listed.iter().map(|name| Key::from(name.as_bytes())).collect();
@@ -349,8 +349,9 @@ fn what_is_pulled_is_not_stored_over_what_is_there() {
 #[test]
 fn an_adaptive_tracker_is_told_where_it_errs() {
     let found = |driven: &Driven| {
-        let found =
-            |action: &Action| if let Action::Io(Io::Found { truth, .. }) = action { Some(*truth) } else { None };
+        let found = |action: &Action| {
+            if let Action::Io(Io::CorrectTracker { truth, .. }) = action { Some(*truth) } else { None }
+        };
         driven.actions.iter().filter_map(found).collect::<Vec<_>>()
     };
     for (tracker, told) in [(Kind::Adaptive, vec![State::NotStarted]), (Kind::Bloom, vec![])] {
@@ -368,5 +369,5 @@ fn an_adaptive_tracker_is_told_where_it_errs() {
     driven.step(Event::Wanted { keys: vec![key("{t}1")] });
     assert_eq!(found(&driven), []);
     let rules = Rules::new(Protocol::Bloom, &Paper { tracker: Kind::Adaptive, ..paper(Protocol::Bloom) }, Pair(1));
-    assert_eq!([rules.way(State::Complete, false), rules.way(State::Complete, true)], [Way::Pull, Way::Target]);
+    assert_eq!([rules.route(State::Complete, false), rules.route(State::Complete, true)], [Way::Pull, Way::Target]);
 }

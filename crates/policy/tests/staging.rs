@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use switchyard_policy::migration::staging::{
-    Action, Counted, Ends, Event, Part, Piece, Place, Renamed, Seen, Staging, StagingReply, Step, Wrote,
+    Action, Counted, Endpoints, Event, Inspection, Part, Piece, Place, Renamed, Staging, StagingReply, Step, Wrote,
 };
 use switchyard_policy::migration::{BatchId, Key, Process, Stored};
 
@@ -11,9 +11,9 @@ fn place() -> Place {
     (Arc::from(&b"key"[..]), 0)
 }
 
-fn ends(client_id: u64) -> Ends {
+fn ends(client_id: u64) -> Endpoints {
     let process = |run_id: &str| Process { run_id: run_id.to_owned(), client_id };
-    Ends { source: process("a"), target: process("b") }
+    Endpoints { source: process("a"), target: process("b") }
 }
 
 fn step(staging: &mut Staging, event: Event) -> Vec<Action> {
@@ -23,7 +23,7 @@ fn step(staging: &mut Staging, event: Event) -> Vec<Action> {
 }
 
 fn go(staging: &mut Staging) -> Vec<Action> {
-    step(staging, Event::Go { barrier: true })
+    step(staging, Event::Next { barrier: true })
 }
 
 fn touch(staging: &mut Staging, element: &str) {
@@ -42,21 +42,21 @@ fn begun() -> Staging {
 /// Returns the number of the staging key.
 fn look(staging: &mut Staging) -> u64 {
     let asked = go(staging);
-    let Some(Action::Look { number, .. }) = asked.last() else { panic!("{asked:?}") };
-    assert!(staging.is_asking() && go(staging).is_empty(), "one thing is asked for at a time");
-    assert_eq!(step(staging, Event::Looked { place: place(), seen: Seen::Fit }), []);
+    let Some(Action::Inspect { number, .. }) = asked.last() else { panic!("{asked:?}") };
+    assert!(staging.is_busy() && go(staging).is_empty(), "one thing is asked for at a time");
+    assert_eq!(step(staging, Event::Inspected { place: place(), seen: Inspection::Fit }), []);
     *number
 }
 
 fn barrier(staging: &mut Staging, epoch: u64) {
     assert_eq!(go(staging), [Action::Barrier]);
     assert_eq!(step(staging, Event::Published { epoch }), []);
-    assert_eq!(staging.awaits(), Some(epoch));
+    assert_eq!(staging.pending_epoch(), Some(epoch));
 }
 
 fn reach(staging: &mut Staging, epoch: u64) {
     assert_eq!(step(staging, Event::Reached { epoch }), []);
-    assert_eq!(staging.awaits(), None);
+    assert_eq!(staging.pending_epoch(), None);
 }
 
 fn read(staging: &mut Staging, is_last: bool) {
@@ -72,7 +72,7 @@ fn is_read() -> Action {
 }
 
 fn is_written(part: Part, afresh: bool) -> Action {
-    Action::Write { place: place(), part, afresh }
+    Action::Write { place: place(), part, is_new: afresh }
 }
 
 /// Number of staged keys unusable for a leg with these processes.
@@ -172,7 +172,7 @@ fn who_did_not_know_that_a_key_is_staged_does_harm_only_once_it_is_copied() {
     assert!(go(&mut staging).contains(&is_read()));
     step(&mut staging, Event::Written { key: place().0 });
     read(&mut staging, true);
-    assert!(matches!(&go(&mut staging)[..], [Action::Drop { .. }, Action::Look { number: 2, .. }]));
+    assert!(matches!(&go(&mut staging)[..], [Action::Drop { .. }, Action::Inspect { number: 2, .. }]));
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn another_connection_copies_anew_and_what_vanished_too() {
     assert_eq!(wrote(&mut staging, Wrote::Vanished), []);
     assert_eq!(go(&mut staging), [], "what was read is awaited");
     read(&mut staging, false);
-    assert!(matches!(&go(&mut staging)[..], [Action::Drop { .. }, Action::Look { number: 3, .. }]));
+    assert!(matches!(&go(&mut staging)[..], [Action::Drop { .. }, Action::Inspect { number: 3, .. }]));
 }
 
 const BATCH: BatchId = BatchId(7);
@@ -218,7 +218,12 @@ fn storing() -> Staging {
 }
 
 fn counted(staging_was_there: bool, key_was_there: bool, there: i64) -> StagingReply {
-    StagingReply::Counted(Counted { key_was_there, staging_was_there, there, at_source: 3 })
+    StagingReply::Counted(Counted {
+        key_existed: key_was_there,
+        staging_existed: staging_was_there,
+        there,
+        at_source: 3,
+    })
 }
 
 #[test]
@@ -242,8 +247,8 @@ fn a_staging_key_is_counted_and_then_renamed() {
 fn stage(staging: &mut Staging, places: &[Place]) {
     step(staging, Event::Begin { big: places.to_vec(), ends: ends(1) });
     for place in places {
-        assert!(matches!(&go(staging)[..], [Action::Look { place: of, .. }] if of == place));
-        step(staging, Event::Looked { place: place.clone(), seen: Seen::Fit });
+        assert!(matches!(&go(staging)[..], [Action::Inspect { place: of, .. }] if of == place));
+        step(staging, Event::Inspected { place: place.clone(), seen: Inspection::Fit });
     }
 }
 

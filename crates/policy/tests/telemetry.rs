@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use switchyard_policy::telemetry::{AccessKind, Board, Counts, Hot, Identity, KeyAccess, Name, Segment, Weights};
+use switchyard_policy::telemetry::{AccessKind, Board, Counts, HotKey, Identity, KeyAccess, Name, Segment, Weights};
 use switchyard_policy::topology::NodeId;
 
 const NODE: NodeId = NodeId(0);
@@ -64,7 +64,7 @@ fn end(board: &mut Board, segments: &mut [Segment], one_in: u32, us: u64) {
     board.segment(BTreeMap::from([(NODE, counts)]), us);
 }
 
-fn hottest(board: &Board, keys: usize) -> Vec<Hot> {
+fn hottest(board: &Board, keys: usize) -> Vec<HotKey> {
     board.nodes(keys).flat_map(|node| node.keys).collect()
 }
 

@@ -8,7 +8,7 @@ use switchyard_policy::migration::tracker::{
 /// NetMigrate's groups and threads, per pair.
 const GROUPS: u64 = 1 << 17;
 /// Number of unstarted groups queried.
-const ASKED: u64 = 1 << 18;
+const QUERIED: u64 = 1 << 18;
 
 fn groups(pairs: u32, of_pair: std::ops::Range<u64>) -> impl Iterator<Item = Fingerprint> {
     (0..pairs).flat_map(move |pair| of_pair.clone().map(move |number| group(Pair(pair), number)))
@@ -16,11 +16,11 @@ fn groups(pairs: u32, of_pair: std::ops::Range<u64>) -> impl Iterator<Item = Fin
 
 /// Groups of these pairs beyond the first ones.
 fn others(pairs: u32) -> impl Iterator<Item = Fingerprint> {
-    groups(pairs, 1 << 32..(1 << 32) + ASKED / u64::from(pairs))
+    groups(pairs, 1 << 32..(1 << 32) + QUERIED / u64::from(pairs))
 }
 
 fn wrong(tracker: &impl Tracker, pairs: u32) -> f64 {
-    others(pairs).filter(|group| tracker.state(*group) != State::NotStarted).count() as f64 / ASKED as f64
+    others(pairs).filter(|group| tracker.state(*group) != State::NotStarted).count() as f64 / QUERIED as f64
 }
 
 /// Three standard deviations of a measurement with one filter: due to the queried groups, and due to the number of
@@ -32,7 +32,7 @@ fn interval(filter: Filter, added: u64) -> f64 {
     let unset = (-mean).exp();
     let of_share = (unset * (1.0 - (1.0 + mean) * unset) / cells).sqrt();
     let of_cells = hashes * (1.0 - unset).powf(hashes - 1.0) * of_share;
-    3.0 * (rate * (1.0 - rate) / ASKED as f64 + of_cells * of_cells).sqrt()
+    3.0 * (rate * (1.0 - rate) / QUERIED as f64 + of_cells * of_cells).sqrt()
 }
 
 fn is_within(measured: f64, formula: f64, interval: f64, what: &str) {
@@ -119,7 +119,7 @@ fn and_both_filters() {
         );
         assert!(
             groups(pairs, GROUPS / 2..started)
-                .all(|group| matches!(tracker.state(group), State::UnderWay | State::Unsure))
+                .all(|group| matches!(tracker.state(group), State::InProgress | State::Unsure))
         );
         groups(pairs, GROUPS / 2..started).for_each(|group| tracker.complete(group));
         let saturation = tracker.saturation();
@@ -135,7 +135,7 @@ fn is_allowed(kind: Kind, truth: State, said: State) -> bool {
         (Kind::Exact, _) => said == truth,
         (_, State::NotStarted) => true,
         // This tracker does not track groups in progress.
-        (Kind::Bloom, State::UnderWay) => matches!(said, State::NotStarted | State::Complete),
+        (Kind::Bloom, State::InProgress) => matches!(said, State::NotStarted | State::Complete),
         (_, truth) => said == truth || said == State::Unsure,
     }
 }
@@ -152,7 +152,7 @@ fn no_tracker_errs_to_the_other_side() {
             // In an order without pattern, with a thousand in progress at a time.
             let place = |round: usize| round.wrapping_mul(5_003) % all.len();
             tracker.start(all[place(round)]);
-            truth[place(round)] = State::UnderWay;
+            truth[place(round)] = State::InProgress;
             if let Some(round) = round.checked_sub(1_000) {
                 tracker.complete(all[place(round)]);
                 truth[place(round)] = State::Complete;
@@ -162,7 +162,7 @@ fn no_tracker_errs_to_the_other_side() {
                     let said = tracker.state(*group);
                     assert!(is_allowed(kind, *truth, said), "{kind:?}: {truth:?}, and {said:?} is said");
                     if said != *truth {
-                        assert_eq!(tracker.found(*group, *truth), kind == Kind::Adaptive);
+                        assert_eq!(tracker.correct(*group, *truth), kind == Kind::Adaptive);
                     }
                 }
             }
@@ -182,7 +182,7 @@ fn an_adaptive_tracker_repairs_what_was_found() {
     assert_eq!(wrong.len(), 150);
     let before = tracker.bytes();
     for group in &wrong[..100] {
-        assert!(tracker.found(*group, State::NotStarted));
+        assert!(tracker.correct(*group, State::NotStarted));
         assert_eq!(tracker.state(*group), State::NotStarted, "it is not said again");
     }
     assert!(tracker.bytes() > before && tracker.repairs() == 100);
@@ -192,7 +192,7 @@ fn an_adaptive_tracker_repairs_what_was_found() {
     tracker.complete(wrong[0]);
     assert_eq!(tracker.state(wrong[0]), State::Complete);
     // If there are too many, the oldest are forgotten.
-    wrong[100..].iter().for_each(|group| assert!(tracker.found(*group, State::NotStarted)));
+    wrong[100..].iter().for_each(|group| assert!(tracker.correct(*group, State::NotStarted)));
     assert_eq!(tracker.repairs(), 100);
     assert_ne!(tracker.state(wrong[1]), State::NotStarted);
     assert_eq!(tracker.state(wrong[149]), State::NotStarted);
@@ -204,7 +204,7 @@ fn what_collides_with_a_group_that_completes_seems_to_go_back() {
     let filter = |cells| Filter { cells, hashes: 4, layout: Layout::Shared };
     let mut tracker = Filters::new(Geometry { complete: filter(1 << 22), under_way: Some(filter(64)) });
     groups(1, 0..16).for_each(|group| tracker.start(group));
-    let seems: Vec<Fingerprint> = others(1).filter(|group| tracker.state(*group) == State::UnderWay).collect();
+    let seems: Vec<Fingerprint> = others(1).filter(|group| tracker.state(*group) == State::InProgress).collect();
     assert!(seems.len() > 10_000);
     groups(1, 0..16).for_each(|group| tracker.complete(group));
     assert!(seems.iter().filter(|group| tracker.state(**group) == State::NotStarted).count() > seems.len() / 2);

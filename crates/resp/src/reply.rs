@@ -310,14 +310,14 @@ pub fn is_null(reply: &[u8]) -> bool {
     matches!(reply, b"$-1\r\n" | b"*-1\r\n" | b"_\r\n")
 }
 
-/// Maximum nesting inspected by [`may_be_of_no_key`]: replies to reads nest no deeper.
+/// Maximum nesting inspected by [`may_be_missing_key`]: replies to reads nest no deeper.
 const DEPTH_MAX: u32 = 8;
 
 /// Whether a reply to a read may be for a missing key: null, an error, empty, zero, -1, -2, `none`, or an aggregate of
 /// only such elements. Any other reply proves that the key exists. Existing keys may cause such replies too (`HGET` of
 /// a missing field).
 #[must_use]
-pub fn may_be_of_no_key(reply: &[u8]) -> bool {
+pub fn may_be_missing_key(reply: &[u8]) -> bool {
     fn look(reply: &[u8], depth: u32) -> bool {
         match reply.first() {
             None | Some(b'-' | b'!' | b'_' | b'|') => true,
@@ -471,10 +471,10 @@ mod tests {
             ",1.5\r\n",
             "*1\r\n*1\r\n:7\r\n",
         ];
-        assert!(of_none.iter().all(|reply| may_be_of_no_key(reply.as_bytes())));
-        assert!(of_one.iter().all(|reply| !may_be_of_no_key(reply.as_bytes())));
+        assert!(of_none.iter().all(|reply| may_be_missing_key(reply.as_bytes())));
+        assert!(of_one.iter().all(|reply| !may_be_missing_key(reply.as_bytes())));
         let deep = [b"*1\r\n".repeat(100_000), b":7\r\n".to_vec()].concat();
-        assert!(may_be_of_no_key(&deep), "not looked into for ever");
+        assert!(may_be_missing_key(&deep), "not looked into for ever");
     }
 
     #[test]

@@ -189,7 +189,7 @@ impl HotCopies {
             if published.is_suspended {
                 GateId::of_nodes().for_each(|gate| gates.raise(gate));
             }
-            Published { set: Arc::new(published.set.anew()), gates: Arc::new(gates), ..*published }
+            Published { set: Arc::new(published.set.renewed()), gates: Arc::new(gates), ..*published }
         });
     }
 

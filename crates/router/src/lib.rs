@@ -53,7 +53,7 @@ pub use listener::could_listen;
 pub use memory::heap_used;
 pub use metrics::{Traffic, Waits, WriteRefusal};
 pub use mover::{
-    BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveProgress, MoveTask, MoveTotals, Steer,
+    BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveProgress, MoveTask, MoveTotals, UserRequest,
     are_all_that_is_left,
 };
 pub use operator::{OperatorCommand, OperatorPort};
@@ -653,7 +653,7 @@ impl Router {
     }
 
     /// Steers a move; false where no such move is under way.
-    pub fn steer_move(&self, id: MoveId, steer: Steer) -> bool {
+    pub fn steer_move(&self, id: MoveId, steer: UserRequest) -> bool {
         let Some(found) = lock(&self.shared.moves).get(&id).cloned() else { return false };
         let under_way = lock(&found.progress).end.is_none();
         if under_way {

@@ -66,7 +66,7 @@ impl WaitQueues {
 
     /// A recalled wait is with its worker.
     pub(crate) fn is_back(&self, ticket: Ticket, mailboxes: &Mailboxes) {
-        let next = lock(self.shard(ticket.slot)).is_back(ticket.slot, ticket.number);
+        let next = lock(self.shard(ticket.slot)).on_ended(ticket.slot, ticket.number);
         notify(next, mailboxes);
     }
 
@@ -79,14 +79,14 @@ impl WaitQueues {
 
     /// The same, and where it may, it is sent.
     pub(crate) fn go(&self, ticket: Ticket, worker: usize, client: Handle, mailboxes: &Mailboxes) -> bool {
-        let turn = lock(self.shard(ticket.slot)).go(ticket.slot, ticket.number, (worker, client));
+        let turn = lock(self.shard(ticket.slot)).try_send(ticket.slot, ticket.number, (worker, client));
         is_its(turn, mailboxes)
     }
 
     /// It was seen at its node. Whose turn it may be now, to be told at once: all behind it wait for that.
     #[must_use]
     pub(crate) fn seen(&self, ticket: Ticket) -> Option<ClientRef> {
-        lock(self.shard(ticket.slot)).seen(ticket.slot, ticket.number)
+        lock(self.shard(ticket.slot)).on_blocked(ticket.slot, ticket.number)
     }
 
     /// It is over.
@@ -112,8 +112,8 @@ fn notify(next: impl IntoIterator<Item = ClientRef>, mailboxes: &Mailboxes) {
 
 fn is_its(turn: Turn<ClientRef>, mailboxes: &Mailboxes) -> bool {
     match turn {
-        Turn::Its => true,
-        Turn::Others(to_recall) => {
+        Turn::Ready => true,
+        Turn::After(to_recall) => {
             for (worker, client) in to_recall {
                 mailboxes.send(worker, Message::Recall { client });
             }

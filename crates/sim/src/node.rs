@@ -592,13 +592,13 @@ impl Node {
             }
             Cmd::Rename(name, key, expires_us) => Reply::Renamed(match self.keys.remove(name) {
                 None => Renamed::Gone,
-                Some(_) if expires_us.is_some_and(|end| end <= now_us) => Renamed::TimeIsOver,
+                Some(_) if expires_us.is_some_and(|end| end <= now_us) => Renamed::Expired,
                 Some(entry) => {
                     let is_there = self.keys.contains_key(key);
                     let (name, expires_us) =
                         if is_there { (*name, Some(now_us + STAGING_LIFE_US)) } else { (*key, *expires_us) };
                     self.keys.insert(name, Entry { expires_us, ..entry });
-                    if is_there { Renamed::KeyIsThere } else { Renamed::Yes }
+                    if is_there { Renamed::KeyExists } else { Renamed::Yes }
                 }
             }),
             _ => return None,

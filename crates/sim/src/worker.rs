@@ -60,7 +60,7 @@ impl Known {
 
     pub(crate) fn found(&self, group: Fingerprint, truth: State) {
         if let Some(Tracked(tracker)) = &self.tracked {
-            tracker.borrow_mut().found(group, truth);
+            tracker.borrow_mut().correct(group, truth);
         }
     }
 
@@ -736,7 +736,7 @@ impl World {
     /// Dispatches waiting commands again: all, or only the ones whose keys have arrived.
     pub(crate) fn look_again(&mut self, ix: usize, all: bool) {
         let waiting = &self.workers[ix].waiting;
-        waiting.values().for_each(|waits| waits.go_on(ix));
+        waiting.values().for_each(|waits| waits.register_again(ix));
         let due: Vec<u64> = waiting.iter().filter(|(_, waits)| all || waits.is_over()).map(|(op, _)| *op).collect();
         due.into_iter().for_each(|op| self.look(op));
     }

@@ -15,7 +15,7 @@ use super::{Ledger, MAX_LATENCY_NS, Pace, Pending, Script, Settings, Verdict, lo
 use crate::wire::{self, Reply};
 
 /// Timeout of the first connection.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum wait for replies after the last request.
 const LAST_REPLIES: Duration = Duration::from_secs(5);
 /// Pause before a reconnection, to avoid a reconnection loop while the server is down.
@@ -84,7 +84,7 @@ impl Driver {
     }
 
     fn open(&mut self, index: usize) -> io::Result<()> {
-        let stream = TcpStream::connect_timeout(&self.target, CONNECT_PATIENCE)?;
+        let stream = TcpStream::connect_timeout(&self.target, CONNECT_TIMEOUT)?;
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
         epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(index as u64), epoll::EventFlags::IN)?;

@@ -146,7 +146,7 @@ pub struct Script {
     /// All kinds x keys in [`Sharing::Owned`], otherwise empty.
     model: Vec<Entry>,
     /// Possible states of keys with an unknown state.
-    doubtful: HashMap<usize, States>,
+    uncertain: HashMap<usize, States>,
     /// Whether this is the writer in [`Sharing::OneWriter`].
     is_writer: bool,
     keys: usize,
@@ -166,7 +166,7 @@ impl Script {
             first: if owned { index } else { 0 },
             step: if owned { of } else { 1 },
             model: if owned { vec![FRESH; own_keys * 5] } else { Vec::new() },
-            doubtful: HashMap::new(),
+            uncertain: HashMap::new(),
             is_writer: index == 0,
             keys: own_keys,
             // Versions differ between connections, so that a shared value identifies its writer.
@@ -314,7 +314,7 @@ impl Script {
                     self.workload.board.see(self.index_of(pending), version);
                 }
                 // The write has replaced any earlier state.
-                if let Some(states) = self.doubtful.get_mut(&pending.entry) {
+                if let Some(states) = self.uncertain.get_mut(&pending.entry) {
                     states.answered(pending.effect, None);
                 }
                 Verdict::Good
@@ -325,7 +325,7 @@ impl Script {
                 false => wrong(format!(":{n}")),
             },
             (Expect::Integer(_), Reply::Integer(got)) => {
-                let states = self.doubtful.get_mut(&pending.entry);
+                let states = self.uncertain.get_mut(&pending.entry);
                 match states.is_none_or(|states| states.answered(pending.effect, Some(*got))) {
                     true => Verdict::Good,
                     false => wrong("an integer that one of the possible states gives".to_owned()),
@@ -349,7 +349,7 @@ impl Script {
             Ok(got) => got,
             Err(expected) => return Some(Mismatch::Other(expected)),
         };
-        let (fits, newest) = match (exact, self.doubtful.get_mut(&entry)) {
+        let (fits, newest) = match (exact, self.uncertain.get_mut(&entry)) {
             (Some(exact), _) => (got == exact, Some(exact)),
             (None, Some(states)) => (states.read(got), states.newest()),
             (None, None) => (true, None),
@@ -409,7 +409,7 @@ impl Script {
         // A lost MGET has changed nothing, and its `entry` is not in the model.
         let Some(entry) = self.model.get_mut(pending.entry) else { return };
         let before = States::one(pending.before);
-        let states = self.doubtful.entry(pending.entry).or_insert(before);
+        let states = self.uncertain.entry(pending.entry).or_insert(before);
         entry.known = false;
         states.unanswered(pending.effect, executed);
     }

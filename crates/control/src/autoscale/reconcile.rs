@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use switchyard_policy::autoscale::{Clock, Decision, Millis, Now, What, decide};
+use switchyard_policy::autoscale::{Clock, Decision, Millis, Now, SizeChange, decide};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::units::counted;
 use tracing::{info, warn};
@@ -49,7 +49,7 @@ struct Inner {
     /// Latest decision of the policy.
     decision: Option<Decision>,
     /// Last decision in the history, in a mode that only observes.
-    noted: Option<What>,
+    noted: Option<SizeChange>,
     revived: Option<Millis>,
     /// Servers that had ended at the last check, with the result of restarting them.
     fallen: BTreeMap<String, &'static str>,
@@ -483,7 +483,7 @@ impl Autoscaler {
             let mut inner = self.inner();
             let decision = decide(&observed, &config.knobs, &mut inner.intent.state);
             inner.decision = Some(decision.clone());
-            if decision.what == What::Stay {
+            if decision.what == SizeChange::Stay {
                 inner.noted = None;
             }
             decision
@@ -498,19 +498,19 @@ impl Autoscaler {
             return self.note_only(&decision, hands, now, &why);
         }
         match decision.what {
-            What::Stay => Ok(()),
-            What::Add => self.begin((Stage::Provision(None), decision.is_urgent()), config.way()?, now, why),
-            What::Remove(node) => self.begin_removal(node, &started, hands, now, &why),
+            SizeChange::Stay => Ok(()),
+            SizeChange::Add => self.begin((Stage::Provision(None), decision.is_urgent()), config.way()?, now, why),
+            SizeChange::Remove(node) => self.begin_removal(node, &started, hands, now, &why),
         }
     }
 
     /// Records a new decision in the history although it may not act.
     fn note_only(&self, decision: &Decision, hands: &dyn FleetActions, now: Now, why: &str) -> Result<(), String> {
-        if decision.what == What::Stay || self.inner().noted.replace(decision.what) == Some(decision.what) {
+        if decision.what == SizeChange::Stay || self.inner().noted.replace(decision.what) == Some(decision.what) {
             return Ok(());
         }
         let what = match decision.what {
-            What::Remove(node) => format!("would remove {}", name_of(hands, node)),
+            SizeChange::Remove(node) => format!("would remove {}", name_of(hands, node)),
             _ => "would add a node".to_owned(),
         };
         self.change(|intent| Some(intent.note(now, None, "decided", format!("{what}: {why}"))))

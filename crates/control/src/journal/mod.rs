@@ -22,7 +22,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use frames::{FORMAT, FormatError};
-use switchyard_policy::migration::record::{Given, Kind, Queue};
+use switchyard_policy::migration::record::{Kind, Queue, RecordGroup};
 use switchyard_policy::topology::MoveId;
 
 const FILE_NAME: &str = "moves.journal";
@@ -134,7 +134,7 @@ enum JournalRequest {
 }
 
 /// Entries that were given together, and their callback.
-type Member = Given<(Vec<Vec<u8>>, Done)>;
+type Member = RecordGroup<(Vec<Vec<u8>>, Done)>;
 
 /// An open journal. Dropping it writes the pending entries and ends its thread.
 #[derive(Debug)]
@@ -245,11 +245,11 @@ impl Journal {
     /// Makes entries durable, after all earlier ones of the same move and together with other pending ones; then calls
     /// `done`.
     pub fn append(&self, of: MoveId, entries: Vec<Vec<u8>>, kind: Kind, done: Done) {
-        let given = Given { of, kind, what: (entries, done) };
+        let given = RecordGroup { of, kind, records: (entries, done) };
         if let Some(Err(mpsc::SendError(JournalRequest::Append(given)))) =
             self.requests.as_ref().map(|asks| asks.send(JournalRequest::Append(given)))
         {
-            (given.what.1)(Err("the journal's thread has ended".to_owned()));
+            (given.records.1)(Err("the journal's thread has ended".to_owned()));
         }
     }
 
@@ -335,10 +335,10 @@ impl Writer {
             while let Some(ask) = next.take() {
                 match ask {
                     JournalRequest::Append(given) => {
-                        bytes += given.what.0.iter().map(Vec::len).sum::<usize>();
-                        for given_up in queue.give(given) {
-                            (given_up.what.1)(Err(
-                                "its leg was given up before the journal of moves had room for it".to_owned()
+                        bytes += given.records.0.iter().map(Vec::len).sum::<usize>();
+                        for given_up in queue.push(given) {
+                            (given_up.records.1)(Err(
+                                "its leg was given up before the journal of moves had room for it".to_owned(),
                             ));
                         }
                     }
@@ -359,13 +359,13 @@ impl Writer {
             }
         }
         for given in queue.into_rest() {
-            (given.what.1)(Err("the router stopped before the journal of moves had room for it".to_owned()));
+            (given.records.1)(Err("the router stopped before the journal of moves had room for it".to_owned()));
         }
     }
 
     /// Writes the entries that the queue permits, and refuses entries without room.
     fn write_what_may_be(&mut self, queue: &mut Queue<(Vec<Vec<u8>>, Done)>) {
-        let room = queue.decide(|given| self.reserve(given));
+        let room = queue.select_next(|given| self.reserve(given));
         self.starved = room.starved.is_some();
         if let Some(error) = room.starved
             && self.set_trouble(Some(format!(
@@ -379,7 +379,7 @@ impl Writer {
         }
         if let Some((refused, error)) = room.refused {
             for given in refused {
-                (given.what.1)(Err(format!(
+                (given.records.1)(Err(format!(
                     "the journal of moves cannot have the room that a move needs: {error}; make room for the state directory"
                 )));
             }
@@ -387,7 +387,7 @@ impl Writer {
         if !queue.writing().is_empty() {
             let outcome = self.write_all(queue.writing());
             for given in queue.written() {
-                (given.what.1)(outcome.clone());
+                (given.records.1)(outcome.clone());
             }
         }
     }
@@ -397,7 +397,7 @@ impl Writer {
         if self.in_doubt {
             self.make_anew()?;
         }
-        let bytes: usize = group.iter().flat_map(|given| &given.what.0).map(|entry| entry.len() + 4).sum();
+        let bytes: usize = group.iter().flat_map(|given| &given.records.0).map(|entry| entry.len() + 4).sum();
         reserve(&self.file, self.end, bytes as u64 + RESERVE)
     }
 
@@ -428,7 +428,7 @@ impl Writer {
             self.make_anew()?;
         }
         let mut frame = Vec::new();
-        let entries = group.iter().flat_map(|given| given.what.0.iter().map(Vec::as_slice));
+        let entries = group.iter().flat_map(|given| given.records.0.iter().map(Vec::as_slice));
         frames::frame(self.identity, self.next, entries, &mut frame);
         if let Err(error) = self.file.seek(SeekFrom::Start(self.end)).and_then(|_| self.file.write_all(&frame)) {
             let is_full = matches!(
@@ -448,7 +448,7 @@ impl Writer {
         self.end += frame.len() as u64;
         self.written.bytes.fetch_add(frame.len() as u64, Ordering::Relaxed);
         self.written.length.store(self.end, Ordering::Relaxed);
-        let entries = group.iter().map(|given| given.what.0.len() as u64).sum();
+        let entries = group.iter().map(|given| given.records.0.len() as u64).sum();
         self.written.entries.fetch_add(entries, Ordering::Relaxed);
         Ok(())
     }
@@ -532,15 +532,15 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let opened = open(dir.path(), false);
         assert!(opened.entries.is_empty());
-        append(&opened.journal, &[b"one", b""], Kind::Begins).expect("written");
-        append(&opened.journal, &[b"two"], Kind::Goes).expect("written");
+        append(&opened.journal, &[b"one", b""], Kind::StartsMove).expect("written");
+        append(&opened.journal, &[b"two"], Kind::Required).expect("written");
         let status = opened.journal.status();
         assert_eq!((status.entries, status.syncs, status.trouble), (3, 2, None));
         drop(opened);
         let again = open(dir.path(), true);
         assert_eq!(again.entries, [&b"one"[..], b"", b"two"]);
         again.journal.replace(Box::new(|_| Some(Content { entries: vec![b"kept".to_vec()], is_open: true })));
-        append(&again.journal, &[b"three"], Kind::Goes).expect("written");
+        append(&again.journal, &[b"three"], Kind::Required).expect("written");
         drop(again);
         assert_eq!(open(dir.path(), true).entries, [&b"kept"[..], b"three"]);
     }
@@ -553,7 +553,7 @@ mod tests {
         for i in 0..1000_u32 {
             let told = told.clone();
             let tell = move |result: Result<(), String>| told.send((i, result)).expect("waited for");
-            opened.journal.append(MoveId(1), vec![i.to_le_bytes().to_vec()], Kind::Goes, Box::new(tell));
+            opened.journal.append(MoveId(1), vec![i.to_le_bytes().to_vec()], Kind::Required, Box::new(tell));
         }
         let order: Vec<u32> =
             outcomes.iter().take(1000).map(|(i, result)| result.map(|()| i).expect("written")).collect();
@@ -567,7 +567,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let opened = open(dir.path(), false);
         for entry in [&b"first"[..], b"second", b"third"] {
-            append(&opened.journal, &[entry], Kind::Goes).expect("written");
+            append(&opened.journal, &[entry], Kind::Required).expect("written");
         }
         drop(opened);
         let path = dir.path().join(FILE_NAME);
@@ -576,7 +576,7 @@ mod tests {
         let torn = open(dir.path(), true);
         assert_eq!(torn.entries, [&b"first"[..], b"second"]);
         assert!(torn.torn > 0);
-        append(&torn.journal, &[b"again"], Kind::Goes).expect("written");
+        append(&torn.journal, &[b"again"], Kind::Required).expect("written");
         drop(torn);
         let mut bytes = std::fs::read(&path).expect("read");
         bytes[frames::HEADER + 30] ^= 1;
@@ -594,7 +594,7 @@ mod tests {
         // The start was interrupted before the store knew the journal, so another identity may take over the empty
         // file.
         let other = try_open(dir.path(), 8, false).expect("takes it over");
-        append(&other.journal, &[b"x"], Kind::Goes).expect("written");
+        append(&other.journal, &[b"x"], Kind::Required).expect("written");
         drop(other);
         let error = try_open(dir.path(), 7, true).expect_err("another's").to_string();
         assert!(error.contains("another state directory"), "{error}");
@@ -620,7 +620,7 @@ mod tests {
     fn member(entry: &[u8], kind: Kind) -> (Member, mpsc::Receiver<Result<(), String>>) {
         let (told, outcome) = channel();
         let tell = move |result: Result<(), String>| told.send(result).expect("waited for");
-        (Given { of: MoveId(1), kind, what: (vec![entry.to_vec()], Box::new(tell)) }, outcome)
+        (RecordGroup { of: MoveId(1), kind, records: (vec![entry.to_vec()], Box::new(tell)) }, outcome)
     }
 
     fn trouble(written: &Written) -> Option<String> {
@@ -633,13 +633,13 @@ mod tests {
         // Every write to this device fails with a full disk, and it cannot reserve space.
         let mut writer = writer("/dev/full", dir.path(), &[]);
         let mut queue = Queue::default();
-        let (first, outcome) = member(b"x", Kind::Begins);
-        queue.give(first);
+        let (first, outcome) = member(b"x", Kind::StartsMove);
+        queue.push(first);
         writer.write_what_may_be(&mut queue);
         let refused = outcome.recv().expect("an outcome").expect_err("refused");
         assert!(refused.contains("room"), "{refused}");
-        let (second, outcome) = member(b"x", Kind::Waits);
-        queue.give(second);
+        let (second, outcome) = member(b"x", Kind::StartsLeg);
+        queue.push(second);
         writer.write_what_may_be(&mut queue);
         assert!(queue.has_waiting() && outcome.try_recv().is_err(), "it waits");
         assert!(trouble(&writer.written).is_some_and(|t| t.contains("another leg")));
@@ -657,7 +657,7 @@ mod tests {
             let thread = std::thread::spawn(move || writer.run(&asked));
             let mut outcomes = Vec::new();
             for entry in [b"one", b"two"] {
-                let (given, outcome) = member(entry, Kind::Goes);
+                let (given, outcome) = member(entry, Kind::Required);
                 asks.send(JournalRequest::Append(given)).expect("it runs");
                 outcomes.push(outcome);
                 while trouble(&written).is_none() {
@@ -683,9 +683,9 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let mut writer = writer("/dev/full", &dir.path().join("nowhere"), &[]);
         writer.written.stopping.store(true, Ordering::Relaxed);
-        let (member, outcome) = member(b"x", Kind::Goes);
+        let (member, outcome) = member(b"x", Kind::Required);
         let mut queue = Queue::default();
-        queue.give(member);
+        queue.push(member);
         writer.write_what_may_be(&mut queue);
         let why = outcome.recv().expect("an outcome").expect_err("not written");
         assert!(why.contains("until the router stopped"), "{why}");

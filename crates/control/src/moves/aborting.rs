@@ -11,7 +11,7 @@ use std::time::Duration;
 use switchyard_policy::migration::{Fingerprint, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage};
 use switchyard_resp::units::{counted, describe_size};
-use switchyard_router::{Link, Router, Steer};
+use switchyard_router::{Link, Router, UserRequest};
 use tracing::{error, warn};
 
 use super::Moves;
@@ -214,7 +214,7 @@ impl Moves {
             planned.begun
         };
         if begun {
-            self.running.with(|router| router.steer_move(id, lose.map_or(Steer::Abort, Steer::GiveUp)));
+            self.running.with(|router| router.steer_move(id, lose.map_or(UserRequest::Abort, UserRequest::GiveUp)));
         }
         drop(in_order);
         if !begun {

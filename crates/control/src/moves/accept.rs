@@ -9,7 +9,7 @@ use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::tracker::Kind;
 use switchyard_policy::migration::{Durability, Goal, MoveOptions, MoveOrder, Protocol, Record};
 use switchyard_policy::topology::{MoveId, NodeId, Server, Slot, Topology};
-use switchyard_router::{Router, Steer};
+use switchyard_router::{Router, UserRequest};
 
 use super::Moves;
 use super::colocate::ColocationEvent;
@@ -145,13 +145,13 @@ impl Moves {
     /// Changes a move that has not ended.
     pub(crate) fn steer(&self, id: MoveId, what: &SteerRequest) -> Result<MovesReport, Refused> {
         let steer = match what {
-            SteerRequest::Pause => Steer::Pause,
-            SteerRequest::Resume => Steer::Resume,
+            SteerRequest::Pause => UserRequest::Pause,
+            SteerRequest::Resume => UserRequest::Resume,
             SteerRequest::Abort(request) => return self.abort(id, *request),
             SteerRequest::Goal(word) => {
-                Steer::Goal(named(&Goal::ALL, word).map_err(|error| wrong(format!("goal: {error}")))?)
+                UserRequest::Goal(named(&Goal::ALL, word).map_err(|error| wrong(format!("goal: {error}")))?)
             }
-            SteerRequest::MaxRate(rate) => Steer::MaxRate(rate.filter(|rate| *rate > 0)),
+            SteerRequest::MaxRate(rate) => UserRequest::MaxRate(rate.filter(|rate| *rate > 0)),
         };
         let in_order = self.in_order();
         let begun = {
@@ -162,11 +162,11 @@ impl Moves {
                 return Err(conflict(format!("move {} is being aborted and does not go on; begin another one", id.0)));
             }
             match steer {
-                Steer::Pause => planned.steering.paused = true,
-                Steer::Resume => planned.steering.paused = false,
-                Steer::Goal(goal) => planned.order.how.goal = goal,
-                Steer::MaxRate(rate) => planned.order.how.max_rate = rate,
-                Steer::Abort | Steer::GiveUp(_) => {}
+                UserRequest::Pause => planned.steering.paused = true,
+                UserRequest::Resume => planned.steering.paused = false,
+                UserRequest::Goal(goal) => planned.order.how.goal = goal,
+                UserRequest::MaxRate(rate) => planned.order.how.max_rate = rate,
+                UserRequest::Abort | UserRequest::GiveUp(_) => {}
             }
             planned.begun
         };

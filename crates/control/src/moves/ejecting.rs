@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use switchyard_policy::eject::is_stray_at;
+use switchyard_policy::eject::is_misplaced_at;
 use switchyard_policy::migration::{Cause, Key, MoveOptions, MoveOrder, is_temporary};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit};
 use switchyard_resp::units::counted;
@@ -146,8 +146,10 @@ impl Moves {
                 if topology.placement() != planned_by.placement() {
                     return Err("the list of servers has changed".to_owned());
                 }
-                let strays: Vec<&Key> =
-                    keys.iter().filter(|key| !is_temporary(key) && is_stray_at(&topology, node, slots, key)).collect();
+                let strays: Vec<&Key> = keys
+                    .iter()
+                    .filter(|key| !is_temporary(key) && is_misplaced_at(&topology, node, slots, key))
+                    .collect();
                 if !strays.is_empty() {
                     asked.unlink(database, &strays)?;
                     removed += strays.len();

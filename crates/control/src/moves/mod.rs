@@ -30,7 +30,7 @@ use anyhow::Context;
 use switchyard_policy::migration::{Cause, Key, MoveOptions, MoveOrder, Record};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 use switchyard_resp::units::counted;
-use switchyard_router::{MoveEnd, MoveTask, Router, Steer};
+use switchyard_router::{MoveEnd, MoveTask, Router, UserRequest};
 use tracing::{error, info, warn};
 
 pub(crate) use self::copies::Copies;
@@ -434,7 +434,7 @@ impl Moves {
         );
         self.running.with(|router| {
             for id in &begun {
-                router.steer_move(*id, Steer::Abort);
+                router.steer_move(*id, UserRequest::Abort);
             }
         });
         let goes_on = |state: &mut State| state.open.values().any(|planned| planned.begun && planned.end.is_none());

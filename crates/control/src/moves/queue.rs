@@ -6,7 +6,7 @@ use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::record::OpenMove;
 use switchyard_policy::migration::{Goal, MoveOrder, Protocol, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
-use switchyard_router::{MoveEnd, MoveProgress, MoveTotals, Steer};
+use switchyard_router::{MoveEnd, MoveProgress, MoveTotals, UserRequest};
 
 use crate::admin::{MoveReport, MoveState, Refused, conflict};
 
@@ -56,14 +56,14 @@ pub(super) struct Wanted {
 
 impl Wanted {
     /// Returns the requests for a mover that knows `before`. Abandoning and aborting are irreversible.
-    pub(super) fn since(self, before: Self) -> Vec<Steer> {
+    pub(super) fn since(self, before: Self) -> Vec<UserRequest> {
         let (new, old) = (self.steering, before.steering);
         let changes = [
-            (new.paused != old.paused).then_some(if new.paused { Steer::Pause } else { Steer::Resume }),
-            (self.goal != before.goal).then_some(Steer::Goal(self.goal)),
-            (self.max_rate != before.max_rate).then_some(Steer::MaxRate(self.max_rate)),
-            (new.aborting != old.aborting).then_some(Steer::Abort),
-            new.give_up.filter(|_| new.give_up != old.give_up).map(Steer::GiveUp),
+            (new.paused != old.paused).then_some(if new.paused { UserRequest::Pause } else { UserRequest::Resume }),
+            (self.goal != before.goal).then_some(UserRequest::Goal(self.goal)),
+            (self.max_rate != before.max_rate).then_some(UserRequest::MaxRate(self.max_rate)),
+            (new.aborting != old.aborting).then_some(UserRequest::Abort),
+            new.give_up.filter(|_| new.give_up != old.give_up).map(UserRequest::GiveUp),
         ];
         changes.into_iter().flatten().collect()
     }
@@ -268,9 +268,15 @@ mod tests {
         planned.order.how.goal = Goal::Fast;
         planned.order.how.max_rate = Some(7);
         let between = planned.wanted();
-        assert_eq!(between.since(before), [Steer::Pause, Steer::Goal(Goal::Fast), Steer::MaxRate(Some(7))]);
+        assert_eq!(
+            between.since(before),
+            [UserRequest::Pause, UserRequest::Goal(Goal::Fast), UserRequest::MaxRate(Some(7))]
+        );
         planned.steering = Steering { paused: false, aborting: true, give_up: Some(Side::Target) };
-        assert_eq!(planned.wanted().since(between), [Steer::Resume, Steer::Abort, Steer::GiveUp(Side::Target)]);
+        assert_eq!(
+            planned.wanted().since(between),
+            [UserRequest::Resume, UserRequest::Abort, UserRequest::GiveUp(Side::Target)]
+        );
     }
 
     #[test]

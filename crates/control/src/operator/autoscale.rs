@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 use std::time::Instant;
 
-use switchyard_policy::autoscale::{self, Observed, What, minimum};
+use switchyard_policy::autoscale::{self, Observed, SizeChange, minimum};
 use switchyard_policy::topology::{NodeId, Topology};
 use switchyard_resp::units::{counted, describe_time};
 use switchyard_router::{Link, Router};
@@ -85,9 +85,9 @@ impl Operator {
             min: minimum(&config.knobs, self.autoscaler.now().wall).0,
             max: config.knobs.nodes_max,
             decision: standing.decision.as_ref().map(|decision| match decision.what {
-                What::Stay => "stay".to_owned(),
-                What::Add => "add".to_owned(),
-                What::Remove(node) => format!("remove {}", name(node)),
+                SizeChange::Stay => "stay".to_owned(),
+                SizeChange::Add => "add".to_owned(),
+                SizeChange::Remove(node) => format!("remove {}", name(node)),
             }),
             reasons: standing
                 .decision

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use switchyard_policy::load::NodeLoad;
-use switchyard_policy::telemetry::{Hot, HotNode};
+use switchyard_policy::telemetry::{HotKey, HotNode};
 use switchyard_policy::topology::{Node, NodeId};
 
 use super::Operator;
@@ -38,8 +38,8 @@ impl Operator {
     }
 }
 
-fn of_key(hot: &Hot, uses: f64, named: bool) -> HotKeyReport {
-    let Hot { rates, .. } = hot;
+fn of_key(hot: &HotKey, uses: f64, named: bool) -> HotKeyReport {
+    let HotKey { rates, .. } = hot;
     let per = |sum: f64, all: f64| if all > 0.0 { sum / all } else { 0.0 };
     HotKeyReport {
         key: hot.name.key().filter(|_| named).map(|key| key.escape_ascii().to_string()),

@@ -40,7 +40,7 @@ impl Operator {
             return Err(wrong("single keys move by the protocol switchyard only"));
         }
         let source = if request.from.is_empty() { None } else { Some(node_named(topology, &request.from)?) };
-        let sources = || source.map_or_else(|| topology.keepers(), |source| vec![source]);
+        let sources = || source.map_or_else(|| topology.nodes_with_keys(), |source| vec![source]);
         let orders: Vec<MoveOrder> = match (&request.keys, request.home) {
             (pattern, true) => {
                 if !request.to.is_empty() {
@@ -182,7 +182,7 @@ impl Operator {
                     let there = topology.exceptions().count();
                     return Err(conflict(format!(
                         "more than {EXCEPTIONS_MAX} keys match: {}",
-                        TooManyExceptions { there, requested: found.len() }
+                        TooManyExceptions { existing: there, requested: found.len() }
                     )));
                 }
                 cursor = next.bytes().to_vec();

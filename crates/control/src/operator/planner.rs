@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use switchyard_policy::load::ObservedLoad;
 use switchyard_policy::migration::{Cause, Key, MoveOptions, MoveOrder};
 use switchyard_policy::planner::{
-    Plan, Policy, Previous, Problem, State, Step, What, fullest_at, held, nodes_of, solve, undo,
+    Plan, Policy, Previous, Problem, State, Step, StepSubject, fullest_at, held, nodes_of, solve, undo,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Placement, Slot, Topology};
 use switchyard_router::{Link, Router};
@@ -153,14 +153,14 @@ impl Operator {
         }
         let is_there = |slot: &Slot, to: NodeId| topology.owner(*slot) == to && topology.transit(*slot).is_none();
         let there = |step: Step| match step.what {
-            What::Key { ref key, slot, .. } => {
+            StepSubject::Key { ref key, slot, .. } => {
                 (topology.lives_at(key) == step.to && topology.transit(slot).is_none()).then_some(step)
             }
-            What::Slots(all) => {
+            StepSubject::Slots(all) => {
                 let (count, slots) =
                     (all.len() as u64, all.into_iter().filter(|slot| is_there(slot, step.to)).collect::<Vec<_>>());
                 let bytes = step.bytes * slots.len() as u64 / count.max(1);
-                (!slots.is_empty()).then_some(Step { what: What::Slots(slots), bytes, ..step })
+                (!slots.is_empty()).then_some(Step { what: StepSubject::Slots(slots), bytes, ..step })
             }
         };
         let steps: Vec<Step> = decision.plan.steps.into_iter().filter_map(there).collect();
@@ -357,8 +357,10 @@ fn orders_of(placement: &Placement, steps: &[Step], how: MoveOptions) -> Vec<Mov
     let mut orders = Vec::new();
     for step in steps {
         match &step.what {
-            What::Key { key, .. } => drop(keys.entry((step.from, step.to)).or_default().insert(Key::from(&**key))),
-            What::Slots(slots) => {
+            StepSubject::Key { key, .. } => {
+                keys.entry((step.from, step.to)).or_default().insert(Key::from(&**key));
+            }
+            StepSubject::Slots(slots) => {
                 let (source, target, slots) = (step.from, step.to, slots.clone());
                 orders.push(MoveOrder { source, target, slots, keys: None, how, cause: Cause::Planned });
             }

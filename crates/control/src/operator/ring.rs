@@ -213,7 +213,7 @@ impl Operator {
         let is_new = sorted != present;
         let (next, changed) = match is_new {
             true => topology
-                .laid_over(list.iter().cloned())
+                .with_overlay(list.iter().cloned())
                 .map(|over| (over.topology, over.goals.into_iter().map(|(slot, _)| slot).collect())),
             false => Ok((topology.clone(), Vec::new())),
         }

@@ -1,7 +1,8 @@
 //! Decisions as text and numbers.
 
 use switchyard_policy::planner::{
-    Advice, Alternative, Held, Name, Need, Outlook, Plan, Policy, Price, Step, Verdict, Way, What, Why,
+    Advice, Alternative, Name, Need, Outlook, OverLimitNode, OverLimitReason, Plan, Policy, Price, Step, StepSubject,
+    Verdict, Way,
 };
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::units::{counted, describe_size};
@@ -57,11 +58,11 @@ impl Words<'_> {
 
     fn step(&self, step: &Step) -> StepReport {
         let (what, key, slots) = match &step.what {
-            What::Key { key, slot, is_cold } => {
+            StepSubject::Key { key, slot, is_cold } => {
                 let key = self.named.then(|| key.escape_ascii().to_string());
                 (if *is_cold { "key home" } else { "key" }, key, slot.number().to_string())
             }
-            What::Slots(slots) => ("slots", None, text_of(slots)),
+            StepSubject::Slots(slots) => ("slots", None, text_of(slots)),
         };
         StepReport {
             what: what.to_owned(),
@@ -103,7 +104,7 @@ impl Words<'_> {
             return Some(wrong);
         }
         let slots: usize =
-            relieved.iter().map(|step| if let What::Slots(slots) = &step.what { slots.len() } else { 0 }).sum();
+            relieved.iter().map(|step| if let StepSubject::Slots(slots) = &step.what { slots.len() } else { 0 }).sum();
         let bytes = describe_size(relieved.iter().map(|step| step.bytes).sum());
         Some(format!("{wrong}: moving {} ({bytes}) to nodes with room helps", counted(slots, "slot")))
     }
@@ -167,19 +168,25 @@ impl Words<'_> {
     }
 
     /// Nodes that stay above their limit, each with the reason.
-    pub(crate) fn held(&self, held: &[Held]) -> Vec<String> {
-        let why = |why: Why| match why {
-            Why::Down => "it is down".to_owned(),
-            Why::Busy => "it takes part in a move, or has just refused one (`switchyard moves`)".to_owned(),
-            Why::Floor(least) => format!("it has fewer than {least:.0} requests/s (planner.min-requests)"),
-            Why::Brief => "its excess is too short or too small to differ from noise (planner.window)".to_owned(),
-            Why::Unsplittable => "one key or slot is too much alone".to_owned(),
-            Why::Cooldown => {
+    pub(crate) fn held(&self, held: &[OverLimitNode]) -> Vec<String> {
+        let why = |why: OverLimitReason| match why {
+            OverLimitReason::Down => "it is down".to_owned(),
+            OverLimitReason::Busy => "it takes part in a move, or has just refused one (`switchyard moves`)".to_owned(),
+            OverLimitReason::Floor(least) => format!("it has fewer than {least:.0} requests/s (planner.min-requests)"),
+            OverLimitReason::Brief => {
+                "its excess is too short or too small to differ from noise (planner.window)".to_owned()
+            }
+            OverLimitReason::Unsplittable => "one key or slot is too much alone".to_owned(),
+            OverLimitReason::Cooldown => {
                 "the keys or slots that would help have just moved, and rest for one or five minutes".to_owned()
             }
-            Why::Budget => "the budget is spent (planner.max-keys-per-minute, max-bytes-per-hour)".to_owned(),
-            Why::NoRoom => "nothing that may move fits elsewhere".to_owned(),
-            Why::NoMemory => "no other node has memory for its slots: add a node, or raise maxmemory".to_owned(),
+            OverLimitReason::Budget => {
+                "the budget is spent (planner.max-keys-per-minute, max-bytes-per-hour)".to_owned()
+            }
+            OverLimitReason::NoRoom => "nothing that may move fits elsewhere".to_owned(),
+            OverLimitReason::NoMemory => {
+                "no other node has memory for its slots: add a node, or raise maxmemory".to_owned()
+            }
         };
         held.iter().map(|held| format!("{} stays over its limit: {}", (self.name)(held.node), why(held.why))).collect()
     }

@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use switchyard_policy::load::ObservedLoad;
 use switchyard_policy::planner::{
-    Effect, Knobs, Name, Node, Plan, Policy, Previous, Problem, Review, State, Step, Verdict, What, fullest_at,
-    nodes_of, review, solve, take_back,
+    Effect, Knobs, Name, Node, Plan, Policy, Previous, Problem, Review, State, Step, StepSubject, Verdict, fullest_at,
+    nodes_of, revert, review, solve,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
 use switchyard_resp::units::describe_size;
@@ -519,8 +519,7 @@ impl Planner {
             }
             (Review::Unhelpful(effect), Kind::Own) => {
                 failures += 1;
-                let back =
-                    if acts { take_back(problem, &change.plan.steps) } else { Err("the planner does not act now") };
+                let back = if acts { revert(problem, &change.plan.steps) } else { Err("the planner does not act now") };
                 match back {
                     Ok(plan) => (format!("{}: it has failed, and is taken back", went(effect)), Some(plan)),
                     Err(why) => (format!("{}: it has failed, and stays: {why}", went(effect)), None),
@@ -562,7 +561,7 @@ impl Planner {
         };
         let kind = Kind::of(&by, &plan);
         let away = plan.steps.iter().filter_map(|step| match &step.what {
-            What::Key { key, is_cold: false, .. } => Some((key.clone(), Some(step.to))),
+            StepSubject::Key { key, is_cold: false, .. } => Some((key.clone(), Some(step.to))),
             _ => None,
         });
         let mut kept = inner.kept.clone();
@@ -594,8 +593,8 @@ impl Planner {
     pub(crate) fn keep_relocated(&self, node_of: impl Fn(&[u8]) -> Option<NodeId>) {
         let mut inner = self.inner();
         let key_of = |step: &Step| match &step.what {
-            What::Key { key, .. } => Some(key.clone()),
-            What::Slots(_) => None,
+            StepSubject::Key { key, .. } => Some(key.clone()),
+            StepSubject::Slots(_) => None,
         };
         let moving: BTreeSet<Name> =
             inner.at_work.iter().flat_map(|change| change.plan.steps.iter().filter_map(key_of)).collect();
@@ -660,11 +659,11 @@ impl Inner {
     fn remember(&mut self, at: Instant, plan: &Plan) {
         for step in &plan.steps {
             match &step.what {
-                What::Key { key, .. } => self.keys.extend([(key.clone(), at)]),
-                What::Slots(slots) => self.slots.extend(slots.iter().map(|slot| (*slot, at))),
+                StepSubject::Key { key, .. } => self.keys.extend([(key.clone(), at)]),
+                StepSubject::Slots(slots) => self.slots.extend(slots.iter().map(|slot| (*slot, at))),
             }
         }
-        if plan.steps.iter().any(|step| matches!(step.what, What::Key { is_cold: true, .. })) {
+        if plan.steps.iter().any(|step| matches!(step.what, StepSubject::Key { is_cold: true, .. })) {
             self.homecoming_at = Some(at);
         }
         self.spent.push_back((at, plan.price.keys, plan.price.bytes));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use switchyard_policy::load::{Expected, ObservedLoad, SampledRate, SlotLoad, lasting_load};
 use switchyard_policy::planner::{KeyAt, Knobs, Name, Node, PinnedReason, Problem, SlotAt, State};
-use switchyard_policy::telemetry::Hot;
+use switchyard_policy::telemetry::HotKey;
 use switchyard_policy::topology::{NodeId, Slot, Topology};
 
 /// Maximum number of keys per node that are considered.
@@ -206,8 +206,8 @@ fn keys(topology: &Topology, load: &ObservedLoad, around: &FleetContext, cold: &
     };
     // A weighted rate lags behind for a key that has just become hot. Add the segment that found the key, because
     // `seconds` start at its end.
-    let seconds = |hot: &Hot| hot.seconds + 1.0;
-    let known_part = |hot: &Hot| 1.0 - HALF.powf(seconds(hot));
+    let seconds = |hot: &HotKey| hot.seconds + 1.0;
+    let known_part = |hot: &HotKey| 1.0 - HALF.powf(seconds(hot));
     // Keys with a common hash tag are one load: they move together, and are certain together.
     let unit =
         |key: &[u8]| topology.placement().hash_tag(key).map_or((key.into(), false), |tag| (Name::from(tag), true));

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use switchyard_policy::load::{NodeLoad, ObservedLoad, SlotLoad};
 use switchyard_policy::planner::{KeyAt, Price};
-use switchyard_policy::telemetry::{Board, Counted, Counts, Hot, HotNode, Name, Rates, Weights};
+use switchyard_policy::telemetry::{Board, Counted, Counts, HotKey, HotNode, Name, Rates, Weights};
 
 use super::rest::{FAILURES_MAX, PAUSE};
 use super::*;
@@ -363,7 +363,7 @@ fn noise_of_five_minutes_leads_to_two_decisions_at_most() {
                 let next = topology.epoch() + 1;
                 topology = topology.at_epoch(next);
                 for step in &plan.steps {
-                    if let What::Key { key, .. } = &step.what {
+                    if let StepSubject::Key { key, .. } = &step.what {
                         let rank = (1..=KEYS).find(|rank| name(*rank)[..] == **key).expect("a key");
                         at[rank - 1] = step.to;
                     }
@@ -379,7 +379,7 @@ fn noise_of_five_minutes_leads_to_two_decisions_at_most() {
 #[test]
 fn slots_promise_no_more_than_what_no_key_explains() {
     let topology = Topology::even(&["a".into(), "b".into(), "c".into()]).expect("nodes");
-    let hot = |name: String, writes: f64, seconds: f64| Hot {
+    let hot = |name: String, writes: f64, seconds: f64| HotKey {
         hash: 0,
         database: 0,
         name: Name::of(name.as_bytes()),

@@ -544,7 +544,7 @@ mod tests {
     use std::net::Ipv4Addr;
     use std::os::unix::fs::PermissionsExt;
 
-    use switchyard_policy::topology::{LaidOver, Scheme, Server};
+    use switchyard_policy::topology::{OverlaidTopology, Scheme, Server};
 
     use super::*;
 
@@ -595,7 +595,8 @@ mod tests {
         let first = Topology::on_continuum(continuum.into());
         let three = ["a", "b", "c"].map(str::to_owned);
         let joined = Topology::place(Some(&first), &three).expect("one joins").topology;
-        let LaidOver { topology: over, goals, .. } = joined.laid_over(servers(&["a", "b", "c"])).expect("an overlay");
+        let OverlaidTopology { topology: over, goals, .. } =
+            joined.with_overlay(servers(&["a", "b", "c"])).expect("an overlay");
         assert!(goals.iter().all(|(_, goal)| *goal == NodeId(2)) && !goals.is_empty());
         let key = std::sync::Arc::<[u8]>::from(&b"k{1}"[..]);
         let other = NodeId(1 - over.owner_of(&key).0);

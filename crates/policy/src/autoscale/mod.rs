@@ -231,12 +231,12 @@ impl State {
     /// Remaining pause before the next addition, if the last change failed.
     #[must_use]
     pub fn failed_pause(&self, now: Millis, knobs: &Knobs) -> Option<Millis> {
-        let left = || Some(self.changed? + self.grown(knobs.up_pause)).and_then(|end| end.checked_sub(now));
+        let left = || Some(self.changed? + self.backed_off(knobs.up_pause)).and_then(|end| end.checked_sub(now));
         (self.failures > 0).then(left).flatten().filter(|left| *left > 0)
     }
 
     /// Cooldown after a change. Doubles with each further consecutive failure, up to an hour.
-    fn grown(&self, pause: Millis) -> Millis {
+    fn backed_off(&self, pause: Millis) -> Millis {
         pause.saturating_mul(1 << self.failures.saturating_sub(1).min(16)).min(PAUSE_MAX.max(pause))
     }
 
@@ -253,7 +253,7 @@ impl State {
 /// Action of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum What {
+pub enum SizeChange {
     /// No change.
     Stay,
     /// Add one node.
@@ -266,7 +266,7 @@ pub enum What {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
     /// Action.
-    pub what: What,
+    pub what: SizeChange,
     /// Number of the change: the same for all decisions until it has started.
     pub key: u64,
     /// Reasons, most important first.
@@ -281,7 +281,7 @@ impl Decision {
         let is_load = |reason: &Reason| {
             matches!(reason, Reason::Slow(..) | Reason::Busy(..) | Reason::Full(..) | Reason::Short(..))
         };
-        self.what == What::Add && self.reasons.iter().any(is_load)
+        self.what == SizeChange::Add && self.reasons.iter().any(is_load)
     }
 }
 
@@ -356,9 +356,9 @@ pub fn decide(observed: &Observed, knobs: &Knobs, state: &mut State) -> Decision
     Decision { what, key: state.next, reasons }
 }
 
-fn judged(observed: &Observed, knobs: &Knobs, state: &mut State) -> (What, Vec<Reason>) {
+fn judged(observed: &Observed, knobs: &Knobs, state: &mut State) -> (SizeChange, Vec<Reason>) {
     if let Some(key) = state.under_way {
-        return (What::Stay, vec![Reason::UnderWay(key)]);
+        return (SizeChange::Stay, vec![Reason::UnderWay(key)]);
     }
     let (count, now) = (observed.nodes.len(), observed.now.run);
     let (least, scheduled) = minimum(knobs, observed.now.wall);
@@ -366,8 +366,8 @@ fn judged(observed: &Observed, knobs: &Knobs, state: &mut State) -> (What, Vec<R
         let reasons = vec![Reason::Minimum(least, scheduled)];
         // After a failure, a pause precedes the next request to the provisioner.
         return match (state.failures > 0).then(|| pause_left(state, now, knobs.up_pause)).flatten() {
-            Some(why) => (What::Stay, with(reasons, why)),
-            None => (What::Add, reasons),
+            Some(why) => (SizeChange::Stay, with(reasons, why)),
+            None => (SizeChange::Add, reasons),
         };
     }
     if count > knobs.nodes_max {
@@ -384,27 +384,27 @@ fn judged(observed: &Observed, knobs: &Knobs, state: &mut State) -> (What, Vec<R
     match judgement {
         Judgement::Fine(reasons) => {
             (state.above, state.below) = (None, None);
-            (What::Stay, reasons)
+            (SizeChange::Stay, reasons)
         }
         Judgement::TooMuch(reasons) => {
             state.below = None;
             let since = *state.above.get_or_insert(now);
-            match hindered(state, now, since, patience.up, knobs.up_pause)
+            match delay_left(state, now, since, patience.up, knobs.up_pause)
                 .or((count >= knobs.nodes_max).then_some(Reason::Maximum(count)))
             {
-                None => (What::Add, reasons),
-                Some(why) => (What::Stay, with(reasons, why)),
+                None => (SizeChange::Add, reasons),
+                Some(why) => (SizeChange::Stay, with(reasons, why)),
             }
         }
         Judgement::TooLittle(reasons) => {
             state.above = None;
             let since = *state.below.get_or_insert(now);
             if count <= least {
-                return (What::Stay, with(reasons, Reason::Minimum(least, scheduled)));
+                return (SizeChange::Stay, with(reasons, Reason::Minimum(least, scheduled)));
             }
-            match hindered(state, now, since, patience.down, knobs.down_pause) {
+            match delay_left(state, now, since, patience.down, knobs.down_pause) {
                 None => removal(observed, reasons),
-                Some(why) => (What::Stay, with(reasons, why)),
+                Some(why) => (SizeChange::Stay, with(reasons, why)),
             }
         }
     }
@@ -415,15 +415,15 @@ fn with(mut reasons: Vec<Reason>, why: Reason) -> Vec<Reason> {
     reasons
 }
 
-fn removal(observed: &Observed, reasons: Vec<Reason>) -> (What, Vec<Reason>) {
+fn removal(observed: &Observed, reasons: Vec<Reason>) -> (SizeChange, Vec<Reason>) {
     match observed.cheapest() {
-        Ok(node) => (What::Remove(node), reasons),
-        Err(why) => (What::Stay, with(reasons, why)),
+        Ok(node) => (SizeChange::Remove(node), reasons),
+        Err(why) => (SizeChange::Stay, with(reasons, why)),
     }
 }
 
 /// Returns the delay or cooldown that has not passed yet.
-fn hindered(state: &State, now: Millis, since: Millis, patience: Millis, pause: Millis) -> Option<Reason> {
+fn delay_left(state: &State, now: Millis, since: Millis, patience: Millis, pause: Millis) -> Option<Reason> {
     let lasted = now.saturating_sub(since);
     if lasted < patience {
         return Some(Reason::Lasts(lasted, patience));
@@ -433,6 +433,6 @@ fn hindered(state: &State, now: Millis, since: Millis, patience: Millis, pause: 
 
 /// The remaining cooldown after the last change.
 fn pause_left(state: &State, now: Millis, pause: Millis) -> Option<Reason> {
-    let (passed, pause) = (now.saturating_sub(state.changed?), state.grown(pause));
+    let (passed, pause) = (now.saturating_sub(state.changed?), state.backed_off(pause));
     (passed < pause).then(|| Reason::Pause(pause - passed))
 }

@@ -40,13 +40,13 @@ impl Default for Knobs {
 
 /// Reads per write that a key needs. A write discards the copy, and the next fill costs the node two commands on a
 /// separate connection. With two reads per write, a fleet under 30 % writes had less throughput than without copies.
-const READS_FOR_A_WRITE: f64 = 4.0;
+const READS_PER_WRITE: f64 = 4.0;
 
 /// An admitted key is cold below this fraction of the load required for admission.
-const STAYS_WITH: f64 = 0.5;
+const KEEP_FRACTION: f64 = 0.5;
 
 /// Load of a key relative to the admitted key that it replaces, at least.
-const REPLACES_WITH: f64 = 1.25;
+const REPLACE_FACTOR: f64 = 1.25;
 
 /// Observed load of a key.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -66,12 +66,12 @@ pub struct Admitted {
 impl Admitted {
     /// Reads saved per second by a copy. Negative for a key with too many writes.
     fn worth(&self) -> f64 {
-        self.reads - READS_FOR_A_WRITE * self.writes
+        self.reads - READS_PER_WRITE * self.writes
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-struct In {
+struct AdmittedKey {
     seen: Admitted,
     /// Time since which the key has been cold, in microseconds.
     cold_since_us: Option<u64>,
@@ -80,12 +80,12 @@ struct In {
 /// The admitted keys, with their observed load.
 #[derive(Clone, Debug, Default)]
 pub struct Admission {
-    keys: BTreeMap<u64, In>,
+    keys: BTreeMap<u64, AdmittedKey>,
 }
 
 impl Admission {
     /// Admits keys immediately, within `keys_max` and `adds_max`. Returns the keys admitted.
-    pub fn want(
+    pub fn admit_now(
         &mut self,
         wanted: impl IntoIterator<Item = (u64, Slot)>,
         knobs: &Knobs,
@@ -98,7 +98,7 @@ impl Admission {
             }
             let seen = Admitted { hash, slot, reads: 0.0, writes: 0.0, bytes: 0 };
             // Evicted after `stays` unless its load rises.
-            self.keys.insert(hash, In { seen, cold_since_us: Some(now_us) });
+            self.keys.insert(hash, AdmittedKey { seen, cold_since_us: Some(now_us) });
             more.push((hash, slot));
         }
         more
@@ -119,7 +119,7 @@ impl Admission {
         let seen: BTreeMap<u64, Admitted> = seen.into_iter().map(|key| (key.hash, key)).collect();
         for (hash, key) in &mut self.keys {
             let now = seen.get(hash).copied();
-            let is_warm = now.is_some_and(|now| knobs.all || now.worth() >= knobs.reads_min as f64 * STAYS_WITH);
+            let is_warm = now.is_some_and(|now| knobs.all || now.worth() >= knobs.reads_min as f64 * KEEP_FRACTION);
             key.seen = now.unwrap_or(Admitted { reads: 0.0, writes: 0.0, ..key.seen });
             key.cold_since_us = if is_warm { None } else { key.cold_since_us.or(Some(now_us)) };
         }
@@ -147,7 +147,7 @@ impl Admission {
             let mut leaving = Vec::new();
             while is_over(self.keys.len() + 1 - leaving.len(), bytes + key.bytes - freed) {
                 let Some((hash, cold, worth, size)) = out.peek().copied() else { break };
-                if cold.is_none() && worth * REPLACES_WITH > key.worth() {
+                if cold.is_none() && worth * REPLACE_FACTOR > key.worth() {
                     break;
                 }
                 leaving.push(hash);
@@ -162,11 +162,11 @@ impl Admission {
             less.extend(leaving);
             if fits {
                 bytes += key.bytes;
-                self.keys.insert(key.hash, In { seen: *key, cold_since_us: None });
+                self.keys.insert(key.hash, AdmittedKey { seen: *key, cold_since_us: None });
                 more.push((key.hash, key.slot));
             }
         }
-        let is_past = |key: &In| {
+        let is_past = |key: &AdmittedKey| {
             key.cold_since_us.is_some_and(|since_us| now_us.saturating_sub(since_us) > knobs.stays.as_micros() as u64)
         };
         less.extend(self.keys.extract_if(.., |_, key| is_past(key)).map(|(hash, _)| hash));
@@ -263,7 +263,7 @@ mod tests {
     fn what_is_wanted_at_once_comes_in_and_goes_where_it_proves_cold() {
         let mut admission = Admission::default();
         let slot = Slot::new(3).expect("a slot");
-        assert_eq!(admission.want([(5, slot), (5, slot), (6, slot), (7, slot)], &KNOBS, 0).len(), 2);
+        assert_eq!(admission.admit_now([(5, slot), (5, slot), (6, slot), (7, slot)], &KNOBS, 0).len(), 2);
         let (_, less) = admission.step([key(5, 1000.0, 0.0)], &KNOBS, 1_001);
         assert_eq!(less, [6]);
     }

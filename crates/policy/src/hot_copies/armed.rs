@@ -97,7 +97,7 @@ impl ArmedSet {
     /// Returns the next generation with the same keys as if they were new. Used with new gates after a worker panic:
     /// gates raised by the lost worker would never be lowered.
     #[must_use]
-    pub fn anew(&self) -> Self {
+    pub fn renewed(&self) -> Self {
         let empty = Self { generation: self.generation, ..Self::default() };
         empty.next(self.iter().map(|(hash, armed)| (hash, armed.slot)), [])
     }
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!((second.get(8), second.len()), (None, 2));
         assert_eq!((second.gates_in(slot(1)).count(), second.gates_in(slot(2)).count()), (2, 0));
         assert!(second.next([], [7, 9]).is_empty());
-        assert!(second.anew().iter().all(|(_, armed)| armed.since == 3));
+        assert!(second.renewed().iter().all(|(_, armed)| armed.since == 3));
     }
 
     #[test]

@@ -16,13 +16,13 @@ const FORMS: usize = 16;
 const REPLACES_US: u64 = 10_000;
 
 /// Delay before a key that may not be filled is checked again, in microseconds.
-const LOOK_AGAIN_US: u64 = 2_000;
+const RECHECK_US: u64 = 2_000;
 
 /// Minimum interval between evictions, in microseconds: each replacement costs its node two commands.
 const EVICTS_US: u64 = 1_000;
 
 /// Keys compared per eviction to find the least used.
-const LOOKS: usize = 32;
+const EVICTION_SAMPLES: usize = 32;
 
 /// Delay before a form that could not be stored is tried again, in microseconds.
 const REST_US: u64 = 1_000_000;
@@ -98,7 +98,7 @@ impl Discarded {
     }
 }
 
-/// A copy found by [`Copies::again`].
+/// A copy found by [`Copies::find_recent`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecentHit<'a> {
     /// Name of the key.
@@ -110,7 +110,7 @@ pub struct RecentHit<'a> {
 }
 
 /// Entries of the table of recent hits, indexed by command hash.
-const LATELY: usize = 1 << 10;
+const RECENT_HITS: usize = 1 << 10;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct RecentKey {
@@ -162,7 +162,7 @@ enum State {
     Filling(u32),
     Kept(CachedReply),
     /// Could not be stored. Not tried again before this time, in microseconds.
-    Rests(u64),
+    Failed(u64),
 }
 
 /// One cached command of a key.
@@ -191,7 +191,7 @@ struct KeyCopies {
     forms: Vec<Form>,
     /// Node from which the key may be filled.
     ready_at: Option<NodeId>,
-    looks_at_us: u64,
+    recheck_at_us: u64,
     /// No form is replaced before this time.
     replaces_at_us: u64,
     /// Whether the key was used since the last sweep.
@@ -232,7 +232,7 @@ pub struct Copies {
     evicts_at_us: u64,
     fills: BTreeMap<u32, Fill>,
     beats: Beats,
-    lately: Vec<RecentKey>,
+    recent_hits: Vec<RecentKey>,
     last: u32,
     sizes: Sizes,
     bytes_max: usize,
@@ -280,7 +280,7 @@ impl Copies {
         keys.retain(|hash, of_key| {
             let is_kept = keep(*hash, of_key);
             if !is_kept {
-                of_key.forms.iter().for_each(|form| sizes.less(form));
+                of_key.forms.iter().for_each(|form| sizes.subtract(form));
             }
             is_kept
         });
@@ -306,7 +306,7 @@ impl Copies {
                 key,
                 forms: Vec::new(),
                 ready_at: None,
-                looks_at_us: 0,
+                recheck_at_us: 0,
                 replaces_at_us: 0,
                 is_used: true,
             };
@@ -329,7 +329,7 @@ impl Copies {
             let exact_us = exact();
             match &form.state {
                 State::Filling(number) => return Read::Wait(*number),
-                State::Rests(until_us) if now_us < *until_us => return Read::Miss,
+                State::Failed(until_us) if now_us < *until_us => return Read::Miss,
                 State::Kept(kept) if form.node == asked.node && kept.is_good(now, exact_us) => {
                     // The copy stays: the next beat extends the lease.
                     if !beats.permits(form.node, exact_us) {
@@ -338,9 +338,9 @@ impl Copies {
                     let State::Kept(kept) = &of_key.forms[place].state else { return Read::Miss };
                     return Read::Hit(kept.replies.of(asked.resp3));
                 }
-                State::Kept(_) | State::Rests(_) => {
+                State::Kept(_) | State::Failed(_) => {
                     let form = of_key.forms.swap_remove(place);
-                    sizes.less(&form);
+                    sizes.subtract(&form);
                 }
             }
         }
@@ -348,8 +348,8 @@ impl Copies {
             return Read::Miss;
         }
         if of_key.ready_at != Some(asked.node) {
-            if now_us < of_key.looks_at_us || !may_fill(of_key.armed.since) {
-                of_key.looks_at_us = of_key.looks_at_us.max(now_us + LOOK_AGAIN_US);
+            if now_us < of_key.recheck_at_us || !may_fill(of_key.armed.since) {
+                of_key.recheck_at_us = of_key.recheck_at_us.max(now_us + RECHECK_US);
                 return Read::Miss;
             }
             of_key.ready_at = Some(asked.node);
@@ -358,17 +358,17 @@ impl Copies {
     }
 
     /// Fast path of [`Self::read`] for a recent hit: found by any hash of the whole command, without a lookup of the
-    /// key's node. Valid only under the plan last passed to [`Self::place_anew`]. Returns `None` if [`Self::read`] must
+    /// key's node. Valid only under the plan last passed to [`Self::update_placement`]. Returns `None` if [`Self::read`] must
     /// decide.
     #[inline]
-    pub fn again(
+    pub fn find_recent(
         &mut self,
         gates: &impl Gates,
         quick: u64,
         (database, request, resp3): (u32, &[u8], bool),
         exact: impl FnOnce() -> u64,
     ) -> Option<RecentHit<'_>> {
-        let lately = self.lately.get(quick as usize % LATELY).filter(|lately| lately.quick == quick)?;
+        let lately = self.recent_hits.get(quick as usize % RECENT_HITS).filter(|lately| lately.quick == quick)?;
         let Self { keys, beats, .. } = self;
         let of_key = keys.get_mut(&lately.hash)?;
         let form =
@@ -382,13 +382,13 @@ impl Copies {
         Some(RecentHit { key: &of_key.key, node: form.node, reply: kept.replies.of(resp3) })
     }
 
-    /// Records a hit, so that [`Self::again`] finds it by this hash of the command.
-    pub fn remember(&mut self, quick: u64, asked: &ReadRequest<'_>) {
+    /// Records a hit, so that [`Self::find_recent`] finds it by this hash of the command.
+    pub fn record_hit(&mut self, quick: u64, asked: &ReadRequest<'_>) {
         let Some(of_key) = self.keys.get(&asked.hash) else { return };
         let is_it = |form: &Form| form.database == asked.database && *form.request == *asked.request;
         if let Some(place) = of_key.forms.iter().position(is_it) {
-            self.lately.resize(LATELY, RecentKey::default());
-            self.lately[quick as usize % LATELY] = RecentKey { quick, hash: asked.hash, place };
+            self.recent_hits.resize(RECENT_HITS, RecentKey::default());
+            self.recent_hits[quick as usize % RECENT_HITS] = RecentKey { quick, hash: asked.hash, place };
         }
     }
 
@@ -409,7 +409,7 @@ impl Copies {
             let (place, _) =
                 of_key.forms.iter().enumerate().filter(|(_, form)| is_idle(form)).min_by_key(|(_, form)| form.used)?;
             let form = of_key.forms.swap_remove(place);
-            sizes.less(&form);
+            sizes.subtract(&form);
             of_key.replaces_at_us = now_us + REPLACES_US;
         }
         // In this order: a write that completed before this has changed the gate, and the fill reads its value.
@@ -507,18 +507,18 @@ impl Copies {
                 Ok(())
             }
             Some(why @ (Discarded::Large | Discarded::Refused)) => {
-                form.state = State::Rests(now_us + REST_US);
+                form.state = State::Failed(now_us + REST_US);
                 Err(why)
             }
             Some(why) => {
                 let form = of_key.forms.swap_remove(place);
-                sizes.less(&form);
+                sizes.subtract(&form);
                 Err(why)
             }
         }
     }
 
-    /// Whether `bytes` more fit. If not, evicts copies of the least used among the next [`LOOKS`] keys in the queue, at
+    /// Whether `bytes` more fit. If not, evicts copies of the least used among the next [`EVICTION_SAMPLES`] keys in the queue, at
     /// most once per [`EVICTS_US`].
     fn makes_room(&mut self, bytes: usize, now_us: u64) -> bool {
         let Self { keys, line, sizes, bytes_max, evicts_at_us, .. } = self;
@@ -529,7 +529,7 @@ impl Copies {
             return false;
         }
         *evicts_at_us = now_us + EVICTS_US;
-        let looked_at = line.len().min(LOOKS);
+        let looked_at = line.len().min(EVICTION_SAMPLES);
         let mut seen: Vec<(u32, u64)> =
             line.drain(..looked_at).filter_map(|hash| keys.get(&hash).map(|of_key| (of_key.used(), hash))).collect();
         seen.sort_unstable();
@@ -572,7 +572,7 @@ impl Copies {
 
     /// Drops copies of keys that have moved or are in transit, for which `lives_at` returns `None`. Discards their
     /// fills in flight even if the key returns before the reply: the node may have read while it did not have the key.
-    pub fn place_anew(&mut self, mut lives_at: impl FnMut(&[u8], Slot) -> Option<NodeId>) {
+    pub fn update_placement(&mut self, mut lives_at: impl FnMut(&[u8], Slot) -> Option<NodeId>) {
         let Self { keys, fills, sizes, .. } = self;
         for of_key in keys.values_mut() {
             let place = lives_at(&of_key.key, of_key.armed.slot);
@@ -615,7 +615,7 @@ impl Copies {
     }
 
     /// Fills that started before this time in microseconds, with their nodes.
-    pub fn late(&self, before_us: u64) -> impl Iterator<Item = (u32, NodeId)> + '_ {
+    pub fn fills_before(&self, before_us: u64) -> impl Iterator<Item = (u32, NodeId)> + '_ {
         self.fills.iter().filter(move |(_, fill)| fill.began_us < before_us).map(|(number, fill)| (*number, fill.node))
     }
 }
@@ -636,7 +636,7 @@ impl KeyCopies {
         self.forms.retain(|form| {
             let goes = !matches!(form.state, State::Filling(_)) && which(form);
             if goes {
-                sizes.less(form);
+                sizes.subtract(form);
             }
             !goes
         });
@@ -653,7 +653,7 @@ impl KeyCopies {
 }
 
 impl Sizes {
-    fn less(&mut self, form: &Form) {
+    fn subtract(&mut self, form: &Form) {
         self.bytes = self.bytes.saturating_sub(form.bytes());
         self.copies -= usize::from(matches!(form.state, State::Kept(_)));
     }
@@ -744,12 +744,12 @@ mod tests {
     fn a_copy_that_was_given_is_found_again_as_long_as_it_is_good() {
         let (gates, mut copies) = copies();
         let again = |copies: &mut Copies, request: &[u8], database: u32, now_us: u64| {
-            copies.again(&gates, 9, (database, request, false), || now_us).map(|again| again.reply.to_vec())
+            copies.find_recent(&gates, 9, (database, request, false), || now_us).map(|again| again.reply.to_vec())
         };
         read(&gates, &mut copies, ASKED, 0);
         assert_eq!(fill(&gates, &mut copies, "one", 500), Ok(()));
         assert_eq!(again(&mut copies, ASKED.request, 0, 0), None, "nobody has said so");
-        copies.remember(9, &ASKED);
+        copies.record_hit(9, &ASKED);
         assert_eq!(again(&mut copies, ASKED.request, 0, 0), Some(b"one".to_vec()));
         assert_eq!(again(&mut copies, b"GET x", 0, 0), None, "another command of the same hash");
         assert_eq!(again(&mut copies, ASKED.request, 1, 0), None, "another database");
@@ -786,9 +786,10 @@ mod tests {
         let (gates, mut copies) = copies();
         read(&gates, &mut copies, ASKED, 0);
         assert_eq!(fill(&gates, &mut copies, "one", -1), Ok(()));
-        copies.remember(9, &ASKED);
-        let again =
-            |copies: &mut Copies, now_us: u64| copies.again(&gates, 9, (0, ASKED.request, false), || now_us).is_some();
+        copies.record_hit(9, &ASKED);
+        let again = |copies: &mut Copies, now_us: u64| {
+            copies.find_recent(&gates, 9, (0, ASKED.request, false), || now_us).is_some()
+        };
         let end_us = 1_000 + LEASE_US;
         assert!(again(&mut copies, end_us) && !again(&mut copies, end_us + 1));
         assert_eq!(read(&gates, &mut copies, ASKED, end_us + 1), "Miss");
@@ -822,9 +823,9 @@ mod tests {
         let (gates, mut copies) = copies();
         read(&gates, &mut copies, ASKED, 0);
         assert_eq!(fill(&gates, &mut copies, "one", 60_000), Ok(()));
-        copies.remember(9, &ASKED);
+        copies.record_hit(9, &ASKED);
         let an_hour_later = || 3_600_000_000;
-        assert_eq!(copies.again(&gates, 9, (0, ASKED.request, false), an_hour_later), None);
+        assert_eq!(copies.find_recent(&gates, 9, (0, ASKED.request, false), an_hour_later), None);
         assert_eq!(
             copies.read(&gates, ASKED, 0, an_hour_later, |_| true),
             Read::Fill,
@@ -836,7 +837,7 @@ mod tests {
     fn the_least_used_copies_make_room_where_memory_is_full() {
         let (gates, mut copies) = copies();
         let slot = Slot::new(1).expect("a slot");
-        let hashes = 1..=LOOKS as u64;
+        let hashes = 1..=EVICTION_SAMPLES as u64;
         copies.adopt(&Arc::new(ArmedSet::default().next(hashes.clone().chain([99]).map(|hash| (hash, slot)), [])));
         let value = [b'x'; 500];
         let keep = |copies: &mut Copies, hash: u64, now_us: u64| {
@@ -850,13 +851,13 @@ mod tests {
         };
         hashes.clone().for_each(|hash| assert_eq!(keep(&mut copies, hash, 0), Some(())));
         // Keys in the second half are used.
-        let used = LOOKS as u64 / 2 + 1..=LOOKS as u64;
+        let used = EVICTION_SAMPLES as u64 / 2 + 1..=EVICTION_SAMPLES as u64;
         used.clone()
             .for_each(|hash| assert!(read(&gates, &mut copies, ReadRequest { hash, ..ASKED }, 0).starts_with('x')));
         copies.limit(copies.sizes().bytes, 1 << 10);
         assert_eq!(keep(&mut copies, 99, 1), Some(()));
         assert!({ used }.all(|hash| is_kept(&copies, hash)), "one that is used has made room");
-        assert_eq!(hashes.filter(|hash| is_kept(&copies, *hash)).count(), LOOKS / 2);
+        assert_eq!(hashes.filter(|hash| is_kept(&copies, *hash)).count(), EVICTION_SAMPLES / 2);
         copies.limit(copies.sizes().bytes, 1 << 10);
         assert_eq!(keep(&mut copies, 1, EVICTS_US), None, "not again at once");
         assert!(copies.sizes().bytes <= copies.bytes_max);
@@ -872,12 +873,12 @@ mod tests {
             assert_eq!(copies.sizes(), Sizes::default());
         };
         again(&|copies| copies.lost(NODE, Discarded::Lost));
-        again(&|copies| copies.place_anew(|_, _| None));
-        again(&|copies| copies.place_anew(|_, _| Some(NodeId(1))));
+        again(&|copies| copies.update_placement(|_, _| None));
+        again(&|copies| copies.update_placement(|_, _| Some(NodeId(1))));
         again(&|copies| copies.changed(ASKED.hash));
         again(&|copies| copies.clear());
         again(&|copies| {
-            let anew = Arc::new(copies.set().anew());
+            let anew = Arc::new(copies.set().renewed());
             copies.adopt(&anew);
         });
     }
@@ -888,8 +889,8 @@ mod tests {
         for place in [None, Some(NodeId(1))] {
             assert_eq!(read(&gates, &mut copies, ASKED, 0), "Fill");
             let number = copies.begin(&gates, ASKED, (0, 0)).expect("a fill");
-            copies.place_anew(|_, _| place);
-            copies.place_anew(|_, _| Some(NODE));
+            copies.update_placement(|_, _| place);
+            copies.update_placement(|_, _| Some(NODE));
             assert_eq!(copies.end(&gates, number, b"nothing", None, (0, 0), |_, _| Some(NODE)), Err(Discarded::Moved));
         }
         assert_eq!(copies.sizes(), Sizes::default());

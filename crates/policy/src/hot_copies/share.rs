@@ -30,7 +30,7 @@ impl TurnBudget {
 
     /// Counts the bytes of a hit.
     #[inline]
-    pub fn give(&mut self, bytes: usize) {
+    pub fn record(&mut self, bytes: usize) {
         self.in_run += bytes;
         self.in_turn += bytes;
     }
@@ -52,7 +52,7 @@ mod tests {
         share.begin(turn_us);
         let mut hits = 0;
         while !share.is_over() && hits < 10_000 {
-            share.give(60_000);
+            share.record(60_000);
             hits += 1;
         }
         hits

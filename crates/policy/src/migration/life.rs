@@ -1,8 +1,8 @@
 //! Steps of a move around its legs, from the first connection to the final check.
 //!
-//! [`MoveStateMachine::begin`] returns the first [`Step`]; [`MoveStateMachine::came`] takes the result of a step ([`StepResult`]) and returns the
+//! [`MoveStateMachine::begin`] returns the first [`Step`]; [`MoveStateMachine::on_result`] takes the result of a step ([`StepResult`]) and returns the
 //! next one. One step runs at a time, and no call blocks. The mover executes the steps. It forwards user requests as
-//! they arrive ([`MoveStateMachine::steer`]), and abandons a step that they cut short ([`MoveStateMachine::is_cut_short`]). A leg is one step,
+//! they arrive ([`MoveStateMachine::on_user_request`]), and abandons a step that they cut short ([`MoveStateMachine::is_cut_short`]). A leg is one step,
 //! with its own machine ([`super::Driver`]).
 //!
 //! ```text
@@ -26,31 +26,31 @@ use super::{Goal, MoveOrder, Outcome, Side};
 use crate::topology::Slot;
 
 /// Interval between two attempts to reach a node, microseconds.
-const REACH_REST_US: u64 = 300_000;
+const CONNECT_INTERVAL_US: u64 = 300_000;
 /// Outage of the target after which an open leg of an earlier router continues without it, microseconds.
-const TARGET_PATIENCE_US: u64 = 3_000_000;
+const TARGET_TIMEOUT_US: u64 = 3_000_000;
 /// Interval between two comparisons of differing clocks, microseconds.
-const CLOCKS_REST_US: u64 = 300_000;
+const CLOCK_CHECK_INTERVAL_US: u64 = 300_000;
 /// Interval between two checks whether the move is still paused, microseconds.
-const PAUSED_REST_US: u64 = 50_000;
+const PAUSE_CHECK_INTERVAL_US: u64 = 50_000;
 /// Minimum interval between two attempts of a leg that could not start, microseconds; and the same as a multiple of the
 /// time that clients may have waited for it.
-const LEG_REST_US: u64 = 250_000;
-const LEG_REST_FACTOR: u64 = 8;
+const LEG_RETRY_MIN_US: u64 = 250_000;
+const LEG_RETRY_FACTOR: u64 = 8;
 /// Time limit of a drain, microseconds: the default, and the maximum. Clients wait during a drain.
-const DRAIN_PATIENCE_US: u64 = 40_000;
-const DRAIN_PATIENCE_MAX_US: u64 = 2_000_000;
+const DRAIN_TIMEOUT_US: u64 = 40_000;
+const DRAIN_TIMEOUT_MAX_US: u64 = 2_000_000;
 /// Approximate maximum size of the big keys staged for one leg, bytes.
 const LEG_BIG_BYTES: u64 = 512 << 20;
 
 /// Reason shown for a move that the user aborted.
 const ABORTED: &str = "aborted by the user";
 /// Activity shown while an open leg is resumed.
-const GOING_ON: &str = "going on with the leg that was under way";
+const RESUMING_LEG: &str = "going on with the leg that was under way";
 
 /// User request to a running move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Steer {
+pub enum UserRequest {
     /// Finish the current leg, and start no other.
     Pause,
     /// Continue after a pause.
@@ -58,7 +58,7 @@ pub enum Steer {
     /// Roll back the current leg, or finish it if less is left that way, without a rate limit; start no other leg, and
     /// end the move.
     Abort,
-    /// [`Steer::Abort`] without waiting for this side, which is lost for good.
+    /// [`UserRequest::Abort`] without waiting for this side, which is lost for good.
     GiveUp(Side),
     /// Change the goal.
     Goal(Goal),
@@ -105,7 +105,7 @@ pub struct LegSlots {
 pub enum Step {
     /// Connect to that side, if not connected, and close leftover connections at its node. One attempt:
     /// [`StepResult::Refused`] has the reason of a failure.
-    Reach {
+    Connect {
         /// Side to reach.
         side: Side,
         /// Step after both sides are reached.
@@ -116,7 +116,7 @@ pub enum Step {
         /// Duration, microseconds.
         us: u64,
         /// Activity shown while waiting.
-        doing: String,
+        activity: String,
         /// Step after the wait.
         then: Box<Step>,
     },
@@ -130,7 +130,7 @@ pub enum Step {
     /// Copy functions and scripts from the source to the target.
     Functions,
     /// Handle pending user requests. Nothing is in flight at the nodes.
-    Hear,
+    HandleRequests,
     /// Measure the keys of the next leg, and cut it by their size ([`MoveStateMachine::cut`]). [`StepResult::LegSlots`] follows.
     Measure,
     /// Compare the clocks of both nodes. [`StepResult::Refused`] if they differ.
@@ -146,7 +146,7 @@ pub enum Step {
     /// client is held back.
     Observe,
     /// Check whether the source still has keys of moved slots.
-    LookBehind,
+    CheckSource,
     /// The move has ended.
     End(MoveEnd),
 }
@@ -169,7 +169,7 @@ pub enum StepResult {
 }
 
 /// Keys of a move, per slot.
-pub trait Listed {
+pub trait ListedKeys {
     /// Number of listed keys in the slot.
     fn keys(&self, slot: Slot) -> u32;
     /// Size of the big keys in the slot, bytes.
@@ -229,13 +229,13 @@ impl MoveStateMachine {
             drain_us: 0,
             failed_leg_starts: 0,
         };
-        life.requested = life.open_again().unwrap_or_else(|| reach(life.look_or(Step::Check)));
+        life.requested = life.resume_open_leg().unwrap_or_else(|| reach(life.or_final_check(Step::Check)));
         let first = life.requested.clone();
         (life, first)
     }
 
     /// Returns the next step after the result of the current one, at `now_us` (microseconds on any monotonic clock).
-    pub fn came(&mut self, came: StepResult, now_us: u64) -> Step {
+    pub fn on_result(&mut self, came: StepResult, now_us: u64) -> Step {
         let asked = self.requested.clone();
         self.requested = match came {
             StepResult::Done => self.done(asked, now_us),
@@ -250,28 +250,28 @@ impl MoveStateMachine {
 
     fn done(&mut self, asked: Step, now_us: u64) -> Step {
         match asked {
-            Step::Reach { side, then } => self.reached(side, None, then, now_us),
+            Step::Connect { side, then } => self.reached(side, None, then, now_us),
             Step::Rest { then, .. } => *then,
             Step::Check => Step::LearnWaits,
             Step::LearnWaits => Step::List,
             Step::List => Step::Functions,
             Step::Functions => self.next(),
-            Step::Hear if self.is_paused() => rest(PAUSED_REST_US, "paused", Step::Hear),
-            Step::Hear => Step::Measure,
+            Step::HandleRequests if self.is_paused() => rest(PAUSE_CHECK_INTERVAL_US, "paused", Step::HandleRequests),
+            Step::HandleRequests => Step::Measure,
             Step::Clocks(cut) if self.open.is_some() => Step::Leg(cut),
             Step::Clocks(cut) => Step::Room(cut),
             Step::Room(cut) => Step::Stage(cut),
             Step::Stage(cut) => Step::Leg(cut),
-            Step::Observe if self.drain_us > DRAIN_PATIENCE_MAX_US => {
+            Step::Observe if self.drain_us > DRAIN_TIMEOUT_MAX_US => {
                 let doing = format!(
                     "waiting for {}: commands sent to it earlier took {} s",
                     self.names[0],
                     self.drain_us / 1_000_000
                 );
-                rest(LEG_REST_US, &doing, Step::Observe)
+                rest(LEG_RETRY_MIN_US, &doing, Step::Observe)
             }
-            Step::Observe => Step::Hear,
-            Step::LookBehind => Step::End(MoveEnd::Done),
+            Step::Observe => Step::HandleRequests,
+            Step::CheckSource => Step::End(MoveEnd::Done),
             // Unreachable: these steps have other results.
             Step::Measure | Step::Leg(_) | Step::End(_) => asked,
         }
@@ -279,14 +279,16 @@ impl MoveStateMachine {
 
     fn node_lost(&mut self, asked: Step, now_us: u64) -> Step {
         match asked {
-            Step::Reach { side, then } => self.reached(side, Some("its connection was lost".to_owned()), then, now_us),
+            Step::Connect { side, then } => {
+                self.reached(side, Some("its connection was lost".to_owned()), then, now_us)
+            }
             // A side that is not connected is checked after it reconnects: the leg may have to go back without it.
             Step::Clocks(cut) if self.open.is_some() => Step::Leg(cut),
             Step::Leg(_) => {
-                self.since_us = now_us + REACH_REST_US;
+                self.since_us = now_us + CONNECT_INTERVAL_US;
                 // Keys of an open leg may be at either node, so the loss of a node does not end the move.
-                let open = self.open_again().map(|again| rest(REACH_REST_US, GOING_ON, again));
-                open.unwrap_or_else(|| reach(Step::Hear))
+                let open = self.resume_open_leg().map(|again| rest(CONNECT_INTERVAL_US, RESUMING_LEG, again));
+                open.unwrap_or_else(|| reach(Step::HandleRequests))
             }
             again => reach(again),
         }
@@ -294,9 +296,11 @@ impl MoveStateMachine {
 
     fn refused(&mut self, asked: Step, why: String, now_us: u64) -> Step {
         match asked {
-            Step::Reach { side, then } => self.reached(side, Some(why), then, now_us),
+            Step::Connect { side, then } => self.reached(side, Some(why), then, now_us),
             // An open leg cannot be left unfinished, so it waits.
-            again @ Step::Clocks(_) if self.open.is_some() => rest(CLOCKS_REST_US, &format!("waiting: {why}"), again),
+            again @ Step::Clocks(_) if self.open.is_some() => {
+                rest(CLOCK_CHECK_INTERVAL_US, &format!("waiting: {why}"), again)
+            }
             _ => stopped(&why),
         }
     }
@@ -307,19 +311,19 @@ impl MoveStateMachine {
         let Some(open) = &self.open else {
             return match waiting {
                 Some(waiting) if self.aborted => stopped(&waiting),
-                Some(waiting) => rest(REACH_REST_US, &waiting, Step::Reach { side, then }),
-                None if side == Side::Source => Step::Reach { side: Side::Target, then },
+                Some(waiting) => rest(CONNECT_INTERVAL_US, &waiting, Step::Connect { side, then }),
+                None if side == Side::Source => Step::Connect { side: Side::Target, then },
                 None => *then,
             };
         };
         self.missing.extend(waiting.map(|waiting| (side, waiting)));
         if side == Side::Source && open.given_up != Some(Side::Target) {
-            return Step::Reach { side: Side::Target, then };
+            return Step::Connect { side: Side::Target, then };
         }
         // Clients wait for the keys of the open leg, so no user request ends it. It continues without an unreachable
         // target, because the source has keys to serve, and without a side that the user has given up. After the
         // cut-over it continues without its source.
-        let is_patient = now_us.saturating_sub(self.since_us) < TARGET_PATIENCE_US;
+        let is_patient = now_us.saturating_sub(self.since_us) < TARGET_TIMEOUT_US;
         let is_past = |side| side == Side::Source && open.cut_over;
         let can_do_without =
             |side| is_past(side) || !is_patient && (side == Side::Target || self.give_up == Some(side));
@@ -327,13 +331,13 @@ impl MoveStateMachine {
         match &missing[..] {
             [] => *then,
             [(side, _)] if can_do_without(*side) => *then,
-            [.., (_, waiting)] => rest(REACH_REST_US, waiting, reach_for(open)),
+            [.., (_, waiting)] => rest(CONNECT_INTERVAL_US, waiting, connect_for(open)),
         }
     }
 
     /// Returns the step that resumes the open leg, if there is one.
-    fn open_again(&self) -> Option<Step> {
-        self.open.as_ref().map(reach_for)
+    fn resume_open_leg(&self) -> Option<Step> {
+        self.open.as_ref().map(connect_for)
     }
 
     /// Handles the end of a leg.
@@ -359,11 +363,11 @@ impl MoveStateMachine {
         match outcome {
             Outcome::Returned { why } => stopped(&why),
             Outcome::Moved if self.aborted && !self.slots_left.is_empty() => stopped(ABORTED),
-            Outcome::Moved if was_open => self.look_or(Step::Check),
+            Outcome::Moved if was_open => self.or_final_check(Step::Check),
             Outcome::Moved => self.next(),
             Outcome::NotBegun { why } if was_open => stopped(&why),
             Outcome::NotBegun { why } => {
-                let us = LEG_REST_US.max(self.drain_patience_us() * LEG_REST_FACTOR);
+                let us = LEG_RETRY_MIN_US.max(self.drain_patience_us() * LEG_RETRY_FACTOR);
                 self.failed_leg_starts += 1;
                 rest(us, &format!("trying again: {why}"), Step::Observe)
             }
@@ -372,25 +376,25 @@ impl MoveStateMachine {
 
     /// Returns the first step of the next leg, or the final check.
     fn next(&self) -> Step {
-        self.look_or(Step::Hear)
+        self.or_final_check(Step::HandleRequests)
     }
 
     /// Returns `step`, or the final check if all slots have moved.
-    fn look_or(&self, step: Step) -> Step {
-        if self.slots_left.is_empty() { Step::LookBehind } else { step }
+    fn or_final_check(&self, step: Step) -> Step {
+        if self.slots_left.is_empty() { Step::CheckSource } else { step }
     }
 
     // ---- events during a step ----
 
     /// Applies a user request.
-    pub fn steer(&mut self, steer: Steer) {
+    pub fn on_user_request(&mut self, steer: UserRequest) {
         match steer {
-            Steer::Pause => self.paused = true,
-            Steer::Resume => self.paused = false,
-            Steer::Goal(goal) => self.order.how.goal = goal,
-            Steer::MaxRate(rate) => self.order.how.max_rate = rate,
-            Steer::Abort => self.aborted = true,
-            Steer::GiveUp(side) => (self.aborted, self.give_up) = (true, Some(side)),
+            UserRequest::Pause => self.paused = true,
+            UserRequest::Resume => self.paused = false,
+            UserRequest::Goal(goal) => self.order.how.goal = goal,
+            UserRequest::MaxRate(rate) => self.order.how.max_rate = rate,
+            UserRequest::Abort => self.aborted = true,
+            UserRequest::GiveUp(side) => (self.aborted, self.give_up) = (true, Some(side)),
         }
     }
 
@@ -401,7 +405,7 @@ impl MoveStateMachine {
     }
 
     /// Records that the current leg ends without this side, which was given up, with the maximum number of lost keys.
-    pub fn lose(&mut self, side: Side, keys: u64) {
+    pub fn record_loss(&mut self, side: Side, keys: u64) {
         self.lost = Some((side, keys));
     }
 
@@ -460,12 +464,12 @@ impl MoveStateMachine {
     /// start.
     #[must_use]
     pub fn drain_patience_us(&self) -> u64 {
-        let us = self.drain_us.saturating_mul(2).clamp(DRAIN_PATIENCE_US, DRAIN_PATIENCE_MAX_US);
-        us.saturating_mul(1 << self.failed_leg_starts.min(16)).min(DRAIN_PATIENCE_MAX_US)
+        let us = self.drain_us.saturating_mul(2).clamp(DRAIN_TIMEOUT_US, DRAIN_TIMEOUT_MAX_US);
+        us.saturating_mul(1 << self.failed_leg_starts.min(16)).min(DRAIN_TIMEOUT_MAX_US)
     }
 
     /// Returns the slots of the next leg: whole slots, up to `keys_max` keys. `without`: slots of the current leg.
-    pub fn cut(&self, listed: &impl Listed, keys_max: u32, without: &[bool]) -> Vec<Slot> {
+    pub fn cut(&self, listed: &impl ListedKeys, keys_max: u32, without: &[bool]) -> Vec<Slot> {
         let mut slots = Vec::new();
         let mut keys = 0;
         let mut big_bytes = 0;
@@ -492,17 +496,17 @@ impl MoveStateMachine {
 
 /// Reaches both nodes without a time limit, then continues with `then`.
 fn reach(then: Step) -> Step {
-    Step::Reach { side: Side::Source, then: Box::new(then) }
+    Step::Connect { side: Side::Source, then: Box::new(then) }
 }
 
 /// Reaches the nodes that an open leg needs, then resumes it.
-fn reach_for(open: &OpenLeg) -> Step {
+fn connect_for(open: &OpenLeg) -> Step {
     let side = if open.given_up == Some(Side::Source) { Side::Target } else { Side::Source };
-    Step::Reach { side, then: Box::new(Step::Clocks(LegSlots { number: open.leg, slots: open.slots.clone() })) }
+    Step::Connect { side, then: Box::new(Step::Clocks(LegSlots { number: open.leg, slots: open.slots.clone() })) }
 }
 
 fn rest(us: u64, doing: &str, then: Step) -> Step {
-    Step::Rest { us, doing: doing.to_owned(), then: Box::new(then) }
+    Step::Rest { us, activity: doing.to_owned(), then: Box::new(then) }
 }
 
 fn stopped(why: &str) -> Step {

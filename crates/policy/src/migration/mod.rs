@@ -18,7 +18,7 @@
 //! 2. A key is committed only when its copy is stored at the target (with the requested durability), this is on record,
 //!    and the source copy is removed. A key that the source does not have is committed when that is on record.
 //! 3. A copy is never stored over an existing key. An existing key is an earlier copy of this leg, and it stays.
-//! 4. Commands on a broken connection may still execute until the node confirms its end ([`Event::Restored`]). Then the
+//! 4. Commands on a broken connection may still execute until the node confirms its end ([`Event::Reconnected`]). Then the
 //!    batch is repeated from its beginning, which is harmless by rule 3.
 //! 5. If the source is not the process named in the record, its copies of recorded keys are stale and are removed.
 //! 6. The slots are handed over when no key is left at the source, and not before. Exception: the user gives up a side
@@ -54,7 +54,7 @@ pub use double_read::DoubleRead;
 pub use driver::{Begin, Driver, DriverAction, DriverEvent};
 pub use fingerprint::{Fingerprint, FingerprintHasher, FingerprintMap, FingerprintSet, Fingerprinter};
 pub use leg::Leg;
-pub use life::{MoveEnd, MoveStateMachine, Steer};
+pub use life::{MoveEnd, MoveStateMachine, UserRequest};
 pub use order::{Cause, MoveOptions, MoveOrder};
 pub use pace::Pacer;
 #[cfg(feature = "planted-bugs")]
@@ -184,7 +184,7 @@ impl Goal {
 
 /// Parameters of a leg.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Orders {
+pub struct LegOrder {
     /// Move id.
     pub move_id: MoveId,
     /// Number of the leg within the move, from 0.
@@ -199,7 +199,7 @@ pub struct Orders {
     pub durability: Durability,
     /// Time limit of the drain, microseconds. After it the leg gives up, with nothing changed: clients wait during the
     /// drain.
-    pub drain_patience_us: u64,
+    pub drain_timeout_us: u64,
 }
 
 /// Speed limits. Replaced whenever the pace changes.
@@ -326,7 +326,7 @@ pub enum Event {
     },
     /// A new connection to that side exists, and the node has confirmed that the old one is dead (or is another
     /// process).
-    Restored {
+    Reconnected {
         /// Side of the connection.
         side: Side,
         /// Process now serving at that side.
@@ -423,8 +423,8 @@ pub enum Action {
         /// Side to list.
         at: Side,
     },
-    /// Open a new connection to that side and confirm the end of the old one; [`Event::Restored`] follows eventually.
-    Restore {
+    /// Open a new connection to that side and confirm the end of the old one; [`Event::Reconnected`] follows eventually.
+    Reconnect {
         /// Side to reconnect.
         side: Side,
     },
@@ -536,7 +536,7 @@ pub enum Io {
     },
     /// The switch's tracker was wrong about this group, and may store the true state from now on. Clients that wait for
     /// its keys are checked again. Only for protocols as published.
-    Found {
+    CorrectTracker {
         /// Group of keys.
         group: Fingerprint,
         /// Actual state of the group.

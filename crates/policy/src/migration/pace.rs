@@ -51,11 +51,11 @@ struct Limits {
     start: f64,
     /// Minimum rate, keys per second, while the speed of the nodes is unknown. A move that always affects clients still
     /// ends.
-    least: f64,
+    rate_min: f64,
     /// Minimum rate otherwise, as a fraction of the reachable rate.
-    least_share: f64,
+    rate_min_share: f64,
     /// Fraction of the affecting rate that is regained quickly.
-    back: f64,
+    regain: f64,
     /// Growth per step after that, ten steps per second.
     step: f64,
 }
@@ -71,9 +71,9 @@ const fn limits(goal: Goal) -> Limits {
             // More keys exceed the CPU caches, which costs more than the drains of smaller legs.
             leg_keys: 65_536.0,
             start: 200_000.0,
-            least: 2_000.0,
-            least_share: 0.25,
-            back: 0.8,
+            rate_min: 2_000.0,
+            rate_min_share: 0.25,
+            regain: 0.8,
             step: 0.02,
         },
         Goal::Balanced => Limits {
@@ -84,9 +84,9 @@ const fn limits(goal: Goal) -> Limits {
             batches: 2,
             leg_keys: 4_096.0,
             start: 2_000.0,
-            least: 2_000.0,
-            least_share: 0.15,
-            back: 0.7,
+            rate_min: 2_000.0,
+            rate_min_share: 0.15,
+            regain: 0.7,
             step: 0.012,
         },
         Goal::Gentle => Limits {
@@ -97,9 +97,9 @@ const fn limits(goal: Goal) -> Limits {
             batches: 1,
             leg_keys: 1_024.0,
             start: 500.0,
-            least: 50.0,
-            least_share: 0.01,
-            back: 0.5,
+            rate_min: 50.0,
+            rate_min_share: 0.01,
+            regain: 0.5,
             step: 0.005,
         },
     }
@@ -115,7 +115,7 @@ const BATCH_BYTES: f64 = 4_194_304.0;
 /// Number of first keys that fit into a batch, by their sizes: values may be larger than assumed when the batch was
 /// cut. At least 1.
 #[must_use]
-pub fn first_that_fit(bytes: impl Iterator<Item = u64>) -> usize {
+pub fn keys_that_fit(bytes: impl Iterator<Item = u64>) -> usize {
     let sums = bytes.scan(0.0, |sum, bytes| {
         *sum += bytes as f64;
         Some(*sum)
@@ -138,7 +138,7 @@ const LEG_GROWTH: f64 = 8.0;
 
 /// Shortest duration of batches of a size class.
 #[derive(Clone, Copy, Debug, Default)]
-struct Quickest {
+struct ShortestBatches {
     /// Zero before the first batch.
     us: f64,
     keys: f64,
@@ -152,7 +152,7 @@ struct Quickest {
 #[derive(Clone, Debug, Default)]
 struct BatchCost {
     /// Size classes, by doublings of the number of keys.
-    sizes: [Quickest; 11],
+    sizes: [ShortestBatches; 11],
     batches: u64,
 }
 
@@ -178,7 +178,7 @@ impl BatchCost {
         of_size.last = self.batches;
     }
 
-    fn known(&self) -> impl DoubleEndedIterator<Item = &Quickest> {
+    fn known(&self) -> impl DoubleEndedIterator<Item = &ShortestBatches> {
         self.sizes.iter().filter(|size| size.seen >= Self::ENOUGH && self.batches - size.last < Self::MEMORY)
     }
 
@@ -232,14 +232,14 @@ pub struct Pacer {
     /// Keys per second.
     rate: f64,
     /// Rate at the last effect; `None` before the first, and once clearly exceeded.
-    felt_at: Option<f64>,
+    affecting_rate: Option<f64>,
     /// Baseline of the clients' waiting time, microseconds, and of the nodes' CPU use, as far as known.
     base_us: Option<f64>,
     base_cpu: f64,
     /// The present effect and the state at its start.
     episode: Option<Episode>,
     /// Consecutive observations with an effect.
-    in_a_row: u32,
+    consecutive: u32,
     /// Keys, microseconds and observations since the last check whether the rate is used.
     since: (u64, u64, u32),
     batch_keys: f64,
@@ -258,11 +258,11 @@ impl Pacer {
             goal,
             bytes_per_second_max,
             rate: start,
-            felt_at: None,
+            affecting_rate: None,
             base_us: None,
             base_cpu: 0.0,
             episode: None,
-            in_a_row: 0,
+            consecutive: 0,
             since: (0, 0, 0),
             batch_keys: 16.0,
             bytes_per_key: 64.0,
@@ -275,7 +275,7 @@ impl Pacer {
     pub fn set_goal(&mut self, goal: Goal) {
         if goal != self.goal {
             self.goal = goal;
-            self.felt_at = None;
+            self.affecting_rate = None;
             self.episode = None;
         }
     }
@@ -285,7 +285,7 @@ impl Pacer {
     pub fn batch_ended(&mut self, batch_us: u64, keys: u32) {
         self.cost.learn(keys, batch_us);
         let room = batch_us as f64 * 2.0 < limits(self.goal).batch_us;
-        if self.felt_at.is_none() && room && f64::from(keys) >= self.batch_keys.floor() {
+        if self.affecting_rate.is_none() && room && f64::from(keys) >= self.batch_keys.floor() {
             self.batch_keys = (self.batch_keys * 1.5).clamp(BATCH_MIN, BATCH_MAX);
         }
     }
@@ -303,7 +303,7 @@ impl Pacer {
     /// Minimum rate, keys per second. A fraction of the reachable rate rather than a constant: 1,000 small keys per
     /// second are few, 1,000 keys of 64 KiB are many. This also bounds the delay of a move that always affects clients.
     fn least(&self) -> f64 {
-        let Limits { least, least_share, batch_us, .. } = limits(self.goal);
+        let Limits { rate_min: least, rate_min_share: least_share, batch_us, .. } = limits(self.goal);
         self.cost.reach(batch_us).map_or(least, |reach| reach * least_share)
     }
 
@@ -327,11 +327,11 @@ impl Pacer {
 
     /// Reacts to an effect: reduces the rate. If a fraction of the rate had the same effect, the move is not the cause,
     /// and the baseline rises.
-    fn felt(&mut self, seen: &Observation) {
+    fn on_effect(&mut self, seen: &Observation) {
         let clients_us = seen.clients_us.unwrap_or(0) as f64;
         let node_cpu = seen.node_cpu.unwrap_or(0.0);
         let episode = *self.episode.get_or_insert(Episode { rate: self.rate, clients_us, node_cpu });
-        self.felt_at = Some(episode.rate);
+        self.affecting_rate = Some(episode.rate);
         self.since = (0, 0, 0);
         let slow = self.rate <= 0.05 * episode.rate || self.rate <= self.least();
         if slow && clients_us >= 0.8 * episode.clients_us && node_cpu >= episode.node_cpu - 0.1 {
@@ -345,7 +345,7 @@ impl Pacer {
     }
 
     /// Reacts to the absence of effects: raises the rate, if it was used, because only then it is known to be harmless.
-    fn borne(&mut self, seen: &Observation) {
+    fn on_no_effect(&mut self, seen: &Observation) {
         self.episode = None;
         if let (Some(base), Some(now), Some(before)) = (self.base_us, seen.clients_us, seen.before_us) {
             // The baseline sinks when the wait does, and is also lowered slowly to test whether it still applies.
@@ -365,15 +365,15 @@ impl Pacer {
         if interval_us == 0 || (keys as f64) * 1e6 < 0.7 * self.rate * interval_us as f64 {
             return;
         }
-        let Limits { start, back, step, .. } = limits(self.goal);
-        self.rate = match self.felt_at {
+        let Limits { start, regain: back, step, .. } = limits(self.goal);
+        self.rate = match self.affecting_rate {
             None => self.rate * 1.5,
             Some(felt_at) if self.rate < (back - 0.1) * felt_at => (self.rate * 1.25).min(back * felt_at),
             // One step per observation, but at most double: the effect must be observed first.
             Some(_) => (self.rate + (self.rate * step + start.min(self.rate) * step / 2.0) * f64::from(looks))
                 .min(2.0 * self.rate),
         };
-        self.felt_at = self.felt_at.filter(|felt_at| self.rate < 1.5 * felt_at);
+        self.affecting_rate = self.affecting_rate.filter(|felt_at| self.rate < 1.5 * felt_at);
     }
 
     /// Returns the pace that follows from the measurements. Call several times a second.
@@ -381,12 +381,12 @@ impl Pacer {
     pub fn observe(&mut self, seen: &Observation) -> Pace {
         let limits = limits(self.goal);
         let share = self.share(seen);
-        self.in_a_row = if share > 1.0 { self.in_a_row + 1 } else { 0 };
+        self.consecutive = if share > 1.0 { self.consecutive + 1 } else { 0 };
         // A single small excess is chance.
-        if share > 2.0 || self.in_a_row >= 2 {
-            self.felt(seen);
+        if share > 2.0 || self.consecutive >= 2 {
+            self.on_effect(seen);
         } else if share <= 1.0 {
-            self.borne(seen);
+            self.on_no_effect(seen);
         }
         self.rate = self.rate.clamp(self.least().min(RATE_MAX), RATE_MAX);
         if seen.keys > 0 {
@@ -423,7 +423,7 @@ impl Pacer {
 
     /// Pace while commands wait for the end of the leg: full speed, regardless of goal and limit.
     #[must_use]
-    pub fn hurried(&self) -> Pace {
+    pub fn full_speed(&self) -> Pace {
         let batch_keys = (BATCH_BYTES / self.bytes_per_key.max(1.0)).clamp(BATCH_MIN, BATCH_MAX);
         Pace { batch_keys: batch_keys as u32, batches: limits(Goal::Fast).batches, interval_us: 0 }
     }
@@ -460,7 +460,7 @@ mod tests {
             (vec![64; 1_000], 1_000),
             (vec![1, 5 * mb, 1], 1),
         ] {
-            assert_eq!(first_that_fit(bytes.iter().copied()), fit, "{} keys", bytes.len());
+            assert_eq!(keys_that_fit(bytes.iter().copied()), fit, "{} keys", bytes.len());
         }
     }
 
@@ -487,7 +487,7 @@ mod tests {
         }
         let slow = Pacer::new(Goal::Fast, Some(6_400));
         assert_eq!(slow.leg_keys(), 150, "a hundred keys a second");
-        assert!(slow.hurried().interval_us == 0 && slow.hurried().batch_keys > 100);
+        assert!(slow.full_speed().interval_us == 0 && slow.full_speed().batch_keys > 100);
     }
 
     fn rate(pace: Pace) -> f64 {

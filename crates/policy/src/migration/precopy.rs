@@ -36,7 +36,7 @@ use std::sync::Arc;
 use super::planted::{Bug, InjectedBug};
 use super::record::{OpenLeg, StaleCopies};
 use super::{
-    Action, BatchId, Durability, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace, Phase, Process,
+    Action, BatchId, Durability, Event, Fingerprinter, Io, Key, LegOrder, Machine, Outcome, Pace, Phase, Process,
     Progress, Record, Side, UnexpectedKeys,
 };
 
@@ -48,7 +48,7 @@ const ROUNDS_MAX: u32 = 30;
 /// Batches per list request.
 const LIST_BATCHES: u32 = 10;
 /// Keys per removal at the target, if the source is lost.
-const PAST_AT_ONCE: usize = 1000;
+const REMOVE_KEYS_MAX: usize = 1000;
 /// Number of attempts of a refused batch.
 const TRIES: u32 = 5;
 /// Interval between attempts, microseconds.
@@ -58,9 +58,9 @@ const REST_US: u64 = 100_000;
 const PREPARE_PATIENCE_US: u64 = 10_000_000;
 const TARGET_PATIENCE_US: u64 = 3_000_000;
 /// Outage of the source after which a cut-over leg ends without it, microseconds: all keys are at the target.
-const PAST_PATIENCE_US: u64 = 3_000_000;
+const SOURCE_TIMEOUT_US: u64 = 3_000_000;
 /// Maximum time that clients wait for the drain, microseconds.
-const DRAIN_PATIENCE_MAX_US: u64 = 2_000_000;
+const DRAIN_TIMEOUT_MAX_US: u64 = 2_000_000;
 /// Outage of the source after which waiting clients receive an error, and minimum interval between errors,
 /// microseconds.
 const LOST_PATIENCE_US: u64 = 2_000_000;
@@ -172,7 +172,7 @@ enum QuiesceState {
 /// Machine of a leg that is copied as a whole.
 #[derive(Clone)]
 pub struct Precopy {
-    orders: Orders,
+    orders: LegOrder,
     fingerprints: Fingerprinter,
     planted: InjectedBug,
     /// Copies while the source serves. Otherwise clients wait.
@@ -234,7 +234,7 @@ impl Precopy {
     /// Creates a leg as ordered, or resumes the open leg of an earlier router. `ahead`: in rounds while the source
     /// serves.
     #[must_use]
-    pub fn new(orders: Orders, ahead: bool, fingerprints: Fingerprinter, resume: Option<OpenLeg>) -> Self {
+    pub fn new(orders: LegOrder, ahead: bool, fingerprints: Fingerprinter, resume: Option<OpenLeg>) -> Self {
         let open = resume.filter(|open| open.moving);
         let mut leg = Self {
             orders,
@@ -318,7 +318,7 @@ impl Precopy {
     }
 
     fn record_end(&mut self, actions: &mut Vec<Action>) {
-        let Orders { move_id, leg, .. } = self.orders;
+        let LegOrder { move_id, leg, .. } = self.orders;
         if let Some(side) = self.given_up {
             debug_assert!(side != self.owner());
             actions.push(Action::Lost { keys: Vec::new() });
@@ -331,7 +331,7 @@ impl Precopy {
     // ---- events ----
 
     fn met(&mut self, source: Process, target: Process, actions: &mut Vec<Action>) {
-        let Orders { move_id, leg, ref slots, .. } = self.orders;
+        let LegOrder { move_id, leg, ref slots, .. } = self.orders;
         if self.resumed {
             for (side, process) in [(Side::Source, source), (Side::Target, target)] {
                 if self.given_up != Some(side) {
@@ -353,7 +353,7 @@ impl Precopy {
         if matches!(self.state, State::Ending { .. } | State::HandingOver | State::Ended) {
             return;
         }
-        let Orders { move_id, leg, .. } = self.orders;
+        let LegOrder { move_id, leg, .. } = self.orders;
         let record = self.record(Record::Met { move_id, leg, side, process: process.clone() }, actions);
         self.links[side as usize] = Link::Meeting { record };
         let before = self.processes[side as usize].replace(process);
@@ -389,7 +389,7 @@ impl Precopy {
                 self.progress.repeated += 1;
             }
         }
-        actions.push(Action::Restore { side });
+        actions.push(Action::Reconnect { side });
     }
 
     fn recorded(&mut self, number: u64, actions: &mut Vec<Action>) {
@@ -402,7 +402,7 @@ impl Precopy {
             State::Meeting { record } if record <= number => {
                 self.state = State::Readying;
                 if self.resumed {
-                    self.take_up(actions);
+                    self.resume(actions);
                 }
             }
             State::Starting { record } if record <= number => {
@@ -424,7 +424,7 @@ impl Precopy {
     }
 
     /// Resumes the open leg of an earlier router at its last record.
-    fn take_up(&mut self, actions: &mut Vec<Action>) {
+    fn resume(&mut self, actions: &mut Vec<Action>) {
         match &self.back {
             Some(_) => self.announce_return(actions),
             // Workers have not yet seen the leg.
@@ -456,7 +456,7 @@ impl Precopy {
             }
             State::Draining { .. } if self.begun => self.state = State::Last,
             State::Draining { .. } => {
-                let Orders { move_id, leg, .. } = self.orders;
+                let LegOrder { move_id, leg, .. } = self.orders;
                 let mut record = self.record(Record::LegMoving { move_id, leg }, actions);
                 if !self.planted.is(Bug::LastWritesForgotten) {
                     let settled = std::mem::take(&mut self.settling);
@@ -479,7 +479,7 @@ impl Precopy {
     }
 
     /// Copies all keys once more.
-    fn begin_anew(&mut self, actions: &mut Vec<Action>) {
+    fn restart_copy(&mut self, actions: &mut Vec<Action>) {
         (self.rewritten, self.target_is_dirty, self.proof) = (false, true, Proof::No);
         (self.progress.keys_moved, self.rounds) = (0, 0);
         self.todo.clear();
@@ -548,7 +548,7 @@ impl Precopy {
         if !self.begun && !matches!(self.state, State::Starting { .. }) {
             return self.turn_back(why, actions);
         }
-        let Orders { move_id, leg, .. } = self.orders;
+        let LegOrder { move_id, leg, .. } = self.orders;
         self.record(Record::GivenUp { move_id, leg, side }, actions);
         self.given_up = Some(side);
         match side {
@@ -596,14 +596,14 @@ impl Precopy {
                 }
             }
             State::Draining { since_us }
-                if !self.begun && now_us.saturating_sub(since_us) > self.orders.drain_patience_us =>
+                if !self.begun && now_us.saturating_sub(since_us) > self.orders.drain_timeout_us =>
             {
-                self.drains_too_slowly(actions);
+                self.on_drain_timeout(actions);
             }
             State::Cleaning => self.clean(actions),
-            State::Last => self.go_on_with_the_last(now_us, actions),
+            State::Last => self.copy_last_keys(now_us, actions),
             State::Over => {
-                let is_lost = matches!(self.links[Side::Source as usize], Link::Down { since_us } if now_us.saturating_sub(since_us) >= PAST_PATIENCE_US);
+                let is_lost = matches!(self.links[Side::Source as usize], Link::Down { since_us } if now_us.saturating_sub(since_us) >= SOURCE_TIMEOUT_US);
                 if is_lost || self.given_up == Some(Side::Source) || self.planted.is(Bug::PastNotPurged) {
                     self.record_end(actions);
                 } else {
@@ -665,15 +665,15 @@ impl Precopy {
     }
 
     /// Lets clients run again after too long a drain. The copies stay, and the next attempt has twice the time.
-    fn drains_too_slowly(&mut self, actions: &mut Vec<Action>) {
-        let us = self.orders.drain_patience_us;
-        if !self.ahead || us >= DRAIN_PATIENCE_MAX_US {
+    fn on_drain_timeout(&mut self, actions: &mut Vec<Action>) {
+        let us = self.orders.drain_timeout_us;
+        if !self.ahead || us >= DRAIN_TIMEOUT_MAX_US {
             return self.turn_back(
                 format!("commands sent to the source earlier were not answered within {} ms", us / 1000),
                 actions,
             );
         }
-        self.orders.drain_patience_us = us.saturating_mul(2).min(DRAIN_PATIENCE_MAX_US);
+        self.orders.drain_timeout_us = us.saturating_mul(2).min(DRAIN_TIMEOUT_MAX_US);
         actions.push(Action::Withdraw);
         self.settle(actions);
     }
@@ -705,10 +705,10 @@ impl Precopy {
         }
     }
 
-    fn go_on_with_the_last(&mut self, now_us: u64, actions: &mut Vec<Action>) {
+    fn copy_last_keys(&mut self, now_us: u64, actions: &mut Vec<Action>) {
         if self.given_up == Some(Side::Source) {
             // Values already read are stored; nothing more can be read.
-            self.drop_what_is_past(actions);
+            self.remove_outdated(actions);
             self.go_on_with_batches(now_us, actions);
             if let Some(wrong) = self.behind.wrong() {
                 return self.purge_of(Side::Target, wrong, actions);
@@ -723,7 +723,7 @@ impl Precopy {
             self.batches.retain(|_, batch| batch.is_requested && batch.step != Step::Copy && self.given_up.is_none());
             self.todo.clear();
             if self.batches.is_empty() {
-                let Orders { move_id, leg, .. } = self.orders;
+                let LegOrder { move_id, leg, .. } = self.orders;
                 let why = self.back.clone().unwrap_or_default();
                 let record = self.record(Record::RolledBack { move_id, leg, why }, actions);
                 self.state = State::RecordingReturn { record };
@@ -736,7 +736,7 @@ impl Precopy {
         self.go_on_with_batches(now_us, actions);
         if self.rewritten {
             if self.batches.is_empty() {
-                self.begin_anew(actions);
+                self.restart_copy(actions);
                 self.purge(Side::Target, actions);
             }
             return;
@@ -762,7 +762,7 @@ impl Precopy {
                 self.confirm_target(actions);
             }
             Proof::Yes => {
-                let Orders { move_id, leg, .. } = self.orders;
+                let LegOrder { move_id, leg, .. } = self.orders;
                 let record = self.record(Record::CutOver { move_id, leg }, actions);
                 self.state = State::CuttingOver { record };
             }
@@ -772,7 +772,7 @@ impl Precopy {
 
     /// Removes outdated copies after a loss of the source. The last writes of these keys are lost, and older values
     /// must not be served.
-    fn drop_what_is_past(&mut self, actions: &mut Vec<Action>) {
+    fn remove_outdated(&mut self, actions: &mut Vec<Action>) {
         let unread = self.batches.extract_if(.., |_, batch| batch.step == Step::Copy).flat_map(|(_, batch)| batch.keys);
         let mut past: BTreeSet<Key> = unread.chain(std::mem::take(&mut self.todo)).collect();
         past.extend(std::mem::take(&mut self.written).into_iter().chain(std::mem::take(&mut self.settling)));
@@ -790,7 +790,7 @@ impl Precopy {
         );
         actions.push(Action::Io(Io::Report { text }));
         let past: Vec<Key> = past.into_iter().collect();
-        for keys in past.chunks(PAST_AT_ONCE) {
+        for keys in past.chunks(REMOVE_KEYS_MAX) {
             self.last_batch = self.last_batch.wrapping_add(1);
             let batch = Batch {
                 keys: keys.to_vec(),
@@ -804,7 +804,7 @@ impl Precopy {
         }
     }
 
-    fn look_at_losses(&mut self, now_us: u64, actions: &mut Vec<Action>) {
+    fn check_outages(&mut self, now_us: u64, actions: &mut Vec<Action>) {
         let lost = |side: Side| match self.links[side as usize] {
             Link::Down { since_us } => now_us.saturating_sub(since_us),
             _ => 0,
@@ -851,7 +851,7 @@ impl Machine for Precopy {
                 Some(Side::Target) => {
                     (self.target_is_dirty, self.behind) = (false, StaleCopies::NONE);
                     if std::mem::take(&mut self.behind_is_any) {
-                        let Orders { move_id, leg, .. } = self.orders;
+                        let LegOrder { move_id, leg, .. } = self.orders;
                         self.record(Record::Behind { move_id, leg, keys: StaleCopies::NONE }, actions);
                     }
                 }
@@ -895,7 +895,7 @@ impl Machine for Precopy {
                 }
             }
             Event::Lost { side } => self.lost(side, now_us, actions),
-            Event::Restored { side, process } => {
+            Event::Reconnected { side, process } => {
                 if matches!(self.links[side as usize], Link::Down { .. }) && self.given_up != Some(side) {
                     self.restored(side, process, actions);
                 }
@@ -911,7 +911,7 @@ impl Machine for Precopy {
             Event::Pace(pace) => self.pace = pace,
             Event::RollBack => self.turn_back("it was told to end".to_owned(), actions),
             Event::GiveUp { side } => self.user_gives_up(side, actions),
-            Event::Tick => self.look_at_losses(now_us, actions),
+            Event::Tick => self.check_outages(now_us, actions),
         }
         if self.state != State::Ended {
             self.advance(now_us, actions);

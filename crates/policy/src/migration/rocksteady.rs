@@ -10,4 +10,4 @@
 use super::leg::Pulls;
 
 /// When missing keys are pulled (NetMigrate's agents, `server/`: 16 keys or 100 ms).
-pub(super) const PULLS: Pulls = Pulls { at_once: usize::MAX, keys: 16, gathers: 16, wait_us: 100_000 };
+pub(super) const PULLS: Pulls = Pulls { at_once: usize::MAX, keys: 16, gather_keys: 16, wait_us: 100_000 };

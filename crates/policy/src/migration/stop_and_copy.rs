@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 
 use super::leg::{LegCore, Work};
-use super::{Action, BatchId, Copied, Event, Fingerprint, Io, Key, Orders, Record, Side};
+use super::{Action, BatchId, Copied, Event, Fingerprint, Io, Key, LegOrder, Record, Side};
 
 /// Number of attempts of a refused batch before the leg goes back.
 const TRIES: u32 = 5;
@@ -120,7 +120,7 @@ impl Work for StopAndCopy {
                 actions.push(Action::Io(Io::Remove { batch: batch.id, from: from.other(), keys: keys.clone() }))
             }
             Step::Record => {
-                let Orders { move_id, leg: number, .. } = leg.orders;
+                let LegOrder { move_id, leg: number, .. } = leg.orders;
                 let record = match leg.rolls_back {
                     true => Record::Returned { move_id, leg: number, keys },
                     false => Record::Moved { move_id, leg: number, keys },

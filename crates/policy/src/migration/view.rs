@@ -62,7 +62,7 @@ impl Scope {
 
     /// Whether the scope contains a key.
     #[must_use]
-    pub fn names(&self, key: &[u8]) -> bool {
+    pub fn contains_name(&self, key: &[u8]) -> bool {
         self.keys.binary_search_by(|known| known[..].cmp(key)).is_ok()
     }
 
@@ -75,11 +75,11 @@ impl Scope {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     /// The key does not move: its present owner.
-    Home,
+    Owner,
     /// This side.
     At(Side),
     /// No side, until the key is committed.
-    Nowhere,
+    Uncommitted,
 }
 
 /// A leg, as published to workers.
@@ -102,7 +102,7 @@ pub type Legs<C> = BTreeMap<(MoveId, u32), LegView<C>>;
 
 impl<C> Clone for LegView<C> {
     fn clone(&self) -> Self {
-        self.turned(self.committed.clone(), self.away.clone(), self.double_read.clone())
+        self.with_direction(self.committed.clone(), self.away.clone(), self.double_read.clone())
     }
 }
 
@@ -122,7 +122,7 @@ impl<C> LegView<C> {
     /// Returns the view after a change of direction: back, for the keys `away`, or to the target. Earlier commits no
     /// longer apply.
     #[must_use]
-    pub fn turned(
+    pub fn with_direction(
         &self,
         committed: Arc<C>,
         away: Option<Arc<BTreeSet<Fingerprint>>>,
@@ -168,13 +168,13 @@ impl<C: Committed> LegView<C> {
     #[must_use]
     pub fn place(&self, key: Fingerprint) -> Place {
         if self.scope.as_ref().is_some_and(|scope| !scope.has(key)) {
-            return Place::Home;
+            return Place::Owner;
         }
         let never_left = self.away.as_ref().is_some_and(|away| !away.contains(&key));
         if never_left || self.committed.has_all() || self.committed.has(key) {
             Place::At(self.to())
         } else {
-            Place::Nowhere
+            Place::Uncommitted
         }
     }
 
@@ -183,7 +183,7 @@ impl<C: Committed> LegView<C> {
         if self.committed.has_all() {
             return Way::Target;
         }
-        match rules.way(self.committed.state(rules.group(key)), writes) {
+        match rules.route(self.committed.state(rules.group(key)), writes) {
             // The key has been pulled.
             Way::Pull if self.committed.has(key) => Way::Target,
             way => way,
@@ -191,8 +191,11 @@ impl<C: Committed> LegView<C> {
     }
 
     /// Whether a command need not wait for a key; `None`: for the whole leg.
-    fn is_there(&self, key: Option<Fingerprint>) -> bool {
-        key.map_or_else(|| self.committed.has_all(), |key| self.place(key) != Place::Nowhere || self.is_elsewhere(key))
+    fn is_available(&self, key: Option<Fingerprint>) -> bool {
+        key.map_or_else(
+            || self.committed.has_all(),
+            |key| self.place(key) != Place::Uncommitted || self.is_elsewhere(key),
+        )
     }
 
     /// Whether the repaired tracker places a key at the source.
@@ -285,7 +288,7 @@ impl<C> Wait<C> {
 
 impl<C: Committed> Wait<C> {
     fn is_over(&self) -> bool {
-        self.view.is_there(self.fingerprint())
+        self.view.is_available(self.fingerprint())
     }
 }
 
@@ -365,10 +368,12 @@ impl<C: Committed> KeyLookup<C> {
             return;
         }
         match view.place(fingerprint) {
-            Place::Nowhere => self.waits.push(Wait { of, view: view.clone(), key: Some((key.into(), fingerprint)) }),
-            Place::At(_) | Place::Home => self.has_keys_there = true,
+            Place::Uncommitted => {
+                self.waits.push(Wait { of, view: view.clone(), key: Some((key.into(), fingerprint)) })
+            }
+            Place::At(_) | Place::Owner => self.has_keys_there = true,
         }
-        if !view.is_there(None) && undeclared() && !self.planted.is(Bug::UndeclaredNotAwaited) {
+        if !view.is_available(None) && undeclared() && !self.planted.is(Bug::UndeclaredNotAwaited) {
             self.waits.push(Wait { of, view: view.clone(), key: None });
         }
     }
@@ -432,7 +437,7 @@ impl<C: Committed> KeyLookup<C> {
 
     /// Adds waits for keys that may be at either node, for a read that cannot be sent to both: they are fetched first.
     /// Returns whether the command waits.
-    pub fn waits_for_both(&mut self, topology: &Topology, legs: &Legs<C>) -> bool {
+    pub fn fetches_first(&mut self, topology: &Topology, legs: &Legs<C>) -> bool {
         if self.writes {
             return false;
         }
@@ -497,7 +502,7 @@ impl<C: Committed> Waits<C> {
     pub fn begin(&mut self, look: KeyLookup<C>, worker: usize) -> Option<Vec<((MoveId, u32), Wanted)>> {
         let mut told: BTreeSet<_> = self.waits.iter().map(Wait::identity).collect();
         let before = std::mem::replace(&mut self.waits, look.waits);
-        self.go_on(worker);
+        self.register_again(worker);
         // Checked after the registration, so that no commit in between is missed.
         if !look.is_unknown && self.is_over() {
             self.waits = before;
@@ -521,7 +526,7 @@ impl<C: Committed> Waits<C> {
     }
 
     /// Registers the worker again. A notification comes once per registration; check the keys after this call.
-    pub fn go_on(&self, worker: usize) {
+    pub fn register_again(&self, worker: usize) {
         self.waits.iter().for_each(|wait| wait.view.committed.will_wait(worker));
     }
 
@@ -606,18 +611,18 @@ mod tests {
         let (there, back) = (Arc::<Known>::default(), Arc::<Known>::default());
         let forward = LegView::new(there.clone(), None, MAKE);
         there.keys.borrow_mut().insert(one);
-        assert_eq!([one, two].map(|key| forward.place(key)), [Place::At(Side::Target), Place::Nowhere]);
-        let turned = forward.turned(back.clone(), Some(Arc::new([one].into())), None);
+        assert_eq!([one, two].map(|key| forward.place(key)), [Place::At(Side::Target), Place::Uncommitted]);
+        let turned = forward.with_direction(back.clone(), Some(Arc::new([one].into())), None);
         assert_eq!(
             [one, two].map(|key| turned.place(key)),
-            [Place::Nowhere, Place::At(Side::Source)],
+            [Place::Uncommitted, Place::At(Side::Source)],
             "what was committed counts no more"
         );
         back.keys.borrow_mut().insert(one);
         assert_eq!(turned.place(one), Place::At(Side::Source));
-        assert!(!turned.is_there(None));
+        assert!(!turned.is_available(None));
         there.all.set(true);
-        assert!(forward.place(MAKE.of(b"9")) == Place::At(Side::Target) && forward.is_there(None));
+        assert!(forward.place(MAKE.of(b"9")) == Place::At(Side::Target) && forward.is_available(None));
     }
 
     #[test]
@@ -651,7 +656,7 @@ mod tests {
             Some(vec![(of, keys(&[b"{t}1"])), (of, Wanted::Whole)])
         );
         assert!(waits.concerns(MoveId(1), Some(&[])), "who waits for all waits for each");
-        let turned = legs[&of].turned(back, Some(Arc::new([MAKE.of(b"{t}1")].into())), None);
+        let turned = legs[&of].with_direction(back, Some(Arc::new([MAKE.of(b"{t}1")].into())), None);
         legs.insert(of, turned);
         assert_eq!(
             waits.begin(look(&topology, &legs, &[b"{t}1", b"{t}2"], false), 0),

@@ -8,16 +8,16 @@ use crate::topology::NodeId;
 
 /// A node left over its limit by a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Held {
+pub struct OverLimitNode {
     /// The node.
     pub node: NodeId,
     /// The reason.
-    pub why: Why,
+    pub why: OverLimitReason,
 }
 
 /// Reason to leave a node over its limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Why {
+pub enum OverLimitReason {
     /// The node is down.
     Down,
     /// The node takes part in a move, or has just refused one.
@@ -43,7 +43,7 @@ const BETTER: f64 = 0.98;
 
 /// Returns the nodes left over their limits by the plan of [`solve`], each with the reason.
 #[must_use]
-pub fn held(problem: &Problem, previous: &Previous) -> Vec<Held> {
+pub fn held(problem: &Problem, previous: &Previous) -> Vec<OverLimitNode> {
     let after = |problem: &Problem, previous: &Previous, node: NodeId| {
         let plan = solve(problem, previous);
         plan.nodes.iter().find(|outlook| outlook.node == node).map_or(0.0, |outlook| outlook.after)
@@ -59,22 +59,22 @@ pub fn held(problem: &Problem, previous: &Previous) -> Vec<Held> {
         let mut unbounded = problem.clone();
         (unbounded.knobs.keys_max, unbounded.knobs.bytes_max) = (usize::MAX, u64::MAX);
         match place.node.state {
-            State::Down => Why::Down,
-            State::Busy => Why::Busy,
-            _ if place.load < place.least => Why::Floor(place.least),
-            _ if place.load.min(place.node.lasting) <= most => Why::Brief,
+            State::Down => OverLimitReason::Down,
+            State::Busy => OverLimitReason::Busy,
+            _ if place.load < place.least => OverLimitReason::Floor(place.least),
+            _ if place.load.min(place.node.lasting) <= most => OverLimitReason::Brief,
             _ if problem.knobs.policy == Policy::Switchyard && unsplittable(problem, &fleet, id).is_some() => {
-                Why::Unsplittable
+                OverLimitReason::Unsplittable
             }
-            _ if is_better(problem, &over_only) => Why::Cooldown,
-            _ if is_better(&unbounded, previous) => Why::Budget,
-            _ => Why::NoRoom,
+            _ if is_better(problem, &over_only) => OverLimitReason::Cooldown,
+            _ if is_better(&unbounded, previous) => OverLimitReason::Budget,
+            _ => OverLimitReason::NoRoom,
         }
     };
-    let over: Vec<Held> =
-        over.map(|outlook| Held { node: outlook.node, why: why(outlook.node, outlook.after) }).collect();
+    let over: Vec<OverLimitNode> =
+        over.map(|outlook| OverLimitNode { node: outlook.node, why: why(outlook.node, outlook.after) }).collect();
     let gives = |id: &NodeId| plan.steps.iter().any(|step| step.from == *id);
     let full = memory::full(&fleet).into_iter().filter(|id| !gives(id) && over.iter().all(|held| held.node != *id));
-    let full: Vec<Held> = full.map(|node| Held { node, why: Why::NoMemory }).collect();
+    let full: Vec<OverLimitNode> = full.map(|node| OverLimitNode { node, why: OverLimitReason::NoMemory }).collect();
     over.into_iter().chain(full).collect()
 }

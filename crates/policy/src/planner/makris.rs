@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Fleet, KeyAt, Need, Plan, Policy, Previous, Price, Problem, State, Step, Verdict, What, advice};
+use super::{Fleet, KeyAt, Need, Plan, Policy, Previous, Price, Problem, State, Step, StepSubject, Verdict, advice};
 use crate::topology::NodeId;
 
 pub(super) fn solve(
@@ -61,7 +61,7 @@ pub(super) fn solve(
             price.add_key(key.bytes);
             *loads.entry(*node).or_default() -= key.load();
             *loads.entry(to).or_default() += key.load();
-            let what = What::Key { key: key.key.clone(), slot: key.slot, is_cold: false };
+            let what = StepSubject::Key { key: key.key.clone(), slot: key.slot, is_cold: false };
             steps.push(Step { what, from: *node, to, load: key.load(), bytes: key.bytes, need: Need::Requests });
             if policy == Policy::MakrisPrinted {
                 break;

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Fleet, Need, Place, Previous, Problem, SlotAt, State, Step, What};
+use super::{Fleet, Need, Place, Previous, Problem, SlotAt, State, Step, StepSubject};
 use crate::topology::{NodeId, Slot};
 
 /// Percent of `maxmemory`: a node above `FULL` is relieved down to `GOAL`, and targets stay below `TARGET`.
@@ -60,8 +60,8 @@ pub(super) fn relieve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>,
         bytes_left = bytes_left.saturating_sub(step.bytes);
         sources.extend([step.from, step.to]);
         match &step.what {
-            What::Key { slot, .. } => drop(taken.insert(*slot)),
-            What::Slots(slots) => taken.extend(slots),
+            StepSubject::Key { slot, .. } => drop(taken.insert(*slot)),
+            StepSubject::Slots(slots) => taken.extend(slots),
         }
     }
     let mut of_keys: BTreeMap<Slot, f64> = BTreeMap::new();
@@ -110,7 +110,7 @@ pub(super) fn relieve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>,
         relief.is_complete &= use_and_limit(&fleet.nodes[&id]).is_none_or(|(_, limit)| used[&id] <= limit);
         relief.steps.extend(moved.into_iter().map(|(to, (mut slots, load, bytes))| {
             slots.sort_unstable();
-            Step { what: What::Slots(slots), from: id, to, load, bytes, need: Need::Memory }
+            Step { what: StepSubject::Slots(slots), from: id, to, load, bytes, need: Need::Memory }
         }));
     }
     for step in &relief.steps {

@@ -31,10 +31,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::topology::{NodeId, Slot};
-pub use held::{Held, Why, held};
+pub use held::{OverLimitNode, OverLimitReason, held};
 pub use planted::Bug;
 use planted::InjectedBug;
-pub use review::{Effect, Review, fullest_at, nodes_of, review, take_back, undo};
+pub use review::{Effect, Review, fullest_at, nodes_of, revert, review, undo};
 
 /// Name of a key.
 pub type Name = Box<[u8]>;
@@ -240,7 +240,7 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Step {
     /// Key or slots to move.
-    pub what: What,
+    pub what: StepSubject,
     /// Source node.
     pub from: NodeId,
     /// Target node.
@@ -267,7 +267,7 @@ pub enum Need {
 
 /// Subject of a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum What {
+pub enum StepSubject {
     /// A single key, away from its slot owner or back to it.
     Key {
         /// Name.

@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Alternative, Bug, Fleet, KeyAt, Name, Need, Place, Plan, Previous, Price, Problem, SlotAt, State, Step, Verdict,
-    Way, What, advice, memory, unsplittable,
+    Alternative, Bug, Fleet, KeyAt, Name, Need, Place, Plan, Previous, Price, Problem, SlotAt, State, Step,
+    StepSubject, Verdict, Way, advice, memory, unsplittable,
 };
 use crate::topology::{NodeId, Slot};
 
@@ -18,7 +18,7 @@ const EXCEPTION: f64 = 512.0;
 const SLOT: f64 = 4096.0;
 
 /// Cost in bytes to scan one key of a node whose slots move.
-const LOOK: f64 = 16.0;
+const SCAN_COST: f64 = 16.0;
 
 /// Minimum load of a slot to move, relative to the required relief.
 const GRAIN: f64 = 1e-4;
@@ -27,7 +27,7 @@ const GRAIN: f64 = 1e-4;
 const KEY_GRAIN: f64 = 0.005;
 
 /// Maximum remaining load, as a fraction, for a plan that leaves a node over its limit.
-const HELPS: f64 = 0.98;
+const MAX_REMAINING: f64 = 0.98;
 
 /// Bounds of a search: largest keys or slots, roomiest targets, steps.
 const SEARCHED_PIECES: usize = 24;
@@ -121,7 +121,7 @@ pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, o
     let mut steps = steps_of(&shifts);
     let memory = memory::relieve(problem, previous, fleet, &steps);
     for step in &memory.steps {
-        let slots = if let What::Slots(slots) = &step.what { slots.len() } else { 0 };
+        let slots = if let StepSubject::Slots(slots) = &step.what { slots.len() } else { 0 };
         (price.bytes, price.slots, price.total) =
             (price.bytes + step.bytes, price.slots + slots, price.total + step.bytes as f64);
     }
@@ -133,7 +133,7 @@ pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, o
         (false, true) => Verdict::NoneFound,
     };
     let at_work: BTreeSet<NodeId> = steps.iter().flat_map(|step| [step.from, step.to]).collect();
-    for step in homecoming(problem, previous, fleet, over, price) {
+    for step in return_cold_keys(problem, previous, fleet, over, price) {
         if !at_work.contains(&step.from) && !at_work.contains(&step.to) {
             price.add_key(step.bytes);
             steps.push(step);
@@ -315,7 +315,7 @@ impl<'p> Filling<'p, '_> {
                 let shift = self.shifts[at];
                 if self.loads[&id] + shift.piece.load() <= place.goal {
                     back.insert(at);
-                    self.give_back(shift);
+                    self.undo_take(shift);
                 }
             }
         }
@@ -344,7 +344,7 @@ impl<'p> Filling<'p, '_> {
                 if self.shifts.iter().any(|shift| fullness(&shift.to) > self.fleet.nodes[&shift.from].fullness_before())
                 {
                     for shift in std::mem::take(&mut self.shifts) {
-                        self.give_back(shift);
+                        self.undo_take(shift);
                     }
                 }
                 return;
@@ -385,7 +385,7 @@ impl<'p> Filling<'p, '_> {
                         return true;
                     }
                     self.shifts.pop();
-                    self.give_back(Shift { piece: *piece, from: *id, to: *to });
+                    self.undo_take(Shift { piece: *piece, from: *id, to: *to });
                 }
             }
         }
@@ -404,7 +404,7 @@ impl<'p> Filling<'p, '_> {
     }
 
     /// Reverses [`Self::take`], except for the list of shifts.
-    fn give_back(&mut self, Shift { piece, from, to }: Shift<'p>) {
+    fn undo_take(&mut self, Shift { piece, from, to }: Shift<'p>) {
         self.loads.entry(from).and_modify(|load| *load += piece.load());
         self.loads.entry(to).and_modify(|load| *load -= piece.load());
         self.taken.entry(to).and_modify(|bytes| *bytes -= piece.bytes());
@@ -448,7 +448,7 @@ impl<'p> Filling<'p, '_> {
         let relieves =
             over.iter().all(|id| self.excess(*id) <= 0.0) || self.fleet.planted.is(Bug::InfeasibleTakenForFeasible);
         if !relieves {
-            self.keep_what_helps(over);
+            self.retain_helpful(over);
         }
         let mut sources: BTreeMap<NodeId, f64> = BTreeMap::new();
         let mut price = Price::default();
@@ -459,7 +459,7 @@ impl<'p> Filling<'p, '_> {
                 Piece::Key(_) => price.keys += 1,
                 Piece::Slot(..) => {
                     price.slots += 1;
-                    sources.insert(shift.from, self.fleet.nodes[&shift.from].node.keys as f64 * LOOK);
+                    sources.insert(shift.from, self.fleet.nodes[&shift.from].node.keys as f64 * SCAN_COST);
                 }
             }
         }
@@ -487,9 +487,9 @@ impl<'p> Filling<'p, '_> {
 
     /// Returns moves that do not help their source, because they are not worth their price. One node that cannot be
     /// helped must not prevent the relief of the others.
-    fn keep_what_helps(&mut self, over: &[NodeId]) {
+    fn retain_helpful(&mut self, over: &[NodeId]) {
         let helps = |id: NodeId| {
-            let is_lower = || self.fullness(id) <= (self.fleet.nodes[&id].fullness_before() * HELPS).max(1.0);
+            let is_lower = || self.fullness(id) <= (self.fleet.nodes[&id].fullness_before() * MAX_REMAINING).max(1.0);
             // Other nodes may have relied on the room that the node made.
             self.leaving.contains_key(&id) || is_lower() || self.shifts.iter().any(|shift| shift.to == id)
         };
@@ -498,7 +498,7 @@ impl<'p> Filling<'p, '_> {
             std::mem::take(&mut self.shifts).into_iter().partition(|shift| !useless.contains(&shift.from));
         self.shifts = kept;
         let back: Vec<Shift<'p>> = back;
-        back.into_iter().for_each(|shift| self.give_back(shift));
+        back.into_iter().for_each(|shift| self.undo_take(shift));
     }
 }
 
@@ -510,7 +510,7 @@ fn steps_of(shifts: &[Shift<'_>]) -> Vec<Step> {
         let (load, bytes) = (piece.load(), piece.bytes());
         match piece {
             Piece::Key(key) => {
-                let what = What::Key { key: key.key.clone(), slot: key.slot, is_cold: false };
+                let what = StepSubject::Key { key: key.key.clone(), slot: key.slot, is_cold: false };
                 steps.push(Step { what, from: *from, to: *to, load, bytes, need: Need::Requests });
             }
             Piece::Slot(slot, _) => {
@@ -522,13 +522,19 @@ fn steps_of(shifts: &[Shift<'_>]) -> Vec<Step> {
     }
     steps.extend(slots.into_iter().map(|((from, to), (mut slots, load, bytes))| {
         slots.sort_unstable();
-        Step { what: What::Slots(slots), from, to, load, bytes, need: Need::Requests }
+        Step { what: StepSubject::Slots(slots), from, to, load, bytes, need: Need::Requests }
     }));
     steps
 }
 
 /// Moves cold keys back to their slot owner if it has room, within the budget left by other moves.
-fn homecoming(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, over: &[NodeId], spent: Price) -> Vec<Step> {
+fn return_cold_keys(
+    problem: &Problem,
+    previous: &Previous,
+    fleet: &Fleet<'_>,
+    over: &[NodeId],
+    spent: Price,
+) -> Vec<Step> {
     let (keys_max, mut bytes_left) =
         (problem.knobs.keys_max.saturating_sub(spent.keys), problem.knobs.bytes_max.saturating_sub(spent.bytes));
     let recent: BTreeSet<&Name> = previous.keys.iter().collect();
@@ -560,7 +566,7 @@ fn homecoming(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, over: &
         }
         bytes_left -= key.bytes;
         (*load, *bytes) = (*load + key.load(), *bytes + key.bytes);
-        let what = What::Key { key: key.key.clone(), slot: key.slot, is_cold: true };
+        let what = StepSubject::Key { key: key.key.clone(), slot: key.slot, is_cold: true };
         steps.push(Step { what, from: key.at, to: key.home, load: key.load(), bytes: key.bytes, need: Need::Requests });
     }
     steps

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Fleet, InjectedBug, Name, Need, Plan, Price, Problem, State, Step, Verdict, What};
+use super::{Fleet, InjectedBug, Name, Need, Plan, Price, Problem, State, Step, StepSubject, Verdict};
 use crate::topology::NodeId;
 
 /// Relative changes below this are noise.
@@ -125,11 +125,11 @@ fn bytes(problem: &Problem, plan: &Plan) -> Option<(u64, u64)> {
 ///
 /// # Errors
 /// The reason not to revert: the budget is used up, memory is full, or it would not help.
-pub fn take_back(problem: &Problem, steps: &[Step]) -> Result<Plan, &'static str> {
+pub fn revert(problem: &Problem, steps: &[Step]) -> Result<Plan, &'static str> {
     let fleet = Fleet::of(problem, InjectedBug::default());
     let is_there = |step: &&Step| match &step.what {
-        What::Key { key, .. } => of_key(problem, key).is_none_or(|known| known.at == step.to),
-        What::Slots(_) => true,
+        StepSubject::Key { key, .. } => of_key(problem, key).is_none_or(|known| known.at == step.to),
+        StepSubject::Slots(_) => true,
     };
     let back = |step: &Step| Step { from: step.to, to: step.from, load: load_now(problem, step), ..step.clone() };
     let steps: Vec<Step> = steps.iter().filter(is_there).map(back).collect();
@@ -184,8 +184,8 @@ fn plan_of(fleet: &Fleet<'_>, steps: Vec<Step>) -> (Plan, BTreeMap<NodeId, f64>,
     let (mut shifted, mut bytes) = (BTreeMap::new(), BTreeMap::new());
     for step in &steps {
         match &step.what {
-            What::Key { .. } => price.add_key(step.bytes),
-            What::Slots(slots) => {
+            StepSubject::Key { .. } => price.add_key(step.bytes),
+            StepSubject::Slots(slots) => {
                 price = Price {
                     bytes: price.bytes + step.bytes,
                     slots: price.slots + slots.len(),
@@ -214,8 +214,8 @@ fn of_key<'p>(problem: &'p Problem, key: &Name) -> Option<&'p super::KeyAt> {
 /// their previous load.
 fn load_now(problem: &Problem, step: &Step) -> f64 {
     match &step.what {
-        What::Key { key, .. } => of_key(problem, key).map_or(0.0, |known| known.load()),
-        What::Slots(_) => step.load,
+        StepSubject::Key { key, .. } => of_key(problem, key).map_or(0.0, |known| known.load()),
+        StepSubject::Slots(_) => step.load,
     }
 }
 
@@ -260,7 +260,7 @@ mod tests {
         let nodes =
             vec![node(0, loads[0], State::Ready), node(1, loads[1], State::Ready), node(2, 5000.0, State::Ready)];
         let key = key(1, key_now);
-        let what = What::Key { key: key.key.clone(), slot: key.slot, is_cold: false };
+        let what = StepSubject::Key { key: key.key.clone(), slot: key.slot, is_cold: false };
         let steps = vec![Step { what, from: NodeId(0), to: NodeId(1), load: 400.0, bytes: 100, need: Need::Requests }];
         let outlook = |(id, before)| Outlook { node: NodeId(id), before, after: 0.0, limit: 900.0, memory: None };
         let nodes_then = [(0, before), (1, 100.0), (2, 5000.0)].map(outlook).to_vec();
@@ -324,12 +324,12 @@ mod tests {
         // The target is fuller than the source was: the key returns.
         let (problem, plan) = moved(1080.0, [500.0, 1300.0], 400.0);
         assert!(matches!(review(&problem, &plan, 1.2), Review::Unhelpful(_)));
-        let back = take_back(&problem, &plan.steps).expect("a plan");
+        let back = revert(&problem, &plan.steps).expect("a plan");
         assert_eq!((back.steps[0].from, back.steps[0].to, back.price.keys), (NodeId(1), NodeId(0), 1));
         // The source is as full as before for other reasons, and the key would add to that.
         let (problem, plan) = moved(1080.0, [1100.0, 500.0], 400.0);
         assert!(matches!(review(&problem, &plan, 1.2), Review::Unhelpful(_)));
-        assert_eq!(take_back(&problem, &plan.steps), Err("taking it back would not help either"));
+        assert_eq!(revert(&problem, &plan.steps), Err("taking it back would not help either"));
         // The key's load has ended, and another load has filled the target.
         let (problem, plan) = moved(1080.0, [680.0, 1300.0], 10.0);
         assert!(matches!(review(&problem, &plan, 1.2), Review::Gone(_)));
@@ -339,11 +339,11 @@ mod tests {
     fn to_take_it_back_takes_budget_and_memory() {
         let (mut problem, Plan { steps, .. }) = moved(1080.0, [500.0, 1300.0], 400.0);
         problem.knobs.keys_max = 0;
-        assert!(take_back(&problem, &steps).is_err_and(|why| why.contains("budget")));
+        assert!(revert(&problem, &steps).is_err_and(|why| why.contains("budget")));
         problem.knobs = Knobs { bytes_max: 99, ..Knobs::default() };
-        assert!(take_back(&problem, &steps).is_err_and(|why| why.contains("budget")));
+        assert!(revert(&problem, &steps).is_err_and(|why| why.contains("budget")));
         problem.knobs = Knobs::default();
         problem.nodes[0].memory = Some((850, 1000));
-        assert!(take_back(&problem, &steps).is_err_and(|why| why.contains("memory")));
+        assert!(revert(&problem, &steps).is_err_and(|why| why.contains("memory")));
     }
 }

@@ -70,7 +70,7 @@ impl Rates {
 
 /// A hot key.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Hot {
+pub struct HotKey {
     /// Hash of [`Identity`](super::Identity).
     pub hash: u64,
     /// Database of the key.
@@ -95,7 +95,7 @@ pub struct HotNode {
     /// Maximum sampling factor: each counted use stands for up to this many. A rate of a few times this is a guess.
     pub one_in: u32,
     /// The keys, hottest first.
-    pub keys: Vec<Hot>,
+    pub keys: Vec<HotKey>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -103,7 +103,7 @@ struct NodeKeys {
     uses: f64,
     hits: f64,
     one_in: u32,
-    keys: BTreeMap<u64, Hot>,
+    keys: BTreeMap<u64, HotKey>,
 }
 
 /// The hottest keys of all nodes.
@@ -164,7 +164,7 @@ impl NodeKeys {
                 busy: counted.us as f64 * scale / 1e6,
             };
             let hot =
-                self.keys.entry(hash).or_insert(Hot { hash, database, name, seconds: 0.0, rates: Rates::default() });
+                self.keys.entry(hash).or_insert(HotKey { hash, database, name, seconds: 0.0, rates: Rates::default() });
             hot.rates = hot.rates.weighed(weight, |own, other| own + other, seen);
         }
         if self.keys.len() > weights.keys_max {
@@ -176,8 +176,8 @@ impl NodeKeys {
         self.keys.retain(|_, hot| hot.rates.commands() > LEAST);
     }
 
-    fn hottest(&self, keys: usize) -> Vec<Hot> {
-        let mut all: Vec<Hot> = self.keys.values().copied().collect();
+    fn hottest(&self, keys: usize) -> Vec<HotKey> {
+        let mut all: Vec<HotKey> = self.keys.values().copied().collect();
         all.sort_unstable_by(|one, other| {
             other.rates.commands().total_cmp(&one.rates.commands()).then(one.hash.cmp(&other.hash))
         });

@@ -11,7 +11,7 @@ const CELLS: usize = 1024;
 
 /// The ring is searched if a counter is at the threshold or a multiple of this above it, so that a key that stays hot
 /// does not cost a search each time. A key that shares its counter is detected later by at most this many uses.
-const LOOK_EVERY: u8 = 8;
+const SEARCH_INTERVAL: u8 = 8;
 
 /// The last commands of one worker to one node.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ impl Recent {
     /// The paper's threshold (more than 8 of the last 200 commands for one key), divided over `workers`, each of which
     /// sees a share of the commands. [`Notices`] applies the full threshold to the sum.
     #[must_use]
-    pub fn of_one_in(workers: usize) -> Self {
+    pub fn for_workers(workers: usize) -> Self {
         let workers = workers.max(1);
         Self::new(200_usize.div_ceil(workers), 9_usize.div_ceil(workers) as u8)
     }
@@ -54,7 +54,7 @@ impl Recent {
         }
         self.counts[cell(hash)] += 1;
         match self.counts[cell(hash)].checked_sub(self.threshold) {
-            Some(above) if above.is_multiple_of(LOOK_EVERY) => self.count(hash),
+            Some(above) if above.is_multiple_of(SEARCH_INTERVAL) => self.count(hash),
             _ => None,
         }
     }
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_key_is_noticed_at_its_ninth_use_among_two_hundred() {
-        let mut recent = Recent::of_one_in(1);
+        let mut recent = Recent::for_workers(1);
         let mut others = 1_u64..;
         let mut noticed = Vec::new();
         for number in 0..400_u64 {
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(noticed.first(), Some(&(8 * 23, u64::MAX, 9)));
         assert!(noticed.iter().all(|(_, hash, _)| *hash == u64::MAX));
         // Every 26th: never more than eight.
-        let mut recent = Recent::of_one_in(1);
+        let mut recent = Recent::for_workers(1);
         let rare =
             (0..4000_u64).filter_map(|number| recent.note(if number % 26 == 0 { u64::MAX } else { number << 20 | 1 }));
         assert_eq!(rare.count(), 0);
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn workers_have_shares() {
-        let mut of_four = Recent::of_one_in(4);
+        let mut of_four = Recent::for_workers(4);
         let noticed: Vec<_> =
             (0..50_u64).filter_map(|number| of_four.note(if number % 10 == 0 { 5 } else { 1000 + number })).collect();
         assert_eq!(noticed, [3], "nine of two hundred are three of fifty at one of them at least");

@@ -25,13 +25,13 @@ const WORDS: usize = SLOT_COUNT / 64;
 const PAGE: usize = 128;
 
 /// A key and its node.
-type Alone = (Arc<[u8]>, NodeId);
+type PlacedKey = (Arc<[u8]>, NodeId);
 
 /// Sorted keys of a slot; never empty.
-type Keys = Arc<[Alone]>;
+type Keys = Arc<[PlacedKey]>;
 
 /// Changed slots during an update.
-type BySlot = BTreeMap<Slot, Vec<Alone>>;
+type BySlot = BTreeMap<Slot, Vec<PlacedKey>>;
 
 /// Consecutive slots.
 type Page = [Option<Keys>; PAGE];
@@ -73,13 +73,13 @@ impl Exceptions {
         Some(keys[place].1)
     }
 
-    fn keys(&self, slot: Slot) -> &[Alone] {
+    fn keys(&self, slot: Slot) -> &[PlacedKey] {
         let page = self.pages[slot.index() / PAGE].as_ref();
         page.and_then(|page| page[slot.index() % PAGE].as_deref()).unwrap_or_default()
     }
 
     /// Replaces the keys of a slot.
-    fn put(&mut self, slot: Slot, keys: Vec<Alone>) {
+    fn put(&mut self, slot: Slot, keys: Vec<PlacedKey>) {
         let was: Vec<NodeId> = self.keys(slot).iter().map(|(_, node)| *node).collect();
         for node in was {
             if let Some(count) = self.counts.get_mut(&node) {
@@ -134,14 +134,14 @@ fn are_alike(one: Option<&Keys>, other: Option<&Keys>) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TooManyExceptions {
     /// Existing overrides.
-    pub there: usize,
+    pub existing: usize,
     /// Requested additional overrides.
     pub requested: usize,
 }
 
 impl fmt::Display for TooManyExceptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { there, requested: asked } = self;
+        let Self { existing: there, requested: asked } = self;
         write!(
             f,
             "{asked} keys cannot live elsewhere than their slots, beside the {there} that do: at most {EXCEPTIONS_MAX} can, with names of {} MiB together. \
@@ -181,12 +181,12 @@ impl Topology {
     #[inline]
     #[must_use]
     pub fn lives_at(&self, key: &[u8]) -> NodeId {
-        self.lives_at_of(self.slot_of(key), key)
+        self.lives_at_in_slot(self.slot_of(key), key)
     }
 
     /// Like [`Self::lives_at`], for a known slot.
     #[inline]
-    pub(crate) fn lives_at_of(&self, slot: Slot, key: &[u8]) -> NodeId {
+    pub(crate) fn lives_at_in_slot(&self, slot: Slot, key: &[u8]) -> NodeId {
         let owner = self.owner(slot);
         match &self.exceptions {
             Some(exceptions) if exceptions.has(slot) => exceptions.find(slot, key).unwrap_or(owner),
@@ -231,7 +231,7 @@ impl Topology {
                     continue;
                 }
                 let (now, then) = (now.as_deref().unwrap_or_default(), then.as_deref().unwrap_or_default());
-                let find = |keys: &[Alone], key: &Arc<[u8]>| {
+                let find = |keys: &[PlacedKey], key: &Arc<[u8]>| {
                     keys.binary_search_by(|(known, _)| known.cmp(key)).ok().map(|place| keys[place].1)
                 };
                 changes.extend(
@@ -249,7 +249,7 @@ impl Topology {
 
     /// Whether the placement overrides of this slot differ between the two topologies.
     #[must_use]
-    pub fn parts_otherwise(&self, other: &Self, slot: Slot) -> bool {
+    pub fn overrides_differ(&self, other: &Self, slot: Slot) -> bool {
         match (&self.exceptions, &other.exceptions) {
             (None, None) => false,
             (Some(one), Some(another)) if Arc::ptr_eq(one, another) => false,
@@ -283,7 +283,7 @@ impl Topology {
         let (there, bytes_there) =
             self.exceptions.as_ref().map_or((0, 0), |exceptions| (exceptions.count(), exceptions.bytes));
         let fits = asked == 0 || (there + asked <= EXCEPTIONS_MAX && bytes_there + bytes <= EXCEPTION_BYTES_MAX);
-        if fits { Ok(()) } else { Err(TooManyExceptions { there, requested: asked }) }
+        if fits { Ok(()) } else { Err(TooManyExceptions { existing: there, requested: asked }) }
     }
 
     /// Returns the next topology, one epoch higher, with these keys at `target`: with placement overrides, or without
@@ -333,7 +333,7 @@ impl Topology {
     }
 
     /// After a continuum change, keeps the same keys at the same nodes under their new slots.
-    pub(super) fn sort_exceptions_anew(&mut self) {
+    pub(super) fn rebuild_exceptions(&mut self) {
         let Some(exceptions) = self.exceptions.take() else { return };
         let all = exceptions
             .pages

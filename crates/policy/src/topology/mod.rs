@@ -25,7 +25,7 @@ pub use exceptions::{EXCEPTION_BYTES_MAX, EXCEPTIONS_MAX, TooManyExceptions};
 pub use first::{First, Fit, Sample, judge};
 pub use hashes::Hash;
 pub use overlay::Overlay;
-pub use place::{LaidOver, MAX_NODES, OverlayError, PartsError, PlaceError, Placed};
+pub use place::{MAX_NODES, OverlaidTopology, OverlayError, PartsError, PlaceError, Placed};
 pub use placement::{OtherPlacement, Placement};
 pub use slot::{SLOT_COUNT, Slot, crc16_slot};
 pub use transit::{MoveId, Stage, TooManyTransits, Transit};
@@ -172,7 +172,7 @@ impl Topology {
     /// Returns the nodes that may have keys, by id: slot owners, source and target of moves, and nodes with placement
     /// overrides. Commands about all keys need no other nodes.
     #[must_use]
-    pub fn keepers(&self) -> Vec<NodeId> {
+    pub fn nodes_with_keys(&self) -> Vec<NodeId> {
         let mut keeps = vec![false; self.node_id_bound()];
         // Slots in [`Stage::Observed`] still have all keys at the owner.
         let moving = self.transits().filter(|transit| matches!(transit.stage, Stage::Moving { .. }));
@@ -231,7 +231,7 @@ mod tests {
         let names: Vec<String> = (0..6).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
         let two = Topology::even(&names[..2]).expect("two nodes");
         let six = Topology::place(Some(&two), &names).expect("four join").topology;
-        let keepers = |topology: &Topology| topology.keepers().iter().map(|node| node.0).collect::<Vec<_>>();
+        let keepers = |topology: &Topology| topology.nodes_with_keys().iter().map(|node| node.0).collect::<Vec<_>>();
         assert_eq!(keepers(&six), [0, 1], "whoever has joined keeps nothing yet");
         let slot = six.ranges_of(NodeId(0)).first().and_then(|range| Slot::new(*range.start())).expect("a slot");
         let to = |target, stage| Transit {

@@ -216,9 +216,9 @@ impl fmt::Display for PartsError {
 
 impl std::error::Error for PartsError {}
 
-/// Result of [`Topology::laid_over`].
+/// Result of [`Topology::with_overlay`].
 #[derive(Clone, Debug)]
-pub struct LaidOver {
+pub struct OverlaidTopology {
     /// New topology.
     pub topology: Topology,
     /// New slot numbers, each with a slot that it was split from.
@@ -291,7 +291,7 @@ impl Topology {
     ///
     /// # Errors
     /// If there is no continuum, slots are in transit, a server is no node, or as [`Continuum::overlaid`].
-    pub fn laid_over(&self, servers: impl IntoIterator<Item = Server>) -> Result<LaidOver, OverlayError> {
+    pub fn with_overlay(&self, servers: impl IntoIterator<Item = Server>) -> Result<OverlaidTopology, OverlayError> {
         let Placement::Continuum(continuum) = &self.placement else { return Err(OverlayError::NoContinuum) };
         if !self.is_settled() {
             return Err(OverlayError::Moving);
@@ -311,8 +311,8 @@ impl Topology {
         for (slot, owner) in split {
             next.owners[slot.index()] = owner;
         }
-        next.sort_exceptions_anew();
-        Ok(LaidOver { topology: next, parts, goals })
+        next.rebuild_exceptions();
+        Ok(OverlaidTopology { topology: next, parts, goals })
     }
 
     /// Reconciles the stored topology, if any, with the configured nodes.

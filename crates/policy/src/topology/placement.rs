@@ -62,7 +62,7 @@ impl Placement {
     ///
     /// # Errors
     /// If not: nearly every key would be searched at the wrong server.
-    pub fn is_wanted(&self, wanted: Option<&Scheme>) -> Result<(), OtherPlacement> {
+    pub fn check_scheme(&self, wanted: Option<&Scheme>) -> Result<(), OtherPlacement> {
         let stored = self.continuum().map(|continuum| *continuum.scheme());
         if stored.as_ref() == wanted { Ok(()) } else { Err(OtherPlacement { stored, wanted: wanted.copied() }) }
     }

@@ -75,7 +75,7 @@ impl Categories {
     }
 
     /// Whether the sets intersect.
-    pub const fn meets(self, other: Self) -> bool {
+    pub const fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 

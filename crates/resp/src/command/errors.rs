@@ -8,10 +8,10 @@ use crate::request::Args;
 pub const CROSSSLOT: &str = "CROSSSLOT Keys in request don't hash to the same slot";
 
 /// Maximum bytes of a quoted name, and of all quoted arguments together, as in Redis.
-const SHOWN_MAX: usize = 128;
+const QUOTED_MAX: usize = 128;
 
 /// The part of an argument printed by C's `%.128s`: up to a NUL, at most `max` bytes.
-fn shown(arg: &[u8], max: usize) -> &[u8] {
+fn quoted(arg: &[u8], max: usize) -> &[u8] {
     let arg = &arg[..arg.len().min(max)];
     &arg[..memchr::memchr(0, arg).unwrap_or(arg.len())]
 }
@@ -33,16 +33,16 @@ pub fn arity(command: &Command) -> String {
 /// Error for an unknown command. Bytes, because it quotes the client.
 pub fn unknown(args: &Args<'_>) -> Vec<u8> {
     let mut text = b"ERR unknown command '".to_vec();
-    text.extend_from_slice(shown(args.get(0).unwrap_or_default(), SHOWN_MAX));
+    text.extend_from_slice(quoted(args.get(0).unwrap_or_default(), QUOTED_MAX));
     text.extend_from_slice(b"', with args beginning with: ");
     let start = text.len();
     for arg in args.iter().skip(1) {
         let used = text.len() - start;
-        if used >= SHOWN_MAX {
+        if used >= QUOTED_MAX {
             break;
         }
         text.push(b'\'');
-        text.extend_from_slice(shown(arg, SHOWN_MAX - used));
+        text.extend_from_slice(quoted(arg, QUOTED_MAX - used));
         text.extend_from_slice(b"' ");
     }
     without_line_ends(text)
@@ -51,7 +51,7 @@ pub fn unknown(args: &Args<'_>) -> Vec<u8> {
 /// Error for an unknown subcommand of `container`.
 pub fn unknown_subcommand(container: &Command, args: &Args<'_>) -> Vec<u8> {
     let mut text = b"ERR unknown subcommand '".to_vec();
-    text.extend_from_slice(shown(args.get(1).unwrap_or_default(), SHOWN_MAX));
+    text.extend_from_slice(quoted(args.get(1).unwrap_or_default(), QUOTED_MAX));
     text.extend_from_slice(format!("'. Try {} HELP.", container.name).as_bytes());
     without_line_ends(text)
 }

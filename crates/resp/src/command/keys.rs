@@ -212,7 +212,7 @@ pub enum KeyError {
 
 impl KeyError {
     /// Whether only the key positions are unknown. The command can then be executed at a node that has every key.
-    pub fn is_about_places(self) -> bool {
+    pub fn is_unknown_position(self) -> bool {
         matches!(self, Self::SortPattern(_) | Self::Undescribed)
     }
 

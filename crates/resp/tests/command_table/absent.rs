@@ -1,5 +1,5 @@
 //! Replies of servers to reads of a missing key. Double reads treat every other reply as proof that the key exists
-//! (`reply::may_be_of_no_key`).
+//! (`reply::may_be_missing_key`).
 
 use switchyard_resp::command::{CommandTable, Flags, Handling};
 use switchyard_resp::reply;
@@ -81,7 +81,7 @@ fn a_read_of_a_missing_key_shows_none() {
                         .any(|words| error.contains(words));
                     assert!(!is_wrong_call, "{}: {}: {error}: a call for CALLS", server.program, shown(&call));
                     assert!(
-                        reply::may_be_of_no_key(&answer),
+                        reply::may_be_missing_key(&answer),
                         "{}: {}: {}",
                         server.program,
                         shown(&call),

@@ -54,7 +54,7 @@ pub(crate) fn coordinate(shared: &Shared) {
         }
         let wanted = if shared.uptime() < hears_from { Vec::new() } else { wanted };
         let now_us = shared.uptime().as_micros() as u64;
-        let mut more = admission.want(wanted, &settings.knobs, now_us);
+        let mut more = admission.admit_now(wanted, &settings.knobs, now_us);
         let mut less = Vec::new();
         if shared.uptime() >= next_step {
             next_step = shared.uptime() + STEP;

@@ -17,7 +17,7 @@ use switchyard_policy::migration::tracker::{Exact, State, Tracker};
 use switchyard_policy::migration::{Committed, Fingerprint, FingerprintSet, Fingerprinter, Key, Legs};
 use switchyard_policy::topology::{MoveId, NodeId, Placement, Slot};
 
-use super::{Holds, MoveProgress, Steer};
+use super::{Holds, MoveProgress, UserRequest};
 use crate::away::Away;
 use crate::shared::lock;
 
@@ -93,7 +93,7 @@ impl SharedLeg {
     /// Where a group is of which the tracker has said something else.
     pub(crate) fn found(&self, group: Fingerprint, truth: State) {
         if let Some(tracker) = &self.tracker {
-            tracker.0.write().unwrap_or_else(PoisonError::into_inner).found(group, truth);
+            tracker.0.write().unwrap_or_else(PoisonError::into_inner).correct(group, truth);
         }
     }
 
@@ -181,7 +181,7 @@ pub(crate) enum MoverMessage {
     Unquiesce {
         ticket: u64,
     },
-    Steer(Steer),
+    Steer(UserRequest),
     /// The records of the leg with these numbers are durable, or could not be made so.
     Recorded {
         leg: u32,

@@ -11,7 +11,7 @@ use switchyard_policy::migration::published::Rules;
 use switchyard_policy::migration::staging::{Event as OfStaged, Place};
 use switchyard_policy::migration::tracker::Pair;
 use switchyard_policy::migration::{
-    BatchId, Begin, Driver, DriverAction, DriverEvent, Event, Fingerprint, Io, Key, LegView, Orders, Outcome, Record,
+    BatchId, Begin, Driver, DriverAction, DriverEvent, Event, Fingerprint, Io, Key, LegOrder, LegView, Outcome, Record,
     Side,
 };
 use switchyard_policy::topology::{NodeId, Slot, Stage};
@@ -24,7 +24,7 @@ use super::replicas::CatchingUp;
 use super::run::{Mover, MoverExit};
 use super::side::{self, Content, DurabilityResult, Form, NodeRequest, REPLICAS_TRIES, Use};
 use super::spool::Spool;
-use super::{MoverMessage, SharedLeg, Steer};
+use super::{MoverMessage, SharedLeg, UserRequest};
 use crate::shared::Message;
 
 /// The driver is told that time passes at least so often.
@@ -95,20 +95,20 @@ impl Mover {
         let driver = Driver::new(Begin {
             protocol: order.how.protocol,
             paper: order.how.paper,
-            orders: Orders {
+            orders: LegOrder {
                 move_id: self.id,
                 leg: number,
                 source: order.source,
                 target: order.target,
                 slots: slots.clone(),
                 durability: order.how.durability,
-                drain_patience_us: self.life.drain_patience_us(),
+                drain_timeout_us: self.life.drain_patience_us(),
             },
             fingerprints: self.fingerprints,
             resume,
             keys: scope.as_ref().map(|scope| scope.keys().to_vec()),
             databases,
-            listed_of: self.list.of().map(str::to_owned),
+            listed_run_id: self.list.of().map(str::to_owned),
             target_is_clean: self.list.target_is_clean(),
         });
         let order = self.life.order();
@@ -254,7 +254,7 @@ impl Mover {
                 );
             }
             DriverAction::View { away, double_read } => {
-                run.view = run.view.turned(Arc::new(run.view.committed().anew()), away, double_read)
+                run.view = run.view.with_direction(Arc::new(run.view.committed().anew()), away, double_read)
             }
             DriverAction::Publish => {
                 let epoch = self.publish_leg(run);
@@ -331,8 +331,8 @@ impl Mover {
                 if run.committed - run.driver.progress().keys_moved.min(run.committed) > ABSENT_MAX {
                     self.pacing.hurry(true);
                 }
-                self.late_keys.note(&fingerprints, run.driver.goes_back());
-                self.count_moved(run, if run.driver.goes_back() { Side::Source } else { Side::Target });
+                self.late_keys.note(&fingerprints, run.driver.is_returning());
+                self.count_moved(run, if run.driver.is_returning() { Side::Source } else { Side::Target });
                 run.view.committed().commit(fingerprints);
                 self.wake_workers(run.view.committed());
             }
@@ -349,7 +349,7 @@ impl Mover {
                 }
             }
             DriverAction::Confirm { side } => self.end_mut(side).confirm(),
-            DriverAction::Reach { side } => {
+            DriverAction::Reconnect { side } => {
                 self.end_mut(side).next_try.get_or_insert_with(Instant::now);
             }
             DriverAction::CatchUp { side } => self.catch_up(run, side),
@@ -369,11 +369,11 @@ impl Mover {
             }
             DriverAction::Lost { side, keys } => {
                 let most = keys.len() as u64 * u64::from(self.in_databases.max(1));
-                self.life.lose(side, most);
+                self.life.record_loss(side, most);
                 self.host.lost(self.id, self.end(side).node, &keys, most);
             }
             DriverAction::Io(Io::Track { groups, complete }) => run.view.committed().track(groups, complete),
-            DriverAction::Io(Io::Found { group, truth }) => {
+            DriverAction::Io(Io::CorrectTracker { group, truth }) => {
                 run.view.committed().found(group, truth);
                 self.wake_workers(run.view.committed());
             }
@@ -526,11 +526,11 @@ impl Mover {
                 }
                 MoverMessage::Steer(steer) => {
                     self.steer(steer);
-                    if matches!(steer, Steer::Abort | Steer::GiveUp(_)) {
+                    if matches!(steer, UserRequest::Abort | UserRequest::GiveUp(_)) {
                         self.pacing.hurry(true);
                         run.on_event(Event::RollBack);
                     }
-                    if let Steer::GiveUp(side) = steer {
+                    if let UserRequest::GiveUp(side) = steer {
                         run.on_event(Event::GiveUp { side });
                     }
                     run.on_event(Event::Pace(self.pacing.pace()));
@@ -760,12 +760,12 @@ impl Mover {
         }
         // Where a side is lost, it is found out where its answers are taken.
         let Ok(databases) = self.databases_in_use() else { return };
-        if !run.driver.goes_back() && self.remove_outdated(&run.slots).is_err() {
+        if !run.driver.is_returning() && self.remove_outdated(&run.slots).is_err() {
             return;
         }
         // Who goes past us, or still writes, may give a key its time at any moment.
         let how = self.life.order().how;
-        if !run.driver.goes_back() && !how.direct_clients && !how.copies_while_served() {
+        if !run.driver.is_returning() && !how.direct_clients && !how.copies_while_served() {
             run.lasting.clone_from(&self.lasting);
         }
         run.moving_since = run.moving_since.or(Some(Instant::now()));

@@ -123,15 +123,20 @@ pub(super) fn shown(step: Step, item: &Item, last: &Last, answers: &[Vec<u8>]) -
             }
             let there = results.last().and_then(|answer| reply::integer(answer)).unwrap_or(0);
             let (key_was_there, staging_was_there) = (number(0) == Some(1), number(1) == Some(1));
-            StagingReply::Counted(Counted { key_was_there, staging_was_there, there, at_source: last.count })
+            StagingReply::Counted(Counted {
+                key_existed: key_was_there,
+                staging_existed: staging_was_there,
+                there,
+                at_source: last.count,
+            })
         }
         Step::Rename => match results.get(1) {
             Some(answer) if reply::is_error(answer) && item.expires_ms > 0 && number(0) == Some(1) => {
-                StagingReply::Renamed(Renamed::TimeIsOver)
+                StagingReply::Renamed(Renamed::Expired)
             }
             Some(answer) if reply::is_error(answer) => StagingReply::Unusable(error_text(answer)),
             Some(answer) if reply::integer(answer) == Some(1) => StagingReply::Renamed(Renamed::Yes),
-            Some(answer) if reply::integer(answer) == Some(0) => StagingReply::Renamed(Renamed::KeyIsThere),
+            Some(answer) if reply::integer(answer) == Some(0) => StagingReply::Renamed(Renamed::KeyExists),
             _ => StagingReply::Unusable("the node answered EXEC with something else than was asked".to_owned()),
         },
     }

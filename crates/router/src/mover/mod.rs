@@ -43,7 +43,7 @@ use crate::shared::{Shared, lock};
 pub use big::{BigKey, BigKeys};
 pub(crate) use committed::{MoverMessage, Moves, SharedLeg, SharedMove, SharedTracker};
 pub use left_over::are_all_that_is_left;
-pub use switchyard_policy::migration::{MoveEnd, Steer};
+pub use switchyard_policy::migration::{MoveEnd, UserRequest};
 
 /// Moves that are remembered, also when they have ended.
 const REMEMBERED: usize = 64;

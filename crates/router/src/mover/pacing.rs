@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::pace::{Observation, Pacer};
-use switchyard_policy::migration::{Goal, MoveOptions, Pace, Progress, Side, Steer};
+use switchyard_policy::migration::{Goal, MoveOptions, Pace, Progress, Side, UserRequest};
 use switchyard_policy::topology::MoveId;
 use tracing::trace;
 
@@ -66,17 +66,17 @@ impl Pacing {
         }
     }
 
-    pub(super) fn steer(&mut self, steer: Steer) {
+    pub(super) fn steer(&mut self, steer: UserRequest) {
         match steer {
-            Steer::Goal(goal) => self.pacer.set_goal(goal),
-            Steer::MaxRate(rate) => self.pacer.set_max_rate(rate),
-            Steer::Pause | Steer::Resume | Steer::Abort | Steer::GiveUp(_) => {}
+            UserRequest::Goal(goal) => self.pacer.set_goal(goal),
+            UserRequest::MaxRate(rate) => self.pacer.set_max_rate(rate),
+            UserRequest::Pause | UserRequest::Resume | UserRequest::Abort | UserRequest::GiveUp(_) => {}
         }
     }
 
     /// How fast.
     pub(super) fn pace(&self) -> Pace {
-        if self.hurried { self.pacer.hurried() } else { self.pacer.pace() }
+        if self.hurried { self.pacer.full_speed() } else { self.pacer.pace() }
     }
 
     /// Keys of a leg.

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use switchyard_policy::migration::life::{Begin, Listed, MoveStateMachine, Step, StepResult};
+use switchyard_policy::migration::life::{Begin, ListedKeys, MoveStateMachine, Step, StepResult};
 use switchyard_policy::migration::{Fingerprinter, Outcome, Protocol, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Placement, Slot, Stage};
 use tracing::{error, info, warn};
@@ -25,7 +25,7 @@ use super::returning::Returning;
 use super::side::SideConnection;
 use super::sizes::Sizes;
 use super::staging::Staging;
-use super::{Host, MoveEnd, MoveTask, MoverMessage, SharedMove, Steer};
+use super::{Host, MoveEnd, MoveTask, MoverMessage, SharedMove, UserRequest};
 use crate::shared::{Message, Shared};
 
 /// Why a mover does not go on.
@@ -212,15 +212,15 @@ impl Mover {
                 Err(MoverExit::Aborted) => StepResult::Aborted,
                 Err(MoverExit::Stop(why)) => StepResult::Refused(why),
             };
-            step = self.life.came(came, self.now_us());
+            step = self.life.on_result(came, self.now_us());
         }
     }
 
     fn do_step(&mut self, step: Step) -> Result<StepResult, MoverExit> {
         let of_keys = self.life.order().keys.is_some();
         match step {
-            Step::Reach { side, .. } => self.try_to_reach(side)?,
-            Step::Rest { us, doing, .. } => {
+            Step::Connect { side, .. } => self.try_to_reach(side)?,
+            Step::Rest { us, activity: doing, .. } => {
                 self.shown.set_activity(doing);
                 self.rest(Duration::from_micros(us))?;
             }
@@ -230,7 +230,7 @@ impl Mover {
             Step::List => self.list()?,
             // Now that nothing is under way that does not know of the move.
             Step::Functions => self.give_functions()?,
-            Step::Hear => self.pump()?,
+            Step::HandleRequests => self.pump()?,
             Step::Measure => {
                 self.measure_next()?;
                 return Ok(StepResult::Cut(self.next_leg(&[])));
@@ -246,8 +246,8 @@ impl Mover {
                 return Ok(StepResult::Ended(outcome));
             }
             Step::Observe => self.observe()?,
-            Step::LookBehind if of_keys => self.look_behind_keys()?,
-            Step::LookBehind => self.check_late_keys()?,
+            Step::CheckSource if of_keys => self.look_behind_keys()?,
+            Step::CheckSource => self.check_late_keys()?,
             Step::End(_) => {}
         }
         Ok(StepResult::Done)
@@ -272,8 +272,8 @@ impl Mover {
     }
 
     /// Takes what a user wants.
-    pub(super) fn steer(&mut self, steer: Steer) {
-        self.life.steer(steer);
+    pub(super) fn steer(&mut self, steer: UserRequest) {
+        self.life.on_user_request(steer);
         self.pacing.steer(steer);
     }
 
@@ -564,7 +564,7 @@ impl Mover {
     }
 }
 
-impl Listed for Mover {
+impl ListedKeys for Mover {
     fn keys(&self, slot: Slot) -> u32 {
         self.list.count(slot)
     }

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use switchyard_policy::migration::pace::first_that_fit;
+use switchyard_policy::migration::pace::keys_that_fit;
 use switchyard_policy::migration::{Goal, Key, Phase, Protocol, Side};
 use switchyard_policy::topology::{Placement, Slot};
 use switchyard_resp::reply;
@@ -137,11 +137,11 @@ impl Lengths {
     /// staged and do not count.
     pub(super) fn first_that_fit(&self, placement: &Placement, keys: &[Key]) -> usize {
         // As is usual.
-        if first_that_fit(keys.iter().map(|_| self.largest)) >= keys.len() {
+        if keys_that_fit(keys.iter().map(|_| self.largest)) >= keys.len() {
             return keys.len();
         }
         let of = |key: &Key| self.by_slot.get(&placement.slot_of(key)).map_or(0, |(answers, sum)| sum / answers);
-        first_that_fit(keys.iter().map(of))
+        keys_that_fit(keys.iter().map(of))
     }
 
     /// Whether a key is small for certain, by its answer to STRLEN.

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, poll};
-use switchyard_policy::migration::staging::{self, Action, Ends, Event, Part, Place, Seen, Wrote};
+use switchyard_policy::migration::staging::{self, Action, Endpoints, Event, Inspection, Part, Place, Wrote};
 use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Fingerprint, Goal, Key, Process, Protocol, Side, TEMPORARY};
 use switchyard_policy::topology::{Placement, Slot};
@@ -110,12 +110,12 @@ impl Staging {
     /// What is staged of a key is not used any more: so many places.
     pub(super) fn drop_key(&mut self, key: &Key) -> u64 {
         let before = self.all.len();
-        self.note(Event::Over { key: key.clone() });
+        self.note(Event::Unneeded { key: key.clone() });
         (before - self.all.len()) as u64
     }
 
     pub(super) fn drop_all(&mut self) {
-        self.note(Event::AllOver);
+        self.note(Event::AllUnneeded);
     }
 
     /// A command is about to be sent that may touch these elements; `None`: anything of the key.
@@ -277,10 +277,10 @@ impl Mover {
     }
 
     /// The processes that the mover is connected to, and by which connections.
-    fn ends(&self) -> Option<Ends> {
+    fn ends(&self) -> Option<Endpoints> {
         let process = |side| self.end(side).connection.as_ref().map(|c| c.process.clone());
         let (source, target): (Process, Process) = process(Side::Source).zip(process(Side::Target))?;
-        Some(Ends { source, target })
+        Some(Endpoints { source, target })
     }
 
     /// Has the workers know what is staged.
@@ -299,7 +299,7 @@ impl Mover {
             let reached = self
                 .staging
                 .machine
-                .awaits()
+                .pending_epoch()
                 .filter(|epoch| self.shared.drained_source(*epoch, self.life.order().source));
             self.while_paused()?;
             if let Some(epoch) = reached {
@@ -307,7 +307,7 @@ impl Mover {
                 self.staging.rests_until = Some(Instant::now() + BARRIER_REST);
             }
             let rests = self.staging.rests_until.is_some_and(|until| Instant::now() < until);
-            let mut to_do = self.on_staging(Event::Go { barrier: !rests });
+            let mut to_do = self.on_staging(Event::Next { barrier: !rests });
             if to_do.contains(&Action::Ready) {
                 self.share_staged();
                 return self.discard();
@@ -324,7 +324,7 @@ impl Mover {
             }
             self.discard()?;
             if idle {
-                if let Some(epoch) = self.staging.machine.awaits() {
+                if let Some(epoch) = self.staging.machine.pending_epoch() {
                     self.shared.want_drained(epoch);
                 }
                 self.wait(Duration::from_millis(2));
@@ -333,7 +333,7 @@ impl Mover {
     }
 
     /// Looks what a big key is, and whether it still is one.
-    fn look_at_big(&mut self, place: &Place, number: u64) -> Result<Seen, MoverExit> {
+    fn look_at_big(&mut self, place: &Place, number: u64) -> Result<Inspection, MoverExit> {
         self.shown.set_activity(COPYING);
         let (seen, staged) = self.seen_of(place)?;
         if let Some(mut staged) = staged {
@@ -344,8 +344,8 @@ impl Mover {
         Ok(seen)
     }
 
-    fn seen_of(&mut self, place: &Place) -> Result<(Seen, Option<Staged>), MoverExit> {
-        let unfit = |why: String| Ok((Seen::Unfit(why), None));
+    fn seen_of(&mut self, place: &Place) -> Result<(Inspection, Option<Staged>), MoverExit> {
+        let unfit = |why: String| Ok((Inspection::Unfit(why), None));
         if self.life.order().how.direct_clients {
             return unfit("clients use the nodes directly, and what they write is not known".to_owned());
         }
@@ -357,7 +357,7 @@ impl Mover {
         self.select(Side::Source, *database)?;
         let kind = self.call(Side::Source, &[b"TYPE", key])?;
         let kind = match reply::text(&kind).unwrap_or_default() {
-            b"none" => return Ok((Seen::Gone, None)),
+            b"none" => return Ok((Inspection::Gone, None)),
             name => match Kind::named(name) {
                 Some(kind) => kind,
                 None => return unfit(format!("a {} is not copied in pieces", String::from_utf8_lossy(name))),
@@ -373,7 +373,7 @@ impl Mover {
         let number = |answer: &[u8]| reply::integer(answer).and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
         let (length, bytes) = (number(&length), number(&size));
         if length == 0 || bytes < self.big.limit() {
-            return Ok((Seen::Gone, None));
+            return Ok((Inspection::Gone, None));
         }
         let piece_bytes: u64 = match self.life.order().how.goal {
             Goal::Fast => 256 << 10,
@@ -393,7 +393,7 @@ impl Mover {
             bytes,
             copied: 0,
         };
-        Ok((Seen::Fit, Some(staged)))
+        Ok((Inspection::Fit, Some(staged)))
     }
 
     /// Has the workers know what is staged, and asks for the moment at which all that was sent before is answered.
@@ -410,9 +410,9 @@ impl Mover {
         // A question alone on its connection comes before those that are asked together.
         for action in &to_do {
             match action {
-                Action::Look { place, number } => {
+                Action::Inspect { place, number } => {
                     let seen = self.look_at_big(place, *number)?;
-                    return Ok(vec![Event::Looked { place: place.clone(), seen }]);
+                    return Ok(vec![Event::Inspected { place: place.clone(), seen }]);
                 }
                 Action::Read { place } | Action::ReadAgain { place, .. } => self.select(Side::Source, place.1)?,
                 Action::Write { place, .. } => self.select(Side::Target, place.1)?,
@@ -436,7 +436,7 @@ impl Mover {
                     let Some(staged) = self.staging.all.get(place) else { continue };
                     staged.kind.request_elements(source, &place.0, elements);
                 }
-                Action::Write { place, part, afresh } => {
+                Action::Write { place, part, is_new: afresh } => {
                     let Some(staged) = self.staging.all.get_mut(place) else { continue };
                     let piece = match part {
                         Part::Piece => staged.piece.take(),
@@ -466,7 +466,7 @@ impl Mover {
                     });
                     Event::ReadAgain { place, same_type }
                 }
-                Action::Write { place, afresh, .. } => {
+                Action::Write { place, is_new: afresh, .. } => {
                     Event::Wrote { wrote: self.wrote(&place, &wrote, bytes, afresh)?, place }
                 }
                 _ => continue,
@@ -643,7 +643,7 @@ impl Mover {
     }
 }
 
-/// Writes a piece to the staging key, and renews its life. `afresh`: whatever has its name goes first.
+/// Writes a piece to the staging key, and renews its life. `is_new`: whatever has its name goes first.
 fn write(target: &mut Connection, staged: &Staged, piece: &Piece, afresh: bool) {
     target.push(&[b"MULTI"]);
     if afresh {

@@ -171,7 +171,7 @@ impl User {
     fn rules_allow(&self, command: &Command) -> bool {
         let about = |rule: &&CommandRule| match &rule.subject {
             Subject::All => true,
-            Subject::Category(categories, _) => command.categories().meets(*categories),
+            Subject::Category(categories, _) => command.categories().intersects(*categories),
             Subject::Command(name) => {
                 let name = name.as_str();
                 *command.name == *name || command.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('|'))

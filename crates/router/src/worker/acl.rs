@@ -119,7 +119,7 @@ impl Worker {
                 let Some(category) = Categories::named(&name) else {
                     return self.refuse(handle, class, &format!("ERR Unknown category '{name}'"));
                 };
-                let commands: Vec<_> = plan.commands.iter().filter(|c| c.categories().meets(category)).collect();
+                let commands: Vec<_> = plan.commands.iter().filter(|c| c.categories().intersects(category)).collect();
                 encode::header(&mut out, b'*', commands.len());
                 commands
                     .iter()

@@ -271,7 +271,7 @@ impl Worker {
                 let target = route(&plan.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
                 self.keys = keys;
                 match (found, target) {
-                    (Err(error), _) => match plan.topology.only_node().filter(|_| error.is_about_places()) {
+                    (Err(error), _) => match plan.topology.only_node().filter(|_| error.is_unknown_position()) {
                         Some(node) => return self.together(plan, handle, command, node, Limit::Unnamed, raw, args),
                         None => return self.refuse(handle, class, &error.text(command)),
                     },

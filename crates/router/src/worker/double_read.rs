@@ -117,7 +117,7 @@ pub(super) fn double_read(worker: &mut Worker, handle: Handle, command: &Command
 
 /// All have answered: the source, and the target; or the target alone.
 pub(super) fn end_double_read(worker: &mut Worker, handle: Handle, asked: PendingDoubleRead, parts: &[Vec<u8>]) {
-    if let Some(shown) = parts.iter().rev().find(|part| !reply::may_be_of_no_key(part)) {
+    if let Some(shown) = parts.iter().rev().find(|part| !reply::may_be_missing_key(part)) {
         return worker.deliver(handle, asked.seq, shown);
     }
     if let ([of_source, _], true) = (parts, asked.as_published) {

@@ -33,7 +33,7 @@ impl DataNodes {
     pub(super) fn adopt(&mut self, topology: &Topology) {
         self.is_one.clear();
         self.is_one.resize(topology.node_id_bound(), false);
-        for node in topology.keepers() {
+        for node in topology.nodes_with_keys() {
             self.is_one[node.index()] = true;
         }
         self.all = topology.nodes().map(|node| node.id).filter(|node| self.is_one[node.index()]).collect();

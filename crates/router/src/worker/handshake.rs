@@ -493,7 +493,7 @@ impl Worker {
         let (node, now, is_loading, policy) =
             (link.node, link.holdings?.keys, link.is_loading, self.plan.live.empty_return);
         // Where no key is looked for, none is missed.
-        if !self.plan.topology.keepers().contains(&node) {
+        if !self.plan.topology.nodes_with_keys().contains(&node) {
             return None;
         }
         let sent = self.shared.changes_sent(node);

@@ -281,13 +281,13 @@ pub(super) fn copied(
     let quick = rapidhash::v3::rapidhash_v3(raw);
     let (database, resp3) = (client.database, client.resp3);
     // What a client asks a node for in one pipeline is executed in its order.
-    if let Some(again) = hot.copies.again(&*hot.gates, quick, (database, raw, resp3), || hot.clock.read())
+    if let Some(again) = hot.copies.find_recent(&*hot.gates, quick, (database, raw, resp3), || hot.clock.read())
         && !client.is_under_way_at(again.node)
     {
         let seq = client.owe_at(None, *now_us, command.class() as u8);
         hearers.telemetry.note_hit(again.node, database, again.key, raw.len(), again.reply.len());
         counters.hot.hits.add(1);
-        hot.share.give(again.reply.len());
+        hot.share.record(again.reply.len());
         give(client, counters, seq, again.reply, false, *now_us);
         let is_special = client.gated;
         clients.mark(handle);
@@ -311,8 +311,8 @@ pub(super) fn copied(
     ) {
         Read::Hit(reply) => {
             let reply = reply.to_vec();
-            hot.share.give(reply.len());
-            hot.copies.remember(quick, &asked);
+            hot.share.record(reply.len());
+            hot.copies.record_hit(quick, &asked);
             hearers.telemetry.note_hit(node, database, key, raw.len(), reply.len());
             counters.hot.hits.add(1);
             worker.answer(handle, command.class() as u8, &reply);
@@ -425,7 +425,7 @@ fn copied_values(
         worker.observers.telemetry.note_hit(node, database, key, key.len(), bytes);
     }
     worker.counters.hot.hits.add(1);
-    worker.observers.hot.share.give(answer.len());
+    worker.observers.hot.share.record(answer.len());
     worker.answer(handle, class, &answer);
     Some(Flow::Next)
 }
@@ -666,7 +666,7 @@ fn lives_at(plan: &RoutingSnapshot, key: &[u8], slot: Slot) -> Option<NodeId> {
 /// Another topology is in force.
 pub(super) fn place_anew(worker: &mut Worker) {
     let Worker { observers: hearers, plan, .. } = &mut *worker;
-    hearers.hot.copies.place_anew(|key, slot| lives_at(plan, key, slot));
+    hearers.hot.copies.update_placement(|key, slot| lives_at(plan, key, slot));
     count(worker);
 }
 
@@ -814,7 +814,7 @@ pub(super) fn tick(worker: &mut Worker) {
         publish_drained(worker);
     }
     let hot = &mut worker.observers.hot;
-    let late: Vec<(u32, NodeId)> = hot.copies.late(worker.now_us.saturating_sub(PATIENCE_US)).collect();
+    let late: Vec<(u32, NodeId)> = hot.copies.fills_before(worker.now_us.saturating_sub(PATIENCE_US)).collect();
     hot.slow_nodes.clear();
     let mut clients = Vec::new();
     for (number, node) in late {

@@ -44,7 +44,7 @@ pub(super) fn as_published(
         Way::Both if !has_waited && reads_one_key(worker, handle, command, args) => return asks(vec![source, target]),
         _ => {}
     }
-    if !has_waited && look.waits_for_both(&plan.topology, &plan.moves.legs) {
+    if !has_waited && look.fetches_first(&plan.topology, &plan.moves.legs) {
         return None;
     }
     if !matches!(command.handling, Handling::Split(_)) {

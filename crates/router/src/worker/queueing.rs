@@ -280,7 +280,7 @@ impl Worker {
                         _,
                     )
                     | (Ok(()), Route::Anywhere) => Queueing::Queue(None),
-                    (Err(error), _) if error.is_about_places() && is_only => Queueing::Alone(Limit::Unnamed),
+                    (Err(error), _) if error.is_unknown_position() && is_only => Queueing::Alone(Limit::Unnamed),
                     (Err(error), _) => Queueing::Refuse(error.text(command)),
                     // Where they live is looked at with EXEC.
                     (Ok(()), Route::Owner(slot, _) | Route::Parted(slot)) if known.is_none_or(|k| k == slot) => {

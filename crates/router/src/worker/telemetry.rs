@@ -377,7 +377,7 @@ impl Telemetry {
             if least.is_none_or(|least| rate * (workers as f64) < least as f64) {
                 *recent = None;
             } else if recent.is_none() {
-                *recent = Some(Box::new(Recent::of_one_in(workers)));
+                *recent = Some(Box::new(Recent::for_workers(workers)));
             }
         }
         instant.one_in = (all / NOTICED_PER_SECOND).clamp(1.0, ONE_IN_MAX as f64) as u32;

@@ -302,7 +302,7 @@ impl Worker {
         let mut due: Vec<(u64, Handle)> = Vec::new();
         for handle in self.clients.stalled(Stall::Keys) {
             let Some(moving) = self.clients.get(handle).and_then(|client| client.moving.as_ref()) else { continue };
-            moving.waits.go_on(self.index);
+            moving.waits.register_again(self.index);
             if all || moving.is_over() {
                 due.push((moving.since_us, handle));
             }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use switchyard_policy::migration::{Durability, Goal};
 use switchyard_policy::topology::{MoveId, SLOT_COUNT, Slot, crc16_slot};
-use switchyard_router::{MoveEnd, Steer};
+use switchyard_router::{MoveEnd, UserRequest};
 
 use super::fleet::{Client, Fleet, Server, all_there, fill, until, with};
 
@@ -450,7 +450,7 @@ fn a_copy_that_is_given_up_leaves_nothing_and_is_not_seen() {
     until("INFO knows it", || client.cmd("INFO keyspace").contains("db0:keys=1,expires=0,"));
     let under_way = fleet.progress(1).big.under_way;
     assert!(under_way.iter().all(|big| big.restarts == 0), "to look is not to write: {under_way:?}");
-    fleet.router().steer_move(MoveId(1), Steer::Abort);
+    fleet.router().steer_move(MoveId(1), UserRequest::Abort);
     assert!(matches!(fleet.wait_for(1), MoveEnd::Stopped(_)));
     assert_eq!(client.cmd(&format!("HLEN {key}")), "30000");
     assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), "0");

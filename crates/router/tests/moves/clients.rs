@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use switchyard_policy::migration::Goal;
 use switchyard_policy::topology::{MoveId, crc16_slot};
-use switchyard_router::{MoveEnd, Steer};
+use switchyard_router::{MoveEnd, UserRequest};
 
 use super::fleet::{Client, Fleet, fill, with};
 
@@ -103,7 +103,7 @@ fn who_tracks_is_told_of_every_change_whatever_moves() {
                     (0..40).for_each(|n| cache.read(&format!("{{{n}}}tracked")));
                     rounds += 1;
                     if rounds == 3 {
-                        fleet.router().steer_move(MoveId(id), Steer::Goal(Goal::Fast));
+                        fleet.router().steer_move(MoveId(id), UserRequest::Goal(Goal::Fast));
                     }
                 }
                 assert_eq!(fleet.wait_for(id), MoveEnd::Done);

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use switchyard_policy::migration::{Goal, Protocol};
 use switchyard_policy::topology::MoveId;
-use switchyard_router::{MoveEnd, MoveTask, Steer};
+use switchyard_router::{MoveEnd, MoveTask, UserRequest};
 
 use super::fleet::{Client, Fleet, all_there, fill, until, with};
 
@@ -41,8 +41,8 @@ fn fulva_gives_all_slots_at_once_and_fetches_a_sample_of_what_is_read() {
     until("some are fetched", || fleet.progress(1).pulled - before.1 >= asked / 200);
     assert!(fleet.progress(1).pulled - before.1 <= asked / 100 + 1);
     assert_eq!(fleet.keeper.handed_over.load(Ordering::SeqCst), legs);
-    fleet.router().steer_move(MoveId(1), Steer::MaxRate(None));
-    fleet.router().steer_move(MoveId(1), Steer::Goal(Goal::Fast));
+    fleet.router().steer_move(MoveId(1), UserRequest::MaxRate(None));
+    fleet.router().steer_move(MoveId(1), UserRequest::Goal(Goal::Fast));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     assert_eq!(fleet.keeper.handed_over.load(Ordering::SeqCst), legs + 1, "all slots were one leg");
     all_there(&mut client, 4000);
@@ -89,8 +89,8 @@ fn reads_do_not_wait_for_their_key_and_see_what_is_there() {
     // Several keys are those of one moment, so they are awaited.
     assert_eq!(client.cmd("MGET {a}3003 {a}3004"), "[3003, 3004]");
     assert!(fleet.progress(1).end.is_none(), "it was on its way all the time");
-    fleet.router().steer_move(MoveId(1), Steer::MaxRate(None));
-    fleet.router().steer_move(MoveId(1), Steer::Goal(Goal::Fast));
+    fleet.router().steer_move(MoveId(1), UserRequest::MaxRate(None));
+    fleet.router().steer_move(MoveId(1), UserRequest::Goal(Goal::Fast));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     assert_eq!(client.cmd("GET {a}3005"), "3005");
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use switchyard_policy::migration::{Durability, Goal};
 use switchyard_policy::topology::MoveId;
-use switchyard_router::{MoveEnd, Reads, RuntimeSettings, Servers, Steer};
+use switchyard_router::{MoveEnd, Reads, RuntimeSettings, Servers, UserRequest};
 
 use super::fleet::{Fleet, Server, all_there, fill, other_programs, settings, until, with};
 
@@ -45,7 +45,7 @@ fn with_replica_nothing_leaves_the_source_before_a_replica_of_the_target_has_it(
         assert_eq!(all.len(), 4000, "after {} keys", fleet.progress(2).keys_moved);
         looks += 1;
         if looks == 5 {
-            fleet.router().steer_move(MoveId(2), Steer::Goal(Goal::Fast));
+            fleet.router().steer_move(MoveId(2), UserRequest::Goal(Goal::Fast));
         }
     }
     assert_eq!(fleet.wait_for(2), MoveEnd::Done);
@@ -147,7 +147,7 @@ fn of_several_replicas_all_that_are_there_must_have_it() {
     until("some keys have moved", || fleet.progress(2).keys_moved > 50);
     let [gone, stays] = copies;
     drop(gone);
-    fleet.router().steer_move(MoveId(2), Steer::Goal(Goal::Fast));
+    fleet.router().steer_move(MoveId(2), UserRequest::Goal(Goal::Fast));
     assert_eq!(fleet.wait_for(2), MoveEnd::Done);
     assert_eq!(keys(&stays).len(), 2000);
 }

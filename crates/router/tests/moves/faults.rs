@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use switchyard_policy::migration::{Durability, Goal, Phase, Protocol, Record};
 use switchyard_policy::topology::{MoveId, crc16_slot};
-use switchyard_router::{LateKeys, MoveEnd, Steer};
+use switchyard_router::{LateKeys, MoveEnd, UserRequest};
 
 use super::fleet::{Client, Fleet, Server, all_there, fill, until, with};
 use super::relay::{Hold, has_command, relay};
@@ -90,7 +90,7 @@ fn a_target_that_is_killed_and_keeps_its_data_gets_the_rest() {
     }));
     until("some keys have moved", || fleet.progress(1).keys_moved > 200);
     fleet.servers[1].crash(&durable);
-    fleet.router().steer_move(MoveId(1), switchyard_router::Steer::Goal(Goal::Fast));
+    fleet.router().steer_move(MoveId(1), switchyard_router::UserRequest::Goal(Goal::Fast));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     all_there(&mut fleet.client(), 4000);
 }
@@ -118,7 +118,7 @@ fn a_source_that_is_killed_and_shows_old_keys_again_brings_nothing_back() {
         assert!(!client.cmd(&line).starts_with('-'));
     }
     fleet.servers[0].crash(&[]);
-    fleet.router().steer_move(MoveId(1), switchyard_router::Steer::Goal(Goal::Fast));
+    fleet.router().steer_move(MoveId(1), switchyard_router::UserRequest::Goal(Goal::Fast));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     // Nor was anything of it there when the slots had left it.
     assert_eq!(fleet.progress(1).late, LateKeys::default());
@@ -146,7 +146,7 @@ fn a_node_that_stands_still_for_a_while_costs_time_and_nothing_else() {
         // Longer than the router waits for an answer.
         std::thread::sleep(Duration::from_millis(6500));
         fleet.servers[place].signal(rustix::process::Signal::CONT);
-        fleet.router().steer_move(MoveId(id), switchyard_router::Steer::Goal(Goal::Fast));
+        fleet.router().steer_move(MoveId(id), switchyard_router::UserRequest::Goal(Goal::Fast));
         assert_eq!(fleet.wait_for(id), MoveEnd::Done);
         all_there(&mut fleet.client(), 4000);
     }
@@ -227,7 +227,7 @@ fn who_waits_too_long_for_a_key_is_told_so_and_nothing_else_breaks() {
     });
     assert!(told > 0, "some keys were not there");
     fleet.keeper.stuck.store(false, Ordering::SeqCst);
-    fleet.router().steer_move(MoveId(1), switchyard_router::Steer::Goal(Goal::Fast));
+    fleet.router().steer_move(MoveId(1), switchyard_router::UserRequest::Goal(Goal::Fast));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     assert!(fleet.progress(1).holds.max_us > 1_000_000);
 }
@@ -403,7 +403,7 @@ fn keys_come_back_also_where_more_of_the_source_were_asked_for_when_the_leg_turn
     hold.wanted.store(true, Ordering::SeqCst);
     fleet.restart();
     until("the source is asked for keys", || hold.holds.load(Ordering::SeqCst));
-    fleet.router().steer_move(MoveId(1), Steer::Abort);
+    fleet.router().steer_move(MoveId(1), UserRequest::Abort);
     until("the leg has turned", || fleet.progress(1).phase == Some(Phase::Returning));
     hold.wanted.store(false, Ordering::SeqCst);
     assert!(matches!(fleet.wait_for(1), MoveEnd::Stopped(_)));

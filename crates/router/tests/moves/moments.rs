@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use switchyard_policy::migration::{Goal, Record};
 use switchyard_policy::topology::{MoveId, crc16_slot};
-use switchyard_router::{LateKeys, MoveEnd, Steer};
+use switchyard_router::{LateKeys, MoveEnd, UserRequest};
 
 use super::big::{hash, key_of};
 use super::fleet::{Client, Fleet, fill, until, with};
@@ -107,7 +107,7 @@ fn what_a_target_shows_that_was_killed_before_a_leg_is_not_believed() {
     until("a big key is copied in pieces", || fleet.progress(1).doing.contains("in pieces"));
     fleet.servers[1].crash(&[]);
     assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), small.len().to_string());
-    fleet.router().steer_move(MoveId(1), Steer::MaxRate(None));
+    fleet.router().steer_move(MoveId(1), UserRequest::MaxRate(None));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     let mut client = fleet.client();
     for key in &small {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use switchyard_policy::migration::record::Record;
 use switchyard_policy::migration::{Goal, Protocol};
 use switchyard_policy::topology::{MoveId, crc16_slot};
-use switchyard_router::{MoveEnd, MoveTask, Steer};
+use switchyard_router::{MoveEnd, MoveTask, UserRequest};
 
 use super::fleet::{Client, Fleet, Server, all_there, fill, until, with};
 
@@ -112,8 +112,8 @@ fn what_a_waiting_client_takes_does_not_come_back() {
     assert_eq!(waiting.reply(), format!("[{name}, x]"));
     assert_eq!(client.cmd(&format!("EXISTS {name}")), "0");
     waiting.post(&format!("BLPOP {name} 0"));
-    fleet.router().steer_move(MoveId(1), Steer::MaxRate(None));
-    fleet.router().steer_move(MoveId(1), Steer::Goal(Goal::Fast));
+    fleet.router().steer_move(MoveId(1), UserRequest::MaxRate(None));
+    fleet.router().steer_move(MoveId(1), UserRequest::Goal(Goal::Fast));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     assert_eq!(client.cmd(&format!("RPUSH {name} y")), "1");
     assert_eq!(waiting.reply(), format!("[{name}, y]"));
@@ -133,8 +133,8 @@ fn what_is_flushed_or_written_unnamed_while_it_is_copied_is_right_at_the_target(
         fleet.begin(task);
         until("keys are copied", || fleet.progress(1).keys_moved > 0);
         assert_eq!(client.cmd(&line.replace("NAME", &name)), reply);
-        fleet.router().steer_move(MoveId(1), Steer::MaxRate(None));
-        fleet.router().steer_move(MoveId(1), Steer::Goal(Goal::Fast));
+        fleet.router().steer_move(MoveId(1), UserRequest::MaxRate(None));
+        fleet.router().steer_move(MoveId(1), UserRequest::Goal(Goal::Fast));
         assert_eq!(fleet.wait_for(1), MoveEnd::Done, "{line}");
         if line == "FLUSHALL" {
             assert_eq!(client.cmd("DBSIZE"), "0");
@@ -161,7 +161,7 @@ fn an_end_before_the_cut_leaves_the_source_as_it_is_and_nothing_at_the_target() 
         if protocol == Protocol::Source {
             assert_eq!(client.cmd("SET {0} value0"), "OK");
         }
-        fleet.router().steer_move(MoveId(1), Steer::Abort);
+        fleet.router().steer_move(MoveId(1), UserRequest::Abort);
         let MoveEnd::Stopped(_) = fleet.wait_for(1) else { panic!("{protocol:?}: it was told to end") };
         assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), before);
         all_there(&mut client, 2000);
@@ -235,8 +235,8 @@ fn a_node_that_restarts_while_it_is_copied_begins_the_leg_again() {
         until("it is back", || {
             fleet.client().cmd("SET {0} value0") == "OK" && fleet.client().cmd("SET {1} value1") == "OK"
         });
-        fleet.router().steer_move(MoveId(1), Steer::MaxRate(None));
-        fleet.router().steer_move(MoveId(1), Steer::Goal(Goal::Fast));
+        fleet.router().steer_move(MoveId(1), UserRequest::MaxRate(None));
+        fleet.router().steer_move(MoveId(1), UserRequest::Goal(Goal::Fast));
         assert_eq!(fleet.wait_for(1), MoveEnd::Done);
         all_there(&mut fleet.client(), 2000);
         assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
@@ -267,8 +267,8 @@ fn what_was_deleted_while_it_is_copied_is_not_shown() {
         assert!(random == "(nil)" || stays.contains(&random), "{random}");
     }
     assert!(fleet.progress(1).end.is_none(), "it was being copied all the time");
-    fleet.router().steer_move(MoveId(1), Steer::Goal(Goal::Fast));
-    fleet.router().steer_move(MoveId(1), Steer::MaxRate(None));
+    fleet.router().steer_move(MoveId(1), UserRequest::Goal(Goal::Fast));
+    fleet.router().steer_move(MoveId(1), UserRequest::MaxRate(None));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     assert_eq!(client.cmd("DBSIZE"), "3");
 }
@@ -290,8 +290,8 @@ fn copies_that_the_target_evicts_before_the_cut_are_noticed() {
     assert_eq!(target.cmd("CONFIG SET maxmemory 1"), "OK");
     until("it evicts", || target.cmd("DBSIZE").parse().is_ok_and(|keys: u32| keys < 40));
     assert_eq!(target.cmd("CONFIG SET maxmemory 0"), "OK");
-    fleet.router().steer_move(MoveId(1), Steer::Goal(Goal::Fast));
-    fleet.router().steer_move(MoveId(1), Steer::MaxRate(None));
+    fleet.router().steer_move(MoveId(1), UserRequest::Goal(Goal::Fast));
+    fleet.router().steer_move(MoveId(1), UserRequest::MaxRate(None));
     // It began again, or it was noticed when everybody waited already.
     let is_there =
         |client: &mut Client| names.iter().for_each(|name| assert_eq!(client.cmd(&format!("GET {name}")), "v"));

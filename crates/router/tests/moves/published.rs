@@ -5,7 +5,7 @@ use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::tracker::Kind;
 use switchyard_policy::migration::{Goal, Protocol};
 use switchyard_policy::topology::MoveId;
-use switchyard_router::{MoveEnd, MoveTask, Steer};
+use switchyard_router::{MoveEnd, MoveTask, UserRequest};
 
 use super::fleet::{Client, Fleet, all_there, fill, until, with};
 
@@ -21,8 +21,8 @@ fn published(fleet: &Fleet, id: u64, protocol: Protocol, change: impl FnOnce(&mu
 }
 
 fn ends(fleet: &Fleet, id: u64) {
-    fleet.router().steer_move(MoveId(id), Steer::MaxRate(None));
-    fleet.router().steer_move(MoveId(id), Steer::Goal(Goal::Fast));
+    fleet.router().steer_move(MoveId(id), UserRequest::MaxRate(None));
+    fleet.router().steer_move(MoveId(id), UserRequest::Goal(Goal::Fast));
     assert_eq!(fleet.wait_for(id), MoveEnd::Done);
     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
 }

@@ -335,7 +335,7 @@ fn a_scan_misses_no_key_that_was_there_all_the_time() {
         }
         let missed: Vec<usize> = (0..3000).filter(|n| !seen.contains(&format!("{{{n}}}"))).collect();
         assert_eq!(missed, [] as [usize; 0], "move {id} from {from} to {to}");
-        fleet.router().steer_move(MoveId(id), switchyard_router::Steer::Goal(Goal::Fast));
+        fleet.router().steer_move(MoveId(id), switchyard_router::UserRequest::Goal(Goal::Fast));
         assert_eq!(fleet.wait_for(id), MoveEnd::Done);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use switchyard_policy::migration::Goal;
 use switchyard_policy::topology::MoveId;
-use switchyard_router::{MoveEnd, Steer};
+use switchyard_router::{MoveEnd, UserRequest};
 
 use super::fleet::{Fleet, all_there, fill, until, with};
 
@@ -68,7 +68,7 @@ fn moves_that_share_a_node_do_not_disturb_each_other() {
                 ids.iter().all(|id| fleet.progress(*id).keys_moved > 0 || fleet.progress(*id).end.is_some())
             });
             for id in &ids {
-                fleet.router().steer_move(MoveId(*id), Steer::Goal(Goal::Fast));
+                fleet.router().steer_move(MoveId(*id), UserRequest::Goal(Goal::Fast));
             }
             for id in &ids {
                 assert_eq!(fleet.wait_for(*id), MoveEnd::Done, "move {id}");

@@ -4,7 +4,7 @@ use super::big::{hash, key_of, no_temporary_keys};
 use super::fleet::{Client, Fleet, Server, default_program, other_programs, until, with};
 use switchyard_policy::migration::Goal;
 use switchyard_policy::topology::MoveId;
-use switchyard_router::{MoveEnd, Steer};
+use switchyard_router::{MoveEnd, UserRequest};
 
 const COUNT: usize = 60;
 
@@ -174,7 +174,7 @@ fn a_big_hash_whose_fields_have_times_to_live_moves_whole() {
             if meanwhile {
                 until("it is being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
                 assert_eq!(client.cmd(&dies), "[1, 1]");
-                fleet.router().steer_move(MoveId(1), Steer::Goal(Goal::Fast));
+                fleet.router().steer_move(MoveId(1), UserRequest::Goal(Goal::Fast));
             }
             assert_eq!(fleet.wait_for(1), MoveEnd::Done);
             let big = fleet.progress(1).big;
@@ -205,7 +205,7 @@ fn fields_that_expire_while_their_hash_moves_stay_away() {
             client.cmd(&format!("HMGET {key} field1 field2 field3 field4")) == "[(nil), (nil), (nil), (nil)]"
         });
         assert_eq!(client.cmd(&format!("HSET {key} field1 again")), "1");
-        fleet.router().steer_move(MoveId(1), Steer::Goal(Goal::Fast));
+        fleet.router().steer_move(MoveId(1), UserRequest::Goal(Goal::Fast));
         assert_eq!(fleet.wait_for(1), MoveEnd::Done);
         assert_eq!(client.cmd(&format!("HMGET {key} field1 field2 field3 field4 field5")).split("value5-").count(), 2);
         assert!(

@@ -9,7 +9,7 @@ use std::hash::{Hash, Hasher};
 
 use switchyard_policy::migration::record::{Record, Replay};
 use switchyard_policy::migration::{
-    Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Leg, Machine, Orders, Outcome, Process, Side,
+    Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Leg, LegOrder, Machine, Outcome, Process, Side,
     Stored,
 };
 use switchyard_policy::topology::{MoveId, NodeId, crc16_slot};
@@ -258,15 +258,15 @@ impl State {
         state
     }
 
-    fn orders(&self) -> Orders {
-        Orders {
+    fn orders(&self) -> LegOrder {
+        LegOrder {
             move_id: MoveId(1),
             leg: 0,
             source: NodeId(0),
             target: NodeId(1),
             slots: vec![crc16_slot(&keys()[0])],
             durability: Durability::Memory,
-            drain_patience_us: u64::MAX,
+            drain_timeout_us: u64::MAX,
         }
     }
 
@@ -440,7 +440,7 @@ impl State {
                 }
                 self.links[side] = Link::new();
                 let process = self.process(side);
-                self.step(Event::Restored { side: side_of(side), process })
+                self.step(Event::Reconnected { side: side_of(side), process })
             }
             Choice::Stored => {
                 if let Some(owner) = self.storing.take() {
@@ -728,7 +728,9 @@ impl State {
             // Of protocols that copy all keys first.
             Action::Observe | Action::CommitAll | Action::Io(Io::Overwrite { .. }) => {}
             Action::Relist { .. } | Action::Lost { .. } => {}
-            Action::Io(Io::Refuse { .. } | Io::Report { .. } | Io::Quiet | Io::Track { .. } | Io::Found { .. }) => {}
+            Action::Io(
+                Io::Refuse { .. } | Io::Report { .. } | Io::Quiet | Io::Track { .. } | Io::CorrectTracker { .. },
+            ) => {}
             Action::Io(Io::Copy { batch, from, keys }) => {
                 self.batches.remove(&batch.0);
                 self.request(from, batch, &keys, |_| Kind::Copy);
@@ -742,7 +744,7 @@ impl State {
             }
             // A restart is noticed at once.
             Action::Confirm { side } => events.push_back(Event::Confirmed { side, evicted: 0 }),
-            Action::Restore { .. } => {}
+            Action::Reconnect { .. } => {}
             Action::HandOver { to } => self.storing = Some(to as usize),
             Action::Io(Io::Secure { .. } | Io::Migrate { .. }) => {
                 return Err(format!("it asks for {action:?}, which it was not ordered to"));

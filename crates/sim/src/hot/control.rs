@@ -130,7 +130,7 @@ impl World {
         self.workers[ix].hot.gates.lower_all();
         let now = self.now;
         let of = &mut self.workers[ix].hot;
-        let late: Vec<u32> = of.copies.late(now.saturating_sub(LATE_US)).map(|(number, _)| number).collect();
+        let late: Vec<u32> = of.copies.fills_before(now.saturating_sub(LATE_US)).map(|(number, _)| number).collect();
         for number in late {
             self.workers[ix].hot.copies.discard_fill(number, Discarded::Lost);
             self.waits_no_more(ix, number);
@@ -152,7 +152,7 @@ impl World {
         let serves_observed = self.hot.serves_observed;
         let worker = &mut self.workers[ix];
         let mut copies = std::mem::take(&mut worker.hot.copies);
-        copies.place_anew(|key, _| worker.place_of_copies(key, serves_observed));
+        copies.update_placement(|key, _| worker.place_of_copies(key, serves_observed));
         worker.hot.copies = copies;
     }
 
@@ -188,7 +188,7 @@ impl World {
             (0..2).for_each(|node| self.hot.gates.raise(GateId::of_node(NodeId(node))));
         }
         self.hot.gates = self.new_table();
-        let set = Arc::new(self.hot.set.anew());
+        let set = Arc::new(self.hot.set.renewed());
         self.publish_armed(set);
     }
 }

@@ -346,8 +346,8 @@ impl World {
             let shown = match (batch.content.get(key), reply) {
                 (Some(Content::Last { count, .. }), Some(Reply::Counted(key_was_there, staging_was_there, there))) => {
                     StagingReply::Counted(Counted {
-                        key_was_there,
-                        staging_was_there,
+                        key_existed: key_was_there,
+                        staging_existed: staging_was_there,
                         there: there as i64,
                         at_source: *count as i64,
                     })

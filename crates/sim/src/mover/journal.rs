@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::rc::Rc;
 
-use switchyard_policy::migration::record::{Given, Kind, OpenLeg, OpenMove, Queue, Record, Replay};
+use switchyard_policy::migration::record::{Kind, OpenLeg, OpenMove, Queue, Record, RecordGroup, Replay};
 use switchyard_policy::migration::{DriverEvent, Durability, Event, Outcome, Process};
 use switchyard_policy::topology::{MoveId, crc16_slot};
 
@@ -33,7 +33,7 @@ impl World {
         let Some(of) = records.first().map(Record::move_id) else { return };
         let kind = Kind::of(&records);
         let numbers = numbers.map(|numbers| (m.move_id, m.leg, numbers));
-        let given_up = self.fleet.queue.give(Given { of, kind, what: Entry { records, numbers } });
+        let given_up = self.fleet.queue.push(RecordGroup { of, kind, records: Entry { records, numbers } });
         if !given_up.is_empty() {
             say!(self, "never written: {given_up:?}");
         }
@@ -45,7 +45,7 @@ impl World {
             return;
         }
         let is_full = self.fleet.disk_is_full;
-        let room = self.fleet.queue.decide(|_| if is_full { Err(()) } else { Ok(()) });
+        let room = self.fleet.queue.select_next(|_| if is_full { Err(()) } else { Ok(()) });
         for given in room.refused.into_iter().flat_map(|(refused, ())| refused) {
             let Some(lane) = self.lane_of_move(given.of) else { continue };
             // The operator requests the move again.
@@ -73,11 +73,11 @@ impl World {
         let mut durable = Vec::new();
         let mut accepted = Vec::new();
         for given in self.fleet.queue.written() {
-            given.what.records.iter().for_each(|record| self.keep(record));
+            given.records.records.iter().for_each(|record| self.keep(record));
             let Some(lane) = self.lane_of_move(given.of) else { continue };
-            accepted.extend((given.kind == Kind::Begins).then_some(lane));
+            accepted.extend((given.kind == Kind::StartsMove).then_some(lane));
             let of_leg = (self.movers[lane].move_id, self.movers[lane].leg);
-            let numbers = given.what.numbers.filter(|(of, leg, _)| (*of, *leg) == of_leg);
+            let numbers = given.records.numbers.filter(|(of, leg, _)| (*of, *leg) == of_leg);
             durable.extend(numbers.map(|(.., numbers)| (lane, numbers)));
         }
         self.sync();
@@ -135,7 +135,7 @@ impl World {
         let writing = std::mem::replace(&mut self.fleet.queue, queue(self.planted)).written();
         let kept = self.random.below(writing.len() as u64 + 1);
         for given in writing.into_iter().take(kept as usize) {
-            given.what.records.iter().for_each(|record| self.keep(record));
+            given.records.records.iter().for_each(|record| self.keep(record));
         }
         let planted = self.planted;
         let fleet = &mut self.fleet;
@@ -486,7 +486,7 @@ impl World {
 impl Fleet {
     /// Records submitted to the journal and not yet durable.
     pub(super) fn pending(&self) -> impl Iterator<Item = &Record> {
-        self.queue.all().flat_map(|given| &given.what.records)
+        self.queue.all().flat_map(|given| &given.records.records)
     }
 }
 

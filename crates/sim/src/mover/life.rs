@@ -5,7 +5,9 @@
 
 use switchyard_policy::migration::life::{Begin, LegSlots, Step, StepResult};
 use switchyard_policy::migration::record::{OpenMove, Record};
-use switchyard_policy::migration::{Cause, Event, MoveOptions, MoveOrder, MoveStateMachine, Outcome, Side, Steer};
+use switchyard_policy::migration::{
+    Cause, Event, MoveOptions, MoveOrder, MoveStateMachine, Outcome, Side, UserRequest,
+};
 use switchyard_policy::topology::{MoveId, NodeId};
 
 use super::{Lane, Mover, SlotView, Stage, TRIES, ix};
@@ -88,7 +90,7 @@ impl World {
         let now = self.now * FAST;
         self.movers[lane].barrier = None;
         let Some(life) = &mut self.movers[lane].life else { return };
-        let step = life.came(came, now);
+        let step = life.on_result(came, now);
         self.do_steps(lane, step);
     }
 
@@ -106,7 +108,7 @@ impl World {
             let is_left = !matches!(step, Step::Leg(_) | Step::End(_)) && self.is_cut_short(lane);
             let came = if is_left { Some(StepResult::Aborted) } else { self.do_step(lane, step) };
             let (Some(came), Some(life)) = (came, &mut self.movers[lane].life) else { return };
-            step = life.came(came, self.now * FAST);
+            step = life.on_result(came, self.now * FAST);
         }
     }
 
@@ -114,7 +116,7 @@ impl World {
     fn do_step(&mut self, lane: Lane, step: Step) -> Option<StepResult> {
         let ready = self.movers[lane].are_both_ready();
         match step {
-            Step::Reach { side, .. } => {
+            Step::Connect { side, .. } => {
                 self.movers[lane].stage = Stage::Connecting;
                 let link = &self.movers[lane].links[ix(side)];
                 if link.ready {
@@ -132,14 +134,14 @@ impl World {
                 self.after(delay, Ev::Rested { lane, turn });
                 None
             }
-            Step::Hear => Some(StepResult::Done),
+            Step::HandleRequests => Some(StepResult::Done),
             Step::Leg(cut) => self.do_leg(lane, &cut),
             Step::End(_) => {
                 self.end_move(lane);
                 None
             }
             _ if !ready => Some(StepResult::Lost),
-            Step::Check | Step::LearnWaits | Step::Functions | Step::Room(_) | Step::LookBehind => {
+            Step::Check | Step::LearnWaits | Step::Functions | Step::Room(_) | Step::CheckSource => {
                 Some(StepResult::Done)
             }
             Step::List | Step::Observe => {
@@ -209,7 +211,7 @@ impl World {
 
     /// Handles an established or broken connection outside of a leg.
     pub(super) fn reached(&mut self, lane: Lane, side: usize, is_there: bool) {
-        let asks = matches!(self.movers[lane].step, Some(Step::Reach { side: asked, .. }) if ix(asked) == side);
+        let asks = matches!(self.movers[lane].step, Some(Step::Connect { side: asked, .. }) if ix(asked) == side);
         match self.movers[lane].stage {
             Stage::Connecting if asks && is_there => self.came(lane, StepResult::Done),
             Stage::Connecting if asks => self.came(lane, StepResult::Refused("its connection broke".to_owned())),
@@ -224,12 +226,12 @@ impl World {
     }
 
     /// Passes an operator's request to the current move.
-    pub(crate) fn steer(&mut self, lane: Lane, steer: Steer) {
+    pub(crate) fn steer(&mut self, lane: Lane, steer: UserRequest) {
         let Some(life) = &mut self.movers[lane].life else { return };
-        life.steer(steer);
+        life.on_user_request(steer);
         if self.movers[lane].driver.is_some() {
             self.mover_event(lane, Event::RollBack);
-            if let Steer::GiveUp(side) = steer {
+            if let UserRequest::GiveUp(side) = steer {
                 self.mover_event(lane, Event::GiveUp { side });
             }
         } else if self.is_cut_short(lane) {
@@ -250,7 +252,7 @@ impl World {
             Outcome::Returned { .. } => {}
         }
         if m.tries >= TRIES {
-            m.life.iter_mut().for_each(|life| life.steer(Steer::Abort));
+            m.life.iter_mut().for_each(|life| life.on_user_request(UserRequest::Abort));
         }
         self.came(lane, StepResult::Ended(outcome));
     }

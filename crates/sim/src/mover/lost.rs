@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use switchyard_policy::migration::record::Record;
-use switchyard_policy::migration::{Fingerprint, Side, Steer};
+use switchyard_policy::migration::{Fingerprint, Side, UserRequest};
 
 use super::{Lane, Stage, ix};
 use crate::node::{KeyIx, Op};
@@ -36,7 +36,7 @@ impl World {
         say!(self, "the user gives up node {node}");
         let now = self.now;
         self.movers[lane].lost.get_or_insert_with(|| Lost { since_us: now, doubtful: BTreeSet::new() });
-        self.steer(lane, Steer::GiveUp(if side == 0 { Side::Source } else { Side::Target }));
+        self.steer(lane, UserRequest::GiveUp(if side == 0 { Side::Source } else { Side::Target }));
         true
     }
 
@@ -84,7 +84,7 @@ impl World {
             |key: &KeyIx| away.contains(&self.fleet.fingerprints.of(&self.keys[*key])) == (side == Side::Target);
         let doubtful = (0..self.keys.len()).filter(|key| self.is_own(lane, *key)).filter(is_gone).collect();
         let m = &mut self.movers[lane];
-        m.life.iter_mut().for_each(|life| life.lose(side, away.len() as u64));
+        m.life.iter_mut().for_each(|life| life.record_loss(side, away.len() as u64));
         if let Some(lost) = &mut m.lost {
             lost.doubtful = doubtful;
         }

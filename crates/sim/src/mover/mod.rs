@@ -20,8 +20,8 @@ use switchyard_policy::migration::life::Step;
 use switchyard_policy::migration::published::{Paper, Rules};
 use switchyard_policy::migration::record::{OpenMove, Queue, Record, Replay};
 use switchyard_policy::migration::{
-    BatchId, Begin, Driver, DriverEvent, Durability, Event, Fingerprinter, Key, LegView, Legs, MoveStateMachine,
-    Orders, Outcome, Pace, Process, Protocol, Scope, Side, tracker,
+    BatchId, Begin, Driver, DriverEvent, Durability, Event, Fingerprinter, Key, LegOrder, LegView, Legs,
+    MoveStateMachine, Outcome, Pace, Process, Protocol, Scope, Side, tracker,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage as SlotStage, Topology, Transit, crc16_slot};
 
@@ -476,14 +476,14 @@ impl World {
         m.stage = Stage::Running;
         m.watched.is_ending = false;
         m.watched.confirmed = None;
-        let orders = Orders {
+        let orders = LegOrder {
             move_id: MoveId(m.move_id),
             leg: m.leg,
             source: NodeId(m.source as u16),
             target: NodeId(m.target as u16),
             slots: m.leg_slots.clone(),
             durability: m.durability,
-            drain_patience_us: m.life.as_ref().map_or(0, MoveStateMachine::drain_patience_us),
+            drain_timeout_us: m.life.as_ref().map_or(0, MoveStateMachine::drain_patience_us),
         };
         let resume = m.life.as_ref().and_then(|life| life.open().cloned());
         let was = resume.as_ref().map(|open| [open.source.clone(), open.target.clone()]);
@@ -501,7 +501,7 @@ impl World {
             resume,
             keys: scope.as_ref().map(|scope| scope.keys().to_vec()),
             databases,
-            listed_of: m.list.of.map(|process| process.to_string()),
+            listed_run_id: m.list.of.map(|process| process.to_string()),
             target_is_clean: false,
         };
         m.driver = Some(driver(begin, self.planted));

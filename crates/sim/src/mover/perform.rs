@@ -98,7 +98,7 @@ impl World {
                 let kept = self.bug(Bug::CommittedKept);
                 if let Some(view) = &mut self.movers[lane].view {
                     let committed = if kept { view.committed().clone() } else { view.committed().anew() };
-                    *view = view.turned(committed, away, double_read);
+                    *view = view.with_direction(committed, away, double_read);
                 }
             }
             DriverAction::Publish => {
@@ -164,7 +164,7 @@ impl World {
             DriverAction::Io(Io::Track { groups, complete }) => {
                 self.movers[lane].view.iter().for_each(|view| view.committed().track(groups.clone(), complete))
             }
-            DriverAction::Io(Io::Found { group, truth }) => {
+            DriverAction::Io(Io::CorrectTracker { group, truth }) => {
                 self.movers[lane].view.iter().for_each(|view| view.committed().found(group, truth));
                 self.wake_workers(lane);
             }
@@ -182,7 +182,7 @@ impl World {
                 }
             }
             DriverAction::Confirm { side } => self.demand(lane, ix(side), Cmd::Ping, What::Confirm),
-            DriverAction::Reach { side } => {
+            DriverAction::Reconnect { side } => {
                 let delay = self.random.between(300, 3_000);
                 self.after(delay, Ev::DialMover { lane, side: ix(side) });
             }

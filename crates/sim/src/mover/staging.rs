@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use switchyard_policy::migration::life::StepResult;
-use switchyard_policy::migration::staging::{self, Action, Ends, Event, Piece, Place, Seen, Staging, Wrote};
+use switchyard_policy::migration::staging::{self, Action, Endpoints, Event, Inspection, Piece, Place, Staging, Wrote};
 use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Event as OfLeg, Key, Process, Protocol};
 use switchyard_policy::topology::{MoveId, crc16_slot};
@@ -212,7 +212,7 @@ impl World {
             let (process, client_id) = self.movers[lane].links[side].process.unwrap_or_default();
             Process { run_id: process.to_string(), client_id }
         };
-        let ends = Ends { source: process(0), target: process(1) };
+        let ends = Endpoints { source: process(0), target: process(1) };
         self.stager_step(lane, Event::Begin { big, ends });
         // Not before the step has begun.
         self.staging_later(lane, SOON_US);
@@ -242,7 +242,7 @@ impl World {
     }
 
     fn staging_goes_on(&mut self, lane: Lane) {
-        if self.movers[lane].stage != Stage::Staging || self.movers[lane].stager.machine.is_asking() {
+        if self.movers[lane].stage != Stage::Staging || self.movers[lane].stager.machine.is_busy() {
             return;
         }
         if self.fleet.flush.is_some() {
@@ -250,18 +250,18 @@ impl World {
             self.staging_later(lane, SOON_US);
             return;
         }
-        let awaited = self.movers[lane].stager.machine.awaits();
+        let awaited = self.movers[lane].stager.machine.pending_epoch();
         let reached = awaited.filter(|epoch| self.workers.iter().all(|worker| worker.has_drained(*epoch, true)));
         self.apply_staging_messages(lane);
         if let Some(epoch) = reached {
             self.stager_step(lane, Event::Reached { epoch });
         }
         let barrier = self.random.chance(500);
-        let actions = self.stager_step(lane, Event::Go { barrier });
+        let actions = self.stager_step(lane, Event::Next { barrier });
         let asks = |action: &Action| {
             matches!(
                 action,
-                Action::Look { .. } | Action::Read { .. } | Action::ReadAgain { .. } | Action::Write { .. }
+                Action::Inspect { .. } | Action::Read { .. } | Action::ReadAgain { .. } | Action::Write { .. }
             )
         };
         let is_idle = !actions.iter().any(asks);
@@ -283,7 +283,7 @@ impl World {
         for action in actions {
             self.count_action();
             match action {
-                Action::Look { place, .. } => {
+                Action::Inspect { place, .. } => {
                     let key = self.key_ix(&place.0);
                     self.demand(lane, 0, Cmd::Look(key), What::Staging(Part::Looked(key)));
                 }
@@ -303,7 +303,7 @@ impl World {
                     let fields = fields_of(&elements);
                     self.demand(lane, 0, Cmd::Fields(key, fields.clone()), What::Staging(Part::Fields(key, fields)));
                 }
-                Action::Write { place, part, afresh } => {
+                Action::Write { place, part, is_new: afresh } => {
                     let key = self.key_ix(&place.0);
                     let Some(copying) = self.movers[lane].stager.copies.get_mut(&key) else { continue };
                     let elements = std::mem::take(match part {
@@ -347,8 +347,8 @@ impl World {
                         .copies
                         .insert(key, Copying { of_hash, name, cursor: Some(0), piece: nothing(), again: nothing() });
                 }
-                let seen = if of_hash.is_some() { Seen::Fit } else { Seen::Gone };
-                Event::Looked { place: self.place(key), seen }
+                let seen = if of_hash.is_some() { Inspection::Fit } else { Inspection::Gone };
+                Event::Inspected { place: self.place(key), seen }
             }
             Part::Read(key) => {
                 let piece = match (reply, self.movers[lane].stager.copies.get_mut(&key)) {
@@ -418,7 +418,7 @@ impl World {
             if self.movers[lane].stager.copies.contains_key(&key) {
                 self.movers[lane].stager.in_pieces += 1;
                 let key = self.keys[key].clone();
-                self.stager_step(lane, Event::Over { key });
+                self.stager_step(lane, Event::Unneeded { key });
             }
         }
         self.discard_staged(lane);
@@ -426,7 +426,7 @@ impl World {
 
     /// Ends staging at a rollback or at the end of the leg.
     pub(super) fn staging_is_over(&mut self, lane: Lane) {
-        self.stager_step(lane, Event::AllOver);
+        self.stager_step(lane, Event::AllUnneeded);
         self.discard_staged(lane);
         self.movers[lane].stager.shared.clear();
     }

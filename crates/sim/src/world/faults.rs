@@ -2,7 +2,7 @@
 //! stopped or out of memory.
 
 use super::{Ev, Fault, Owner, SWEEP_US, World, say};
-use switchyard_policy::migration::Steer;
+use switchyard_policy::migration::UserRequest;
 
 use crate::mover::Unnoticed;
 use crate::node::Persistence;
@@ -74,7 +74,7 @@ impl World {
             }
             Fault::RollBack => {
                 let lane = self.draw_lane();
-                self.steer(lane, Steer::Abort);
+                self.steer(lane, UserRequest::Abort);
             }
             Fault::FullDisk | Fault::BrokenDisk => {
                 *(if fault == Fault::FullDisk {
@@ -93,7 +93,7 @@ impl World {
             Fault::GiveUp => match self.removal_under_way() {
                 Some((lane, conn)) => {
                     self.cut(conn);
-                    self.steer(lane, Steer::Abort);
+                    self.steer(lane, UserRequest::Abort);
                 }
                 None if self.mover_is_done() => {}
                 None => {

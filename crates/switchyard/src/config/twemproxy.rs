@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use switchyard_policy::eject::Rule;
 use switchyard_policy::topology::{Continuum, Scheme, Server};
-use switchyard_policy::twemproxy::{Listen, Mistake, Pool, PoolServer, parse};
+use switchyard_policy::twemproxy::{FileError, Listen, Pool, PoolServer, parse};
 use switchyard_router::Secret;
 
 use super::listener::ListenerConfig;
@@ -34,7 +34,7 @@ impl Pools {
 
     /// Parses the content of the file `name`.
     pub(crate) fn parse(name: &str, text: &str) -> Result<Self, Problems> {
-        let problem = |Mistake { line, text }: Mistake| match line {
+        let problem = |FileError { line, text }: FileError| match line {
             Some(line) => Problem::at(&Origin::File { name: name.to_owned(), line }, text),
             None => Problem { place: Some(name.to_owned()), text },
         };

@@ -1,6 +1,6 @@
 //! Keys of a leg: from the list made before it, by name, or from a scan of a node. Purges, with scans of their own.
 
-use super::{Driver, DriverAction, REMOVED_AT_ONCE};
+use super::{Driver, DriverAction, REMOVE_KEYS_MAX};
 use crate::migration::planted::Bug;
 use crate::migration::{Event, Fingerprint, Key, Side, UnexpectedKeys};
 
@@ -8,18 +8,18 @@ use crate::migration::{Event, Fingerprint, Key, Side, UnexpectedKeys};
 #[derive(Debug)]
 pub(super) enum Listing {
     /// The list made before the leg, read on demand. `is_requested`: a request is in flight.
-    Kept { asked: bool },
+    Prepared { asked: bool },
     /// The keys named by the move.
     Named,
     /// All keys are listed.
-    Whole,
+    Complete,
     /// A scan of the node.
     Walked(Walk),
 }
 
 impl Listing {
     /// Restarts an idle scan with these databases, which are final: writes have stopped.
-    pub(super) fn begin_with(&mut self, databases: &[u32]) {
+    pub(super) fn restart_with(&mut self, databases: &[u32]) {
         if let Self::Walked(walk) = self
             && !walk.is_requested
         {
@@ -28,7 +28,7 @@ impl Listing {
     }
 
     /// Adds databases found when a side is connected again.
-    pub(super) fn goes_on_with(&mut self, databases: &[u32]) {
+    pub(super) fn add_databases(&mut self, databases: &[u32]) {
         if let Self::Walked(walk) = self {
             walk.add(databases);
         }
@@ -171,13 +171,13 @@ impl Driver {
     }
 
     pub(super) fn taken(&mut self, taken: Option<(Vec<Key>, bool)>) {
-        if !matches!(self.listing, Listing::Kept { .. }) {
+        if !matches!(self.listing, Listing::Prepared { .. }) {
             return;
         }
         self.listing = match taken {
             Some((keys, end)) => {
                 self.listed.extend(keys);
-                if end { Listing::Whole } else { Listing::Kept { asked: false } }
+                if end { Listing::Complete } else { Listing::Prepared { asked: false } }
             }
             // The node has all keys too.
             None => Listing::Walked(self.walk_at(Side::Source)),
@@ -190,7 +190,7 @@ impl Driver {
             let (side, number) = (purge.walk.side, purge.walk.number);
             if self.is_up[side as usize] {
                 for database in self.databases.iter().copied().filter(|_| !purge.named.is_empty()) {
-                    for part in purge.named.chunks(REMOVED_AT_ONCE) {
+                    for part in purge.named.chunks(REMOVE_KEYS_MAX) {
                         purge.removals += 1;
                         out.push(DriverAction::Unlink { walk: number, side, database, keys: part.to_vec() });
                     }
@@ -217,9 +217,9 @@ impl Driver {
         while let Some(count) = self.lists.front().map(|count| *count as usize) {
             if matches!(self.listing, Listing::Named) {
                 self.listed = self.keys.iter().flatten().cloned().collect();
-                self.listing = Listing::Whole;
+                self.listing = Listing::Complete;
             }
-            if let Listing::Kept { asked } = &mut self.listing
+            if let Listing::Prepared { asked } = &mut self.listing
                 && self.listed.len() < count
             {
                 if !std::mem::replace(asked, true) {
@@ -228,12 +228,12 @@ impl Driver {
                 return;
             }
             let ended = match &self.listing {
-                Listing::Whole => true,
+                Listing::Complete => true,
                 // While a side is down, its databases with keys are unknown.
                 Listing::Walked(walk) => {
                     walk.is_over() && (self.is_up[walk.side as usize] || self.planted.is(Bug::WalkedWhileAway))
                 }
-                Listing::Named | Listing::Kept { .. } => false,
+                Listing::Named | Listing::Prepared { .. } => false,
             };
             if !ended && self.listed.len() < count {
                 return;

@@ -17,17 +17,17 @@ use super::published::{Paper, Published, Rules};
 use super::record::OpenLeg;
 use super::tracker::Pair;
 use super::{
-    Action, DoubleRead, Event, Fingerprint, Fingerprinter, Io, Key, Leg, Machine, Orders, Precopy, Process, Progress,
+    Action, DoubleRead, Event, Fingerprint, Fingerprinter, Io, Key, Leg, LegOrder, Machine, Precopy, Process, Progress,
     Protocol, Record, Side, StopAndCopy, is_temporary,
 };
 use crate::topology::{SLOT_COUNT, Topology};
 
 /// Delay before a failed publication is retried, microseconds.
-const PUBLISH_AGAIN_US: u64 = 50_000;
+const PUBLISH_RETRY_US: u64 = 50_000;
 /// Delay before a failed write of the topology is retried, microseconds.
-const HAND_OVER_AGAIN_US: u64 = 500_000;
+const HAND_OVER_RETRY_US: u64 = 500_000;
 /// Maximum number of keys per removal.
-const REMOVED_AT_ONCE: usize = 1000;
+const REMOVE_KEYS_MAX: usize = 1000;
 
 /// Initial state of a [`Driver`].
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub struct Begin {
     /// Published variant of the protocol, if requested.
     pub paper: Option<Paper>,
     /// Parameters of the leg.
-    pub orders: Orders,
+    pub orders: LegOrder,
     /// Hash of keys, shared with the workers.
     pub fingerprints: Fingerprinter,
     /// State that an earlier router left.
@@ -48,7 +48,7 @@ pub struct Begin {
     pub databases: Vec<u32>,
     /// `run_id` of the source process whose keys the mover has listed; later writes are added to that list. Another
     /// process may have keys that this one did not have.
-    pub listed_of: Option<String>,
+    pub listed_run_id: Option<String>,
     /// Whether the target has no keys of the leg's slots.
     pub target_is_clean: bool,
 }
@@ -79,7 +79,7 @@ pub enum DriverEvent {
         /// Side of the connection.
         side: Side,
     },
-    /// See [`Event::Restored`].
+    /// See [`Event::Reconnected`].
     Restored {
         /// Side of the connection.
         side: Side,
@@ -157,8 +157,8 @@ pub enum DriverAction {
         /// Side to query.
         side: Side,
     },
-    /// Connect to that side again; [`DriverEvent::Restored`] follows eventually.
-    Reach {
+    /// Connect to that side again; [`DriverEvent::Reconnected`] follows eventually.
+    Reconnect {
         /// Side to reconnect.
         side: Side,
     },
@@ -205,7 +205,7 @@ pub struct Barrier {
 enum PublishState {
     Nothing,
     Requested(Stage),
-    Again { stage: Stage, at_us: u64 },
+    Retry { stage: Stage, at_us: u64 },
     Draining { epoch: u64 },
 }
 
@@ -231,7 +231,7 @@ pub struct Driver {
     planted: InjectedBug,
     fingerprints: Fingerprinter,
     /// Indexed by slot.
-    is_ours: Vec<bool>,
+    is_in_leg: Vec<bool>,
     keys: Option<Vec<Key>>,
     databases: Vec<u32>,
     inbox: VecDeque<Event>,
@@ -240,8 +240,8 @@ pub struct Driver {
     /// Workers use committed keys there.
     to: Side,
     is_up: [bool; 2],
-    telling: PublishState,
-    handing: HandoverState,
+    publishing: PublishState,
+    handover: HandoverState,
     listing: Listing,
     listed_of: Option<String>,
     listed: VecDeque<Key>,
@@ -269,14 +269,23 @@ impl Driver {
     }
 
     fn planted(begin: Begin, planted: InjectedBug) -> Self {
-        let Begin { protocol, paper, orders, fingerprints, resume, keys, databases, listed_of, target_is_clean } =
-            begin;
+        let Begin {
+            protocol,
+            paper,
+            orders,
+            fingerprints,
+            resume,
+            keys,
+            databases,
+            listed_run_id: listed_of,
+            target_is_clean,
+        } = begin;
         let mut is_ours = vec![false; SLOT_COUNT];
         orders.slots.iter().for_each(|slot| is_ours[slot.index()] = true);
         // Keys named by the move replace the list.
         let listing = match (&keys, &listed_of) {
             (Some(_), _) => Listing::Named,
-            (None, Some(_)) => Listing::Kept { asked: false },
+            (None, Some(_)) => Listing::Prepared { asked: false },
             (None, None) => Listing::Walked(Walk::new(0, Side::Source, &databases)),
         };
         let machine: Box<dyn Machine> = match (paper, protocol) {
@@ -308,15 +317,15 @@ impl Driver {
             machine,
             planted,
             fingerprints,
-            is_ours,
+            is_in_leg: is_ours,
             keys,
             databases,
             inbox: VecDeque::new(),
             recorded: 0,
             to: Side::Target,
             is_up: [true; 2],
-            telling: PublishState::Nothing,
-            handing: HandoverState::Nothing,
+            publishing: PublishState::Nothing,
+            handover: HandoverState::Nothing,
             listing,
             listed_of,
             listed: VecDeque::new(),
@@ -337,7 +346,7 @@ impl Driver {
     /// Slots of the leg, as flags indexed by slot.
     #[must_use]
     pub fn is_ours(&self) -> &[bool] {
-        &self.is_ours
+        &self.is_in_leg
     }
 
     /// Databases that may have keys of the leg.
@@ -348,7 +357,7 @@ impl Driver {
 
     /// Whether the leg returns to the source.
     #[must_use]
-    pub const fn goes_back(&self) -> bool {
+    pub const fn is_returning(&self) -> bool {
         matches!(self.to, Side::Source)
     }
 
@@ -361,7 +370,7 @@ impl Driver {
     /// Drain condition, while the leg waits for workers.
     #[must_use]
     pub fn barrier(&self) -> Option<Barrier> {
-        let PublishState::Draining { epoch } = self.telling else { return None };
+        let PublishState::Draining { epoch } = self.publishing else { return None };
         let side = self.to.other();
         Some(Barrier { epoch, side, is_lost: self.machine.progress().given_up == Some(side) })
     }
@@ -386,14 +395,14 @@ impl Driver {
                 self.inbox.push_back(Event::Recorded(self.recorded));
             }
             DriverEvent::Published(epoch) => {
-                if let PublishState::Requested(stage) = self.telling {
-                    let again = PublishState::Again { stage, at_us: now_us + PUBLISH_AGAIN_US };
-                    self.telling = epoch.map_or(again, |epoch| PublishState::Draining { epoch });
+                if let PublishState::Requested(stage) = self.publishing {
+                    let again = PublishState::Retry { stage, at_us: now_us + PUBLISH_RETRY_US };
+                    self.publishing = epoch.map_or(again, |epoch| PublishState::Draining { epoch });
                 }
             }
-            DriverEvent::Drained { databases } if matches!(self.telling, PublishState::Draining { .. }) => {
-                self.telling = PublishState::Nothing;
-                self.listing.begin_with(&databases);
+            DriverEvent::Drained { databases } if matches!(self.publishing, PublishState::Draining { .. }) => {
+                self.publishing = PublishState::Nothing;
+                self.listing.restart_with(&databases);
                 self.databases = databases;
                 self.inbox.push_back(Event::Drained);
             }
@@ -414,30 +423,30 @@ impl Driver {
             DriverEvent::Restored { side, process, databases } => {
                 self.is_up[side as usize] = true;
                 if !self.planted.is(Bug::WalkedWhileAway) {
-                    self.listing.goes_on_with(&databases);
+                    self.listing.add_databases(&databases);
                 }
                 self.databases = databases;
-                self.inbox.push_back(Event::Restored { side, process });
+                self.inbox.push_back(Event::Reconnected { side, process });
             }
             DriverEvent::CaughtUp => {
-                if let HandoverState::CatchingUp { to } = self.handing {
+                if let HandoverState::CatchingUp { to } = self.handover {
                     self.hand_over(to, out);
                 }
             }
             DriverEvent::HandedOver(is_done) => {
-                if let HandoverState::Requested { to } = self.handing {
+                if let HandoverState::Requested { to } = self.handover {
                     match is_done {
                         true => self.inbox.push_back(Event::HandedOver),
-                        false => self.handing = HandoverState::Again { to, at_us: now_us + HAND_OVER_AGAIN_US },
+                        false => self.handover = HandoverState::Again { to, at_us: now_us + HAND_OVER_RETRY_US },
                     }
                 }
             }
             DriverEvent::Tick => {
-                self.look_at_deadlines(now_us, out);
+                self.check_deadlines(now_us, out);
                 self.inbox.push_back(Event::Tick);
             }
         }
-        self.go_on(now_us, out);
+        self.advance(now_us, out);
     }
 
     /// Handles the keys and the next cursor of a [`DriverAction::Scan`]. `topology`: the current one.
@@ -455,10 +464,11 @@ impl Driver {
         let ignored = if purge.is_some() { Bug::ExceptionPurged } else { Bug::ExceptionTaken };
         let moves = |key: &[u8]| topology.exception(key).is_none() || self.planted.is(ignored);
         let forgets = self.planted.is(if purge.is_some() { Bug::SlotNotPurged } else { Bug::SlotForgotten });
-        let last =
-            || self.is_ours.iter().rposition(|is_ours| *is_ours).filter(|last| self.is_ours[..*last].contains(&true));
+        let last = || {
+            self.is_in_leg.iter().rposition(|is_ours| *is_ours).filter(|last| self.is_in_leg[..*last].contains(&true))
+        };
         let forgotten = forgets.then(last).flatten();
-        let is_ours = |slot: usize| self.is_ours[slot] && forgotten != Some(slot);
+        let is_ours = |slot: usize| self.is_in_leg[slot] && forgotten != Some(slot);
         let ours: Vec<Key> = keys
             .filter(|key| is_ours(topology.slot_of(key).index()) && !is_temporary(key) && moves(key))
             .map(Key::from)
@@ -469,16 +479,16 @@ impl Driver {
         } else if self.listing.scanned(walk, cursor) {
             self.listed.extend(ours);
         }
-        self.go_on(now_us, out);
+        self.advance(now_us, out);
     }
 
-    fn look_at_deadlines(&mut self, now_us: u64, out: &mut Vec<DriverAction>) {
-        if let PublishState::Again { stage, at_us } = self.telling
+    fn check_deadlines(&mut self, now_us: u64, out: &mut Vec<DriverAction>) {
+        if let PublishState::Retry { stage, at_us } = self.publishing
             && now_us >= at_us
         {
             self.publish(stage, out);
         }
-        if let HandoverState::Again { to, at_us } = self.handing
+        if let HandoverState::Again { to, at_us } = self.handover
             && now_us >= at_us
         {
             self.hand_over(to, out);
@@ -486,10 +496,10 @@ impl Driver {
     }
 
     /// Delivers queued events, then advances scans and lists, until nothing changes.
-    fn go_on(&mut self, now_us: u64, out: &mut Vec<DriverAction>) {
+    fn advance(&mut self, now_us: u64, out: &mut Vec<DriverAction>) {
         loop {
             while let Some(event) = self.inbox.pop_front() {
-                self.give(event, now_us, out);
+                self.step_machine(event, now_us, out);
             }
             if self.is_over {
                 return;
@@ -503,7 +513,7 @@ impl Driver {
     }
 
     /// Steps the protocol. All records of one step become durable together.
-    fn give(&mut self, event: Event, now_us: u64, out: &mut Vec<DriverAction>) {
+    fn step_machine(&mut self, event: Event, now_us: u64, out: &mut Vec<DriverAction>) {
         let mut actions = Vec::new();
         self.machine.step(event, now_us, &mut actions);
         let mut first: Option<usize> = None;
@@ -518,12 +528,12 @@ impl Driver {
                         out.push(DriverAction::Record { numbers: number..=number, records: vec![record] });
                     }
                 }
-                other => self.act(other, out),
+                other => self.execute(other, out),
             }
         }
     }
 
-    fn act(&mut self, action: Action, out: &mut Vec<DriverAction>) {
+    fn execute(&mut self, action: Action, out: &mut Vec<DriverAction>) {
         let what = match action {
             Action::Record { .. } => return,
             Action::Announce { double_read } => {
@@ -542,7 +552,7 @@ impl Driver {
             Action::Observe => return self.publish(Stage::Observed, out),
             Action::CommitAll => DriverAction::CommitAll,
             Action::Withdraw => {
-                self.telling = PublishState::Nothing;
+                self.publishing = PublishState::Nothing;
                 DriverAction::Withdraw
             }
             Action::Purge { side, wrong } => return self.begin_purge(side, wrong),
@@ -557,14 +567,14 @@ impl Driver {
                 DriverAction::Io(io)
             }
             Action::Confirm { side } => DriverAction::Confirm { side },
-            Action::Restore { side } => DriverAction::Reach { side },
+            Action::Reconnect { side } => DriverAction::Reconnect { side },
             Action::HandOver { to } => {
                 // Clients need not wait until the topology is stored, unless workers would look for the keys at the
                 // other side.
                 if self.to == to || self.planted.is(Bug::CommittedAtTheOther) {
                     out.push(DriverAction::CommitAll);
                 }
-                self.handing = HandoverState::CatchingUp { to };
+                self.handover = HandoverState::CatchingUp { to };
                 DriverAction::CatchUp { side: to }
             }
             Action::Lost { keys } => match self.machine.progress().given_up {
@@ -576,12 +586,12 @@ impl Driver {
     }
 
     fn publish(&mut self, stage: Stage, out: &mut Vec<DriverAction>) {
-        self.telling = PublishState::Requested(stage);
+        self.publishing = PublishState::Requested(stage);
         out.push(if stage == Stage::Moving { DriverAction::Publish } else { DriverAction::Observe });
     }
 
     fn hand_over(&mut self, to: Side, out: &mut Vec<DriverAction>) {
-        self.handing = HandoverState::Requested { to };
+        self.handover = HandoverState::Requested { to };
         out.push(DriverAction::HandOver { to });
     }
 }

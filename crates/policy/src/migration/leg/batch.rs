@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
 
 use super::shell::State;
-use super::{Bug, LegCore, TRIES, Work};
+use super::{ATTEMPTS_MAX, Bug, LegCore, Work};
 use crate::migration::record::{COMMITTED, ProcessGenerations};
 use crate::migration::{
-    Action, BatchId, Copied, Durability, Event, Fingerprint, FingerprintSet, Io, Key, Orders, Record, Side, Stored,
+    Action, BatchId, Copied, Durability, Event, Fingerprint, FingerprintSet, Io, Key, LegOrder, Record, Side, Stored,
 };
 
 /// Strategy to fetch requested keys.
@@ -22,7 +22,7 @@ pub(in crate::migration) struct Pulls {
     /// Maximum number of keys per batch.
     pub(in crate::migration) keys: usize,
     /// Number of requested keys that starts a batch,
-    pub(in crate::migration) gathers: usize,
+    pub(in crate::migration) gather_keys: usize,
     /// or the age of the oldest request that does, microseconds.
     pub(in crate::migration) wait_us: u64,
 }
@@ -30,16 +30,16 @@ pub(in crate::migration) struct Pulls {
 impl Default for Pulls {
     /// Starts at once. More batches would not be faster; keys requested in the meantime share the next batch.
     fn default() -> Self {
-        Self { at_once: 4, keys: 64, gathers: 1, wait_us: 0 }
+        Self { at_once: 4, keys: 64, gather_keys: 1, wait_us: 0 }
     }
 }
 
-/// Delay before the second attempt, microseconds. Doubles each time, up to [`REST_MAX_US`].
-const REST_US: u64 = 20_000;
-const REST_MAX_US: u64 = 1_000_000;
+/// Delay before the second attempt, microseconds. Doubles each time, up to [`RETRY_DELAY_MAX_US`].
+const RETRY_DELAY_US: u64 = 20_000;
+const RETRY_DELAY_MAX_US: u64 = 1_000_000;
 
 /// Reason of a rollback if the target has a key that the move did not store.
-const STRANGE: &str = "the target has a key of these slots that the move did not store there: something writes to that node past the router";
+const FOREIGN_KEY_REASON: &str = "the target has a key of these slots that the move did not store there: something writes to that node past the router";
 
 /// Next or current step of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -57,11 +57,11 @@ pub(super) enum Step {
 pub(super) struct Batch {
     pub(super) keys: Vec<(Fingerprint, Key)>,
     /// Size of the value per key, bytes; `None`: the key was absent.
-    had: Vec<Option<u64>>,
+    value_bytes: Vec<Option<u64>>,
     /// Generation of the process that was read.
-    read_of: u32,
+    read_generation: u32,
     /// Generations of each key's record before this batch, if it had one.
-    before: Vec<Option<ProcessGenerations>>,
+    prior_generations: Vec<Option<ProcessGenerations>>,
     step: Step,
     /// The step is in flight.
     is_requested: bool,
@@ -82,29 +82,43 @@ pub(super) struct Batch {
 impl Batch {
     /// Hashes the batch, for [`super::identity`]; `behind` returns the distance of a record from the last one.
     pub(super) fn hash_with<H: Hasher>(&self, behind: impl Fn(u64) -> u64, state: &mut H) {
-        (&self.keys, &self.had, self.read_of, &self.before, self.step, self.is_requested, self.wanted).hash(state);
+        (
+            &self.keys,
+            &self.value_bytes,
+            self.read_generation,
+            &self.prior_generations,
+            self.step,
+            self.is_requested,
+            self.wanted,
+        )
+            .hash(state);
         (self.record.map(|(number, eras)| (behind(number), eras)), self.on_record, self.removal_sent, self.store_sent)
             .hash(state);
         (self.tries, self.not_before_us).hash(state);
     }
 
-    fn go_to(&mut self, step: Step) {
+    fn set_step(&mut self, step: Step) {
         self.step = step;
         self.is_requested = false;
     }
 
-    fn had_any(&self) -> bool {
-        self.had.iter().any(Option::is_some)
+    fn has_values(&self) -> bool {
+        self.value_bytes.iter().any(Option::is_some)
     }
 
     /// Returns keys that the batch may have stored at the destination.
     fn may_have_stored(&self) -> impl Iterator<Item = Fingerprint> {
-        let had = self.keys.iter().zip(&self.had).filter(|(_, had)| self.store_sent && had.is_some());
+        let had = self.keys.iter().zip(&self.value_bytes).filter(|(_, had)| self.store_sent && had.is_some());
         had.map(|((fingerprint, _), _)| *fingerprint)
     }
 
-    fn those_it_had(&self) -> Vec<Key> {
-        self.keys.iter().zip(&self.had).filter(|(_, had)| had.is_some()).map(|((_, key), _)| key.clone()).collect()
+    fn present_keys(&self) -> Vec<Key> {
+        self.keys
+            .iter()
+            .zip(&self.value_bytes)
+            .filter(|(_, had)| had.is_some())
+            .map(|((_, key), _)| key.clone())
+            .collect()
     }
 }
 
@@ -122,7 +136,7 @@ pub struct Batches {
     /// When the first of `wanted` was requested, if requests are gathered.
     pub(super) wanted_since_us: Option<u64>,
     pub(super) last_start_us: Option<u64>,
-    /// The leg returns to a node that cannot fulfil [`Orders::durability`], so it is not required there.
+    /// The leg returns to a node that cannot fulfil [`LegOrder::durability`], so it is not required there.
     pub(super) relax_durability: bool,
 }
 
@@ -131,7 +145,7 @@ impl Work for Batches {
 
     fn step(&mut self, leg: &mut LegCore, event: Event, now_us: u64, actions: &mut Vec<Action>) {
         match event {
-            Event::Wanted { keys } => self.want(leg, keys, actions),
+            Event::Wanted { keys } => self.request(leg, keys, actions),
             Event::Copied { batch, outcomes } => self.batch_copied(leg, batch, &outcomes, now_us, actions),
             Event::Stored { batch, outcomes } => self.batch_stored(leg, batch, &outcomes, now_us, actions),
             Event::Secured { batch, refused } => self.batch_secured(leg, batch, refused, now_us, actions),
@@ -145,7 +159,8 @@ impl Work for Batches {
         if !leg.usable(Side::Source) || !leg.usable(Side::Target) {
             return;
         }
-        while self.is_to_pull(now_us) && self.batches.values().filter(|batch| batch.wanted).count() < self.pulls.at_once
+        while self.should_pull(now_us)
+            && self.batches.values().filter(|batch| batch.wanted).count() < self.pulls.at_once
         {
             self.wanted_since_us = None;
             let count = self.wanted.len().min(self.pulls.keys);
@@ -191,7 +206,7 @@ impl Work for Batches {
             let Some((_, eras)) = batch.record.take_if(|(awaited, _)| *awaited <= number) else { continue };
             batch.on_record = Some(eras);
             if batch.step == Step::Record && batch.is_requested {
-                batch.go_to(Step::Remove);
+                batch.set_step(Step::Remove);
             }
             for (fingerprint, _) in &batch.keys {
                 if leg.rolls_back {
@@ -214,25 +229,25 @@ impl Work for Batches {
         for batch in self.batches.values_mut().filter(|batch| batch.is_requested) {
             let is_on_record = batch.step == Step::Remove;
             match batch.step {
-                Step::Store if side == to && not_redone => batch.go_to(Step::Secure),
+                Step::Store if side == to && not_redone => batch.set_step(Step::Secure),
                 Step::Store if side == to => {
                     batch.store_sent = true;
-                    batch.go_to(Step::Clear);
+                    batch.set_step(Step::Clear);
                 }
-                Step::Copy if side == from => batch.go_to(Step::Copy),
-                Step::Clear | Step::Secure if side == to => batch.go_to(Step::Clear),
+                Step::Copy if side == from => batch.set_step(Step::Copy),
+                Step::Clear | Step::Secure if side == to => batch.set_step(Step::Clear),
                 // The keys are on record and at the other side: remove again. If that side has restarted since, store
                 // them again first.
                 Step::Remove if side == from => {
                     let there = batch.on_record.is_some_and(|eras| eras.of(to) == era);
-                    batch.go_to(if there { Step::Remove } else { Step::Clear });
+                    batch.set_step(if there { Step::Remove } else { Step::Clear });
                 }
                 _ => continue,
             }
             leg.progress.repeated += 1;
             if !is_on_record {
                 batch.tries += 1;
-                is_given_up |= batch.tries >= TRIES;
+                is_given_up |= batch.tries >= ATTEMPTS_MAX;
             }
         }
         is_given_up && !leg.rolls_back
@@ -248,7 +263,7 @@ impl Work for Batches {
                 Step::Copy => continue,
                 // The other side will reply to this removal, which completes the batch.
                 Step::Remove if batch.is_requested => continue,
-                Step::Clear | Step::Store | Step::Secure | Step::Record | Step::Remove => batch.go_to(Step::Clear),
+                Step::Clear | Step::Store | Step::Secure | Step::Record | Step::Remove => batch.set_step(Step::Clear),
             }
             leg.progress.repeated += 1;
         }
@@ -261,7 +276,7 @@ impl Work for Batches {
             .batches
             .iter()
             .filter(|(_, batch)| batch.step != Step::Remove && !batch.is_requested && batch.record.is_none())
-            .filter(|(_, batch)| batch.on_record.is_none() || batch.tries >= TRIES)
+            .filter(|(_, batch)| batch.on_record.is_none() || batch.tries >= ATTEMPTS_MAX)
             .map(|(id, _)| *id)
             .collect();
         for batch in dropped.into_iter().filter_map(|id| self.batches.remove(&id)) {
@@ -286,8 +301,10 @@ impl Work for Batches {
             .collect();
         for batch in dropped.into_iter().filter_map(|id| self.batches.remove(&id)) {
             leg.left.extend(batch.may_have_stored());
-            let is_there = batch.step != Step::Copy && batch.read_of == source_era && !batch.removal_sent;
-            for ((fingerprint, _), (had, before)) in batch.keys.iter().zip(batch.had.iter().zip(&batch.before)) {
+            let is_there = batch.step != Step::Copy && batch.read_generation == source_era && !batch.removal_sent;
+            for ((fingerprint, _), (had, before)) in
+                batch.keys.iter().zip(batch.value_bytes.iter().zip(&batch.prior_generations))
+            {
                 self.busy.remove(fingerprint);
                 let never_moved = before.is_none_or(|eras| had.is_some() && eras.source == source_era);
                 let stays = (is_there && never_moved) || planted.is(Bug::ReturnedThoughRemoved);
@@ -302,7 +319,7 @@ impl Work for Batches {
     /// Without one of the sides: drops batches that have not been read, or are refused repeatedly. `all`: every batch,
     /// because it goes to the lost side.
     fn drop_without(&mut self, _leg: &mut LegCore, all: bool) {
-        let is_over = |batch: &Batch| all || batch.step == Step::Copy || batch.tries >= TRIES;
+        let is_over = |batch: &Batch| all || batch.step == Step::Copy || batch.tries >= ATTEMPTS_MAX;
         let idle =
             self.batches.extract_if(.., |_, batch| !batch.is_requested && batch.record.is_none() && is_over(batch));
         for (fingerprint, _) in idle.flat_map(|(_, batch)| batch.keys) {
@@ -310,7 +327,7 @@ impl Work for Batches {
         }
     }
 
-    fn forget_wanted(&mut self) {
+    fn drop_requests(&mut self) {
         self.wanted_since_us = None;
         self.wanted.clear();
         self.wanted_set.clear();
@@ -332,13 +349,13 @@ impl Batches {
     }
 
     /// Whether to fetch requested keys now.
-    fn is_to_pull(&mut self, now_us: u64) -> bool {
+    fn should_pull(&mut self, now_us: u64) -> bool {
         if self.wanted.is_empty() {
             self.wanted_since_us = None;
             return false;
         }
         let since_us = if self.pulls.wait_us == 0 { now_us } else { *self.wanted_since_us.get_or_insert(now_us) };
-        self.wanted.len() >= self.pulls.gathers || now_us.saturating_sub(since_us) >= self.pulls.wait_us
+        self.wanted.len() >= self.pulls.gather_keys || now_us.saturating_sub(since_us) >= self.pulls.wait_us
     }
 
     /// Takes keys of the listing for a batch and marks them busy. Skips keys that have moved in the meantime.
@@ -369,17 +386,17 @@ impl Batches {
                 .batches
                 .get(&id)
                 .filter(|batch| batch.step == Step::Clear)
-                .map(|batch| self.what_to_clear(leg, batch))
+                .map(|batch| self.keys_to_clear(leg, batch))
                 .unwrap_or_default();
             // Before a possibly last copy is removed, the other one must be known to exist.
             let is_alone = leg.is_given_up(from);
             let clearable = to_usable && (from_usable || is_alone || leg.rolls_back || leg.target.era == 0);
             let Some(batch) = self.batches.get_mut(&id) else { return };
-            let restarted = batch.read_of != era && !kept;
+            let restarted = batch.read_generation != era && !kept;
             if batch.is_requested || now_us < batch.not_before_us {
                 return;
             }
-            let had_any = batch.had_any();
+            let had_any = batch.has_values();
             match batch.step {
                 Step::Copy if from_usable => {
                     let keys = batch.keys.iter().map(|(_, key)| key.clone()).collect();
@@ -395,7 +412,7 @@ impl Batches {
                     continue;
                 }
                 Step::Store if to_usable => {
-                    actions.push(Action::Io(Io::Store { batch: id, to, keys: batch.those_it_had() }))
+                    actions.push(Action::Io(Io::Store { batch: id, to, keys: batch.present_keys() }))
                 }
                 Step::Secure if durability == Durability::Memory || self.relax_durability => {
                     batch.step = Step::Record;
@@ -406,7 +423,7 @@ impl Batches {
                 Step::Record if to_usable && batch.record.is_none() => {
                     self.record_batch(leg, id, actions);
                     if leg.planted.is(Bug::UnlinkBeforeRecord) {
-                        self.go_on_before_the_record(id);
+                        self.skip_record(id);
                         continue;
                     }
                 }
@@ -419,7 +436,7 @@ impl Batches {
                     let all = || batch.keys.iter().map(|(_, key)| key.clone()).collect();
                     let committed = leg.planted.is(Bug::CommitBeforeUnlink).then(all);
                     // A new process may have keys that the process read before did not have.
-                    let keys = if restarted { all() } else { batch.those_it_had() };
+                    let keys = if restarted { all() } else { batch.present_keys() };
                     batch.removal_sent = true;
                     actions.push(Action::Io(Io::Remove { batch: id, from, keys }));
                     actions.extend(committed.map(|keys| Action::Io(Io::Commit { keys })));
@@ -434,13 +451,13 @@ impl Batches {
     }
 
     fn record_batch(&mut self, leg: &mut LegCore, id: BatchId, actions: &mut Vec<Action>) {
-        let Orders { move_id, leg: number, .. } = leg.orders;
+        let LegOrder { move_id, leg: number, .. } = leg.orders;
         let absent_too = !leg.planted.is(Bug::AbsentNotRecorded);
         let Some(batch) = self.batches.get(&id) else { return };
         let keys: Vec<Fingerprint> = batch
             .keys
             .iter()
-            .zip(&batch.had)
+            .zip(&batch.value_bytes)
             .filter(|(_, had)| absent_too || had.is_some())
             .map(|((key, _), _)| *key)
             .collect();
@@ -457,10 +474,10 @@ impl Batches {
     }
 
     /// Only for an injected bug.
-    fn go_on_before_the_record(&mut self, id: BatchId) {
+    fn skip_record(&mut self, id: BatchId) {
         if let Some(batch) = self.batches.get_mut(&id) {
             batch.on_record = batch.record.map(|(_, eras)| eras);
-            batch.go_to(Step::Remove);
+            batch.set_step(Step::Remove);
         }
     }
 
@@ -483,7 +500,7 @@ impl Batches {
             return;
         }
         let others = batch.keys.split_off(outcomes.len());
-        batch.before.truncate(outcomes.len());
+        batch.prior_generations.truncate(outcomes.len());
         let wanted = batch.wanted;
         for (fingerprint, key) in others.into_iter().rev() {
             self.busy.remove(&fingerprint);
@@ -503,17 +520,17 @@ impl Batches {
             self.refused(leg, id, why, now_us, actions);
             return;
         }
-        batch.had = outcomes
+        batch.value_bytes = outcomes
             .iter()
             .map(|outcome| if let Copied::Taken { bytes } = outcome { Some(*bytes) } else { None })
             .collect();
-        batch.read_of = era;
-        batch.go_to(Step::Clear);
+        batch.read_generation = era;
+        batch.set_step(Step::Clear);
         self.drive(leg, id, now_us, actions);
     }
 
     /// Returns keys that may have an outdated copy at the destination.
-    fn what_to_clear(&self, leg: &LegCore, batch: &Batch) -> Vec<Key> {
+    fn keys_to_clear(&self, leg: &LegCore, batch: &Batch) -> Vec<Key> {
         let (source_era, target_era) = (leg.source.era, leg.target.era);
         // The return of the keys is on record, and the source is another process since.
         let forgot = |batch: &Batch| batch.on_record.is_some_and(|eras| eras.source != source_era);
@@ -525,7 +542,7 @@ impl Batches {
                 // target has kept its copy.
                 (false, true) => {
                     let same = |eras: ProcessGenerations| eras.source == source_era;
-                    let there = batch.read_of == source_era && !batch.removal_sent && before.is_none_or(same);
+                    let there = batch.read_generation == source_era && !batch.removal_sent && before.is_none_or(same);
                     let kept = leg.orders.durability == Durability::Aof;
                     there
                         && !kept
@@ -546,7 +563,7 @@ impl Batches {
                 },
             }
         };
-        let keys = batch.keys.iter().zip(&batch.had).zip(&batch.before);
+        let keys = batch.keys.iter().zip(&batch.value_bytes).zip(&batch.prior_generations);
         keys.filter(|(((fingerprint, _), had), before)| clear(fingerprint, had.is_some(), **before))
             .map(|(((_, key), _), _)| key.clone())
             .collect()
@@ -562,7 +579,7 @@ impl Batches {
     ) {
         let (planted, rolls_back, resumed) = (leg.planted, leg.rolls_back, leg.resumed);
         let Some(batch) = self.answered(id, Step::Store) else { return };
-        if outcomes.len() != batch.had.iter().flatten().count() {
+        if outcomes.len() != batch.value_bytes.iter().flatten().count() {
             debug_assert!(false, "an outcome per key stored");
             return;
         }
@@ -570,20 +587,20 @@ impl Batches {
         // explains it. It must not replace the value that was read: the batch removes nothing at the source, and the
         // leg goes back.
         let may_be_ours = rolls_back || resumed || std::mem::replace(&mut batch.store_sent, true);
-        let had = batch.before.iter().zip(&batch.had).filter(|(_, had)| had.is_some());
+        let had = batch.prior_generations.iter().zip(&batch.value_bytes).filter(|(_, had)| had.is_some());
         let strange = had.zip(outcomes).any(|((before, _), outcome)| before.is_none() && *outcome == Stored::Exists);
         if strange && !may_be_ours {
-            batch.go_to(Step::Clear);
+            batch.set_step(Step::Clear);
             // No retry: the batch is dropped when the leg turns, and then only keys stored by this attempt are removed
             // at the target.
-            batch.tries = TRIES;
+            batch.tries = ATTEMPTS_MAX;
             batch.not_before_us = u64::MAX;
             batch.store_sent = false;
-            let had = batch.keys.iter().zip(&batch.had).filter(|(_, had)| had.is_some());
+            let had = batch.keys.iter().zip(&batch.value_bytes).filter(|(_, had)| had.is_some());
             let stored = had.zip(outcomes).filter(|(_, outcome)| **outcome == Stored::Stored);
             let stored: Vec<Fingerprint> = stored.map(|(((fingerprint, _), _), _)| *fingerprint).collect();
             leg.left.extend(stored);
-            leg.roll_back(STRANGE.to_owned(), actions);
+            leg.roll_back(FOREIGN_KEY_REASON.to_owned(), actions);
             return;
         }
         let refused = outcomes.iter().find_map(|outcome| match outcome {
@@ -594,7 +611,7 @@ impl Batches {
             self.refused(leg, id, format!("a key could not be stored: {why}"), now_us, actions);
             return;
         }
-        batch.go_to(Step::Secure);
+        batch.set_step(Step::Secure);
         let keys: Option<Vec<Key>> =
             planted.is(Bug::CommitBeforeRecord).then(|| batch.keys.iter().map(|(_, key)| key.clone()).collect());
         actions.extend(keys.map(|keys| Action::Io(Io::Commit { keys })));
@@ -615,7 +632,7 @@ impl Batches {
             // The origin of the keys may lack the required durability: no replica, no file. The keys were no safer
             // there before, and to insist would make them unavailable indefinitely.
             Some(why) if rolls_back => {
-                batch.go_to(Step::Record);
+                batch.set_step(Step::Record);
                 self.relax_durability = true;
                 actions.push(Action::Io(Io::Report {
                     text: format!("keys come back to a node that does not make them as safe as was asked: {why}"),
@@ -625,14 +642,14 @@ impl Batches {
                 self.refused(leg, id, format!("what was stored could not be made safe: {why}"), now_us, actions);
                 return;
             }
-            None => batch.go_to(Step::Record),
+            None => batch.set_step(Step::Record),
         }
         self.drive(leg, id, now_us, actions);
     }
 
     fn batch_removed(&mut self, leg: &mut LegCore, id: BatchId, actions: &mut Vec<Action>) {
         if let Some(batch) = self.answered(id, Step::Clear) {
-            batch.go_to(Step::Store);
+            batch.set_step(Step::Store);
         } else if self.answered(id, Step::Remove).is_some() {
             self.commit(leg, id, actions);
         }
@@ -647,7 +664,7 @@ impl Batches {
                 leg.away.insert(*fingerprint, ProcessGenerations { source: leg.source.era, target: COMMITTED });
             }
         }
-        let had = batch.had.iter().flatten();
+        let had = batch.value_bytes.iter().flatten();
         leg.progress.bytes_moved += had.clone().sum::<u64>();
         let count = had.count() as u64;
         leg.progress.keys_moved += count;
@@ -663,11 +680,11 @@ impl Batches {
         let Some(batch) = self.batches.get_mut(&id) else { return };
         batch.tries += 1;
         // Copied values stay.
-        batch.go_to(if batch.step == Step::Copy { Step::Copy } else { Step::Clear });
-        let rest_us = (REST_US << batch.tries.min(16)).min(REST_MAX_US);
+        batch.set_step(if batch.step == Step::Copy { Step::Copy } else { Step::Clear });
+        let rest_us = (RETRY_DELAY_US << batch.tries.min(16)).min(RETRY_DELAY_MAX_US);
         batch.not_before_us = now_us + rest_us;
         let tries = batch.tries;
-        if tries < TRIES {
+        if tries < ATTEMPTS_MAX {
             return;
         }
         if leg.rolls_back {
@@ -693,9 +710,9 @@ impl Batches {
         let id = BatchId(self.next_batch);
         self.next_batch = self.next_batch.wrapping_add(1);
         let batch = Batch {
-            had: vec![None; keys.len()],
-            read_of: 0,
-            before: keys.iter().map(|(fingerprint, _)| leg.away.get(fingerprint).copied()).collect(),
+            value_bytes: vec![None; keys.len()],
+            read_generation: 0,
+            prior_generations: keys.iter().map(|(fingerprint, _)| leg.away.get(fingerprint).copied()).collect(),
             keys,
             step: Step::Copy,
             is_requested: false,
@@ -711,7 +728,7 @@ impl Batches {
         self.drive(leg, id, now_us, actions);
     }
 
-    fn want(&mut self, leg: &mut LegCore, keys: Vec<Key>, actions: &mut Vec<Action>) {
+    fn request(&mut self, leg: &mut LegCore, keys: Vec<Key>, actions: &mut Vec<Action>) {
         if leg.rolls_back && matches!(leg.state, State::Waiting | State::Meeting { .. } | State::Readying) {
             // After a crash of the router, the workers have not yet seen that the leg goes back: they would use keys
             // committed now at the target. They check again once they have.

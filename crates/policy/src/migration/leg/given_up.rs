@@ -9,7 +9,7 @@
 //! A lost side that comes back serves no client: it does not own the slots, and the next leg that meets it purges it.
 
 use super::{Bug, Leg, QuiesceState, State, Work, name};
-use crate::migration::{Action, Io, Orders, Phase, Record, Side};
+use crate::migration::{Action, Io, LegOrder, Phase, Record, Side};
 
 /// Returns the reason of the end, for display.
 pub(super) fn why(side: Side) -> String {
@@ -27,20 +27,20 @@ impl<W: Work> Leg<W> {
             actions.push(Action::Io(Io::Report { text: format!("the {} answers, so it is not given up", name(side)) }));
             return;
         }
-        if !self.shell.begun && !matches!(self.shell.state, State::Starting { .. }) {
+        if !self.shell.has_started && !matches!(self.shell.state, State::Starting { .. }) {
             self.shell.give_up(why(side), actions);
             return;
         }
-        let Orders { move_id, leg, .. } = self.shell.orders;
+        let LegOrder { move_id, leg, .. } = self.shell.orders;
         let record = self.shell.record(Record::GivenUp { move_id, leg, side }, actions);
-        (self.shell.given_up, self.shell.giving_up) = (Some(side), Some(record));
+        (self.shell.given_up, self.shell.given_up_record) = (Some(side), Some(record));
         match side {
             Side::Target if !self.shell.rolls_back => {
-                self.shell.back.get_or_insert_with(|| why(side));
+                self.shell.rollback_reason.get_or_insert_with(|| why(side));
             }
             // There is no source to return to. A rollback already started turns again.
             Side::Source if !self.shell.rolls_back && !matches!(self.shell.state, State::RecordingRollback { .. }) => {
-                self.shell.back = None
+                self.shell.rollback_reason = None
             }
             Side::Source | Side::Target => {}
         }
@@ -56,7 +56,7 @@ impl<W: Work> Leg<W> {
         }
         if is_at_the_wrong_end && !self.shell.planted.is(Bug::GivenUpWithoutDrain) {
             self.shell.rolls_back = false;
-            self.shell.back = None;
+            self.shell.rollback_reason = None;
             self.shell.progress.phase = Phase::Moving;
             if W::SERVES {
                 self.shell.state = State::Draining { since_us: now_us };

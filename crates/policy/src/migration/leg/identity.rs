@@ -13,7 +13,7 @@ use crate::migration::record::ProcessGenerations;
 impl LegCore {
     fn hash_link<H: Hasher>(&self, link: &Link, state: &mut H) {
         link.process.as_ref().map(|process| (&process.run_id, process.client_id)).hash(state);
-        (link.era, link.dirt).hash(state);
+        (link.era, link.purge_state).hash(state);
         match link.state {
             LinkState::Up => 0_u32.hash(state),
             LinkState::Down { since_us } => (1, since_us).hash(state),
@@ -42,11 +42,11 @@ impl Hash for Leg {
         }
         (
             leg.resumed,
-            leg.begun,
+            leg.has_started,
             leg.rolls_back,
-            (leg.given_up, leg.giving_up),
+            (leg.given_up, leg.given_up_record),
             work.relax_durability,
-            &leg.back,
+            &leg.rollback_reason,
             leg.purging,
             leg.quiet as u8,
         )

@@ -31,22 +31,22 @@ use self::shell::{Confirmation, Link, LinkState, PurgeState, QuiesceState, State
 use super::planted::{Bug, InjectedBug};
 use super::record::OpenLeg;
 use super::{
-    Action, Event, Fingerprint, Fingerprinter, Io, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record,
+    Action, Event, Fingerprint, Fingerprinter, Io, LegOrder, Machine, Outcome, Pace, Phase, Process, Progress, Record,
     Side,
 };
 
 /// Outage of a side after which waiting clients receive an error, microseconds.
-const LOST_PATIENCE_US: u64 = 2_000_000;
+const REFUSE_AFTER_US: u64 = 2_000_000;
 /// Minimum interval between such errors, microseconds.
 const REFUSE_EVERY_US: u64 = 100_000;
 /// Outage of the target after which a leg goes back, microseconds. Then the source serves waiting clients from the keys
 /// it still has.
-const TARGET_PATIENCE_US: u64 = 3_000_000;
+const TARGET_TIMEOUT_US: u64 = 3_000_000;
 /// Outage of a side after which a leg that has not started gives up, microseconds.
-const PREPARE_PATIENCE_US: u64 = 10_000_000;
+const PREPARE_TIMEOUT_US: u64 = 10_000_000;
 /// Number of attempts of a batch that a node refuses, or that a broken connection interrupts, before the leg rolls
 /// back.
-const TRIES: u32 = 5;
+const ATTEMPTS_MAX: u32 = 5;
 
 /// Handling of keys by a protocol. The methods record an event, or take all steps that are possible now.
 pub trait Work {
@@ -75,7 +75,7 @@ pub trait Work {
     /// leg turns again.
     fn drop_without(&mut self, leg: &mut LegCore, all: bool);
     /// Drops the requested keys: no client waits any more.
-    fn forget_wanted(&mut self) {}
+    fn drop_requests(&mut self) {}
     /// Whether no batch exists.
     fn is_idle(&self) -> bool;
     /// Number of keys in batches and requested.
@@ -92,7 +92,7 @@ pub struct Leg<W = Batches> {
 impl<W: Work + Default> Leg<W> {
     /// Creates a leg as ordered, or resumes the open leg of an earlier router.
     #[must_use]
-    pub fn new(orders: Orders, fingerprints: Fingerprinter, resume: Option<OpenLeg>) -> Self {
+    pub fn new(orders: LegOrder, fingerprints: Fingerprinter, resume: Option<OpenLeg>) -> Self {
         Self { shell: LegCore::new(orders, fingerprints, resume, W::SERVES), work: W::default() }
     }
 }
@@ -140,19 +140,19 @@ impl<W: Work> Leg<W> {
                 }
             }
             if self.shell.given_up == Some(Side::Target) && !self.shell.rolls_back {
-                self.shell.back.get_or_insert_with(|| given_up::why(Side::Target));
+                self.shell.rollback_reason.get_or_insert_with(|| given_up::why(Side::Target));
             }
             // The earlier router may have ended before its purge.
             if self.shell.target.era > 0 {
-                self.shell.target.dirt = PurgeState::Anything;
+                self.shell.target.purge_state = PurgeState::Anything;
             }
             if self.shell.away.values().any(|eras| eras.source != self.shell.source.era) {
-                self.shell.source.dirt = PurgeState::Anything;
+                self.shell.source.purge_state = PurgeState::Anything;
             }
-            self.shell.report_lost_and_found(actions);
+            self.shell.report_doubtful_keys(actions);
             self.shell.state = State::Meeting { record: self.shell.records };
         } else {
-            let Orders { move_id, leg, ref slots, .. } = self.shell.orders;
+            let LegOrder { move_id, leg, ref slots, .. } = self.shell.orders;
             let record =
                 Record::LegBegun { move_id, leg, slots: slots.clone(), source: source.clone(), target: target.clone() };
             let record = self.shell.record(record, actions);
@@ -161,7 +161,7 @@ impl<W: Work> Leg<W> {
             self.shell.target = Link {
                 process: Some(target),
                 state,
-                dirt: PurgeState::anything_if(!self.shell.planted.is(Bug::NoPurge)),
+                purge_state: PurgeState::anything_if(!self.shell.planted.is(Bug::NoPurge)),
                 ..Link::default()
             };
             self.shell.state = State::Meeting { record };
@@ -173,7 +173,7 @@ impl<W: Work> Leg<W> {
             // The last record is written, so a further record would belong to no leg. No node is queried any more.
             return;
         }
-        let Orders { move_id, leg, .. } = self.shell.orders;
+        let LegOrder { move_id, leg, .. } = self.shell.orders;
         let record = self.shell.record(Record::Met { move_id, leg, side, process: process.clone() }, actions);
         let link = self.shell.link_mut(side);
         let changed = link.process.as_ref().is_some_and(|before| before.run_id != process.run_id);
@@ -185,11 +185,12 @@ impl<W: Work> Leg<W> {
         self.shell.link_mut(side).era += 1;
         match side {
             Side::Target => {
-                self.shell.target.dirt = PurgeState::anything_if(!self.shell.planted.is(Bug::NoPurgeAfterRestart));
-                self.shell.record_committed_again(actions);
+                self.shell.target.purge_state =
+                    PurgeState::anything_if(!self.shell.planted.is(Bug::NoPurgeAfterRestart));
+                self.shell.rerecord_committed(actions);
             }
             Side::Source => {
-                self.shell.source.dirt = PurgeState::anything_if(
+                self.shell.source.purge_state = PurgeState::anything_if(
                     !self.shell.away.is_empty() && !self.shell.planted.is(Bug::PresenceIsHistory),
                 );
             }
@@ -198,7 +199,7 @@ impl<W: Work> Leg<W> {
             return;
         }
         if side == Side::Source {
-            self.shell.report_lost_and_found(actions);
+            self.shell.report_doubtful_keys(actions);
         }
         if side == self.shell.from() && !self.shell.planted.is(Bug::NotListedAgain) {
             self.shell.relist(side, actions);
@@ -220,10 +221,10 @@ impl<W: Work> Leg<W> {
             self.shell.confirmation = Confirmation::No;
         }
         let is_given_up = self.work.lost(&mut self.shell, side);
-        actions.push(Action::Restore { side });
+        actions.push(Action::Reconnect { side });
         if is_given_up {
             self.shell.roll_back(
-                format!("the {} was lost {TRIES} times in the middle of the same keys; it may refuse values as large as these", name(side)),
+                format!("the {} was lost {ATTEMPTS_MAX} times in the middle of the same keys; it may refuse values as large as these", name(side)),
                 actions,
             );
         }
@@ -236,12 +237,12 @@ impl<W: Work> Leg<W> {
                 link.state = LinkState::Up;
             }
         }
-        self.shell.giving_up.take_if(|record| *record <= number);
+        self.shell.given_up_record.take_if(|record| *record <= number);
         self.work.recorded(&mut self.shell, number);
         match self.shell.state {
             State::Meeting { record } if record <= number => self.shell.state = State::Readying,
             State::Starting { record } if record <= number => {
-                self.shell.begun = true;
+                self.shell.has_started = true;
                 self.shell.state = State::Moving;
             }
             State::RecordingRollback { record } if record <= number => self.announce_rollback(actions),
@@ -264,11 +265,11 @@ impl<W: Work> Leg<W> {
         }
         self.shell.state = State::AnnouncingRollback;
         // Waiting commands are checked again, with another result.
-        self.work.forget_wanted();
+        self.work.drop_requests();
         // Copies without a record stay behind. Those of an earlier router are unknown.
-        let is_known = !self.shell.resumed && self.shell.target.dirt == PurgeState::None;
-        self.shell.target.dirt = if is_known { PurgeState::Left } else { PurgeState::Anything };
-        let why = self.shell.back.clone().unwrap_or_default();
+        let is_known = !self.shell.resumed && self.shell.target.purge_state == PurgeState::None;
+        self.shell.target.purge_state = if is_known { PurgeState::Left } else { PurgeState::Anything };
+        let why = self.shell.rollback_reason.clone().unwrap_or_default();
         actions.push(Action::RollBack { why, away: self.shell.away_now() });
         if self.shell.planted.is(Bug::RollbackWithoutDrain) {
             self.drained(actions);
@@ -295,23 +296,23 @@ impl<W: Work> Leg<W> {
     /// and the source serves the keys it still has.
     fn refuse_if_lost(&mut self, now_us: u64, actions: &mut Vec<Action>) {
         let lost = [Side::Source, Side::Target].into_iter().find_map(|side| match self.shell.link(side).state {
-            LinkState::Down { since_us } if now_us.saturating_sub(since_us) >= LOST_PATIENCE_US => {
+            LinkState::Down { since_us } if now_us.saturating_sub(since_us) >= REFUSE_AFTER_US => {
                 Some((side, since_us))
             }
             _ => None,
         });
         let Some((side, since_us)) = lost else { return };
         let lost_us = now_us - since_us;
-        if !self.shell.begun {
+        if !self.shell.has_started {
             let waits = matches!(self.shell.state, State::Readying | State::Meeting { .. } | State::Draining { .. });
-            if lost_us >= PREPARE_PATIENCE_US && waits {
+            if lost_us >= PREPARE_TIMEOUT_US && waits {
                 let name = name(side);
                 self.shell.give_up(format!("the {name} did not answer for {} s", lost_us / 1_000_000), actions);
             }
             return;
         }
-        if side == Side::Target && !self.shell.rolls_back && self.shell.back.is_none() {
-            if lost_us >= TARGET_PATIENCE_US {
+        if side == Side::Target && !self.shell.rolls_back && self.shell.rollback_reason.is_none() {
+            if lost_us >= TARGET_TIMEOUT_US {
                 self.shell.roll_back(format!("the target was not reached for {} s", lost_us / 1_000_000), actions);
             }
             return;
@@ -320,7 +321,7 @@ impl<W: Work> Leg<W> {
             return;
         }
         self.shell.last_refusal_us = now_us;
-        self.work.forget_wanted();
+        self.work.drop_requests();
         let name = name(side);
         let error = format!(
             "NODEDOWN the key is being moved, and the move has not reached its {name} for {} s; the command was not executed, try again",
@@ -343,7 +344,7 @@ impl<W: Work> Leg<W> {
                     // Wait for both sides.
                 } else if self.shell.rolls_back && is_lost {
                     self.announce_rollback(actions);
-                } else if self.shell.begun && self.shell.back.is_some() && is_lost {
+                } else if self.shell.has_started && self.shell.rollback_reason.is_some() && is_lost {
                     self.shell.record_rollback(BTreeSet::new(), actions);
                 } else if self.shell.usable_or_given_up(Side::Source) && self.shell.usable(Side::Target) {
                     if self.shell.rolls_back {
@@ -355,8 +356,8 @@ impl<W: Work> Leg<W> {
             }
             State::Draining { since_us } => {
                 self.shell.purge(actions);
-                if !self.shell.begun && now_us.saturating_sub(since_us) > self.shell.orders.drain_patience_us {
-                    let ms = self.shell.orders.drain_patience_us / 1000;
+                if !self.shell.has_started && now_us.saturating_sub(since_us) > self.shell.orders.drain_timeout_us {
+                    let ms = self.shell.orders.drain_timeout_us / 1000;
                     self.shell.give_up(
                         format!("commands sent to the source earlier were not answered within {ms} ms"),
                         actions,
@@ -366,7 +367,7 @@ impl<W: Work> Leg<W> {
             State::Moving => {
                 self.shell.purge(actions);
                 self.work.go_on(&mut self.shell, now_us, actions);
-                if self.shell.back.is_some() && !self.shell.rolls_back {
+                if self.shell.rollback_reason.is_some() && !self.shell.rolls_back {
                     self.work.drop_for_return(&mut self.shell);
                     if self.shell.is_lost(Side::Target) {
                         let never_left = self.work.drop_without_target(&mut self.shell);
@@ -398,7 +399,7 @@ impl<W: Work> Leg<W> {
 
     fn drained(&mut self, actions: &mut Vec<Action>) {
         match self.shell.state {
-            State::Draining { .. } if self.shell.begun => {
+            State::Draining { .. } if self.shell.has_started => {
                 self.shell.state = State::Moving;
                 self.shell.progress.phase = if self.shell.rolls_back { Phase::Returning } else { Phase::Moving };
                 if self.shell.rolls_back {
@@ -406,7 +407,7 @@ impl<W: Work> Leg<W> {
                 }
             }
             State::Draining { .. } => {
-                let Orders { move_id, leg, .. } = self.shell.orders;
+                let LegOrder { move_id, leg, .. } = self.shell.orders;
                 let record = self.shell.record(Record::LegMoving { move_id, leg }, actions);
                 self.shell.state = State::Starting { record };
                 self.shell.progress.phase = Phase::Moving;
@@ -472,7 +473,7 @@ impl<W: Work> Machine for Leg<W> {
             | Event::Removed { .. }
             | Event::Migrated { .. } => self.work.step(&mut self.shell, event, now_us, actions),
             Event::Lost { side } => self.lost(side, now_us, actions),
-            Event::Restored { side, process } => {
+            Event::Reconnected { side, process } => {
                 if matches!(self.shell.link(side).state, LinkState::Down { .. }) && self.shell.given_up != Some(side) {
                     self.restored(side, process, actions);
                 }
@@ -484,7 +485,7 @@ impl<W: Work> Machine for Leg<W> {
             }
             Event::HandedOver => {
                 if self.shell.state == State::HandingOver {
-                    let outcome = match self.shell.back.take() {
+                    let outcome = match self.shell.rollback_reason.take() {
                         Some(why) if self.shell.rolls_back => Outcome::Returned { why },
                         _ => Outcome::Moved,
                     };
@@ -509,7 +510,7 @@ impl<W: Work> Machine for Leg<W> {
     }
 
     fn progress(&self) -> Progress {
-        let goes_back = self.shell.rolls_back || self.shell.back.is_some();
+        let goes_back = self.shell.rolls_back || self.shell.rollback_reason.is_some();
         let away = self.shell.away.len();
         let left = if goes_back { away } else { self.under_way() };
         Progress { left: left as u64, away: away as u64, given_up: self.shell.given_up, ..self.shell.progress }

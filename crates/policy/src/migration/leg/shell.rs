@@ -8,8 +8,8 @@ use std::sync::Arc;
 use crate::migration::planted::{Bug, InjectedBug};
 use crate::migration::record::{COMMITTED, OpenLeg, ProcessGenerations};
 use crate::migration::{
-    Action, DoubleRead, Durability, Fingerprint, FingerprintMap, Fingerprinter, Io, Key, Orders, Outcome, Pace, Phase,
-    Process, Progress, Record, Side, UnexpectedKeys,
+    Action, DoubleRead, Durability, Fingerprint, FingerprintMap, Fingerprinter, Io, Key, LegOrder, Outcome, Pace,
+    Phase, Process, Progress, Record, Side, UnexpectedKeys,
 };
 
 /// Limits until the first [`crate::migration::Event::Pace`].
@@ -23,7 +23,7 @@ pub(super) struct Link {
     /// Process generation: number of process changes seen by the leg.
     pub(super) era: u32,
     /// Unexpected keys that must be purged before use.
-    pub(super) dirt: PurgeState,
+    pub(super) purge_state: PurgeState,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -99,22 +99,22 @@ pub struct LegCore {
     pub(super) serves: bool,
     /// Enables double reads; every n-th of them fetches its key (0: none).
     pub(super) double_reads: Option<u32>,
-    pub(in crate::migration) orders: Orders,
+    pub(in crate::migration) orders: LegOrder,
     pub(in crate::migration) fingerprints: Fingerprinter,
     pub(super) planted: InjectedBug,
     pub(super) state: State,
     /// The leg was started by an earlier router.
     pub(super) resumed: bool,
     /// The first drain is complete: from now on the leg ends as moved or returned.
-    pub(super) begun: bool,
+    pub(super) has_started: bool,
     /// Reason of a planned rollback, which takes effect with `rolls_back`.
-    pub(super) back: Option<String>,
+    pub(super) rollback_reason: Option<String>,
     pub(in crate::migration) rolls_back: bool,
     /// Side that is lost for good ([`given_up`]).
     pub(in crate::migration) given_up: Option<Side>,
     /// Record of that, until it is durable. Before that, the leg does nothing that a leg with both sides would not do,
     /// because after a crash it would be one.
-    pub(super) giving_up: Option<u64>,
+    pub(super) given_up_record: Option<u64>,
     pub(super) source: Link,
     pub(super) target: Link,
     /// Purge in flight.
@@ -143,7 +143,7 @@ pub(super) enum QuiesceState {
 }
 
 impl LegCore {
-    pub(super) fn new(orders: Orders, fingerprints: Fingerprinter, resume: Option<OpenLeg>, serves: bool) -> Self {
+    pub(super) fn new(orders: LegOrder, fingerprints: Fingerprinter, resume: Option<OpenLeg>, serves: bool) -> Self {
         let mut leg = Self {
             serves,
             double_reads: None,
@@ -152,11 +152,11 @@ impl LegCore {
             planted: InjectedBug::default(),
             state: State::Waiting,
             resumed: false,
-            begun: false,
-            back: None,
+            has_started: false,
+            rollback_reason: None,
             rolls_back: false,
             given_up: None,
-            giving_up: None,
+            given_up_record: None,
             source: Link::default(),
             target: Link::default(),
             purging: None,
@@ -176,9 +176,9 @@ impl LegCore {
         // A leg that was not moving starts again: it has changed nothing, except for leftovers at the target.
         if let Some(open) = resume.filter(|open| open.moving) {
             leg.resumed = true;
-            leg.begun = true;
+            leg.has_started = true;
             leg.rolls_back = open.rolled_back.is_some();
-            leg.back = open.rolled_back;
+            leg.rollback_reason = open.rolled_back;
             leg.given_up = open.given_up;
             leg.source = Link { process: Some(open.source), era: open.eras.source, ..Link::default() };
             leg.target = Link { process: Some(open.target), era: open.eras.target, ..Link::default() };
@@ -211,7 +211,7 @@ impl LegCore {
     /// Whether keys may be read, stored and removed there.
     pub(in crate::migration) fn usable(&self, side: Side) -> bool {
         let link = self.link(side);
-        link.state == LinkState::Up && link.dirt == PurgeState::None
+        link.state == LinkState::Up && link.purge_state == PurgeState::None
     }
 
     /// Whether the leg does not wait for that side: it is usable, or lost for good.
@@ -221,7 +221,7 @@ impl LegCore {
 
     /// Whether that side is given up, and this is on record.
     pub(in crate::migration) fn is_given_up(&self, side: Side) -> bool {
-        self.given_up == Some(side) && (self.giving_up.is_none() || self.planted.is(Bug::GivenUpBeforeRecord))
+        self.given_up == Some(side) && (self.given_up_record.is_none() || self.planted.is(Bug::GivenUpBeforeRecord))
     }
 
     /// Current origin of the keys.
@@ -248,7 +248,7 @@ impl LegCore {
     /// Records the committed keys again after a change of the target's process. Otherwise only this router would know
     /// that they belong to the new process. With the record, this survives a crash of the router, and copies at a
     /// restarted source are stale.
-    pub(super) fn record_committed_again(&mut self, actions: &mut Vec<Action>) {
+    pub(super) fn rerecord_committed(&mut self, actions: &mut Vec<Action>) {
         let mut keys: Vec<Fingerprint> =
             self.away.iter().filter(|(_, eras)| eras.target == COMMITTED).map(|(key, _)| *key).collect();
         keys.sort_unstable();
@@ -265,14 +265,14 @@ impl LegCore {
                 ),
             }));
         }
-        let Orders { move_id, leg, .. } = self.orders;
+        let LegOrder { move_id, leg, .. } = self.orders;
         let record = self.record(Record::Committed { move_id, leg, keys }, actions);
         self.target.state = LinkState::Meeting { record };
     }
 
     /// Reports recorded keys that may be outdated at both nodes: never committed, as far as known, and both nodes have
     /// restarted since.
-    pub(super) fn report_lost_and_found(&self, actions: &mut Vec<Action>) {
+    pub(super) fn report_doubtful_keys(&self, actions: &mut Vec<Action>) {
         let doubtful = self.away.values().filter(|eras| eras.source != self.source.era && !self.is_stale(eras)).count();
         if doubtful > 0 {
             actions.push(Action::Io(Io::Report {
@@ -302,8 +302,8 @@ impl LegCore {
     /// Decides to go back. `never_left`: keys on record that the source still has, and that were used nowhere else.
     /// They are back with the decision.
     pub(super) fn record_rollback(&mut self, never_left: BTreeSet<Fingerprint>, actions: &mut Vec<Action>) {
-        let Orders { move_id, leg, .. } = self.orders;
-        let why = self.back.clone().unwrap_or_default();
+        let LegOrder { move_id, leg, .. } = self.orders;
+        let why = self.rollback_reason.clone().unwrap_or_default();
         let mut record = self.record(Record::RolledBack { move_id, leg, why }, actions);
         self.away.retain(|key, _| !never_left.contains(key));
         if !never_left.is_empty() {
@@ -333,19 +333,25 @@ impl LegCore {
             return;
         }
         match self.state {
-            State::Moving | State::Starting { .. } if self.back.is_none() => self.back = Some(why),
-            State::Readying if self.resumed && self.back.is_none() => self.back = Some(why),
-            State::Draining { .. } if self.begun && self.back.is_none() => self.back = Some(why),
+            State::Moving | State::Starting { .. } if self.rollback_reason.is_none() => {
+                self.rollback_reason = Some(why)
+            }
+            State::Readying if self.resumed && self.rollback_reason.is_none() => self.rollback_reason = Some(why),
+            State::Draining { .. } if self.has_started && self.rollback_reason.is_none() => {
+                self.rollback_reason = Some(why)
+            }
             State::Waiting | State::Meeting { .. } if !self.resumed => self.give_up(why, actions),
-            State::Readying | State::Draining { .. } if !self.begun => self.give_up(why, actions),
-            State::Waiting | State::Meeting { .. } if self.back.is_none() => self.back = Some(why),
+            State::Readying | State::Draining { .. } if !self.has_started => self.give_up(why, actions),
+            State::Waiting | State::Meeting { .. } if self.rollback_reason.is_none() => {
+                self.rollback_reason = Some(why)
+            }
             _ => {}
         }
     }
 
     /// Ends the leg with nothing changed.
     pub(super) fn give_up(&mut self, why: String, actions: &mut Vec<Action>) {
-        debug_assert!(!self.begun);
+        debug_assert!(!self.has_started);
         if matches!(self.state, State::Draining { .. }) {
             actions.push(Action::Withdraw);
         }
@@ -363,10 +369,10 @@ impl LegCore {
         // The target comes first: which keys the source may retain depends on the target's process.
         let dirty = [Side::Target, Side::Source].into_iter().find(|side| {
             let comes_first = *side == Side::Target || self.usable_or_given_up(Side::Target);
-            self.link(*side).dirt != PurgeState::None && self.link(*side).state == LinkState::Up && comes_first
+            self.link(*side).purge_state != PurgeState::None && self.link(*side).state == LinkState::Up && comes_first
         });
         let Some(side) = dirty else { return };
-        let wrong = match (side, self.target.dirt) {
+        let wrong = match (side, self.target.purge_state) {
             (Side::Target, PurgeState::Left) => UnexpectedKeys::These(Arc::new(
                 self.left.iter().filter(|key| !self.away.contains_key(key)).copied().collect(),
             )),
@@ -386,7 +392,7 @@ impl LegCore {
 
     pub(super) fn purged(&mut self) {
         if let Some(side) = self.purging.take() {
-            self.link_mut(side).dirt = PurgeState::None;
+            self.link_mut(side).purge_state = PurgeState::None;
         }
     }
 
@@ -403,7 +409,7 @@ impl LegCore {
     }
 
     pub(super) fn record_end(&mut self, actions: &mut Vec<Action>) {
-        let Orders { move_id, leg, .. } = self.orders;
+        let LegOrder { move_id, leg, .. } = self.orders;
         let record = self.record(Record::LegEnded { move_id, leg, owner: self.to() }, actions);
         self.state = State::Ending { record };
         self.progress.phase = Phase::Releasing;

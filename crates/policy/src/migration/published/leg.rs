@@ -15,7 +15,7 @@ use super::Rules;
 use crate::migration::record::OpenLeg;
 use crate::migration::tracker;
 use crate::migration::{
-    Action, BatchId, Copied, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace, Phase, Process, Progress,
+    Action, BatchId, Copied, Event, Fingerprinter, Io, Key, LegOrder, Machine, Outcome, Pace, Phase, Process, Progress,
     Record, Side, Stored, UnexpectedKeys,
 };
 
@@ -69,7 +69,7 @@ enum State {
 
 /// Reason of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Why {
+enum CopyReason {
     /// The group is in progress; `None` if each key is a group.
     Group(Option<u32>),
     Pulled,
@@ -86,7 +86,7 @@ enum Step {
 
 #[derive(Clone, Debug)]
 struct Batch {
-    why: Why,
+    why: CopyReason,
     keys: Vec<Key>,
     there: Vec<Key>,
     step: Step,
@@ -105,7 +105,7 @@ enum QuiesceState {
 /// Machine of a published protocol.
 #[derive(Clone)]
 pub struct Published {
-    orders: Orders,
+    orders: LegOrder,
     rules: Rules,
     fingerprints: Fingerprinter,
     groups: u32,
@@ -152,7 +152,7 @@ impl Published {
     /// Creates a leg as ordered. An open leg of an earlier router starts again.
     #[must_use]
     pub fn new(
-        orders: Orders,
+        orders: LegOrder,
         paper: &super::Paper,
         rules: Rules,
         fingerprints: Fingerprinter,
@@ -202,7 +202,7 @@ impl Published {
     }
 
     fn met(&mut self, source: Process, target: Process, actions: &mut Vec<Action>) {
-        let Orders { move_id, leg, ref slots, .. } = self.orders;
+        let LegOrder { move_id, leg, ref slots, .. } = self.orders;
         let record = if self.resumed {
             self.record(Record::Met { move_id, leg, side: Side::Source, process: source }, actions);
             Record::Met { move_id, leg, side: Side::Target, process: target }
@@ -241,14 +241,14 @@ impl Published {
         if self.state == State::Settling {
             self.state = State::Moving;
             if self.is_done() || self.settles >= SETTLES {
-                let Orders { move_id, leg, .. } = self.orders;
+                let LegOrder { move_id, leg, .. } = self.orders;
                 let record = self.record(Record::CutOver { move_id, leg }, actions);
                 self.state = State::CuttingOver { record };
             }
         } else if self.state == State::Announcing && self.cut {
             self.clean(actions);
         } else if self.state == State::Announcing {
-            let Orders { move_id, leg, .. } = self.orders;
+            let LegOrder { move_id, leg, .. } = self.orders;
             let record =
                 if self.resumed { self.records } else { self.record(Record::LegMoving { move_id, leg }, actions) };
             self.state = State::Starting { record };
@@ -307,7 +307,7 @@ impl Published {
             (true, Some(true)) => tracker::State::Complete,
             (true, _) => tracker::State::NotStarted,
             (false, _) if number >= self.next_group => tracker::State::NotStarted,
-            (false, _) if self.under_way.contains_key(&number) => tracker::State::UnderWay,
+            (false, _) if self.under_way.contains_key(&number) => tracker::State::InProgress,
             (false, _) => tracker::State::Complete,
         }
     }
@@ -318,7 +318,7 @@ impl Published {
             let truth = self.truth(&key);
             if self.rules.repairs() && truth != tracker::State::Complete {
                 let group = self.rules.group(self.fingerprints.of(&key));
-                actions.push(Action::Io(Io::Found { group, truth }));
+                actions.push(Action::Io(Io::CorrectTracker { group, truth }));
                 if truth == tracker::State::NotStarted {
                     continue;
                 }
@@ -354,9 +354,9 @@ impl Published {
                 self.progress.bytes_moved += outcomes.iter().map(bytes).sum::<u64>();
                 for key in later.into_iter().rev() {
                     match why {
-                        Why::Group(number) => self.todo.push_front((number, key)),
-                        Why::Pulled => self.pulls.push(key),
-                        Why::Late => drop(self.late.insert(key)),
+                        CopyReason::Group(number) => self.todo.push_front((number, key)),
+                        CopyReason::Pulled => self.pulls.push(key),
+                        CopyReason::Late => drop(self.late.insert(key)),
                     }
                 }
                 outcomes.into_iter().find_map(|copied| if let Copied::Refused(why) = copied { Some(why) } else { None })
@@ -378,12 +378,12 @@ impl Published {
         } else {
             let of = batch.why;
             batch.keys.retain(|key| !refused_keys.contains(key));
-            if let Why::Group(Some(number)) = of {
+            if let CopyReason::Group(Some(number)) = of {
                 let left = self.under_way.entry(number).or_default();
                 *left = left.saturating_sub(refused_keys.len());
             }
             let count = refused_keys.len();
-            if of == Why::Pulled {
+            if of == CopyReason::Pulled {
                 actions.push(Action::Io(Io::Commit { keys: refused_keys }));
             }
             format!("{count} keys are lost, because a node has refused them {TRIES} times: {why}")
@@ -395,7 +395,7 @@ impl Published {
     fn finished(&mut self, id: BatchId, actions: &mut Vec<Action>) {
         let Some(batch) = self.batches.remove(&id) else { return };
         match batch.why {
-            Why::Group(number) => {
+            CopyReason::Group(number) => {
                 self.progress.keys_moved += batch.there.len() as u64;
                 match number {
                     Some(number) => {
@@ -413,12 +413,12 @@ impl Published {
                     }
                 }
             }
-            Why::Pulled => {
+            CopyReason::Pulled => {
                 self.progress.pulled += batch.there.len() as u64;
                 self.pulled.extend(batch.keys.iter().cloned());
                 actions.push(Action::Io(Io::Commit { keys: batch.keys }));
             }
-            Why::Late => {}
+            CopyReason::Late => {}
         }
     }
 
@@ -445,7 +445,7 @@ impl Published {
         }
     }
 
-    fn begin(&mut self, why: Why, keys: Vec<Key>) {
+    fn begin(&mut self, why: CopyReason, keys: Vec<Key>) {
         self.last_batch = self.last_batch.wrapping_add(1);
         let keys: BTreeSet<Key> = keys.into_iter().collect();
         let batch = Batch {
@@ -478,11 +478,11 @@ impl Published {
                 }
                 _ if self.is_down[Side::Target as usize] => continue,
                 // A pulled value is older than a client's write at the target, so it must not replace it.
-                Step::Store if batch.why == Why::Pulled => {
+                Step::Store if batch.why == CopyReason::Pulled => {
                     Io::Store { batch: *id, to: Side::Target, keys: batch.there.clone() }
                 }
                 Step::Store => Io::Overwrite { batch: *id, to: Side::Target, keys: batch.there.clone() },
-                Step::Remove if batch.why == Why::Late && batch.there.len() < batch.keys.len() => {
+                Step::Remove if batch.why == CopyReason::Late && batch.there.len() < batch.keys.len() => {
                     Io::Remove { batch: *id, from: Side::Target, keys: gone() }
                 }
                 Step::Remove => {
@@ -499,24 +499,24 @@ impl Published {
     fn begin_batches(&mut self, now_us: u64, actions: &mut Vec<Action>) {
         if self.pulls.len() >= PULLS || !self.pulls.is_empty() && now_us >= self.pulls_since_us + PULL_AFTER_US {
             let keys = std::mem::take(&mut self.pulls);
-            self.begin(Why::Pulled, keys);
+            self.begin(CopyReason::Pulled, keys);
         }
         if now_us >= self.pulled_since_us + PULLED_FOR_US {
             (self.pulled_since_us, self.pulled) = (now_us, BTreeSet::new());
         }
         if !self.late.is_empty()
             && now_us >= self.shipped_us + SHIP_EVERY_US
-            && !self.batches.values().any(|batch| batch.why == Why::Late)
+            && !self.batches.values().any(|batch| batch.why == CopyReason::Late)
         {
             self.shipped_us = now_us;
             let keys: Vec<Key> =
                 std::iter::from_fn(|| self.late.pop_first()).take(self.pace.batch_keys.max(1) as usize).collect();
-            self.begin(Why::Late, keys);
+            self.begin(CopyReason::Late, keys);
         }
         self.start_groups(actions);
         while let Some((number, _)) = self.todo.front() {
             let number = *number;
-            let under_way = self.batches.values().filter(|batch| matches!(batch.why, Why::Group(_))).count();
+            let under_way = self.batches.values().filter(|batch| matches!(batch.why, CopyReason::Group(_))).count();
             if under_way >= self.pace.batches as usize || now_us < self.last_began_us + self.pace.interval_us {
                 break;
             }
@@ -527,7 +527,7 @@ impl Published {
             {
                 keys.extend(self.todo.pop_front().map(|(_, key)| key));
             }
-            self.begin(Why::Group(number), keys);
+            self.begin(CopyReason::Group(number), keys);
             self.start_groups(actions);
         }
         self.go_on_with_batches(now_us, actions);
@@ -554,7 +554,7 @@ impl Published {
     }
 
     fn end_at(&mut self, owner: Side, actions: &mut Vec<Action>) {
-        let Orders { move_id, leg, .. } = self.orders;
+        let LegOrder { move_id, leg, .. } = self.orders;
         let record = self.record(Record::LegEnded { move_id, leg, owner }, actions);
         self.state = State::Ending { record, owner };
         self.progress.phase = Phase::Releasing;
@@ -591,7 +591,7 @@ impl Published {
         if self.may_withdraw() {
             return self.withdraw("the user gave a node up before anything had moved".to_owned(), actions);
         }
-        let Orders { move_id, leg, .. } = self.orders;
+        let LegOrder { move_id, leg, .. } = self.orders;
         self.record(Record::GivenUp { move_id, leg, side }, actions);
         self.given_up = Some(side);
         self.batches.clear();
@@ -624,7 +624,7 @@ impl Published {
                     _ => {
                         if !self.pulls.is_empty() && now_us >= self.pulls_since_us + PULL_AFTER_US {
                             let keys = std::mem::take(&mut self.pulls);
-                            self.begin(Why::Pulled, keys);
+                            self.begin(CopyReason::Pulled, keys);
                         }
                         self.go_on_with_batches(now_us, actions);
                     }
@@ -685,15 +685,15 @@ impl Machine for Published {
                         (batch.step, batch.is_requested) = (Step::Copy, false);
                         self.progress.repeated += 1;
                     }
-                    actions.push(Action::Restore { side });
+                    actions.push(Action::Reconnect { side });
                 }
             }
-            Event::Restored { side, process } => {
+            Event::Reconnected { side, process } => {
                 if self.is_down[side as usize]
                     && self.given_up != Some(side)
                     && !matches!(self.state, State::Ending { .. } | State::HandingOver)
                 {
-                    let Orders { move_id, leg, .. } = self.orders;
+                    let LegOrder { move_id, leg, .. } = self.orders;
                     self.is_down[side as usize] = false;
                     self.record(Record::Met { move_id, leg, side, process }, actions);
                 }

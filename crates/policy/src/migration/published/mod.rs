@@ -151,13 +151,13 @@ impl Rules {
 
     /// Returns the destination of a command for a key of a group (NetMigrate, section 4.2).
     #[must_use]
-    pub const fn way(&self, state: State, writes: bool) -> Way {
+    pub const fn route(&self, state: State, writes: bool) -> Way {
         let state = match self.protocol {
             // The target owns all keys from the start, and pulls those it lacks: the preset with all groups in the
             // filter.
             Protocol::Rocksteady => State::Complete,
             // Ownership moves at once, and both nodes are read: the preset with all groups in progress.
-            Protocol::Fulva if !matches!(state, State::Complete) => State::UnderWay,
+            Protocol::Fulva if !matches!(state, State::Complete) => State::InProgress,
             Protocol::Bloom if !self.forwards => return Way::Target,
             // A read that finds nothing at the target reveals an error of the filter.
             Protocol::Bloom if self.repairs && !writes && matches!(state, State::Complete) => return Way::Pull,
@@ -168,7 +168,7 @@ impl Rules {
         match (state, writes) {
             (State::NotStarted, _) => Way::Source,
             (_, true) => Way::Target,
-            (State::UnderWay | State::Unsure, false) => Way::Both,
+            (State::InProgress | State::Unsure, false) => Way::Both,
             (State::Complete, false) if matches!(self.protocol, Protocol::Fulva) => Way::Target,
             (State::Complete, false) => Way::Pull,
         }

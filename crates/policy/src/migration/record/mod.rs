@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub use bytes::Damaged;
-pub use queue::{Given, Kind, Queue, Room};
+pub use queue::{Kind, Queue, RecordGroup, SpaceCheck};
 pub use replay::Contradiction;
 
 use super::{Durability, Fingerprint, Key, Process, Protocol, Side, UnexpectedKeys};

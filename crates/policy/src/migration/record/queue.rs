@@ -15,13 +15,13 @@ use crate::topology::MoveId;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Starts a move: refused without space for its end.
-    Begins,
+    StartsMove,
     /// Starts a leg of an accepted move: waits for space for its end, and the later records of its move wait behind it.
-    Waits,
+    StartsLeg,
     /// Must be written, even if that waits for disk space or a repair of the disk.
-    Goes,
-    /// [`Kind::Goes`], and the last record of its move.
-    Ends,
+    Required,
+    /// [`Kind::Required`], and the last record of its move.
+    EndsMove,
 }
 
 impl Kind {
@@ -30,33 +30,33 @@ impl Kind {
     pub fn of(records: &[Record]) -> Self {
         let any = |is: fn(&Record) -> bool| records.iter().any(is);
         if any(|record| matches!(record, Record::Begun { .. })) {
-            Self::Begins
+            Self::StartsMove
         } else if any(|record| matches!(record, Record::LegBegun { .. })) {
-            Self::Waits
+            Self::StartsLeg
         } else if any(|record| matches!(record, Record::Ended { .. })) {
-            Self::Ends
+            Self::EndsMove
         } else {
-            Self::Goes
+            Self::Required
         }
     }
 }
 
 /// Records that are written together or not at all.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Given<T> {
+pub struct RecordGroup<T> {
     /// Move of the records. If several start together: any of them.
     pub of: MoveId,
     /// Scheduling class.
     pub kind: Kind,
     /// Records or their handle.
-    pub what: T,
+    pub records: T,
 }
 
 /// Result of a check for space.
 #[derive(Debug)]
-pub struct Room<T, E> {
+pub struct SpaceCheck<T, E> {
     /// Refused moves, and the reason.
-    pub refused: Option<(Vec<Given<T>>, E)>,
+    pub refused: Option<(Vec<RecordGroup<T>>, E)>,
     /// Reason why legs wait, if any do.
     pub starved: Option<E>,
 }
@@ -66,11 +66,11 @@ pub struct Room<T, E> {
 pub struct Queue<T> {
     planted: InjectedBug,
     /// Legs that wait for space, and later records of their moves.
-    waiting: Vec<Given<T>>,
+    waiting: Vec<RecordGroup<T>>,
     /// Records of the next group.
-    next: Vec<Given<T>>,
+    next: Vec<RecordGroup<T>>,
     /// The group being written. No other is written at the same time.
-    writing: Vec<Given<T>>,
+    writing: Vec<RecordGroup<T>>,
 }
 
 impl<T> Default for Queue<T> {
@@ -90,15 +90,15 @@ impl<T> Queue<T> {
 
     /// Adds records. Returns records that will never be written: a leg given up while it waited for space, with later
     /// records of its move. Another leg of the move, or its end, implies that.
-    pub fn give(&mut self, given: Given<T>) -> Vec<Given<T>> {
+    pub fn push(&mut self, given: RecordGroup<T>) -> Vec<RecordGroup<T>> {
         let of = given.of;
-        let given_up = matches!(given.kind, Kind::Waits | Kind::Ends) && !self.planted.is(Bug::GivenUpStays);
+        let given_up = matches!(given.kind, Kind::StartsLeg | Kind::EndsMove) && !self.planted.is(Bug::GivenUpStays);
         let withdrawn =
             if given_up { self.waiting.extract_if(.., |before| before.of == of).collect() } else { Vec::new() };
         let overtakes =
-            self.planted.is(Bug::LegOvertaken) || self.planted.is(Bug::GivenUpStays) && given.kind == Kind::Ends;
+            self.planted.is(Bug::LegOvertaken) || self.planted.is(Bug::GivenUpStays) && given.kind == Kind::EndsMove;
         let is_behind = self.waiting.iter().any(|before| before.of == of) && !overtakes;
-        if given.kind == Kind::Waits || is_behind {
+        if given.kind == Kind::StartsLeg || is_behind {
             self.waiting.push(given)
         } else {
             self.next.push(given)
@@ -108,8 +108,8 @@ impl<T> Queue<T> {
 
     /// Selects the next group, unless one is being written. `room` reserves space for these records, and for the ends
     /// of moves and legs that they start.
-    pub fn decide<E>(&mut self, mut room: impl FnMut(&[Given<T>]) -> Result<(), E>) -> Room<T, E> {
-        let mut found = Room { refused: None, starved: None };
+    pub fn select_next<E>(&mut self, mut room: impl FnMut(&[RecordGroup<T>]) -> Result<(), E>) -> SpaceCheck<T, E> {
+        let mut found = SpaceCheck { refused: None, starved: None };
         if !self.writing.is_empty() {
             return found;
         }
@@ -119,7 +119,7 @@ impl<T> Queue<T> {
                 Err(why) => found.starved = Some(why),
             }
         }
-        let begins = |given: &Given<T>| given.kind == Kind::Begins;
+        let begins = |given: &RecordGroup<T>| given.kind == Kind::StartsMove;
         if self.next.iter().any(begins)
             && let Err(why) = room(&self.next)
         {
@@ -131,12 +131,12 @@ impl<T> Queue<T> {
 
     /// The group to write, in this order, with retries until it is durable.
     #[must_use]
-    pub fn writing(&self) -> &[Given<T>] {
+    pub fn writing(&self) -> &[RecordGroup<T>] {
         &self.writing
     }
 
     /// Removes and returns the written group.
-    pub fn written(&mut self) -> Vec<Given<T>> {
+    pub fn written(&mut self) -> Vec<RecordGroup<T>> {
         std::mem::take(&mut self.writing)
     }
 
@@ -147,12 +147,12 @@ impl<T> Queue<T> {
     }
 
     /// Returns the records that are not durable; those of one move in order.
-    pub fn all(&self) -> impl Iterator<Item = &Given<T>> {
+    pub fn all(&self) -> impl Iterator<Item = &RecordGroup<T>> {
         self.writing.iter().chain(&self.next).chain(&self.waiting)
     }
 
     /// Consumes the queue; its records will never be durable.
-    pub fn into_rest(self) -> impl Iterator<Item = Given<T>> {
+    pub fn into_rest(self) -> impl Iterator<Item = RecordGroup<T>> {
         self.writing.into_iter().chain(self.next).chain(self.waiting)
     }
 }
@@ -161,43 +161,45 @@ impl<T> Queue<T> {
 mod tests {
     use super::*;
 
-    fn given(of: u64, kind: Kind, what: u32) -> Given<u32> {
-        Given { of: MoveId(of), kind, what }
+    fn given(of: u64, kind: Kind, what: u32) -> RecordGroup<u32> {
+        RecordGroup { of: MoveId(of), kind, records: what }
     }
 
-    fn whats(given: &[Given<u32>]) -> Vec<u32> {
-        given.iter().map(|given| given.what).collect()
+    fn whats(given: &[RecordGroup<u32>]) -> Vec<u32> {
+        given.iter().map(|given| given.records).collect()
     }
 
     /// Selects a group, and returns its records as written.
     fn round(queue: &mut Queue<u32>, has_room: bool) -> Vec<u32> {
-        let _ = queue.decide(|_| if has_room { Ok(()) } else { Err(()) });
+        let _ = queue.select_next(|_| if has_room { Ok(()) } else { Err(()) });
         whats(&queue.written())
     }
 
     #[test]
     fn what_a_move_records_waits_behind_its_leg_and_nothing_else_does() {
         let mut queue = Queue::default();
-        for (of, kind, what) in [(1, Kind::Waits, 1), (2, Kind::Goes, 2), (1, Kind::Goes, 3), (2, Kind::Goes, 4)] {
-            assert!(queue.give(given(of, kind, what)).is_empty());
+        for (of, kind, what) in
+            [(1, Kind::StartsLeg, 1), (2, Kind::Required, 2), (1, Kind::Required, 3), (2, Kind::Required, 4)]
+        {
+            assert!(queue.push(given(of, kind, what)).is_empty());
         }
         assert_eq!(round(&mut queue, false), [2, 4]);
-        assert!(queue.give(given(1, Kind::Goes, 5)).is_empty());
+        assert!(queue.push(given(1, Kind::Required, 5)).is_empty());
         assert_eq!(round(&mut queue, false), []);
         assert_eq!(round(&mut queue, true), [1, 3, 5]);
-        assert!(queue.give(given(1, Kind::Goes, 6)).is_empty());
+        assert!(queue.push(given(1, Kind::Required, 6)).is_empty());
         assert_eq!(round(&mut queue, false), [6], "a leg that is let in holds up nothing");
     }
 
     #[test]
     fn a_leg_that_is_given_up_before_there_is_room_is_never_written() {
         let mut queue = Queue::default();
-        queue.give(given(1, Kind::Waits, 1));
-        queue.give(given(1, Kind::Goes, 2));
-        queue.give(given(2, Kind::Waits, 3));
+        queue.push(given(1, Kind::StartsLeg, 1));
+        queue.push(given(1, Kind::Required, 2));
+        queue.push(given(2, Kind::StartsLeg, 3));
         assert_eq!(round(&mut queue, false), []);
-        assert_eq!(whats(&queue.give(given(1, Kind::Waits, 4))), [1, 2], "the next attempt takes its place");
-        assert_eq!(whats(&queue.give(given(1, Kind::Ends, 5))), [4]);
+        assert_eq!(whats(&queue.push(given(1, Kind::StartsLeg, 4))), [1, 2], "the next attempt takes its place");
+        assert_eq!(whats(&queue.push(given(1, Kind::EndsMove, 5))), [4]);
         assert_eq!(round(&mut queue, false), [5], "an end waits for nobody");
         assert_eq!(round(&mut queue, true), [3]);
         assert_eq!(queue.all().count(), 0);
@@ -206,12 +208,12 @@ mod tests {
     #[test]
     fn what_is_being_written_stays_first_until_it_is_there() {
         let mut queue = Queue::default();
-        queue.give(given(1, Kind::Waits, 1));
-        let found = queue.decide(|_| Ok::<(), ()>(()));
+        queue.push(given(1, Kind::StartsLeg, 1));
+        let found = queue.select_next(|_| Ok::<(), ()>(()));
         assert!(found.refused.is_none() && found.starved.is_none());
-        queue.give(given(1, Kind::Goes, 2));
-        queue.give(given(1, Kind::Ends, 3));
-        let _ = queue.decide(|_| Ok::<(), ()>(()));
+        queue.push(given(1, Kind::Required, 2));
+        queue.push(given(1, Kind::EndsMove, 3));
+        let _ = queue.select_next(|_| Ok::<(), ()>(()));
         assert_eq!(whats(queue.writing()), [1], "it is no longer waiting, so it is not withdrawn");
         assert_eq!(whats(&queue.written()), [1]);
         assert_eq!(round(&mut queue, false), [2, 3]);
@@ -220,9 +222,9 @@ mod tests {
     #[test]
     fn moves_are_refused_where_there_is_no_room_and_the_rest_goes() {
         let mut queue = Queue::default();
-        queue.give(given(1, Kind::Begins, 1));
-        queue.give(given(2, Kind::Goes, 2));
-        let found = queue.decide(|_| Err("full"));
+        queue.push(given(1, Kind::StartsMove, 1));
+        queue.push(given(2, Kind::Required, 2));
+        let found = queue.select_next(|_| Err("full"));
         let (refused, why) = found.refused.expect("refused");
         assert_eq!((whats(&refused), why, found.starved), (vec![1], "full", None));
         assert_eq!(whats(&queue.written()), [2]);

@@ -35,7 +35,7 @@ pub enum StagingReply {
 
 /// Interpreted result of a step for one key.
 enum Finished {
-    GoOn,
+    Continue,
     Over(Stored),
     Unusable(String),
 }
@@ -44,9 +44,9 @@ enum Finished {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Counted {
     /// The key itself existed before.
-    pub key_was_there: bool,
+    pub key_existed: bool,
     /// The staging key existed before.
-    pub staging_was_there: bool,
+    pub staging_existed: bool,
     /// Number of elements of the staging key afterwards.
     pub there: i64,
     /// Number of elements at the source, when the dirty elements were read.
@@ -59,9 +59,9 @@ pub enum Renamed {
     /// The staging key was renamed.
     Yes,
     /// The key exists already.
-    KeyIsThere,
+    KeyExists,
     /// The staging key got its time to live and had expired.
-    TimeIsOver,
+    Expired,
     /// The staging key was missing.
     Gone,
 }
@@ -127,7 +127,7 @@ impl Storing {
         self.outcomes = outcomes;
         let (there, gone): (Vec<_>, Vec<_>) = std::mem::take(&mut self.staged).into_iter().partition(is_staged);
         self.again.extend(gone);
-        self.go_on(Step::Write, there)
+        self.next_step(Step::Write, there)
     }
 
     /// Handles the replies to a step. Also returns keys with invalid staging keys, with reasons.
@@ -138,8 +138,8 @@ impl Storing {
     ) -> (Next, Vec<(Place, String)>) {
         let (mut next, mut unusable) = (Vec::new(), Vec::new());
         for (place, shown) in all {
-            match shown.means(planted) {
-                Finished::GoOn => next.push(place),
+            match shown.interpret(planted) {
+                Finished::Continue => next.push(place),
                 Finished::Over(outcome) => self.note(&place.0, outcome),
                 Finished::Unusable(why) => {
                     self.again.push(place.clone());
@@ -147,7 +147,7 @@ impl Storing {
                 }
             }
         }
-        (self.go_on(Step::Rename, next), unusable)
+        (self.next_step(Step::Rename, next), unusable)
     }
 
     /// Handles the result of a whole read, or its failure.
@@ -162,7 +162,7 @@ impl Storing {
         self.done()
     }
 
-    fn go_on(&mut self, step: Step, places: Vec<Place>) -> Next {
+    fn next_step(&mut self, step: Step, places: Vec<Place>) -> Next {
         if !places.is_empty() {
             return Next::Finish(step, places);
         }
@@ -189,10 +189,15 @@ impl Storing {
 }
 
 impl StagingReply {
-    fn means(self, planted: InjectedBug) -> Finished {
+    fn interpret(self, planted: InjectedBug) -> Finished {
         let gone = || Finished::Unusable("what was copied of it is gone".to_owned());
         match self {
-            Self::Counted(Counted { key_was_there, staging_was_there, there, at_source }) => {
+            Self::Counted(Counted {
+                key_existed: key_was_there,
+                staging_existed: staging_was_there,
+                there,
+                at_source,
+            }) => {
                 match (staging_was_there, key_was_there) {
                     // A missing staging key was renamed, or is lost.
                     (false, false) if planted.is(Bug::GoneIsRenamed) => Finished::Over(Stored::Exists),
@@ -201,11 +206,11 @@ impl StagingReply {
                     (true, _) if there != at_source && !planted.is(Bug::NotCounted) => Finished::Unusable(format!(
                         "its copy has {there} elements, and it has {at_source}: it was changed past the router, or emptied"
                     )),
-                    (true, _) => Finished::GoOn,
+                    (true, _) => Finished::Continue,
                 }
             }
-            Self::Renamed(Renamed::Yes | Renamed::TimeIsOver) => Finished::Over(Stored::Stored),
-            Self::Renamed(Renamed::KeyIsThere) => Finished::Over(Stored::Exists),
+            Self::Renamed(Renamed::Yes | Renamed::Expired) => Finished::Over(Stored::Stored),
+            Self::Renamed(Renamed::KeyExists) => Finished::Over(Stored::Exists),
             Self::Renamed(Renamed::Gone) => gone(),
             Self::Refused(why) => Finished::Over(Stored::Refused(why)),
             Self::Unusable(why) => Finished::Unusable(why),

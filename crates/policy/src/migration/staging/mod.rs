@@ -20,7 +20,7 @@
 //!    too.
 //! 6. A missing staging key was renamed if the key exists, and is lost otherwise.
 //!
-//! One request runs at a time: [`Event::Go`] requests the next action, and there is none while a reply is pending. So
+//! One request runs at a time: [`Event::Next`] requests the next action, and there is none while a reply is pending. So
 //! the caller determines the speed. Values do not pass through here: pieces stay with the reader.
 
 mod last_piece;
@@ -39,17 +39,17 @@ pub use last_piece::{Counted, Renamed, StagingReply, Step};
 /// Maximum number of starts of a copy, before the key is moved whole.
 const STARTS_MAX: u32 = 5;
 /// The leg starts when at most this many elements must be read in it, or after the maximum number of rounds.
-const FEW: usize = 200;
+const DIRTY_IN_LEG_MAX: usize = 200;
 const ROUNDS_MAX: u32 = 50;
 /// Elements per repeated read.
-const TAIL_AT_ONCE: usize = 500;
+const DIRTY_READ_MAX: usize = 500;
 
 /// A key in one database.
 pub type Place = (Key, u32);
 
 /// Connections, and so processes, of a copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Ends {
+pub struct Endpoints {
     /// Source process.
     pub source: Process,
     /// Target process.
@@ -58,7 +58,7 @@ pub struct Ends {
 
 /// Result of inspecting a key.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Seen {
+pub enum Inspection {
     /// The key can be copied in pieces.
     Fit,
     /// The key is gone, or no longer big.
@@ -112,19 +112,19 @@ pub enum Event {
         /// Big keys of the leg's slots that can be copied in pieces.
         big: Vec<Place>,
         /// Present connections.
-        ends: Ends,
+        ends: Endpoints,
     },
     /// Requests the next action. Nothing is in flight.
-    Go {
+    Next {
         /// Permits a barrier although no action waits for one.
         barrier: bool,
     },
-    /// [`Action::Look`] is done.
-    Looked {
+    /// [`Action::Inspect`] is done.
+    Inspected {
         /// Key and database.
         place: Place,
         /// Result of the inspection.
-        seen: Seen,
+        seen: Inspection,
     },
     /// A worker is about to send a command that may touch these elements; `None`: any element of the key.
     Touched {
@@ -182,12 +182,12 @@ pub enum Event {
         why: String,
     },
     /// The staged copy of the key is no longer needed: the key has moved, or its slot has left.
-    Over {
+    Unneeded {
         /// Key, in all databases.
         key: Key,
     },
     /// No staged copy is needed any more: the leg goes back, or the move has ended.
-    AllOver,
+    AllUnneeded,
     /// In the leg: a batch is copied, or copied again. Earlier events about it no longer apply.
     Copying {
         /// Batch number.
@@ -232,8 +232,8 @@ pub enum Event {
 /// Output of a [`Staging`], executed in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Inspect the key; [`Event::Looked`] follows.
-    Look {
+    /// Inspect the key; [`Event::Inspected`] follows.
+    Inspect {
         /// Key and database.
         place: Place,
         /// Number of its staging key. Never reused.
@@ -261,7 +261,7 @@ pub enum Action {
         /// Content to write.
         part: Part,
         /// The staging key is new: first remove an existing key of this name.
-        afresh: bool,
+        is_new: bool,
     },
     /// The staged copy is no longer used: discard its pieces, and remove the staging key eventually.
     Drop {
@@ -351,7 +351,7 @@ struct Staged {
     /// The staging key exists.
     written: bool,
     starts: u32,
-    ends: Ends,
+    ends: Endpoints,
 }
 
 impl Staged {
@@ -371,8 +371,8 @@ pub struct Staging {
     placement: Placement,
     all: BTreeMap<Place, Staged>,
     /// Keys to inspect, with the number of starts of their copies.
-    looks: VecDeque<(Place, u32)>,
-    ends: Option<Ends>,
+    to_inspect: VecDeque<(Place, u32)>,
+    ends: Option<Endpoints>,
     numbers: u64,
     /// Number of pending replies, all for one key.
     pending_replies: u8,
@@ -407,8 +407,8 @@ impl Staging {
     pub fn step(&mut self, event: Event, actions: &mut Vec<Action>) {
         match event {
             Event::Begin { big, ends } => self.begin(big, ends, actions),
-            Event::Go { barrier } => self.go(barrier, actions),
-            Event::Looked { place, seen } => self.looked(place, seen, actions),
+            Event::Next { barrier } => self.go(barrier, actions),
+            Event::Inspected { place, seen } => self.looked(place, seen, actions),
             Event::Touched { key, elements } => self.touched(&key, elements.as_deref()),
             Event::Written { key } => {
                 // Not before the copy starts, because it waits for the command to end.
@@ -446,12 +446,12 @@ impl Staging {
                 self.wrote(place.clone(), wrote, actions);
                 self.write_next(place, actions);
             }
-            Event::Unfit { place, why } => self.whole(place, why, actions),
-            Event::Over { key } => {
+            Event::Unfit { place, why } => self.move_whole(place, why, actions),
+            Event::Unneeded { key } => {
                 let places: Vec<Place> = self.places_of(&key).cloned().collect();
                 places.iter().for_each(|place| self.drop_place(place, actions));
             }
-            Event::AllOver => self.drop_all(actions),
+            Event::AllUnneeded => self.drop_all(actions),
             Event::Copying { batch } => drop(self.storing.remove(&batch)),
             Event::Storing { batch, keys, staged } => {
                 // Keys read whole are no longer staged.
@@ -466,27 +466,27 @@ impl Staging {
                 };
                 let all = &self.all;
                 let next = storing.stored(outcomes, |place| all.contains_key(place));
-                self.go_on_storing(batch, next, actions);
+                self.continue_storing(batch, next, actions);
             }
             Event::Finished { batch, shown } => {
                 let Some(storing) = self.storing.get_mut(&batch) else { return };
                 let (next, unusable) = storing.finished(shown, self.planted);
-                unusable.into_iter().for_each(|(place, why)| self.whole(place, why, actions));
-                self.go_on_storing(batch, next, actions);
+                unusable.into_iter().for_each(|(place, why)| self.move_whole(place, why, actions));
+                self.continue_storing(batch, next, actions);
             }
             Event::ReadWhole { batch, places, refused } => {
                 let Some(storing) = self.storing.get_mut(&batch).filter(|storing| storing.reads_whole(&places)) else {
                     return;
                 };
                 let next = storing.read_whole(refused.as_deref());
-                self.go_on_storing(batch, next, actions);
+                self.continue_storing(batch, next, actions);
             }
             Event::SourceLost => {
                 let why = Some("what was copied of it in pieces is worth nothing, and its source is lost");
                 let reading = self.storing.iter_mut().filter(|(_, storing)| storing.is_reading_whole());
                 let all: Vec<(BatchId, Next)> =
                     reading.map(|(batch, storing)| (*batch, storing.read_whole(why))).collect();
-                all.into_iter().for_each(|(batch, next)| self.go_on_storing(batch, next, actions));
+                all.into_iter().for_each(|(batch, next)| self.continue_storing(batch, next, actions));
             }
         }
     }
@@ -517,13 +517,13 @@ impl Staging {
 
     /// Epoch of the pending barrier ([`Event::Reached`]).
     #[must_use]
-    pub const fn awaits(&self) -> Option<u64> {
+    pub const fn pending_epoch(&self) -> Option<u64> {
         if let Barrier::Set(epoch) = self.barrier { Some(epoch) } else { None }
     }
 
     /// Whether a reply is pending, so that no action follows.
     #[must_use]
-    pub const fn is_asking(&self) -> bool {
+    pub const fn is_busy(&self) -> bool {
         self.pending_replies > 0
     }
 
@@ -561,18 +561,19 @@ impl Staging {
         let unusable: Vec<Place> = unusable.map(|(place, _)| place.clone()).collect();
         for place in unusable {
             let why = "it was changed as a whole, or a node was started again, after it had been copied in pieces";
-            self.whole(place, why.to_owned(), actions);
+            self.move_whole(place, why.to_owned(), actions);
         }
     }
 
     // ---- decisions ----
 
-    fn begin(&mut self, big: Vec<Place>, ends: Ends, actions: &mut Vec<Action>) {
+    fn begin(&mut self, big: Vec<Place>, ends: Endpoints, actions: &mut Vec<Action>) {
         if self.all.values().any(|staged| staged.ends != ends) {
             self.drop_all(actions);
         }
         self.ends = Some(ends);
-        self.looks = big.into_iter().filter(|place| !self.all.contains_key(place)).map(|place| (place, 1)).collect();
+        self.to_inspect =
+            big.into_iter().filter(|place| !self.all.contains_key(place)).map(|place| (place, 1)).collect();
         (self.is_read, self.rounds) = (false, 0);
         self.forget_pending();
     }
@@ -589,10 +590,10 @@ impl Staging {
             return;
         }
         self.begin_again(actions);
-        if let Some((place, _)) = self.looks.front() {
+        if let Some((place, _)) = self.to_inspect.front() {
             self.numbers += 1;
             self.pending_replies = 1;
-            actions.push(Action::Look { place: place.clone(), number: self.numbers });
+            actions.push(Action::Inspect { place: place.clone(), number: self.numbers });
             return;
         }
         if self.all.is_empty() {
@@ -602,14 +603,14 @@ impl Staging {
         if self.planted.is(Bug::TailReadTooEarly) {
             self.all.values_mut().for_each(|staged| staged.tail.begin_round());
         }
-        if (self.barrier == Barrier::Reached || self.planted.is(Bug::TailReadTooEarly)) && self.read_a_tail(actions) {
+        if (self.barrier == Barrier::Reached || self.planted.is(Bug::TailReadTooEarly)) && self.read_dirty(actions) {
             return;
         }
         if std::mem::take(&mut self.is_reached) {
             self.is_read = self.all.values().all(Staged::is_whole);
             self.rounds += u32::from(self.is_read);
             let left: usize = self.all.values().map(|staged| staged.tail.len()).sum();
-            if self.is_read && (left <= FEW || self.rounds >= ROUNDS_MAX) {
+            if self.is_read && (left <= DIRTY_IN_LEG_MAX || self.rounds >= ROUNDS_MAX) {
                 actions.push(Action::Ready);
                 return;
             }
@@ -630,7 +631,7 @@ impl Staging {
             let place = place.clone();
             if std::mem::take(&mut staged.held) {
                 self.pending_replies += 1;
-                actions.push(Action::Write { place: place.clone(), part: Part::Piece, afresh: !staged.written });
+                actions.push(Action::Write { place: place.clone(), part: Part::Piece, is_new: !staged.written });
             }
             if staged.stage == Stage::Copying {
                 self.pending_replies += 1;
@@ -646,25 +647,25 @@ impl Staging {
             all.filter(|(_, s)| s.tail.is_everything()).map(|(place, s)| (place.clone(), s.starts)).collect();
         for (place, starts) in changed {
             if starts >= STARTS_MAX {
-                self.whole(
+                self.move_whole(
                     place,
                     "commands changed it as a whole, again and again, while it was copied".to_owned(),
                     actions,
                 );
             } else {
                 self.drop_place(&place, actions);
-                self.looks.push_back((place, starts + 1));
+                self.to_inspect.push_back((place, starts + 1));
             }
         }
     }
 
-    fn looked(&mut self, place: Place, seen: Seen, actions: &mut Vec<Action>) {
+    fn looked(&mut self, place: Place, seen: Inspection, actions: &mut Vec<Action>) {
         self.pending_replies = 0;
-        let Some((_, starts)) = self.looks.pop_front_if(|(of, _)| *of == place) else { return };
+        let Some((_, starts)) = self.to_inspect.pop_front_if(|(of, _)| *of == place) else { return };
         match seen {
-            Seen::Gone => actions.push(Action::Forget { place }),
-            Seen::Unfit(why) => self.whole(place, why, actions),
-            Seen::Fit => {
+            Inspection::Gone => actions.push(Action::Forget { place }),
+            Inspection::Unfit(why) => self.move_whole(place, why, actions),
+            Inspection::Fit => {
                 let Some(ends) = self.ends.clone() else { return };
                 let stage = if self.planted.is(Bug::StagedWithoutBarrier) { Stage::Ready } else { Stage::New };
                 self.all.insert(
@@ -676,9 +677,9 @@ impl Staging {
     }
 
     /// Requests elements reported before the last barrier. Returns whether there are any.
-    fn read_a_tail(&mut self, actions: &mut Vec<Action>) -> bool {
+    fn read_dirty(&mut self, actions: &mut Vec<Action>) -> bool {
         for (place, staged) in &mut self.all {
-            let elements = staged.tail.take(TAIL_AT_ONCE);
+            let elements = staged.tail.take(DIRTY_READ_MAX);
             if elements.is_empty() {
                 continue;
             }
@@ -715,7 +716,7 @@ impl Staging {
     fn read(&mut self, place: Place, piece: Piece, actions: &mut Vec<Action>) {
         match piece {
             Piece::OtherType => self.touch_everything(&place),
-            Piece::Unfit(why) => self.whole(place, why, actions),
+            Piece::Unfit(why) => self.move_whole(place, why, actions),
             Piece::Taken { is_empty, is_last } => {
                 let Some(staged) = self.all.get_mut(&place) else { return };
                 staged.held |= !is_empty;
@@ -733,7 +734,7 @@ impl Staging {
         {
             self.pending_replies = 1;
             let afresh = self.all.get(&place).is_none_or(|staged| !staged.written);
-            actions.push(Action::Write { place, part, afresh });
+            actions.push(Action::Write { place, part, is_new: afresh });
         }
     }
 
@@ -745,7 +746,7 @@ impl Staging {
                 }
             }
             Wrote::Vanished => self.touch_everything(&place),
-            Wrote::Refused(why) => self.whole(place, why, actions),
+            Wrote::Refused(why) => self.move_whole(place, why, actions),
         }
     }
 
@@ -768,7 +769,7 @@ impl Staging {
         }
     }
 
-    fn go_on_storing(&mut self, batch: BatchId, next: Next, actions: &mut Vec<Action>) {
+    fn continue_storing(&mut self, batch: BatchId, next: Next, actions: &mut Vec<Action>) {
         actions.push(match next {
             Next::Finish(step, places) => Action::Finish { batch, step, places },
             Next::ReadWhole(places) => Action::ReadWhole { batch, places },
@@ -780,7 +781,7 @@ impl Staging {
         });
     }
 
-    fn whole(&mut self, place: Place, why: String, actions: &mut Vec<Action>) {
+    fn move_whole(&mut self, place: Place, why: String, actions: &mut Vec<Action>) {
         self.drop_place(&place, actions);
         actions.push(Action::Whole { place, why });
     }
@@ -794,7 +795,7 @@ impl Staging {
     fn drop_all(&mut self, actions: &mut Vec<Action>) {
         let all = std::mem::take(&mut self.all);
         actions.extend(all.into_keys().map(|place| Action::Drop { place }));
-        self.looks.clear();
+        self.to_inspect.clear();
         self.forget_pending();
         self.barrier = Barrier::Reached;
         self.is_reached = false;

@@ -51,7 +51,7 @@ impl<T: Tracker> Tracker for Adaptive<T> {
         self.repaired.get(&group).copied().unwrap_or_else(|| self.inner.state(group))
     }
 
-    fn found(&mut self, group: Fingerprint, truth: State) -> bool {
+    fn correct(&mut self, group: Fingerprint, truth: State) -> bool {
         if self.inner.state(group) == truth {
             self.repaired.remove(&group);
             return true;

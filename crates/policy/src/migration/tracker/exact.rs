@@ -42,7 +42,7 @@ impl Tracker for Exact {
         if self.complete.contains(&group) {
             State::Complete
         } else if self.under_way.contains(&group) {
-            State::UnderWay
+            State::InProgress
         } else {
             State::NotStarted
         }

@@ -178,7 +178,7 @@ impl Tracker for Filters {
             self.geometry.under_way.is_some_and(|filter| filter.places(group).all(|place| self.counters[place] > 0));
         match (is_complete, is_under_way) {
             (false, false) => State::NotStarted,
-            (false, true) => State::UnderWay,
+            (false, true) => State::InProgress,
             (true, false) => State::Complete,
             (true, true) => State::Unsure,
         }

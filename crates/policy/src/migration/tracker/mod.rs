@@ -7,7 +7,7 @@
 //! # Guarantees
 //! A complete group is never reported in an earlier state, and a group in progress never as not started. Filters only
 //! err in the other direction: they report a group as complete, or in progress, that is not. Two consequences:
-//! - A reader that finds nothing must also read from the other node, and then reports the error to [`Tracker::found`].
+//! - A reader that finds nothing must also read from the other node, and then reports the error to [`Tracker::correct`].
 //! - A group that has not started can be reported as in progress now and as not started later, when another group with
 //!   the same cells completes. Writes made at the target in between are then not found. The papers do not mention this;
 //!   a correct protocol tracks such writes exactly.
@@ -29,7 +29,7 @@ pub enum State {
     /// S1: at the source.
     NotStarted,
     /// S2: its keys are in transit.
-    UnderWay,
+    InProgress,
     /// S3: at the target.
     Complete,
     /// S4: reported both in progress and complete, so one report is wrong.
@@ -61,7 +61,7 @@ pub trait Tracker: Send + Sync {
     fn state(&self, group: Fingerprint) -> State;
 
     /// Corrects a wrong state. Returns whether the correction applies from now on, until the group starts or completes.
-    fn found(&mut self, _group: Fingerprint, _truth: State) -> bool {
+    fn correct(&mut self, _group: Fingerprint, _truth: State) -> bool {
         false
     }
 

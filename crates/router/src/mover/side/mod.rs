@@ -11,7 +11,7 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use switchyard_policy::migration::pace::first_that_fit;
+use switchyard_policy::migration::pace::keys_that_fit;
 use switchyard_policy::migration::staging::{Place, Step};
 use switchyard_policy::migration::{BatchId, Copied, Durability, Key, Stored};
 use switchyard_policy::topology::NodeId;
@@ -247,7 +247,7 @@ impl Read {
     /// Keeps the first keys, if all are too much to be stored in one go.
     pub(in crate::mover) fn cut(&mut self) {
         let bytes = |outcome: &Copied| if let Copied::Taken { bytes } = outcome { *bytes } else { 0 };
-        let fit = first_that_fit(self.outcomes.iter().map(bytes));
+        let fit = keys_that_fit(self.outcomes.iter().map(bytes));
         self.keys.truncate(fit);
         self.outcomes.truncate(fit);
         self.contents.truncate(fit);

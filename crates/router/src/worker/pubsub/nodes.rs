@@ -396,7 +396,7 @@ impl Worker {
             };
             let view = plan.moves.legs.get(&(move_id, leg));
             let goes_back = view.is_some_and(|view| view.to() == Side::Source);
-            if view.and_then(|view| view.scope()).is_some_and(|scope| !scope.names(key)) {
+            if view.and_then(|view| view.scope()).is_some_and(|scope| !scope.contains_name(key)) {
                 return false;
             }
             let (from, to) = if goes_back { (target, source) } else { (source, target) };
