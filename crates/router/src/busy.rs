@@ -1,8 +1,8 @@
-//! Nodes that execute a slow command of ours. A server executes one command at a time and answers nobody meanwhile:
-//! that is no silence, and nobody's command fails for it.
+//! Nodes that execute a slow command of ours. A server executes one command at a time and does not reply to other
+//! commands in the meantime. Such commands must not time out.
 //!
-//! Workers say so when they look at their connections, as long as such a command is not answered; others that find a
-//! command late ask here first. Not by the number of commands under way: what is over ends by itself, also where a
+//! A worker records a busy node when it checks its connections while a slow command is unanswered. Workers with a late
+//! command check here first. Timestamps rather than a count of slow commands: a record expires by itself, also if a
 //! worker panics.
 
 use std::collections::BTreeMap;
@@ -13,29 +13,30 @@ use switchyard_policy::topology::NodeId;
 
 use crate::shared::lock;
 
-/// A command that is answered sooner is not slow.
+/// Minimum age of an unanswered command to count as slow.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// When each node was last found to execute a slow command, us of the router's time.
+/// Time at which each node was last seen executing a slow command, in microseconds of the router's uptime.
 #[derive(Debug, Default)]
 pub(crate) struct Busy(Mutex<BTreeMap<NodeId, u64>>);
 
-/// Twice Redis's `busy-reply-threshold`: a server says so itself (BUSY) when a script runs for five seconds. One that
-/// says nothing to anybody for twice as long executes none.
+/// Maximum age of a script that explains silence. Twice Redis's `busy-reply-threshold`: after five seconds of a script,
+/// a server replies BUSY itself.
 const SCRIPT_SILENT: Duration = Duration::from_secs(10);
 
 impl Busy {
-    /// Whether a slow command that was sent so long ago shows that its node is busy: sooner than others may wait there.
+    /// Whether a pending slow command of this age shows that its node is busy. The minimum age is below the command
+    /// timeout.
     pub(crate) fn shows(age: Duration, is_script: bool, command_timeout: Duration) -> bool {
         age > SLOW.min(command_timeout / 2) && !(is_script && age > SCRIPT_SILENT)
     }
 
-    /// It is busy now.
+    /// Records that a node is busy now.
     pub(crate) fn note(&self, node: NodeId, now_us: u64) {
         lock(&self.0).insert(node, now_us);
     }
 
-    /// Whether it was within such a time: what waits there for it has its whole time from then on.
+    /// Whether a node was busy within this time. Commands that wait there get their whole timeout from that moment.
     pub(crate) fn was(&self, node: NodeId, now_us: u64, within: Duration) -> bool {
         lock(&self.0).get(&node).is_some_and(|at_us| now_us.saturating_sub(*at_us) <= within.as_micros() as u64)
     }

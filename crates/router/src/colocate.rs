@@ -1,7 +1,7 @@
-//! What a worker asks of whoever moves data: bring keys home that a command needs together with others of their slot.
+//! Requests of workers to move keys back to their slot owner, because a command needs several keys of a slot together.
 //!
-//! The router does not begin moves: the journal is not its own. A worker only says what it needs, and for which of its
-//! clients; the answer comes through its mailbox, and that the keys are home it sees by the topology.
+//! The router cannot start moves itself: it does not own the journal. A worker sends the requirement and the client.
+//! The answer comes through the worker's mailbox; the new location of the keys comes with the topology.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use switchyard_policy::colocate::ColocationRequest;
 use crate::shared::{Mailboxes, Message};
 use crate::slab::Handle;
 
-/// Who brings keys home. Called by workers, so it must not wait.
+/// Component that starts these moves. Called by workers, so it must not block.
 pub trait ColocatePort: Send + Sync + fmt::Debug {
-    /// Takes a request; it may be answered on any thread.
+    /// Accepts a request. The answer may come from any thread.
     fn colocate(&self, request: ColocateRequest);
 }
 
-/// What a client's command needs. Dropped without an answer, it is refused.
+/// Requirement of a client's command. Dropping the request without an answer refuses it.
 pub struct ColocateRequest {
     wanted: ColocationRequest,
     command: String,
@@ -26,7 +26,7 @@ pub struct ColocateRequest {
     place: Option<Place>,
 }
 
-/// Where the answer goes.
+/// Destination of the answer.
 struct Place {
     mailboxes: Arc<Mailboxes>,
     worker: usize,
@@ -47,30 +47,30 @@ impl ColocateRequest {
         Self { wanted, command: command.to_owned(), within, place }
     }
 
-    /// What has to live together.
+    /// Returns the keys that must be at one node.
     #[must_use]
     pub fn wanted(&self) -> &ColocationRequest {
         &self.wanted
     }
 
-    /// The name of the command.
+    /// Name of the command.
     #[must_use]
     pub fn command(&self) -> &str {
         &self.command
     }
 
-    /// How long the client waits, from when it asked.
+    /// Maximum wait of the client, from its request.
     #[must_use]
     pub fn within(&self) -> Duration {
         self.within
     }
 
-    /// It lives together, by the topology that was published last.
+    /// Reports success: by the last published topology, the keys are together.
     pub fn done(mut self) {
         self.answer(None);
     }
 
-    /// It does not, and will not soon.
+    /// Refuses the request.
     pub fn refuse(mut self, why: &str) {
         self.answer(Some(why));
     }
@@ -89,7 +89,7 @@ impl Drop for ColocateRequest {
 }
 
 impl fmt::Debug for ColocateRequest {
-    /// Without names of keys.
+    /// Omits key names.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ColocateRequest").field("command", &self.command).finish_non_exhaustive()
     }

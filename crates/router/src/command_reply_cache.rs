@@ -1,25 +1,25 @@
-//! Answers of nodes to COMMAND, for clients that connect while no node answers ([`crate::worker`], its `patience`).
+//! Cached replies to COMMAND, for clients that connect while no node replies ([`crate::worker`], its `patience`).
 //!
-//! Not made from the command table: it has no documentation of commands, and libraries read what a server of some
-//! version says.
+//! Not generated from the command table: it has no documentation of commands, and client libraries expect the reply of
+//! a specific server version.
 
 use std::sync::Mutex;
 
 use crate::shared::lock;
 
-/// Answers that are kept, and the bytes of one, at most.
+/// Maximum number of cached replies, and maximum bytes of one.
 const HEARD_MAX: usize = 8;
 const HEARD_BYTES_MAX: usize = 2 << 20;
 
-/// Answers to COMMAND: they say the same as long as a node's process runs, and differ little between nodes.
+/// Replies to COMMAND. Constant for a server process, and similar on all nodes.
 #[derive(Debug, Default)]
 pub(crate) struct CommandReplyCache(Mutex<Vec<Known>>);
 
-/// Whether in RESP3, the request, and the answer.
+/// Whether RESP3, the request, and the reply.
 type Known = (bool, Vec<u8>, Vec<u8>);
 
 impl CommandReplyCache {
-    /// A node has answered this request, in RESP3 or not.
+    /// Stores a node's reply to this request.
     pub(crate) fn note(&self, resp3: bool, request: &[u8], answer: &[u8]) {
         let mut known = lock(&self.0);
         known.retain(|(protocol, of, _)| *protocol != resp3 || of != request);
@@ -31,7 +31,7 @@ impl CommandReplyCache {
         }
     }
 
-    /// What was answered last.
+    /// Returns the last reply to this request.
     pub(crate) fn answer(&self, resp3: bool, request: &[u8]) -> Option<Vec<u8>> {
         lock(&self.0)
             .iter()

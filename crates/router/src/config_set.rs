@@ -1,8 +1,7 @@
-//! What CONFIG SET changes of the router's own settings.
+//! Settings of the router that CONFIG SET can change.
 //!
-//! The values are kept beside the configuration, not in it: they hold also when the configuration is applied again
-//! because a node joins, and nothing is written to a file. A reload and a restart forget them: then what the file says
-//! holds.
+//! The values are separate from the configuration: they survive when it is applied again because a node joins, and they
+//! are not written to a file. A reload or a restart discards them, so that the file is authoritative.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -12,16 +11,15 @@ use switchyard_resp::glob;
 
 use crate::settings::RuntimeSettings;
 
-/// A setting of the router's that CONFIG SET can change.
+/// A setting of the router that CONFIG SET can change.
 pub(crate) struct Settable {
-    /// Redis's name.
+    /// Name in Redis.
     pub(crate) name: &'static str,
-    /// What Redis takes.
+    /// Range accepted by Redis.
     pub(crate) range: RangeInclusive<i64>,
     set: fn(&mut RuntimeSettings, i64),
 }
 
-/// All of them.
 pub(crate) const SETTABLE: &[Settable] = &[
     Settable { name: "maxclients", range: 1..=10_000_000, set: |live, clients| live.max_clients = size(clients) },
     Settable {
@@ -52,12 +50,12 @@ fn size(number: i64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// Whether `nodes.config-set` names a setting of nodes, or has a pattern for it.
+/// Whether `nodes.config-set` names this node setting or has a pattern for it.
 pub fn allows_config_set(config_set: &[String], name: &str) -> bool {
     config_set.iter().any(|pattern| glob::matches_nocase(pattern.as_bytes(), name.as_bytes()))
 }
 
-/// The settings that were changed, by name.
+/// Values of changed settings, by name.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Overrides(BTreeMap<&'static str, i64>);
 
@@ -66,7 +64,7 @@ impl Overrides {
         self.0.insert(settable.name, number);
     }
 
-    /// The settings with these values in the place of the configuration's.
+    /// Returns the settings with these values replacing the configured ones.
     pub(crate) fn over(&self, mut live: RuntimeSettings) -> RuntimeSettings {
         for settable in SETTABLE {
             if let Some(number) = self.0.get(settable.name) {

@@ -1,8 +1,7 @@
-//! The connections of all workers to nodes, each from when it was greeted until nothing that it carried can be executed
-//! any more.
+//! Connections of all workers to nodes, from the handshake until none of their commands can be executed any more.
 //!
-//! Not with the worker that has them: one that panics forgets all it knows, and its successor has to see to what it had
-//! sent. Nor only while they are open: a connection that broke is the more to be remembered.
+//! Shared rather than owned by a worker: after a panic, the worker's successor must fence the old connections. Broken
+//! connections stay listed, because their commands may still be executed.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,8 +9,8 @@ use switchyard_policy::topology::NodeId;
 
 use crate::shared::lock;
 
-/// Connections that were left behind at one node, as far as they are remembered. Those of processes that have ended are
-/// never settled.
+/// Maximum number of broken connections remembered per node. Connections to processes that have ended are never
+/// settled.
 const LEFT_MAX: usize = 4096;
 
 /// A connection of a worker to a process of a node.
@@ -26,21 +25,21 @@ pub(crate) struct Connection {
 #[derive(Debug)]
 struct Known {
     connection: Connection,
-    /// It is closed, and the process may still execute what it has received on it.
+    /// Closed, but the server process may still execute received commands.
     is_left: bool,
 }
 
-/// All that there are.
+/// All known connections.
 #[derive(Debug, Default)]
 pub(crate) struct Connections(Mutex<Vec<Known>>);
 
 impl Connections {
-    /// A node has greeted one.
+    /// Adds a connection after its handshake.
     pub(crate) fn began(&self, connection: Connection) {
         lock(&self.0).push(Known { connection, is_left: false });
     }
 
-    /// One was closed with commands under way.
+    /// Marks a connection that was closed with commands in flight.
     pub(crate) fn left(&self, connection: &Connection) {
         let mut all = lock(&self.0);
         let is_here = |known: &Known| known.is_left && known.connection.node == connection.node;
@@ -52,19 +51,20 @@ impl Connections {
         all.iter_mut().filter(|known| known.connection == *connection).for_each(|known| known.is_left = true);
     }
 
-    /// Nothing that was sent on this one can be executed any more.
+    /// Removes a connection whose commands can no longer be executed.
     pub(crate) fn ended(&self, connection: &Connection) {
         lock(&self.0).retain(|known| known.connection != *connection);
     }
 
-    /// A worker has died: all that it had is left behind, with what it and others before it had left.
+    /// Marks all connections of a dead worker as broken. Returns them and the earlier broken connections of this
+    /// worker.
     pub(crate) fn left_by(&self, worker: usize) -> Vec<Connection> {
         let mut all = lock(&self.0);
         let of_worker = all.iter_mut().filter(|known| known.connection.worker == worker);
         of_worker.map(|known| (known.is_left = true, known.connection.clone()).1).collect()
     }
 
-    /// The client ids of those that were left at a process.
+    /// Returns the client ids of broken connections to a process.
     pub(crate) fn left_at(&self, node: NodeId, run_id: &str) -> Vec<u64> {
         let all = lock(&self.0);
         all.iter()
@@ -73,14 +73,14 @@ impl Connections {
             .collect()
     }
 
-    /// The process has ended those that were left at it.
+    /// Removes broken connections that the process has closed.
     pub(crate) fn settled_at(&self, node: NodeId, run_id: &str, client_ids: &[u64]) {
         lock(&self.0).retain(|known| {
             !(known.is_left && known.is_at(node, run_id) && client_ids.contains(&known.connection.client_id))
         });
     }
 
-    /// Nothing reaches anybody from nodes that there are no more.
+    /// Drops broken connections to removed nodes.
     pub(crate) fn forget_foreign(&self, is_known: impl Fn(NodeId) -> bool) {
         lock(&self.0).retain(|known| !known.is_left || is_known(known.connection.node));
     }
@@ -117,7 +117,7 @@ mod tests {
         let all = Connections::default();
         [at(0, 7, "a"), at(0, 7, "b"), at(1, 9, "a")].into_iter().for_each(|connection| all.began(connection));
         all.left(&at(0, 7, "a"));
-        // Another process may give the same number.
+        // Another process may assign the same client id.
         all.ended(&at(0, 7, "b"));
         assert_eq!((all.left_at(NodeId(1), "a"), all.left_at(NodeId(1), "b")), (vec![7], vec![]));
         all.settled_at(NodeId(1), "a", &[7]);

@@ -1,31 +1,29 @@
-//! How many exclusive connections there are to a node, over all workers: its bound holds for all of them together,
-//! because the node counts them together.
+//! Number of exclusive connections to a node, over all workers. The limit applies to the sum, because the node counts
+//! all of them.
 //!
-//! Touched where such a connection is made or closed, never by a command that finds one. A worker that gets none says
-//! so (`waiting`); the others then give up free ones, and do not keep more than their share when one of theirs becomes
-//! free.
+//! Accessed when such a connection is opened or closed, never by a command that finds a free one. A worker without a
+//! connection sets `waiting`. Other workers then close free connections and keep no more than their share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::metrics::Counter;
 
-/// Kinds of exclusive connections, by `Lane::pool`.
+/// Number of kinds of exclusive connections, see `Lane::pool`.
 pub(crate) const KINDS: usize = 3;
 
-/// Of a node's `maxclients`, exclusive connections take at most so much: the rest is for shared ones, replicas, other
-/// routers and people.
+/// Maximum share of a node's `maxclients` for exclusive connections, as a fraction. The rest is for shared connections,
+/// replicas, other routers and operators.
 const OF_MAXCLIENTS: (usize, usize) = (3, 4);
 
-/// The exclusive connections to one node.
 #[derive(Debug)]
 pub(crate) struct ExclusiveBounds {
     open: [AtomicUsize; KINDS],
-    /// The same by worker, for the case that one panics.
+    /// Counts per worker and kind, needed if a worker panics.
     by_worker: Vec<[Counter; KINDS]>,
-    /// Workers (modulo 64) that have clients in line and got no connection for them.
+    /// Workers (modulo 64) with clients that wait for a connection.
     waiting: [AtomicU64; KINDS],
-    /// The node's `maxclients`; 0 where it does not say.
+    /// The node's `maxclients`. 0 if unknown.
     clients_max: AtomicUsize,
 }
 
@@ -39,7 +37,7 @@ impl ExclusiveBounds {
         })
     }
 
-    /// The most connections of a kind, where so many are configured; what the node takes may be less.
+    /// Returns the maximum number of connections of a kind: the configured limit, or less if the node accepts less.
     pub(crate) fn bound(&self, configured: usize) -> usize {
         match self.clients_max.load(Ordering::Relaxed) {
             0 => configured,
@@ -47,7 +45,7 @@ impl ExclusiveBounds {
         }
     }
 
-    /// How many there are of a kind.
+    /// Number of open connections of a kind.
     pub(crate) fn open(&self, kind: usize) -> usize {
         self.open[kind].load(Ordering::Relaxed)
     }
@@ -56,13 +54,13 @@ impl ExclusiveBounds {
         self.clients_max.store(max, Ordering::Relaxed);
     }
 
-    /// How many more there may be.
+    /// Returns how many more connections of a kind may be opened.
     pub(crate) fn left(&self, kind: usize, configured: usize) -> usize {
         let of_kind = self.open[kind].load(Ordering::Relaxed);
         configured.saturating_sub(of_kind).min(self.bound(usize::MAX).saturating_sub(self.all()))
     }
 
-    /// Whether the node takes no more, of whatever kind.
+    /// Whether the total over all kinds has reached the node's limit.
     pub(crate) fn is_full(&self) -> bool {
         self.all() >= self.bound(usize::MAX)
     }
@@ -71,13 +69,13 @@ impl ExclusiveBounds {
         self.open.iter().map(|open| open.load(Ordering::Acquire)).sum()
     }
 
-    /// Takes room for one of this worker's; false where there is none.
+    /// Reserves a connection for this worker. Returns false at the limit.
     pub(crate) fn take(&self, worker: usize, kind: usize, configured: usize) -> bool {
         let one_more = |open: usize| (open < configured).then_some(open + 1);
         if self.open[kind].fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_err() {
             return false;
         }
-        // Counted first: of two that find the last place taken by each other, neither is above what the node takes.
+        // Counted before the check, so that two workers cannot both take the last place.
         if self.all() > self.bound(usize::MAX) {
             self.open[kind].fetch_sub(1, Ordering::AcqRel);
             return false;
@@ -86,15 +84,15 @@ impl ExclusiveBounds {
         true
     }
 
-    /// One of this worker's has been closed. Gives the workers that wait for room.
+    /// Releases a connection of this worker. Returns the workers that wait, as bits.
     pub(crate) fn give_back(&self, worker: usize, kind: usize) -> u64 {
         self.open[kind].fetch_sub(1, Ordering::AcqRel);
         self.by_worker[worker][kind].sub(1);
-        // Another kind may have had all that the node takes.
+        // All kinds: the node's limit is shared between them.
         self.waiting.iter().fold(0, |all, waiting| all | waiting.load(Ordering::Acquire))
     }
 
-    /// Says whether this worker waits for room; gives whether it said otherwise before.
+    /// Sets whether this worker waits for a connection. Returns whether this changed.
     pub(crate) fn set_waiting(&self, worker: usize, kind: usize, waits: bool) -> bool {
         let bit = 1 << (worker % 64);
         let waiting = &self.waiting[kind];
@@ -109,14 +107,14 @@ impl ExclusiveBounds {
         true
     }
 
-    /// Whether this worker, which has so many of a kind, is to give one up that has become free: others wait, and it
+    /// Whether this worker, with `own` connections of a kind, should close one that is free: other workers wait, and it
     /// has more than its share.
     pub(crate) fn is_above_share(&self, worker: usize, kind: usize, own: usize, configured: usize) -> bool {
         let others = self.waiting[kind].load(Ordering::Acquire) & !(1 << (worker % 64));
         others != 0 && own > self.bound(configured) / self.by_worker.len()
     }
 
-    /// A worker has panicked: its connections are gone.
+    /// Releases all connections of a worker that has panicked.
     pub(crate) fn forget_worker(&self, worker: usize) {
         for (kind, counter) in self.by_worker[worker].iter().enumerate() {
             self.open[kind].fetch_sub(counter.get() as usize, Ordering::AcqRel);
@@ -141,7 +139,7 @@ mod tests {
                 scope.spawn(move || {
                     for round in 0..20_000 {
                         if bounds.take(worker, round % 2, 3) {
-                            // Given back before the bound is: what is counted here was taken at one time.
+                            // Released before the limit is, so these connections were open at the same time.
                             most.fetch_max(taken[round % 2].fetch_add(1, Ordering::AcqRel) + 1, Ordering::Relaxed);
                             taken[round % 2].fetch_sub(1, Ordering::AcqRel);
                             bounds.give_back(worker, round % 2);

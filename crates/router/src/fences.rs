@@ -1,12 +1,12 @@
-//! Connections to nodes whose end is not confirmed: what was sent there may still be executed.
+//! Connections to nodes with an unconfirmed end: their commands may still be executed.
 //!
-//! Closing a socket does not take back bytes that are on their way. So a mover's broken connection is remembered here,
-//! by node, until the node has confirmed its end on a newer connection: across legs, moves and aborts. What a router
-//! before this one has left is found by its name, and ended when a node is first met, before any command is sent there.
-//! (A worker keeps its own: `worker::zombies`.)
+//! Closing a socket does not cancel bytes in flight. Broken connections of movers are recorded here per node, across
+//! legs, moves and aborts, until the node confirms their end on a newer connection. Connections of earlier router
+//! processes are found by their name, and killed at the first contact with a node, before any other command. (Workers
+//! fence their own connections: `worker::zombies`.)
 //!
-//! What was sent may be functions. Then clients change none before that end is confirmed, and nobody copies any from or
-//! to that node.
+//! If the pending commands store functions, clients cannot change functions until the end is confirmed, and no
+//! functions are copied from or to this node.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -17,22 +17,22 @@ use switchyard_policy::topology::NodeId;
 use crate::function_turns::{CopyTurn, Doubt};
 use crate::shared::lock;
 
-/// What is known of old connections, by node.
+/// Unconfirmed connections by node.
 #[derive(Debug, Default)]
 pub(crate) struct Fences(Mutex<BTreeMap<NodeId, Fence>>);
 
 #[derive(Debug, Default)]
 struct Fence {
-    /// Connections that broke, each with the doubt where it was to store functions.
+    /// Broken connections, with the doubt if they were storing functions.
     broken: Vec<(Process, Option<Doubt>)>,
-    /// The process at which nothing of an earlier router is left.
+    /// `run_id` of the process that has no connections of an earlier router.
     cleared: Option<String>,
-    /// The process that does not say what is left.
+    /// `run_id` of the process that refuses the query.
     silent: Option<String>,
 }
 
 impl Fences {
-    /// A connection broke, or was given up with something under way.
+    /// Records a connection that broke, or was dropped with commands in flight.
     pub(crate) fn broke(&self, node: NodeId, process: Process) {
         let mut fences = lock(&self.0);
         let broken = &mut fences.entry(node).or_default().broken;
@@ -41,7 +41,7 @@ impl Fences {
         }
     }
 
-    /// Functions were to be stored on a connection that broke: no client changes any before its end is confirmed.
+    /// Records a connection that broke while storing functions. Blocks changes of functions until its end is confirmed.
     pub(crate) fn broke_with_functions(&self, node: NodeId, process: Process, turn: CopyTurn) {
         let mut fences = lock(&self.0);
         let broken = &mut fences.entry(node).or_default().broken;
@@ -49,7 +49,7 @@ impl Fences {
         broken.push((process, Some(turn.leave())));
     }
 
-    /// The connections on which functions were to be stored.
+    /// Returns broken connections that were storing functions.
     pub(crate) fn with_functions(&self) -> Vec<(NodeId, Process)> {
         let fences = lock(&self.0);
         let of = |(node, fence): (&NodeId, &Fence)| {
@@ -59,43 +59,43 @@ impl Fences {
         fences.iter().flat_map(of).collect()
     }
 
-    /// Those at a node whose end is not confirmed.
+    /// Returns the connections of a node with an unconfirmed end.
     pub(crate) fn broken(&self, node: NodeId) -> Vec<Process> {
         let fences = lock(&self.0);
         fences.get(&node).into_iter().flat_map(|fence| &fence.broken).map(|(process, _)| process.clone()).collect()
     }
 
-    /// The node has confirmed their end, or is another process.
+    /// Removes connections after the node has confirmed their end or was replaced by another process.
     pub(crate) fn ended(&self, node: NodeId, ended: &[Process]) {
         if let Some(fence) = lock(&self.0).get_mut(&node) {
             fence.broken.retain(|(process, _)| !ended.contains(process));
         }
     }
 
-    /// Whether nothing of an earlier router is left at this process of a node.
+    /// Whether this process has no connections of an earlier router.
     pub(crate) fn is_cleared(&self, node: NodeId, run_id: &str) -> bool {
         lock(&self.0).get(&node).is_some_and(|fence| fence.cleared.as_deref() == Some(run_id))
     }
 
-    /// Whether it is worth asking that process what is left there.
+    /// Whether the process has neither been cleared nor refused the query.
     pub(crate) fn is_query_useful(&self, node: NodeId, run_id: &str) -> bool {
         let knows = |of: &Option<String>| of.as_deref() == Some(run_id);
         !lock(&self.0).get(&node).is_some_and(|fence| knows(&fence.cleared) || knows(&fence.silent))
     }
 
-    /// It does not say. Whoever relies on it ([`Self::is_cleared`]) cannot go on there.
+    /// Records that the process refuses the query. Code that requires [`Self::is_cleared`] cannot proceed there.
     pub(crate) fn note_silent(&self, node: NodeId, run_id: &str) {
         lock(&self.0).entry(node).or_default().silent = Some(run_id.to_owned());
     }
 
-    /// Nothing of an earlier router is left there.
+    /// Records that no connections of an earlier router are left.
     pub(crate) fn cleared(&self, node: NodeId, run_id: &str) {
         lock(&self.0).entry(node).or_default().cleared = Some(run_id.to_owned());
     }
 }
 
-/// The numbers of connections in a node's CLIENT LIST that another run of the router has left: those with the name of
-/// its site, and not of this run.
+/// Returns the client ids in a CLIENT LIST reply that belong to earlier processes of this router: same site, other
+/// incarnation.
 pub fn left_behind(list: &str, site: &str, incarnation: &str) -> Vec<u64> {
     let field = |line: &str, name: &str| {
         line.split(' ').find_map(|field| field.strip_prefix(name)).unwrap_or_default().to_owned()
@@ -124,7 +124,7 @@ mod tests {
         }
         assert_eq!(fences.broken(node), [process("a", 1), process("a", 2)]);
         let known = fences.broken(node);
-        // One breaks while the others are being ended.
+        // A connection breaks while others are being confirmed.
         fences.broke(node, process("a", 3));
         fences.ended(node, &known);
         assert_eq!((fences.broken(node), fences.broken(other)), (vec![process("a", 3)], vec![process("a", 1)]));

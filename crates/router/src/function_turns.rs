@@ -1,41 +1,43 @@
-//! Functions are the same at every node, because each change of them goes to all. Who copies them from one node to
-//! another (a mover to its target, the care of nodes to one without any) reads at one node and stores at another later:
-//! what clients were told is gone, or replaced, in between would come back. So either changes are under way, or a copy.
+//! Mutual exclusion of changes and copies of functions.
 //!
-//! A copy whose connection breaks leaves a doubt: the node may still store what was sent. Changes wait until that is
-//! over. Copies go on, between other nodes: one node that is down must not hold up every move.
+//! All nodes have the same functions, because each change is sent to all. A copy (by a mover to its target, or by node
+//! maintenance to a node without functions) reads at one node and stores at another later. A change in between would be
+//! undone by the copy. So either changes or one copy may be in progress.
+//!
+//! A copy whose connection breaks leaves a doubt: the node may still store the functions. Changes wait until the doubt
+//! is resolved. Copies between other nodes proceed, because one node that is down must not stall every move.
 
 use std::sync::{Arc, Mutex};
 
 use crate::shared::lock;
 
-/// Who has a turn.
+/// Grants turns.
 #[derive(Debug, Default)]
 pub(crate) struct FunctionTurns(Arc<Mutex<UnderWay>>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct UnderWay {
     changes: usize,
-    /// Somebody copies, or waits for the changes to end before: no further one begins.
+    /// A copy is in progress or waits for changes to end. Blocks further changes.
     copies: bool,
-    /// Nodes may still store what copies that are over have sent.
+    /// Number of ended copies that nodes may still store.
     doubts: usize,
 }
 
-/// A change of all nodes' functions may be under way. Over when it is dropped.
+/// Permission to change functions. Released on drop.
 #[derive(Debug)]
 pub(crate) struct ChangeTurn(Arc<Mutex<UnderWay>>);
 
-/// Functions may be copied, once that is alone. Over when it is dropped.
+/// Permission to copy functions, once [`CopyTurn::is_alone`]. Released on drop.
 #[derive(Debug)]
 pub struct CopyTurn(Arc<Mutex<UnderWay>>);
 
-/// What a copy has sent may still be stored. Over when it is dropped.
+/// An unconfirmed copy. Resolved on drop.
 #[derive(Debug)]
 pub(crate) struct Doubt(Arc<Mutex<UnderWay>>);
 
 impl FunctionTurns {
-    /// To change them. `None`: not now.
+    /// Returns a turn for a change. `None` while there is a copy or a doubt.
     pub(crate) fn to_change(&self) -> Option<ChangeTurn> {
         let mut under_way = lock(&self.0);
         (!under_way.copies && under_way.doubts == 0).then(|| {
@@ -44,7 +46,7 @@ impl FunctionTurns {
         })
     }
 
-    /// To copy them. `None`: somebody else does.
+    /// Returns a turn for a copy. `None` while another copy has the turn.
     pub(crate) fn to_copy(&self) -> Option<CopyTurn> {
         let mut under_way = lock(&self.0);
         let is_free = !std::mem::replace(&mut under_way.copies, true);
@@ -53,13 +55,13 @@ impl FunctionTurns {
 }
 
 impl CopyTurn {
-    /// Whether what clients were changing when it was taken is over: what is read before that may be changed later.
+    /// Whether all changes that preceded this turn have ended. Functions read before may still change.
     #[must_use]
     pub fn is_alone(&self) -> bool {
         lock(&self.0).changes == 0
     }
 
-    /// The copy ends without an answer.
+    /// Ends the copy without a confirmation.
     pub(crate) fn leave(self) -> Doubt {
         lock(&self.0).doubts += 1;
         Doubt(self.0.clone())

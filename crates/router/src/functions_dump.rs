@@ -1,18 +1,17 @@
 //! The payload of FUNCTION DUMP: libraries as a node stores them, read and written again with other code.
 //!
-//! FUNCTION RESTORE must be one step at a node, as the client asked for it. So the libraries in the payload get the
-//! router's check before any node sees them, and no function ever runs without.
+//! FUNCTION RESTORE must be one step at a node, like the client's command. So the router adds its check to the
+//! libraries in the payload before any node receives them, and no function ever runs without it.
 //!
-//! The format is that of Redis's snapshots: per library a byte and a string, then two bytes with the format's version
-//! and a CRC-64.
+//! The format is that of RDB files: per library a byte and a string, then two bytes with the RDB version and a CRC-64.
 
-/// A library follows.
+/// Opcode before a library.
 const LIBRARY: u8 = 245;
 
-/// What a node says of a payload that it does not take.
+/// Redis's error for a payload that it rejects.
 pub(crate) const DAMAGED: &str = "ERR DUMP payload version or checksum are wrong";
 
-/// The largest library that is unpacked.
+/// Maximum size of a library, uncompressed, in bytes.
 const UNPACKED_MAX: usize = 512 << 20;
 
 /// CRC-64 (Jones), as Redis computes it.
@@ -31,7 +30,7 @@ fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
     Some(front)
 }
 
-/// A length: `Err` has the number of a special form.
+/// Reads a length. `Err` has the number of a special encoding.
 fn length(rest: &mut &[u8]) -> Option<Result<usize, u8>> {
     let first = *take(rest, 1)?.first()?;
     let low = first & 0x3f;
@@ -45,7 +44,7 @@ fn length(rest: &mut &[u8]) -> Option<Result<usize, u8>> {
     })
 }
 
-/// LZF, as in snapshots.
+/// Decompresses LZF, as used in RDB files.
 fn unpacked(packed: &[u8], len: usize) -> Option<Vec<u8>> {
     if len > UNPACKED_MAX {
         return None;
@@ -63,7 +62,7 @@ fn unpacked(packed: &[u8], len: usize) -> Option<Vec<u8>> {
             }
             let back = (usize::from(control & 0x1f) << 8 | usize::from(*take(&mut rest, 1)?.first()?)) + 1;
             let from = out.len().checked_sub(back)?;
-            // What is copied may be what this copy writes.
+            // Source and destination may overlap.
             for at in from..from + count + 2 {
                 out.push(*out.get(at)?);
             }
@@ -86,7 +85,7 @@ fn string(rest: &mut &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// The payload with each library's code changed: `None` where it is damaged, or holds something else.
+/// Returns the payload with changed library code. `None` if it is damaged or has other content.
 pub(crate) fn with_code<E>(
     payload: &[u8],
     mut change: impl FnMut(&[u8]) -> Result<Vec<u8>, E>,

@@ -1,12 +1,11 @@
-//! What workers share of hot copies ([`switchyard_policy::hot_copies`]): the gates, the set of keys that are armed, and
-//! how far each worker is with it.
+//! State of hot copies ([`switchyard_policy::hot_copies`]) that workers share: gates, the set of cacheable keys, and
+//! the progress of each worker.
 //!
-//! A hit reads two gates, and nothing else that is shared. Only writes of armed keys, and of whole nodes, change a
-//! gate. The copies themselves are each worker's own: shared ones would need a lock, or counts of references that all
-//! workers write.
+//! A hit reads two gates and no other shared state. Only writes of cacheable keys, and of whole nodes, change a gate.
+//! Each worker has its own copies: shared copies would need a lock, or reference counts that all workers write.
 //!
-//! Who chooses the keys is the [`coordinator`], a thread of its own: it looks at what all workers have counted, once a
-//! second, and at keys that workers want at once.
+//! The [`coordinator`] thread chooses the keys from the counts of all workers once a second, and from requests of
+//! workers at once.
 
 mod coordinator;
 
@@ -22,10 +21,9 @@ pub(crate) use coordinator::coordinate;
 
 use crate::shared::lock;
 
-/// Keys that workers may want at once, before the coordinator has looked.
+/// Maximum number of requested keys that wait for the coordinator.
 const WANTED_MAX: usize = 4096;
 
-/// The gates.
 #[derive(Debug)]
 pub(crate) struct Table(Box<[AtomicU64]>);
 
@@ -42,33 +40,34 @@ impl Gates for Table {
     }
 
     fn add(&self, gate: GateId, what: u64) {
-        // In one order with every load of every gate: what is sent after it is sent after it for all.
+        // Sequentially consistent with all loads of gates: for all workers, a command sent later comes after this
+        // change.
         self.0[gate.index()].fetch_add(what, Ordering::SeqCst);
     }
 }
 
-/// What a worker goes by.
+/// State that workers adopt.
 #[derive(Clone, Debug)]
 pub(crate) struct Published {
     pub(crate) set: Arc<ArmedSet>,
     pub(crate) gates: Arc<Table>,
-    /// Every key that is read is wanted.
+    /// Every key that is read becomes cacheable.
     pub(crate) all: bool,
-    /// Somebody has said that nothing is answered from copies: all gates of nodes are shut.
+    /// An operator has disabled hot copies. All node gates are shut.
     is_suspended: bool,
 }
 
-/// How far a worker is.
+/// Progress of a worker.
 #[derive(Debug, Default)]
 struct Progress {
-    /// The generation from which on it raises gates.
+    /// Adopted generation: the worker raises the gates of its keys.
     adopted: AtomicU64,
-    /// By node number, the oldest generation of what is under way there.
+    /// Oldest generation of commands in flight, by node number.
     drained: Mutex<Vec<u64>>,
 }
 
-/// Keys that are armed no more. Until every worker has the set without them their gates are shut: one that has it
-/// raises them no more for its writes, and one that has not would give its copies.
+/// Keys that are no longer cacheable. Their gates are shut until every worker has adopted the set without them: such a
+/// worker no longer raises the gates for its writes, and other workers would still serve their copies.
 #[derive(Debug)]
 struct Leaving {
     generation: u64,
@@ -76,20 +75,20 @@ struct Leaving {
     shut: Vec<GateId>,
 }
 
-/// What workers share of hot copies.
+/// Shared state of hot copies.
 #[derive(Debug)]
 pub(crate) struct HotCopies {
     published: Mutex<Published>,
-    /// The set's generation: looked at once in each turn of a worker.
+    /// Generation of the set. Read by each worker once per turn.
     generation: AtomicU64,
     workers: Vec<Progress>,
     leaving: Mutex<Vec<Leaving>>,
     wanted: Mutex<Vec<(u64, Slot)>>,
     noticed: Mutex<Notices>,
-    /// Rung for the coordinator.
+    /// Wakes the coordinator.
     bell: Condvar,
     is_stopped: AtomicBool,
-    /// Nodes that give no copies, and why.
+    /// Nodes that do not support copies, with the reasons.
     refused: Mutex<BTreeMap<NodeId, String>>,
 }
 
@@ -119,14 +118,14 @@ impl HotCopies {
         lock(&self.published).clone()
     }
 
-    /// Another set, of the next generation.
+    /// Publishes a set of the next generation.
     fn publish(&self, change: impl FnOnce(&Published) -> Published) {
         let mut published = lock(&self.published);
         *published = change(&published);
         self.generation.store(published.set.generation(), Ordering::Release);
     }
 
-    /// The next set: with these keys more and without those.
+    /// Publishes the next set. `more`: added keys, `less`: removed keys.
     fn change(&self, all: bool, more: Vec<(u64, Slot)>, less: Vec<u64>) {
         self.publish(|published| {
             let shut: Vec<GateId> = less.iter().map(|hash| GateId::of_key(*hash)).collect();
@@ -143,7 +142,7 @@ impl HotCopies {
         });
     }
 
-    /// Opens the gates of keys that are armed nowhere any more. To be called now and then.
+    /// Opens the gates of removed keys that no worker has any more. Call it regularly.
     fn release(&self) {
         let adopted =
             self.workers.iter().map(|worker| worker.adopted.load(Ordering::Acquire)).min().unwrap_or(u64::MAX);
@@ -156,20 +155,20 @@ impl HotCopies {
         });
     }
 
-    // ---- how far workers are ----
+    // ---- progress of workers ----
 
-    /// The worker raises gates by this generation.
+    /// Records that the worker raises the gates of this generation.
     pub(crate) fn adopted(&self, worker: usize, generation: u64) {
         self.workers[worker].adopted.store(generation, Ordering::Release);
     }
 
-    /// The oldest generation of what is under way from the worker, by node.
+    /// Records the oldest generation of the worker's commands in flight, by node.
     pub(crate) fn drained(&self, worker: usize, by_node: Vec<u64>) {
         *lock(&self.workers[worker].drained) = by_node;
     }
 
-    /// Whether a key that came in this generation may be filled from the node: all raise its gate, and all that was
-    /// sent there before is over.
+    /// Whether a key added in this generation may be filled from the node: all workers raise its gate, and no older
+    /// command is in flight there.
     pub(crate) fn may_fill(&self, since: u64, node: NodeId) -> bool {
         self.workers.iter().all(|worker| {
             worker.adopted.load(Ordering::Acquire) >= since
@@ -177,13 +176,13 @@ impl HotCopies {
         })
     }
 
-    /// A worker has panicked: what it had raised nobody lowers, and what it has under way nobody knows but by its
-    /// connections. So all gates are new, and all keys have to be armed anew.
+    /// Replaces all gates after a panic of a worker: nothing would lower the gates that it has raised, and its commands
+    /// in flight are only known by their connections. All keys start as new.
     pub(crate) fn forget_worker(&self, worker: usize) {
         self.workers[worker].adopted.store(0, Ordering::Release);
         lock(&self.workers[worker].drained).clear();
         self.publish(|published| {
-            // Others have not noticed yet: what they have is given no more.
+            // Other workers use the old gates until they adopt the new ones: shut them.
             GateId::of_nodes().for_each(|gate| published.gates.raise(gate));
             let gates = Table::new();
             if published.is_suspended {
@@ -193,25 +192,25 @@ impl HotCopies {
         });
     }
 
-    // ---- what makes copies past at once, at every worker ----
+    // ---- invalidation at all workers ----
 
-    /// All of a node: another process is in its place, or will be.
+    /// Invalidates all copies of a node, before or after its process is replaced.
     pub(crate) fn renew_node(&self, node: NodeId) {
         lock(&self.published).gates.renew(GateId::of_node(node));
     }
 
-    /// All copies.
+    /// Invalidates all copies.
     pub(crate) fn renew_all(&self) {
         let published = lock(&self.published);
         GateId::of_nodes().for_each(|gate| published.gates.renew(gate));
     }
 
-    /// Those of one key.
+    /// Invalidates the copies of a key.
     pub(crate) fn renew_key(&self, hash: u64) {
         lock(&self.published).gates.renew(GateId::of_key(hash));
     }
 
-    /// From now on nothing is answered from copies, or (false) it is again. Says whether that is news.
+    /// Suspends or resumes hot copies on all workers at once. Returns whether the state changed.
     pub(crate) fn suspend(&self, is_suspended: bool) -> bool {
         let mut published = lock(&self.published);
         let is_news = published.is_suspended != is_suspended;
@@ -225,7 +224,7 @@ impl HotCopies {
 
     // ---- for the coordinator ----
 
-    /// A worker wants a key to be armed at once.
+    /// Requests that a key becomes cacheable at once.
     pub(crate) fn want(&self, hash: u64, slot: Slot) {
         let mut wanted = lock(&self.wanted);
         if wanted.len() < WANTED_MAX {
@@ -236,7 +235,7 @@ impl HotCopies {
         }
     }
 
-    /// A worker has noticed a key so often among its last commands to a node.
+    /// Records the number of occurrences of a key among a worker's last commands to a node.
     pub(crate) fn noticed(&self, worker: usize, hash: u64, slot: Slot, count: u8) {
         if lock(&self.noticed).add(worker, hash, count) {
             self.want(hash, slot);
@@ -249,9 +248,9 @@ impl HotCopies {
         self.bell.notify_one();
     }
 
-    // ---- for people ----
+    // ---- for operators ----
 
-    /// A node gives no copies, or (`None`) does.
+    /// Records why a node does not support copies, or (`None`) that it does. Returns whether this changed.
     pub(crate) fn refused(&self, node: NodeId, why: Option<String>) -> bool {
         let mut refused = lock(&self.refused);
         match why {
@@ -260,17 +259,17 @@ impl HotCopies {
         }
     }
 
-    /// The nodes that give none, with reasons.
+    /// Returns the nodes that do not support copies, with reasons.
     pub(crate) fn refusals(&self) -> BTreeMap<NodeId, String> {
         lock(&self.refused).clone()
     }
 
-    /// Whether nothing is answered from copies.
+    /// Whether an operator has disabled hot copies.
     pub(crate) fn is_suspended(&self) -> bool {
         lock(&self.published).is_suspended
     }
 
-    /// How many keys are armed.
+    /// Number of cacheable keys.
     pub(crate) fn keys(&self) -> u64 {
         lock(&self.published).set.len() as u64
     }

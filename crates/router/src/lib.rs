@@ -1,10 +1,10 @@
 //! The data plane: one worker thread per core, each with its own listener, clients, and connections to the nodes.
 //!
-//! [`Router::start`] starts the workers; after that the router is told of changes ([`Router::publish`],
-//! [`Router::reconfigure`]) and asked what it sees ([`Router::status`], [`Router::metrics`]). Where a command goes is
-//! decided by `switchyard_policy`; this crate moves bytes, keeps order, and knows what is in flight.
+//! [`Router::start`] starts the workers. Later changes arrive through [`Router::publish`] and [`Router::reconfigure`],
+//! observations are read through [`Router::status`] and [`Router::metrics`]. Routing decisions are in
+//! `switchyard_policy`; this crate moves bytes, preserves order, and tracks commands in flight.
 //!
-//! Absent on purpose: locks on the path of a command, knowledge of who changes the topology and why, HTTP, files.
+//! Deliberately absent: locks on the path of a command, the origin of topology changes, HTTP, files.
 
 mod away;
 mod busy;
@@ -23,6 +23,7 @@ mod lua;
 mod memory;
 mod metrics;
 mod mover;
+
 pub mod open_files;
 mod operator;
 mod poll;
@@ -94,15 +95,15 @@ use metrics::{Counter, HotCounters, NodeCounters, NodeScrape, Scrape};
 use shared::{NodeFacts, RoutingSnapshot, Shared, lock, unix_ms};
 use worker::Worker;
 
-/// Why the router did not start.
+/// Reason why the router did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Another process has the port.
+    /// The address is in use or cannot be bound.
     #[error("cannot listen on {address}: {why}")]
     Listen {
-        /// The address asked for.
+        /// Requested address.
         address: ListenAddress,
-        /// What the system said.
+        /// Error of the system.
         why: io::Error,
     },
     /// The system refused a thread, an epoll instance or the like.
@@ -110,112 +111,112 @@ pub enum StartError {
     System(#[from] io::Error),
 }
 
-/// Whether a node can be talked to.
+/// Connectivity of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Link {
-    /// Connected and answering.
+    /// Connected and replying.
     Up,
     /// No worker has a connection yet.
     Connecting,
-    /// The last attempt failed; the text says why.
+    /// The last attempt failed, for this reason.
     Down(String),
 }
 
-/// What the router knows of a node, over all workers.
+/// State of a node, aggregated over all workers.
 #[derive(Clone, Debug)]
 pub struct NodeStatus {
-    /// Its number.
+    /// Node id.
     pub id: NodeId,
-    /// Its address as the user wrote it.
+    /// Address as written in the configuration.
     pub name: String,
-    /// Whether it can be talked to.
+    /// Connectivity.
     pub link: Link,
-    /// The address that it is connected at: that of its primary, for a node that has replicas.
+    /// Connected address. For a replicated node, the address of its primary.
     pub address: Option<SocketAddr>,
-    /// `run_id` of the server process, once known: another one means that it restarted.
+    /// `run_id` of the server process, once known. Changes with a restart.
     pub run_id: Option<String>,
     /// `redis` or `valkey`, with its version, once known ("redis 7.0.15").
     pub version: Option<String>,
-    /// Commands sent to it since start.
+    /// Commands sent since the start.
     pub requests: u64,
-    /// Error replies and failures since start.
+    /// Error replies and failures since the start.
     pub errors: u64,
     /// Commands sent and not yet answered.
     pub in_flight: u64,
-    /// The time since the oldest slow command in flight was sent.
+    /// Time since the oldest slow command in flight was sent.
     pub slow_for: Option<Duration>,
-    /// Writes that it has refused since the start, by [`WriteRefusal::ALL`].
+    /// Refused writes since the start, by [`WriteRefusal::ALL`].
     pub refusals: [u64; WriteRefusal::ALL.len()],
-    /// Who is who, for a node that has replicas.
+    /// Primary and replicas, for a replicated node.
     pub servers: Option<Servers>,
 }
 
-/// What the router knows of itself.
+/// State of the router.
 #[derive(Clone, Debug)]
 pub struct Status {
     /// Epoch of the topology that every worker has adopted.
     pub epoch: u64,
     /// Clients connected now.
     pub clients: u64,
-    /// Commands answered since start.
+    /// Commands answered since the start.
     pub commands: u64,
-    /// Time since start.
+    /// Time since the start.
     pub uptime: Duration,
-    /// The nodes, by number.
+    /// Nodes by number.
     pub nodes: Vec<NodeStatus>,
-    /// Commands that were served because there is one node, and would meet a limit if there were two.
+    /// Commands that only work because there is a single node.
     pub limited: Vec<Limited>,
 }
 
-/// What the router answers from hot copies.
+/// State of hot copies.
 #[derive(Clone, Debug)]
 pub struct HotCopiesStatus {
-    /// There may be some.
+    /// Whether hot copies are enabled by the settings.
     pub is_on: bool,
-    /// Somebody has said that nothing is answered from them.
+    /// Whether an operator has disabled hot copies.
     pub is_suspended: bool,
-    /// Commands that were answered, since the start.
+    /// Commands answered from copies since the start.
     pub hits: u64,
-    /// Times that a node was asked for one.
+    /// Fills requested from nodes.
     pub fills: u64,
-    /// Answers that were not kept, by why.
+    /// Discarded fills by reason.
     pub discarded: Vec<(Discarded, u64)>,
-    /// Keys of which nodes have said that they changed.
+    /// Invalidations received from nodes.
     pub invalidations: u64,
-    /// How many there are, over all workers.
+    /// Number of copies, over all workers.
     pub copies: u64,
-    /// Bytes that they take.
+    /// Size of all copies, bytes.
     pub bytes: u64,
-    /// How many keys may have some.
+    /// Number of cacheable keys.
     pub keys: u64,
-    /// Nodes that give none, by name, and why.
+    /// Nodes that do not support copies, by name, with reasons.
     pub refused: BTreeMap<String, String>,
 }
 
-/// How a drain ended.
+/// Result of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
-    /// Clients that were cut because the bound was reached with commands of theirs in flight.
+    /// Clients disconnected at the bound with commands in flight.
     pub cut: u64,
 }
 
-/// A running router. Dropping it stops it at once; [`Router::drain`] stops it politely.
+/// A running router. Dropping it stops it at once; [`Router::drain`] stops it gracefully.
 #[derive(Debug)]
 pub struct Router {
     shared: Arc<Shared>,
     addresses: Vec<SocketAddr>,
     listeners: Vec<ListenAddress>,
     threads: Vec<JoinHandle<()>>,
-    /// Who chooses the keys of hot copies.
+    /// Thread that chooses the keys of hot copies.
     chooser: Option<JoinHandle<()>>,
 }
 
 impl Router {
-    /// Binds the addresses and starts the workers. The data port accepts commands when this returns; nodes are
-    /// connected meanwhile.
+    /// Binds the addresses and starts the workers. On return the data port accepts commands; connections to nodes are
+    /// established in the background.
     ///
     /// # Errors
-    /// Where an address is in use or cannot be bound, or the system refuses a thread or descriptor.
+    /// If an address cannot be bound, or the system refuses a thread or descriptor.
     pub fn start(settings: Settings, topology: Arc<Topology>) -> Result<Router, StartError> {
         let workers = settings.workers.max(1);
         let bound = listener::bind(&settings.listen, workers)?;
@@ -280,17 +281,17 @@ impl Router {
         Ok(router)
     }
 
-    /// IP addresses listened on, with the port that the system chose where 0 was asked for.
+    /// IP addresses of the listeners, with the port chosen by the system for port 0.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// Everything listened on, in the order of the settings.
+    /// All listeners, in the order of the settings.
     pub fn listeners(&self) -> &[ListenAddress] {
         &self.listeners
     }
 
-    /// Makes every worker adopt a newer topology. One that is not newer is ignored.
+    /// Makes every worker adopt a newer topology. An older or equal epoch is ignored.
     pub fn publish(&self, topology: Arc<Topology>) {
         self.shared.change_plan(|plan| {
             let newer = topology.epoch() > plan.topology.epoch();
@@ -298,10 +299,10 @@ impl Router {
         });
     }
 
-    /// Tells the workers who the servers of a node are that has replicas. They leave the old primary at once: what is
-    /// in flight there gets an error, and nothing more is sent to it. The new one is used when all have left: a write
-    /// that it answers is seen by every read that begins then. `None`: the node has no replicas any more, and is where
-    /// [`NodeAccess`] says.
+    /// Publishes the servers of a replicated node to the workers. They leave an old primary at once: commands in flight
+    /// there fail, and no further command is sent to it. The new primary is used after all workers have left, so that
+    /// its replies are visible to every later read. `None`: the node has no replicas any more, and its address is in
+    /// [`NodeAccess`].
     pub fn set_servers(&self, node: NodeId, servers: Option<Servers>) {
         self.shared.change_servers(|all| {
             match servers {
@@ -311,19 +312,18 @@ impl Router {
         });
     }
 
-    /// What INFO of this router says as its `run_id`.
+    /// The `run_id` in INFO replies of this router.
     pub fn run_id(&self) -> &str {
         &self.shared.incarnation
     }
 
-    /// How many databases clients have been told that there are, at least.
+    /// Minimum number of databases that clients have seen.
     pub fn databases(&self) -> u32 {
         self.shared.databases()
     }
 
-    /// Somebody has said that the node may be served although it came back without its keys (`nodes.empty-return`): it
-    /// is at the next attempt to connect. Counts for this loss only. False where the node is not held, `None` where
-    /// there is no node of that name.
+    /// Accepts a node that returned without its keys (`nodes.empty-return`); it serves from the next attempt to
+    /// connect. Applies to this loss only. Returns false if the node is not held, `None` if no node has this name.
     pub fn accept_empty(&self, node: &str) -> Option<bool> {
         let plan = self.shared.plan();
         let id = plan.topology.nodes().find(|known| known.name == node)?.id;
@@ -333,14 +333,13 @@ impl Router {
         }))
     }
 
-    /// Within so long, a node that can be reached is connected again, unless that pauses for longer than anybody waits.
+    /// Maximum time until a reachable node is connected again. At most 30 seconds.
     pub fn patience(&self) -> Duration {
         let live = &self.shared.plan().live;
         (live.reconnect_backoff_max + live.connect_timeout + Duration::from_secs(2)).min(Duration::from_secs(30))
     }
 
-    /// Whether every worker is connected to a node, for clients of both protocols, so that all are served there; false
-    /// where there is none of that name.
+    /// Whether every worker is connected to a node, for both protocol versions. False if no node has this name.
     pub fn is_served(&self, node: &str) -> bool {
         let plan = self.shared.plan();
         let known = plan.topology.nodes().find(|known| known.name == node);
@@ -353,13 +352,13 @@ impl Router {
         })
     }
 
-    /// The nodes that are used, each with so many of the keys that are used most. From a sample, as of a second ago at
-    /// most, and weighed over the last seconds ([`switchyard_policy::telemetry`]).
+    /// Returns the nodes in use, each with up to `keys` of its hottest keys. From a sample that is at most a second
+    /// old, weighted over the last seconds ([`switchyard_policy::telemetry`]).
     pub fn hot_keys(&self, keys: usize) -> Vec<HotNode> {
         self.shared.board.nodes(keys)
     }
 
-    /// What the router answers from copies, and which keys it may.
+    /// State of hot copies.
     pub fn hot_copies(&self) -> HotCopiesStatus {
         let sum =
             |of: fn(&HotCounters) -> &Counter| self.shared.counters.iter().map(|worker| of(&worker.hot).get()).sum();
@@ -387,13 +386,12 @@ impl Router {
         }
     }
 
-    /// Nothing is answered from copies any more, or (false) it is again: at once, at every worker. Says whether that is
-    /// news.
+    /// Suspends or resumes hot copies on all workers at once. Returns whether the state changed.
     pub fn suspend_hot_copies(&self, is_suspended: bool) -> bool {
         self.shared.hot.suspend(is_suspended)
     }
 
-    /// Every copy is past at once, at every worker; of one key, where it is named.
+    /// Invalidates all copies, or the copies of one key, on all workers at once.
     pub fn evict_hot_copies(&self, key: Option<&[u8]>) {
         match key {
             Some(key) => self.shared.hot.renew_key(self.shared.board.fingerprints.of(key).0 as u64),
@@ -401,7 +399,7 @@ impl Router {
         }
     }
 
-    /// What is known of the nodes' processes that a later run of the router must know, by the nodes' names.
+    /// Facts about the nodes' processes that a later run of the router needs, by node name.
     pub fn processes(&self) -> BTreeMap<String, KnownProcess> {
         let plan = self.shared.plan();
         let known = plan.topology.nodes().filter_map(|node| {
@@ -416,19 +414,18 @@ impl Router {
         known.collect()
     }
 
-    /// Commands that may change the keys of a node, sent to it by now. To be asked before the node is asked what it
-    /// has.
+    /// Number of commands sent to a node that may change keys. Read it before querying the node's data.
     pub fn changes_sent(&self, node: NodeId) -> Sent {
         self.shared.changes_sent(node)
     }
 
-    /// Takes note of a node's INFO: its figures count for clients while the node is late with newer ones.
+    /// Stores a node's INFO reply for clients that request it while the node is slow to reply.
     pub fn note_info(&self, node: NodeId, text: &str) {
         self.shared.with_facts(node, |facts| facts.info = Some(text.as_bytes().into()));
     }
 
-    /// Takes note what a process of a node has now, and whether it keeps it on disk. `sent`: [`Router::changes_sent`]
-    /// before the process was asked.
+    /// Records the amount of data of a node's process, and whether it persists them. `sent`: [`Router::changes_sent`]
+    /// before the query.
     pub fn note_data(&self, node: NodeId, run_id: &str, holdings: Holdings, persists: bool, sent: Sent) {
         self.shared.with_facts(node, |facts| {
             if facts.run_id.as_deref() == Some(run_id) {
@@ -438,7 +435,7 @@ impl Router {
         });
     }
 
-    /// Nodes that are not served because they came back without their data, each with the reason.
+    /// Returns the nodes that are not served because they returned without their data, with reasons.
     pub fn held_nodes(&self) -> BTreeMap<NodeId, String> {
         let plan = self.shared.plan();
         let why = |node: NodeId| {
@@ -449,28 +446,27 @@ impl Router {
         plan.topology.nodes().filter_map(|node| Some((node.id, why(node.id)?))).collect()
     }
 
-    /// Says why no node is used yet; `None`: they are from now on, each at the next attempt to connect.
+    /// Prevents the use of all nodes, for this reason. `None`: they are used from their next attempts to connect.
     pub fn hold(&self, why: Option<&str>) {
         self.shared.change_plan(|plan| RoutingSnapshot { held: why.map(Arc::from), ..plan.clone() });
     }
 
-    /// Shows a tap every command with keys, from the moment on at which each worker has noticed. Once.
+    /// Shows a tap every command with keys, from the next plan change of each worker on. Only the first tap counts.
     pub fn tap(&self, tap: Arc<dyn Tap>) {
-        // A second one is a mistake of the caller that changes nothing.
+        // A second tap is a caller's mistake without effect.
         let _ = self.shared.tap.set(tap);
         self.shared.change_plan(RoutingSnapshot::clone);
     }
 
-    /// Makes every worker adopt new settings; what CONFIG SET has changed stays so. Connections to nodes whose
-    /// credentials have changed are made anew; a changed address counts for new ones. Users that are configured as
-    /// before stay as they are: clients may have changed them since.
+    /// Makes every worker adopt new settings. Changes by CONFIG SET are kept. Connections to nodes with changed
+    /// credentials are replaced; a changed address applies to new connections. Users with unchanged configuration stay
+    /// as they are, because clients may have changed them since.
     pub fn reconfigure(&self, live: RuntimeSettings) {
         self.shared.change_plan(|plan| plan.reconfigured(live, plan.overrides.clone()));
     }
 
-    /// A node's name leads to this address now; connections that are open stay. An error: to none, and the node keeps
-    /// the address that it has. The servers of a node that has replicas stay ([`Router::set_servers`]). True where
-    /// anything has changed.
+    /// Sets the address of a node's name for new connections. On an error the node keeps its address. The servers of a
+    /// replicated node are not affected ([`Router::set_servers`]). Returns whether anything changed.
     pub fn name_resolves(&self, node: NodeId, found: Result<SocketAddr, String>) -> bool {
         let with = |plan: &RoutingSnapshot| {
             let access = plan.live.nodes.get(&node)?;
@@ -497,7 +493,7 @@ impl Router {
         true
     }
 
-    /// Forgets what CONFIG SET has changed: the settings are these again. False where it had changed nothing.
+    /// Discards changes by CONFIG SET and applies these settings. Returns false if there were no changes.
     pub fn forget_config_set(&self, live: RuntimeSettings) -> bool {
         let had_any = !self.shared.plan().overrides.is_empty();
         if had_any {
@@ -506,14 +502,14 @@ impl Router {
         had_any
     }
 
-    /// The users in force, and those that were configured last.
+    /// The active users, and the users as last configured.
     pub fn users(&self) -> (Arc<Users>, Arc<Users>) {
         let plan = self.shared.plan();
         (plan.live.users.clone(), plan.configured_users.clone())
     }
 
-    /// Replaces the users in force, where they are still those of `before`; with `configured`, these are what the
-    /// configuration says, too. False where they are not: then nothing has changed.
+    /// Replaces the active users if they still equal `before`. `configured`: also replaces the configured users.
+    /// Returns false, without a change, otherwise.
     pub fn replace_users(&self, before: &Arc<Users>, after: &Arc<Users>, configured: bool) -> bool {
         let mut done = false;
         self.shared.change_plan(|plan| {
@@ -528,76 +524,76 @@ impl Router {
         done
     }
 
-    /// The drain barrier: no command sent under an epoch older than the one returned is still in flight. In flight ends
-    /// with a reply, or with a node's confirmation that it has killed the connection, or with the node's process.
+    /// The drain barrier: no command sent under an epoch older than the returned one is still in flight. A command
+    /// leaves flight with its reply, with a node's confirmation that the connection is closed, or with the end of the
+    /// node's process.
     pub fn drained_epoch(&self) -> u64 {
         self.shared.drained.iter().map(|d| d.load(Ordering::Acquire)).min().unwrap_or(0)
     }
 
-    /// The drain barrier of one node, for moves: whether every worker has adopted the topology of this epoch, and
-    /// nothing that was sent to the node under an older one is still in flight.
+    /// The drain barrier of one node, for moves: whether every worker has adopted the topology of this epoch, and no
+    /// command sent to the node under an older one is still in flight.
     pub fn drained_source(&self, epoch: u64, node: NodeId) -> bool {
         self.shared.want_drained(epoch);
         self.shared.drained_source(epoch, node)
     }
 
-    /// The same of a node that does not answer: what was sent there may still be executed, should it answer again, but
-    /// no client gets an answer to it any more.
+    /// The drain barrier of an unreachable node: its commands may still be executed if it returns, but no client
+    /// receives a reply to them any more.
     pub fn drained_of_the_lost(&self, epoch: u64, node: NodeId) -> bool {
         self.shared.want_drained(epoch);
         self.shared.drained_of_the_lost(epoch, node)
     }
 
-    /// For who copies functions from one node to another: until it is dropped no client changes any. It begins when the
-    /// changes under way are over ([`CopyTurn::is_alone`]). `None`: somebody else copies.
+    /// Returns a turn to copy functions between nodes. Clients cannot change functions until it is dropped. The copy
+    /// may start when earlier changes have ended ([`CopyTurn::is_alone`]). `None`: another copy is in progress.
     pub fn turn_to_copy_functions(&self) -> Option<CopyTurn> {
         self.shared.functions.to_copy()
     }
 
-    /// Functions were to be stored on this connection, which was not answered: they may still be. The turn lasts until
-    /// that is over.
+    /// Records a connection without a reply that was storing functions. The turn lasts until its end is confirmed.
     pub fn leave_functions(&self, node: NodeId, connection: Process, turn: CopyTurn) {
         self.shared.fences.broke_with_functions(node, connection, turn);
     }
 
-    /// What was left so, by whoever it was: somebody has to see to its end.
+    /// Returns all such connections. A caller must confirm their end.
     pub fn functions_left(&self) -> Vec<(NodeId, Process)> {
         self.shared.fences.with_functions()
     }
 
-    /// A connection to a node broke with something under way: no move relies on the node before its end is confirmed.
+    /// Records a connection that broke with commands in flight. No move relies on the node before its end is confirmed.
     pub fn connection_broke(&self, node: NodeId, connection: Process) {
         self.shared.fences.broke(node, connection);
     }
 
-    /// The connections to a node that were not the workers', and whose end is not confirmed.
+    /// Returns the connections to a node with an unconfirmed end, except those of workers.
     pub fn broken_connections(&self, node: NodeId) -> Vec<Process> {
         self.shared.fences.broken(node)
     }
 
-    /// Whether the node has confirmed the end of each connection that broke with something under way.
+    /// Whether the node has confirmed the end of every connection that broke with commands in flight.
     pub fn is_all_confirmed(&self, node: NodeId) -> bool {
         self.shared.fences.broken(node).is_empty()
             && self.shared.counters.iter().all(|worker| worker.node(node).unconfirmed.get() == 0)
     }
 
-    /// The node has confirmed the end of a connection, or is another process.
+    /// Removes a connection after its end is confirmed or its process has ended.
     pub fn connection_ended(&self, node: NodeId, connection: Process) {
         self.shared.fences.ended(node, &[connection]);
     }
 
-    /// Begins a move, or goes on with one. A thread of its own does it and tells the order's [`Host`]; [`Host::ended`]
-    /// is the last that is heard of it. If the router stops before, the move is where its journal says.
+    /// Starts or resumes a move on its own thread, which reports to the order's [`Host`]; [`Host::ended`] is the last
+    /// call. If the router stops first, the journal has the state of the move.
     ///
     /// # Errors
-    /// `InvalidInput` where the order makes no sense (a node that does not exist, slots of somebody else),
-    /// `AlreadyExists` where this move is under way; else what the system said.
+    /// `InvalidInput` for a wrong order (missing node, slots of another owner), `AlreadyExists` if this move is
+    /// running, or an error of the system.
     pub fn begin_move(&self, task: MoveTask) -> io::Result<()> {
         mover::begin(&self.shared, task)
     }
 
-    /// Starts to record keys that clients write in these slots of an ejected node, from the epoch on that is published
-    /// next. By this list the node can keep its other keys when it returns as the same process.
+    /// Starts to record keys that clients write in these slots of an ejected node, from the next epoch on. If the node
+    /// returns as the same process, it can keep its other keys.
     pub fn slots_go_away(&self, node: NodeId, slots: &[Slot], fingerprints: Fingerprinter) {
         let facts = |facts: &mut NodeFacts| facts.run_id.clone().filter(|_| !facts.is_held);
         let process = self.shared.with_facts(node, facts);
@@ -609,9 +605,9 @@ impl Router {
         });
     }
 
-    /// Makes WAIT confirm no earlier write to an ejected node: other nodes are about to serve its slots without its
-    /// keys. To be called when no client gets a reply from the node for these slots any more
-    /// ([`Router::drained_of_the_lost`]), so that every write there was recorded before.
+    /// Makes WAIT confirm no earlier write to an ejected node: other nodes will serve its slots without its keys. Call
+    /// it when clients no longer receive replies of the node for these slots ([`Router::drained_of_the_lost`]), so that
+    /// every write there was recorded before.
     pub fn keys_stay_behind(&self, node: NodeId) {
         self.shared.reigns.begin(node);
     }
@@ -623,25 +619,24 @@ impl Router {
         }
     }
 
-    /// Makes an ejected node lose all its keys at its next return, because one was interrupted.
+    /// Makes an ejected node lose all its keys at its next return, because an earlier return was interrupted.
     pub fn return_was_interrupted(&self, node: NodeId) {
         self.shared.plan().moves.away.iter().filter(|away| away.node == node).for_each(|away| away.note_any());
     }
 
-    /// The database of clients that select none.
+    /// Database of clients that do not select one.
     pub fn own_database(&self) -> u32 {
         self.shared.plan().live.database
     }
 
-    /// How far the moves are: those under way, and those that ended since the router started.
+    /// Progress of running moves, and of moves that ended since the start.
     pub fn moves(&self) -> Vec<MoveProgress> {
         let moves: Vec<_> = lock(&self.shared.moves).values().cloned().collect();
         moves.iter().map(|m| m.progress()).collect()
     }
 
-    /// Takes note of what clients wait now, for moves to come: `balanced` and `gentle` ones are steered by whether it
-    /// gets more. To be called about once a second; a move that begins without it waits half a second to find out, and
-    /// takes that half second for what is usual.
+    /// Records the current waits of clients as a baseline for later moves, whose goals `balanced` and `gentle` limit
+    /// the increase. Call it about once a second. Without a baseline, a move first measures for half a second.
     pub fn note_waits(&self) {
         let moving = lock(&self.shared.moves).values().any(|m| lock(&m.progress).end.is_none());
         let mut lately = lock(&self.shared.waits_lately);
@@ -652,7 +647,7 @@ impl Router {
         }
     }
 
-    /// Steers a move; false where no such move is under way.
+    /// Steers a move. Returns false if it is not running.
     pub fn steer_move(&self, id: MoveId, steer: UserRequest) -> bool {
         let Some(found) = lock(&self.shared.moves).get(&id).cloned() else { return false };
         let under_way = lock(&found.progress).end.is_none();
@@ -662,7 +657,7 @@ impl Router {
         under_way
     }
 
-    /// What the router knows of itself and its nodes.
+    /// State of the router and its nodes.
     pub fn status(&self) -> Status {
         let plan = self.shared.plan();
         let nodes = plan.topology.nodes().map(|node| self.node_status(node.id, &node.name)).collect();
@@ -677,23 +672,22 @@ impl Router {
         }
     }
 
-    /// The name of a connection to a node that is this router's own, and is not ended as one that another has left;
-    /// `what` says whose it is.
+    /// Returns a connection name that identifies the connection as this router's own. `what`: its purpose.
     pub fn connection_name(&self, what: &str) -> String {
         self.shared.connection_name(what)
     }
 
-    /// The way to each node by its configuration, with the address that its name leads to by now.
+    /// Configured access to each node, with the currently resolved address.
     pub fn configured_access(&self) -> BTreeMap<NodeId, NodeAccess> {
         self.shared.plan().live.nodes.clone()
     }
 
-    /// Settings that clients may change at every node (`nodes.config-set`).
+    /// Settings that clients may change at all nodes (`nodes.config-set`).
     pub fn config_set(&self) -> Vec<String> {
         self.shared.plan().live.config_set.clone()
     }
 
-    /// How the primary of each node is reached now.
+    /// Current access to the primary of each node.
     pub fn node_access(&self) -> BTreeMap<NodeId, NodeAccess> {
         let plan = self.shared.plan();
         let mut nodes = plan.live.nodes.clone();
@@ -705,30 +699,30 @@ impl Router {
         nodes
     }
 
-    /// Uses of the keys of each slot since the start, estimated of a sample.
+    /// Estimated uses of the keys of each slot since the start, from a sample.
     pub fn slot_counts(&self) -> Vec<SlotCount> {
         self.shared.board.slots()
     }
 
-    /// Whether one node has every key, so that it takes every command.
+    /// Whether one node has all keys, and so accepts every command.
     pub fn is_one_node(&self) -> bool {
         self.shared.plan().topology.only_node().is_some()
     }
 
-    /// A library of functions at a node as it must become, checked or not: `None` where it is so already; `Err` has
-    /// the reason why it cannot be.
+    /// Returns a function library as it must be stored, with or without the router's check. `None` if it already is,
+    /// `Err` with a reason if it cannot be.
     pub fn renewed_library(&self, code: &[u8]) -> Option<Result<Vec<u8>, String>> {
         let plan = self.shared.plan();
         lua::renewed_library(code, plan.libraries(), &plan.commands)
     }
 
-    /// Commands that were served because there is one node, and would meet a limit if there were two.
+    /// Commands that only work because there is a single node.
     pub fn limited(&self) -> Vec<Limited> {
         self.shared.alone.counted()
     }
 
-    /// What has gone to each node since the start. Not part of [`Router::status`]: only who looks again and again can
-    /// make something of it.
+    /// Counters of commands per node since the start. Not part of [`Router::status`], because only differences over
+    /// time are meaningful.
     pub fn traffic(&self) -> BTreeMap<NodeId, Traffic> {
         let counters = |id| self.shared.counters.iter().map(|worker| worker.node(id)).collect::<Vec<_>>();
         self.shared.plan().topology.nodes().map(|node| (node.id, Traffic::of(&counters(node.id)))).collect()
@@ -798,7 +792,7 @@ impl Router {
         .text()
     }
 
-    /// Stops accepting, lets what is in flight finish within `bound`, then stops the workers.
+    /// Stops accepting, waits up to `bound` for commands in flight, then stops the workers.
     pub fn drain(mut self, bound: Duration) -> Drained {
         self.shared.draining.store(true, Ordering::Release);
         self.shared.ring_all();
@@ -815,7 +809,7 @@ impl Router {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.ring_all();
         for thread in self.threads.drain(..) {
-            // A worker that panicked has said so on stderr already.
+            // A panicked worker has already logged the panic.
             let _ = thread.join();
         }
         self.shared.hot.stop();
@@ -839,8 +833,8 @@ impl Drop for Router {
     }
 }
 
-/// Runs a worker, and another in its place should it panic: a bug that one client's bytes can reach must not stop the
-/// others' service for longer than their reconnect.
+/// Runs a worker, and a replacement if it panics: a bug that one client can trigger must not stop the service of other
+/// clients for longer than a reconnect.
 fn run_worker(mut worker: Worker, index: usize, shared: &Arc<Shared>, listeners: &[Listener]) {
     loop {
         let failed = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.run())) {
@@ -871,7 +865,7 @@ fn clone_all(listeners: &[Listener]) -> io::Result<Vec<Listener>> {
     listeners.iter().map(Listener::try_clone).collect()
 }
 
-/// The processors that this process may run on.
+/// Returns the processors that this process may use.
 fn processors() -> Vec<usize> {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
     (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()

@@ -1,13 +1,13 @@
-//! What users, listeners, prefixes and keys have used of what they may, over all workers.
+//! Usage of rate and byte limits of users, listeners, prefixes and keys, over all workers.
 //!
-//! A rate is one atomic word ([`switchyard_policy::limits::Rate`]), and bytes are another. Each worker has a [`Part`]
-//! of an account, filled from these in slices: a command uses what its worker has, and writes to no memory that workers
-//! share. So a limit may be exceeded, by [`SLICES_PERCENT`](switchyard_policy::limits::SLICES_PERCENT) percent. Only
-//! commands of clients that are counted (`login::guard::COUNTED`) come here.
+//! A rate is one atomic word ([`switchyard_policy::limits::Rate`]), the bytes are another. Each worker has a [`Part`]
+//! of an account and refills it from these in slices, so most commands write no shared memory. A limit may therefore be
+//! exceeded by up to [`SLICES_PERCENT`](switchyard_policy::limits::SLICES_PERCENT) percent. Only commands of limited
+//! clients (`login::guard::COUNTED`) come here.
 //!
-//! Keys have a table of fixed size. A place holds a part of the key's hash and the time until which its bucket is not
-//! full; a place whose bucket is full says nothing, and is free. Where more keys are busy at once than a set has
-//! places, the least busy is forgotten.
+//! Keys have a table of fixed size. A place holds a part of the key's hash and the time at which its bucket is full
+//! again; after that time the place is free. If more keys are busy than a set has places, the least busy key is
+//! evicted.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,21 +18,21 @@ use switchyard_policy::limits::{Rate, unused_max};
 use crate::metrics::Counter;
 use crate::shared::lock;
 
-/// Commands on keys with a prefix, per second.
+/// Rate limits for keys with a prefix, in commands per second.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyLimit {
-    /// The keys that begin with this; empty: all.
+    /// Key prefix. Empty: all keys.
     pub prefix: String,
-    /// Over all those keys together.
+    /// Limit for all these keys together.
     pub requests_per_second: Option<u32>,
-    /// On each of them.
+    /// Limit for each of these keys.
     pub key_requests_per_second: Option<u32>,
 }
 
-/// The most that may be asked of a key's limit: its buckets have a resolution of a microsecond.
+/// Maximum rate limit of a key: its buckets have a resolution of one microsecond.
 pub const KEY_RATE_MAX: u32 = 10_000;
 
-/// What one user or listener uses.
+/// Usage of one user or listener.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     connections: AtomicU64,
@@ -41,12 +41,12 @@ pub(crate) struct Account {
     pub(crate) accepts: Bucket,
 }
 
-/// A rate's state.
+/// State of a token bucket: the time at which it is full, in nanoseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Bucket(AtomicU64);
 
 impl Bucket {
-    /// Takes one; the error is the time to wait, ns.
+    /// Consumes one token. The error is the time to wait, in nanoseconds.
     pub(crate) fn take(&self, per_second: u32, now_us: u64) -> Result<(), u64> {
         self.take_up_to(1, per_second, now_us).map(drop)
     }
@@ -56,7 +56,7 @@ impl Bucket {
     }
 }
 
-/// Changes a bucket; gives how many were taken. Nothing is written where there is nothing to take.
+/// Changes a bucket atomically. Returns the number of consumed tokens. An error leaves the bucket unchanged.
 fn take(word: &AtomicU64, mut change: impl FnMut(u64) -> Result<(u64, u32), u64>) -> Result<u32, u64> {
     let mut before = word.load(Ordering::Relaxed);
     loop {
@@ -68,29 +68,30 @@ fn take(word: &AtomicU64, mut change: impl FnMut(u64) -> Result<(u64, u32), u64>
     }
 }
 
-/// One worker's part of an account. Only that worker writes it.
+/// One worker's part of an account. Written by this worker only.
 #[derive(Debug)]
 pub(crate) struct Part {
     account: Arc<Account>,
     holders: usize,
-    /// Of the last slice of the rate.
+    /// Tokens left of the last slice.
     requests_left: Counter,
-    /// Bytes that its clients hold.
+    /// Bytes held by the worker's clients.
     held: Counter,
-    /// Bytes that the account was told: at least those.
+    /// Bytes claimed from the account. At least `held`.
     claimed: Counter,
-    /// So many more than they hold are claimed at once, and up to twice as many kept: so that not every change is told.
+    /// Hysteresis in bytes: a claim takes this many extra, and up to twice as many are kept, so that small changes do
+    /// not touch the account.
     step: Counter,
 }
 
 impl Part {
-    /// The part of one of so many workers.
+    /// Creates the part of one of `holders` workers.
     pub(crate) fn new(account: Arc<Account>, holders: usize) -> Self {
         let [requests_left, held, claimed, step] = Default::default();
         Self { account, holders, requests_left, held, claimed, step }
     }
 
-    /// Takes one of the rate; the error is the time to wait, ns.
+    /// Consumes one token. The error is the time to wait, in nanoseconds.
     pub(crate) fn take(&self, per_second: u32, now_us: u64) -> Result<(), u64> {
         let mut left = self.requests_left.get();
         if left == 0 {
@@ -101,7 +102,7 @@ impl Part {
         Ok(())
     }
 
-    /// Its clients hold so many bytes together; false where that is more than fits, and then it is not counted.
+    /// Sets the bytes held by the worker's clients. Returns false, without a change, if they exceed the limit.
     fn hold(&self, bytes: u64, max: Option<u64>) -> bool {
         if let Some(max) = max {
             self.step.set(unused_max(max, self.holders) / 2);
@@ -132,7 +133,7 @@ impl Drop for Part {
     }
 }
 
-/// A client's share of an account, given back when it is dropped.
+/// A client's use of an account. Released on drop.
 #[derive(Debug)]
 pub(crate) struct ClientQuota {
     pub(crate) part: Arc<Part>,
@@ -140,20 +141,20 @@ pub(crate) struct ClientQuota {
 }
 
 impl ClientQuota {
-    /// A connection's share, unless there are `max` already.
+    /// Registers a connection. Returns `None` if there are `max` already.
     pub(crate) fn connect(part: Arc<Part>, max: Option<u32>) -> Option<Self> {
         let before = part.account.connections.fetch_add(1, Ordering::Relaxed);
         let share = Self { part, bytes: 0 };
         max.is_none_or(|max| before < u64::from(max)).then_some(share)
     }
 
-    /// Says how many bytes the client holds now; false where that is more than fits, and then it is not counted.
+    /// Sets the bytes held by the client. Returns false, without a change, if they exceed the limit.
     pub(crate) fn hold(&mut self, bytes: u64, max: Option<u64>) -> bool {
         if bytes == self.bytes {
             return true;
         }
         let all = self.part.held.get() - self.bytes + bytes;
-        // What becomes less always fits.
+        // A decrease always succeeds.
         if !self.part.hold(all, max.filter(|_| bytes > self.bytes)) {
             return false;
         }
@@ -173,7 +174,7 @@ impl Drop for ClientQuota {
     }
 }
 
-/// Slices of keys' rates that one worker has.
+/// Slices of key rates held by one worker.
 #[derive(Debug, Default)]
 pub(crate) struct KeySlices(Vec<KeySlice>);
 
@@ -181,18 +182,18 @@ pub(crate) struct KeySlices(Vec<KeySlice>);
 struct KeySlice {
     hash: u64,
     left: u32,
-    /// When it was taken, ms.
+    /// Time of the last refill, milliseconds.
     since_ms: u32,
 }
 
-/// Keys of which a worker has slices at once.
+/// Maximum number of keys with a slice per worker.
 const SLICED_KEYS: usize = 4096;
 
-/// For so long a slice keeps its place from another key, ms.
+/// Time for which a slice keeps its place against other keys, milliseconds.
 const SLICE_MS: u32 = 1000;
 
 impl KeySlices {
-    /// Takes one of a key's rate; the error is the time to wait, ns.
+    /// Consumes one token of a key's rate. The error is the time to wait, in nanoseconds.
     pub(crate) fn take(
         &mut self,
         limits: &Limits,
@@ -205,7 +206,7 @@ impl KeySlices {
         let hash = rapidhash::v3::rapidhash_v3(key);
         let slice = rate.slice(holders);
         if slice == 1 {
-            // So small a limit is exact: its key's word is written as often as the limit says, and no more.
+            // Such a small limit is exact: the shared word is written at most at the limited rate.
             return limits.take_key(hash, 1, rate, now_us).map(drop);
         }
         if self.0.is_empty() {
@@ -227,11 +228,11 @@ impl KeySlices {
     }
 }
 
-/// Places for keys: 8 in each of 8192 sets, half a megabyte.
+/// Table of keys: 8192 sets of 8 places, half a megabyte.
 const SETS: usize = 8192;
 const WAYS: usize = 8;
 
-/// A place: 20 bits of the hash, 44 bits of microseconds (half a year).
+/// Layout of a place: 20 bits of the hash, 44 bits of microseconds (half a year).
 const TIME_BITS: u32 = 44;
 const TIME_MASK: u64 = (1 << TIME_BITS) - 1;
 
@@ -248,7 +249,8 @@ impl Limits {
         lock(&self.accounts).entry(name.to_owned()).or_default().clone()
     }
 
-    /// Takes up to so many of the rate of the key with this hash; the error is the time to wait, ns.
+    /// Consumes up to `wanted` tokens of the rate of the key with this hash. The error is the time to wait, in
+    /// nanoseconds.
     fn take_key(&self, hash: u64, wanted: u32, rate: Rate, now_us: u64) -> Result<u32, u64> {
         let table = self.keys.get_or_init(|| (0..SETS * WAYS).map(|_| AtomicU64::new(0)).collect());
         let set = &table[(hash as usize % SETS) * WAYS..][..WAYS];
@@ -256,7 +258,7 @@ impl Limits {
         let full_at = |word: u64| word & TIME_MASK;
         let is_it = |word: u64| word & !TIME_MASK == tag && full_at(word) > now_us;
         let place = set.iter().find(|place| is_it(place.load(Ordering::Relaxed)));
-        // Free places have a time that is over: the smallest of all.
+        // Free places have a time in the past, the smallest of all.
         let Some(place) = place.or_else(|| set.iter().min_by_key(|place| full_at(place.load(Ordering::Relaxed))))
         else {
             return Ok(1);
@@ -304,7 +306,7 @@ mod tests {
         assert_eq!((account.connections.load(Ordering::Relaxed), account.bytes.load(Ordering::Relaxed)), (0, 0));
     }
 
-    /// Four workers ask without pause for what a rate gives at one instant; gives how many get it.
+    /// Lets four workers compete for a rate at one instant. Returns the number of admitted commands.
     fn admitted_to_four(take: impl Fn(usize) -> bool + Sync) -> usize {
         std::thread::scope(|scope| {
             let take = &take;
@@ -382,7 +384,7 @@ mod tests {
             }
         }
         assert!(refused > 1000, "{refused} refused");
-        // Small changes are not told.
+        // Small changes do not reach the account.
         let told = account.bytes.load(Ordering::Relaxed);
         shares[0].hold(0, Some(MAX));
         let held = shares[0].held();

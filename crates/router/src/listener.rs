@@ -1,14 +1,13 @@
-//! Binding what clients connect to, once per worker.
+//! Binds the listening sockets of all workers.
 //!
-//! Each worker has a listening socket of its own on the same port (SO_REUSEPORT), so accepting shares nothing. The same
-//! option would let a second router of the same user bind the port silently and take half the connections, so before it
-//! is used the port is claimed in two ways that exclude: by a plain bind, which fails where anybody listens, and by an
-//! abstract socket named after the address, which closes the moment between that bind and ours and vanishes with the
+//! Each worker has its own listening socket on the same port (SO_REUSEPORT), so accepting shares nothing. With this
+//! option a second router of the same user could also bind the port and silently take half the connections. The port is
+//! therefore claimed first, in two exclusive ways: by a plain bind, which fails if any process listens; and by an
+//! abstract socket named after the address, which covers the moment between the two binds and disappears with the
 //! process.
 //!
 //! A Unix socket has no SO_REUSEPORT: the workers share one listening socket, and the kernel wakes one of them per
-//! connection. Its file survives the process that made it, so one that is in the way is replaced where nobody listens
-//! on it, and only where it is a socket.
+//! connection. Its file outlives the process. An existing file is replaced only if it is a socket without a listener.
 
 use std::fs;
 use std::io;
@@ -25,7 +24,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use crate::StartError;
 use crate::settings::{ListenAddress, ListenerSettings};
 
-/// Connections that may wait to be accepted, per worker (bounded by the system's somaxconn).
+/// Backlog per worker (limited by the system's somaxconn).
 const BACKLOG: i32 = 1024;
 
 /// A listening socket of a worker.
@@ -33,7 +32,7 @@ const BACKLOG: i32 = 1024;
 pub(crate) struct Listener {
     fd: OwnedFd,
     pub(crate) settings: Arc<ListenerSettings>,
-    /// Its place in the settings.
+    /// Index in the settings.
     pub(crate) number: usize,
 }
 
@@ -42,7 +41,7 @@ impl Listener {
         Ok(Self { fd: self.fd.try_clone()?, settings: self.settings.clone(), number: self.number })
     }
 
-    /// Whether the workers take connections from one socket.
+    /// Whether all workers accept from one socket.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.settings.address, ListenAddress::Unix { .. })
     }
@@ -55,25 +54,25 @@ impl AsFd for Listener {
 }
 
 pub(crate) struct Bound {
-    /// With the ports that the system chose where 0 was asked for.
+    /// Addresses, with the port chosen by the system for port 0.
     pub(crate) addresses: Vec<ListenAddress>,
     pub(crate) by_worker: Vec<Vec<Listener>>,
-    /// Claims on the addresses, to be kept as long as the router runs.
+    /// Claims on the addresses, held while the router runs.
     pub(crate) guards: Vec<Guard>,
 }
 
-/// A claim on an address. Dropping it gives the address up.
+/// A claim on an address. Released on drop.
 #[derive(Debug)]
 pub(crate) struct Guard {
     _name: UnixListener,
     file: Option<SocketFile>,
 }
 
-/// The file of a Unix socket that we have made.
+/// File of a Unix socket created by this process.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
-    /// Device and inode: another file of that name is not ours.
+    /// Device and inode, to recognize a replaced file.
     id: (u64, u64),
 }
 
@@ -118,30 +117,29 @@ pub(crate) fn bind(wanted: &[ListenerSettings], workers: usize) -> Result<Bound,
     Ok(bound)
 }
 
-/// A socket in the abstract namespace with a name that says what is claimed: binding it fails while another router has
-/// it.
+/// Binds a name in the abstract socket namespace. Fails while another router has it.
 fn claim_name(what: &str) -> io::Result<UnixListener> {
     std::os::unix::net::SocketAddr::from_abstract_name(format!("switchyard/{what}").as_bytes())
         .and_then(|a| UnixListener::bind_addr(&a))
 }
 
-/// Fails where anybody listens on the address. The socket does not listen: a client that connected to it would be reset
-/// when it goes.
+/// Fails if any process listens on the address. The socket does not listen, because a client that connected to it would
+/// be reset later.
 fn probe(address: SocketAddr) -> io::Result<Socket> {
     let probe = Socket::new(Domain::for_address(address), Type::STREAM.cloexec(), Some(Protocol::TCP))?;
-    // Connections of a router that just stopped may linger; they do not listen.
+    // Lingering connections of a stopped router do not listen.
     probe.set_reuse_address(true)?;
     probe.bind(&address.into())?;
     Ok(probe)
 }
 
-/// Whether clients could connect to this address now. Why not: somebody listens there, or it is no address of this
-/// machine.
+/// Checks whether this process could listen on an address. An error means that it is in use or not an address of this
+/// host.
 pub fn could_listen(address: SocketAddr) -> io::Result<()> {
     probe(address).map(drop)
 }
 
-/// Makes sure that nobody else listens on the address, and chooses a port where 0 is asked for.
+/// Claims an address, and chooses a port for port 0.
 fn claim(address: SocketAddr) -> io::Result<(SocketAddr, Guard)> {
     let probe = probe(address)?;
     let bound = probe.local_addr()?.as_socket().unwrap_or(address);
@@ -161,8 +159,8 @@ fn listen(address: SocketAddr) -> io::Result<OwnedFd> {
 }
 
 fn listen_unix(path: &Path, mode: u32) -> io::Result<(OwnedFd, Guard)> {
-    // Device and inode of the folder instead of the path as written: two ways to write one path are one claim. An
-    // abstract name has room for about 100 bytes.
+    // Device and inode of the folder rather than the path as written, because paths are ambiguous. An abstract name has
+    // room for about 100 bytes.
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let folder = fs::metadata(parent)?;
     let file_name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -170,7 +168,7 @@ fn listen_unix(path: &Path, mode: u32) -> io::Result<(OwnedFd, Guard)> {
     let name = claim_name(&format!("unix:{:x}:{:x}:{hash:x}", folder.dev(), folder.ino()))?;
     remove_stale(path)?;
     let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking().cloexec(), None)?;
-    // Nobody but us may connect before the mode is what it should be: Linux makes the file with the mode of the socket.
+    // Prevents connections before the final mode is set. Linux creates the file with the mode of the socket.
     rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(0o600))?;
     socket.bind(&SockAddr::unix(path)?)?;
     let meta = fs::symlink_metadata(path)?;
@@ -180,8 +178,7 @@ fn listen_unix(path: &Path, mode: u32) -> io::Result<(OwnedFd, Guard)> {
     Ok((socket.into(), guard))
 }
 
-/// Removes the file of a socket that nobody listens on any more. Anything else that is in the way stays, and is an
-/// error.
+/// Removes the file of a socket without a listener. Any other file is an error.
 fn remove_stale(path: &Path) -> io::Result<()> {
     let meta = match fs::symlink_metadata(path) {
         Ok(meta) => meta,
@@ -194,7 +191,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     match UnixStream::connect(path) {
         Ok(_) => Err(io::ErrorKind::AddrInUse.into()),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
-        // A full backlog or missing rights: somebody may well listen.
+        // A full backlog or missing rights: the socket may be in use.
         Err(error) => Err(error),
     }
 }

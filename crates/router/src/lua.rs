@@ -1,17 +1,16 @@
-//! What a script may touch: whether its text proves that it uses only the keys that it declares, and what to put around
-//! it where the text does not.
+//! Analysis of scripts: whether the text proves that only declared keys are used, and the run-time check for all other
+//! scripts.
 //!
-//! A script is sent to the owner of its declared keys. Whatever else it reads or writes there is the wrong node's: it
-//! would see nothing where there is a value, and store what nobody finds again. Neither shows as an error. So:
-//! - Text in which every `redis.call` names its command as a literal and its keys as `KEYS[...]` is sent as it is
+//! A script is sent to the owner of its declared keys. For any other key this is the wrong node: a read would miss
+//! existing values, and a write would store values that are never found. Neither causes an error. So:
+//! - Text in which every `redis.call` has a literal command name and only `KEYS[...]` as keys is sent unchanged
 //!   ([`Verdict::Proved`]).
-//! - Any other gets a prelude in which `redis` is a table of ours: each call is checked before it is made
-//!   ([`Verdict::Wrapped`]). Keys of the same slot as a declared one are allowed, as in Redis Cluster.
-//! - Text that uses a global name other than the listed ones is refused, because by some (`_G`, `loadstring`) the
-//!   prelude could be passed by.
+//! - Other text gets a prelude that replaces `redis`: each call is checked before it is made ([`Verdict::Wrapped`]).
+//!   Keys in the slot of a declared key are allowed, as in Redis Cluster.
+//! - Text with a global name that is not listed is refused, because some (`_G`, `loadstring`) could bypass the prelude.
 //!
-//! Everything that is allowed is listed: commands ([`rules`]), members of `redis` ([`prelude`]), global names (here).
-//! What the grammar ([`syntax`]) does not understand is not executed.
+//! All allowed items are listed: commands ([`rules`]), members of `redis` ([`prelude`]), global names (here). Text
+//! outside the grammar ([`syntax`]) is not executed.
 
 mod prelude;
 mod rules;
@@ -24,23 +23,22 @@ use switchyard_resp::command::CommandTable;
 
 use prelude::{HARMLESS, NOT_UNDERSTOOD, OF_LIBRARY};
 
-/// What is done with a script.
+/// Result of the analysis of a script.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
-    /// It touches nothing but `KEYS`.
+    /// Uses only declared keys. Executed unchanged.
     Proved,
-    /// It is executed behind this prelude.
+    /// Executed after this prelude.
     Wrapped(Arc<str>),
-    /// It is not executed, for this reason.
+    /// Not executed, for this reason.
     Refused(Arc<str>),
 }
 
-/// Global names that a script may use. None of them leads to a global by another name, or to a function of another
-/// script.
+/// Global names that a script may use. None of them leads to another global, or to functions of another script.
 const GLOBALS: &str = "ARGV KEYS _VERSION assert bit cjson cmsgpack collectgarbage coroutine error gcinfo getmetatable ipairs math next os pairs pcall \
      rawequal rawget rawset redis select server setmetatable string struct table tonumber tostring type unpack xpcall";
 
-/// Length and SHA-1 of the line that older routers put before libraries.
+/// Length and SHA-1 of the preludes that older routers put before libraries.
 const OLDER_PRELUDES: [(usize, [u8; 20]); 3] = [
     (
         3051,
@@ -65,7 +63,7 @@ const OLDER_PRELUDES: [(usize, [u8; 20]); 3] = [
     ),
 ];
 
-/// The shebang of a text and what follows its line.
+/// Splits a text after its shebang line.
 fn divided(body: &[u8]) -> (&[u8], &[u8]) {
     if !body.starts_with(b"#!") {
         return (&[], body);
@@ -74,16 +72,16 @@ fn divided(body: &[u8]) -> (&[u8], &[u8]) {
     body.split_at(end)
 }
 
-/// Which keys a script may touch beside those that it declares.
+/// Undeclared keys that a script may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum UndeclaredKeys {
-    /// Those with the slot of a declared one, as in Redis Cluster.
+    /// Keys in the slot of a declared key, as in Redis Cluster.
     Slot,
-    /// None: on a continuum a slot is no matter that the author of a script could know.
+    /// None: with ketama, script authors cannot know the slots of keys.
     Nothing,
 }
 
-/// What is to be done with a script or a library.
+/// Analyses a script or a library.
 pub(crate) fn judge(body: &[u8], table: &CommandTable, beside: UndeclaredKeys) -> Verdict {
     let refused = |why: &str| Verdict::Refused(format!("ERR Switchyard does not run this script: {why}").into());
     let (shebang, text) = divided(body);
@@ -108,19 +106,19 @@ pub(crate) fn judge(body: &[u8], table: &CommandTable, beside: UndeclaredKeys) -
         || facts.calls_any
         || calls && (facts.other_keys || facts.keys_escape)
         || facts.globals.contains(&b"getmetatable"[..])
-        // Most servers have it by its older name only.
+        // Most servers only have the older name.
         || facts.globals.contains(&b"server"[..])
         || !facts.members.iter().all(|member| is_known(member));
     if open { Verdict::Wrapped(prelude::of_script(&facts, table, beside).into()) } else { Verdict::Proved }
 }
 
-/// Puts a prelude behind the shebang, if there is one; in parts, so that nobody has to keep the whole.
+/// Inserts a prelude after the shebang, if any. Returned in parts to avoid a copy.
 pub(crate) fn with_prelude<'a>(body: &'a [u8], prelude: &'a str) -> [&'a [u8]; 3] {
     let (shebang, text) = divided(body);
     [shebang, prelude.as_bytes(), text]
 }
 
-/// A library in which every call of its functions is checked; `Err` has the reason for which it is refused.
+/// Returns a library with a check of all calls of its functions. `Err` has the reason for a refusal.
 pub(crate) fn wrapped_library(code: &[u8], table: &CommandTable) -> Result<Vec<u8>, Arc<str>> {
     let code = unwrapped_library(code).unwrap_or_else(|| code.to_vec());
     match judge(&code, table, UndeclaredKeys::Slot) {
@@ -130,34 +128,35 @@ pub(crate) fn wrapped_library(code: &[u8], table: &CommandTable) -> Result<Vec<u
     }
 }
 
-/// Whether a library of functions, as a node has it, is kept to its keys by the router's check.
+/// Whether a library, as stored by a node, has the router's check.
 pub fn is_wrapped_library(code: &[u8]) -> bool {
     divided(code).1.starts_with(OF_LIBRARY.as_bytes())
 }
 
-/// The form in which libraries are at nodes.
+/// Required form of libraries at nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Libraries {
-    /// Kept to their keys.
+    /// With the router's check.
     Checked,
-    /// As their authors wrote them: the only node has every key.
+    /// Unchanged: a single node has all keys.
     Plain,
-    /// Whatever they are: nothing is checked.
+    /// Either form.
     Any,
 }
 
-/// A library at a node in the form that is wanted: `None` where it has it; `Err` has the reason why it cannot be.
+/// Returns a library in the required form. `None` if it already has this form, `Err` with a reason if that is
+/// impossible.
 pub(crate) fn renewed_library(code: &[u8], wanted: Libraries, table: &CommandTable) -> Option<Result<Vec<u8>, String>> {
     match wanted {
         Libraries::Plain => unwrapped_library(code).map(Ok),
         _ if is_wrapped_library(code) => None,
-        // Also the line of an older router.
+        // Includes preludes of older routers.
         Libraries::Any if unwrapped_library(code).is_none() => None,
         Libraries::Any | Libraries::Checked => Some(wrapped_library(code, table).map_err(|why| why.to_string())),
     }
 }
 
-/// The library as its author wrote it, where this router or an older one has put a prelude before it.
+/// Returns the original library without the prelude of this router or of an older one.
 pub(crate) fn unwrapped_library(code: &[u8]) -> Option<Vec<u8>> {
     let (shebang, text) = divided(code);
     let of_older =
@@ -332,7 +331,7 @@ mod tests {
             };
             assert!(!prelude.contains('\n'));
             assert!(with_prelude(script.as_bytes(), &prelude).concat().ends_with(script.as_bytes()));
-            // It is Lua, as far as is known here; the tests before real servers tell the rest.
+            // Valid by this parser. Tests with real servers check the rest.
             assert!(syntax::read(prelude.as_bytes(), &table).is_some(), "{prelude}");
         }
         assert!(!OF_LIBRARY.contains('\n'));

@@ -1,15 +1,15 @@
 //! How many bytes the heap of the process holds, counted by the allocator ([`crate::CountedHeap`]).
 //!
-//! Each worker has an account that only its thread writes, with plain loads and stores; all other threads share one.
-//! What one thread allocates and another frees makes one account grow and the other shrink, so an account may be below
-//! zero: the sum is right.
+//! Each worker has an account that only its thread writes, with plain loads and stores; all other threads share one. If
+//! one thread allocates and another frees, the first account grows and the other shrinks. An account may therefore be
+//! negative, but the sum is exact.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
-/// Accounts: that of all other threads, and those of 1,024 workers.
+/// Number of accounts: the shared one, and 1,024 for workers.
 const ACCOUNTS: usize = 1 + 1024;
 
 /// Alone in its cache lines, because its worker writes it at every allocation.
@@ -18,10 +18,10 @@ struct Place(AtomicI64);
 
 static PLACES: [Place; ACCOUNTS] = [const { Place(AtomicI64::new(0)) }; ACCOUNTS];
 
-/// Accounts that were ever opened, with the shared one.
+/// Number of accounts ever opened, including the shared one.
 static OPENED: AtomicUsize = AtomicUsize::new(1);
 
-/// Those among them whose threads have ended. What they show stays.
+/// Opened accounts whose threads have ended. Their balances remain part of the sum.
 static CLOSED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 thread_local! {
@@ -29,7 +29,7 @@ thread_local! {
     static MINE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Takes note of bytes allocated or freed by this thread. Called by the allocator: it must not allocate.
+/// Records bytes allocated or freed by this thread. Called by the allocator, so it must not allocate.
 #[inline]
 pub(crate) fn note(bytes: i64) {
     match MINE.get() {
@@ -41,29 +41,29 @@ pub(crate) fn note(bytes: i64) {
     }
 }
 
-/// Bytes that this thread has allocated and not freed.
+/// Balance of this thread's account, bytes.
 #[inline]
 pub(crate) fn own() -> i64 {
     PLACES[MINE.get()].0.load(Relaxed)
 }
 
-/// Bytes in the heap of the process; 0 where its allocator does not count.
+/// Bytes in the heap of the process. 0 if its allocator does not count.
 pub fn heap_used() -> usize {
     let opened = OPENED.load(Relaxed);
     let sum: i64 = PLACES[..opened].iter().map(|place| place.0.load(Relaxed)).sum();
     usize::try_from(sum).unwrap_or(0)
 }
 
-/// This thread writes an account of its own until this is dropped.
+/// Assigns this thread its own account until dropped.
 #[derive(Debug)]
 pub(crate) struct Account {
     before: usize,
-    /// It belongs to the thread that opened it.
+    /// Must be dropped by the thread that opened it: neither `Send` nor `Sync`.
     _here: PhantomData<*const ()>,
 }
 
 impl Account {
-    /// Opens one, where there is one left.
+    /// Opens an account. If none is left, the thread keeps using the shared one.
     pub(crate) fn open() -> Self {
         let closed = CLOSED.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let fresh =
@@ -98,7 +98,7 @@ mod tests {
         });
         assert_eq!(there.join().expect("ended"), -2000);
         assert_eq!(own() - before, 5000);
-        // Its account is given to the next thread, and still counts.
+        // The account is reused by the next thread, and its balance still counts.
         let again = std::thread::spawn(|| {
             let _again = Account::open();
             note(-3000);

@@ -1,8 +1,8 @@
-//! What the router counts. Each worker writes its own counters, alone, with plain loads and stores; a scrape adds them
+//! Counters of the router. Each worker is the only writer of its own, with plain loads and stores; a scrape adds them
 //! up.
 //!
-//! Not a metrics library's counters: a shared, labelled counter costs more than forwarding a command does, and one
-//! cache line written by two cores costs both. The library encodes at scrape time. Keys are never labels.
+//! Not the counters of a metrics library: a shared, labelled counter costs more than forwarding a command, and a cache
+//! line written by two cores costs both. The library only encodes at scrape time. Keys are never labels.
 
 mod errors;
 mod export;
@@ -19,7 +19,7 @@ use switchyard_resp::command::CommandClass;
 pub(crate) use errors::Errors;
 pub(crate) use export::{NodeScrape, Scrape};
 
-/// A number with one writer.
+/// A counter with a single writer.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -45,10 +45,10 @@ impl Counter {
     }
 }
 
-/// Four buckets per doubling, from 1 us to over a minute: a value is known to within a fifth.
+/// Four buckets per doubling, from 1 us to over a minute: values are accurate to 20 %.
 const BUCKETS: usize = 4 * 27;
 
-/// Durations in microseconds, with one writer.
+/// Histogram of durations in microseconds, with a single writer.
 #[derive(Debug)]
 pub(crate) struct Histogram {
     buckets: [Counter; BUCKETS],
@@ -79,7 +79,7 @@ impl Histogram {
     }
 }
 
-/// Times that were counted so far: two of them give those of late.
+/// Snapshot of a cumulative histogram of durations. The difference of two snapshots covers the time between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waits([u64; BUCKETS]);
 
@@ -90,7 +90,7 @@ impl Default for Waits {
 }
 
 impl Waits {
-    /// Of all workers, over commands that one node answers, and those that failed: a node that is too busy lets
+    /// Returns the durations of all workers, for commands to one node and for failed commands: an overloaded node makes
     /// commands time out.
     pub(crate) fn so_far(workers: &[Arc<WorkerCounters>]) -> Self {
         let classes = [CommandClass::Read, CommandClass::Write, CommandClass::Script];
@@ -100,20 +100,18 @@ impl Waits {
         Self(sum.buckets)
     }
 
-    /// The time that 99 of 100 did not exceed since `before`, microseconds, to within a fifth; `None` if there were too
-    /// few to tell.
+    /// Returns the 99th percentile since `before`, in microseconds, accurate to 20 %. `None` below 200 values.
     pub(crate) fn p99_since(&self, before: &Self) -> Option<u64> {
         (self.count_since(before) >= 200).then(|| self.percentile_since(before, 99))?
     }
 
-    /// The number of times counted since `before`.
+    /// Number of values since `before`.
     #[must_use]
     pub fn count_since(&self, before: &Self) -> u64 {
         self.since(before).sum()
     }
 
-    /// The time that so many of 100 did not exceed since `before`, microseconds, to within a fifth; `None` if there
-    /// were none.
+    /// Returns a percentile since `before`, in microseconds, accurate to 20 %. `None` without values.
     #[must_use]
     pub fn percentile_since(&self, before: &Self, percent: u64) -> Option<u64> {
         let count = self.count_since(before);
@@ -129,22 +127,22 @@ impl Waits {
         self.0.iter().zip(&before.0).map(|(now, then)| now.saturating_sub(*then))
     }
 
-    /// One more, for tests of those who look at two of them.
+    /// Adds a value, for tests.
     pub fn note(&mut self, us: u64) {
         self.0[bucket_of(us)] += 1;
     }
 }
 
-/// How long clients have waited by then, about once a second in the last half minute; only of times without a move.
+/// Snapshots of client waits, about one per second of the last half minute. Only from times without a move.
 #[derive(Debug, Default)]
 pub(crate) struct WaitsLately(VecDeque<(Instant, Waits)>);
 
 impl WaitsLately {
-    /// Two of them are so far apart at least.
+    /// Minimum interval between snapshots.
     const BETWEEN: Duration = Duration::from_secs(1);
     const KEPT: usize = 31;
 
-    /// Takes note of how it is now, as often as there is need to.
+    /// Adds a snapshot if the last one is old enough.
     pub(crate) fn note(&mut self, now: Instant, waits: impl FnOnce() -> Waits) {
         if self.0.back().is_some_and(|(last, _)| now.saturating_duration_since(*last) < Self::BETWEEN) {
             return;
@@ -155,23 +153,23 @@ impl WaitsLately {
         self.0.push_back((now, waits()));
     }
 
-    /// A move is under way: what clients wait from here on is no measure for another one.
+    /// Discards all snapshots when a move starts, because moves increase the waits.
     pub(crate) fn forget(&mut self) {
         self.0.clear();
     }
 
-    /// How it was when this begins: at least so long ago.
+    /// Returns the oldest snapshot if it is at least this old.
     pub(crate) fn since(&self, now: Instant, at_least: Duration) -> Option<&Waits> {
         self.0.front().filter(|(first, _)| now.saturating_duration_since(*first) >= at_least).map(|(_, waits)| waits)
     }
 }
 
-/// The first value above a bucket, microseconds.
+/// Returns the exclusive upper bound of a bucket, microseconds.
 fn upper_bound(bucket: usize) -> u64 {
     if bucket < 4 { bucket as u64 + 1 } else { (5 + (bucket as u64 & 3)) << (bucket / 4 - 1) }
 }
 
-/// Histograms of several workers, added up.
+/// Sum of histograms of several workers.
 struct Sum {
     buckets: [u64; BUCKETS],
     sum_us: u64,
@@ -193,7 +191,7 @@ impl Sum {
         self.buckets.iter().sum()
     }
 
-    /// Buckets as Prometheus has them, one per doubling from 16 us to 16 s: enough to place a percentile, few enough to
+    /// Returns buckets for Prometheus, one per doubling from 16 us to 16 s: fine enough for percentiles, few enough to
     /// store.
     fn exported(&self) -> Vec<(f64, u64)> {
         let mut from = 0;
@@ -223,29 +221,29 @@ pub(crate) struct NodeClass {
 pub(crate) struct NodeCounters {
     pub(crate) classes: [NodeClass; CommandClass::COUNT],
     pub(crate) in_flight: Counter,
-    /// Commands that may write, and how many keys may have been removed.
+    /// Commands that may write, and an upper bound of removed keys.
     pub(crate) writes: Counter,
     pub(crate) removals: Counter,
     pub(crate) bytes_sent: Counter,
     pub(crate) bytes_received: Counter,
     pub(crate) connections: Counter,
-    /// Connections of the main lane that are not up.
+    /// Main-lane connections that are down.
     pub(crate) mains_down: Counter,
     pub(crate) connects: Counter,
     pub(crate) failures: Counter,
-    /// Connections that the node has closed.
+    /// Connections closed by the node.
     pub(crate) ended: Counter,
     pub(crate) timeouts: Counter,
-    /// Connections that broke with commands in flight and whose end at the node is not confirmed yet.
+    /// Connections that broke with commands in flight and have an unconfirmed end at the node.
     pub(crate) unconfirmed: Counter,
-    /// When the oldest slow command was sent that is in flight, us; 0: there is none.
+    /// Time at which the oldest slow command in flight was sent, microseconds. 0: none.
     pub(crate) slow_since_us: Counter,
-    /// Its errors by which it refuses writes.
+    /// Refused writes by error.
     pub(crate) refusals: [Counter; WriteRefusal::ALL.len()],
 }
 
 impl NodeCounters {
-    /// An error of the node.
+    /// Counts an error reply of the node.
     #[cold]
     pub(crate) fn note_error(&self, error: &[u8]) {
         if let Some(refusal) = WriteRefusal::of(error) {
@@ -254,24 +252,24 @@ impl NodeCounters {
     }
 }
 
-/// Errors by which a node refuses writes, whatever they write.
+/// Errors with which a node refuses all writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteRefusal {
-    /// It cannot save what it has.
+    /// The node cannot persist its data.
     Misconf,
-    /// It has no memory left.
+    /// The node has reached `maxmemory`.
     Oom,
-    /// It is a replica.
+    /// The node is a replica.
     Readonly,
-    /// It has too few replicas.
+    /// The node has too few replicas.
     Noreplicas,
 }
 
 impl WriteRefusal {
-    /// All of them.
+    /// All errors, in the order of their discriminants.
     pub const ALL: [Self; 4] = [Self::Misconf, Self::Oom, Self::Readonly, Self::Noreplicas];
 
-    /// Its code.
+    /// Error code in the reply.
     pub const fn code(self) -> &'static str {
         match self {
             Self::Misconf => "MISCONF",
@@ -281,29 +279,29 @@ impl WriteRefusal {
         }
     }
 
-    /// That of an error reply.
+    /// Returns the refusal of an error reply.
     fn of(error: &[u8]) -> Option<Self> {
         let code = error.strip_prefix(b"-")?.split(|b| *b == b' ').next()?;
         Self::ALL.into_iter().find(|refusal| refusal.code().as_bytes() == code)
     }
 }
 
-/// Commands to a node since the start, and the times of its answers: two of them give those of late. Workers count both
-/// anyway, and whoever looks adds them up.
+/// Commands to a node since the start, and the times until their replies. The difference of two values covers the time
+/// between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Commands sent to it.
+    /// Commands sent to the node.
     pub requests: u64,
-    /// Of these, not yet answered.
+    /// Commands not yet answered.
     pub in_flight: u64,
-    /// Times from sending a command to its answer; without commands that may wait there, and without an operator's.
+    /// Times until the reply. Without commands that may block at the node, and without administrative commands.
     pub answers: Waits,
-    /// The sum of these times, microseconds.
+    /// Sum of these times, microseconds.
     pub answers_us: u64,
 }
 
 impl Traffic {
-    /// To one node, of all workers.
+    /// Adds up the counters of all workers for a node.
     pub(crate) fn of(workers: &[Arc<NodeCounters>]) -> Self {
         let timed = [CommandClass::Read, CommandClass::Write, CommandClass::Script, CommandClass::Many];
         let answers =
@@ -317,20 +315,20 @@ impl Traffic {
     }
 }
 
-/// What a worker does with hot copies.
+/// Counters of hot copies of one worker.
 #[derive(Debug, Default)]
 pub(crate) struct HotCounters {
-    /// Commands that copies have answered.
+    /// Commands answered from copies.
     pub(crate) hits: Counter,
-    /// Times that a node was asked for a copy.
+    /// Fills requested from nodes.
     pub(crate) fills: Counter,
-    /// Answers that were not kept, by why.
+    /// Discarded fills by reason.
     pub(crate) discarded: [Counter; Discarded::ALL.len()],
-    /// Keys of which a node has said that they changed.
+    /// Invalidations received from nodes.
     pub(crate) invalidations: Counter,
-    /// Writes whose connection was lost, and whose node has not confirmed that it is dead.
+    /// Writes on lost connections whose end the node has not confirmed.
     pub(crate) in_doubt: Counter,
-    /// Copies there are, and bytes that they take.
+    /// Number of copies, and their size in bytes.
     pub(crate) copies: Counter,
     pub(crate) bytes: Counter,
 }
@@ -346,73 +344,72 @@ pub(crate) struct WorkerCounters {
     pub(crate) hot: HotCounters,
     pub(crate) cut_output: Counter,
     pub(crate) protocol_errors: Counter,
-    /// Clients that have closed their connections, and those whose connections broke.
+    /// Clients that closed their connections, and connections that broke.
     pub(crate) ended: Counter,
     pub(crate) broken: Counter,
-    /// Parts of commands whose keys are at several nodes.
+    /// Parts of commands with keys at several nodes.
     pub(crate) fragments: Counter,
     pub(crate) handshakes_failed: Counter,
     pub(crate) logins_failed: Counter,
     pub(crate) denied: Counter,
     pub(crate) limited: Counter,
-    /// Commands that took long and were not entered into the slow log, because there were too many.
+    /// Slow commands not logged because of the log's rate limit.
     pub(crate) slow_not_entered: Counter,
-    /// Subscribers disconnected because messages for them may have been missed.
+    /// Subscribers disconnected because they may have missed messages.
     pub(crate) cut_missed: Counter,
-    /// Clients disconnected in a command that waits, because its node was lost or the router ended.
+    /// Clients disconnected during a blocking command, because the node was lost or the router stopped.
     pub(crate) cut_waiting: Counter,
     pub(crate) limited_connections: Counter,
-    /// Channels and patterns of clients, each client's counted.
+    /// Subscriptions, counted per client.
     pub(crate) subscriptions: Counter,
-    /// Clients that are subscribed to something.
+    /// Clients with a subscription.
     pub(crate) subscribers: Counter,
-    /// The worker's own subscriptions in force at nodes.
+    /// Active subscriptions of the worker at nodes.
     pub(crate) upstream_subscriptions: Counter,
     pub(crate) subscriptions_lost: Counter,
     pub(crate) messages: Counter,
     /// Clients with CLIENT TRACKING.
     pub(crate) tracking: Counter,
-    /// Keys that such clients have read, and how many clients have read each, added up; prefixes of those with BCAST.
+    /// Keys read by such clients, pairs of such a key and a client, and prefixes of clients with BCAST.
     pub(crate) tracked_keys: Counter,
     pub(crate) tracked_reads: Counter,
     pub(crate) tracked_prefixes: Counter,
     pub(crate) invalidations: Counter,
     pub(crate) cut_push: Counter,
-    /// Clients cut because of `memory-max`.
+    /// Clients disconnected because of `memory-max`.
     pub(crate) evicted: Counter,
-    /// How big the client is that goes first, near the budget; and of requests that wait for their answers although
-    /// their clients were cut.
+    /// Near the memory limit: size of the client to disconnect first, and of pending requests of disconnected clients.
     pub(crate) memory_biggest: Counter,
     pub(crate) memory_leaving: Counter,
-    /// Times that another worker has asked for memory, and was answered.
+    /// Answered requests of other workers for memory.
     pub(crate) memory_answers: Counter,
     pub(crate) bytes_received: Counter,
     pub(crate) bytes_sent: Counter,
     pub(crate) commands: [Counter; CommandClass::COUNT],
-    /// How long commands took that were answered without an error. A refusal is no fast command.
+    /// Durations of commands without an error. Errors would make commands look fast.
     pub(crate) total: [Histogram; CommandClass::COUNT],
-    /// How long those took that were answered with one.
+    /// Durations of commands with an error.
     pub(crate) failed: Histogram,
     pub(crate) errors: Errors,
     pub(crate) turns: Histogram,
     pub(crate) large: Counter,
-    /// Commands that waited for keys to be brought home, and those of them that were refused in the end.
+    /// Commands that waited for keys to return to their slot owner, and such commands that were refused.
     pub(crate) colocate_waits: Counter,
     pub(crate) colocate_refused: Counter,
-    /// Clients whose command waits at a node.
+    /// Clients blocked at a node.
     pub(crate) blocked: Counter,
     pub(crate) nodes: Mutex<Vec<Option<Arc<NodeCounters>>>>,
-    /// The same of the replicas of each node, all together.
+    /// Counters for all replicas of each node.
     pub(crate) replicas: Mutex<Vec<Option<Arc<NodeCounters>>>>,
 }
 
 impl WorkerCounters {
-    /// The counters for a node, made at first use and kept as long as the worker.
+    /// Returns the counters for a node. Created at first use and kept as long as the worker.
     pub(crate) fn node(&self, id: NodeId) -> Arc<NodeCounters> {
         counters_of(&self.nodes, id)
     }
 
-    /// The counters for the replicas of a node.
+    /// Returns the counters for the replicas of a node.
     pub(crate) fn replicas(&self, id: NodeId) -> Arc<NodeCounters> {
         counters_of(&self.replicas, id)
     }

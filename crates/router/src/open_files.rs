@@ -1,8 +1,8 @@
-//! The limit of open files: each client and each connection to a node is one.
+//! Limit of open files. Each client and each connection to a node needs one.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the limit to at least `wanted`, as far as the system lets it, and returns what it is then.
+/// Raises the limit to at least `wanted`, as far as the system allows, and returns the resulting limit.
 pub fn raise(wanted: u64) -> u64 {
     let read = || getrlimit(Resource::Nofile);
     let now = read();

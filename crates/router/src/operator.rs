@@ -1,8 +1,6 @@
-//! `SWITCHYARD MOVE ...`, `ACL SETUSER` and what else a client may ask of whoever runs the router: handed over by a
-//! worker, answered later.
+//! `SWITCHYARD MOVE ...`, `ACL SETUSER` and other commands for the operator, forwarded by a worker and answered later.
 //!
-//! The router does not know what the words mean. A worker only gives them away, because what they ask may take long,
-//! and passes on the answer.
+//! The router does not interpret them. A worker forwards them, because they may take long, and passes on the reply.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,35 +10,35 @@ use switchyard_resp::encode;
 use crate::shared::{Mailboxes, Message};
 use crate::slab::Handle;
 
-/// Who executes such commands. Called by workers, so it must not wait.
+/// Component that executes operator commands. Called by workers, so it must not block.
 pub trait OperatorPort: Send + Sync + fmt::Debug {
-    /// Takes a command; the answer may be given on any thread.
+    /// Accepts a command. The reply may come from any thread.
     fn take(&self, command: OperatorCommand);
 }
 
-/// A command for the operator. Dropped without an answer, it is answered with an error.
+/// A command for the operator. Dropping it without a reply returns an error to the client.
 pub struct OperatorCommand {
     words: Vec<Vec<u8>>,
     who: String,
-    /// The client's user may change the fleet.
+    /// Whether the client's user may change the fleet.
     may_operate: bool,
     resp3: bool,
     place: Option<Place>,
 }
 
-/// Who asks.
+/// The client of an operator command.
 pub(crate) struct Asker {
     pub(crate) who: String,
     pub(crate) may_operate: bool,
     pub(crate) resp3: bool,
 }
 
-/// Where the answer goes.
+/// Destination of the reply.
 struct Place {
     mailboxes: Arc<Mailboxes>,
     worker: usize,
     gather: Handle,
-    /// The answer counts when every worker has adopted what has changed: as many parts more.
+    /// Delay the reply until every worker has adopted the change. Each worker sends one part.
     adopted: bool,
 }
 
@@ -56,8 +54,7 @@ impl OperatorCommand {
         Self { words, who, may_operate, resp3, place: Some(Place { mailboxes, worker, gather, adopted: false }) }
     }
 
-    /// The same, where the client is told when every worker has adopted what has changed. The gather has a part more
-    /// for each.
+    /// Delays the reply until every worker has adopted the change. The gather needs an additional part per worker.
     pub(crate) fn when_adopted(mut self) -> Self {
         if let Some(place) = &mut self.place {
             place.adopted = true;
@@ -65,31 +62,31 @@ impl OperatorCommand {
         self
     }
 
-    /// The words after `SWITCHYARD`.
+    /// Arguments after `SWITCHYARD`.
     #[must_use]
     pub fn words(&self) -> &[Vec<u8>] {
         &self.words
     }
 
-    /// Who asks, for logs.
+    /// Client name, for logs.
     #[must_use]
     pub fn who(&self) -> &str {
         &self.who
     }
 
-    /// Whether the client's user has the right to change the fleet (the word `operator`).
+    /// Whether the client's user may change the fleet (the rule `operator`).
     #[must_use]
     pub fn may_operate(&self) -> bool {
         self.may_operate
     }
 
-    /// Whether the client speaks RESP3.
+    /// Whether the client uses RESP3.
     #[must_use]
     pub fn resp3(&self) -> bool {
         self.resp3
     }
 
-    /// Answers with a RESP reply.
+    /// Sends a RESP reply.
     pub fn answer(mut self, reply: &[u8]) {
         self.send(reply);
     }

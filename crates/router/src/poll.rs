@@ -1,7 +1,7 @@
-//! epoll, and what an event's token says: which listener, client or link it concerns.
+//! epoll, and event tokens that identify a listener, client or link.
 //!
-//! Edge-triggered: each connection is registered once, and whoever stops reading early remembers that there is more
-//! (`readable`); so pausing a connection costs no system call.
+//! Edge-triggered: each connection is registered once. Code that stops reading early must record that more may be
+//! readable (`readable`). Pausing a connection therefore costs no system call.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,11 +14,11 @@ use rustix::time::{
 
 use crate::slab::Handle;
 
-/// Whom an event concerns.
+/// Source of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Token {
     Wake,
-    /// It is time to look at what is late.
+    /// Time to check timeouts.
     Tick,
     Listener(u32),
     Client(Handle),
@@ -49,29 +49,29 @@ impl Token {
     }
 }
 
-/// What happened to a connection.
+/// Readiness of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ready {
     pub(crate) token: Token,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
-    /// The other side will send nothing more: read until the end is seen, because no further event tells of it.
+    /// The peer will send nothing more: read to the end, because no further event follows.
     pub(crate) hangup: bool,
 }
 
 #[derive(Debug)]
 pub(crate) struct Poll {
     epoll: OwnedFd,
-    /// Rings in fixed intervals, so that no wait has to set and clear a time-out of its own. (Measured: no gain on a
-    /// quiet machine.)
+    /// Fires at fixed intervals, so that no wait needs to set and clear its own timeout. (Measured: no gain on an idle
+    /// machine.)
     timer: OwnedFd,
     interval: Duration,
 }
 
-/// Room for the events of one turn.
+/// Buffer for the events of one turn.
 pub(crate) type Events = Vec<epoll::Event>;
 
-/// Events taken per turn; more wait in the kernel for the next.
+/// Maximum events per turn. More remain in the kernel for the next turn.
 const EVENTS_MAX: usize = 1024;
 
 impl Poll {
@@ -83,7 +83,7 @@ impl Poll {
         Ok(poll)
     }
 
-    /// Ticks in this interval from now on, if it did not before.
+    /// Sets the tick interval.
     #[inline]
     pub(crate) fn tick_every(&mut self, interval: Duration) -> io::Result<()> {
         if interval == self.interval {
@@ -95,9 +95,9 @@ impl Poll {
         Ok(())
     }
 
-    /// Takes note of a tick, so that the next is told.
+    /// Consumes a tick, so that the next one causes an event.
     pub(crate) fn take_tick(&self) {
-        // It fails where there is none, which is as well.
+        // Fails if there is no tick, which is harmless.
         let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
     }
 
@@ -107,24 +107,25 @@ impl Poll {
         if matches!(token, Token::Client(_) | Token::Link(_)) {
             flags |= epoll::EventFlags::OUT;
         } else {
-            // Listeners and the mailbox are level-triggered: what one turn leaves, the next is told of.
+            // Listeners and the mailbox are level-triggered, so that unhandled events are reported again in the next
+            // turn.
             flags.remove(epoll::EventFlags::ET);
         }
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token.pack()), flags)?)
     }
 
-    /// Registers a listening socket that other workers wait for too: the kernel wakes one of them.
+    /// Registers a listening socket shared with other workers. The kernel wakes one of them.
     pub(crate) fn add_shared(&self, fd: impl AsFd, token: Token) -> io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token.pack()), flags)?)
     }
 
     pub(crate) fn remove(&self, fd: impl AsFd) {
-        // It fails only for a descriptor that is not registered, which is what is wanted.
+        // Fails only for an unregistered descriptor, which is harmless.
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Waits for events; `None` waits without end.
+    /// Waits for events. `None`: without a timeout.
     pub(crate) fn wait(
         &self,
         timeout: Option<Duration>,

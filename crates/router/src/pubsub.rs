@@ -1,7 +1,7 @@
-//! Who is subscribed to what, over all workers: what `PUBLISH` counts and `PUBSUB` tells.
+//! Subscriptions of all workers, for the reply to `PUBLISH` and for `PUBSUB`.
 //!
-//! Workers write it when a client subscribes or leaves, and read it for a `PUBLISH` that has been answered. Messages do
-//! not pass here: each worker has subscriptions of its own at the nodes, and gives what they bring to its own clients.
+//! Workers write them when a client subscribes or leaves, and read them for the reply to a `PUBLISH`. Messages do not
+//! pass here: each worker has its own subscriptions at the nodes, and delivers their messages to its own clients.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::glob;
 
-/// What a subscription names.
+/// Kind of a subscription.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Channel,
@@ -21,7 +21,7 @@ pub(crate) enum Kind {
 impl Kind {
     pub(crate) const ALL: [Kind; 3] = [Kind::Channel, Kind::Pattern, Kind::Shard];
 
-    /// The command that subscribes, at the nodes.
+    /// Command that subscribes at a node.
     pub(crate) const fn subscribe(self) -> &'static str {
         match self {
             Kind::Channel => "SUBSCRIBE",
@@ -30,7 +30,7 @@ impl Kind {
         }
     }
 
-    /// The command that ends a subscription.
+    /// Command that unsubscribes at a node.
     pub(crate) const fn unsubscribe(self) -> &'static str {
         match self {
             Kind::Channel => "UNSUBSCRIBE",
@@ -40,12 +40,12 @@ impl Kind {
     }
 }
 
-/// One channel or pattern.
+/// Subscriptions to one channel or pattern.
 #[derive(Debug, Default)]
 struct Entry {
-    /// Clients subscribed, by worker.
+    /// Subscribed clients per worker.
     clients: Vec<(usize, usize)>,
-    /// Subscriptions of our workers in force at nodes: what the nodes count beside their own clients.
+    /// Active subscriptions of workers at nodes. The nodes count them in addition to their own clients.
     upstream: Vec<(usize, NodeId)>,
 }
 
@@ -65,11 +65,11 @@ impl Entry {
 
 type Names = HashMap<Arc<[u8]>, Entry>;
 
-/// Everything that any client of the router is subscribed to.
+/// Subscriptions of all clients of the router.
 #[derive(Debug, Default)]
 pub(crate) struct Subscriptions {
     names: RwLock<[Names; 3]>,
-    /// Entries of all kinds: 0 saves the lock.
+    /// Number of entries of all kinds. If 0, readers skip the lock.
     count: AtomicUsize,
 }
 
@@ -88,12 +88,12 @@ impl Subscriptions {
         look(&self.names.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether nobody is subscribed to anything.
+    /// Whether there are no subscriptions.
     pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// A client of this worker has subscribed.
+    /// Adds a client of this worker.
     pub(crate) fn joined(&self, worker: usize, kind: Kind, name: &Arc<[u8]>) {
         self.change(kind, name, |entry| match entry.clients.iter_mut().find(|(w, _)| *w == worker) {
             Some((_, count)) => *count += 1,
@@ -101,7 +101,7 @@ impl Subscriptions {
         });
     }
 
-    /// A client of this worker has left.
+    /// Removes a client of this worker.
     pub(crate) fn left(&self, worker: usize, kind: Kind, name: &Arc<[u8]>) {
         self.change(kind, name, |entry| {
             if let Some((_, count)) = entry.clients.iter_mut().find(|(w, _)| *w == worker) {
@@ -111,7 +111,7 @@ impl Subscriptions {
         });
     }
 
-    /// The worker's own subscription at a node is in force, or is no more.
+    /// Records whether the worker's own subscription at a node is active.
     pub(crate) fn set_upstream(&self, worker: usize, kind: Kind, name: &Arc<[u8]>, node: NodeId, in_force: bool) {
         self.change(kind, name, |entry| {
             entry.upstream.retain(|at| *at != (worker, node));
@@ -121,8 +121,8 @@ impl Subscriptions {
         });
     }
 
-    /// Who gets a message published on this channel at `node`: clients of the router, and the subscriptions of its
-    /// workers there.
+    /// Counts the recipients of a message published at `node`: clients of the router, and subscriptions of its workers
+    /// there.
     pub(crate) fn audience(&self, kind: Kind, channel: &[u8], node: NodeId) -> (usize, usize) {
         self.read(|names| {
             let exact = names[kind as usize].get(channel).into_iter();
@@ -135,8 +135,8 @@ impl Subscriptions {
         })
     }
 
-    /// Whether a message published on this channel at `node` reaches every client that it is for: the subscriptions of
-    /// their workers are in force there.
+    /// Whether a message published at `node` reaches all subscribed clients, because the subscriptions of their workers
+    /// are active there.
     pub(crate) fn reaches_all(&self, kind: Kind, channel: &[u8], node: NodeId) -> bool {
         self.read(|names| {
             let exact = names[kind as usize].get(channel).into_iter();
@@ -149,7 +149,7 @@ impl Subscriptions {
         })
     }
 
-    /// Channels that a client is subscribed to, as far as they match.
+    /// Channels with subscribed clients that match the pattern.
     pub(crate) fn channels(&self, kind: Kind, pattern: Option<&[u8]>) -> Vec<Arc<[u8]>> {
         self.read(|names| {
             let all = names[kind as usize].iter().filter(|(_, e)| e.clients() > 0).map(|(name, _)| name);
@@ -157,17 +157,17 @@ impl Subscriptions {
         })
     }
 
-    /// How many channels (patterns) some client is subscribed to.
+    /// Number of channels (or patterns) with subscribed clients.
     pub(crate) fn count(&self, kind: Kind) -> usize {
         self.read(|names| names[kind as usize].values().filter(|entry| entry.clients() > 0).count())
     }
 
-    /// Clients subscribed to this very name.
+    /// Number of clients subscribed to exactly this name.
     pub(crate) fn subscribers(&self, kind: Kind, name: &[u8]) -> usize {
         self.read(|names| names[kind as usize].get(name).map_or(0, Entry::clients))
     }
 
-    /// A worker has panicked: its clients and its subscriptions are gone with it.
+    /// Removes the clients and subscriptions of a worker that has panicked.
     pub(crate) fn forget_worker(&self, worker: usize) {
         let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
         for kind in names.iter_mut() {

@@ -1,7 +1,7 @@
-//! The scripts that went through the router: what was found out about each, once for all workers.
+//! Scripts seen by the router, with their analysis, shared by all workers.
 //!
-//! No server tells its scripts, so this is the only place from which a node that lost one can be given it again. A text
-//! is kept once; what nodes execute in its place is put together when it is sent.
+//! Servers do not reveal their scripts, so only this copy can restore a script at a node that has lost it. Each text is
+//! stored once; the variant for nodes is assembled when it is sent.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use switchyard_resp::command::CommandTable;
 
 use crate::lua::{UndeclaredKeys, Verdict, judge, with_prelude};
 
-/// What is known of a script.
+/// A script and its analysis.
 #[derive(Debug)]
 pub(crate) struct Script {
     pub(crate) body: Box<[u8]>,
-    /// The hash by which clients know it.
+    /// Hash used by clients.
     pub(crate) sha: [u8; 40],
     pub(crate) verdict: Verdict,
-    /// The hash of what nodes execute; the same, where that is the script itself.
+    /// Hash of the text that nodes execute. Equal to `sha` if that is the script itself.
     pub(crate) wrapped_sha: [u8; 40],
 }
 
-/// SHA-1 in hexadecimal digits, of a text in parts.
+/// Returns the SHA-1 of a text in parts, in hexadecimal digits.
 pub(crate) fn sha_of(parts: &[&[u8]]) -> [u8; 40] {
     let mut hash = Sha1::new();
     parts.iter().for_each(|part| hash.update(part));
@@ -44,7 +44,7 @@ impl Script {
         script
     }
 
-    /// What nodes execute in its place where scripts are checked, in parts.
+    /// Returns the text that nodes execute if scripts are checked, in parts.
     pub(crate) fn wrapped(&self) -> [&[u8]; 3] {
         match &self.verdict {
             Verdict::Wrapped(prelude) => with_prelude(&self.body, prelude),
@@ -52,12 +52,12 @@ impl Script {
         }
     }
 
-    /// The text with this hash, which is one of its two.
+    /// Returns the text with this hash: the script or its checked variant.
     fn text(&self, sha: &[u8; 40]) -> Vec<u8> {
         if *sha == self.sha { self.body.to_vec() } else { self.wrapped().concat() }
     }
 
-    /// The memory that it takes, about.
+    /// Returns its approximate memory, bytes.
     pub(crate) fn bytes(&self) -> usize {
         let prelude = match &self.verdict {
             Verdict::Wrapped(text) | Verdict::Refused(text) => text.len(),
@@ -67,16 +67,16 @@ impl Script {
     }
 }
 
-/// All of them, by their hashes.
+/// All known scripts.
 #[derive(Debug, Default)]
 pub(crate) struct Scripts {
-    /// By the hash that clients know, and by that of what nodes execute.
+    /// Scripts by the clients' hash and by the hash of the checked variant.
     by_sha: HashMap<[u8; 40], Arc<Script>>,
     bytes: usize,
 }
 
-/// Memory for scripts; beyond it the router keeps what it has and forgets newcomers (clients then see NOSCRIPT as from
-/// one server).
+/// Maximum memory for scripts, bytes. Above it new scripts are not stored (clients then receive NOSCRIPT, as from a
+/// single server).
 const SCRIPTS_BYTES_MAX: usize = 64 << 20;
 
 impl Scripts {
@@ -88,19 +88,19 @@ impl Scripts {
         }
     }
 
-    /// The script that clients know by this hash, in any case.
+    /// Returns the script with this client hash, in upper or lower case.
     pub(crate) fn named(&self, sha: &[u8]) -> Option<&Arc<Script>> {
         let sha: [u8; 40] = sha.to_ascii_lowercase().try_into().ok()?;
         self.by_sha.get(&sha).filter(|script| script.sha == sha)
     }
 
-    /// What a node is to be given that lacks the text with this hash.
+    /// Returns the text with this hash, for a node that lacks it.
     pub(crate) fn text(&self, sha: &[u8]) -> Option<Vec<u8>> {
         let sha: [u8; 40] = sha.to_ascii_lowercase().try_into().ok()?;
         Some(self.by_sha.get(&sha)?.text(&sha))
     }
 
-    /// The hashes of all texts that nodes execute.
+    /// Returns the hashes of all texts.
     pub(crate) fn hashes(&self) -> Vec<[u8; 40]> {
         self.by_sha.keys().copied().collect()
     }

@@ -1,8 +1,8 @@
-//! The mark of the router that serves a fleet, as its nodes keep it ([`switchyard_policy::seat`]).
+//! Ownership record of the router that serves a fleet, stored at its nodes ([`switchyard_policy::seat`]).
 //!
-//! It is kept as the key patterns of an ACL user who is switched off and may do nothing: that is no key, no database
-//! holds it, no flush reaches it, and clients of the router never see users of nodes. A node that refuses `ACL` keeps
-//! no mark; there a router that was replaced is not told.
+//! Stored as the key patterns of a disabled ACL user without permissions: it is not a key, no database contains it, no
+//! flush removes it, and the router's clients never see users of nodes. A node that refuses `ACL` stores no record, so
+//! a router that was replaced is not notified there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use switchyard_resp::reply;
 
 use crate::shared::lock;
 
-/// What this router leaves at nodes, and whether another has taken over.
+/// This router's ownership record, and whether another router has taken over.
 #[derive(Debug)]
 pub struct FleetOwnership {
     user: String,
@@ -27,12 +27,12 @@ pub struct FleetOwnership {
     met: Mutex<BTreeMap<NodeId, Met>>,
 }
 
-/// The routers before this one, as far as its state directory proves.
+/// Earlier routers, as far as known from the state directory.
 #[derive(Clone, Debug, Default)]
 pub struct Before {
-    /// The last one.
+    /// Last router before this one.
     pub predecessor: Predecessor,
-    /// Nodes of the slot map at the start: an earlier router may have served them.
+    /// Nodes of the slot map at the start. An earlier router may have served them.
     pub nodes: BTreeSet<NodeId>,
 }
 
@@ -40,23 +40,23 @@ pub struct Before {
 #[derive(Debug)]
 struct Met {
     run_id: String,
-    /// Time from which commands may be sent: an earlier router may reply from its hot copies until then.
+    /// Time from which commands may be sent. Until then an earlier router may reply from its hot copies.
     free_at: Instant,
 }
 
 /// Whether a connection to a node may be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Admission {
-    /// The mark must be read first, and passed to [`FleetOwnership::meet`].
+    /// The ownership record must first be read and passed to [`FleetOwnership::meet`].
     Unmet,
     /// Not before this time.
     Waits(Instant),
-    /// At once.
+    /// Now.
     Admitted,
 }
 
 impl FleetOwnership {
-    /// Of a router of this site. `holder` is what no other has.
+    /// Creates the record of a router of this site. `holder` is unique among routers.
     #[must_use]
     pub fn new(site: &str, term: u64, holder: String, version: u64, before: Before) -> Self {
         let (replaced, met) = (OnceLock::new(), Mutex::default());
@@ -73,9 +73,9 @@ impl FleetOwnership {
         }
     }
 
-    /// Records the mark of a node's process. `answer` is the reply to [`Self::question`], which was sent after the node
-    /// had confirmed the end of all connections of other routers. If one of these may have hot copies, no command is
-    /// sent for [`TAKE_OVER_WAIT_US`]. Returns whether that time begins now.
+    /// Records the ownership record of a node's process. `answer` is the reply to [`Self::question`], sent after the
+    /// node has confirmed the end of all connections of other routers. If one of these may have hot copies, no command
+    /// is sent for [`TAKE_OVER_WAIT_US`]. Returns whether that time begins now.
     pub fn meet(&self, node: NodeId, run_id: &str, answer: &[u8]) -> bool {
         let mut all = lock(&self.met);
         let before = all.get(&node);
@@ -84,7 +84,7 @@ impl FleetOwnership {
         }
         let is_inherited = before.is_none() && self.before.nodes.contains(&node);
         let text = String::from_utf8_lossy(answer);
-        // A node that refuses `ACL` has given no copies: they need the mark.
+        // A node that refuses `ACL` has given no copies, because they need the record.
         let waits = !reply::is_error(answer)
             && self.before.predecessor.may_have_copies(words_of(&text), &self.holder, is_inherited);
         let now = Instant::now();
@@ -94,42 +94,43 @@ impl FleetOwnership {
         waits
     }
 
-    /// The state directory has this version from now on.
+    /// Sets the version of the state directory. Never decreases.
     pub fn set_version(&self, version: u64) {
         self.version.fetch_max(version, Ordering::AcqRel);
     }
 
-    /// Records a node's process that keeps no marks. Hot copies need a mark, so the node is used at once.
+    /// Records a node's process that stores no ownership records. Hot copies need a record, so the node is used at
+    /// once.
     pub fn meet_unmarked(&self, node: NodeId, run_id: &str) {
         self.meet(node, run_id, b"-");
     }
 
-    /// What stands at nodes that this router serves.
+    /// Record that this router stores at its nodes.
     #[must_use]
     pub fn mark(&self) -> OwnershipRecord {
         let version = self.version.load(Ordering::Acquire);
         OwnershipRecord { term: self.term, holder: self.holder.clone(), version, ..OwnershipRecord::default() }
     }
 
-    /// The question what mark a node has.
+    /// Command that reads a node's record.
     #[must_use]
     pub fn question(&self) -> Vec<String> {
         question(&self.user)
     }
 
-    /// The command that adds our mark to what is there.
+    /// Command that adds our record to the existing ones.
     #[must_use]
     pub fn claim(&self) -> Vec<String> {
         setting(&self.user, &[], &self.mark())
     }
 
-    /// The command that puts a mark in the place of what is there.
+    /// Command that replaces all records with `mark`.
     #[must_use]
     pub fn replacement(&self, mark: &OwnershipRecord) -> Vec<String> {
         setting(&self.user, &["resetkeys"], mark)
     }
 
-    /// What a node's answer to the question means. That another router has taken over is remembered.
+    /// Interprets a node's reply to [`Self::question`]. Remembers if another router has taken over.
     pub fn judge(&self, node: &str, answer: &[u8]) -> OwnershipStatus {
         let standing = match mark_in(answer) {
             Err(_) => OwnershipStatus::Unmarked,
@@ -142,14 +143,14 @@ impl FleetOwnership {
         standing
     }
 
-    /// Why this router must end, if another has taken over.
+    /// Reason why this router must stop, if another has taken over.
     #[must_use]
     pub fn replaced(&self) -> Option<&str> {
         self.replaced.get().map(String::as_str)
     }
 }
 
-/// Why a node in this standing is not used, where it is not.
+/// Returns the reason why a node in this state must not be used, if so.
 #[must_use]
 pub fn why_not(standing: OwnershipStatus) -> Option<String> {
     match standing {
@@ -164,7 +165,7 @@ pub fn why_not(standing: OwnershipStatus) -> Option<String> {
     }
 }
 
-/// How the users are named that are marks.
+/// Prefix of the names of ACL users that are ownership records.
 const USER: &str = "switchyard-";
 
 fn user_of(site: &str) -> String {
@@ -182,22 +183,22 @@ fn setting(user: &str, first: &[&str], mark: &OwnershipRecord) -> Vec<String> {
     command
 }
 
-/// The question what mark of a site a node has.
+/// Command that reads a node's record of a site.
 #[must_use]
 pub fn question_of(site: &str) -> Vec<String> {
     question(&user_of(site))
 }
 
-/// The site of which this ACL user is the mark, if it is one.
+/// Returns the site of this ACL user, if it is an ownership record.
 #[must_use]
 pub fn site_of_mark(user: &str) -> Option<&str> {
     user.strip_prefix(USER).filter(|site| site.len() == 8 && site.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-/// The mark in the answer to the question.
+/// Returns the record in a node's reply.
 ///
 /// # Errors
-/// With the words of a node that keeps no marks.
+/// With the text of a node that stores no records.
 pub fn mark_in(answer: &[u8]) -> Result<Option<OwnershipRecord>, String> {
     if reply::is_error(answer) {
         return Err(String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned());
@@ -205,8 +206,8 @@ pub fn mark_in(answer: &[u8]) -> Result<Option<OwnershipRecord>, String> {
     Ok(OwnershipRecord::read(words_of(&String::from_utf8_lossy(answer))))
 }
 
-/// The words of a mark in the reply to the question. Key patterns are a text or an array, by version and protocol;
-/// nothing else in the reply looks like one of ours.
+/// Returns the words of a record in a reply. Key patterns are a string or an array, depending on version and protocol;
+/// no other part of the reply looks like a record.
 fn words_of(text: &str) -> impl Iterator<Item = &str> {
     text.split_whitespace().map(|word| word.trim_start_matches('~'))
 }

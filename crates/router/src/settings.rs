@@ -1,6 +1,6 @@
-//! What the router is told: what is fixed at start, and what a reload may change.
+//! Settings of the router: some fixed at start, others changed by a reload.
 //!
-//! Types of this crate and not those of the configuration file: the router knows no file, and its tests need none.
+//! Separate from the types of the configuration file: the router and its tests need no file.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,7 +21,7 @@ use crate::threads::Threads;
 use crate::tls::{NodeTls, ServerTls};
 use crate::users::{Bounds, Users};
 
-/// A password or token. Never printed: `Debug` shows asterisks.
+/// A password or token. `Debug` prints asterisks.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub String);
 
@@ -31,64 +31,65 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What is fixed when the router starts.
+/// Settings that are fixed at start.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What clients connect to. Every worker listens on each.
+    /// Listeners. Every worker listens on each.
     pub listen: Vec<ListenerSettings>,
     /// Worker threads; at least 1.
     pub workers: usize,
     /// Pin worker `i` to the i-th processor of the inherited set.
     pub pin: bool,
-    /// Send what a turn has to send in one system call, by io_uring, where the kernel lets it.
+    /// Send the output of a turn in one system call, by io_uring, if the kernel allows it.
     pub batched_sends: bool,
-    /// Registry of the threads that it can serve without.
+    /// Registry of the auxiliary threads.
     pub threads: Threads,
-    /// Names what runs of this router have in common, among the connections of a node: what an earlier run has left
-    /// there is ended. Letters and digits.
+    /// Identifies connections of all runs of this router at a node, so that a run can kill connections of an earlier
+    /// one. Letters and digits.
     pub site: String,
-    /// What is left at nodes, so that one router at a time serves them.
+    /// Ownership record at the nodes, so that one router at a time serves them.
     pub seat: Option<Arc<FleetOwnership>>,
-    /// Of nodes that have replicas: who is who, as far as it is known at start.
+    /// Primary and replicas of replicated nodes, as far as known at start.
     pub servers: BTreeMap<NodeId, Servers>,
-    /// What an earlier run has known of the nodes' processes.
+    /// Facts about the nodes' processes from an earlier run.
     pub processes: BTreeMap<NodeId, KnownProcess>,
-    /// Why no node is to be used yet, if so: until [`crate::Router::hold`] says otherwise.
+    /// Reason why no node may be used, if so. Lifted by [`crate::Router::hold`].
     pub held: Option<String>,
-    /// Who executes what workers do not.
+    /// Handlers of commands that workers do not execute.
     pub ports: Ports,
-    /// What a reload may change.
+    /// Settings that a reload may change.
     pub live: RuntimeSettings,
 }
 
-/// Who executes what workers do not, from the first client on. What nobody executes is refused.
+/// Handlers of commands that workers do not execute, available from the first client on. Commands without a handler are
+/// refused.
 #[derive(Clone, Debug, Default)]
 pub struct Ports {
-    /// `SWITCHYARD MOVE` and its relatives.
+    /// `SWITCHYARD MOVE` and related commands.
     pub operator: Option<Arc<dyn OperatorPort>>,
-    /// `ACL SETUSER` and its relatives.
+    /// `ACL SETUSER` and related commands.
     pub users: Option<Arc<dyn OperatorPort>>,
-    /// Brings keys home that commands need together.
+    /// Moves keys back to their slot owner if a command needs them together.
     pub colocate: Option<Arc<dyn ColocatePort>>,
 }
 
-/// What clients connect to.
+/// A listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerSettings {
-    /// Where.
+    /// Address.
     pub address: ListenAddress,
-    /// Whether clients speak TLS there.
+    /// Whether clients use TLS.
     pub tls: bool,
-    /// Who answers the reads of its clients; `None`: as [`RuntimeSettings::reads`] says.
+    /// Read policy of the listener's clients. `None`: [`RuntimeSettings::reads`].
     pub reads: Option<Reads>,
-    /// What all its clients may do together.
+    /// Limits for all its clients together.
     pub bounds: Bounds,
-    /// Connections taken per second; more are closed at once.
+    /// Maximum accepted connections per second. Further connections are closed at once.
     pub connections_per_second: Option<u32>,
 }
 
 impl ListenerSettings {
-    /// A plain listener on an address.
+    /// Returns a listener without TLS.
     pub fn tcp(address: SocketAddr) -> Self {
         Self {
             address: ListenAddress::Tcp(address),
@@ -100,14 +101,14 @@ impl ListenerSettings {
     }
 }
 
-/// Where a listener is.
+/// Address of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListenAddress {
     /// An IP address and a port.
     Tcp(SocketAddr),
     /// A Unix socket.
     Unix {
-        /// Its file.
+        /// Path of the socket file.
         path: PathBuf,
         /// Permissions of the file.
         mode: u32,
@@ -123,120 +124,118 @@ impl fmt::Display for ListenAddress {
     }
 }
 
-/// What may change while the router runs ([`crate::Router::reconfigure`]).
+/// Settings that may change while the router runs ([`crate::Router::reconfigure`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeSettings {
-    /// Who may log in. The password of `[clients]` is the default user's.
+    /// Users and their permissions. The password of `[clients]` is the default user's.
     pub users: Arc<Users>,
-    /// Database that a new client starts in.
+    /// Initial database of a new client.
     pub database: u32,
-    /// Clients may use no other database: ejection removes keys of this one alone, so old values in another could be
-    /// read.
+    /// Clients may use no other database. Ejection removes only keys of this one, so stale values in other databases
+    /// could be read.
     pub one_database: bool,
-    /// Clients at once over all workers (Redis `maxclients`).
+    /// Maximum clients over all workers (Redis `maxclients`).
     pub max_clients: usize,
-    /// Open files that the process needs besides one for each client.
+    /// Open files that the process needs in addition to one per client.
     pub files_reserved: u64,
-    /// A client without traffic for longer is closed; `None`: never (Redis `timeout`).
+    /// Idle time after which a client is closed. `None`: never (Redis `timeout`).
     pub client_idle_timeout: Option<Duration>,
-    /// A client that has to log in and has not for so long is closed; `None`: never.
+    /// Maximum time until a client that must log in has done so. `None`: no limit.
     pub login_timeout: Option<Duration>,
-    /// Bytes in the heap of the process beyond which the biggest clients are cut (Redis `maxmemory-clients`, of the
-    /// whole process).
+    /// Maximum bytes in the heap of the process. Above it the biggest clients are disconnected (Redis
+    /// `maxmemory-clients`, for the whole process).
     pub memory_max: usize,
-    /// Bytes of replies that may wait for one client before it is cut (Redis `client-output-buffer-limit`);
+    /// Maximum bytes of queued replies per client, which is disconnected above it (Redis `client-output-buffer-limit`).
     /// `usize::MAX`: no limit.
     pub client_output_limit: usize,
-    /// Bytes of messages that may wait for one subscriber before it is cut (Redis `client-output-buffer-limit pubsub`).
+    /// Maximum bytes of queued messages per subscriber, which is disconnected above it (Redis
+    /// `client-output-buffer-limit pubsub`).
     pub push_limit: usize,
-    /// One for which more bytes than these wait for longer than `push_soft_time` is cut as well.
+    /// Queued bytes per subscriber that must not persist for longer than `push_soft_time`.
     pub push_soft_limit: usize,
-    /// See `push_soft_limit`.
+    /// Maximum time above `push_soft_limit`.
     pub push_soft_time: Duration,
-    /// Which subscribers are disconnected when messages for them may have been missed.
+    /// Subscribers to disconnect if they may have missed messages.
     pub on_missed: OnMissed,
-    /// Channels and patterns that one client may be subscribed to.
+    /// Maximum channels and patterns per client.
     pub subscriptions_max: usize,
-    /// Commands of one client that may be in flight; more wait in its socket.
+    /// Maximum commands in flight per client. Further commands wait in its socket.
     pub client_pipeline_max: usize,
-    /// Largest single argument accepted, bytes (Redis `proto-max-bulk-len`).
+    /// Maximum size of an argument, bytes (Redis `proto-max-bulk-len`).
     pub argument_max: usize,
-    /// Requests and replies of more bytes than this travel on a connection of their own.
+    /// Size in bytes above which a request or reply uses an exclusive connection.
     pub large_value: usize,
-    /// Time to establish a connection to a node, handshake included.
+    /// Timeout of a connection attempt to a node, including the handshake.
     pub connect_timeout: Duration,
-    /// Time in which a node must answer a command.
+    /// Timeout of a command at a node.
     pub command_timeout: Duration,
-    /// The same for commands that may be slow (FLUSHALL, KEYS, SORT, EVAL and relatives); `None`: they have all the
-    /// time that they need.
+    /// Timeout of commands that may be slow (FLUSHALL, KEYS, SORT, EVAL and similar). `None`: no timeout.
     pub slow_command_timeout: Option<Duration>,
-    /// Longest pause between two attempts to reconnect to a node.
+    /// Maximum delay between two attempts to reconnect to a node.
     pub reconnect_backoff_max: Duration,
-    /// Time that commands for a lost node wait for its return, from the loss on. `None`: see [`RuntimeSettings::wait_for_return`].
+    /// Time after a node's loss during which commands wait for its return. `None`: see [`RuntimeSettings::wait_for_return`].
     pub wait_max: Option<Duration>,
-    /// Connections for large values to a node, over all workers.
+    /// Maximum connections for large values per node, over all workers.
     pub large_connections_max: usize,
-    /// What clients of TLS listeners are shown; `None` where there is no such listener.
+    /// Certificates for TLS listeners. `None` without such a listener.
     pub tls: Option<ServerTls>,
-    /// How often keys may be used.
+    /// Rate limits of keys.
     pub key_limits: Vec<KeyLimit>,
-    /// Time that a client has for the TLS handshake.
+    /// Timeout of a client's TLS handshake.
     pub handshake_timeout: Duration,
-    /// Commands that took at least so long are entered into the slow log; `None`: none (Redis
-    /// `slowlog-log-slower-than`).
+    /// Minimum duration of commands in the slow log. `None`: disabled (Redis `slowlog-log-slower-than`).
     pub slowlog_slower_than: Option<Duration>,
-    /// Entries of the slow log (Redis `slowlog-max-len`).
+    /// Maximum entries of the slow log (Redis `slowlog-max-len`).
     pub slowlog_max_len: usize,
-    /// Whether entries of the slow log have the arguments of the command, or only its name.
+    /// Whether slow log entries contain the arguments of the command, or only its name.
     pub slowlog_arguments: bool,
-    /// Names (or patterns) of settings that clients may set at every node by CONFIG SET.
+    /// Names (or patterns) of settings that clients may set at all nodes with CONFIG SET.
     pub config_set: Vec<String>,
-    /// Bytes that a command on keys of several slots may bring together at one node; 0: such commands are refused.
+    /// Maximum bytes that a command on keys of several slots may collect at one node. 0: such commands are refused.
     pub cross_slot_max: usize,
-    /// Values of at least so many bytes (of a node's memory) are moved in pieces; 0: all are moved whole.
+    /// Minimum size of values that are moved in pieces, in bytes of the node's memory. 0: none.
     pub big_key: usize,
-    /// How long a command waits for keys that live elsewhere than its other keys to be brought home; zero: it is
-    /// refused.
+    /// Maximum time that a command waits for keys to return to their slot owner. Zero: it is refused.
     pub bring_home_timeout: Duration,
-    /// Whether scripts are kept to the keys that they declare.
+    /// Whether scripts may use only declared keys.
     pub check_scripts: bool,
-    /// What is done with a node that comes back empty.
+    /// Treatment of a node that returns empty.
     pub empty_return: EmptyReturn,
-    /// How the router looks to clients of a Redis Cluster; `None`: like a server without cluster support.
+    /// Appearance for Redis Cluster clients. `None`: a server without cluster support.
     pub cluster: Option<Cluster>,
-    /// Connections for transactions that begin with WATCH, to a node, over all workers.
+    /// Maximum connections for transactions with WATCH per node, over all workers.
     pub watch_connections_max: usize,
-    /// Connections for commands that wait at the node, over all workers.
+    /// Maximum connections for blocking commands per node, over all workers.
     pub blocking_connections_max: usize,
-    /// Who answers reads of new clients.
+    /// Initial read policy of clients.
     pub reads: Reads,
-    /// How hot keys and the load of slots become known.
+    /// Detection of hot keys and of the load of slots.
     pub telemetry: Telemetry,
-    /// Copies of what is read much.
+    /// Copies of hot keys.
     pub hot_copies: HotCopies,
-    /// How to reach each node of the topology.
+    /// Access to each node of the topology.
     pub nodes: BTreeMap<NodeId, NodeAccess>,
 }
 
-/// By what keys become known that are used much (SwitchKV, section 3.3).
+/// Sources of reports about hot keys (SwitchKV, section 3.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reports {
-    /// Both.
+    /// Periodic and instant reports.
     Both,
-    /// What was counted, once a second.
+    /// Counts, once a second.
     Periodic,
-    /// A key that makes up a part of the last commands to a node, at once.
+    /// A key with a large part of the last commands to a node, at once.
     Instant,
 }
 
-/// How hot keys and the load of slots become known.
+/// Detection of hot keys and of the load of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Telemetry {
-    /// One command in so many is counted, chosen at random; 0: none.
+    /// Sampling: one command of this many is counted, at random. 0: none.
     pub sample: usize,
-    /// The reports by which keys are chosen for hot copies.
+    /// Reports used to choose keys for hot copies.
     pub reports: Reports,
-    /// Commands in a second to a node from which on it gives instant reports.
+    /// Minimum commands per second to a node for instant reports.
     pub instant_threshold: usize,
 }
 
@@ -246,20 +245,20 @@ impl Default for Telemetry {
     }
 }
 
-/// Copies of what is read much, which the router answers from.
+/// Copies of hot keys, from which the router answers reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HotCopies {
-    /// Whether there are any.
+    /// Whether hot copies are enabled.
     pub is_on: bool,
-    /// Which keys, and how many.
+    /// Selection and number of keys.
     pub knobs: Knobs,
-    /// Bytes of one reply.
+    /// Maximum size of a copied reply, bytes.
     pub reply_max: usize,
-    /// How long a copy may be given at most, where keys live longer or for ever.
+    /// Maximum age of a copy, for keys with a longer TTL or none.
     pub life_max: Option<Duration>,
-    /// Keys that begin with one of these are never copied.
+    /// Prefixes of keys that are never copied.
     pub never: Vec<String>,
-    /// Only keys that begin with one of these are, where there are some.
+    /// Prefixes of keys that may be copied. Empty: all.
     pub only: Vec<String>,
 }
 
@@ -277,73 +276,72 @@ impl Default for HotCopies {
 }
 
 impl HotCopies {
-    /// Whether a key may be copied, by its name.
+    /// Whether the name of a key allows copies.
     pub fn may_be(&self, key: &[u8]) -> bool {
         let is_in = |prefixes: &[String]| prefixes.iter().any(|prefix| key.starts_with(prefix.as_bytes()));
         !is_in(&self.never) && (self.only.is_empty() || is_in(&self.only))
     }
 
-    /// Bytes that each of so many workers may keep. Each has copies of its own of all keys that are chosen, so no more
-    /// than these are chosen, either.
+    /// Maximum bytes of copies per worker. Each worker has its own copies of all chosen keys, so this also limits the
+    /// chosen keys.
     pub fn bytes_of_worker(&self, workers: usize) -> usize {
         self.knobs.bytes_max / workers.max(1)
     }
 }
 
-/// What is done with a node whose process is another one, and that has no keys where it had some.
+/// Treatment of a node whose new process has no keys although the old one had some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EmptyReturn {
-    /// It is served: its keys are gone.
+    /// Serve: the keys are lost.
     Serve,
-    /// It is treated as down until somebody accepts it, or it has keys again.
+    /// Treat it as down until an operator accepts it, or it has keys again.
     Hold,
-    /// Held where it keeps its data on disk, and served where it does not.
+    /// Hold a node that persists its data, serve any other.
     Auto,
 }
 
-/// Which subscribers are disconnected when messages for them may have been missed at a node.
+/// Subscribers to disconnect if they may have missed messages of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnMissed {
-    /// Those of a shard channel there; those of channels and patterns when no node serves them any more.
+    /// Subscribers of a shard channel of the node; subscribers of channels and patterns if no node serves them any
+    /// more.
     Auto,
-    /// All that are subscribed there.
+    /// All with a subscription at the node.
     Disconnect,
     /// None.
     Continue,
 }
 
-/// How the router looks to clients that speak to a Redis Cluster.
+/// Appearance for Redis Cluster clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cluster {
-    /// Hosts and ports that they are told of, each a member with a share of the slots. Empty: the address that the
-    /// client is connected to.
+    /// Announced hosts and ports, each with a share of the slots. Empty: the address that the client is connected to.
     pub announce: Vec<(String, u16)>,
 }
 
-/// Who answers the reads of a client, of nodes that have replicas. What a replica answers may be older than what its
-/// primary would.
+/// Read policy for replicated nodes. A replica may return older values than its primary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Reads {
     /// The primary.
     #[default]
     Primary,
-    /// A replica, or the primary where none is fit.
+    /// A replica, or the primary if no replica is fit.
     PreferReplica,
     /// A replica, or an error.
     Replica,
-    /// Whoever answers soonest.
+    /// The server with the lowest latency.
     Nearest,
 }
 
 impl Reads {
-    /// The policy of that name.
+    /// Returns the policy with this name.
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Primary, Self::PreferReplica, Self::Replica, Self::Nearest]
             .into_iter()
             .find(|reads| reads.name() == text)
     }
 
-    /// Its name in configurations.
+    /// Name in configurations.
     pub fn name(self) -> &'static str {
         match self {
             Self::Primary => "primary",
@@ -354,48 +352,48 @@ impl Reads {
     }
 }
 
-/// The servers of a node that has replicas, as they are now ([`crate::Router::set_servers`]).
+/// Current servers of a replicated node ([`crate::Router::set_servers`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Servers {
-    /// The primary, where it is known.
+    /// Primary, if known.
     pub primary: Option<SocketAddr>,
-    /// Replicas that may be read, the nearest first.
+    /// Readable replicas, nearest first.
     pub readable: Vec<SocketAddr>,
-    /// The primary answers sooner than any of them.
+    /// The primary has a lower latency than all of them.
     pub primary_is_nearest: bool,
 }
 
-/// What is known of the server process of a node that must survive the router: without it, a node that has lost its
-/// keys meanwhile would be served.
+/// Facts about a node's server process that must survive the router: without them, a node that has lost its keys while
+/// the router was down would be served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KnownProcess {
-    /// Its identity: another one means that it restarted.
+    /// `run_id`. Changes with a restart.
     pub run_id: String,
-    /// Its data when it was asked last.
+    /// Amount of data at the last query.
     pub data: Known,
-    /// Whether it keeps its data on disk.
+    /// Whether it persists its data.
     pub persists: bool,
-    /// Another process is in its place, which has not what it had, and is not served.
+    /// Whether another process without this data has replaced it. Then the node is not served.
     pub is_held: bool,
-    /// Whether it keeps the mark of the router ([`crate::FleetOwnership`]).
+    /// Whether it stores the ownership record of the router ([`crate::FleetOwnership`]).
     pub is_marked: bool,
 }
 
-/// How to reach a node.
+/// Access to a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeAccess {
-    /// Its name in errors, logs and metrics: the address as the user wrote it.
+    /// Name in errors, logs and metrics: the address as configured.
     pub name: String,
-    /// Resolved address. `None` for a node whose primary is found out at run time (see [`Servers`]), or whose name does
-    /// not resolve.
+    /// Resolved address. `None` if the primary is determined at run time (see [`Servers`]), or the name does not
+    /// resolve.
     pub address: Option<SocketAddr>,
-    /// Why its name does not resolve.
+    /// Error of the name resolution.
     pub unresolved: Option<String>,
-    /// ACL user to authenticate as; `None` with a password: the default user.
+    /// ACL user. `None` with a password: the default user.
     pub username: Option<String>,
     /// Password of that user.
     pub password: Option<Secret>,
-    /// TLS to it; `None`: in clear.
+    /// TLS settings. `None`: plain TCP.
     pub tls: Option<NodeTls>,
 }
 
@@ -449,13 +447,13 @@ impl Default for RuntimeSettings {
 }
 
 impl RuntimeSettings {
-    /// Time that commands for a lost node wait for its return. With several nodes it is shorter by default, because the
-    /// client's commands for the others wait as well, and some clients time out after 2 s.
+    /// Time after a node's loss during which commands wait for its return. Shorter by default with several nodes,
+    /// because the client's commands for other nodes wait as well, and some clients time out after 2 s.
     pub(crate) fn wait_for_return(&self, nodes: usize) -> Duration {
         self.wait_max.unwrap_or(Duration::from_secs(if nodes == 1 { 5 } else { 2 }))
     }
 
-    /// The threshold of the slow log in the form that it is compared in: no command takes `u32::MAX` us.
+    /// Threshold of the slow log in microseconds, capped at `u32::MAX`, which no command reaches.
     pub(crate) fn slow_us(&self) -> u32 {
         self.slowlog_slower_than.map_or(u32::MAX, |t| u32::try_from(t.as_micros()).unwrap_or(u32::MAX))
     }

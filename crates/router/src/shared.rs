@@ -1,5 +1,5 @@
-//! What the workers of a router have in common. Nothing here is touched on the path of a forwarded command: workers
-//! look at one generation number per turn, and at their mailbox when they are woken.
+//! State shared by the workers of a router. Not accessed on the path of a forwarded command: workers read one
+//! generation number per turn, and their mailbox when they are woken.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -42,38 +42,37 @@ use crate::users::{AclLog, Attempt, Logins, Users};
 use crate::wait_queues::WaitQueues;
 use crate::worker::Lane;
 
-/// The time of day, milliseconds since 1970.
+/// Returns the Unix time in milliseconds.
 pub(crate) fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
-/// Everything that a worker adopts together, at one epoch.
+/// State that a worker adopts as a whole, at one epoch.
 #[derive(Clone, Debug)]
 pub(crate) struct RoutingSnapshot {
     pub(crate) topology: Arc<Topology>,
-    /// The configuration's, with `overrides`.
+    /// Configured settings with `overrides` applied.
     pub(crate) live: Arc<RuntimeSettings>,
-    /// What CONFIG SET has changed.
+    /// Changes by CONFIG SET.
     pub(crate) overrides: Arc<Overrides>,
     pub(crate) commands: Arc<CommandTable>,
-    /// Of nodes that have replicas: who is who.
+    /// Primary and replicas of replicated nodes.
     pub(crate) servers: Arc<BTreeMap<NodeId, Servers>>,
-    /// Moves under way, and their legs.
+    /// Moves in progress, and their legs.
     pub(crate) moves: Arc<Moves>,
-    /// Why no node is used yet, if so.
+    /// Reason why no node may be used, if so.
     pub(crate) held: Option<Arc<str>>,
-    /// The users as they were configured last. Those in force (`live.users`) differ from them after `ACL SETUSER`.
+    /// Users as last configured. The active users (`live.users`) differ after `ACL SETUSER`.
     pub(crate) configured_users: Arc<Users>,
 }
 
 impl RoutingSnapshot {
-    /// Whether scripts and functions are kept to the keys that they declare. The only node has all keys, so there is
-    /// nothing to keep them from.
+    /// Whether scripts and functions may use only declared keys. A single node has all keys, so no check is needed.
     pub(crate) fn checks_scripts(&self) -> bool {
         self.live.check_scripts && self.topology.only_node().is_none()
     }
 
-    /// The form in which libraries are to be at nodes.
+    /// Returns the form of libraries that nodes must store.
     pub(crate) fn libraries(&self) -> Libraries {
         match self.live.check_scripts {
             true if self.checks_scripts() => Libraries::Checked,
@@ -82,8 +81,8 @@ impl RoutingSnapshot {
         }
     }
 
-    /// This plan by other settings of the configuration. Users that are configured as before stay as clients have
-    /// changed them.
+    /// Returns this plan with other configured settings. Users with unchanged configuration keep the changes by
+    /// clients.
     pub(crate) fn reconfigured(&self, mut live: RuntimeSettings, overrides: Arc<Overrides>) -> Self {
         let configured_users = live.users.clone();
         if configured_users == self.configured_users {
@@ -93,7 +92,7 @@ impl RoutingSnapshot {
     }
 }
 
-/// How far the router is with learning a node's commands.
+/// State of the query for a node's command list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Commands {
     #[default]
@@ -102,42 +101,42 @@ pub(crate) enum Commands {
     Known,
 }
 
-/// What is known of a node's server process.
+/// Facts about a node's server process.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NodeFacts {
-    /// Identity of the process: another one means that it restarted.
+    /// `run_id`. Changes with a restart.
     pub(crate) run_id: Option<Arc<str>>,
     /// `redis` or `valkey`.
     pub(crate) flavour: &'static str,
     pub(crate) version: String,
     /// Databases known to exist: SELECT below this number cannot fail.
     pub(crate) databases: u32,
-    /// The version of Redis that it is, or is compatible with.
+    /// Redis version, or for Valkey the compatible Redis version.
     pub(crate) redis_version: String,
     /// Whether its command list has been compared with ours since it started.
     pub(crate) commands: Commands,
-    /// Why the last attempt to connect failed; `None` once one succeeded.
+    /// Error of the last attempt to connect. `None` after a success.
     pub(crate) failure: Option<String>,
-    /// Whether it was found not to speak RESP3.
+    /// Whether it does not support RESP3.
     pub(crate) translated: bool,
-    /// Whether an attempt to connect has ended, either way.
+    /// Whether any attempt to connect has ended.
     pub(crate) tried: bool,
-    /// The data of this process.
+    /// Amount of data of this process.
     pub(crate) data: Data,
-    /// Whether it keeps its data on disk.
+    /// Whether it persists its data.
     pub(crate) persists: bool,
-    /// Its INFO when its health was asked last.
+    /// Last INFO reply of the health check.
     pub(crate) info: Option<Arc<[u8]>>,
-    /// Whether this process keeps the mark of the router.
+    /// Whether this process stores the ownership record of the router.
     pub(crate) is_marked: bool,
-    /// It is not used because another process answers, without the keys that this one had.
+    /// The node is not used, because another process without this data has replaced it.
     pub(crate) is_held: bool,
-    /// Somebody has said that these are gone.
+    /// An operator has accepted the loss.
     pub(crate) accepted: bool,
 }
 
 impl NodeFacts {
-    /// What an earlier run of the router has known.
+    /// Returns facts from an earlier run of the router.
     pub(crate) fn known(process: KnownProcess) -> Self {
         let KnownProcess { run_id, data, persists, is_held, is_marked } = process;
         Self { run_id: Some(run_id.into()), data: Data::known(data), persists, is_held, is_marked, ..Self::default() }
@@ -147,79 +146,76 @@ impl NodeFacts {
 /// CLIENT PAUSE.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pause {
-    /// Microseconds since the router's start.
+    /// Microseconds since the start of the router.
     pub(crate) until_us: u64,
-    /// Everything, not only what may write.
+    /// Pause all commands, not only writes.
     pub(crate) all: bool,
 }
 
-/// What one worker asks another.
+/// Message to a worker.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// Describe your clients (CLIENT LIST) for the gather of worker `from`.
+    /// Describe matching clients (CLIENT LIST) for the gather of worker `from`.
     List { filter: Arc<ClientFilter>, from: usize, gather: Handle, part: u32 },
-    /// Close the clients that match (CLIENT KILL).
+    /// Close matching clients (CLIENT KILL).
     Kill { filter: Arc<ClientFilter>, from: usize, gather: Handle, part: u32 },
-    /// End the wait of your client with this id (CLIENT UNBLOCK), by an error or as if its time were over.
+    /// End the wait of this client (CLIENT UNBLOCK), with an error or like a timeout.
     Unblock { id: u64, error: bool, from: usize, gather: Handle, part: u32 },
-    /// Look at the list of monitors and the pause, and answer; where `settled`, when what was sent to nodes before has
-    /// been answered.
+    /// Adopt the list of monitors and the pause, then reply; if `settled`, after the replies to all earlier commands.
     Refresh { from: usize, gather: Handle, part: u32, settled: bool },
-    /// Whether the client of this number is yours, for the gather of worker `from`.
+    /// Reply whether this client is yours, for the gather of worker `from`.
     Find { id: u64, from: usize, gather: Handle, part: u32 },
-    /// An invalidation for your client `to`; `source` of worker `from` redirects its own there. `None`: all keys.
+    /// Invalidation for the receiving worker's client `to`; `source` of worker `from` redirects its own there. `None`:
+    /// all keys.
     Invalidate { to: Handle, from: usize, source: Handle, keys: Option<Box<[u8]>> },
-    /// There is no such client.
+    /// The redirection target does not exist.
     RedirectBroken { source: Handle },
-    /// Lines for your clients in MONITOR.
+    /// Lines for the receiving worker's clients in MONITOR.
     Lines(Arc<[u8]>),
-    /// A worker's answer, as a RESP reply.
+    /// Reply of a worker, as RESP.
     Answer { gather: Handle, part: u32, reply: Vec<u8> },
-    /// It is the turn of this client of yours to wait at a node ([`crate::wait_queues`]).
+    /// This client of yours may now wait at a node ([`crate::wait_queues`]).
     Turn { client: Handle },
-    /// What this client of yours waits for is to be issued again, behind somebody else.
+    /// Reissue the blocking command of this client, behind another client's command.
     Recall { client: Handle },
-    /// More memory is in use than may be, and you have the client that takes the most.
+    /// Memory is above the limit, and you have the biggest client.
     Evict,
-    /// Keys of a leg that your clients wait for were committed.
+    /// Keys of a leg were committed; clients may wait for them.
     Committed,
-    /// Your clients that wait for these keys of a move (`None`: any) are told this error.
+    /// Fail clients that wait for these keys of a move (`None`: any) with this error.
     Refused { move_id: MoveId, keys: Option<Arc<[Fingerprint]>>, error: Arc<str> },
-    /// What this client of yours needs together for its command of this number lives together, or (with the reason)
-    /// will not soon.
+    /// The keys needed by command `number` of this client are together, or (with the reason) will not be soon.
     Home { client: Handle, number: u32, refusal: Option<Arc<str>> },
-    /// The mover is quiet, as was asked under this ticket.
+    /// The mover has quiesced for this ticket.
     Quiet { move_id: MoveId, ticket: u64 },
-    /// Others have clients in line for an exclusive connection of this kind to the node, and got none: give up what you
-    /// do not use.
+    /// Other workers have clients waiting for an exclusive connection of this kind to the node. Close unused ones.
     WantRoom { node: NodeId, lane: Lane },
-    /// There may be room for an exclusive connection to the node.
+    /// An exclusive connection to the node may be available.
     Room { node: NodeId },
-    /// A password of a client was checked.
+    /// Result of a password check.
     Login { client: Handle, attempt: Attempt },
     #[cfg(test)]
     Panic,
 }
 
-/// What CLIENT LIST and CLIENT KILL tell apart by `TYPE`.
+/// Client types of CLIENT LIST and CLIENT KILL `TYPE`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ClientType {
     Normal,
     Pubsub,
-    /// Replicas and primaries: no client of ours is one.
+    /// Replicas and primaries. The router has no such clients.
     Server,
 }
 
-/// Which clients CLIENT LIST and CLIENT KILL mean.
+/// Selection of clients for CLIENT LIST and CLIENT KILL.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClientFilter {
     pub(crate) ids: Option<Vec<u64>>,
     pub(crate) addr: Option<String>,
     pub(crate) laddr: Option<String>,
     pub(crate) user: Option<String>,
-    /// `TYPE`.
     pub(crate) client_type: Option<ClientType>,
-    /// The client that asks, where it is to be spared (`SKIPME yes`).
+    /// The calling client, if it must be skipped (`SKIPME yes`).
     pub(crate) skip: Option<u64>,
     pub(crate) max_age_s: Option<u64>,
 }
@@ -236,9 +232,9 @@ impl Mailbox {
         self.ring();
     }
 
-    /// Wakes the worker without a message: it looks at the generation and the flags.
+    /// Wakes the worker without a message: it checks the generation and the flags.
     pub(crate) fn ring(&self) {
-        // Fails only when the counter is full, and then the worker is awake already.
+        // Fails only if the counter is full, and then the worker is already awake.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
@@ -248,7 +244,6 @@ impl Mailbox {
     }
 }
 
-/// The mailboxes of all workers.
 #[derive(Debug, Default)]
 pub(crate) struct Mailboxes(Vec<Mailbox>);
 
@@ -269,26 +264,26 @@ impl std::ops::Deref for Mailboxes {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) started: Instant,
-    /// Names this router in CLIENT LIST of the nodes, whichever run it is.
+    /// Identifies this router, over all its runs, in CLIENT LIST replies of nodes.
     pub(crate) site: String,
-    /// Names this run of it there.
+    /// Identifies this run there.
     pub(crate) incarnation: String,
-    /// What is left at nodes, so that one router at a time serves them.
+    /// Ownership record at the nodes, so that one router at a time serves them.
     pub(crate) seat: Option<Arc<FleetOwnership>>,
     pub(crate) fences: Arc<Fences>,
-    /// Processes that have served the nodes.
+    /// Counts processes that have served the nodes.
     pub(crate) reigns: Reigns,
     plan: Mutex<Arc<RoutingSnapshot>>,
-    /// Counts changes of the plan; a worker that sees another number than its own takes the new plan.
+    /// Number of the current plan. A worker with another number adopts the plan.
     pub(crate) generation: AtomicU64,
-    /// The number of the plan that last named the primaries; and by worker, that of the plan that it goes by.
+    /// Number of the plan that last changed primaries; and the adopted plan of each worker.
     led_since: AtomicU64,
     adopted: Vec<AtomicU64>,
     pub(crate) nodes: Mutex<BTreeMap<NodeId, NodeFacts>>,
     pub(crate) scripts: Mutex<Scripts>,
     pub(crate) slow_log: Mutex<SlowLog>,
     pub(crate) acl_log: Mutex<AclLog>,
-    /// Errors by code up to the last CONFIG RESETSTAT: INFO leaves them out, while metrics never fall.
+    /// Errors by code at the last CONFIG RESETSTAT. INFO subtracts them, while metrics never decrease.
     pub(crate) errors_before: Mutex<BTreeMap<String, u64>>,
     pub(crate) subscriptions: Subscriptions,
     /// Clients in MONITOR: worker and handle.
@@ -296,87 +291,87 @@ pub(crate) struct Shared {
     pub(crate) pause: Mutex<Option<Pause>>,
     pub(crate) connections: Connections,
     pub(crate) wait_queues: WaitQueues,
-    /// Answers to COMMAND.
+    /// Cached replies to COMMAND.
     pub(crate) command_replies: CommandReplyCache,
     /// Nodes that execute slow commands.
     pub(crate) busy: Busy,
-    /// Commands that were served and would meet a limit if there were two nodes.
+    /// Commands that only work because there is a single node.
     pub(crate) alone: SingleNodeUsage,
     exclusive_bounds: Mutex<BTreeMap<NodeId, Arc<ExclusiveBounds>>>,
     pub(crate) mailboxes: Arc<Mailboxes>,
     pub(crate) logins: Arc<Logins>,
     pub(crate) limits: Limits,
     pub(crate) counters: Vec<Arc<WorkerCounters>>,
-    /// The nodes that a scrape has seen, also those that are gone: whoever joins again gets another number, and its
-    /// counters go on. As bounded as numbers.
+    /// Nodes seen by scrapes, including removed ones: a node that joins again gets a new id, but its counters continue.
+    /// Bounded like the ids.
     pub(crate) scraped: Mutex<BTreeMap<NodeId, String>>,
     pub(crate) clients: AtomicUsize,
     pub(crate) next_client_id: AtomicU64,
-    /// Held by the worker that cuts clients because of `memory-max`.
+    /// Held by the worker that disconnects clients because of `memory-max`.
     pub(crate) evicting: Mutex<()>,
-    /// Per worker: the oldest epoch under which a command still in flight was sent (its own epoch when none is older).
+    /// Per worker: oldest epoch of a command still in flight (the worker's own epoch if there is none).
     pub(crate) drained: Vec<AtomicU64>,
-    /// The same by node, while somebody waits for that.
+    /// The oldest epochs by node, maintained while a mover waits.
     drained_at: Vec<Mutex<OldestInFlight>>,
-    /// The highest epoch that a mover waits for.
+    /// Highest epoch that a mover waits for.
     pub(crate) drain_wanted: AtomicU64,
-    /// What moves by published protocols share, as long as there are such.
+    /// Tracker shared by moves with published protocols, while there are any.
     tracker: Mutex<Weak<SharedTracker>>,
-    /// All moves since the start, also those that have ended.
+    /// Moves since the start, including ended ones.
     pub(crate) moves: Mutex<BTreeMap<MoveId, Arc<SharedMove>>>,
     pub(crate) moved: Mutex<Moved>,
-    /// What scans of clients have to know of them. Locked behind the plan.
+    /// Counts of keys and slots from all workers.
     pub(crate) board: SharedBoard,
     pub(crate) hot: HotCopies,
+    /// Lock order: after `plan`.
     pub(crate) scans: Mutex<Scans>,
     started_tick: u64,
-    /// Their threads.
+    /// Threads of movers.
     pub(crate) movers: Mutex<Vec<JoinHandle<()>>>,
-    /// What clients wait without a move.
+    /// Waits of clients in times without a move.
     pub(crate) waits_lately: Mutex<WaitsLately>,
-    /// Set by `drain`: stop accepting and reading, finish what is in flight.
+    /// Set by `drain`: stop accepting and reading, finish commands in flight.
     pub(crate) draining: AtomicBool,
-    /// Set when the bound of a drain is reached: close whatever is left.
+    /// Set at the bound of a drain: close all remaining clients.
     pub(crate) stop: AtomicBool,
-    /// Clients cut at the bound.
+    /// Clients disconnected at the bound.
     pub(crate) cut: AtomicU64,
-    /// Ports that clients connect to, for INFO.
+    /// Client port, for INFO.
     pub(crate) port: u16,
-    /// Clients of some listener may read from replicas.
+    /// Whether clients of some listener may read from replicas.
     listeners_read_replicas: bool,
-    /// Workers may use io_uring to send.
+    /// Whether workers may send with io_uring.
     pub(crate) batched_sends: bool,
-    /// Who executes what workers do not.
+    /// Handlers of commands that workers do not execute.
     pub(crate) ports: Ports,
     looking: Arc<Mutex<QuiesceLock>>,
-    /// Who changes functions, or copies them.
+    /// Turns of changing and copying functions.
     pub(crate) functions: FunctionTurns,
-    /// Who sees all commands with keys.
+    /// Observer of all commands with keys.
     pub(crate) tap: OnceLock<Arc<dyn Tap>>,
 }
 
-/// By node the oldest epoch under which something is in flight.
+/// Oldest epoch of commands in flight, by node.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OldestInFlight {
-    /// That may still be executed.
+    /// Commands that may still be executed.
     pub(crate) executed: Vec<u64>,
-    /// That may still be answered: without what a connection has left behind that is gone.
+    /// Commands that may still be answered. Excludes commands of broken connections.
     pub(crate) answered: Vec<u64>,
 }
 
-/// Somebody has movers be quiet to look at all keys: one at a time.
+/// Lock for operations that quiesce movers to access all keys, one at a time.
 #[derive(Debug, Default)]
 struct QuiesceLock {
     is_taken: bool,
     not_before: Option<Instant>,
 }
 
-/// The right to have movers be quiet to look at all keys. Given back when it is dropped.
+/// Permission to quiesce movers and access all keys. Released on drop.
 #[derive(Debug)]
 pub(crate) struct QuiesceLockGuard(Arc<Mutex<QuiesceLock>>);
 
-/// Movers go on for so long before somebody else has them be quiet: clients that look all the time do not keep a move
-/// from its end.
+/// Minimum time for which movers run between two quiesces, so that frequent operations cannot starve a move.
 const LOOK_REST: Duration = Duration::from_millis(50);
 
 impl Drop for QuiesceLockGuard {
@@ -385,14 +380,14 @@ impl Drop for QuiesceLockGuard {
     }
 }
 
-/// A poisoned lock means that a worker panicked while it held it; what it protects is a cache or a queue whose worst
-/// state is incomplete, so the others go on.
+/// Locks a mutex and ignores poisoning. A worker may have panicked with the lock held, but the data is a cache or a
+/// queue that is incomplete at worst.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {
-    /// The INFO of this node when its health was asked last.
+    /// Last INFO reply of the node's health check.
     pub(crate) fn last_info(&self, node: NodeId) -> Option<Arc<[u8]>> {
         lock(&self.nodes).get(&node)?.info.clone()
     }
@@ -482,8 +477,8 @@ impl Shared {
         })
     }
 
-    /// The name of a connection to a node; `what` says whose it is. The tracker of the moves by published protocols
-    /// that are under way, or a new one: it is as the first of them wants it.
+    /// Returns the tracker shared by moves with published protocols. Created with the parameters of the first such
+    /// move.
     pub(crate) fn tracker(&self, paper: &Paper) -> Arc<SharedTracker> {
         let mut known = lock(&self.tracker);
         known.upgrade().unwrap_or_else(|| {
@@ -493,6 +488,7 @@ impl Shared {
         })
     }
 
+    /// Returns the name of a connection to a node. `what`: its purpose.
     pub(crate) fn connection_name(&self, what: impl std::fmt::Display) -> String {
         format!("switchyard-{}-{}-{what}", self.site, self.incarnation)
     }
@@ -501,15 +497,14 @@ impl Shared {
         lock(&self.plan).clone()
     }
 
-    /// The plan in an allocation of the caller's own, with its number. Together: under the number of a newer one it
-    /// would be kept until the next change.
+    /// Returns the current plan, in an allocation of its own, with its number. Both are read under one lock: an old
+    /// plan with a newer number would be kept until the next change.
     pub(crate) fn own_plan(&self) -> (u64, Arc<RoutingSnapshot>) {
         let plan = lock(&self.plan);
         (self.generation.load(Ordering::Acquire), Arc::new((**plan).clone()))
     }
 
-    /// Tells workers who the servers of nodes are. One that is primary now is used when no worker uses the one before
-    /// any more.
+    /// Publishes the servers of nodes to the workers. A new primary is used after all workers have left the old one.
     pub(crate) fn change_servers(&self, change: impl FnOnce(&mut BTreeMap<NodeId, Servers>)) {
         self.change_plan(|plan| {
             let mut servers = (*plan.servers).clone();
@@ -519,7 +514,7 @@ impl Shared {
         });
     }
 
-    /// Makes all workers end their connections to processes that are not those of the nodes any more.
+    /// Makes all workers close connections to processes that no longer serve the nodes.
     pub(crate) fn leave_other_processes(&self) {
         self.change_plan(|plan| {
             self.led_since.store(self.generation.load(Ordering::Acquire) + 1, Ordering::Release);
@@ -527,30 +522,29 @@ impl Shared {
         });
     }
 
-    /// A worker goes by the plan of this number, and has left the servers that are no primaries by it. `u64::MAX`: it
-    /// sends nothing any more.
+    /// Records that a worker has adopted the plan of this number and has left old primaries. `u64::MAX`: it sends
+    /// nothing any more.
     pub(crate) fn adopted(&self, worker: usize, generation: u64) {
         self.adopted[worker].store(generation, Ordering::Release);
     }
 
-    /// Whether a worker that knows the plan of this number has servers or processes to leave by a newer one.
+    /// Whether a worker with the plan of this number must leave servers or processes because of a newer plan.
     pub(crate) fn are_others_to_be_left(&self, known: u64) -> bool {
         self.led_since.load(Ordering::Acquire) > known
     }
 
-    /// Whether no worker uses a server any more that was a primary before, or a process that another process has
-    /// replaced.
+    /// Whether no worker uses an old primary or a replaced process any more.
     pub(crate) fn are_others_left(&self) -> bool {
         let since = self.led_since.load(Ordering::Acquire);
         self.adopted.iter().all(|adopted| adopted.load(Ordering::Acquire) >= since)
     }
 
-    /// Whether some clients may read from replicas, where nodes have them.
+    /// Whether some clients may read from replicas, if nodes have them.
     pub(crate) fn are_replicas_read(&self, live: &RuntimeSettings) -> bool {
         self.listeners_read_replicas || live.reads != Reads::Primary || live.users.read_replicas()
     }
 
-    /// Replaces the plan by what `change` makes of it, and wakes everybody.
+    /// Replaces the plan and wakes all workers.
     pub(crate) fn change_plan(&self, change: impl FnOnce(&RoutingSnapshot) -> RoutingSnapshot) {
         let mut plan = lock(&self.plan);
         let next = change(&plan);
@@ -562,8 +556,7 @@ impl Shared {
         self.ring_all();
     }
 
-    /// Worker `worker` has nothing in flight that is older than this; by node, for those that have a number in
-    /// `by_node`.
+    /// Publishes the oldest epoch of the worker's commands in flight, in total and for the nodes in `by_node`.
     pub(crate) fn publish_drained(&self, worker: usize, oldest: u64, by_node: OldestInFlight) {
         *lock(&self.drained_at[worker]) = by_node;
         self.drained[worker].store(oldest, Ordering::Release);
@@ -573,14 +566,14 @@ impl Shared {
         }
     }
 
-    /// The drain barrier of one node: whether nothing that was sent to it under an epoch before this one is in flight,
-    /// and every worker has adopted it.
+    /// The drain barrier of one node: whether every worker has adopted this epoch, and no command sent to the node
+    /// under an older one is in flight.
     pub(crate) fn drained_source(&self, epoch: u64, node: NodeId) -> bool {
         self.has_drained(epoch, node, |at| &at.executed)
     }
 
-    /// The same of a node that is lost for good: what was sent there may be executed, should it come back, but nobody
-    /// is told so any more.
+    /// The drain barrier of a lost node: its commands may be executed if it returns, but clients receive no reply to
+    /// them any more.
     pub(crate) fn drained_of_the_lost(&self, epoch: u64, node: NodeId) -> bool {
         self.has_drained(epoch, node, |at| &at.answered)
     }
@@ -592,13 +585,13 @@ impl Shared {
         })
     }
 
-    /// Has the workers publish what is in flight promptly, until nothing is older than this epoch.
+    /// Makes the workers publish their commands in flight promptly, until none is older than this epoch.
     pub(crate) fn want_drained(&self, epoch: u64) {
         self.drain_wanted.fetch_max(epoch, Ordering::AcqRel);
         self.ring_all();
     }
 
-    /// Changes what workers know of moves.
+    /// Changes the published state of moves.
     pub(crate) fn change_moves(&self, change: impl FnOnce(&mut Moves)) {
         self.change_plan(|plan| {
             let mut moves = (*plan.moves).clone();
@@ -607,7 +600,7 @@ impl Shared {
         });
     }
 
-    /// For a command that has movers be quiet while it looks at all keys. `None`: not now.
+    /// Acquires the permission to quiesce movers and access all keys. `None`: not now.
     pub(crate) fn take_turn_to_look(&self) -> Option<QuiesceLockGuard> {
         let mut looking = lock(&self.looking);
         if looking.is_taken || looking.not_before.is_some_and(|at| Instant::now() < at) {
@@ -617,12 +610,12 @@ impl Shared {
         Some(QuiesceLockGuard(self.looking.clone()))
     }
 
-    /// The exclusive connections to a node, over all workers.
+    /// Returns the counts of exclusive connections to a node, over all workers.
     pub(crate) fn exclusive_bounds(&self, node: NodeId) -> Arc<ExclusiveBounds> {
         lock(&self.exclusive_bounds).entry(node).or_insert_with(|| ExclusiveBounds::new(self.counters.len())).clone()
     }
 
-    /// A worker has panicked: its clients and connections are gone with it.
+    /// Resets the state of a worker that has panicked, whose clients and connections are gone.
     pub(crate) fn forget_worker(&self, worker: usize) {
         let counters = &self.counters[worker];
         self.clients.fetch_sub(counters.clients.get() as usize, Ordering::Relaxed);
@@ -658,23 +651,23 @@ impl Shared {
         self.started.elapsed()
     }
 
-    /// The time of [`Scans`].
+    /// Current time for [`Scans`].
     pub(crate) fn scan_tick(&self) -> u64 {
         self.started_tick + self.uptime().as_millis() as u64 / TICK_MS
     }
 
-    /// Whether every one of these nodes is known to have a database of this number.
+    /// Whether all these nodes are known to have a database of this number.
     pub(crate) fn has_database(&self, keepers: &[NodeId], database: u32) -> bool {
         let nodes = lock(&self.nodes);
         keepers.iter().all(|node| nodes.get(node).is_some_and(|facts| database < facts.databases))
     }
 
-    /// How many databases clients have been told that there are, at least.
+    /// Minimum number of databases that clients have seen.
     pub(crate) fn databases(&self) -> u32 {
         lock(&self.nodes).values().map(|facts| facts.databases).max().unwrap_or(0)
     }
 
-    /// Commands that may change the keys of a node, sent by all workers.
+    /// Sum over all workers of commands sent to a node that may change keys.
     pub(crate) fn changes_sent(&self, node: NodeId) -> Sent {
         self.counters.iter().map(|worker| worker.node(node)).fold(Sent::default(), |sent, node| Sent {
             writes: sent.writes + node.writes.get(),
@@ -682,7 +675,7 @@ impl Shared {
         })
     }
 
-    /// Changes what is known of a node.
+    /// Accesses the facts about a node.
     pub(crate) fn with_facts<R>(&self, node: NodeId, change: impl FnOnce(&mut NodeFacts) -> R) -> R {
         change(lock(&self.nodes).entry(node).or_default())
     }

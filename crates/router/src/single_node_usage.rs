@@ -1,33 +1,31 @@
-//! What a fleet of one node takes and a fleet of two would not: counted by command while there is one node, so that
-//! whoever adds the second knows beforehand.
+//! Commands that a fleet of one node accepts and a fleet of two would reject. Counted by command while there is one
+//! node, so that operators know the effect before they add a second.
 //!
-//! A worker counts for itself ([`Tally`]) and adds that to what all have counted ([`SingleNodeUsage`]) now and then: a client's
+//! Each worker has its own counts ([`Tally`]) and regularly adds them to the shared ones ([`SingleNodeUsage`]), so a client's
 //! command takes no lock.
 //!
-//! Not a log of commands: an application calls the same few in the same way, and their names and numbers are what its
-//! owner needs.
+//! Counts rather than a log: an application repeats the same few commands, and operators need their names and counts.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use crate::shared::lock;
 
-/// A limit that a command would meet if there were two nodes.
+/// Reason why a command would fail with two nodes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Limit {
-    /// Its keys are in several slots.
+    /// The keys are in several slots.
     Slots,
-    /// It uses keys that it does not name, or its text is not one that is run before several nodes.
+    /// The command uses undeclared keys, or its code is not accepted with several nodes.
     Unnamed,
-    /// It runs code that is not proved to keep to the keys that it names: an error only where it does not.
+    /// The command runs code that may use undeclared keys. Fails only if it does.
     Unproved,
-    /// It concerns every node, and they cannot execute it at one instant: `SWAPDB`, and what concerns every node in a
-    /// transaction.
+    /// The command concerns all nodes at one instant: `SWAPDB`, and all-node commands in a transaction.
     EveryNode,
 }
 
 impl Limit {
-    /// Its name in metrics.
+    /// Value of the metrics label.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -38,7 +36,7 @@ impl Limit {
         }
     }
 
-    /// What is so of the commands counted.
+    /// Description for operators.
     #[must_use]
     pub const fn text(self) -> &'static str {
         match self {
@@ -49,7 +47,7 @@ impl Limit {
         }
     }
 
-    /// The answer to EXEC where another node has joined since such a command was queued.
+    /// Reply to EXEC if a node has joined since such a command was queued.
     pub(crate) const fn aborted(self) -> &'static str {
         match self {
             Self::Slots => {
@@ -65,23 +63,23 @@ impl Limit {
     }
 }
 
-/// How often a command would have met a limit.
+/// Number of commands that would have failed with two nodes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limited {
-    /// The command's name.
+    /// Command name.
     pub command: String,
-    /// Which limit.
+    /// Reason of the failures.
     pub limit: Limit,
-    /// How often, since the router has started.
+    /// Number of commands since the start of the router.
     pub count: u64,
 }
 
-/// What one worker has counted and not yet added.
+/// Counts of one worker, not yet added to the shared ones.
 #[derive(Debug, Default)]
 pub(crate) struct Tally(Vec<Limited>);
 
 impl Tally {
-    /// A command was sent that would have met a limit.
+    /// Counts a command that was sent and would fail with two nodes.
     pub(crate) fn note(&mut self, command: &str, limit: Limit) {
         match self.0.iter_mut().find(|known| known.limit == limit && known.command == command) {
             Some(known) => known.count += 1,
@@ -89,7 +87,7 @@ impl Tally {
         }
     }
 
-    /// Adds it to what all have counted.
+    /// Adds the counts to the shared ones.
     #[inline]
     pub(crate) fn add_to(&mut self, all: &SingleNodeUsage) {
         if !self.0.is_empty() {
@@ -101,12 +99,12 @@ impl Tally {
     }
 }
 
-/// What all workers have counted.
+/// Counts of all workers.
 #[derive(Debug, Default)]
 pub(crate) struct SingleNodeUsage(Mutex<BTreeMap<(String, Limit), u64>>);
 
 impl SingleNodeUsage {
-    /// By command.
+    /// Returns the counts by command and limit.
     pub(crate) fn counted(&self) -> Vec<Limited> {
         lock(&self.0)
             .iter()

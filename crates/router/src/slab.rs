@@ -1,5 +1,5 @@
-//! Slots for connections, reused, with a generation each: a handle kept by somebody else (a node's pending reply, an
-//! epoll event) never reaches the connection that later took the same slot.
+//! Reusable slots for connections, with a generation each: a stale handle (in a node's pending reply, or an epoll
+//! event) never reaches a connection that reuses the slot.
 
 /// Names an entry of a [`Slab`]; stale after the entry is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -25,7 +25,7 @@ pub(crate) struct Slab<T> {
     free: Vec<u32>,
 }
 
-/// Generations wrap at this many, so that a handle fits into an epoll token beside its tag.
+/// Number of generations before they wrap. A handle must fit into an epoll token together with its tag.
 const GENERATIONS: u32 = 1 << 29;
 
 impl<T> Slab<T> {

@@ -1,30 +1,30 @@
-//! Commands that took long, with who sent them: the nodes' own logs name only the router.
+//! Slow commands with their clients. The logs of nodes only show the router.
 //!
-//! One log for all workers behind a lock: a command pays one comparison with a time that its worker has read anyway. A
-//! worker makes so many entries a second and no more (`worker::slowlog`), and does not wait for the lock.
+//! One log for all workers, behind a lock: a normal command only pays a comparison with a time that its worker has
+//! already read. Each worker limits its entries per second (`worker::slowlog`) and does not wait for the lock.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Arguments of an entry, as Redis cuts them.
+/// Maximum arguments per entry, as in Redis.
 const ARGUMENTS_MAX: usize = 32;
 
-/// Bytes of an argument, as Redis cuts them.
+/// Maximum bytes per argument, as in Redis.
 const ARGUMENT_MAX: usize = 128;
 
-/// One command that took long.
+/// A slow command.
 #[derive(Clone, Debug)]
 pub(crate) struct SlowEntry {
     pub(crate) id: u64,
     /// Unix time, seconds.
     pub(crate) at_s: u64,
-    /// From when the command's turn came until its reply was there.
+    /// From the start of the command's turn to its reply, microseconds.
     pub(crate) total_us: u64,
-    /// Of that, how long other commands of the client, or a full connection, kept it back before it was looked at.
+    /// Part before that in which other commands of the client, or a full connection, delayed it, microseconds.
     pub(crate) held_us: u64,
-    /// How long it waited in the router for the connection to the node to take it.
+    /// Wait for the connection to the node, microseconds.
     pub(crate) queue_us: u64,
-    /// How long it was on its way and at the node.
+    /// Time in transit and at the node, microseconds.
     pub(crate) node_us: u64,
     pub(crate) args: Vec<Vec<u8>>,
     pub(crate) address: String,
@@ -40,7 +40,7 @@ pub(crate) struct SlowLog {
 }
 
 impl SlowLog {
-    /// Adds an entry, and forgets the oldest ones beyond `max`. Its id is given here.
+    /// Adds an entry with a new id, and removes the oldest entries above `max`.
     pub(crate) fn add(&mut self, entry: SlowEntry, max: usize) {
         self.entries.push_front(Arc::new(SlowEntry { id: self.next_id, ..entry }));
         self.next_id += 1;
@@ -51,7 +51,7 @@ impl SlowLog {
         self.entries.len()
     }
 
-    /// The latest entries, latest first; all without a count.
+    /// Returns the latest entries, latest first. `None`: all.
     pub(crate) fn latest(&self, count: Option<usize>) -> Vec<Arc<SlowEntry>> {
         self.entries.iter().take(count.unwrap_or(usize::MAX)).cloned().collect()
     }
@@ -61,7 +61,7 @@ impl SlowLog {
     }
 }
 
-/// What of a command's arguments is kept: no more than Redis keeps, with the same words for what is left out.
+/// Shortens a command's arguments like Redis, with the same markers.
 pub(crate) fn shortened<'a>(args: impl ExactSizeIterator<Item = &'a [u8]>) -> Vec<Vec<u8>> {
     let count = args.len();
     let mut kept = Vec::new();
@@ -79,7 +79,9 @@ pub(crate) fn shortened<'a>(args: impl ExactSizeIterator<Item = &'a [u8]>) -> Ve
     kept
 }
 
-/// The same of a command of which only the beginning is there, as clients send it (`*2\r\n$3\r\n...`).
+/// Shortens a truncated request in wire format (`*2\r
+/// $3\r
+/// ...`).
 pub(crate) fn shortened_beginning(request: &[u8]) -> Vec<Vec<u8>> {
     let mut rest = request;
     let Some(count) = take_length(&mut rest, b'*') else { return Vec::new() };
@@ -102,7 +104,8 @@ pub(crate) fn shortened_beginning(request: &[u8]) -> Vec<Vec<u8>> {
     kept
 }
 
-/// Takes `$12\r\n` off the front, where it is whole.
+/// Parses a complete length line like `$12\r
+/// `.
 fn take_length(rest: &mut &[u8], kind: u8) -> Option<usize> {
     let line = rest.strip_prefix(&[kind])?;
     let end = line.iter().position(|byte| *byte == b'\r')?;

@@ -1,43 +1,43 @@
-//! A tap: whoever wants to see every command with keys that goes to a node, and how it ended.
+//! A tap: an observer of every command with keys that is sent to a node, and of its outcome.
 //!
-//! Tests compare what a tap saw with what nodes say that they executed. Where nobody listens a command does not notice.
+//! Tests compare it with the commands executed by nodes. Without a tap, commands do no extra work.
 
 use std::fmt::Debug;
 
 use switchyard_policy::topology::NodeId;
 
-/// A command with keys that is handed to a connection to a node. None of its bytes has been sent yet.
+/// A command with keys that is passed to a connection. No byte of it has been sent yet.
 #[derive(Debug)]
 pub struct SentCommand<'a> {
-    /// The worker that sends it, and the number that it gave it.
+    /// Worker, and command number within this worker.
     pub number: (usize, u64),
-    /// Where it goes. It may be read at a replica of this node.
+    /// Destination node. The command may be read at a replica of it.
     pub node: NodeId,
-    /// The database that it is executed in.
+    /// Database in which the command is executed.
     pub database: u32,
     /// Upper case; a subcommand with its container (`OBJECT|ENCODING`).
     pub command: &'a str,
-    /// The keys, as the node will see them, in the order of the arguments.
+    /// Keys as the node receives them, in the order of the arguments.
     pub keys: &'a [&'a [u8]],
-    /// Whether it may change any of them.
+    /// Whether the command may change any of them.
     pub writes: bool,
 }
 
-/// How a request ended that was handed to a connection.
+/// Outcome of a request that was passed to a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// The node has answered: what it has done is done.
+    /// The node has replied, so its effect is final.
     Certain,
-    /// The node never had all of it, so it never does anything.
+    /// The node never received all of it, so it has no effect.
     Never,
-    /// Its connection was lost. The node may execute it until it has confirmed that the connection is dead.
+    /// The connection was lost. The node may execute the request until it confirms that the connection is dead.
     Doubtful,
 }
 
-/// See [`Router::tap`](crate::Router::tap). Called by the workers themselves, so it must be quick.
+/// Observer for [`Router::tap`](crate::Router::tap). Called by workers, so it must be fast.
 pub trait Tap: Debug + Send + Sync {
-    /// A command is handed to a connection.
+    /// Called when a command is passed to a connection.
     fn sent(&self, command: &SentCommand<'_>);
-    /// What became of the command of this number. Once for each.
+    /// Called once per command, with its outcome.
     fn ended(&self, number: (usize, u64), outcome: Outcome);
 }

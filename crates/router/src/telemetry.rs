@@ -1,6 +1,6 @@
-//! What all workers have counted of the keys that they send to nodes ([`switchyard_policy::telemetry`]).
+//! Counts of keys sent to nodes, collected from all workers ([`switchyard_policy::telemetry`]).
 //!
-//! Each worker hands over its own segments once a second. The first of them then ends the segment for all.
+//! Each worker hands over its segment once a second. The first worker then ends the segment for all.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -14,22 +14,22 @@ use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot};
 
 use crate::shared::lock;
 
-/// The counts of a worker, of a sample.
+/// Sampled counts of a worker.
 #[derive(Debug)]
 pub(crate) struct Counted {
-    /// One command in so many was counted: each worker counts as few as its load allows.
+    /// Sampling rate: one of this many commands was counted. Each worker adapts it to its load.
     pub(crate) one_in: u32,
-    /// A segment has ended. Else the worker only hands over what it has, because that is much.
+    /// Whether the segment ends. Otherwise the counts are handed over early because they are large.
     pub(crate) ends: bool,
     pub(crate) nodes: Vec<(NodeId, Counts)>,
-    /// Slots of which something was counted.
+    /// Counted slots.
     pub(crate) slots: Vec<(Slot, SlotCount)>,
 }
 
-/// What workers share, once a second.
+/// Counts of all workers.
 #[derive(Debug)]
 pub(crate) struct SharedBoard {
-    /// Makes hashes of keys, so that nobody outside can make some that fall together.
+    /// Keyed hash of key names, so that clients cannot produce collisions.
     pub(crate) fingerprints: Fingerprinter,
     inner: Mutex<Inner>,
 }
@@ -37,7 +37,7 @@ pub(crate) struct SharedBoard {
 #[derive(Debug)]
 struct Inner {
     board: Board,
-    /// Of the segment that is under way, scaled to all commands.
+    /// Counts of the current segment, scaled to all commands.
     counts: BTreeMap<NodeId, Counts>,
     /// By slot, since the start, scaled to all commands.
     slots: Vec<SlotCount>,
@@ -58,7 +58,7 @@ impl Default for SharedBoard {
 }
 
 impl SharedBoard {
-    /// What a worker has counted since it said so last. `ends`: it is the one that ends segments.
+    /// Adds counts of a worker since its last call. `ends`: ends the segment for all workers.
     pub(crate) fn take(&self, counted: Counted, ends: bool) {
         let mut inner = lock(&self.inner);
         let scale = |count: u64| count * u64::from(counted.one_in);
@@ -81,12 +81,12 @@ impl SharedBoard {
         }
     }
 
-    /// By slot, since the start: an estimate for all commands.
+    /// Returns the estimated commands by slot since the start.
     pub(crate) fn slots(&self) -> Vec<SlotCount> {
         lock(&self.inner).slots.clone()
     }
 
-    /// The nodes that are used, each with so many of its keys.
+    /// Returns the nodes in use, each with up to `keys` hot keys.
     pub(crate) fn nodes(&self, keys: usize) -> Vec<HotNode> {
         lock(&self.inner).board.nodes(keys).collect()
     }

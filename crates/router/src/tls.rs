@@ -1,8 +1,8 @@
-//! TLS as the router is told of it: what to show to clients, and what to ask of nodes.
+//! TLS settings of the router: its certificates for clients, and its requirements for nodes.
 //!
-//! Certificates are read and checked by whoever configures the router; here they are finished rustls configurations
-//! with a text that identifies what they were made from, so that a reload sees whether anything has changed. A
-//! connection keeps the configuration that it was made with: new certificates drop nobody.
+//! Certificates are read and checked before. This module receives complete rustls configurations, each with an identity
+//! text, so that a reload detects changes. A connection keeps its configuration, so new certificates close no
+//! connection.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,37 +12,37 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustls::pki_types::{IpAddr, ServerName};
 use rustls::{AlertDescription, CertificateError, ClientConfig, Error, PeerIncompatible, ServerConfig};
 
-/// The server's side: certificate, key, and which clients' certificates are asked for.
+/// Settings for client connections: certificate, key, and required client certificates.
 #[derive(Clone)]
 pub struct ServerTls {
-    /// The configuration of rustls.
+    /// rustls configuration.
     pub config: Arc<ServerConfig>,
-    /// Says what it was made from: equal for equal content.
+    /// Identifies the source material: equal for equal content.
     pub identity: String,
 }
 
-/// The client's side, towards one node.
+/// Settings for connections to one node.
 #[derive(Clone)]
 pub struct NodeTls {
-    /// The configuration of rustls.
+    /// rustls configuration.
     pub config: Arc<ClientConfig>,
-    /// Says what it was made from: equal for equal content.
+    /// Identifies the source material: equal for equal content.
     pub identity: String,
     names: Names,
 }
 
-/// The names that certificates of a node's servers must have.
+/// Required certificate names of a node's servers.
 #[derive(Clone)]
 enum Names {
-    /// One name for every server of the node.
+    /// One name for all servers of the node.
     Same(ServerName<'static>),
-    /// The server's own host name, by its address. Clones share the map, so a name from a Sentinel counts for every
-    /// later connection.
+    /// Each server's own host name, by address. Clones share the map, so a name from a Sentinel applies to all later
+    /// connections.
     Own(Arc<Mutex<BTreeMap<SocketAddr, ServerName<'static>>>>),
 }
 
 impl NodeTls {
-    /// One name for every server of the node: `tls-server-name`, or the host of a node that is one server.
+    /// Verifies all servers of the node by one name: `tls-server-name`, or the host of a node with a single server.
     pub fn with_name(config: Arc<ClientConfig>, identity: String, name: ServerName<'static>) -> Self {
         Self { config, identity, names: Names::Same(name) }
     }
@@ -52,8 +52,8 @@ impl NodeTls {
         Self { config, identity, names: Names::Own(Arc::default()) }
     }
 
-    /// The name that the certificate of the server at `address` must have. A server without a known host name is
-    /// verified by its IP address.
+    /// Returns the required certificate name of the server at `address`. Without a known host name, this is its IP
+    /// address.
     pub fn name_at(&self, address: SocketAddr) -> ServerName<'static> {
         match &self.names {
             Names::Same(name) => name.clone(),
@@ -64,7 +64,7 @@ impl NodeTls {
         }
     }
 
-    /// Records the host that a Sentinel or the configuration has for the server at `address`. An IP address ends an
+    /// Records the host of the server at `address`, from a Sentinel or the configuration. An IP address removes an
     /// earlier name.
     pub fn note_host(&self, address: SocketAddr, host: &str) {
         let Names::Own(names) = &self.names else { return };
@@ -106,16 +106,16 @@ fn locked<'n>(
     names.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ciphers of every connection. A test compares them with those of rustls.
+/// Ciphers of all connections. A test compares them with rustls.
 const CIPHERS: &str = "AES-GCM or ChaCha20-Poly1305 (in TLS 1.2 with ECDHE)";
 
-/// Key exchanges of every connection. A test compares them with those of rustls.
+/// Key exchanges of all connections. A test compares them with rustls.
 const GROUPS: &str = "X25519, P-256, P-384 or X25519MLKEM768";
 
-/// Kinds of keys in certificates that are verified. A test compares them with those of rustls.
+/// Key types of verifiable certificates. A test compares them with rustls.
 pub const KEY_KINDS: &str = "RSA from 2048 bits, ECDSA with P-256, P-384 or P-521, or Ed25519";
 
-/// OIDs of algorithms that certificates may be signed with and rustls does not verify, and their names.
+/// OIDs and names of signature algorithms that rustls does not verify.
 const UNVERIFIED: &[(&[u8], &str)] = &[
     (&[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x04], "MD5 with RSA"),
     (&[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x05], "SHA-1 with RSA"),
@@ -126,7 +126,7 @@ const UNVERIFIED: &[(&[u8], &str)] = &[
     (&[0x2b, 0x65, 0x71], "Ed448"),
 ];
 
-/// Why a session with a node failed, and the remedy.
+/// Returns the reason why a session with a node failed, and the remedy.
 pub fn node_failure(error: &Error) -> String {
     use AlertDescription as Alert;
     let remedy = match error {
@@ -163,7 +163,7 @@ pub fn node_failure(error: &Error) -> String {
     format!("{error}: {remedy}")
 }
 
-/// Why a session with a client failed, and the remedy.
+/// Returns the reason why a session with a client failed, and the remedy.
 pub(crate) fn client_failure(error: &Error) -> String {
     let remedy = match error {
         Error::PeerIncompatible(PeerIncompatible::NoCipherSuitesInCommon) => format!(
@@ -185,7 +185,7 @@ pub(crate) fn client_failure(error: &Error) -> String {
     format!("{error}: {remedy}")
 }
 
-/// A remedy, if a certificate is refused because of the kind of a key or signature.
+/// Returns the remedy for a certificate that is refused because of the type of a key or signature.
 fn certificate_remedy(why: &CertificateError) -> Option<String> {
     let of = |id: &[u8]| {
         let known = UNVERIFIED.iter().find(|(oid, _)| id.windows(oid.len()).any(|part| part == *oid));
@@ -221,7 +221,7 @@ impl PartialEq for NodeTls {
     fn eq(&self, other: &Self) -> bool {
         let same_names = match (&self.names, &other.names) {
             (Names::Same(name), Names::Same(other)) => name == other,
-            // Names that servers have at present are no part of the configuration.
+            // Current names of servers are not part of the configuration.
             (Names::Own(_), Names::Own(_)) => true,
             _ => false,
         };
@@ -296,7 +296,7 @@ mod tests {
         assert_ne!(fixed, tls);
     }
 
-    /// The texts must stay true when rustls changes.
+    /// These texts must remain true when rustls changes.
     #[test]
     fn every_cipher_group_and_key_of_ours_is_named() {
         let provider = aws_lc_rs::default_provider();
@@ -310,7 +310,7 @@ mod tests {
         }
         let groups: Vec<String> = provider.kx_groups.iter().map(|group| format!("{:?}", group.name())).collect();
         assert_eq!(groups, ["X25519", "secp256r1", "secp384r1", "X25519MLKEM768"]);
-        // ML-DSA is verified, too. No text names it: a server cannot rely on it yet.
+        // rustls also verifies ML-DSA. No text mentions it, because servers cannot rely on it yet.
         for scheme in provider.signature_verification_algorithms.supported_schemes() {
             let name = format!("{scheme:?}");
             assert!(
@@ -322,7 +322,7 @@ mod tests {
         }
     }
 
-    /// Handshake of a client with a server that has an ECDSA key; returns the error of each side, the client's first.
+    /// Performs a handshake with a server that has an ECDSA key. Returns the errors of client and server.
     fn shake(
         client: CryptoProvider,
         server: CryptoProvider,
@@ -371,7 +371,7 @@ mod tests {
         };
         let [client, server] = shake(all(), all(), &[&version::TLS12]);
         assert_eq!((client, server), (None, None));
-        // The server has an ECDSA key only.
+        // The server has only an ECDSA key.
         let [client, server] = shake(with("ECDHE_RSA"), all(), &[&version::TLS12]);
         let (client, server) = (node_failure(&client.expect("fails")), client_failure(&server.expect("fails")));
         assert!(

@@ -1,8 +1,7 @@
-//! Who waits at nodes (BLPOP and relatives) and is on the way between two of them, over all workers: so that nobody
-//! overtakes anybody ([`switchyard_policy::wait_queue`]).
+//! Blocking commands (BLPOP and similar) that wait at nodes or move between two nodes, over all workers. Preserves
+//! their order ([`switchyard_policy::wait_queue`]).
 //!
-//! Only commands that may wait come here: when they are sent and when they are over, and between that when they are
-//! recalled.
+//! Only blocking commands come here: when they are sent, reissued, and finished.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,13 +12,13 @@ use switchyard_policy::wait_queue::{self, Turn};
 use crate::shared::{Mailboxes, Message, lock};
 use crate::slab::Handle;
 
-/// Parts of the table, each behind a lock of its own.
+/// Number of shards, each with its own lock.
 const SHARDS: usize = 16;
 
-/// A client of a worker.
+/// Worker and handle of a client.
 pub(crate) type ClientRef = (usize, Handle);
 
-/// A wait's place among those of its slot.
+/// Place of a command in the queue of its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ticket {
     slot: Slot,
@@ -37,13 +36,13 @@ impl WaitQueues {
         &self.shards[slot.index() % SHARDS]
     }
 
-    /// Drawn under the lock of the slot: whoever comes into the queue later has the higher number.
+    /// Creates a ticket. Must be called with the slot's lock held, so that later entries have higher numbers.
     fn ticket(&self, slot: Slot) -> Ticket {
         Ticket { slot, number: self.next.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// A command of this client begins to wait. The second is true where it is sent to its node now; else its worker is
-    /// told when it may be ([`Message::Turn`]).
+    /// Adds a blocking command. Returns whether it may be sent now; otherwise its worker later receives
+    /// [`Message::Turn`].
     pub(crate) fn enter(&self, slot: Slot, worker: usize, client: Handle) -> (Ticket, bool) {
         let mut line = lock(self.shard(slot));
         let ticket = self.ticket(slot);
@@ -51,7 +50,7 @@ impl WaitQueues {
         (ticket, goes)
     }
 
-    /// The same for one that cannot be sent yet, whoever waits.
+    /// Adds a command that cannot be sent yet, regardless of the queue.
     pub(crate) fn enter_recalled(&self, slot: Slot, worker: usize, client: Handle) -> Ticket {
         let mut line = lock(self.shard(slot));
         let ticket = self.ticket(slot);
@@ -59,43 +58,44 @@ impl WaitQueues {
         ticket
     }
 
-    /// A wait is to be ended at its node, and to begin again.
+    /// Marks a waiting command to be ended at its node and reissued.
     pub(crate) fn recall(&self, ticket: Ticket, worker: usize, client: Handle) {
         lock(self.shard(ticket.slot)).recall(ticket.slot, ticket.number, (worker, client));
     }
 
-    /// A recalled wait is with its worker.
+    /// Records that a reissued command has returned to its worker.
     pub(crate) fn is_back(&self, ticket: Ticket, mailboxes: &Mailboxes) {
         let next = lock(self.shard(ticket.slot)).on_ended(ticket.slot, ticket.number);
         notify(next, mailboxes);
     }
 
-    /// Whether a recalled wait may be sent to a node. If not, its worker is told when it may, and those of others who
-    /// have to be recalled first.
+    /// Whether a reissued command may be sent to a node. If not, its worker is notified later, and workers with
+    /// commands that must be reissued first are notified now.
     pub(crate) fn is_turn(&self, ticket: Ticket, mailboxes: &Mailboxes) -> bool {
         let turn = lock(self.shard(ticket.slot)).turn(ticket.slot, ticket.number);
         is_its(turn, mailboxes)
     }
 
-    /// The same, and where it may, it is sent.
+    /// Like `is_turn`, and marks the command as sent if so.
     pub(crate) fn go(&self, ticket: Ticket, worker: usize, client: Handle, mailboxes: &Mailboxes) -> bool {
         let turn = lock(self.shard(ticket.slot)).try_send(ticket.slot, ticket.number, (worker, client));
         is_its(turn, mailboxes)
     }
 
-    /// It was seen at its node. Whose turn it may be now, to be told at once: all behind it wait for that.
+    /// Records that the command was seen at its node. Returns the next client, to be notified at once: all later
+    /// commands wait for this.
     #[must_use]
     pub(crate) fn seen(&self, ticket: Ticket) -> Option<ClientRef> {
         lock(self.shard(ticket.slot)).on_blocked(ticket.slot, ticket.number)
     }
 
-    /// It is over.
+    /// Removes a finished command.
     pub(crate) fn leave(&self, ticket: Ticket, mailboxes: &Mailboxes) {
         let next = lock(self.shard(ticket.slot)).leave(ticket.slot, ticket.number);
         notify(next, mailboxes);
     }
 
-    /// The clients of a worker are gone.
+    /// Removes the clients of a worker.
     pub(crate) fn forget_worker(&self, worker: usize, mailboxes: &Mailboxes) {
         for shard in &self.shards {
             let next = lock(shard).forget(|(of, _)| of == worker);

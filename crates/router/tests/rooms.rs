@@ -1,15 +1,14 @@
-//! The rooms of a worker: which file of `src/worker/` may see clients, which may see connections to nodes, and which
-//! see both.
+//! Layers of a worker: which file of `src/worker/` may access clients, which may access connections to nodes, and which
+//! may access both.
 //!
-//! The types `Clients` and `Links` have private fields, so the compiler says who calls what. This says who holds both
-//! in hand. A file is to see as little as it needs: a row that says more than the file uses is a mistake as well, so
-//! the table can only become narrower.
+//! The types `Clients` and `Links` have private fields, so the compiler checks calls. This test checks which code holds
+//! both. A row that allows more than its file uses is an error as well, so the table can only become stricter.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What a room may see.
+/// Access of a file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Sees {
     /// Neither clients nor connections.
@@ -22,7 +21,7 @@ enum Sees {
 
 use Sees::{Both, Clients, Links, Neither};
 
-/// The methods of a worker, by file: what they see of `self.clients` and `self.links`.
+/// Files with methods of `Worker`, and their access to `self.clients` and `self.links`.
 const WORKER: &[(&str, Sees)] = &[
     ("accept.rs", Clients),
     ("acl.rs", Clients),
@@ -86,8 +85,8 @@ const WORKER: &[(&str, Sees)] = &[
     ("wait.rs", Both),
 ];
 
-/// Files with a type of their own and no method of `Worker`: modules of `worker` that they may name. `upstream` knows
-/// no client, `downstream` no connection.
+/// Files with their own type and no method of `Worker`, and the modules of `worker` that they may name. `upstream`
+/// knows no client, `downstream` no connection.
 const OWNERS: &[(&str, &[&str])] = &[
     ("batching.rs", &["downstream"]),
     ("changes.rs", &["keyed"]),
@@ -120,20 +119,20 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("zombies.rs", &[]),
 ];
 
-/// Where a request of the router's own is made that has no keys. Every other one passes the seam with its keys.
+/// Files that create requests of the router without keys. All other requests pass the command hook with their keys.
 const WITHOUT_KEYS: &[&str] = &["keyed.rs", "nodes.rs", "transactions.rs"];
 
-/// Methods of `Worker`. It may fall: lower it then.
+/// Maximum number of methods of `Worker`. Lower it when possible.
 const METHODS_MAX: usize = 465;
 
-/// Fields of `Worker`. The same.
+/// Maximum number of fields of `Worker`. Lower it when possible.
 const FIELDS_MAX: usize = 43;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/worker")
 }
 
-/// The code of all files, by path: without tests and comments.
+/// Returns the code of all files by path, without tests and comments.
 fn files() -> BTreeMap<String, String> {
     let mut files = BTreeMap::new();
     let mut directories = vec![root()];
@@ -155,7 +154,7 @@ fn files() -> BTreeMap<String, String> {
     files
 }
 
-/// Whether code names a field of the worker.
+/// Whether code accesses a field of the worker.
 fn names_field(code: &str, field: &str) -> bool {
     let squeezed: String = code.split_whitespace().collect();
     ["self", "worker"].iter().any(|of| {
@@ -175,7 +174,7 @@ fn sees(code: &str) -> Sees {
     }
 }
 
-/// The modules of the worker that code names in its imports and paths.
+/// Returns the modules of the worker named in imports and paths.
 fn imports(code: &str, modules: &BTreeSet<&str>) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for prefix in ["super::", "crate::worker::"] {
@@ -193,7 +192,7 @@ fn imports(code: &str, modules: &BTreeSet<&str>) -> BTreeSet<String> {
     found
 }
 
-/// What is wrong with these files.
+/// Returns the violations in these files.
 fn complaints(files: &BTreeMap<String, String>, worker: &[(&str, Sees)], owners: &[(&str, &[&str])]) -> Vec<String> {
     let mut wrong = Vec::new();
     let modules: BTreeSet<&str> = files

@@ -1,4 +1,4 @@
-//! The thread that chooses the keys of which copies are made.
+//! The thread that chooses the cacheable keys.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,22 +10,22 @@ use super::HotCopies;
 use crate::settings::{self, Reports};
 use crate::shared::{Shared, lock};
 
-/// What was counted is looked at so often.
+/// Interval between evaluations of the counts.
 const STEP: Duration = Duration::from_secs(1);
 
-/// The settings are, and what workers want, at least.
+/// Maximum interval between checks of the settings and of requests.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Counts in a second from which on a rate is no accident.
+/// Minimum sampled commands per second for a reliable rate.
 const SURE: f64 = 4.0;
 
-/// Keys of each node that are looked at.
+/// Keys considered per node.
 const KEYS: usize = 8192;
 
-/// So long after other keys may be copied, what workers want is not heard: they may not have heard of it.
+/// Time after a change of the allowed keys in which requests are ignored: workers may not have adopted the change yet.
 const UNHEARD: Duration = Duration::from_secs(1);
 
-/// Sets follow each other no faster: each costs every worker a look at all its copies.
+/// Minimum interval between sets, because each makes every worker check all its copies.
 const REST: Duration = Duration::from_millis(5);
 
 /// Runs until the router stops.
@@ -45,7 +45,7 @@ pub(crate) fn coordinate(shared: &Shared) {
             continue;
         }
         if Prefixes::of(settings) != prefixes {
-            // Names are not known here, so all go. Those that may be copied come again by what was counted.
+            // Key names are not known here, so all keys are removed. Allowed keys return by their counts.
             prefixes = Prefixes::of(settings);
             let gone = admission.forget();
             publish(shared, settings.knobs.all, Vec::new(), gone);
@@ -71,7 +71,7 @@ pub(crate) fn coordinate(shared: &Shared) {
     }
 }
 
-/// Which keys may be copied, by their names.
+/// Rules for keys by name.
 #[derive(PartialEq, Eq)]
 struct Prefixes {
     never: Vec<String>,
@@ -84,7 +84,7 @@ impl Prefixes {
     }
 }
 
-/// What workers want at once, after a while at most.
+/// Waits for requests, at most for `LOOK`, and takes them.
 fn wait(hot: &HotCopies) -> Vec<(u64, Slot)> {
     let mut wanted = lock(&hot.wanted);
     if wanted.is_empty() && !hot.is_stopped.load(Ordering::Acquire) {
@@ -93,18 +93,18 @@ fn wait(hot: &HotCopies) -> Vec<(u64, Slot)> {
     std::mem::take(&mut *wanted)
 }
 
-/// What all workers have counted, of keys that may be copied. One in several databases counts as one.
+/// Returns the counts of all workers for allowed keys. A key in several databases counts as one.
 fn seen(shared: &Shared, settings: &settings::HotCopies) -> Vec<Admitted> {
     let mut all: Vec<Admitted> = Vec::new();
     let placement = shared.plan().topology.placement().clone();
     for (one_in, hot) in
         shared.board.nodes(KEYS).into_iter().flat_map(|node| node.keys.into_iter().map(move |key| (node.one_in, key)))
     {
-        // A key that was counted once or twice by chance is not hot, however many uses that stands for.
+        // One or two samples may be chance, whatever number of uses they represent.
         if !settings.knobs.all && hot.rates.commands() < f64::from(one_in) * SURE {
             continue;
         }
-        // A name that is too long to be kept says neither slot nor prefix.
+        // A name that was too long to store has no slot and no prefix.
         let Some(key) = hot.name.key().filter(|key| settings.may_be(key)) else { continue };
         let reads = hot.rates.reads + hot.rates.hits;
         let bytes = (hot.rates.reply_bytes / hot.rates.commands().max(1.0)) as u64;

@@ -1,8 +1,9 @@
-//! What stands in front of a text that is checked while it runs: Lua in which `redis` is a table of ours.
+//! Lua preludes for the run-time check of scripts and libraries: they replace `redis` by a table with checked
+//! functions.
 //!
-//! Only in front, because nothing behind it can then take it away: a text cannot reach the locals of a function before
-//! it. All on one line, so that the lines of errors stay right. The server's own tables (`string`, `bit`) cannot be
-//! written to since Redis 6.2.7 and 7.0; what runs in every call is kept in locals all the same.
+//! Inserted before the text, so that the text cannot undo it: it cannot reach the locals of an earlier function. A
+//! single line, so that line numbers in errors stay correct. The server's own tables (`string`, `bit`) are read-only
+//! since Redis 6.2.7 and 7.0; functions used by every call are held in locals nevertheless.
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
@@ -18,11 +19,11 @@ pub(super) const HARMLESS: &str = "log sha1hex error_reply status_reply setresp 
      LOG_WARNING REPL_ALL REPL_AOF REPL_SLAVE REPL_REPLICA REPL_NONE REDIS_VERSION REDIS_VERSION_NUM SERVER_NAME SERVER_VERSION \
      SERVER_VERSION_NUM VALKEY_VERSION VALKEY_VERSION_NUM";
 
-/// What the check begins with. Names of its own: `K` is the table of declared keys, `E` raises an error, `C` and `Q`
-/// are the server's `call` and `pcall`, `T`, `F`, `L` and `O` are functions of Lua. `X` refuses, and `Z` refuses a
-/// command; `A` gives what of a key decides on its slot; `D` judges a key, `h` being where in `K` it probably is. An
-/// error is a table since Redis 7.0, and before a text: of a table the node would tell nothing. By `acl_check_cmd` they
-/// are told apart.
+/// Start of the check. `K` is the table of declared keys, `E` raises an error, `C` and `Q` are the server's `call` and
+/// `pcall`; `T`, `F`, `L` and `O` are Lua functions. `X` refuses, `Z` refuses a command. `A` returns the part of a key
+/// that determines its slot. `D` checks a key; `h` is its probable index in `K`. An error is a table since Redis 7.0,
+/// and a text before: older nodes would drop the message of a table. The presence of `acl_check_cmd` distinguishes
+/// them.
 const KEYS: [&str; 3] = [
     "local function X(t) t='ERR Switchyard: '..t E(R.acl_check_cmd and {err=t} or t,0) end;\
     local function Z(c) X('a script may not call '..c..' (which commands it may, docs/commands.md says)') end;\
@@ -32,18 +33,18 @@ const KEYS: [&str; 3] = [
     local function D(k,h) if k~=nil and K[h or 1]==k then return end local t=T(k) if t=='number' then \
     if k%1~=0 or k>=1e15 or k<=-1e15 or k==0 and 1/k<0 then X('the script names a key by a number that not every server writes alike') end \
     k=string.format('%.0f',k) elseif t~='string' then return end for i=1,#K do if K[i]==k then return end end ",
-    // Left out where a slot is no matter of tags: only declared keys are allowed there.
+    // Omitted if slots do not depend on hash tags: then only declared keys are allowed.
     "local a=A(k) for i=1,#K do if A(K[i])==a then return end end \
     if K[1] then local s,o=S(a) for i=1,#K do local b=A(K[i]) if b~=o then o=b if S(b)==s then return end end end end ",
     "X('the script touches the key \\''..L(k,1,128)..'\\', which it neither declares in KEYS nor has in the slot of one that it declares') end;",
 ];
 
-/// What judges a call begins with this. `I` finds the entry of a command, as [`entry`] writes it; `U` one that is not
-/// listed.
+/// Start of the check of a call. `I` finds the entry of a command, in the format of [`entry`]; `U` checks an unlisted
+/// command.
 const JUDGE: &str = "local function V(c,...) if T(c)~='string' then if T(c)=='number' then Z(c) end return end c=O(c) local e=I(c) \
     if e=='1' then return D((...)) end if e=='0' then return end if not e then e=U(c) if not e then return end end ";
 
-/// Goes on for commands with other entries. Options are cut at a byte 0, where servers stop to read them.
+/// Checks of commands with other entries. Options are cut at a NUL byte, like servers do.
 const OTHERS: [(&str, &str); 7] = [
     (
         "",
@@ -83,10 +84,10 @@ const OTHERS: [(&str, &str); 7] = [
     ),
 ];
 
-/// Whatever is not judged by then is refused.
+/// Refuses all remaining calls.
 const NOTHING_ELSE: &str = "Z(c) end;";
 
-/// What judges calls of commands with these entries.
+/// Returns the check for calls of commands with these entries.
 fn judging<'c>(codes: impl Iterator<Item = &'c str> + Clone) -> String {
     let mut out = JUDGE.to_owned();
     let needed = |kind: &str| codes.clone().any(|code| code.starts_with(kind) && !matches!(code, "0" | "1" | "-"));
@@ -94,32 +95,32 @@ fn judging<'c>(codes: impl Iterator<Item = &'c str> + Clone) -> String {
     out + NOTHING_ELSE
 }
 
-/// `U` where a text may call anything: what a node does not know it refuses itself, and what has its keys at fixed
-/// places is judged by them.
+/// `U` if a text may call any command. Unknown commands are left for the node to refuse. Commands with keys at fixed
+/// positions are checked by these positions.
 const UNLISTED: &str = "local function U(c) if F(c,'[^%w%._%-]') then Z(c) end local i=Q('COMMAND','INFO',c) if T(i)~='table' or i.err then Z(c) end \
     i=i[1] if not i then return end if T(i)~='table' or T(i[3])~='table' then Z(c) end \
     for a,b in pairs(i[3].set or i[3]) do if T(a)=='table' then b=a end if T(b)=='table' then b=b.ok end if b=='movablekeys' then Z(c) end end \
     if T(i[4])~='number' or i[4]<1 or i[6]<1 then Z(c) end return 'R'..i[4]..','..i[5]..','..i[6] end;";
 
-/// `call` and `pcall` of ours.
+/// Replacements of `call` and `pcall`.
 const CALLS: &str = "local function c(...) V(...) return C(...) end;\
     local function p(...) local o,e=pcall(V,...) if not o then if T(e)~='table' then e={err=e} end return e end return Q(...) end;";
 
-/// A node knows the router's user there, and not the client's.
+/// Nodes know the router's user, not the client's.
 const ACL_CHECK_CMD: &str = "acl_check_cmd=function() X('a script may not call redis.acl_check_cmd: the node would not answer for the user of the client') end";
 
-/// The strings' metatable is one for all scripts, and can be written to before Redis 8.2.2: a text gets a copy.
+/// The metatable of strings is shared by all scripts, and writable before Redis 8.2.2: a text gets a copy.
 const GETMETATABLE: &str = "local getmetatable=(function() local g,t=getmetatable,type return function(...) \
     if t((...))=='string' then return {__index=string} end return g(...) end end)() ";
 
-/// `redis` is read-only, as the server's own is, although the one of ours has a metatable for that.
+/// Makes our `redis` read-only like the server's, although it has a metatable for that.
 const RAWSET: &str = "local rawset=(function() local s,e,r=rawset,error,redis return function(t,...) \
     if t==r then e('Attempt to modify a readonly table',0) end return s(t,...) end end)() ";
 
-/// In front of a text that is not understood: a server tells its mistakes, and runs nothing of it.
+/// Prelude of unparsable text: a server reports the syntax errors, and executes nothing.
 pub(super) const NOT_UNDERSTOOD: &str = "do return {err='ERR Switchyard does not understand this script'} end ";
 
-/// The metatable of a `redis` that a text may do anything with: `R` is the server's own, `own` finds a member of ours.
+/// Returns the metatable of a `redis` that may be used in any way: `R` is the server's table, `own` finds our members.
 fn guard(own: &str) -> String {
     format!(
         "{{__index=function(_,n) return {own}T(n)=='string' and F(' {} ',' '..n..' ',1,true) and R[n] or nil end,\
@@ -128,13 +129,13 @@ fn guard(own: &str) -> String {
     )
 }
 
-/// All commands in one string, to be searched.
+/// All commands in one string, for searches.
 static LISTED: LazyLock<String> =
     LazyLock::new(|| entries().into_iter().fold(" ".to_owned(), |all, (name, code)| all + &name + ":" + &code + " "));
 
 static JUDGES_ALL: LazyLock<String> = LazyLock::new(|| judging(entries().iter().map(|(_, code)| code.as_str())));
 
-/// Stands before the text of a script that may call anything.
+/// Check for a script that may call any command.
 static CALLS_ANY: LazyLock<String> = LazyLock::new(|| {
     format!(
         "local N='{}' local function I(c) local _,e=F(N,' '..c..':',1,true) return e and string.match(N,'^%S+',e+1) end;{UNLISTED}{}",
@@ -142,7 +143,7 @@ static CALLS_ANY: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// For one that names all its commands in its text: only these are listed.
+/// Returns the check for a script with literal command names only, which lists just these.
 fn listed(facts: &Facts<'_>, table: &CommandTable) -> String {
     let mut unknown = false;
     let mut list: Vec<(String, String)> = Vec::new();
@@ -154,14 +155,14 @@ fn listed(facts: &Facts<'_>, table: &CommandTable) -> String {
                 list.push(found);
             }
             Some((_, Some(found))) => list.push(found),
-            // It concerns all keys, or one node.
+            // Commands on all keys, or on one node.
             Some((command, None)) if command.keys == Keys::None => {
                 list.push((command.name.to_ascii_lowercase(), "-".to_owned()))
             }
             _ => unknown = true,
         }
     }
-    // What is not listed has its keys at fixed places, if it may be called.
+    // Unlisted commands have their keys at fixed positions, if they may be called.
     let unlisted = unknown.then_some("R");
     let judging = judging(list.iter().map(|(_, code)| code.as_str()).chain(unlisted));
     let list = list.iter().fold(String::new(), |all, (name, code)| all + &format!("['{name}']='{code}',"));
@@ -171,7 +172,7 @@ fn listed(facts: &Facts<'_>, table: &CommandTable) -> String {
     )
 }
 
-/// What stands before the text of a script.
+/// Returns the prelude of a script.
 pub(super) fn of_script(facts: &Facts<'_>, table: &CommandTable, beside: UndeclaredKeys) -> String {
     let mut out = String::with_capacity(4096);
     out.push_str(
@@ -216,13 +217,13 @@ pub(super) fn of_script(facts: &Facts<'_>, table: &CommandTable, beside: Undecla
     out
 }
 
-/// What stands before a library of functions: one text for all, by which a library is known again. `K` has the keys of
-/// the running call. A library is loaded with next to no global names, so everything is looked up when a function first
-/// runs. From then on `redis` is read-only: what is found there is in `H`.
+/// Prelude of function libraries. Constant, so that checked libraries are recognized by it. `K` has the keys of the
+/// running call. While a library is loaded, it has nearly no globals, so the functions are resolved at the first call.
+/// From then on `redis` is read-only, with its members in `H`.
 ///
-/// Whoever can call what `G` gives chooses the keys that count as declared: it goes to the server and to nobody else.
-/// So a table that names a callback is copied, field by field, because nothing walks through a table while a library is
-/// loaded; servers know fields in any case, and other spellings are left out.
+/// A caller of the result of `G` chooses which keys count as declared, so it is passed only to the server. A table with
+/// a callback is copied field by field, because tables cannot be iterated while a library is loaded. Servers ignore the
+/// case of fields; mixed spellings are dropped.
 pub(super) static OF_LIBRARY: LazyLock<String> = LazyLock::new(|| {
     format!(
         "local redis=(function() local K,N,R,E,T,F,L,O,C,Q={{}};{}local function I(c) return N[c] end;{UNLISTED}{}{CALLS}\

@@ -1,9 +1,8 @@
-//! The grammar of Lua 5.1, read once from front to back: which global names a text uses, and how it uses `redis` and
-//! `KEYS`.
+//! Single-pass parser for Lua 5.1, which collects the global names of a text and its uses of `redis` and `KEYS`.
 //!
-//! No tree is kept, because only [`Facts`] are asked for. The reader may accept more than Lua does, since a server
-//! refuses the rest itself. It must never take a text that a server accepts for another one. So scopes, strings and
-//! comments are read exactly as Lua reads them, and whatever the grammar does not have ends the reading.
+//! It builds no tree, because only [`Facts`] are needed. It may accept more than Lua, since servers refuse the rest. It
+//! must never misinterpret a text that a server accepts. So scopes, strings and comments follow Lua exactly, and
+//! unknown grammar ends the parse.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -11,9 +10,9 @@ use switchyard_resp::command::{CommandTable, Keys};
 
 use super::rules::rule;
 
-/// How deep Lua nests blocks and expressions.
+/// Maximum nesting of blocks and expressions in Lua.
 const DEPTH_MAX: u32 = 200;
-/// How many local variables a function of Lua has.
+/// Maximum local variables per function in Lua.
 const LOCALS_MAX: usize = 200;
 
 const KEYWORDS: [&str; 21] = [
@@ -25,58 +24,58 @@ const KEYWORDS: [&str; 21] = [
 enum Token<'a> {
     Name(&'a [u8]),
     Keyword(&'static str),
-    /// A string; its bytes, where it has no escapes and no long brackets.
+    /// String. Has its bytes if it contains no escapes and no long brackets.
     Text(Option<&'a [u8]>),
     Number,
     Symbol(&'static str),
     End,
 }
 
-/// What a text does, as far as it matters to the keys that it may touch.
+/// Properties of a text that affect its use of keys.
 #[derive(Debug, Default)]
 pub(super) struct Facts<'a> {
-    /// The names that it uses and does not declare.
+    /// Names used without a declaration.
     pub(super) globals: BTreeSet<&'a [u8]>,
-    /// Members of `redis` that it names.
+    /// Members of `redis` that are accessed by name.
     pub(super) members: BTreeSet<&'a [u8]>,
-    /// The commands that it names as the literal first argument of `redis.call` and `redis.pcall`, in lower case.
+    /// Literal command names in `redis.call` and `redis.pcall`, in lower case.
     pub(super) commands: BTreeSet<String>,
-    /// It uses `redis` other than by a member that it names.
+    /// `redis` is used otherwise than by a named member.
     pub(super) redis_escapes: bool,
-    /// It uses `redis.call` other than with a literal name of a command.
+    /// `redis.call` is used without a literal command name.
     pub(super) calls_any: bool,
-    /// It uses `KEYS` other than to read an element or to count them.
+    /// `KEYS` is used otherwise than to read an element or its length.
     pub(super) keys_escape: bool,
-    /// Some call has a key that is not just `KEYS[...]`.
+    /// A call has a key other than `KEYS[...]`.
     pub(super) other_keys: bool,
-    /// It assigns to `redis` or to a member of it.
+    /// Assigns to `redis` or to a member of it.
     pub(super) changes_redis: bool,
 }
 
-/// What an expression is, as far as a call that it is an argument of has to know.
+/// Kind of an expression, as an argument of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Shape<'a> {
     Literal(&'a [u8]),
     /// `KEYS[...]`
     Key,
-    /// A call or `...`: any number of values, where it stands last.
+    /// A call or `...`: any number of values in the last position.
     Many,
     One,
 }
 
-/// What a variable or a call turned out to be.
+/// Kind of a variable or a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Suffixed {
     Call,
     Key,
-    /// Something of `redis`.
+    /// `redis` or a member of it.
     OfRedis,
     Variable,
-    /// An expression in parentheses.
+    /// Expression in parentheses.
     Value,
 }
 
-/// Reads a text, without its shebang; `None` where it is not understood.
+/// Parses a text without its shebang. `None` on unknown syntax.
 pub(super) fn read<'a>(text: &'a [u8], table: &'a CommandTable) -> Option<Facts<'a>> {
     let mut reader = Reader {
         text,
@@ -101,11 +100,11 @@ struct Reader<'a> {
     now: Token<'a>,
     ahead: Option<Token<'a>>,
     depth: u32,
-    /// The local variables in scope, innermost last.
+    /// Local variables in scope, innermost last.
     locals: Vec<&'a [u8]>,
-    /// How often each of these names is in scope.
+    /// Number of declarations of each name in scope.
     active: HashMap<&'a [u8], u32>,
-    /// Where the locals of this function begin.
+    /// Start of the current function's locals.
     function: usize,
     facts: Facts<'a>,
     table: &'a CommandTable,
@@ -117,13 +116,13 @@ impl<'a> Reader<'a> {
         &self.text[self.at..]
     }
 
-    /// After `[` at the start: the level of a long bracket, if it is one.
+    /// Returns the level of a long bracket at the start, if there is one.
     fn long_level(rest: &[u8]) -> Option<usize> {
         let level = rest.get(1..)?.iter().take_while(|b| **b == b'=').count();
         (rest.get(level + 1) == Some(&b'[')).then_some(level)
     }
 
-    /// Skips a long string or comment that opens here.
+    /// Skips a long string or comment that starts here.
     fn skip_long(&mut self, level: usize) -> Option<()> {
         self.at += level + 2;
         let mut close = vec![b']'];
@@ -131,7 +130,7 @@ impl<'a> Reader<'a> {
         close.push(b']');
         let rest = self.rest();
         let end = rest.windows(close.len()).position(|w| w == close)?;
-        // Lua 5.1 refuses these, or nests them, as it was built.
+        // Depending on its build, Lua 5.1 refuses or nests these.
         if level == 0 && rest[..end].windows(2).any(|w| w == b"[[") {
             return None;
         }
@@ -186,7 +185,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// As Lua's `read_numeral`: what is no number then, a server refuses.
+    /// Follows Lua's `read_numeral`. Servers refuse malformed numbers.
     fn number(&mut self) -> Token<'a> {
         let digits = self.rest().iter().take_while(|b| b.is_ascii_digit() || **b == b'.').count();
         self.at += digits;
@@ -207,7 +206,7 @@ impl<'a> Reader<'a> {
                 b'\n' | b'\r' => return None,
                 b'\\' => {
                     escaped = true;
-                    // A line that is continued may end in two bytes.
+                    // A line continuation may have two bytes.
                     end += if matches!(rest.get(end + 1..end + 3), Some(b"\r\n" | b"\n\r")) { 3 } else { 2 };
                 }
                 byte if byte == quote => break,
@@ -296,7 +295,7 @@ impl<'a> Reader<'a> {
         Some(())
     }
 
-    /// A block whose scope the caller closes.
+    /// Parses a block whose scope the caller closes.
     fn statements(&mut self) -> Option<()> {
         self.enter()?;
         while !self.ends_block() {
@@ -310,7 +309,7 @@ impl<'a> Reader<'a> {
         Some(())
     }
 
-    /// True for one that must be a block's last.
+    /// Parses a statement. Returns whether it must be the last of its block.
     fn statement(&mut self) -> Option<bool> {
         let Token::Keyword(word) = self.now else {
             self.expression_statement()?;
@@ -422,7 +421,7 @@ impl<'a> Reader<'a> {
         self.symbol("(")?;
         while self.now != Token::Symbol(")") {
             if self.accept(Token::Symbol("..."))? {
-                // Lua 5.1 keeps the arguments of such a function there.
+                // Lua 5.1 stores the arguments of such a function in `arg`.
                 self.declare(b"arg")?;
                 break;
             }
@@ -472,7 +471,7 @@ impl<'a> Reader<'a> {
         Some(())
     }
 
-    /// Without precedence, which says nothing of what is used.
+    /// Ignores precedence, which does not affect the used names.
     fn expression(&mut self) -> Option<Shape<'a>> {
         self.enter()?;
         let mut shape = self.operand()?;
@@ -560,7 +559,7 @@ impl<'a> Reader<'a> {
         name == b"KEYS" && self.is_global(name)
     }
 
-    /// Notes the use of a name; true where it is the global `redis`.
+    /// Records the use of a name. Returns whether it is the global `redis` or `server`.
     fn note(&mut self, name: &'a [u8]) -> bool {
         if !self.is_global(name) {
             return false;
@@ -569,7 +568,7 @@ impl<'a> Reader<'a> {
         matches!(name, b"redis" | b"server")
     }
 
-    /// A variable, a call, or an expression in parentheses, with all that follows it.
+    /// Parses a variable, a call, or an expression in parentheses, with all suffixes.
     fn suffixed(&mut self) -> Option<Suffixed> {
         let mut so_far = match self.now {
             Token::Symbol("(") => {
@@ -639,7 +638,7 @@ impl<'a> Reader<'a> {
         Some(shapes)
     }
 
-    /// After `KEYS`.
+    /// Continues after `KEYS`.
     fn of_keys(&mut self) -> Option<Suffixed> {
         if self.accept(Token::Symbol("["))? {
             self.expression()?;
@@ -650,7 +649,7 @@ impl<'a> Reader<'a> {
         Some(Suffixed::Variable)
     }
 
-    /// After `redis`.
+    /// Continues after `redis`.
     fn of_redis(&mut self) -> Option<Suffixed> {
         if !self.accept(Token::Symbol("."))? {
             self.facts.redis_escapes = true;
@@ -676,7 +675,7 @@ impl<'a> Reader<'a> {
             _ => None,
         };
         if shapes.is_empty() {
-            return; // the node has an error for that
+            return; // the node replies with an error
         }
         let Some(name) = literal(0) else {
             self.facts.calls_any = true;

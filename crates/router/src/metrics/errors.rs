@@ -1,29 +1,30 @@
-//! Errors that clients got, by their code: the first word of the text, as in Redis's `errorstats`.
+//! Error replies to clients, by error code: the first word of the text, as in Redis's `errorstats`.
 //!
-//! Each worker counts its own. Codes are few, and those that come first are found first. A script may invent codes, so
-//! their number is bounded, and nothing becomes one that does not look like one: an error's text may name a key.
+//! Each worker counts its own. There are few codes, and frequent ones come early in the list. Scripts may invent codes,
+//! so their number is bounded. Words that do not look like a code are not counted as one, because an error text may
+//! contain a key.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use super::{Counter, WorkerCounters};
 
-/// So many codes a worker tells apart, as Redis does.
+/// Maximum number of codes per worker, as in Redis.
 const CODES_MAX: usize = 128;
 
-/// The code of those beyond the bound. Valkey's name for it.
+/// Code for all further codes, named as in Valkey.
 const OVERFLOW: &str = "ERRORSTATS_OVERFLOW";
 
-/// What an error without a code counts as.
+/// Code for errors without one.
 const NO_CODE: &str = "ERR";
 
-/// A longer word is no code.
+/// Maximum length of a code.
 const CODE_LEN_MAX: usize = 31;
 
-/// Errors by code, with one writer.
+/// Errors by code, with a single writer.
 #[derive(Debug)]
 pub(crate) struct Errors {
-    /// Filled from the front.
+    /// Used from the front.
     codes: Box<[(OnceLock<Box<str>>, Counter)]>,
     others: Counter,
 }
@@ -35,7 +36,7 @@ impl Default for Errors {
 }
 
 impl Errors {
-    /// Counts an error, given as a reply of either protocol. Of a long one the beginning is enough.
+    /// Counts an error reply of either protocol version. For a long error its beginning suffices.
     #[cold]
     pub(crate) fn count(&self, reply: &[u8]) {
         let code = code_of(reply);
@@ -47,7 +48,7 @@ impl Errors {
         self.others.add(1);
     }
 
-    /// Those of all workers, by code.
+    /// Returns the errors of all workers by code.
     pub(crate) fn of_all(workers: &[Arc<WorkerCounters>]) -> BTreeMap<String, u64> {
         let mut all = BTreeMap::new();
         let mut add = |code: &str, count: &Counter| {
@@ -67,10 +68,10 @@ impl Errors {
     }
 }
 
-/// The code of an error: its first word, where that is in capital letters and a text follows.
+/// Returns the code of an error: its first word, if it is in capital letters and followed by text.
 fn code_of(reply: &[u8]) -> &str {
     let text = match reply.first() {
-        // Of RESP3, with its length before it.
+        // RESP3 blob error, with the length first.
         Some(b'!') => reply.iter().position(|byte| *byte == b'\n').map_or(&[][..], |end| &reply[end + 1..]),
         _ => reply.get(1..).unwrap_or_default(),
     };

@@ -1,6 +1,6 @@
-//! What a scrape sees: the counters of all workers added up, in the text that Prometheus reads.
+//! Metrics output: adds up the counters of all workers and encodes them in the Prometheus text format.
 //!
-//! Each help text stands alone: tools show it without its neighbours.
+//! Each help text must be understandable alone, because tools show it without the others.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,41 +18,41 @@ use crate::exclusive_bounds::{ExclusiveBounds, KINDS};
 use crate::mover::Moved;
 use crate::single_node_usage::Limited;
 
-/// What a scrape sees.
+/// Input of a scrape.
 pub(crate) struct Scrape {
     pub(crate) workers: Vec<Arc<WorkerCounters>>,
     pub(crate) nodes: Vec<NodeScrape>,
     pub(crate) epoch: u64,
     pub(crate) uptime_s: f64,
-    /// Bytes in use, and how many may be.
+    /// Bytes in use, and their limit.
     pub(crate) memory: (usize, usize),
-    /// How many clients there may be.
+    /// Limit of client connections.
     pub(crate) clients_max: usize,
     pub(crate) moved: Moved,
-    /// Keys that may have hot copies, and whether anything is answered from copies.
+    /// Number of cacheable keys, and whether hot copies are enabled and not suspended.
     pub(crate) hot: (u64, bool),
-    /// Commands that were served because there is one node.
+    /// Commands that only work because there is a single node.
     pub(crate) limited: Vec<Limited>,
-    /// How many exclusive connections of each kind there may be to a node.
+    /// Limit of exclusive connections per node and kind.
     pub(crate) exclusive_max: [usize; KINDS],
 }
 
-/// What a scrape sees of a node.
+/// Input of a scrape for one node.
 pub(crate) struct NodeScrape {
     pub(crate) id: NodeId,
-    /// The numbers that it had when it was a node before: counters go on, and never fall.
+    /// Earlier ids of the node. Their counters are included, so that sums never decrease.
     pub(crate) before: Vec<NodeId>,
     pub(crate) name: String,
-    /// A worker has a connection to it.
+    /// A worker has a connection to the node.
     pub(crate) is_up: bool,
-    /// Slots that it owns, and keys that live there without theirs.
+    /// Owned slots, and keys with a placement override for this node.
     pub(crate) slots: usize,
     pub(crate) exceptions: usize,
     pub(crate) exclusive_bounds: Arc<ExclusiveBounds>,
 }
 
 impl NodeScrape {
-    /// All numbers that it has or had.
+    /// Returns the current id and all earlier ids.
     fn numbers(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.before.iter().copied().chain([self.id])
     }
@@ -64,7 +64,7 @@ impl fmt::Debug for Scrape {
     }
 }
 
-/// The labels of a sample.
+/// Labels of a sample.
 struct Labels(Vec<(&'static str, String)>);
 
 impl EncodeLabelSet for Labels {
@@ -76,7 +76,7 @@ impl EncodeLabelSet for Labels {
     }
 }
 
-/// A sample.
+/// A labelled value.
 type Sample<T> = (Labels, T);
 
 fn alone<T>(value: T) -> [Sample<T>; 1] {
@@ -96,7 +96,7 @@ type WorkerCounter = fn(&WorkerCounters) -> &Counter;
 type ClassCounter = fn(&NodeClass) -> &Counter;
 type MovedFigure = fn(&Moved) -> u64;
 
-/// Counters per node: name, help, where.
+/// Counters per node: name, help, field.
 const NODE_COUNTERS: &[(&str, &str, NodeCounter)] = &[
     ("node_sent_bytes", "Bytes sent to the node", |n| &n.bytes_sent),
     ("node_received_bytes", "Bytes received from the node", |n| &n.bytes_received),
@@ -106,20 +106,18 @@ const NODE_COUNTERS: &[(&str, &str, NodeCounter)] = &[
     ("node_timeouts", "Commands that the node did not answer in time", |n| &n.timeouts),
 ];
 
-/// Gauges per node.
 const NODE_GAUGES: &[(&str, &str, NodeCounter)] = &[
     ("node_in_flight", "Commands sent to the node and not yet answered", |n| &n.in_flight),
     ("node_connections", "Connections to the node that are up", |n| &n.connections),
     ("node_unconfirmed_connections", "Broken connections whose commands may still run at the node", |n| &n.unconfirmed),
 ];
 
-/// Counters per node and class of commands.
 const CLASS_COUNTERS: &[(&str, &str, ClassCounter)] = &[
     ("node_requests", "Commands sent to the node", |c| &c.requests),
     ("node_errors", "Commands that the node answered with an error, or not at all", |c| &c.errors),
 ];
 
-/// Counters over all clients.
+/// Counters of clients, over all workers.
 const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     ("clients_accepted", "Client connections accepted", |w| &w.accepted),
     ("clients_rejected", "Client connections refused because of the client limit or missing descriptors", |w| {
@@ -185,7 +183,7 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     }),
 ];
 
-/// Gauges over all clients.
+/// Gauges of clients, over all workers.
 const CLIENT_GAUGES: &[(&str, &str, WorkerCounter)] = &[
     ("clients", "Client connections", |w| &w.clients),
     ("clients_blocked", "Clients whose command waits at a node", |w| &w.blocked),
@@ -202,7 +200,7 @@ const CLIENT_GAUGES: &[(&str, &str, WorkerCounter)] = &[
     ("node_subscriptions", "Subscriptions of the workers in force at nodes", |w| &w.upstream_subscriptions),
 ];
 
-/// Counters over all moves.
+/// Counters of all moves.
 const MOVED: &[(&str, &str, MovedFigure)] = &[
     ("moves_slots_moved", "Slots that moves have handed over to another node", |moved| moved.slots),
     ("moves_keys_moved", "Keys that moves have moved", |moved| moved.keys),
@@ -217,11 +215,11 @@ const MOVED: &[(&str, &str, MovedFigure)] = &[
     ("moves_big_keys_whole", "Big keys that moves have moved whole", |moved| moved.big_whole),
 ];
 
-/// Kinds of connections that one client at a time has alone, as labels.
+/// Label values of exclusive connections.
 const EXCLUSIVE: [&str; KINDS] = ["large", "watch", "blocking"];
 
 impl Scrape {
-    /// The text that Prometheus reads.
+    /// Returns the Prometheus text format.
     pub(crate) fn text(self) -> String {
         let mut registry = Registry::with_prefix("switchyard");
         registry.register_collector(Box::new(self));
@@ -235,17 +233,17 @@ impl Scrape {
         node.numbers().flat_map(|id| self.workers.iter().map(move |w| w.node(id))).collect()
     }
 
-    /// A histogram of all workers.
+    /// Adds up a histogram of all workers.
     fn sum_of(&self, histogram: impl Fn(&WorkerCounters) -> &Histogram) -> Sum {
         Sum::of(self.workers.iter().map(|worker| histogram(worker)))
     }
 }
 
-/// Writes families of samples.
+/// Writes metric families.
 struct Page<'a>(DescriptorEncoder<'a>);
 
 impl Page<'_> {
-    /// A family is named where it has no samples, too: whoever looks for it finds out that there is such a thing.
+    /// Writes a family, also without samples, so that its existence is visible.
     fn family<T>(
         &mut self,
         (name, help, unit): (&str, &str, Option<&Unit>),
@@ -256,7 +254,7 @@ impl Page<'_> {
         let mut family = self.0.encode_descriptor(name, help, unit, kind)?;
         for (labels, value) in samples {
             if labels.0.is_empty() {
-                return encode(family, &value); // the only one
+                return encode(family, &value); // no further sample is possible
             }
             encode(family.encode_family(&labels)?, &value)?;
         }
@@ -273,7 +271,7 @@ impl Page<'_> {
         self.family((name, help, None), MetricType::Gauge, samples, |mut to, value| to.encode_gauge(&(*value as i64)))
     }
 
-    /// Durations. What nothing is known of is left out.
+    /// Writes histograms. Empty ones are omitted.
     fn histograms(&mut self, name: &str, help: &str, samples: impl IntoIterator<Item = Sample<Sum>>) -> fmt::Result {
         let known = samples.into_iter().filter(|(_, sum)| sum.count() > 0);
         self.family((name, help, Some(&Unit::Seconds)), MetricType::Histogram, known, |mut to, sum| {

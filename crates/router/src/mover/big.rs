@@ -1,8 +1,7 @@
-//! Big keys: which keys of the move are so large that a DUMP and a RESTORE of them would hold up everybody at their
-//! nodes, and what became of them.
+//! Big keys: keys for which a DUMP and RESTORE would block all clients of their nodes.
 //!
-//! Every key's size is asked once, with the listing or before its leg ([`super::sizes`]), and again, before its leg, if
-//! it was written since. Not guessed from an average: the one key that matters is the one that no average shows.
+//! The size of every key is queried once, with the listing or before its leg ([`super::sizes`]), and again before its
+//! leg if it was written since. An average is no substitute: it hides the one large key.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -14,23 +13,23 @@ use tracing::warn;
 
 use super::run::{Mover, MoverExit};
 
-/// Written keys that are remembered; beyond it all keys of their slots are measured again.
+/// Written keys kept in memory. Above this limit, all keys of their slots are measured again.
 const WRITTEN_MAX: usize = 500_000;
-/// Keys whose size is asked in one go.
+/// Size queries per round trip.
 const AT_ONCE: usize = 500;
 
-/// Big keys of a move, as people are shown them.
+/// Big keys of a move, for status output.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BigKeys {
     /// Moved in pieces.
     pub in_pieces: u64,
-    /// Moved whole: commands for them, and all others at their nodes, waited meanwhile.
+    /// Moved whole. Commands for the key, and all others at its nodes, waited.
     pub whole: u64,
-    /// The longest that one took which was moved whole, microseconds.
+    /// Longest duration of a key that was moved whole, microseconds.
     pub whole_us_max: u64,
-    /// What was moved whole last, and why: type, size, time. Empty where there was none.
+    /// Type, size, duration and reason of the last key that was moved whole. Empty if none.
     pub whole_last: String,
-    /// Those that are being copied in pieces now.
+    /// Big keys being copied in pieces now.
     pub under_way: Vec<BigKey>,
 }
 
@@ -39,34 +38,34 @@ pub struct BigKeys {
 pub struct BigKey {
     /// hash, set, zset, list or string.
     pub kind: &'static str,
-    /// Its size at the source, bytes of memory.
+    /// Memory at the source, bytes.
     pub bytes: u64,
     /// Bytes copied so far.
     pub copied: u64,
-    /// All of it has been read, and what is written meanwhile is read after.
+    /// The first pass has read the whole value. Later passes read elements changed since.
     pub is_read: bool,
-    /// How often the copy began again, because the value was changed as a whole.
+    /// Restarts of the copy because the whole value was replaced.
     pub restarts: u32,
 }
 
-/// What is known of one.
+/// A big key.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) bytes: u64,
-    /// Why it is moved whole, if it is.
+    /// Reason why it is moved whole, if it is.
     pub(super) whole: Option<String>,
 }
 
 /// The big keys of a move that have not moved yet.
 #[derive(Debug)]
 pub(super) struct Big {
-    /// From how many bytes a key is big, as it was when the keys were listed; `None`: none is.
+    /// Minimum size of a big key in bytes, as of the listing. `None`: no key is big.
     limit: Option<u64>,
     found: BTreeMap<Slot, BTreeMap<Place, Found>>,
-    /// Written since their size was asked.
+    /// Keys written since their size was queried.
     written: HashMap<Slot, HashSet<Key>>,
     written_count: usize,
-    /// Slots with more of them than are remembered.
+    /// Slots with too many written keys to record.
     unknown: BTreeSet<Slot>,
     refused: bool,
     pub(super) shown: BigKeys,
@@ -89,12 +88,11 @@ impl Big {
         self.limit = limit;
     }
 
-    /// Whether any key can be big.
     pub(super) fn matters(&self) -> bool {
         self.limit.is_some()
     }
 
-    /// Values of so many bytes are big.
+    /// Minimum size of a big key in bytes.
     pub(super) fn limit(&self) -> u64 {
         self.limit.unwrap_or(u64::MAX)
     }
@@ -111,7 +109,7 @@ impl Big {
         }
     }
 
-    /// Those of the slots, with their sizes.
+    /// Returns the big keys of the slots.
     pub(super) fn of<'b>(&'b self, slots: &'b [Slot]) -> impl Iterator<Item = (&'b Place, &'b Found)> {
         slots.iter().filter_map(|slot| self.found.get(slot)).flatten()
     }
@@ -146,7 +144,7 @@ impl Big {
         }
     }
 
-    /// The size of a key was answered that has just been listed. Nearly all are small, and nothing is known of them.
+    /// Records the size of a key that was just listed. Small keys, nearly all, are not stored.
     pub(super) fn note_listed(&mut self, slot: Slot, key: &[u8], database: u32, answer: &[u8]) {
         let limit = self.limit();
         let is_small =
@@ -156,7 +154,7 @@ impl Big {
         }
     }
 
-    /// A size was answered.
+    /// Records the size of a key.
     pub(super) fn note_size(&mut self, slot: Slot, place: Place, answer: &[u8]) {
         let limit = self.limit();
         self.refused |= reply::is_error(answer);
@@ -171,7 +169,7 @@ impl Big {
 }
 
 impl Mover {
-    /// Asks for the size of a key, if sizes matter. True where that is a command more.
+    /// Requests the size of a key, if sizes matter. Returns whether a command was sent.
     pub(super) fn query_size(&mut self, key: &Key) -> bool {
         if self.big.refused || !self.big.matters() {
             return false;
@@ -181,7 +179,7 @@ impl Mover {
         true
     }
 
-    /// Says once that sizes are not told.
+    /// Logs, once, that the node refuses size queries.
     pub(super) fn log_refused_sizes(&mut self, was_refused: bool) {
         if self.big.refused && !was_refused {
             let name = self.name(self.life.order().source);
@@ -197,7 +195,7 @@ impl Mover {
         self.big.refused
     }
 
-    /// Asks once more for the sizes of keys of these slots that were written since they were listed.
+    /// Queries the sizes of keys written since their slots were listed.
     pub(super) fn measure_written(&mut self, slots: &[Slot]) -> Result<(), MoverExit> {
         if self.big.refused || !self.big.matters() {
             return Ok(());
@@ -210,7 +208,7 @@ impl Mover {
             }
             let written = self.big.written.remove(slot).unwrap_or_default();
             self.big.written_count -= written.len();
-            // What is being copied is known to be big.
+            // Keys being copied are already known to be big.
             keys.extend(written);
         }
         if !unknown.is_empty() {
@@ -235,7 +233,7 @@ impl Mover {
         Ok(())
     }
 
-    /// A big key was moved whole, and everybody who wanted it, or its nodes, waited for so long.
+    /// Records and logs a big key that was moved whole, and the delay of clients at its nodes.
     pub(super) fn note_whole(&mut self, kind: &str, bytes: u64, us: u64, why: &str) {
         let shown = &mut self.big.shown;
         shown.whole += 1;

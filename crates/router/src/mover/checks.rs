@@ -1,4 +1,4 @@
-//! Before the first leg: whether the move can be at all, and what the target needs.
+//! Checks before the first leg: whether the move is possible, and the functions and scripts that the target needs.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use crate::function_turns::CopyTurn;
 use crate::lua::{Libraries, renewed_library};
 use crate::shared::lock;
 
-/// Times to live are moved as points in time: by so much the two clocks may differ, microseconds.
+/// Maximum difference of the two clocks, microseconds. TTLs are moved as absolute times.
 const SKEW_MAX_US: i64 = 1_000_000;
 
-/// The name of a library that is not kept to its callers' keys, and the code that is; or why there is none.
+/// Name of a library that may use undeclared keys, and its checked code or the reason why it cannot be checked.
 type Unchecked = (String, Result<Vec<u8>, String>);
 
 impl Mover {
-    /// Whether the nodes can do it.
+    /// Checks versions, clocks, durability, databases and libraries of both nodes.
     pub(super) fn check(&mut self) -> Result<(), MoverExit> {
         self.shown.set_activity("looking at both nodes");
         let (source, target) = (self.name(self.life.order().source), self.name(self.life.order().target));
@@ -51,7 +51,8 @@ impl Mover {
                 )));
             }
         }
-        // As many databases at the target as at the source: a refused SELECT would put keys where they do not belong.
+        // The target needs as many databases as the source: after a refused SELECT, keys would go to the wrong
+        // database.
         let answer = self.call(Side::Source, &[b"CONFIG", b"GET", b"databases"])?;
         let count = reply::elements(&answer)
             .nth(1)
@@ -68,8 +69,8 @@ impl Mover {
         self.check_libraries()
     }
 
-    /// The version of the format that DUMP gives: that of a key which nobody sees, or of the functions of a node that
-    /// is full.
+    /// Returns the version of the node's DUMP format, from a temporary key, or from FUNCTION DUMP if the node is out of
+    /// memory.
     fn version_of_dump(&mut self, side: Side) -> Result<u16, MoverExit> {
         let name = format!("switchyard:temporary:{}:mover-{}", self.shared.incarnation, self.id.0);
         let key = name.as_bytes();
@@ -101,7 +102,7 @@ impl Mover {
         }
     }
 
-    /// Asks a side what time it is.
+    /// Queries the clock of a side.
     pub(super) fn query_clock(&mut self, side: Side) -> Result<(), MoverExit> {
         self.end_mut(side).ahead_us = None;
         let before_us = self.now_us() as i64;
@@ -117,7 +118,7 @@ impl Mover {
         Ok(())
     }
 
-    /// Why nothing can move between the clocks of the two sides, as they were asked last.
+    /// Returns an error text if the two clocks, as last queried, differ too much.
     pub(super) fn clocks_differ(&self) -> Option<String> {
         let skew_us = skew_us(self.source.ahead_us?, self.target.ahead_us?);
         (skew_us.abs() > SKEW_MAX_US).then(|| {
@@ -130,15 +131,15 @@ impl Mover {
         })
     }
 
-    /// Asks both sides what time it is: before a move and before each of its legs, since clocks are set and nodes
-    /// change their machine.
+    /// Queries both clocks. Called before a move and before each leg, because clocks are adjusted and nodes change
+    /// machines.
     pub(super) fn check_clocks(&mut self) -> Result<(), MoverExit> {
         self.query_clock(Side::Source)?;
         self.query_clock(Side::Target)?;
         self.clocks_differ().map_or(Ok(()), |why| Err(MoverExit::Stop(why)))
     }
 
-    /// Walks through the keys of some slots at a node: calls `with` with the keys of each step, in their database.
+    /// Scans the keys of some slots at a node. Calls `with` for each page, with the database.
     pub(super) fn walk(
         &mut self,
         side: Side,
@@ -160,7 +161,7 @@ impl Mover {
                     )));
                 };
                 let (temporary, keys): (Vec<&[u8]>, Vec<&[u8]>) = keys.into_iter().partition(|key| is_temporary(key));
-                // Keys that live at this node although their slot does not are where they belong.
+                // A key with a placement override for this node is where it belongs.
                 let (topology, node) = (self.shared.plan().topology.clone(), self.end(side).node);
                 let is_wrong =
                     |key: &&[u8]| is_ours[topology.slot_of(key).index()] && topology.exception(key) != Some(node);
@@ -196,7 +197,7 @@ impl Mover {
         Ok(())
     }
 
-    /// Functions, and the scripts that went through us, are at the target before it serves.
+    /// Copies functions and known scripts to the target before it serves clients.
     pub(super) fn give_functions(&mut self) -> Result<(), MoverExit> {
         let hashes = lock(&self.shared.scripts).hashes();
         for sha in hashes {
@@ -204,7 +205,7 @@ impl Mover {
             self.call(Side::Target, &[b"SCRIPT", b"LOAD", &body])?;
             self.pump()?;
         }
-        // Nobody changes functions until the target has what is read here.
+        // The turn blocks changes of functions until the target has this dump.
         let turn = self.turn_to_copy()?;
         if let Some((name, _)) = self.unchecked_libraries()?.into_iter().next() {
             return Err(MoverExit::Stop(format!(
@@ -214,7 +215,7 @@ impl Mover {
         }
         let theirs = self.call(Side::Source, &[b"FUNCTION", b"DUMP"])?;
         if reply::is_error(&theirs) {
-            return Ok(()); // before 7.0 there were none
+            return Ok(()); // no functions before Redis 7.0
         }
         let ours = self.call(Side::Target, &[b"FUNCTION", b"DUMP"])?;
         let (Some(theirs), Some(ours)) = (reply::text(&theirs), reply::text(&ours)) else { return Ok(()) };
@@ -232,8 +233,8 @@ impl Mover {
         }
     }
 
-    /// Functions may use any key of the only node, and before several each keeps to the keys that its caller names.
-    /// This has all of the source do that before anything moves.
+    /// Rewrites the source's libraries so that functions use only declared keys. A single node allows any key; with
+    /// several nodes each function must keep to the keys of its caller.
     fn check_libraries(&mut self) -> Result<(), MoverExit> {
         if self.unchecked_libraries()?.is_empty() {
             return Ok(());
@@ -254,13 +255,13 @@ impl Mover {
         Ok(())
     }
 
-    /// Libraries of the source that are not kept to the keys of their callers, each with what it is to be.
+    /// Returns libraries of the source that may use undeclared keys, with their checked code.
     fn unchecked_libraries(&mut self) -> Result<Vec<Unchecked>, MoverExit> {
         let plan = self.shared.plan();
         if plan.libraries() != Libraries::Checked {
             return Ok(Vec::new());
         }
-        // Before 7.0 there are none.
+        // Before Redis 7.0 this is an error.
         let list = self.call(Side::Source, &[b"FUNCTION", b"LIST", b"WITHCODE"])?;
         let unchecked = |library: &[u8]| {
             let fields: Vec<&[u8]> =
@@ -273,7 +274,7 @@ impl Mover {
         Ok(if reply::is_error(&list) { Vec::new() } else { reply::elements(&list).filter_map(unchecked).collect() })
     }
 
-    /// Has a node store functions; gives the turn back, or the node's refusal.
+    /// Stores functions at a node. Returns the turn, or the node's refusal.
     fn store_functions(
         &mut self,
         side: Side,
@@ -288,15 +289,15 @@ impl Mover {
             Ok(answer) if reply::is_error(&answer) => Ok(Err(error_text(&answer))),
             Ok(_) => Ok(Ok(turn)),
             Err(halt) => {
-                // It may still be executed, also when this move has ended.
+                // The node may still execute the command after this move has ended.
                 self.shared.fences.broke_with_functions(node, process, turn);
                 Err(halt)
             }
         }
     }
 
-    /// Nobody changes functions until this is dropped. A node that may still store others is read and given none
-    /// before.
+    /// Waits for exclusive access to functions, held until the turn is dropped. First waits for pending stores at both
+    /// nodes.
     fn turn_to_copy(&mut self) -> Result<CopyTurn, MoverExit> {
         let turn = loop {
             let free = self.shared.functions.to_copy().filter(|_| {
@@ -319,7 +320,7 @@ impl Mover {
         Ok(turn)
     }
 
-    /// Whether the target's memory is enough for these slots.
+    /// Checks that the target has enough memory for these slots.
     pub(super) fn has_room(&mut self, slots: &[Slot]) -> Result<(), MoverExit> {
         let info = |mover: &mut Self, side| -> Result<String, MoverExit> {
             let answer = mover.call(side, &[b"INFO", b"everything"])?;
@@ -339,7 +340,7 @@ impl Mover {
             .sum();
         let keys: u64 = slots.iter().map(|slot| u64::from(self.list.count(*slot))).sum();
         let needed = number(&source, "used_memory_dataset").saturating_mul(keys.min(keys_there)) / keys_there.max(1);
-        // Big keys do not show in an average. What is staged of them is there already.
+        // An average hides big keys. Staged data is already part of the used memory.
         let big: u64 = slots.iter().map(|slot| self.big.bytes_of(*slot)).sum();
         let staged = self.staging.copied();
         let needed = needed.max(big).saturating_sub(staged);
@@ -352,8 +353,8 @@ impl Mover {
         Ok(())
     }
 
-    /// Whether a key that is found at the target, in a slot of the move, may be removed there. Other databases of a
-    /// pool's servers are not the pool's.
+    /// Whether an unexpected key at the target, in a slot of the move, may be removed. For pools, other databases of
+    /// the server are off limits.
     pub(super) fn may_be_removed(&self, database: u32, key: &[u8]) -> bool {
         let is_own = || self.placement.is_crc16() || database == self.shared.plan().live.database;
         self.life.order().how.purge_target && is_own()
@@ -361,8 +362,7 @@ impl Mover {
     }
 }
 
-/// By how much one clock is ahead of another one, at least, where each is ahead of a third one by so much, at least and
-/// at most.
+/// Minimum distance between two clocks, signed. Each argument is a clock's lead over a third clock (min, max).
 fn skew_us(one: (i64, i64), other: (i64, i64)) -> i64 {
     let (at_least, at_most) = (one.0 - other.1, one.1 - other.0);
     if at_least > 0 { at_least } else { at_most.min(0) }

@@ -1,7 +1,7 @@
-//! What workers and a mover have in common: which keys of a leg are committed, and what they tell each other.
+//! State shared by workers and a mover: the committed keys of a leg, and messages to the mover.
 //!
-//! Workers read the committed keys of a leg without asking the mover ([`Committed`]). A leg that rolls back is another
-//! `LegView` with a set of its own, in another plan: workers never see half of a turn.
+//! Workers read the committed keys of a leg without a message to the mover ([`Committed`]). A rollback publishes
+//! another `LegView` with a new set in another plan, so workers never see a partial switch of direction.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -21,32 +21,32 @@ use super::{Holds, MoveProgress, UserRequest};
 use crate::away::Away;
 use crate::shared::lock;
 
-/// Parts of a set of committed keys, each behind a lock of its own.
+/// Shards of the set of committed keys, each with its own lock.
 const SHARDS: usize = 64;
 
-/// Bytes of elements that wait to be taken by the mover, at most.
+/// Maximum bytes of queued elements.
 const TOUCHED_MAX: usize = 64 << 20;
 
-/// Bytes of keys that may be created and wait to be taken by the mover, at most, and what each costs beside its name.
+/// Maximum bytes of queued written keys, and the overhead per key.
 const WRITTEN_MAX: usize = 16 << 20;
 const KEY_OVERHEAD: usize = 48;
 
 type Shard = RwLock<Exact>;
 
-/// The keys of a leg that may be used where they are going.
+/// Keys of a leg that may be used at their destination.
 #[derive(Debug)]
 pub(crate) struct SharedLeg {
     shards: [Shard; SHARDS],
-    /// Every key is there, also those that nobody has named: the slots are being handed over.
+    /// All keys may be used there, including unknown ones. Set during the hand-over.
     all: AtomicBool,
-    /// Workers of which clients wait, a bit each (by number, modulo 64).
+    /// Workers with waiting clients, one bit each (worker number modulo 64).
     waiting: AtomicU64,
-    /// What the switch of a published protocol remembers.
+    /// Tracker of a published protocol; its paper keeps this state in a switch.
     tracker: Option<Arc<SharedTracker>>,
 }
 
-/// The tracker of a published protocol, which all moves by such protocols share, as pairs of source and target share a
-/// switch's filters. Movers write it, and workers read it for each command of such a move.
+/// Tracker of a published protocol. Shared by all such moves, like the filters of a switch that serves all pairs of
+/// source and target. Written by movers, read by workers for each command.
 pub(crate) struct SharedTracker(RwLock<Box<dyn Tracker>>);
 
 impl SharedTracker {
@@ -73,24 +73,24 @@ impl Default for SharedLeg {
 }
 
 impl SharedLeg {
-    /// One of which no key is committed. `tracker`: of a published protocol.
+    /// Returns a leg without committed keys. `tracker`: for published protocols only.
     pub(crate) fn tracked(tracker: Option<Arc<SharedTracker>>) -> Self {
         Self { tracker, ..Self::default() }
     }
 
-    /// The same of which no key is committed.
+    /// Returns an empty leg with the same tracker.
     pub(crate) fn anew(&self) -> Self {
         Self::tracked(self.tracker.clone())
     }
 
-    /// These groups start, or are complete.
+    /// Marks these groups as started or complete.
     pub(crate) fn track(&self, groups: Vec<Fingerprint>, complete: bool) {
         let Some(tracker) = &self.tracker else { return };
         let mut tracker = tracker.0.write().unwrap_or_else(PoisonError::into_inner);
         groups.into_iter().for_each(|group| if complete { tracker.complete(group) } else { tracker.start(group) });
     }
 
-    /// Where a group is of which the tracker has said something else.
+    /// Corrects the tracker's state of a group.
     pub(crate) fn found(&self, group: Fingerprint, truth: State) {
         if let Some(tracker) = &self.tracker {
             tracker.0.write().unwrap_or_else(PoisonError::into_inner).correct(group, truth);
@@ -107,12 +107,12 @@ impl SharedLeg {
         }
     }
 
-    /// Every key is where workers use those that are committed, also those that nobody has named.
+    /// Commits all keys, including unknown ones.
     pub(crate) fn commit_all(&self) {
         self.all.store(true, Ordering::SeqCst);
     }
 
-    /// The workers that have to be told of what was committed before this, as a set of bits.
+    /// Takes the set of workers, as bits, that must be notified of earlier commits.
     pub(crate) fn take_waiting(&self) -> u64 {
         fence(Ordering::SeqCst);
         self.waiting.swap(0, Ordering::SeqCst)
@@ -145,11 +145,11 @@ impl Committed for SharedLeg {
 pub(crate) struct Moves {
     pub(crate) by_id: BTreeMap<MoveId, Arc<SharedMove>>,
     pub(crate) legs: Legs<SharedLeg>,
-    /// Slots that are with others while their owners are ejected, one entry for each of these nodes.
+    /// Slots served by other nodes while their owners are ejected. One entry per ejected node.
     pub(crate) away: Vec<Arc<Away>>,
 }
 
-/// What a mover is told.
+/// Message to a mover.
 #[derive(Debug)]
 pub(crate) enum MoverMessage {
     /// A client waits for these keys of the leg.
@@ -163,32 +163,32 @@ pub(crate) enum MoverMessage {
     },
     /// Commands that may create these keys are about to be sent to the source.
     Written(Vec<Key>),
-    /// The same of any key of the slot.
+    /// A command that may create any key of the slot is about to be sent to the source.
     WrittenAnything(Slot),
-    /// Commands that may touch these elements of a staged key are about to be sent to the source; `None`: anything of
-    /// it.
+    /// Commands that may touch these elements of a staged key are about to be sent to the source. `None`: the whole
+    /// value.
     Touched {
         key: Key,
         elements: Option<Vec<Element>>,
     },
-    /// Be quiet; then tell worker `from`. `flushes`: what was read of the nodes before is worth nothing afterwards.
+    /// Quiesce, then notify worker `from`. `flushes`: data read earlier from the nodes becomes invalid.
     Quiesce {
         from: usize,
         ticket: u64,
         flushes: bool,
     },
-    /// Go on, as far as this ticket is concerned.
+    /// End of the quiesce with this ticket.
     Unquiesce {
         ticket: u64,
     },
     Steer(UserRequest),
-    /// The records of the leg with these numbers are durable, or could not be made so.
+    /// Result of writing these records of the leg.
     Recorded {
         leg: u32,
         numbers: RangeInclusive<u64>,
         outcome: Result<(), String>,
     },
-    /// The replicas of the leg's new node have what has moved, or are not read; or it is to be asked again.
+    /// Result of waiting for the replicas of the new node. An error means retry.
     CaughtUp {
         leg: u32,
         outcome: Result<(), String>,
@@ -199,16 +199,16 @@ pub(crate) enum MoverMessage {
     },
 }
 
-/// What the mover is told and has not taken. It may be busy for seconds while clients write, so what they write is told
-/// key by key as long as that is little, then slot by slot: of these the keys are listed again.
+/// Queued messages. The mover may be busy for seconds while clients write, so written keys are stored one by one up to
+/// a limit, then only as slots, whose keys are listed again.
 #[derive(Debug, Default)]
 struct Queue {
     messages: Vec<MoverMessage>,
-    /// Of the keys in it that may be created.
+    /// Bytes of written keys in the queue.
     written_bytes: usize,
-    /// Of these any key may be.
+    /// Slots in which any key may have been written.
     slots: BTreeSet<Slot>,
-    /// Of these staged keys anything may have been touched.
+    /// Staged keys that may have been touched in any element.
     touched: BTreeSet<Key>,
 }
 
@@ -242,7 +242,7 @@ impl Queue {
     }
 }
 
-/// A move, as workers and those who ask see it.
+/// A move, as shared with workers and status queries.
 #[derive(Debug)]
 pub(crate) struct SharedMove {
     placement: Placement,
@@ -251,14 +251,14 @@ pub(crate) struct SharedMove {
     pub(crate) fingerprints: Fingerprinter,
     queue: Mutex<Queue>,
     pub(crate) wake: OwnedFd,
-    /// Keys that are being copied in pieces: of these more has to be told.
+    /// Keys that are being copied in pieces. Workers report touched elements of these.
     staged: RwLock<FingerprintSet>,
     has_staged: AtomicBool,
-    /// Bytes of elements that were told and not taken yet.
+    /// Bytes of queued elements.
     touched_bytes: AtomicUsize,
-    /// Staging keys that may be at the target: database and name. Exact while the mover is quiet.
+    /// Database and name of staging keys that may be at the target. Exact while the mover is quiesced.
     temporary: Mutex<Vec<(u32, Vec<u8>)>>,
-    /// How long commands were held back, microseconds.
+    /// Delays of held commands, microseconds.
     holds: Mutex<Histogram<u64>>,
     pub(crate) progress: Mutex<MoveProgress>,
 }
@@ -285,35 +285,34 @@ impl SharedMove {
         })
     }
 
-    /// Tells the mover, and wakes it.
+    /// Queues a message and wakes the mover.
     pub(crate) fn notify(&self, what: MoverMessage) {
         lock(&self.queue).push(&self.placement, what);
         self.ring();
     }
 
-    /// Tells the mover what it has to know only once it looks: it is not woken.
+    /// Queues a message without waking the mover.
     pub(crate) fn note(&self, what: MoverMessage) {
         lock(&self.queue).push(&self.placement, what);
     }
 
-    /// These keys are copied in pieces from now on, and no others. Workers know it when they have adopted a topology
-    /// that is published after this.
+    /// Replaces the set of staged keys. Workers see it after they adopt a topology published later.
     pub(crate) fn share_staged(&self, keys: Vec<Fingerprint>) {
         self.has_staged.store(!keys.is_empty(), Ordering::Release);
         *self.staged.write().unwrap_or_else(PoisonError::into_inner) = keys.into_iter().collect();
     }
 
-    /// These staging keys may be at the target, and no others.
+    /// Replaces the list of staging keys that may be at the target.
     pub(crate) fn share_temporary(&self, names: Vec<(u32, Vec<u8>)>) {
         *lock(&self.temporary) = names;
     }
 
-    /// Names of staging keys that may be in this database of the target.
+    /// Returns the staging keys that may be in this database of the target.
     pub(crate) fn temporary_in(&self, database: u32) -> Vec<Vec<u8>> {
         lock(&self.temporary).iter().filter(|(of, _)| *of == database).map(|(_, name)| name.clone()).collect()
     }
 
-    /// Adds how many staging keys there are, by database; as of a moment ago.
+    /// Adds the number of staging keys per database. May be slightly out of date.
     pub(crate) fn count_temporary(&self, counts: &mut BTreeMap<u32, u64>) {
         for (database, _) in lock(&self.temporary).iter() {
             *counts.entry(*database).or_default() += 1;
@@ -326,11 +325,12 @@ impl SharedMove {
             && self.staged.read().unwrap_or_else(PoisonError::into_inner).contains(&self.fingerprints.of(key))
     }
 
-    /// A command is about to be sent that may touch these elements of a staged key; `None`: anything of it.
+    /// Records that a command may touch these elements of a staged key. `None`: the whole value. Call before it is
+    /// sent.
     pub(crate) fn note_touched(&self, key: Key, elements: Option<Vec<Element>>) {
         let bytes = elements.iter().flatten().map(|element| element.len() + 32).sum();
         let so_far = self.touched_bytes.fetch_add(bytes, Ordering::Relaxed);
-        // More than anybody wants to remember: the copy begins again.
+        // Above the limit the copy of this key restarts.
         let elements = elements.filter(|_| so_far < TOUCHED_MAX);
         self.note(MoverMessage::Touched { key, elements });
     }
@@ -346,9 +346,9 @@ impl SharedMove {
         lock(&self.queue).take()
     }
 
-    /// A command was held back for so long, microseconds.
+    /// Records the delay of a held command.
     pub(crate) fn note_hold(&self, us: u64) {
-        // It grows with what is recorded; a saturating record would not.
+        // The histogram resizes for large values; a saturating record would clip them.
         let _ = lock(&self.holds).record(us);
     }
 

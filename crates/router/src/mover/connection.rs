@@ -1,8 +1,7 @@
-//! A mover's connection to a node: plain or TLS, greeted, pipelined.
+//! A mover's connection to a node: plain or TLS, pipelined.
 //!
-//! Not a worker's link: nobody shares it, and whoever owns it waits for what it has asked. It is connected and greeted
-//! in one blocking step with a bound, because a mover has nothing to do before; afterwards it never blocks but in
-//! [`Connection::call`].
+//! Unlike a worker's link it has a single user. Connecting and the handshake are one blocking step with a timeout,
+//! because a mover has no other work then. Later only [`Connection::call`] blocks.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -22,16 +21,14 @@ use crate::seat::{Admission, FleetOwnership, why_not};
 use crate::settings::NodeAccess;
 use crate::worker::transport::{self, Received, Tls};
 
-/// Bytes read at once.
 const READ_SIZE: usize = 128 << 10;
 
-/// A reply is no longer than this: a value that is read whole, or a batch of them.
+/// Maximum size of a reply: a whole value, or a batch of values.
 const REPLY_MAX: usize = 1 << 30;
 
-/// The same while a node is greeted.
+/// Maximum size of a reply during the handshake.
 const GREETING_MAX: usize = 1 << 20;
 
-/// A connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) fd: OwnedFd,
@@ -40,35 +37,34 @@ pub(super) struct Connection {
     sent: usize,
     input: Vec<u8>,
     scanner: ReplyScanner,
-    /// A node that sends a longer reply is given up.
+    /// Maximum size of a reply. A longer reply fails the connection.
     reply_max: usize,
     buffer: Vec<u8>,
     database: u32,
-    /// Commands whose replies have not come.
+    /// Commands without a reply so far.
     pub(super) unanswered: usize,
-    /// When something last came, or was first waited for.
+    /// Time of the last received bytes, or of the first command in flight if later.
     pub(super) last_reply: Instant,
     pub(super) process: Process,
-    /// Where it leads.
     pub(super) address: SocketAddr,
-    /// Why it is not to be used any more.
+    /// Reason, if the connection counts as lost.
     lost: Option<String>,
-    /// `redis_version`, comparable.
+    /// `redis_version`: major, minor.
     pub(super) version: (u32, u32),
 }
 
-/// The value of a field of INFO.
+/// Returns the value of a field of INFO.
 pub(super) fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-/// The text of an error reply, fit for logs and reports.
+/// Returns the text of an error reply, redacted for logs and reports.
 pub(super) fn error_text(answer: &[u8]) -> String {
     reply::redacted_error(answer)
 }
 
 impl Connection {
-    /// Connects to `address` and greets the node as `name`; all within `patience`.
+    /// Connects to `address` and performs the handshake as `name`, within `patience`.
     pub(super) fn open(
         access: &NodeAccess,
         address: SocketAddr,
@@ -107,7 +103,7 @@ impl Connection {
                 return Err(format!("it refuses our user or password: {}", error_text(&answer)));
             }
         }
-        // For people, and for a later router that looks for what an earlier one left. A node may refuse it.
+        // The name serves operators, and lets a later router find connections of an earlier one. A node may refuse it.
         connection.call(&[b"CLIENT", b"SETNAME", name.as_bytes()], left())?;
         let answer = connection.call(&[b"CLIENT", b"ID"], left())?;
         let client_id = reply::integer(&answer).and_then(|id| u64::try_from(id).ok());
@@ -125,12 +121,12 @@ impl Connection {
         Ok(connection)
     }
 
-    /// The server is no longer the node's primary: the connection counts as lost from now on.
+    /// Marks the connection as lost because the server is no longer the node's primary.
     pub(super) fn abandon(&mut self) {
         self.give_up("it is no longer the node's primary".to_owned());
     }
 
-    /// From now on it counts as lost, and this is why.
+    /// Marks the connection as lost. The first reason is kept.
     pub(super) fn give_up(&mut self, why: String) {
         self.lost.get_or_insert(why);
     }
@@ -139,7 +135,7 @@ impl Connection {
         self.lost.is_some()
     }
 
-    /// Has the node end another connection, and waits until it has confirmed that.
+    /// Kills another connection at the node, and waits for the confirmation.
     pub(super) fn kill(&mut self, client_id: u64, patience: Duration) -> Result<(), String> {
         let answer = self.call(&[b"CLIENT", b"KILL", b"ID", client_id.to_string().as_bytes()], patience)?;
         if reply::is_error(&answer) && !answer.starts_with(b"-ERR No such") {
@@ -151,7 +147,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Has the node end what an earlier run of the router has left there.
+    /// Kills connections of earlier router processes at the node.
     pub(super) fn end_strangers(&mut self, site: &str, incarnation: &str, patience: Duration) -> Result<(), String> {
         let list = self.call(&[b"CLIENT", b"LIST"], patience)?;
         if reply::is_error(&list) {
@@ -164,7 +160,7 @@ impl Connection {
         left_behind(&list, site, incarnation).into_iter().try_for_each(|id| self.kill(id, patience))
     }
 
-    /// Has the node say that this router serves it, and that no other does.
+    /// Claims the node for this router. Fails if another router owns it.
     pub(super) fn take_seat(
         &mut self,
         seat: &FleetOwnership,
@@ -180,7 +176,7 @@ impl Connection {
         if asks(self)? != OwnershipStatus::Free {
             return Ok(());
         }
-        // Where it is refused, the node keeps no marks.
+        // A node that refuses the claim stores no ownership record.
         if reply::is_error(&self.call_words(&seat.claim(), patience)?) {
             return Ok(());
         }
@@ -191,7 +187,7 @@ impl Connection {
         }
     }
 
-    /// Waits until the node may be used: an earlier router may still reply from its hot copies.
+    /// Waits until the node may be used: an earlier router may still serve its hot copies.
     pub(super) fn wait_for_earlier_router(
         &mut self,
         seat: &FleetOwnership,
@@ -214,17 +210,17 @@ impl Connection {
         self.call(&words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>(), patience)
     }
 
-    /// A SELECT was asked for and answered.
+    /// Records a successful SELECT.
     pub(super) fn is_in(&mut self, database: u32) {
         self.database = database;
     }
 
-    /// The database that commands concern.
+    /// Returns the selected database.
     pub(super) fn database(&self) -> u32 {
         self.database
     }
 
-    /// A section of INFO.
+    /// Returns a section of INFO.
     pub(super) fn info(&mut self, section: &str, patience: Duration) -> Result<String, String> {
         let answer = self.call(&[b"INFO", section.as_bytes()], patience)?;
         if reply::is_error(&answer) {
@@ -233,8 +229,8 @@ impl Connection {
         Ok(String::from_utf8_lossy(reply::text(&answer).unwrap_or_default()).into_owned())
     }
 
-    /// Asks, and waits for the answer. Nothing else may be under way. Without an answer the connection counts as lost:
-    /// what comes late would be taken for the answer to the next question.
+    /// Sends a command and waits for the reply. Requires an idle connection. After a timeout the connection counts as
+    /// lost: a late reply would be taken for the next command's reply.
     pub(super) fn call(&mut self, args: &[&[u8]], patience: Duration) -> Result<Vec<u8>, String> {
         self.call_alone(args, patience).inspect_err(|why| self.give_up(why.clone()))
     }
@@ -242,7 +238,7 @@ impl Connection {
     fn call_alone(&mut self, args: &[&[u8]], patience: Duration) -> Result<Vec<u8>, String> {
         if self.unanswered != 0 {
             debug_assert!(false, "a call is alone");
-            // Its answer would be taken for another's. A new connection has no such past.
+            // The reply would be matched to the wrong command. A new connection has no pending replies.
             return Err("something else was still asked there".to_owned());
         }
         self.push(args);
@@ -266,13 +262,13 @@ impl Connection {
         }
     }
 
-    /// What to wait for.
+    /// Returns the socket with the events to wait for.
     pub(super) fn poll_fd(&self) -> PollFd<'_> {
         let writes = self.sent < self.out.len() || self.tls.as_ref().is_some_and(|tls| tls.has_unsent());
         PollFd::new(&self.fd, if writes { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN })
     }
 
-    /// Puts a command at the end of what is to be sent.
+    /// Appends a command to the output.
     pub(super) fn push(&mut self, args: &[&[u8]]) {
         if self.unanswered == 0 {
             self.last_reply = Instant::now();
@@ -281,7 +277,7 @@ impl Connection {
         self.unanswered += 1;
     }
 
-    /// The same of a command and many arguments.
+    /// Appends a command with many arguments to the output.
     pub(super) fn push_all<'a>(&mut self, command: &'a [u8], args: impl ExactSizeIterator<Item = &'a [u8]>) {
         if self.unanswered == 0 {
             self.last_reply = Instant::now();
@@ -292,7 +288,7 @@ impl Connection {
         self.unanswered += 1;
     }
 
-    /// Has what follows concern this database. True where that is a command more.
+    /// Selects a database for the following commands. Returns whether a command was added.
     pub(super) fn select(&mut self, database: u32) -> bool {
         if self.database == database {
             return false;
@@ -302,7 +298,7 @@ impl Connection {
         true
     }
 
-    /// Sends and receives what can be without waiting; whole replies are appended to `answers`.
+    /// Sends and receives without blocking. Appends complete replies to `answers`.
     pub(super) fn exchange(&mut self, answers: &mut Vec<Vec<u8>>) -> Result<(), String> {
         if let Some(why) = &self.lost {
             return Err(why.clone());

@@ -1,7 +1,6 @@
-//! A leg: I/O for its driver (`switchyard_policy::migration::driver`). Tells it what happened, and does what it says.
+//! Runs one leg: performs the actions of its driver (`switchyard_policy::migration::driver`) and reports the events.
 //!
-//! One leg at a time, and nothing of what comes between two: that is `run`, which steps the life of the move. What is
-//! decided is in the driver, so that the simulator decides the same.
+//! The steps between legs are in `run`. All decisions are in the driver, so that the simulator runs the same ones.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -27,65 +26,63 @@ use super::spool::Spool;
 use super::{MoverMessage, SharedLeg, UserRequest};
 use crate::shared::Message;
 
-/// The driver is told that time passes at least so often.
+/// Maximum interval between two ticks of the driver.
 const TICK: Duration = Duration::from_millis(1);
 
-/// Keys that nobody has are remembered in a leg as those are that have moved. After so many it ends as soon as it can.
+/// Missing keys are recorded in the leg like moved keys. Above this count the leg ends as soon as possible.
 const ABSENT_MAX: u64 = 100_000;
 
-/// A leg under way.
+/// A leg in progress.
 pub(super) struct Run {
     pub(super) number: u32,
     pub(super) slots: Vec<Slot>,
     pub(super) driver: Driver,
-    /// What it has not been told yet.
+    /// Events not yet passed to the driver.
     pub(super) happened: VecDeque<DriverEvent>,
-    /// When batches were begun, of how many keys they are, and where these are read.
+    /// Start, number of keys, and source side of each batch in progress.
     begun: HashMap<BatchId, (Instant, usize, Side)>,
     pub(super) view: LegView<SharedLeg>,
-    /// All has moved; the slots are handed over when replicas have it that may be read then.
+    /// Set after all keys have moved, while replicas that will be read catch up before the hand-over.
     pub(super) catching_up: Option<CatchingUp>,
-    /// What was read and is not yet gone from where it was read, of the keys that are there: it may have to be stored
-    /// again.
+    /// Values read and not yet removed from where they were read. Needed to store them again.
     pub(super) contents: HashMap<BatchId, Vec<(Key, Vec<Content>)>>,
-    /// Big keys of batches that are moved whole: type, bytes, why.
+    /// Big keys of batches that are moved whole: type, bytes, reason.
     pub(super) whole: HashMap<BatchId, Vec<(&'static str, u64, String)>>,
-    /// Databases of the source in which no key expires. Nobody else writes the leg's keys there once it has drained.
+    /// Databases of the source without expiring keys. After the drain, no other client writes the leg's keys there.
     lasting: Vec<u32>,
-    /// What was read last were strings.
+    /// Whether the last batch contained only strings.
     strings: bool,
-    /// So many of its slots were taken from the list of keys.
+    /// Number of slots already taken from the key list.
     taken: usize,
     next_tick: Instant,
-    /// The drain was complete.
+    /// Set when the drain has completed.
     moving_since: Option<Instant>,
     /// Keys committed.
     committed: u64,
-    /// Of those that had a value, so many count for the guard of nodes that come back empty.
+    /// Keys with a value already counted for the empty-return guard.
     counted: u64,
     outcome: Option<Outcome>,
 }
 
 impl Run {
-    /// The databases of a side in which no key of the leg expires.
+    /// Returns the databases of a side in which no key of the leg expires.
     pub(super) fn lasting(&self, side: Side) -> &[u32] {
         if side == Side::Source { &self.lasting } else { &[] }
     }
 
-    /// The driver is to be told of something that its protocol alone has to know.
+    /// Queues a protocol event for the driver.
     pub(super) fn on_event(&mut self, event: Event) {
         self.happened.push_back(event.into());
     }
 }
 
 impl Mover {
-    /// Does a leg to its end.
+    /// Runs a leg to its end.
     pub(super) fn run_leg(&mut self, number: u32, slots: Vec<Slot>) -> Result<Outcome, MoverExit> {
         let resume = self.life.open().cloned();
         self.shown.set_activity(if resume.is_some() { "going on with the leg that was under way" } else { "moving" });
         let databases = self.databases_in_use()?;
-        // A side that is not there is met when it is there again. Until then the process is there that was, and is
-        // lost.
+        // A side that is not connected is represented by its last known process, marked as lost.
         let met = |end: &side::SideConnection| end.connection.as_ref().map(|connection| connection.process.clone());
         let (source_was, target_was) = resume.as_ref().map(|open| (open.source.clone(), open.target.clone())).unzip();
         let Some(source) = met(&self.source).or(source_was) else { return Err(MoverExit::Lost) };
@@ -199,13 +196,12 @@ impl Mover {
         if !matches!(outcome, Outcome::Moved) {
             self.list.set_target_is_clean(matches!(outcome, Outcome::NotBegun { .. }) && run.driver.target_is_clean());
         }
-        // Why one goes back is told where that begins.
+        // The reason for a rollback is logged at its start.
         debug!(move_id = self.id.0, leg = number, slots = run.slots.len(), keys = progress.keys_moved, outcome = ?outcome, "a leg has ended");
         Ok(outcome)
     }
 
-    /// What was asked beside the leg is answered before anything else is asked: between legs questions are alone on
-    /// their connection.
+    /// Waits for replies of queries sent during the leg. Between legs, each query must be alone on its connection.
     fn await_pending_replies(&mut self) {
         let patience = self.patience();
         for side in [Side::Source, Side::Target] {
@@ -214,7 +210,7 @@ impl Mover {
                     Ok(done) if done.is_empty() => self.wait(Duration::from_millis(1)),
                     Ok(done) => done.into_iter().for_each(|(ask, answers)| match ask {
                         NodeRequest::Look => self.note_work(side, &answers),
-                        // What is not known of them is asked again before their leg.
+                        // Unknown sizes are queried again before their leg.
                         NodeRequest::Sizes { page, selected } => drop(self.sizes_answered(page, selected, &answers)),
                         _ => {}
                     }),
@@ -385,8 +381,8 @@ impl Mover {
         }
     }
 
-    /// Keys that have moved count at their new side before anybody uses them there: it may come back without them
-    /// before it is asked again how many it has.
+    /// Counts moved keys at their new side before clients use them there, because a node may return empty before the
+    /// next query of its key count.
     fn count_moved(&self, run: &mut Run, to: Side) {
         let moved = run.driver.progress().keys_moved;
         let more = moved.saturating_sub(std::mem::replace(&mut run.counted, moved));
@@ -401,8 +397,8 @@ impl Mover {
         }
     }
 
-    /// Makes every worker know that the slots are moving, or going back. Gives the epoch, if the topology can be
-    /// changed now.
+    /// Publishes to all workers that the slots are moving or going back. Returns the epoch, or `None` if the topology
+    /// cannot be changed now.
     fn publish_leg(&mut self, run: &Run) -> Option<u64> {
         let id = self.id;
         let view = run.view.clone();
@@ -435,9 +431,10 @@ impl Mover {
         self.host.hand_over(self.id, &run.slots, keys, owner, done);
     }
 
-    /// Some more keys of the leg from the list, and whether there are no more. `None`: that does not have all of them.
+    /// Returns the next keys of the leg from the list, and whether these are the last. `None` if the list is
+    /// incomplete.
     fn take_listed(&mut self, run: &mut Run) -> Option<(Vec<Key>, bool)> {
-        // Keys that nobody named may have been written until the drain, and what was told of that is heard by now.
+        // Messages about writes before the drain have been handled. Some of these writes may not have named their keys.
         if run.slots.iter().any(|slot| self.list.lacks_some(*slot)) {
             return None;
         }
@@ -466,7 +463,7 @@ impl Mover {
         }
     }
 
-    /// Takes what workers, the journal and the user say.
+    /// Handles messages from workers, the journal and operators. Returns whether there were any.
     fn receive(&mut self, run: &mut Run) -> bool {
         let told = self.own.drain_messages();
         let any = !told.is_empty();
@@ -483,8 +480,8 @@ impl Mover {
                 MoverMessage::Recorded { leg, numbers, outcome } if leg == run.number => match outcome {
                     Ok(()) => run.happened.push_back(DriverEvent::Recorded(numbers)),
                     Err(why) => {
-                        // Whoever keeps the records tries until the router stops. Nothing of it takes effect; the next
-                        // start takes the leg up.
+                        // The journal retries until the router stops. The records take no effect; the next start
+                        // resumes the leg.
                         tracing::error!(
                             move_id = self.id.0,
                             leg,
@@ -541,7 +538,7 @@ impl Mover {
         any
     }
 
-    /// Takes the answers of a side.
+    /// Handles the replies of a side.
     fn take_answers(&mut self, run: &mut Run, side: Side) -> bool {
         let patience = self.patience();
         let done = match self.end_mut(side).exchange(patience) {
@@ -555,7 +552,7 @@ impl Mover {
         for (ask, answers) in done {
             if let Err(why) = self.answered(run, side, ask, answers) {
                 self.lose(run, side, &why);
-                // It is there, and will say the same in the next millisecond.
+                // The node is connected and would reply the same at once.
                 self.end_mut(side).try_later();
                 break;
             }
@@ -628,7 +625,7 @@ impl Mover {
                 if again.is_empty() {
                     self.staged(run, OfStaged::Stored { batch, outcomes });
                 } else {
-                    // Only what is stored for the first time is stored together: that of the whole batch.
+                    // Only the first store of a whole batch uses one command for all keys.
                     let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
                     assert_eq!(read.len(), outcomes.len(), "what is stored is what was read");
                     let contents: Vec<(&Key, &[Content])> =
@@ -668,7 +665,8 @@ impl Mover {
                 if let Some(why) = refused(&answers) {
                     return Err(format!("it refuses to remove keys: {why}"));
                 }
-                // Gone from where it was read, so it need not be stored again. Else it was only cleared where it goes.
+                // Removed from where it was read, so no further store can be needed. Otherwise the removal only cleared
+                // the destination.
                 if let Some((began, keys, _)) = run.begun.get(&batch).copied().filter(|(.., from)| *from == side) {
                     run.begun.remove(&batch);
                     run.contents.remove(&batch);
@@ -682,7 +680,7 @@ impl Mover {
             }
             NodeRequest::Migrate { batch } => {
                 run.contents.remove(&batch);
-                // The target's own error is in the middle of the source's.
+                // The target's error is inside the source's error text.
                 let refused =
                     refused(&answers).map(|why| why.find("BUSYKEY").map_or(why.clone(), |at| why[at..].to_owned()));
                 run.on_event(Event::Migrated { batch, refused });
@@ -713,17 +711,17 @@ impl Mover {
         Ok(())
     }
 
-    /// Reaches a side again that was lost.
+    /// Reconnects to a lost side.
     fn restore(&mut self, run: &mut Run, side: Side) {
         if self.end(side).connection.is_some() || self.end(side).next_try.is_none_or(|at| Instant::now() < at) {
             return;
         }
-        // A leg does not end because of clocks: it waits until they are set right.
+        // Differing clocks do not end a leg. It waits until they are corrected.
         let reached = self.reach(side).and_then(|()| self.clocks_differ().map_or(Ok(()), Err));
         match reached {
             Ok(()) => {
                 let databases = self.databases_in_use().unwrap_or_else(|_| run.driver.databases().to_vec());
-                // Another process may have other keys than were asked about.
+                // A new process may have expiring keys in other databases.
                 run.lasting.clear();
                 self.drop_unusable(run.driver.is_ours());
                 if let Some(connection) = &self.end(side).connection {
@@ -750,20 +748,20 @@ impl Mover {
             true => self.shared.drained_of_the_lost(barrier.epoch, node),
             false => self.shared.drained_source(barrier.epoch, node),
         };
-        // What was written before is told before.
+        // Writes before the drain were reported before it completed.
         if has_drained {
             self.receive(run);
         }
-        // Which databases have keys can be told now that nothing is written; a question alone on its connection.
+        // The databases with keys are final only after the last write. The query must be alone on its connection.
         if !has_drained || !self.source.is_idle() || !self.target.is_idle() {
             return;
         }
-        // Where a side is lost, it is found out where its answers are taken.
+        // A lost side is detected where its replies are handled.
         let Ok(databases) = self.databases_in_use() else { return };
         if !run.driver.is_returning() && self.remove_outdated(&run.slots).is_err() {
             return;
         }
-        // Who goes past us, or still writes, may give a key its time at any moment.
+        // Direct clients, and writes during the copy, can set a TTL at any time.
         let how = self.life.order().how;
         if !run.driver.is_returning() && !how.direct_clients && !how.copies_while_served() {
             run.lasting.clone_from(&self.lasting);
@@ -772,14 +770,14 @@ impl Mover {
         run.happened.push_back(DriverEvent::Drained { databases });
     }
 
-    /// Strings are read and stored as such, where nothing is lost by it.
+    /// Returns the plain form for strings, if this loses no usage or metadata.
     pub(super) fn form(&self, run: &Run) -> Form {
         let plain =
             run.strings && self.usage().is_none() && !self.source.notifies_changes && !self.target.notifies_changes;
         if plain { Form::Plain } else { Form::Serialised }
     }
 
-    /// How keys were used is worth asking only where both nodes keep that.
+    /// Returns which usage data of keys to copy. Only useful if both nodes keep it.
     pub(super) fn usage(&self) -> Option<Use> {
         let both = |what: &str| self.source.policy.contains(what) && self.target.policy.contains(what);
         if both("lfu") {

@@ -1,8 +1,8 @@
-//! A move of keys that do not take their slots with them: what is else than in a move of slots.
+//! Moves of single keys, which leave their slots: differences to moves of slots.
 //!
-//! The keys are named when the move is accepted, and stay the same to its end. So nothing is walked through: what is
-//! listed, looked for at the target and looked for behind is these names. All commands of their slots wait where one of
-//! these keys is not there yet; the others go on where they are.
+//! The keys are fixed when the move is accepted, so nothing is scanned: the listing and the checks before and after the
+//! legs look up these names only. A command of such a slot waits if one of these keys is not at the target yet; other
+//! commands are served at the source.
 
 use std::sync::Arc;
 
@@ -14,24 +14,24 @@ use super::connection::error_text;
 use super::left_over::OrphanedKeys;
 use super::run::{Mover, MoverExit};
 
-/// Keys that are asked about at once.
+/// Keys per query.
 const AT_ONCE: usize = 1000;
 
 impl Mover {
-    /// What is published of the slots of this move.
+    /// Returns the transit to publish for slots of this move.
     pub(super) fn transit(&self, stage: Stage) -> Transit {
         let order = self.life.order();
         Transit { move_id: self.id, source: order.source, target: order.target, stage, keys_only: order.keys.is_some() }
     }
 
-    /// The keys of a leg of these slots, where only some move.
+    /// Returns the keys of a leg of these slots, for a move of single keys.
     pub(super) fn scope_of(&self, slots: &[Slot]) -> Option<Arc<Scope>> {
         let keys = self.life.order().keys.as_ref()?;
         let of_leg = keys.iter().filter(|key| slots.binary_search(&self.placement.slot_of(key)).is_ok());
         Some(Arc::new(Scope::new(of_leg.cloned().collect(), self.fingerprints)))
     }
 
-    /// Leaves of these keys those that this move is about.
+    /// Retains the keys that this move concerns.
     pub(super) fn keep_own(&self, keys: &mut Vec<Key>) {
         match &self.life.order().keys {
             Some(own) => keys.retain(|key| own.binary_search(key).is_ok()),
@@ -44,7 +44,7 @@ impl Mover {
         }
     }
 
-    /// The keys of slots that are left, a thousand at a time.
+    /// Returns the keys of the remaining slots, in pages.
     fn named(&self) -> Vec<Vec<Key>> {
         let keys = self.life.order().keys.iter().flat_map(|keys| keys.iter());
         let left: Vec<Key> =
@@ -52,7 +52,7 @@ impl Mover {
         left.chunks(AT_ONCE).map(<[Key]>::to_vec).collect()
     }
 
-    /// Which of these keys a node has in the database that is selected there.
+    /// Returns the keys that a node has in its selected database.
     pub(super) fn there(&mut self, side: Side, keys: &[Key]) -> Result<Vec<Key>, MoverExit> {
         let mut args: Vec<&[u8]> = vec![b"EXISTS"];
         args.extend(keys.iter().map(|key| &key[..]));
@@ -82,10 +82,10 @@ impl Mover {
         Ok(there)
     }
 
-    /// Sees to it that the target has none of the keys, puts them on the list, and learns which are big.
+    /// Removes stale keys from the target, lists the keys, and queries their sizes.
     pub(super) fn list_named(&mut self) -> Result<(), MoverExit> {
         if self.is_resumed {
-            // The names of what the mover before this one has staged are nowhere but at the node.
+            // Names of staging keys of an earlier mover are only known to the node.
             self.walk(Side::Target, [], |_, _, _| Ok(()))?;
         }
         self.clear_target_of_keys()?;
@@ -115,7 +115,7 @@ impl Mover {
         Ok(())
     }
 
-    /// Sees to it that the target has none of the keys.
+    /// Removes stale keys from the target. Fails if it has other copies of the keys.
     fn clear_target_of_keys(&mut self) -> Result<(), MoverExit> {
         self.shown.set_activity("looking for leftovers at the target");
         let (mut left_over, mut foreign) = (OrphanedKeys::default(), 0_usize);
@@ -143,7 +143,7 @@ impl Mover {
         Ok(())
     }
 
-    /// Looks whether the source still has any of the keys, and does with them what can be known to be right.
+    /// Finds keys that are still at the source, and removes or moves each one if this is certainly right.
     pub(super) fn look_behind_keys(&mut self) -> Result<(), MoverExit> {
         self.shown.set_activity("looking for keys left behind");
         let unchanged = self.is_first_source();

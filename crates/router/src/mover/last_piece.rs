@@ -1,9 +1,9 @@
-//! The end of a staged key's way, in its leg: the commands by which its tail is read where it is, written to its
-//! staging key, and that is renamed.
+//! Last step of a staged key, in its leg: reads the dirty elements at the source, writes them to the staging key, and
+//! renames the staging key.
 //!
-//! Two steps at the target, because the count decides whether there is a second
-//! (`switchyard_policy::migration::staging`). Both are one transaction each, so a connection that breaks leaves a
-//! staging key or the key, never both or neither.
+//! Two steps at the target, because the element count decides whether there is a second one
+//! (`switchyard_policy::migration::staging`). Each is one transaction, so a broken connection leaves the staging key or
+//! the key, never both or neither.
 
 use switchyard_policy::migration::Key;
 use switchyard_policy::migration::staging::{Counted, Place, Renamed, StagingReply, Step};
@@ -14,10 +14,10 @@ use super::connection::{Connection, error_text};
 use super::pieces::{Kind, Piece};
 use super::staging::{LIFE_MS, Staged};
 
-/// Elements of one command.
+/// Elements per command.
 const AT_ONCE: usize = 1000;
 
-/// What is asked at the source.
+/// Queries sent to the source for one key.
 #[derive(Debug)]
 pub(super) struct LastRead {
     kind: Kind,
@@ -26,7 +26,7 @@ pub(super) struct LastRead {
     copied: u64,
 }
 
-/// What a staging key lacks.
+/// Dirty elements that the staging key lacks.
 #[derive(Debug)]
 pub(super) struct Last {
     pub(super) kind: Kind,
@@ -34,20 +34,20 @@ pub(super) struct Last {
     /// Elements (or bytes) at the source.
     count: i64,
     piece: Piece,
-    /// Of the whole value, as they were copied.
+    /// Bytes copied of the whole value.
     pub(super) bytes: u64,
 }
 
-/// A key that is being finished.
+/// A staged key whose last step is in progress.
 #[derive(Debug)]
 pub(super) struct Item {
     pub(super) place: Place,
-    /// Unix time in milliseconds; 0: never.
+    /// Expiry, Unix time in milliseconds. 0: never.
     pub(super) expires_ms: i64,
     pub(super) replies: usize,
 }
 
-/// Asks for the tail, at the source.
+/// Requests the length and the dirty elements at the source.
 pub(super) fn request_dirty_elements(
     connection: &mut Connection,
     key: &Key,
@@ -62,7 +62,7 @@ pub(super) fn request_dirty_elements(
 }
 
 impl LastRead {
-    /// Takes its replies. `None`: the value is of another type.
+    /// Takes the replies. `None` if the value now has another type.
     pub(super) fn take(&self, next: &mut impl FnMut() -> Vec<u8>) -> Option<Last> {
         let count = next();
         let count = if reply::is_error(&count) { None } else { reply::integer(&count) };
@@ -80,7 +80,7 @@ impl LastRead {
     }
 }
 
-/// Asks for a step, at the target.
+/// Sends a step to the target.
 pub(super) fn push(connection: &mut Connection, step: Step, item: &Item, last: &Last) {
     let Last { kind, name, piece, .. } = last;
     let key = &item.place.0;
@@ -90,7 +90,7 @@ pub(super) fn push(connection: &mut Connection, step: Step, item: &Item, last: &
             connection.push(&[b"EXISTS", key]);
             connection.push(&[b"PEXPIRE", name, LIFE_MS]);
             kind.write(connection, name, piece);
-            // Again, should this have made it anew.
+            // Repeated in case the write has created the key.
             connection.push(&[b"PEXPIRE", name, LIFE_MS]);
             connection.push(&[kind.length(), name]);
         }
@@ -101,14 +101,14 @@ pub(super) fn push(connection: &mut Connection, step: Step, item: &Item, last: &
                 _ => connection.push(&[b"PEXPIREAT", name, at.as_bytes()]),
             }
             connection.push(&[b"RENAMENX", name, key]);
-            // If it has not got the name, it does not stay for ever.
+            // If the rename fails, the staging key must still expire.
             connection.push(&[b"PEXPIRE", name, LIFE_MS]);
         }
     }
     connection.push(&[b"EXEC"]);
 }
 
-/// What the replies to a step have shown.
+/// Returns the result of a step.
 pub(super) fn shown(step: Step, item: &Item, last: &Last, answers: &[Vec<u8>]) -> StagingReply {
     let exec = answers.last().map(Vec::as_slice).unwrap_or_default();
     if let Some(error) = answers.iter().find(|answer| reply::is_error(answer)) {

@@ -1,5 +1,4 @@
-//! After the last leg: whether the source still has keys of what has left it, and what can be known to be right for
-//! them.
+//! Check after the last leg: keys that the source still has in slots that have left it.
 
 use switchyard_policy::migration::{Fingerprint, Key, Side};
 use switchyard_policy::topology::Slot;
@@ -10,25 +9,24 @@ use super::LateKeys;
 use super::moved::Moved;
 use super::run::{Mover, MoverExit};
 
-/// Fingerprints of moved keys that are remembered until the end; beyond it what is found late can no longer be told
-/// apart.
+/// Fingerprints of moved keys kept until the end. Above this limit, late keys can no longer be told apart.
 const REMEMBERED_MAX: usize = 20_000_000;
 
-/// What is known of keys that are found at the source after their slots have left it.
+/// State of keys found at the source after their slots have left it.
 #[derive(Debug)]
 pub(super) struct LateKeyCheck {
     moved: Moved,
-    /// Whether `moved` has all of them.
+    /// Whether `moved` is complete.
     remembers_all: bool,
-    /// The process that the source was when the move began.
+    /// Server process of the source at the start of the move.
     first_source: Option<String>,
-    /// Slots, ascending, in which an earlier move of ours may have left keys there.
+    /// Slots, ascending, in which an earlier move may have left keys at the source.
     leftovers: Vec<Slot>,
     late: LateKeys,
 }
 
 impl LateKeyCheck {
-    /// `is_resumed`: what a router before this one has moved is not known.
+    /// `is_resumed`: the keys moved by an earlier router process are unknown.
     pub(super) fn new(is_resumed: bool, leftovers: Vec<Slot>) -> Self {
         Self {
             moved: Moved::default(),
@@ -39,12 +37,12 @@ impl LateKeyCheck {
         }
     }
 
-    /// The source is reached.
+    /// Records the server process of the source at the first connection.
     pub(super) fn met(&mut self, run_id: &str) {
         self.first_source.get_or_insert_with(|| run_id.to_owned());
     }
 
-    /// Keys have moved, or are back.
+    /// Records keys that have moved, or have returned.
     pub(super) fn note(&mut self, keys: &[Fingerprint], back: bool) {
         if back {
             self.moved.forget(keys);
@@ -55,20 +53,18 @@ impl LateKeyCheck {
         }
     }
 
-    /// Whether a key was moved by us; `None`: that cannot be told any more.
+    /// Whether this move has moved the key. `None` if unknown.
     fn was_moved(&mut self, key: Fingerprint) -> Option<bool> {
         if self.moved.contains(key) { Some(true) } else { self.remembers_all.then_some(false) }
     }
 
-    /// What was found so far.
     pub(super) fn late(&self) -> LateKeys {
         self.late
     }
 }
 
 impl Mover {
-    /// Looks whether the source still has keys of the slots that have left it, and does with them what can be known to
-    /// be right.
+    /// Finds keys at the source in slots that have left it, and removes or moves each one if this is certainly right.
     pub(super) fn check_late_keys(&mut self) -> Result<(), MoverExit> {
         self.shown.set_activity("looking for keys left behind");
         let unchanged = self.is_first_source();
@@ -80,23 +76,22 @@ impl Mover {
         Ok(())
     }
 
-    /// Whether the source is the process that the move began with.
     pub(super) fn is_first_source(&self) -> bool {
         self.source.connection.as_ref().map(|connection| &connection.process.run_id)
             == self.late_keys.first_source.as_ref()
     }
 
-    /// Does with a key that the source still has what can be known to be right. `unchanged`: it is the process that the
-    /// move began with.
+    /// Removes, moves or leaves a key that the source still has. `unchanged`: the source is still the process of the
+    /// start.
     pub(super) fn settle_late(&mut self, database: u32, key: &Key, unchanged: bool) -> Result<(), MoverExit> {
-        // Of a key that lives elsewhere than its slot this is a copy of earlier.
+        // A key with a placement override: this copy is older.
         let stale = self.life.order().keys.is_none() && self.shared.plan().topology.exception(key).is_some();
         match self.late_keys.was_moved(self.fingerprints.of(key)) {
             known if stale || known == Some(true) => {
                 self.unlink(Side::Source, std::slice::from_ref(key))?;
                 self.late_keys.late.removed += 1;
             }
-            // Neither of one that a node which was given up has kept of earlier.
+            // In slots with leftovers, the key may be an old copy from a node that was given up.
             Some(false)
                 if unchanged && self.late_keys.leftovers.binary_search(&self.placement.slot_of(key)).is_err() =>
             {
@@ -109,7 +104,7 @@ impl Mover {
         Ok(())
     }
 
-    /// Says what was found late.
+    /// Logs the late keys.
     pub(super) fn log_late_keys(&self) {
         let late = self.late_keys.late;
         if late != LateKeys::default() {
@@ -123,7 +118,7 @@ impl Mover {
         }
     }
 
-    /// Moves a key that was written past us, where nobody has it yet.
+    /// Moves a key that was written past the router, unless the target has a value. Returns false if the key was left.
     fn move_late(&mut self, database: u32, key: &Key) -> Result<bool, MoverExit> {
         self.call(Side::Source, &[b"MULTI"])?;
         self.call(Side::Source, &[b"PTTL", key])?;
@@ -143,7 +138,7 @@ impl Mover {
         let ttl = if ttl < 0 { "0".to_owned() } else { ttl.max(1).to_string() };
         let stored = self.call(Side::Target, &[b"RESTORE", key, ttl.as_bytes(), &dump])?;
         if reply::is_error(&stored) {
-            return Ok(false); // there is one: clients use that
+            return Ok(false); // the target has a value that clients use
         }
         self.unlink(Side::Source, std::slice::from_ref(key))?;
         Ok(true)

@@ -1,9 +1,9 @@
-//! What earlier moves have left at the target, in slots that are to move there: it is removed, because it is there a
-//! second time, at the source.
+//! Leftovers of earlier moves at the target, in slots that move there. They are removed, because the source has the
+//! current copies.
 //!
-//! The source is asked. A few keys that it has not are keys that clients have deleted. Where it lacks most, these are
-//! no leftovers but all that is left: servers were restored from snapshots of before the earlier move, say. Then
-//! nothing is removed before somebody has looked.
+//! The source confirms this. A few keys that it lacks were deleted by clients. If it lacks most of them, the target may
+//! have the only copies, for example after a restore from older snapshots. Then nothing is removed until an operator
+//! decides.
 
 use switchyard_policy::migration::{Key, Side};
 use switchyard_resp::units::counted;
@@ -11,32 +11,33 @@ use tracing::info;
 
 use super::run::{Mover, MoverExit};
 
-/// So many keys that only the target has, and more than both have, are no accident.
+/// Minimum number of keys that only the target has to stop the move, if they are also more than the keys that both
+/// have.
 const ONLY_THERE_MIN: usize = 20;
 
-/// Whether so many keys of slots that a node does not own, which their owners lack, are more than clients have deleted
-/// there: beside so many that their owners have.
+/// Whether a node has suspiciously many keys that the owners of their slots lack. `only_there`: keys that the owners
+/// lack. `twice`: keys that the owners have, too.
 #[must_use]
 pub const fn are_all_that_is_left(only_there: usize, twice: usize) -> bool {
     only_there >= ONLY_THERE_MIN && only_there > twice
 }
 
-/// So many names are remembered before it is decided.
+/// Undecided names kept in memory.
 const REMEMBERED_MAX: usize = 100_000;
 
-/// Names of one question.
+/// Names per query.
 const AT_ONCE: usize = 500;
 
 #[derive(Debug, Default)]
 pub(super) struct OrphanedKeys {
-    /// Removed: the source has them, too, or clients have deleted them there.
+    /// Removed keys: also at the source, or deleted there by clients.
     removed: usize,
-    /// With their database: the source has none of them.
+    /// Keys that the source lacks, with their database.
     only_there: Vec<(u32, Key)>,
 }
 
 impl Mover {
-    /// Removes what the target has of these keys of a database, as far as the source has them as well.
+    /// Removes these leftover keys if the source has them. Remembers the others for `decide`.
     pub(super) fn remove_left_over(
         &mut self,
         left: &mut OrphanedKeys,
@@ -50,7 +51,7 @@ impl Mover {
                 false if self.select(Side::Source, database)? => self.there(Side::Source, keys)?,
                 false => Vec::new(),
             };
-            // In the order of `keys`.
+            // Same order as `keys`.
             let mut twice = at_source.iter().peekable();
             let only_there =
                 keys.iter().filter(|key| twice.next_if_eq(key).is_none()).map(|key| (database, key.clone()));
@@ -66,7 +67,7 @@ impl Mover {
         Ok(())
     }
 
-    /// All was looked at.
+    /// Decides about the remaining names and logs the count.
     pub(super) fn end_left_over(&mut self, mut left: OrphanedKeys) -> Result<(), MoverExit> {
         self.decide(&mut left)?;
         if left.removed > 0 {
@@ -75,7 +76,7 @@ impl Mover {
         Ok(())
     }
 
-    /// Removes what only the target has, or refuses to.
+    /// Removes the keys that only the target has, or stops the move.
     fn decide(&mut self, left: &mut OrphanedKeys) -> Result<(), MoverExit> {
         let only_there = std::mem::take(&mut left.only_there);
         if are_all_that_is_left(only_there.len(), left.removed) {

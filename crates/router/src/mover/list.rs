@@ -1,5 +1,4 @@
-//! The keys of a move as they were listed, and what is known of that: of which process they are, whether these are all,
-//! and whether the target has none.
+//! List of the keys of a move, and its state: source process, completeness, and whether the target has no keys.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,25 +10,23 @@ use tracing::warn;
 
 use super::spool::Spool;
 
-/// The list of the keys of a move.
 #[derive(Debug)]
 pub(super) struct List {
     spool: Spool,
-    /// Slots with keys that are not listed: scripts may have written some that they do not name, or the list could not
-    /// be written.
+    /// Slots with unlisted keys: scripts may have written undeclared keys, or the list could not be written.
     incomplete: BTreeSet<Slot>,
-    /// The process whose keys these are (its `run_id`). Another one may have keys again that this one had not.
+    /// `run_id` of the listed process. Another process may have keys again that were deleted here.
     of: Option<String>,
     is_whole: bool,
-    /// The target has no keys of the slots that are left.
+    /// The target has no keys of the remaining slots.
     target_is_clean: bool,
-    /// Keys found while they were listed, and those that had moved before.
+    /// Keys found by the listing, and keys moved before it.
     found: u64,
     moved_before: u64,
 }
 
 impl List {
-    /// An empty one, whose files are in `directory`.
+    /// Returns an empty list with its files in `directory`.
     pub(super) fn new(directory: PathBuf) -> Self {
         Self {
             spool: Spool::new(directory),
@@ -42,23 +39,23 @@ impl List {
         }
     }
 
-    /// The keys of a process are about to be listed, of a move that has moved so many.
+    /// Starts the listing of a process. `moved`: keys moved so far.
     pub(super) fn begin(&mut self, of: Option<String>, moved: u64) {
         (self.of, self.found, self.moved_before) = (of, 0, moved);
     }
 
-    /// All keys are listed.
+    /// Marks the listing as complete.
     pub(super) fn end(&mut self) {
         self.is_whole = true;
     }
 
-    /// A key was found.
+    /// Adds a key found by the listing.
     pub(super) fn find(&mut self, slot: Slot, key: &[u8]) {
         self.found += 1;
         self.add(slot, key);
     }
 
-    /// A key may be there.
+    /// Adds a key that may have been written.
     pub(super) fn add(&mut self, slot: Slot, key: &[u8]) {
         if let Err(unlisted) = self.spool.add(slot, key) {
             let (error, slots) = (unlisted.error, unlisted.slots);
@@ -67,57 +64,55 @@ impl List {
         }
     }
 
-    /// Any key of a slot may be there.
+    /// Marks a slot in which any key may have been written.
     pub(super) fn add_anything(&mut self, slot: Slot) {
         self.incomplete.insert(slot);
     }
 
-    /// These slots have left.
+    /// Drops the keys of slots that have left.
     pub(super) fn forget(&mut self, slots: &[Slot]) {
         self.spool.forget(slots);
     }
 
-    /// The keys of these slots.
+    /// Returns the keys of these slots.
     pub(super) fn keys(&self, slots: &[Slot]) -> io::Result<Vec<Key>> {
         self.spool.keys(slots)
     }
 
-    /// Calls `with` with each key of these slots.
     pub(super) fn for_each(&self, slots: &[Slot], with: impl FnMut(Slot, &[u8])) -> io::Result<()> {
         self.spool.for_each(slots, with)
     }
 
-    /// How many keys of a slot are listed.
+    /// Number of listed keys of a slot.
     pub(super) fn count(&self, slot: Slot) -> u32 {
         self.spool.count(slot)
     }
 
-    /// Whether a slot has keys that are not listed.
+    /// Whether a slot may have unlisted keys.
     pub(super) fn lacks_some(&self, slot: Slot) -> bool {
         self.incomplete.contains(&slot)
     }
 
-    /// The process whose keys these are, once they are being listed.
+    /// `run_id` of the listed process. `None` before the listing.
     pub(super) fn of(&self) -> Option<&str> {
         self.of.as_deref()
     }
 
-    /// Whether all are listed.
+    /// Whether the listing is complete.
     pub(super) fn is_whole(&self) -> bool {
         self.is_whole
     }
 
-    /// Keys of the whole move, as far as they are listed.
+    /// Keys of the whole move listed so far.
     pub(super) fn total(&self) -> u64 {
         self.moved_before + self.found
     }
 
-    /// Whether the target has no keys of the slots that are left.
+    /// Whether the target has no keys of the remaining slots.
     pub(super) fn target_is_clean(&self) -> bool {
         self.target_is_clean
     }
 
-    /// The target was looked through; or it may have others again.
     pub(super) fn set_target_is_clean(&mut self, is_clean: bool) {
         self.target_is_clean = is_clean;
     }

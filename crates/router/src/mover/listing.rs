@@ -1,9 +1,9 @@
-//! Before the first leg: the keys of the slots are listed at the source (and their sizes asked, [`super::sizes`]); at
-//! the target is looked whether it has any.
+//! Before the first leg: lists the keys of the slots at the source, with their sizes ([`super::sizes`]), and searches
+//! the target for such keys.
 //!
-//! Both nodes are walked through at the same time, page by page. With the goal `fast` the next page is asked for as
-//! soon as the cursor of the last one is known, and before its keys are worked through, so that neither the nodes nor
-//! the mover wait for the other; else the mover rests between pages, because a SCAN holds up everybody at its node.
+//! Both nodes are scanned concurrently, page by page. With the goal `fast`, the next SCAN is sent before the keys of
+//! the last page are processed, so that nodes and mover work in parallel. Otherwise the mover rests between pages,
+//! because a SCAN blocks all clients of its node.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,20 +20,20 @@ use super::returning::Returning;
 use super::run::{Mover, MoverExit, big_limit};
 use super::sizes::Page;
 
-/// How far the walk through a node is, and what was asked there.
+/// Progress of the scan of a node, and its pending replies.
 struct Walk {
-    /// Databases to be walked through; the last one is under way.
+    /// Remaining databases. The last one is being scanned.
     databases: Vec<u32>,
     cursor: Vec<u8>,
-    /// A SCAN is under way.
+    /// A SCAN is in flight.
     scanning: bool,
-    /// Not answered yet, in this order.
+    /// Pending queries, oldest first.
     pending: VecDeque<Question>,
-    /// Answers that were not looked at yet.
+    /// Replies not processed yet.
     answers: Vec<Vec<u8>>,
 }
 
-/// What one answer or more are to.
+/// Kind of a query. `Sizes` has several replies.
 enum Question {
     Database,
     Scan,
@@ -46,7 +46,7 @@ impl Walk {
         Self { databases, cursor: b"0".to_vec(), scanning: false, pending: VecDeque::new(), answers: Vec::new() }
     }
 
-    /// A SCAN was answered: its place, for as much as has to be known to ask on.
+    /// Advances the cursor with a SCAN reply. Returns the scanned database, or `None` if the reply is no cursor.
     fn take(&mut self, answer: &[u8]) -> Option<u32> {
         let database = self.databases.last().copied()?;
         self.cursor = reply::elements(answer).next().and_then(reply::text)?.to_vec();
@@ -58,26 +58,26 @@ impl Walk {
     }
 }
 
-/// The pass over both nodes.
+/// The scan of both nodes.
 struct Pass {
     is_ours: Vec<bool>,
     source: Walk,
     target: Walk,
-    /// Pages whose sizes are to be asked.
+    /// Pages with unknown sizes.
     pages: Vec<Page>,
-    /// Their sizes are asked on the way.
+    /// Sizes are queried during the scan.
     sized: bool,
     found: Found,
-    /// A node refuses: what was asked is waited for, and then it ends.
+    /// Refusal of a node. Pending replies are awaited, then the scan ends.
     refused: Option<MoverExit>,
 }
 
-/// What was found on the way, and needs questions of its own.
+/// Keys found during the scan that need commands of their own.
 #[derive(Default)]
 struct Found {
     temporary: Vec<(Side, u32, Key)>,
-    /// At the target, of slots that it does not own: copies of keys that live at a third node, and what an earlier move
-    /// has left.
+    /// Keys at the target, of slots that it does not own: copies of keys that live at a third node, and leftovers of
+    /// earlier moves.
     elsewhere: Vec<(u32, Key)>,
     left_over: Vec<(u32, Key)>,
     left: OrphanedKeys,
@@ -91,7 +91,7 @@ impl Found {
 }
 
 impl Mover {
-    /// Lists the keys of the slots at the source, in one pass, and sees to it that the target has none.
+    /// Lists the keys of the slots at the source in one pass, and removes stale keys of these slots from the target.
     pub(super) fn list(&mut self) -> Result<(), MoverExit> {
         self.shown.set_activity("waiting for commands sent earlier, before listing keys");
         self.observe()?;
@@ -113,7 +113,7 @@ impl Mover {
         loop {
             let is_to_rest = self.listen()?;
             let asked = Instant::now();
-            // Other questions are alone on their connection; and who waits with an answer unread does not sleep.
+            // Other queries need an idle connection. Do not sleep with unread replies.
             let ends = self.life.is_cut_short() || pass.refused.is_some();
             let pauses = ends || is_to_rest || pass.found.is_to_be_cleared();
             if !pauses {
@@ -167,14 +167,14 @@ impl Mover {
         Ok(())
     }
 
-    /// The keys of the source are about to be listed. If the connection breaks all is listed anew.
+    /// Starts the list. After a lost connection the listing starts again.
     pub(super) fn begin_list(&mut self) {
         let of = self.source.connection.as_ref().map(|connection| connection.process.run_id.clone());
         self.list.begin(of, self.shown.before().keys_moved);
         self.big.set_limit(big_limit(&self.shared));
     }
 
-    /// Asks for what can be asked for now: the next page of either node, sizes of pages of the source.
+    /// Sends the queries that are possible now: the next page of each node, and sizes of pages of the source.
     fn send_requests(&mut self, pass: &mut Pass) {
         let sized = pass.sized && !self.sizes_are_refused();
         let (Some(at_source), Some(at_target)) = (&mut self.source.connection, &mut self.target.connection) else {
@@ -201,7 +201,8 @@ impl Mover {
         }
     }
 
-    /// Takes what a node has answered: moves its walk on, and notes sizes. What its SCANs brought, with the database.
+    /// Processes the replies of a node: advances its scan and records sizes. Returns the SCAN replies with their
+    /// databases.
     fn take_answered(&mut self, pass: &mut Pass, side: Side) -> Vec<(u32, Vec<u8>)> {
         let walk = if side == Side::Source { &mut pass.source } else { &mut pass.target };
         let mut brought = Vec::new();
@@ -238,7 +239,7 @@ impl Mover {
         brought
     }
 
-    /// Puts keys of the source on the list. They are the next page whose sizes are asked.
+    /// Lists the keys of a page of the source, and queues the page for the size queries.
     fn take_keys(&mut self, pass: &mut Pass, database: u32, answer: Vec<u8>) {
         let topology = self.shared.plan().topology.clone();
         let answer = Arc::new(answer);
@@ -249,7 +250,7 @@ impl Mover {
                 continue;
             }
             let slot = topology.slot_of(key);
-            // What is left over of a key that lives elsewhere does not move with its slot.
+            // Leftover copies of keys with a placement override do not move with the slot.
             if pass.is_ours[slot.index()] && topology.exception(key).is_none() {
                 self.list.find(slot, key);
                 let at = key.as_ptr().addr() - answer.as_ptr().addr();
@@ -261,7 +262,7 @@ impl Mover {
         }
     }
 
-    /// Looks for what the target should not have.
+    /// Collects keys that the target should not have.
     fn look_at_keys(&mut self, pass: &mut Pass, database: u32, answer: &[u8]) {
         let topology = self.shared.plan().topology.clone();
         for key in keys_of(answer) {
@@ -269,8 +270,8 @@ impl Mover {
                 pass.found.temporary.push((Side::Target, database, key.into()));
             } else if let slot = topology.slot_of(key)
                 && pass.is_ours[slot.index()]
-                // A key that lives there although its slot does not is where it belongs; one that lives at a third node
-                // left this one.
+                // A key with a placement override for the target belongs there. With an override for a third node, this
+                // copy is left over.
                 && let lives_at = topology.exception(key)
                 && lives_at != Some(self.life.order().target)
             {
@@ -284,8 +285,7 @@ impl Mover {
         }
     }
 
-    /// Removes what was found and is nobody's, with nothing else under way. `looked`: the target has been walked
-    /// through.
+    /// Removes stale keys, on idle connections. `looked`: the scan of the target is complete.
     fn clear(&mut self, found: &mut Found, looked: bool) -> Result<(), MoverExit> {
         for (side, database, key) in std::mem::take(&mut found.temporary) {
             if self.select(side, database)? {
@@ -313,7 +313,7 @@ impl Mover {
         Ok(())
     }
 
-    /// Has the workers tell what they write from now on, and waits until what they sent before is answered.
+    /// Makes the workers report written keys from now on, and waits for the replies of all earlier commands.
     pub(super) fn observe(&mut self) -> Result<(), MoverExit> {
         let epoch = loop {
             match self.publish_observed() {
@@ -335,7 +335,7 @@ impl Mover {
     }
 }
 
-/// The keys that a SCAN brought.
+/// Returns the keys of a SCAN reply.
 fn keys_of(answer: &[u8]) -> impl Iterator<Item = &[u8]> {
     reply::elements(reply::elements(answer).nth(1).unwrap_or_default()).filter_map(reply::text)
 }

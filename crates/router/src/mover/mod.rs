@@ -1,9 +1,9 @@
-//! The mover: one thread per move, which does what two machines of `switchyard_policy::migration` say: that of the
-//! move's life, and that of the leg under way.
+//! The mover: one thread per move. Performs the steps of two state machines of `switchyard_policy::migration`, one for
+//! the move and one for the current leg.
 //!
-//! It has connections of its own to the source and the target, the list of keys, and the only handle on what workers
-//! know of the leg. It is a thread beside the workers, not one of them: copying takes no turn from clients, and a
-//! worker's commands need not pass through it.
+//! A mover has its own connections to the source and the target, the list of keys, and the only handle for publishing
+//! the state of the leg to workers. Copying runs on this thread rather than on a worker, so that it takes no turn from
+//! clients, and commands need not pass through it.
 
 mod big;
 mod checks;
@@ -45,161 +45,159 @@ pub(crate) use committed::{MoverMessage, Moves, SharedLeg, SharedMove, SharedTra
 pub use left_over::are_all_that_is_left;
 pub use switchyard_policy::migration::{MoveEnd, UserRequest};
 
-/// Moves that are remembered, also when they have ended.
+/// Moves kept in memory, including ended moves.
 const REMEMBERED: usize = 64;
 
-/// Called when something is done, from a thread of whoever did it; with a text where it failed.
+/// Completion callback, called from any thread. The error is a text for operators.
 pub type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-/// What a mover needs of those who keep things: the journal, the stored topology.
+/// Services that a mover needs: the journal and the stored topology.
 pub trait Host: Send + Sync + fmt::Debug {
-    /// Makes records durable, after all that were given before; then calls `done`. Several that wait are made durable
-    /// together. What cannot be written is tried again, in order, for as long as it takes: an error says that the
-    /// router stops before it could be.
+    /// Makes records durable after all records passed earlier, then calls `done`. Waiting records are written together.
+    /// A failed write is retried, in order, without a limit: an error means that the router stops first.
     fn record(&self, records: Vec<Record>, done: Done);
 
-    /// Makes `owner` the owner of `slots`, or (where `keys` are named, which are in these slots) has these live there:
-    /// stores the topology and has the router publish it; the slots are in transit no more. Then calls `done`.
+    /// Makes `owner` the owner of `slots`, or only of `keys` (all in these slots) if there are any. Stores and
+    /// publishes the topology, ends the transit of the slots, then calls `done`.
     fn hand_over(&self, move_id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId, done: Done);
 
-    /// Clients are about to read replicas of `node` for what was moved to it. Waits until those that are read have what
-    /// its primary had at `position`, for `patience` at most, and has the others not be read until they do
-    /// ([`crate::Router::set_servers`]). Then calls `done`; with an error where it is to be asked again.
+    /// Waits until the replicas of `node` that clients read have reached `position` of its primary, at most for
+    /// `patience`. Excludes the other replicas from reads until they have caught up ([`crate::Router::set_servers`]).
+    /// Then calls `done`. An error means that the caller should retry.
     fn replicas_need(&self, node: NodeId, position: Position, patience: Duration, done: Done);
 
-    /// Has the router publish a topology in which these slots are in transit for this move, instead of those named
-    /// before. Other moves' transits stay. Returns its epoch.
+    /// Publishes a topology with these slots in transit, replacing all earlier transits of this move. Transits of other
+    /// moves stay. Returns the epoch.
     ///
     /// # Errors
-    /// If the topology cannot be changed now; the text says why.
+    /// If the topology cannot be changed now.
     fn set_transits(&self, move_id: MoveId, transits: Vec<(Transit, Vec<Slot>)>) -> Result<u64, String>;
 
-    /// Where lists of keys that do not fit into memory may be kept; emptied at start.
+    /// Directory for key lists that do not fit into memory. Emptied at start.
     fn spool_directory(&self) -> PathBuf;
 
-    /// Keys of the move are in so many databases, and some of them are about to move: a key's name stands for so many
-    /// keys, at most. It is on record when this returns.
+    /// Records that keys of the move are in `count` databases, so that one key name stands for at most `count` keys.
+    /// Returns when the record is durable. Called before any of these keys move.
     fn databases(&self, move_id: MoveId, count: u32);
 
-    /// A node was given up, and a leg ends without it. `keys`: those that were on record as moved to it, where it was
-    /// the target; `most`: so many keys are lost at most, because a name may be a key in several databases.
+    /// Reports that a leg ends without a node that was given up. `keys`: keys on record as moved to it, if it was the
+    /// target. `most`: upper bound of lost keys, because a name may be a key in several databases.
     fn lost(&self, move_id: MoveId, node: NodeId, keys: &[Fingerprint], most: u64);
 
-    /// The move is over. The last call for it.
+    /// Ends the move. No call for this move follows.
     fn ended(&self, move_id: MoveId, end: &MoveEnd);
 }
 
-/// An order, and what its mover needs besides.
+/// An order with the data that its mover needs.
 #[derive(Clone, Debug)]
 pub struct MoveTask {
-    /// Its number.
+    /// Move id.
     pub id: MoveId,
-    /// What to move, and how. All of it is at the source, or, of a move that is resumed, at the target already. Keys
-    /// that are found at the target in slots that it does not own, and that no earlier move of ours has left, stop the
-    /// move before it begins, unless the order says that they are removed.
+    /// Slots or keys to move, and options. All are at the source, or, for a resumed move, already at the target.
+    /// Unexpected keys at the target, in slots that it does not own and that are not in `leftovers`, stop the move
+    /// before it begins, unless the order allows their removal.
     pub order: MoveOrder,
-    /// Slots, ascending, in which an earlier move of ours may have left keys at the target: what is found there is
-    /// stale.
+    /// Slots, ascending, in which an earlier move may have left keys at the target. Such keys are stale.
     pub leftovers: Vec<Slot>,
-    /// The same of the source: of what is found there after the move it cannot be told whether it is stale.
+    /// Slots, ascending, in which an earlier move may have left keys at the source. A key found there later may be
+    /// stale or new.
     pub leftovers_at_source: Vec<Slot>,
-    /// It only ends what is under way: the user wants no more of it.
+    /// The operator has aborted the move: it only ends the work in progress.
     pub aborted: bool,
-    /// The side that is lost for good, says the user.
+    /// Side that the operator has declared lost for good.
     pub give_up: Option<Side>,
-    /// What it has done before the router's last start.
+    /// Totals from before the last start of the router.
     pub so_far: MoveTotals,
-    /// What [`Host::databases`] was told last.
+    /// Number of databases last passed to [`Host::databases`].
     pub databases: u32,
     /// Makes fingerprints, under the secret of the state directory.
     pub fingerprints: Fingerprinter,
-    /// Where it stood when the router ended, if it is resumed.
+    /// State from the journal, for a resumed move.
     pub resume: Option<OpenMove>,
-    /// Who keeps things.
+    /// Journal and topology store.
     pub host: Arc<dyn Host>,
 }
 
-/// What a move has done so far.
+/// Totals of a move.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct MoveTotals {
     /// Keys moved.
     pub keys_moved: u64,
     /// Bytes of their serialised values.
     pub bytes_moved: u64,
-    /// Keys moved because a command wanted them.
+    /// Keys moved early because a command needed them.
     pub pulled: u64,
-    /// Batches done again.
+    /// Batches that were repeated.
     pub repeated: u64,
-    /// Seconds that it has taken.
+    /// Duration so far, seconds.
     pub seconds: f64,
 }
 
-/// How far a move is.
+/// Progress of a move, for status output.
 #[derive(Clone, Debug)]
 pub struct MoveProgress {
-    /// Its number.
+    /// Move id.
     pub id: MoveId,
-    /// From where.
+    /// Node that the keys leave.
     pub source: NodeId,
-    /// To where.
+    /// Node that receives the keys.
     pub target: NodeId,
-    /// What it does now, for people: "listing keys", "moving", "waiting for 127.0.0.1:7001: ...".
+    /// Current activity, for display: "listing keys", "moving", "waiting for 127.0.0.1:7001: ...".
     pub doing: String,
-    /// The phase of the leg under way, if one is.
+    /// Phase of the current leg.
     pub phase: Option<Phase>,
-    /// The user has paused it.
+    /// Paused by the operator.
     pub paused: bool,
     /// Slots of the whole move.
     pub slots: u32,
     /// Slots handed over.
     pub slots_done: u32,
-    /// The user wants it to end.
+    /// The operator has aborted it.
     pub aborting: bool,
-    /// Keys of the leg under way that are still to move, or to come back, at most.
+    /// Keys of the current leg still to move or to return. Upper bound.
     pub leg_left: Option<u64>,
-    /// Keys of it that are lost with the target, at most.
+    /// Keys of the current leg that would be lost with the target. Upper bound.
     pub leg_away: Option<u64>,
-    /// For how many seconds each side has not answered: the source, and the target.
+    /// Seconds since the source and the target last replied, for each side that is not connected.
     pub lost: [Option<f64>; 2],
-    /// Keys that were lost with a node that was given up, at most.
+    /// Keys lost with a node that was given up. Upper bound.
     pub keys_lost: u64,
-    /// Seconds in which it has come no further.
+    /// Seconds without progress.
     pub idle_seconds: f64,
-    /// Keys of the whole move, as far as they are listed.
+    /// Keys of the whole move listed so far.
     pub keys_listed: u64,
-    /// Whether all are listed.
+    /// Whether the listing is complete.
     pub listed: bool,
     /// Keys moved.
     pub keys_moved: u64,
     /// Bytes of their serialised values.
     pub bytes_moved: u64,
-    /// Keys moved because a command wanted them.
+    /// Keys moved early because a command needed them.
     pub pulled: u64,
-    /// Batches done again because their end was unknown.
+    /// Batches repeated because their result was unknown.
     pub repeated: u64,
-    /// Keys that were found at the source after their slots had left it, and what became of them: moved late, removed
-    /// as stale, left.
+    /// Keys found at the source after their slots had left it.
     pub late: LateKeys,
     /// Big keys, and how they were moved.
     pub big: BigKeys,
-    /// How long commands were held back, microseconds: how many, and the median, the 99th percentile, the longest.
+    /// Delays of held commands.
     pub holds: Holds,
-    /// Keys per second, lately.
+    /// Recent rate, keys per second.
     pub keys_per_second: f64,
-    /// Bytes per second, lately.
+    /// Recent rate, bytes per second.
     pub bytes_per_second: f64,
-    /// Seconds that it will probably still take, once that can be told.
+    /// Estimated remaining seconds. `None` until there is an estimate.
     pub seconds_left: Option<f64>,
-    /// Seconds since it began (or was resumed).
+    /// Seconds since the start or the resumption.
     pub seconds: f64,
-    /// Records made durable, their bytes unknown here.
+    /// Records made durable.
     pub records: u64,
-    /// How it ended, if it has.
+    /// Result, if the move has ended.
     pub end: Option<MoveEnd>,
 }
 
 impl MoveProgress {
-    /// Of a move that has just begun.
+    /// Returns the progress of a move that has just started.
     fn new(task: &MoveTask) -> Self {
         Self {
             id: task.id,
@@ -235,24 +233,23 @@ impl MoveProgress {
     }
 }
 
-/// What moves have done since the router started: never less than before, also when a move is forgotten, goes back, or
-/// begins again.
+/// Totals of all moves since the router started. Monotonic, also when a move is forgotten, rolled back or restarted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Moved {
     pub(crate) slots: u64,
     pub(crate) keys: u64,
-    /// Of their serialised values.
+    /// Bytes of serialised values.
     pub(crate) bytes: u64,
-    /// Keys moved because a command wanted them.
+    /// Keys moved early because a command needed them.
     pub(crate) pulled: u64,
-    /// Batches done again.
+    /// Batches that were repeated.
     pub(crate) repeated: u64,
     pub(crate) big_in_pieces: u64,
     pub(crate) big_whole: u64,
 }
 
 impl Moved {
-    /// A move has come from one state to another.
+    /// Adds the difference between two states of a move.
     fn grow(&mut self, before: &MoveProgress, after: &MoveProgress) {
         let grow =
             |total: &mut u64, figure: fn(&MoveProgress) -> u64| *total += figure(after).saturating_sub(figure(before));
@@ -269,15 +266,15 @@ impl Moved {
 /// Keys found at the source after their slots had left it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LateKeys {
-    /// Written past the router meanwhile, and moved.
+    /// Written past the router during the move, and then moved.
     pub moved: u64,
     /// Stale copies, removed.
     pub removed: u64,
-    /// Neither could be told: left where they are.
+    /// Left in place: neither known to be stale nor known to be new.
     pub left: u64,
 }
 
-/// How long commands were held back.
+/// Delays of held commands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Holds {
     /// How many.
@@ -290,7 +287,7 @@ pub struct Holds {
     pub max_us: u64,
 }
 
-/// Begins a move: its thread.
+/// Starts the thread of a move.
 pub(crate) fn begin(shared: &Arc<Shared>, task: MoveTask) -> std::io::Result<()> {
     use std::io::{Error, ErrorKind};
     let plan = shared.plan();

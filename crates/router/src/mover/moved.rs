@@ -1,15 +1,14 @@
-//! The keys that a move has moved, by fingerprint: asked for when a key turns up at the source afterwards.
+//! Fingerprints of the keys that a move has moved, for keys that appear at the source afterwards.
 //!
-//! Not a set from the beginning: most moves only note, and a set costs several times the memory.
+//! A list rather than a set: most moves never look up a key, and a set needs several times the memory.
 
 use switchyard_policy::migration::{Fingerprint, FingerprintSet};
 
-/// Fingerprints of keys that were moved. Noting is all that most moves need of it: they are put in order when somebody
-/// asks.
+/// Fingerprints of moved keys. Sorted at the first lookup.
 #[derive(Debug, Default)]
 pub(super) struct Moved {
     pub(super) count: usize,
-    /// As they came, in pieces: one that grows is copied again and again, and has as much again in reserve.
+    /// Unsorted, in chunks: a single growing vector would be copied repeatedly and reserve up to twice its size.
     noted: Vec<Vec<Fingerprint>>,
     all: FingerprintSet,
 }

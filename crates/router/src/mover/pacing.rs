@@ -1,5 +1,4 @@
-//! How fast a move goes: what is seen of clients, nodes and batches, given to `switchyard_policy::migration::pace` from
-//! time to time.
+//! Pace of a move: collects measurements of clients, nodes and batches for `switchyard_policy::migration::pace`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,28 +12,27 @@ use super::run::{Mover, MoverExit};
 use crate::metrics::{Waits, WorkerCounters};
 use crate::shared::lock;
 
-/// How often the pace is looked at.
+/// Interval between changes of the pace.
 const PACE: Duration = Duration::from_millis(100);
 
-/// How often both nodes are asked how much they work.
+/// Interval between load queries to both nodes.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// How clients wait without the move is looked at for so long.
+/// Duration of the baseline measurement of client waits, before the move.
 const LEARN: Duration = Duration::from_millis(500);
 
-/// What was noted before the move says more than that, if it is of so long a time at least.
+/// Minimum duration of earlier wait records to replace the baseline measurement.
 const LATELY: Duration = Duration::from_secs(3);
 
-/// Where commands are few: how long clients' waits are collected.
+/// Maximum collection time of client waits if commands are few.
 const FEW_WAITS: Duration = Duration::from_secs(2);
 
-/// The pace of a move.
 #[derive(Debug)]
 pub(super) struct Pacing {
     pacer: Pacer,
-    /// Somebody waits for the end of the leg under way.
+    /// A client waits for the end of the current leg.
     hurried: bool,
-    /// The last batch, and when and with what the pace was last changed.
+    /// Last batch: duration in microseconds and keys. Then time, keys and bytes at the last change of the pace.
     batch: Option<(u64, u32)>,
     paced: Instant,
     paced_keys: u64,
@@ -42,13 +40,13 @@ pub(super) struct Pacing {
     waits: Waits,
     waited_before: Option<u64>,
     waits_from: Instant,
-    /// Of the busier node, since it was last used.
+    /// CPU use of the busier node since the last observation.
     node_cpu: Option<f64>,
     looked: Instant,
 }
 
 impl Pacing {
-    /// Of a move that has come so far with the routers before this one.
+    /// `before`: totals of earlier router processes.
     pub(super) fn new(how: MoveOptions, before: &Progress, counters: &[Arc<WorkerCounters>]) -> Self {
         let now = Instant::now();
         Self {
@@ -74,34 +72,33 @@ impl Pacing {
         }
     }
 
-    /// How fast.
     pub(super) fn pace(&self) -> Pace {
         if self.hurried { self.pacer.full_speed() } else { self.pacer.pace() }
     }
 
-    /// Keys of a leg.
+    /// Returns the number of keys of the next leg.
     pub(super) fn leg_keys(&self) -> u32 {
         self.pacer.leg_keys()
     }
 
-    /// Somebody waits for the end of the leg under way, or nobody does any more.
+    /// Sets whether a client waits for the end of the current leg.
     pub(super) fn hurry(&mut self, hurried: bool) {
         self.hurried = hurried;
     }
 
-    /// A batch took so long from its copy to its end.
+    /// Records the duration of a batch, from its copy to its end.
     pub(super) fn batch_ended(&mut self, length: Duration, keys: usize) {
         self.batch = Some((length.as_micros() as u64, keys as u32));
         self.pacer.batch_ended(length.as_micros() as u64, keys as u32);
     }
 
-    /// `moving`: how long its keys have been on their way.
+    /// `moving`: time since the drain of the leg.
     pub(super) fn leg_ended(&mut self, leg: &Progress, moving: Duration) {
         self.pacer.leg_ended(leg.keys_moved, leg.bytes_moved, moving.as_micros() as u64);
     }
 
-    /// Another pace, from time to time: as what was seen since the last one suggests. `moved`: keys and bytes of the
-    /// whole move.
+    /// Returns a new pace every `PACE`, from the measurements since the last one. `moved`: keys and bytes of the whole
+    /// move.
     fn renew(&mut self, id: MoveId, moved: (u64, u64), counters: &[Arc<WorkerCounters>]) -> Option<Pace> {
         let interval = self.paced.elapsed();
         if interval < PACE {
@@ -121,7 +118,7 @@ impl Pacing {
             bytes: bytes.saturating_sub(self.paced_bytes),
             interval_us: interval.as_micros() as u64,
         };
-        // Where commands are few they are looked at over a longer time.
+        // With few commands, waits are collected over a longer time.
         if clients_us.is_some() || self.waits_from.elapsed() >= FEW_WAITS {
             self.waits = waits;
             self.waits_from = Instant::now();
@@ -133,7 +130,7 @@ impl Pacing {
         Some(self.pace())
     }
 
-    /// Clients have waited as they do without the move: since then, or since it began.
+    /// Sets the baseline of client waits. `since`: start of earlier records, if there are enough.
     fn begin(&mut self, since: Option<&Waits>, waits: Waits) {
         self.waited_before = waits.p99_since(since.unwrap_or(&self.waits));
         self.waits = waits;
@@ -143,7 +140,7 @@ impl Pacing {
 }
 
 impl Mover {
-    /// Clients have felt nothing of the move so far: how long they wait without it.
+    /// Measures the baseline of client waits, before the move affects clients.
     pub(super) fn learn_waits(&mut self) -> Result<(), MoverExit> {
         let began = self.shown.began();
         let lately = lock(&self.shared.waits_lately).since(began, LATELY).cloned();
@@ -154,12 +151,12 @@ impl Mover {
         Ok(())
     }
 
-    /// Another pace, if it is time for one, with a leg under way that is so far.
+    /// Returns a new pace if it is due.
     pub(super) fn new_pace(&mut self, leg: Progress) -> Option<Pace> {
         self.pacing.renew(self.id, self.shown.moved(&leg), &self.shared.counters)
     }
 
-    /// Asks both nodes how much they work, from time to time.
+    /// Queries the load of both nodes every `LOOK`.
     pub(super) fn look_at_nodes(&mut self) {
         if self.pacing.looked.elapsed() >= LOOK {
             self.pacing.looked = Instant::now();
@@ -168,7 +165,7 @@ impl Mover {
         }
     }
 
-    /// A node has told how much it has worked.
+    /// Records the load of a node from its reply.
     pub(super) fn note_work(&mut self, side: Side, answers: &[Vec<u8>]) {
         if let Some(cpu) = self.end_mut(side).worked(answers) {
             self.pacing.node_cpu = Some(self.pacing.node_cpu.map_or(cpu, |other| other.max(cpu)));

@@ -1,17 +1,15 @@
-//! Large values in pieces: which commands read a piece of each type, and which write it; and which read what has been
-//! touched meanwhile.
+//! Big values in pieces: the commands that read and write a piece of each type, and that read touched elements.
 //!
-//! A piece is some elements with their values, as arguments of the command that writes them. Elements are always read
-//! as they *are* (`HMGET`, not a log of changes), so a piece may be written twice, and one that was read later replaces
-//! what was read before.
+//! A piece is some elements with their values, as arguments of the command that writes them. Reads always return
+//! current values (`HMGET`, not a log of changes), so a piece may be written twice, and a later read replaces an
+//! earlier one.
 
 use switchyard_policy::migration::tail::Element;
 use switchyard_resp::reply;
 
 use super::connection::Connection;
 
-/// The types of values that are copied in pieces. Streams are not: their groups and their last entry's number cannot be
-/// read and set exactly.
+/// Types that are copied in pieces. Streams are not: their groups and last entry id cannot be read and set exactly.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Hash,
@@ -21,21 +19,21 @@ pub(super) enum Kind {
     String,
 }
 
-/// Where the next piece begins.
+/// Start of the next piece.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Cursor {
-    /// Of HSCAN and its relatives.
+    /// Cursor of HSCAN, SSCAN or ZSCAN.
     Scan(Vec<u8>),
-    /// An element of a list, or a byte of a string.
+    /// Index in a list, or byte offset in a string.
     At(u64),
 }
 
-/// Elements and their values, as arguments.
+/// Elements with their values, as arguments.
 #[derive(Debug, Default)]
 pub(super) struct Piece {
-    /// To be there, as arguments of the command that writes them.
+    /// Elements that exist, as arguments of the command that writes them.
     pub(super) there: Vec<Vec<u8>>,
-    /// Not to be there.
+    /// Elements that do not exist.
     pub(super) gone: Vec<Vec<u8>>,
 }
 
@@ -49,11 +47,11 @@ impl Piece {
     }
 }
 
-/// Arguments of one command, at most: a command of more would take too long itself.
+/// Maximum arguments per command. A larger command would block the node for too long.
 const ARGUMENTS: usize = 4096;
 
 impl Kind {
-    /// By what TYPE answers.
+    /// Returns the type with this TYPE name.
     pub(super) fn named(name: &[u8]) -> Option<Self> {
         Some(match name {
             b"hash" => Self::Hash,
@@ -82,7 +80,7 @@ impl Kind {
         }
     }
 
-    /// The command that tells how many elements (or bytes) a value has.
+    /// Returns the command for the number of elements (or bytes) of a value.
     pub(super) const fn length(self) -> &'static [u8] {
         match self {
             Self::Hash => b"HLEN",
@@ -107,12 +105,12 @@ impl Kind {
         match self {
             Self::Hash => b"HDEL",
             Self::Set => b"SREM",
-            // Nothing is ever removed from the others.
+            // Elements of lists and strings are never removed.
             _ => b"ZREM",
         }
     }
 
-    /// Asks for a piece of about `count` elements (or bytes).
+    /// Requests a piece of about `count` elements (or bytes).
     pub(super) fn request_piece(self, connection: &mut Connection, key: &[u8], cursor: &Cursor, count: u64) {
         let text = count.to_string();
         match (self, cursor) {
@@ -127,8 +125,7 @@ impl Kind {
         }
     }
 
-    /// What was answered: the piece, and where the next one begins, if this is not the last. `None`: it is not what was
-    /// asked for.
+    /// Returns the piece and the start of the next one, if any. `None` if the reply has another form.
     pub(super) fn take(self, cursor: &Cursor, count: u64, answer: &[u8]) -> Option<(Piece, Option<Cursor>)> {
         if reply::is_error(answer) {
             return None;
@@ -161,7 +158,7 @@ impl Kind {
         Some((piece, next))
     }
 
-    /// Asks for these elements as they are.
+    /// Requests the current values of these elements.
     pub(super) fn request_elements(self, connection: &mut Connection, key: &[u8], elements: &[Element]) {
         let command: &[u8] = match self {
             Self::Hash => b"HMGET",
@@ -173,7 +170,7 @@ impl Kind {
         connection.push(&args);
     }
 
-    /// What was answered.
+    /// Returns the elements of a reply to [`Self::request_elements`].
     pub(super) fn take_elements(self, elements: &[Element], answer: &[u8]) -> Option<Piece> {
         if reply::is_error(answer) {
             return None;
@@ -196,7 +193,7 @@ impl Kind {
         Some(piece)
     }
 
-    /// Writes a piece to a key; nothing is answered but counts.
+    /// Writes a piece to a key. All replies are counts.
     pub(super) fn write(self, connection: &mut Connection, key: &[u8], piece: &Piece) {
         for (command, all) in [(self.adds(), &piece.there), (self.removes(), &piece.gone)] {
             for some in all.chunks(ARGUMENTS) {

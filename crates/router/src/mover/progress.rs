@@ -1,4 +1,4 @@
-//! What a mover shows of its move: how far it is, which node it waits for, and for how long it has come no further.
+//! Progress reports of a move: totals, rates, current activity, and time without progress.
 
 use std::time::{Duration, Instant};
 
@@ -8,32 +8,32 @@ use super::run::Mover;
 use super::{BigKeys, MoveEnd, MoveTotals};
 use crate::shared::lock;
 
-/// How often progress is published.
+/// Interval of progress reports.
 const SHOW: Duration = Duration::from_millis(100);
 
-/// How far a move is, and how it went lately.
+/// Progress and recent rates of a move.
 #[derive(Debug)]
 pub(super) struct ProgressReport {
-    /// What it does now, for people.
+    /// Current activity, for display.
     doing: String,
-    /// Of legs that have ended.
+    /// Totals of ended legs.
     before: Progress,
     began: Instant,
-    /// So many seconds it took with the routers before this one.
+    /// Seconds spent in earlier router processes.
     seconds_before: f64,
     records: u64,
     at: Instant,
-    /// Keys and bytes when the rate was last taken.
+    /// Time, keys and bytes at the last rate computation.
     rate_from: (Instant, u64, u64),
     rates: (f64, f64),
-    /// Since when a side is not connected.
+    /// Start of the current outage of source and target.
     unconnected: [Option<Instant>; 2],
-    /// How far it was, and since when it is no further.
+    /// Last position with progress, and its time.
     came: ((u64, usize, u64, Option<Phase>), Instant),
 }
 
 impl ProgressReport {
-    /// Of a move that has done so much with the routers before this one.
+    /// Starts from the totals of earlier router processes.
     pub(super) fn new(so_far: &MoveTotals) -> Self {
         let now = Instant::now();
         let &MoveTotals { keys_moved, bytes_moved, pulled, repeated, seconds } = so_far;
@@ -51,17 +51,17 @@ impl ProgressReport {
         }
     }
 
-    /// What it does now, for people.
+    /// Sets the current activity, for display.
     pub(super) fn set_activity(&mut self, doing: impl Into<String>) {
         self.doing = doing.into();
     }
 
-    /// Records are about to be made durable.
+    /// Counts records that are about to be written.
     pub(super) fn records(&mut self, count: usize) {
         self.records += count as u64;
     }
 
-    /// `moved`: its keys stay where they went.
+    /// `moved`: the keys stay at the target.
     pub(super) fn leg_ended(&mut self, leg: &Progress, moved: bool) {
         if moved {
             self.before.keys_moved += leg.keys_moved;
@@ -71,24 +71,24 @@ impl ProgressReport {
         self.before.repeated += leg.repeated;
     }
 
-    /// When the move began here.
+    /// Start of the move in this process.
     pub(super) fn began(&self) -> Instant {
         self.began
     }
 
-    /// What all legs that have ended have done.
+    /// Totals of ended legs.
     pub(super) fn before(&self) -> &Progress {
         &self.before
     }
 
-    /// Keys and bytes moved, those of the leg under way too.
+    /// Keys and bytes moved, including the current leg.
     pub(super) fn moved(&self, leg: &Progress) -> (u64, u64) {
         (self.before.keys_moved + leg.keys_moved, self.before.bytes_moved + leg.bytes_moved)
     }
 }
 
 impl Mover {
-    /// Publishes progress, from time to time.
+    /// Publishes progress every `SHOW`, and checks for changed primaries.
     pub(super) fn show(&mut self, leg: Option<Progress>) {
         if self.shown.at.elapsed() < SHOW {
             return;
@@ -98,7 +98,7 @@ impl Mover {
         self.follow_primaries();
     }
 
-    /// A node has another primary: the connection to the old one is worth nothing.
+    /// Abandons connections to servers that are no longer the primary of their node.
     fn follow_primaries(&mut self) {
         let plan = self.shared.plan();
         for side in [Side::Source, Side::Target] {
@@ -117,7 +117,7 @@ impl Mover {
         let now = leg.unwrap_or(Progress::NONE);
         let before = self.shown.before;
         let (keys, bytes) = self.shown.moved(&now);
-        // Of a leg that goes back only what has not come back yet has moved.
+        // In a leg that goes back, only keys not yet returned count as moved.
         let moved = if now.phase == Phase::Returning { before.keys_moved + now.left.min(now.keys_moved) } else { keys };
         let (from, keys_then, bytes_then) = self.shown.rate_from;
         let seconds = from.elapsed().as_secs_f64();
@@ -162,7 +162,7 @@ impl Mover {
         progress.records = self.shown.records;
     }
 
-    /// For how many seconds each side has not been connected.
+    /// Returns the seconds since the connection to each side was lost.
     fn note_unconnected(&mut self) -> [Option<f64>; 2] {
         for (at, side) in [Side::Source, Side::Target].into_iter().enumerate() {
             let is_connected = self.end(side).connection.is_some();
@@ -179,7 +179,7 @@ impl Mover {
         });
         self.publish_progress(None);
         lock(&self.own.progress).end = Some(end.clone());
-        // Who waited for quiet need not.
+        // Releases workers that wait for a quiesce.
         self.report_quiesced();
     }
 }

@@ -1,14 +1,13 @@
-//! Before slots are handed over: the replicas of the node that gets them have what has moved, or are not read until
-//! they have it.
+//! Before the hand-over of slots: replicas of the new node either have the moved keys, or are not read until they have
+//! them.
 //!
-//! Clients that may read from replicas do so again when the slots are handed over. A replica that is behind would
-//! answer that a key is not there which was there all the time, at another node: no old news, but news of a time that
-//! never was. How far replicas are, and which are read, is the business of those who watch them
-//! ([`super::Host::replicas_need`]). The mover says how far they must be: where the node's replication stream is once
-//! all has been stored.
+//! Clients may read replicas again after the hand-over. A replica that lags would report that a key does not exist,
+//! although it has existed all the time, at another node. That is worse than a stale value: no point in time had this
+//! state. The component behind [`super::Host::replicas_need`] tracks replicas and selects the ones to read. The mover
+//! provides the required position: the node's replication offset after the last store.
 //!
-//! Not `WAIT`: that counts replicas and does not say which, so that one which nobody reads could stand for one that is
-//! read; and it says nothing of those that are connected again a moment later.
+//! Not `WAIT`: it returns a count, not which replicas have acknowledged, so an unread replica could stand for one that
+//! is read. It also ignores replicas that reconnect a moment later.
 
 use std::time::{Duration, Instant};
 
@@ -22,17 +21,17 @@ use super::connection::field;
 use super::drive::Run;
 use super::run::Mover;
 
-/// So long slots wait for replicas: one that takes longer is behind for other reasons, and is not read until it is
-/// there.
+/// Maximum time that slots wait for replicas. A slower replica lags for other reasons, and is not read until it has
+/// caught up.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Between two askings of those who watch.
+/// Delay before the position is queried again after a failure.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Somebody who watches and has not answered for so long is not waited for any more.
+/// Maximum time to wait for [`super::Host::replicas_need`] to call back.
 const SILENT: Duration = Duration::from_secs(10);
 
-/// A leg whose keys have all moved, and whose slots are not handed over yet.
+/// State of a leg whose keys have all moved, and whose slots are not handed over yet.
 #[derive(Debug)]
 pub(super) struct CatchingUp {
     side: Side,
@@ -41,21 +40,21 @@ pub(super) struct CatchingUp {
 
 #[derive(Debug)]
 enum Step {
-    /// The node is to be asked where its stream is, at this time.
+    /// Query the replication offset of the node at this time.
     Query(Instant),
     Queried,
-    /// Those who watch were told then.
+    /// [`super::Host::replicas_need`] was called at this time.
     Notified(Instant),
 }
 
 impl Mover {
-    /// All has moved to `side`: its slots are handed over when that is right also for those who read from replicas.
+    /// Starts the hand-over of a leg whose keys have all moved to `side`.
     pub(super) fn catch_up(&mut self, run: &mut Run, side: Side) {
         run.catching_up = Some(CatchingUp { side, step: Step::Query(Instant::now()) });
         self.go_on_catching_up(run);
     }
 
-    /// Asks what is to be asked.
+    /// Sends the query for the replication offset when it is due, or ends the wait if no replicas are read.
     pub(super) fn go_on_catching_up(&mut self, run: &mut Run) {
         let Some(CatchingUp { side, step }) = &mut run.catching_up else { return };
         let node = self.end(*side).node;
@@ -76,7 +75,7 @@ impl Mover {
         }
     }
 
-    /// The node has said where its stream is.
+    /// Handles the node's replication offset.
     pub(super) fn position_known(&mut self, run: &mut Run, answers: &[Vec<u8>]) {
         let Some(CatchingUp { side, step: step @ Step::Queried }) = &mut run.catching_up else { return };
         let answer = answers.last().map(Vec::as_slice).unwrap_or_default();
@@ -98,7 +97,7 @@ impl Mover {
         self.host.replicas_need(self.end(*side).node, position, PATIENCE, done);
     }
 
-    /// A side is lost that may have been asked.
+    /// Repeats the query after a lost connection.
     pub(super) fn position_unknown(&mut self, run: &mut Run, lost: Side) {
         if let Some(CatchingUp { side, step: step @ Step::Queried }) = &mut run.catching_up
             && *side == lost
@@ -107,7 +106,7 @@ impl Mover {
         }
     }
 
-    /// No replica is read that lacks what has moved; or (an error) that is to be asked again.
+    /// Ends the wait for replicas. After an error, the position is queried again.
     pub(super) fn caught_up(&mut self, run: &mut Run, outcome: Result<(), String>) {
         let Some(CatchingUp { step, .. }) = &mut run.catching_up else { return };
         if outcome.is_err() {

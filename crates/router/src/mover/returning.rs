@@ -1,11 +1,11 @@
-//! Slots come back to a node that was ejected. If it is the process that it was, it keeps the keys that were not
+//! Return of slots to a node that was ejected. If its server process is still the same, it keeps the keys that were not
 //! written elsewhere in the meantime.
 //!
-//! The order is the proof. The keys found at the target are listed with those of the source. When a leg has drained,
-//! every worker has recorded all that it will ever send to the source, so the target's keys of the leg's slots are then
-//! judged once: keys that may have changed elsewhere are removed there. Only then does the leg begin. So the keys that
-//! the target keeps are none that the source has, and none that clients have written or deleted since. If this router
-//! ends before that, the next one knows no list, and removes all of them (`purge_target`).
+//! The order proves correctness. The keys at the target are listed together with the keys of the source. When a leg has
+//! drained, every worker has recorded all its writes to the source. Then the target's keys of these slots are checked
+//! once, and keys that may have changed elsewhere are removed. Only then does the leg start. So no remaining key is
+//! also at the source, or was written or deleted since. If this router ends before that, the next one has no list, and
+//! removes all of them (`purge_target`).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,21 +18,21 @@ use super::run::{Mover, MoverExit};
 use super::spool::Spool;
 use crate::away::Away;
 
-/// Names of one command.
+/// Names per command.
 const AT_ONCE: usize = 500;
 
-/// The keys that the target of a move may keep.
+/// Keys that the target of a move may keep.
 pub(super) struct Returning {
     away: Arc<Away>,
     directory: PathBuf,
-    /// Keys that were found at the target. `None`: they could not be listed.
+    /// Keys found at the target. `None` if they could not be listed.
     found: Option<Spool>,
     kept: u64,
     removed: u64,
 }
 
 impl Returning {
-    /// Files of its list are in `directory`.
+    /// Stores list files in `directory`.
     pub(super) fn new(away: Arc<Away>, directory: PathBuf) -> Self {
         let found = Some(Spool::new(directory.clone()));
         Self { away, directory, found, kept: 0, removed: 0 }
@@ -43,7 +43,7 @@ impl Returning {
         self.found = Some(Spool::new(self.directory.clone()));
     }
 
-    /// Whether a key found at the target, which is this process, may stay until its leg begins.
+    /// Whether a key found at the target may stay until its leg begins. `process`: `run_id` of the target.
     pub(super) fn may_stay(&mut self, process: &str, slot: Slot, key: &[u8]) -> bool {
         let may_stay = self.away.has(slot) && self.away.is_current(process, key);
         if may_stay
@@ -63,7 +63,7 @@ impl Mover {
         let Some(process) = self.target.connection.as_ref().map(|connection| &connection.process.run_id) else {
             return false;
         };
-        // Of what an earlier move has left there nothing is current.
+        // Leftovers of an earlier move are stale.
         let is_left = self.leftovers.binary_search(&slot).is_ok();
         !is_left && self.returning.as_mut().is_some_and(|returning| returning.may_stay(process, slot, key))
     }
@@ -93,7 +93,7 @@ impl Mover {
             outdated.chunks(AT_ONCE).try_for_each(|keys| self.unlink(Side::Target, keys))?;
         }
         if let Some(returning) = &mut self.returning {
-            // A name may be in the list twice, so these are upper bounds.
+            // A name may be listed twice, so both are upper bounds.
             returning.removed += outdated.len() as u64;
             returning.kept += (found.len() - outdated.len()) as u64;
             if let Some(found) = &mut returning.found {
@@ -103,12 +103,12 @@ impl Mover {
         Ok(())
     }
 
-    /// A leg went back: the target may have copies of keys that clients use at the source.
+    /// Marks all keys of the target as outdated: after a rollback it may have copies of keys in use at the source.
     pub(super) fn keeps_nothing_more(&self) {
         self.returning.iter().for_each(|returning| returning.away.note_any());
     }
 
-    /// Number of keys that the target has kept, and of outdated keys that were removed there.
+    /// Returns the numbers of kept and of removed keys at the target.
     pub(super) fn kept(&self) -> Option<(u64, u64)> {
         self.returning.as_ref().map(|returning| (returning.kept, returning.removed))
     }

@@ -1,8 +1,8 @@
-//! The thread of a move: does step after step of its life (`switchyard_policy::migration::life`), and tells what came
-//! of it.
+//! The thread of a move: performs the steps of the move's state machine (`switchyard_policy::migration::life`) and
+//! passes the results back to it.
 //!
-//! Reaching the nodes, checks, lists, and what is said to people are here; a leg is done in `drive`. A thread, and no
-//! task of a worker: it waits for nodes and for the disk, and must not make clients wait.
+//! Connecting, checks, listing and status texts are here. Legs are in `drive`. A thread rather than a task of a worker:
+//! it blocks on nodes and on the disk, and must not delay clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,20 +28,20 @@ use super::staging::Staging;
 use super::{Host, MoveEnd, MoveTask, MoverMessage, SharedMove, UserRequest};
 use crate::shared::{Message, Shared};
 
-/// Why a mover does not go on.
+/// Reason for a mover to stop its current step.
 #[derive(Debug)]
 pub(super) enum MoverExit {
-    /// The router stops: the journal knows where the move is.
+    /// The router stops. The journal has the state of the move.
     RouterStops,
-    /// A node is not connected where it has to be: reach it and try again.
+    /// A required node is not connected. Reconnect and retry.
     Lost,
-    /// The user wants the move to end.
+    /// The operator has aborted the move.
     Aborted,
-    /// What was asked for cannot be, and why.
+    /// The step is impossible. The text is the reason.
     Stop(String),
 }
 
-/// A move under way.
+/// A move in progress.
 pub(super) struct Mover {
     pub(super) shared: Arc<Shared>,
     pub(super) own: Arc<SharedMove>,
@@ -49,16 +49,16 @@ pub(super) struct Mover {
     pub(super) host: Arc<dyn Host>,
     pub(super) fingerprints: Fingerprinter,
     pub(super) placement: Placement,
-    /// What is done next, and what the user wants.
+    /// State machine of the move: next step and the operator's requests.
     pub(super) life: MoveStateMachine,
     /// Slots, ascending, in which an earlier move of ours may have left keys at the target.
     pub(super) leftovers: Vec<Slot>,
-    /// A router before this one has begun the move.
+    /// The move was started by an earlier router process.
     pub(super) is_resumed: bool,
     pub(super) source: SideConnection,
     pub(super) target: SideConnection,
     pub(super) list: List,
-    /// The slots come back to the target, which was ejected.
+    /// Set if the slots return to a target that was ejected.
     pub(super) returning: Option<Returning>,
     pub(super) big: Big,
     pub(super) sizes: Sizes,
@@ -66,25 +66,25 @@ pub(super) struct Mover {
     pub(super) late_keys: LateKeyCheck,
     pub(super) pacing: Pacing,
     pub(super) shown: ProgressReport,
-    /// Who asked for quiet: workers, by ticket.
+    /// Workers that have requested a quiesce, by ticket.
     pub(super) tickets: BTreeMap<u64, usize>,
     databases: BTreeSet<u32>,
-    /// A name that has moved may be so many keys.
+    /// Upper bound of keys per moved key name: the number of databases.
     pub(super) in_databases: u32,
-    /// Databases of the source in which no key expired when it was asked last.
+    /// Databases of the source without expiring keys, as of the last query.
     pub(super) lasting: Vec<u32>,
-    /// What was read last were strings.
+    /// Whether the last batch contained only strings.
     pub(super) strings: bool,
 }
 
-/// The thread of a move.
+/// Entry point of the mover thread.
 pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) {
     let id = task.id;
     let host = task.host.clone();
     let (mut mover, first) = Mover::new(shared.clone(), own, task);
     let end = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let end = mover.live(first);
-        // A router that stops leaves what it has begun to the next one.
+        // If the router stops, open work stays for the next start.
         if end.is_some() {
             mover.discard_all();
         }
@@ -118,7 +118,7 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) {
     mover.finish(&end);
     shared.change_moves(|moves| {
         moves.by_id.remove(&id);
-        // Of a leg that is left open nothing is used before another mover publishes it again.
+        // The slots of a leg that stays open are not used before another mover publishes the leg again.
         moves.legs.retain(|(of, _), _| *of != id);
     });
     host.ended(id, &end);
@@ -153,7 +153,7 @@ impl Mover {
             .find(|away| away.node == order.target)
             .filter(|_| resume.is_none())
             .cloned();
-        // Only of this protocol it is certain that nothing is stored at the target before the leg has drained.
+        // Other protocols may store data at the target before the leg has drained.
         let how = &order.how;
         let away = away.filter(|_| {
             how.purge_target && how.protocol == Protocol::Switchyard && how.paper.is_none() && order.keys.is_none()
@@ -162,7 +162,7 @@ impl Mover {
             away.map(|away| Returning::new(away, host.spool_directory().join(format!("move-{}-target", id.0))));
         let names = order.nodes().map(|node| name(&shared, node));
         let is_resumed = resume.is_some();
-        // It stays as long as anything moves.
+        // The placement does not change while any move runs.
         let placement = shared.plan().topology.placement().clone();
         let shown = ProgressReport::new(&so_far);
         let pacing = Pacing::new(order.how, shown.before(), &shared.counters);
@@ -199,7 +199,8 @@ impl Mover {
         (mover, first)
     }
 
-    /// Does step after step. `None`: the router stops, and the journal knows where the move is.
+    /// Performs steps until the move ends. Returns `None` if the router stops; the journal then has the state of the
+    /// move.
     fn live(&mut self, mut step: Step) -> Option<MoveEnd> {
         loop {
             if let Step::End(end) = step {
@@ -228,7 +229,7 @@ impl Mover {
             Step::LearnWaits => self.learn_waits()?,
             Step::List if of_keys => self.list_named()?,
             Step::List => self.list()?,
-            // Now that nothing is under way that does not know of the move.
+            // After the drain of earlier commands: every command in flight now knows the move.
             Step::Functions => self.give_functions()?,
             Step::HandleRequests => self.pump()?,
             Step::Measure => {
@@ -253,7 +254,7 @@ impl Mover {
         Ok(StepResult::Done)
     }
 
-    // ---- what the outside says ----
+    // ---- input from workers and operators ----
 
     pub(super) fn is_stopped(&self) -> bool {
         self.shared.stop.load(Ordering::Relaxed)
@@ -271,13 +272,13 @@ impl Mover {
         name(&self.shared, node)
     }
 
-    /// Takes what a user wants.
+    /// Applies an operator's request.
     pub(super) fn steer(&mut self, steer: UserRequest) {
         self.life.on_user_request(steer);
         self.pacing.steer(steer);
     }
 
-    /// Takes what has nothing to do with the leg under way.
+    /// Handles a message that does not concern a running leg.
     pub(super) fn note(&mut self, what: MoverMessage) {
         match what {
             MoverMessage::Written(mut keys) => {
@@ -305,7 +306,7 @@ impl Mover {
                 self.tickets.remove(&ticket);
             }
             MoverMessage::Steer(steer) => self.steer(steer),
-            // Of a leg that has ended.
+            // For a leg that has ended.
             MoverMessage::Wanted { .. }
             | MoverMessage::WantedWhole { .. }
             | MoverMessage::Recorded { .. }
@@ -314,7 +315,7 @@ impl Mover {
         }
     }
 
-    /// Nothing is under way.
+    /// Confirms to waiting workers that nothing is in flight.
     pub(super) fn report_quiesced(&self) {
         self.own.share_temporary(self.staging.names());
         for (ticket, worker) in &self.tickets {
@@ -322,7 +323,7 @@ impl Mover {
         }
     }
 
-    /// Between two steps that take long: what was said meanwhile.
+    /// Handles messages between two long steps. Returns when no worker waits for a quiesce.
     pub(super) fn pump(&mut self) -> Result<(), MoverExit> {
         loop {
             self.listen()?;
@@ -336,7 +337,7 @@ impl Mover {
         }
     }
 
-    /// The same without waiting. True where nothing more is to be asked of the nodes now.
+    /// Handles messages without waiting. Returns whether queries to the nodes must stop for now.
     pub(super) fn listen(&mut self) -> Result<bool, MoverExit> {
         if self.is_stopped() {
             return Err(MoverExit::RouterStops);
@@ -358,7 +359,7 @@ impl Mover {
         Ok(())
     }
 
-    /// Waits so long, and hears what is said. An abort that comes ends it.
+    /// Handles messages for `length`. Returns early if the abort state changes.
     pub(super) fn rest(&mut self, length: Duration) -> Result<(), MoverExit> {
         let (until, aborted) = (Instant::now() + length, self.life.is_aborted());
         while Instant::now() < until && self.life.is_aborted() == aborted {
@@ -368,10 +369,11 @@ impl Mover {
         Ok(())
     }
 
-    /// Waits until a node or anybody else says something.
+    /// Waits for a reply of a node or a message, at most for `at_most`.
     pub(super) fn wait(&self, at_most: Duration) {
         let mut fds = vec![PollFd::new(&self.own.wake, PollFlags::IN)];
-        // One that nobody reads from would be ready for ever once its node has closed it.
+        // Without pending replies nothing is read from the socket, so a connection closed by the node would always be
+        // ready.
         let asked = |connection: &&Connection| connection.unanswered > 0;
         fds.extend(
             [&self.source, &self.target]
@@ -381,7 +383,7 @@ impl Mover {
                 .map(Connection::poll_fd),
         );
         let timeout = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: at_most.subsec_nanos().into() };
-        // A failure shows where the sockets are used.
+        // Errors surface at the next use of the sockets.
         let _ = poll(&mut fds, Some(&timeout));
     }
 
@@ -401,7 +403,7 @@ impl Mover {
         }
     }
 
-    /// Connects to a side, and has it confirm that earlier connections of the mover are dead.
+    /// Connects to a side, and makes the node confirm that earlier connections of this mover are closed.
     pub(super) fn reach(&mut self, side: Side) -> Result<(), String> {
         let plan = self.shared.plan();
         let node = self.end(side).node;
@@ -414,7 +416,7 @@ impl Mover {
         let fences = &self.shared.fences;
         let broken = fences.broken(node);
         for dead in &broken {
-            // Another process has none of the old one's connections.
+            // A new server process has no connections of the old process.
             if dead.run_id == connection.process.run_id {
                 connection.kill(dead.client_id, patience)?;
             }
@@ -429,7 +431,7 @@ impl Mover {
             connection.wait_for_earlier_router(seat, node, patience)?;
         }
         if side == Side::Target {
-            // It was looked through before; who answers now may be another process, with keys of long ago.
+            // The new connection may lead to another process, with old keys.
             self.list.set_target_is_clean(false);
         }
         if side == Side::Source {
@@ -439,16 +441,15 @@ impl Mover {
         end.next_try = None;
         end.connection = Some(connection);
         end.learn(patience).inspect_err(|_| end.fail())?;
-        // Another process may be on another machine.
+        // A new process may run on another machine.
         self.query_clock(side).map_err(|halt| match halt {
             MoverExit::Stop(why) => why,
             MoverExit::Lost | MoverExit::Aborted | MoverExit::RouterStops => "its connection was lost".to_owned(),
         })
     }
 
-    /// Keys go only between processes that clients are served by. Of one that came back without its data nobody knows
-    /// yet what becomes of it: what were stored there would be lost when its data is restored, and what it does not
-    /// have would count as gone.
+    /// Checks that the process is the one that serves clients. If a node returned without its data, its future is
+    /// undecided: keys stored there would be lost when the data is restored, and missing keys would count as deleted.
     fn is_served(&self, node: NodeId, run_id: &str) -> Result<(), String> {
         self.shared.with_facts(node, |facts| match &facts.run_id {
             Some(met) if **met != *run_id && facts.is_held => {
@@ -459,7 +460,7 @@ impl Mover {
         })
     }
 
-    /// Connects to a side that is not connected: one attempt.
+    /// Tries once to connect to a side that is not connected.
     fn try_to_reach(&mut self, side: Side) -> Result<(), MoverExit> {
         if self.end(side).connection.as_ref().is_some_and(Connection::is_lost) {
             self.end_mut(side).fail();
@@ -474,7 +475,7 @@ impl Mover {
         })
     }
 
-    /// All databases that have keys at either node, as far as a question can be asked now.
+    /// Returns all known databases with keys at either node. Queries only nodes that are connected and idle.
     pub(super) fn databases_in_use(&mut self) -> Result<Vec<u32>, MoverExit> {
         let patience = self.patience();
         for side in [Side::Source, Side::Target] {
@@ -483,7 +484,7 @@ impl Mover {
                 continue;
             }
             let Ok(found) = end.databases(patience) else { return Err(MoverExit::Lost) };
-            // A fleet with one database does not own the other databases of its servers.
+            // In a single-database fleet, the other databases of a server are not ours.
             let live = &self.shared.plan().live;
             let is_ours = |database: &u32| !live.one_database || *database == live.database;
             self.databases.extend(found.iter().map(|(database, _)| *database).filter(is_ours));
@@ -499,7 +500,7 @@ impl Mover {
         self.databases.iter().copied().collect()
     }
 
-    /// Asks, alone.
+    /// Sends a command and waits for its reply. No other command is in flight.
     pub(super) fn call(&mut self, side: Side, args: &[&[u8]]) -> Result<Vec<u8>, MoverExit> {
         let patience = self.patience();
         let end = self.end_mut(side);
@@ -515,7 +516,7 @@ impl Mover {
         Err(MoverExit::Lost)
     }
 
-    /// Has what follows on this connection concern a database. Refused: it has none of that number.
+    /// Selects a database for the following commands. Returns false if the node has no database with this number.
     pub(super) fn select(&mut self, side: Side, database: u32) -> Result<bool, MoverExit> {
         if self.end(side).connection.as_ref().is_some_and(|c| c.database() == database) {
             return Ok(true);
@@ -538,7 +539,8 @@ impl Mover {
         )
     }
 
-    /// After a leg that has not begun. If it cannot be now, clients wait until the next leg is published.
+    /// Restores the observed state after a leg that failed to start. On failure, clients wait until the next leg is
+    /// published.
     pub(super) fn publish_observed_or_retry(&mut self) {
         for _ in 0..50 {
             match self.publish_observed() {
@@ -551,12 +553,12 @@ impl Mover {
         }
     }
 
-    /// The slots of the next leg. `without`: those that are in the one under way.
+    /// Returns the slots of the next leg. `without`: slots of the current leg.
     pub(super) fn next_leg(&self, without: &[bool]) -> Vec<Slot> {
         self.life.cut(self, self.pacing.leg_keys(), without)
     }
 
-    /// They belong to the target.
+    /// Discards state of slots that now belong to the target.
     fn forget_slots(&mut self, slots: &[Slot]) {
         self.list.forget(slots);
         self.big.forget_slots(slots);
@@ -578,7 +580,7 @@ impl ListedKeys for Mover {
     }
 }
 
-/// Values of so many bytes are big; `None`: none is.
+/// Minimum size of big values in bytes. `None` disables their special handling.
 pub(super) fn big_limit(shared: &Shared) -> Option<u64> {
     Some(shared.plan().live.big_key as u64).filter(|limit| *limit > 0)
 }

@@ -1,11 +1,10 @@
-//! Sizes of the keys of a move: which of them are big has to be known before their leg begins.
+//! Sizes of the keys of a move. Big keys must be known before their leg begins.
 //!
-//! Asked by STRLEN where nearly all keys are strings: it costs the node less than MEMORY USAGE. It leaves out what a
-//! string has in reserve, so it only tells which strings are small for certain; of all others, and of what is no
-//! string, MEMORY USAGE decides.
+//! If nearly all keys are strings, STRLEN is used: it costs the node less than MEMORY USAGE. STRLEN ignores the reserve
+//! of a string's allocation, so it only proves that a string is small. All other keys need MEMORY USAGE.
 //!
-//! With the listing; but with the goal `fast` leg by leg, those of the next one while a leg is under way. While keys
-//! are listed only the source has work, and a processor may be idle.
+//! Sizes are queried with the listing. With the goal `fast`, they are queried per leg instead, while the previous leg
+//! runs: during the listing only the source has work, and a processor may be idle.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -23,37 +22,37 @@ use super::connection::{Connection, error_text};
 use super::run::{Mover, MoverExit};
 use super::spool::Spool;
 
-/// Keys that are asked for in one go.
+/// Keys per query.
 const AT_ONCE: usize = 1000;
 
-/// The same while a leg is under way: what the leg asks waits behind them.
+/// Keys per query during a leg, whose own commands wait behind it.
 const BESIDE: usize = 300;
 
-/// So many keys are asked for their lengths to find out whether they are strings.
+/// Number of keys sampled with STRLEN to find out whether keys are strings.
 const SAMPLE: usize = 50;
 
-/// A string has at most three times its length in memory, and its key and so many bytes more.
+/// A string needs at most three times its length in memory, plus its key and this many bytes.
 const AROUND: u64 = 512;
 
-/// Keys whose sizes are asked.
+/// Keys of one size query.
 #[derive(Debug)]
 pub(super) struct Page {
     pub(super) database: u32,
-    /// What their names are in: an answer to SCAN, or a copy from the spool.
+    /// Buffer with the names: a SCAN reply, or a copy from the spool.
     text: Arc<Vec<u8>>,
     keys: Vec<(Slot, Range<usize>)>,
-    /// So many of them, the first ones, are asked by STRLEN.
+    /// Number of leading keys that are queried with STRLEN.
     by_length: usize,
-    /// So many are answered.
+    /// Number of replies so far.
     answered: usize,
-    /// Only MEMORY USAGE will do.
+    /// All keys need MEMORY USAGE.
     is_unsure: bool,
-    /// Those that may be big, and are asked by MEMORY USAGE next.
+    /// Possibly big keys, queried next with MEMORY USAGE.
     unsure: Vec<(Slot, Range<usize>)>,
 }
 
 impl Page {
-    /// Of keys whose names are at these places of `text`.
+    /// `keys`: slot of each key, and place of its name in `text`.
     pub(super) fn new(database: u32, text: Arc<Vec<u8>>, keys: Vec<(Slot, Range<usize>)>) -> Self {
         Self { database, text, keys, by_length: 0, answered: 0, is_unsure: false, unsure: Vec::new() }
     }
@@ -66,7 +65,7 @@ impl Page {
         self.answered == self.keys.len()
     }
 
-    /// Asks for all of them. True where a SELECT goes before.
+    /// Requests all sizes. Returns whether a SELECT was sent first.
     pub(super) fn request(&self, connection: &mut Connection) -> bool {
         let selected = connection.select(self.database);
         for (number, (_, at)) in self.keys.iter().enumerate() {
@@ -80,7 +79,7 @@ impl Page {
         selected
     }
 
-    /// Takes the next answer.
+    /// Processes the next reply.
     pub(super) fn take(&mut self, answer: &[u8], lengths: &mut Lengths, big: &mut Big) {
         let limit = big.limit();
         let Some((slot, at)) = self.keys.get(self.answered).cloned() else { return };
@@ -94,26 +93,26 @@ impl Page {
         self.answered += 1;
     }
 
-    /// The keys that have to be asked once more, once all are answered.
+    /// Returns the page of keys that need a second query. Call it after all replies.
     pub(super) fn rest(self) -> Option<Self> {
         (!self.unsure.is_empty()).then(|| Self { is_unsure: true, ..Self::new(self.database, self.text, self.unsure) })
     }
 }
 
-/// What is known of the keys by the answers to STRLEN.
+/// Statistics from the replies to STRLEN.
 #[derive(Debug, Default)]
 pub(super) struct Lengths {
-    /// It is not to be used.
+    /// STRLEN must not be used.
     refused: bool,
     strings: usize,
     others: usize,
-    /// Answers about keys that are not big, and their bytes.
+    /// Number of replies about small keys, and the sum of their bytes.
     by_slot: BTreeMap<Slot, (u64, u64)>,
     largest: u64,
 }
 
 impl Lengths {
-    /// Has a page ask as is best by what is known.
+    /// Chooses between STRLEN and MEMORY USAGE for a page.
     pub(super) fn choose(&self, mut page: Page) -> Page {
         page.by_length = match self.strings + self.others {
             _ if self.refused || page.is_unsure => 0,
@@ -133,10 +132,10 @@ impl Lengths {
         }
     }
 
-    /// How many of these keys, the first ones, make a batch, as far as the sizes of their slots are known. Big ones are
-    /// staged and do not count.
+    /// Returns how many leading keys fit into a batch, by the average sizes of their slots. Big keys are staged and do
+    /// not count.
     pub(super) fn first_that_fit(&self, placement: &Placement, keys: &[Key]) -> usize {
-        // As is usual.
+        // Usual case: even the largest size fits.
         if keys_that_fit(keys.iter().map(|_| self.largest)) >= keys.len() {
             return keys.len();
         }
@@ -144,7 +143,7 @@ impl Lengths {
         keys_that_fit(keys.iter().map(of))
     }
 
-    /// Whether a key is small for certain, by its answer to STRLEN.
+    /// Whether the reply to STRLEN proves that the key is small.
     fn is_small(&mut self, key: &[u8], answer: &[u8], limit: u64) -> bool {
         if answer.starts_with(b"-WRONGTYPE") {
             self.others += 1;
@@ -157,24 +156,24 @@ impl Lengths {
     }
 }
 
-/// Sizes that have still to be asked.
+/// Pending size queries.
 #[derive(Debug, Default)]
 pub(super) struct Sizes {
     pub(super) lengths: Lengths,
-    /// Slots whose keys are listed and have not been asked for, and their only database.
+    /// Slots with listed keys without a size query, and their only database.
     due: BTreeSet<Slot>,
     database: u32,
-    /// Of the next leg, in order, and not begun.
+    /// Slots of the next leg without a query, in order.
     ahead: VecDeque<Slot>,
-    /// Those that are being asked for, and what is left to be asked of them.
+    /// Slots with queries in progress, and the remaining pages.
     under_way: Vec<Slot>,
     pages: VecDeque<Page>,
-    /// A page is asked for.
+    /// A page is in flight.
     is_requested: bool,
 }
 
 impl Sizes {
-    /// What was asked is not known.
+    /// Drops queries without replies.
     pub(super) fn drop_requested(&mut self) {
         self.ahead.clear();
         self.under_way.clear();
@@ -184,9 +183,9 @@ impl Sizes {
 }
 
 impl Mover {
-    /// Keys are about to be listed. True where their sizes are to be asked with that.
+    /// Resets the sizes before a listing. Returns whether sizes should be queried with it.
     pub(super) fn sizes_with_listing(&mut self, databases: &[u32]) -> bool {
-        // STRLEN is a use of the key, and a node that evicts by use would be told a wrong one.
+        // STRLEN counts as an access, which would distort the statistics of a node that evicts by use.
         let counts_uses = ["lru", "lfu"].iter().any(|by| self.source.policy.contains(by));
         self.sizes = Sizes { lengths: Lengths { refused: counts_uses, ..Lengths::default() }, ..Sizes::default() };
         if !self.big.matters() || self.sizes_are_refused() {
@@ -201,7 +200,7 @@ impl Mover {
         false
     }
 
-    /// Asks for the sizes that are due of the next leg's keys, as far as that was not done beside the last one.
+    /// Queries the sizes of the next leg's keys that were not queried during the last leg.
     pub(super) fn measure_next(&mut self) -> Result<(), MoverExit> {
         self.sizes.drop_requested();
         loop {
@@ -229,7 +228,7 @@ impl Mover {
         }
     }
 
-    /// A leg begins: the sizes of the next one are asked for beside it.
+    /// Prepares size queries for the next leg, at the start of a leg.
     pub(super) fn measure_ahead(&mut self, is_ours: &[bool]) {
         self.sizes.drop_requested();
         if self.life.order().how.goal == Goal::Fast && !self.sizes.due.is_empty() {
@@ -238,7 +237,7 @@ impl Mover {
         }
     }
 
-    /// Asks for some more, if the leg moves keys and none are asked for.
+    /// Sends the next size query if the leg is moving keys and none is in flight.
     pub(super) fn go_on_measuring(&mut self, phase: Phase) {
         let rests = self.pacing.pace().batches == 0 || !self.tickets.is_empty();
         if rests
@@ -255,10 +254,10 @@ impl Mover {
         }
     }
 
-    /// Sizes were answered, behind a SELECT or not.
+    /// Processes sizes. `selected`: the first reply is for a SELECT.
     ///
     /// # Errors
-    /// If the database is refused.
+    /// If the node refuses the database.
     pub(super) fn sizes_answered(&mut self, mut page: Page, selected: bool, answers: &[Vec<u8>]) -> Result<(), String> {
         self.sizes.is_requested = false;
         let (before, answers) = answers.split_at(usize::from(selected).min(answers.len()));
@@ -272,7 +271,7 @@ impl Mover {
         Ok(())
     }
 
-    /// What is to be asked next; `None` when all that lies ahead is done.
+    /// Returns the next page to query. `None` if no slots remain.
     fn next_page(&mut self, keys_max: usize) -> Option<Page> {
         loop {
             if let Some(page) = self.sizes.pages.pop_front() {
@@ -305,7 +304,7 @@ impl Mover {
                 }
             });
             if let Err(error) = outcome {
-                // The leg finds its keys by walking through the node, and moves big ones whole.
+                // The leg then finds its keys by SCAN, and moves big keys whole.
                 warn!(%error, "the list of keys cannot be read: their sizes are not known");
             }
             if !keys.is_empty() {
@@ -316,7 +315,7 @@ impl Mover {
         }
     }
 
-    /// The connection to the source is lost.
+    /// Drops queries in flight if the source is lost.
     pub(super) fn sizes_unknown(&mut self, side: Side) {
         if side == Side::Source {
             self.sizes.drop_requested();

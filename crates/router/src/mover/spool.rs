@@ -1,11 +1,9 @@
-//! The keys of a move, as they were listed, by slot: in memory as long as they are few, else in files.
+//! Listed keys of a move, by slot. In memory while they are few, otherwise in files.
 //!
-//! One pass over a node gives the keys of all slots in no order, and legs need them slot by slot. So keys are appended
-//! to the *part* that their slot belongs to, and a leg reads the parts of its slots. A key may be there twice; whoever
-//! reads is indifferent to that.
+//! A scan of a node returns the keys of all slots in no order, but legs need them by slot. So each key is appended to
+//! the *part* of its slot, and a leg reads the parts of its slots. Duplicates are possible and harmless.
 //!
-//! Of a file counts what was written to its end. What a write that failed has left behind it is written over by the
-//! next one, and read by nobody.
+//! Only the first `written` bytes of a file count. Bytes of a failed write are overwritten by the next write.
 
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -16,45 +14,43 @@ use std::path::PathBuf;
 use switchyard_policy::migration::Key;
 use switchyard_policy::topology::{SLOT_COUNT, Slot};
 
-/// Slots of a part.
+/// Slots per part.
 const PART_SLOTS: usize = 64;
 
-/// Bytes of all parts in memory; then the largest is written out.
+/// Maximum bytes of all parts in memory. Above it the largest parts are written out.
 const MEMORY_MAX: usize = 64 << 20;
 
-/// Entries of a part are kept in pieces of so many bytes: one piece that grows has up to as much again in reserve, and
-/// is copied whenever it does.
+/// Chunk size of a part. A single growing vector would be copied repeatedly and reserve up to twice its size.
 const PIECE: usize = 4 << 10;
 
-/// The keys of a move.
 #[derive(Debug)]
 pub(super) struct Spool {
     directory: PathBuf,
     parts: Vec<Part>,
     bytes: usize,
-    /// So many in memory; then the largest parts are written out.
+    /// Maximum bytes in memory. Above it the largest parts are written out.
     memory_max: usize,
-    /// They could not be: from so many on it is tried again.
+    /// Size in bytes for the next attempt after a failed write.
     try_again_at: Option<usize>,
-    /// Keys listed, by slot.
+    /// Listed keys per slot.
     counts: Vec<u32>,
 }
 
 #[derive(Debug, Default)]
 struct Part {
-    /// Slot, length, key; one after the other, each within one piece.
+    /// Entries of slot, length and key. Each is within one chunk.
     pieces: Vec<Vec<u8>>,
     bytes: usize,
     file: Option<PathBuf>,
-    /// Bytes of the file that count.
+    /// Valid bytes of the file.
     written: u64,
 }
 
-/// Why the list of keys could not be written.
+/// Failure to write the list.
 #[derive(Debug)]
 pub(super) struct Unlisted {
     pub(super) error: io::Error,
-    /// Of these slots keys are missing from here on: the node itself has to be asked. Of all others none is.
+    /// Slots with missing keys, which must be listed from the node. The keys of all other slots are complete.
     pub(super) slots: BTreeSet<Slot>,
 }
 
@@ -73,14 +69,13 @@ impl Part {
 }
 
 impl Spool {
-    /// An empty one, whose files are in `directory`, which is made when it is needed.
+    /// Creates an empty spool. The directory is created when it is needed.
     pub(super) fn new(directory: PathBuf) -> Self {
         let parts = (0..SLOT_COUNT / PART_SLOTS).map(|_| Part::default()).collect();
         Self { directory, parts, bytes: 0, memory_max: MEMORY_MAX, try_again_at: None, counts: vec![0; SLOT_COUNT] }
     }
 
-    /// Adds a key of a slot. Where nothing can be written keys stay in memory, up to twice as many bytes as should be
-    /// there.
+    /// Adds a key of a slot. If writes fail, keys stay in memory, up to twice the normal limit.
     pub(super) fn add(&mut self, slot: Slot, key: &[u8]) -> Result<(), Unlisted> {
         self.add_by(slot, key, |file, bytes, at| file.write_all_at(bytes, at))
     }
@@ -105,14 +100,14 @@ impl Spool {
         outcome
     }
 
-    /// How many keys were added to a slot.
+    /// Number of keys added to a slot.
     pub(super) fn count(&self, slot: Slot) -> u32 {
         self.counts[slot.index()]
     }
 
-    /// Writes parts out until half of the memory is free, the largest first.
+    /// Writes out the largest parts until half of the memory is free.
     fn write_out(&mut self, mut write: impl FnMut(&File, &[u8], u64) -> io::Result<()>) -> io::Result<()> {
-        // Names of keys are for nobody else on the machine. What systemd makes of `StateDirectory=` can be read by all.
+        // Key names are private. Directories that systemd creates for `StateDirectory=` are readable by all users.
         DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         while self.bytes > self.memory_max / 2 {
             let Some((number, part)) = self.parts.iter_mut().enumerate().max_by_key(|(_, part)| part.bytes) else {
@@ -132,7 +127,7 @@ impl Spool {
         Ok(())
     }
 
-    /// Nothing can be written, and memory has its bounds: forgets keys, and says of which slots.
+    /// Drops keys to stay within the memory limit when writes fail. Returns their slots.
     fn drop_what_is_too_much(&mut self) -> BTreeSet<Slot> {
         let mut slots = BTreeSet::new();
         let every = vec![true; SLOT_COUNT];
@@ -148,21 +143,20 @@ impl Spool {
         slots
     }
 
-    /// Of these slots, which are in order, the first ones: as many as are kept in one part.
+    /// Returns the leading slots that share one part. `slots` is sorted.
     pub(super) fn together(slots: &[Slot]) -> &[Slot] {
         let part = |slot: &Slot| slot.index() / PART_SLOTS;
         let count = slots.iter().take_while(|slot| part(slot) == part(&slots[0])).count();
         &slots[..count]
     }
 
-    /// The keys of these slots. They stay until [`Spool::forget`].
+    /// Returns the keys of these slots. They stay until [`Spool::forget`].
     pub(super) fn keys(&self, slots: &[Slot]) -> io::Result<Vec<Key>> {
         let mut keys = Vec::new();
         self.for_each(slots, |_, key| keys.push(Key::from(key)))?;
         Ok(keys)
     }
 
-    /// Calls `with` with each key of these slots.
     pub(super) fn for_each(&self, slots: &[Slot], mut with: impl FnMut(Slot, &[u8])) -> io::Result<()> {
         let mut wanted = vec![false; SLOT_COUNT];
         for slot in slots {
@@ -189,7 +183,7 @@ impl Spool {
         Ok(())
     }
 
-    /// These slots have been handed over. What is in memory of parts that have no others is given back.
+    /// Drops the keys of slots that were handed over. Frees the memory of parts without other keys.
     pub(super) fn forget(&mut self, slots: &[Slot]) {
         for slot in slots {
             self.counts[slot.index()] = 0;
@@ -223,7 +217,7 @@ fn take(mut entries: &[u8], wanted: &[bool], with: &mut impl FnMut(Slot, &[u8]))
 impl Drop for Spool {
     fn drop(&mut self) {
         if self.parts.iter().any(|part| part.file.is_some()) {
-            // What is left of it is removed at the next start.
+            // After a failure, the next start removes the rest.
             let _ = std::fs::remove_dir_all(&self.directory);
         }
     }
@@ -274,7 +268,7 @@ mod tests {
         drop(spool);
         assert!(!dir.path().join("move-1").exists());
     }
-    /// A number from 0 to below `bound`.
+    /// Returns a number below `bound`.
     fn draw(state: &mut u64, bound: u64) -> u64 {
         *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (*state >> 33) % bound
@@ -290,7 +284,7 @@ mod tests {
             let mut state = seed;
             let mut unlisted = BTreeSet::new();
             let mut keys = BTreeSet::new();
-            // In some runs the disk is full for long.
+            // In some runs the disk stays full for long.
             let failing = [0, 20, 300, 999][seed as usize % 4];
             for number in 0..6000 {
                 let key = format!("{{{}}}{number}{}", draw(&mut state, 200), "x".repeat(draw(&mut state, 60) as usize))

@@ -1,12 +1,12 @@
-//! Staging: copying big keys in pieces, while their slots are observed and the source serves everything.
+//! Staging: copies big keys in pieces, while their slots are observed and the source serves all commands.
 //!
-//! What is decided about it (which key is copied, what is read again and when, what is worth nothing) is in
-//! `switchyard_policy::migration::staging`, and is the same for the simulator. Here is how it is done: the connections,
-//! the formats of pieces, and how fast.
+//! Decisions (which key to copy, which elements to read again and when, which staging is unusable) are in
+//! `switchyard_policy::migration::staging`, which the simulator shares. This file has the I/O, the formats of pieces,
+//! and the pace.
 //!
-//! # What is left over
-//! Staging keys have names that no client uses, and a time to live that is renewed with every piece: what a crash
-//! leaves ends by itself. Before that, the next move at the same node removes it.
+//! # Leftovers
+//! Staging keys have names that no client uses, and a TTL that each piece renews, so the leftovers of a crash expire.
+//! The next move at the same node removes them earlier.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -26,55 +26,54 @@ use super::pieces::{Cursor, Kind, Piece};
 use super::run::{Mover, MoverExit};
 use super::side::SideConnection;
 
-/// How long a staging key lives without being written to, milliseconds.
+/// TTL of a staging key after its last write, milliseconds.
 pub(super) const LIFE_MS: &[u8] = b"3600000";
-/// Pieces that take longer get smaller.
+/// Longer pieces get smaller.
 const LONG_PIECE: Duration = Duration::from_millis(16);
-/// Between two barriers while pieces are read: each makes every worker look at what it has in flight.
+/// Minimum interval between barriers while pieces are read. Each barrier makes every worker check its commands in
+/// flight.
 const BARRIER_REST: Duration = Duration::from_millis(50);
 
-/// What people are told meanwhile.
+/// Activity shown during the copy.
 const COPYING: &str = "copying big keys in pieces";
 
-/// A big key that is being copied, or has been.
 #[derive(Debug)]
 pub(super) struct Staged {
     pub(super) kind: Kind,
-    /// Its staging key.
+    /// Name of the staging key.
     pub(super) name: Vec<u8>,
-    /// Where the next piece begins; `None`: all has been read.
+    /// Start of the next piece. `None`: the whole value has been read.
     cursor: Option<Cursor>,
-    /// Read, and not written: the last piece, and what was read again.
+    /// Read and not yet written: the last piece, and elements that were read again.
     piece: Option<Piece>,
     again: Option<Piece>,
-    /// Elements (or bytes) of a piece: now, and at first.
+    /// Elements (or bytes) per piece: current and initial.
     count: u64,
     count_first: u64,
-    /// Size at the source, and bytes written.
+    /// Bytes at the source, and bytes written.
     bytes: u64,
     pub(super) copied: u64,
 }
 
-/// What is staged.
+/// All staged keys of a move.
 #[derive(Debug, Default)]
 pub(super) struct Staging {
     machine: staging::Staging,
     all: BTreeMap<Place, Staged>,
-    /// Staging keys to be removed.
+    /// Staging keys to remove.
     pub(super) discarded: Vec<(u32, Vec<u8>)>,
-    /// While pieces are read, another barrier is not set before this.
+    /// Earliest time of the next barrier while pieces are read.
     rests_until: Option<Instant>,
-    /// Whether fields of hashes at the source can have times to live, once that is known.
+    /// Whether hash fields at the source can have a TTL. `None` if unknown.
     mortal_fields: Option<bool>,
 }
 
 impl Staging {
-    /// For a move in a fleet whose keys have their slots by this placement.
     pub(super) fn new(placement: Placement) -> Self {
         Self { machine: staging::Staging::new(placement), ..Self::default() }
     }
 
-    /// Something happened. Gives what is to be done about it, but what concerns nobody else.
+    /// Passes an event to the state machine. Performs the local actions and returns the others.
     fn step(&mut self, event: Event) -> Vec<Action> {
         self.taken(|machine, actions| machine.step(event, actions))
     }
@@ -92,7 +91,7 @@ impl Staging {
         actions
     }
 
-    /// What concerns nobody else.
+    /// Passes an event that has only local actions.
     fn note(&mut self, event: Event) {
         let actions = self.step(event);
         debug_assert!(actions.is_empty(), "nothing follows from it: {actions:?}");
@@ -102,12 +101,12 @@ impl Staging {
         self.machine.is_empty()
     }
 
-    /// A staged key, and what has to be read of it in the leg.
+    /// Returns a staged key and its dirty elements, to be read in the leg.
     pub(super) fn last_of(&self, place: &Place) -> Option<(&Staged, Vec<Element>)> {
         self.all.get(place).zip(self.machine.tail(place))
     }
 
-    /// What is staged of a key is not used any more: so many places.
+    /// Discards the staging of a key in all databases. Returns the number of discarded staging keys.
     pub(super) fn drop_key(&mut self, key: &Key) -> u64 {
         let before = self.all.len();
         self.note(Event::Unneeded { key: key.clone() });
@@ -118,29 +117,29 @@ impl Staging {
         self.note(Event::AllUnneeded);
     }
 
-    /// A command is about to be sent that may touch these elements; `None`: anything of the key.
+    /// Records that a command may touch these elements. `None`: the whole value. Call before it is sent.
     pub(super) fn touched(&mut self, key: &Key, elements: Option<Vec<Element>>) {
         self.note(Event::Touched { key: key.clone(), elements });
     }
 
-    /// A worker that did not know yet that the key is staged has said that it writes it.
+    /// Records a write reported by a worker that did not know yet that the key is staged.
     pub(super) fn written(&mut self, key: &Key) {
         if !self.is_empty() {
             self.note(Event::Written { key: key.clone() });
         }
     }
 
-    /// Any key of a slot may be written.
+    /// Records that any key of a slot may be written.
     pub(super) fn touched_slot(&mut self, slot: Slot) {
         self.note(Event::TouchedSlot(slot));
     }
 
-    /// All keys may go.
+    /// Records that all keys may be removed.
     pub(super) fn touched_all(&mut self) {
         self.note(Event::Flush);
     }
 
-    /// Names of staging keys that may be at the target, with their databases.
+    /// Returns database and name of staging keys that may be at the target.
     pub(super) fn names(&self) -> Vec<(u32, Vec<u8>)> {
         let used = self
             .all
@@ -150,7 +149,7 @@ impl Staging {
         used.chain(self.discarded.iter().cloned()).collect()
     }
 
-    /// Bytes of what is staged.
+    /// Returns the bytes copied of all staged keys.
     pub(super) fn copied(&self) -> u64 {
         self.all.values().map(|staged| staged.copied).sum()
     }
@@ -167,18 +166,18 @@ impl Staging {
     }
 }
 
-/// Of one connection, in order.
+/// Replies of one connection, in order.
 type Replies = Vec<Vec<u8>>;
 
 impl Mover {
-    /// Sends what was asked for on both connections, and waits until all is answered.
+    /// Sends the pending commands on both connections and waits for all replies.
     pub(super) fn collect(&mut self) -> Result<(Replies, Replies), MoverExit> {
         let (mut source, mut target) = (Vec::new(), Vec::new());
         self.collect_into(&mut source, &mut target)?;
         Ok((source, target))
     }
 
-    /// Sends what was asked for on both connections, and takes what is answered by now.
+    /// Sends and receives on both connections without waiting.
     pub(super) fn exchange_both(&mut self, source: &mut Replies, target: &mut Replies) -> Result<(), MoverExit> {
         let patience = self.patience();
         for (side, answers) in [(Side::Source, source), (Side::Target, target)] {
@@ -197,7 +196,7 @@ impl Mover {
         Ok(())
     }
 
-    /// As [`Mover::collect`], behind what was answered before.
+    /// Like [`Mover::collect`], but appends to earlier replies.
     pub(super) fn collect_into(&mut self, source: &mut Replies, target: &mut Replies) -> Result<(), MoverExit> {
         loop {
             if self.is_stopped() {
@@ -209,12 +208,12 @@ impl Mover {
                 return Ok(());
             }
             let mut fds: Vec<_> = connections().map(Connection::poll_fd).collect();
-            // A failure shows where the sockets are used.
+            // Errors surface at the next use of the sockets.
             let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 10_000_000 }));
         }
     }
 
-    /// One side is lost; of the other nothing may stay unanswered.
+    /// Drops a lost side, and the other side if it has pending commands.
     fn lost_both<T>(&mut self, side: Side, why: &str) -> Result<T, MoverExit> {
         let name = self.name(self.end(side).node);
         warn!(move_id = self.id.0, node = name, why, "a mover has lost its connection");
@@ -227,8 +226,8 @@ impl Mover {
         Err(MoverExit::Lost)
     }
 
-    /// Copies the big keys of these slots in pieces, as far as that can be done. When it returns, what is staged lacks
-    /// only its tail.
+    /// Copies the big keys of these slots in pieces, if possible. Afterwards only dirty elements are missing at the
+    /// target.
     pub(super) fn stage(&mut self, slots: &[Slot]) -> Result<(), MoverExit> {
         self.discard()?;
         self.measure_written(slots)?;
@@ -251,14 +250,14 @@ impl Mover {
         self.copy_pieces()
     }
 
-    /// Something happened to what is staged. Gives what has to be asked of nodes or workers about it.
+    /// Passes an event to the staging state machine. Returns the actions for nodes and workers.
     pub(super) fn on_staging(&mut self, event: Event) -> Vec<Action> {
         let mut actions = self.staging.step(event);
         self.note_staging(&mut actions);
         actions
     }
 
-    /// What concerns the list of big keys.
+    /// Performs the actions on the list of big keys.
     fn note_staging(&mut self, actions: &mut Vec<Action>) {
         actions.retain(|action| match action {
             Action::Forget { place } => {
@@ -276,14 +275,14 @@ impl Mover {
         });
     }
 
-    /// The processes that the mover is connected to, and by which connections.
+    /// Returns the processes of both connections.
     fn ends(&self) -> Option<Endpoints> {
         let process = |side| self.end(side).connection.as_ref().map(|c| c.process.clone());
         let (source, target): (Process, Process) = process(Side::Source).zip(process(Side::Target))?;
         Some(Endpoints { source, target })
     }
 
-    /// Has the workers know what is staged.
+    /// Publishes the staged keys to the workers.
     fn share_staged(&self) {
         let fingerprints: Vec<Fingerprint> =
             self.staging.machine.places().map(|(key, _)| self.fingerprints.of(key)).collect();
@@ -295,7 +294,7 @@ impl Mover {
             self.shown.set_activity(COPYING);
         }
         loop {
-            // In this order: what was told before the barrier was reached is taken before that it was.
+            // The order matters: messages from before the barrier must be handled before the barrier counts as reached.
             let reached = self
                 .staging
                 .machine
@@ -332,7 +331,7 @@ impl Mover {
         }
     }
 
-    /// Looks what a big key is, and whether it still is one.
+    /// Checks whether a big key still exists and can be staged, and prepares its staging.
     fn look_at_big(&mut self, place: &Place, number: u64) -> Result<Inspection, MoverExit> {
         self.shown.set_activity(COPYING);
         let (seen, staged) = self.seen_of(place)?;
@@ -396,18 +395,19 @@ impl Mover {
         Ok((Inspection::Fit, Some(staged)))
     }
 
-    /// Has the workers know what is staged, and asks for the moment at which all that was sent before is answered.
+    /// Publishes the staged keys to the workers and starts a barrier: it is reached when all earlier commands have
+    /// replies.
     fn set_barrier(&mut self) {
         self.share_staged();
-        // If the topology cannot be changed now, it is tried again.
+        // If the topology cannot be changed now, a later call retries.
         let Ok(epoch) = self.publish_observed() else { return };
         self.shared.want_drained(epoch);
         self.staging.note(Event::Published { epoch });
     }
 
-    /// Does what is asked of nodes about one key, at both at once, and gives what came of it.
+    /// Performs the actions for one key at both nodes concurrently. Returns the resulting events.
     fn perform_at_nodes(&mut self, to_do: Vec<Action>) -> Result<Vec<Event>, MoverExit> {
-        // A question alone on its connection comes before those that are asked together.
+        // Commands that need an idle connection go first.
         for action in &to_do {
             match action {
                 Action::Inspect { place, number } => {
@@ -478,7 +478,7 @@ impl Mover {
         Ok(happened)
     }
 
-    /// Takes a piece that was read, and decides how large the next one is.
+    /// Takes a piece and adapts the size of the next piece.
     fn take_piece(&mut self, place: &Place, answer: &[u8], took: Duration) -> Result<staging::Piece, MoverExit> {
         let Some(staged) = self.staging.all.get_mut(place) else { return Ok(staging::Piece::OtherType) };
         let taken = staged.cursor.take().and_then(|cursor| staged.kind.take(&cursor, staged.count, answer));
@@ -496,7 +496,7 @@ impl Mover {
         Ok(staging::Piece::Taken { is_empty, is_last })
     }
 
-    /// Others are served between two pieces, and no more bytes are copied than may be.
+    /// Rests after a piece so that other clients are served, and to stay below the maximum rate.
     fn rest_after_piece(&mut self, taken: Duration, bytes: u64) -> Result<(), MoverExit> {
         let rest = match self.life.order().how.goal {
             Goal::Fast => Duration::ZERO,
@@ -509,7 +509,7 @@ impl Mover {
         if rest.max(rate) > Duration::ZERO { self.rest(rest.max(rate)) } else { Ok(()) }
     }
 
-    /// Whether fields of the last piece of a hash have times to live (Redis 7.4, Valkey 9): those are not copied.
+    /// Whether fields of the last piece of a hash have a TTL (Redis 7.4, Valkey 9). Such hashes are not staged.
     fn has_mortal_fields(&mut self, place: &Place) -> Result<bool, MoverExit> {
         let is_hash = self.staging.all.get(place).is_some_and(|staged| staged.kind == Kind::Hash);
         if !is_hash || !self.fields_may_be_mortal()? {
@@ -539,7 +539,7 @@ impl Mover {
         Ok(known)
     }
 
-    /// What the answers to a piece that was written mean.
+    /// Returns the result of writing a piece.
     fn wrote(&mut self, place: &Place, answers: &[Vec<u8>], bytes: u64, afresh: bool) -> Result<Wrote, MoverExit> {
         let wrote = outcome(answers, afresh);
         let name = || self.name(self.life.order().target);
@@ -558,7 +558,7 @@ impl Mover {
         }
     }
 
-    /// These slots have left.
+    /// Discards the staging of slots that have left.
     pub(super) fn forget_staged(&mut self, slots: &[Slot]) {
         let of_slots = self.staging.machine.places().filter(|(key, _)| slots.contains(&self.placement.slot_of(key)));
         let keys: Vec<Key> = of_slots.map(|(key, _)| key.clone()).collect();
@@ -570,7 +570,7 @@ impl Mover {
         }
     }
 
-    /// Before keys are read in a leg: what is staged of them and is worth nothing is forgotten.
+    /// Discards unusable staging. Call it before keys are read in a leg.
     pub(super) fn drop_unusable(&mut self, is_ours: &[bool]) {
         let run_id = |end: &SideConnection| end.connection.as_ref().map(|c| c.process.run_id.clone());
         let (source, target) = (run_id(&self.source), run_id(&self.target));
@@ -582,12 +582,12 @@ impl Mover {
         self.note_staging(&mut actions);
     }
 
-    /// What is staged of a key is worth nothing: it is moved whole.
+    /// Marks the staging of a key as unusable, so that the key is moved whole.
     pub(super) fn unusable(&mut self, place: &Place, why: &str) {
         self.on_staging(Event::Unfit { place: place.clone(), why: why.to_owned() });
     }
 
-    /// Removes staging keys that are not used any more.
+    /// Removes unused staging keys.
     pub(super) fn discard(&mut self) -> Result<(), MoverExit> {
         while let Some((database, name)) = self.staging.discarded.last().cloned() {
             self.select(Side::Target, database)?;
@@ -597,7 +597,7 @@ impl Mover {
         Ok(())
     }
 
-    /// The move is over: nothing of ours stays, if the target can be asked.
+    /// Removes all staging keys at the end of the move, if the target is reachable.
     pub(super) fn discard_all(&mut self) {
         self.staging.drop_all();
         self.staging.discarded.append(&mut self.target.not_discarded);
@@ -615,7 +615,7 @@ impl Mover {
         }
     }
 
-    /// What an earlier move, or an earlier router, has left of its temporary keys.
+    /// Removes staging keys of earlier moves or earlier routers.
     pub(super) fn sweep(&mut self, side: Side, keys: &[Key]) -> Result<(), MoverExit> {
         let stale: Vec<Key> = keys.iter().filter(|key| self.is_left_over(key)).cloned().collect();
         if stale.is_empty() {
@@ -627,7 +627,7 @@ impl Mover {
         self.call(side, &args).map(|_| ())
     }
 
-    /// Whether a temporary key is nobody's: of another router, or of a move that has ended.
+    /// Whether a staging key belongs to another router or to a move that has ended.
     fn is_left_over(&self, key: &[u8]) -> bool {
         let Some((incarnation, rest)) = key
             .strip_prefix(TEMPORARY)
@@ -643,7 +643,7 @@ impl Mover {
     }
 }
 
-/// Writes a piece to the staging key, and renews its life. `is_new`: whatever has its name goes first.
+/// Writes a piece to the staging key and renews its TTL. `afresh`: first remove the old key.
 fn write(target: &mut Connection, staged: &Staged, piece: &Piece, afresh: bool) {
     target.push(&[b"MULTI"]);
     if afresh {
@@ -652,12 +652,12 @@ fn write(target: &mut Connection, staged: &Staged, piece: &Piece, afresh: bool) 
         target.push(&[b"PEXPIRE", &staged.name, LIFE_MS]);
     }
     staged.kind.write(target, &staged.name, piece);
-    // Also where it was not to be made anew, and was gone: nothing stays for ever.
+    // Also needed if the key was missing and is created by this write: it must expire.
     target.push(&[b"PEXPIRE", &staged.name, LIFE_MS]);
     target.push(&[b"EXEC"]);
 }
 
-/// What the answers to [`write`] mean.
+/// Returns the result of [`write`].
 fn outcome(answers: &[Vec<u8>], afresh: bool) -> Wrote {
     let exec = answers.last().map(Vec::as_slice).unwrap_or_default();
     if let Some(error) =
@@ -665,7 +665,7 @@ fn outcome(answers: &[Vec<u8>], afresh: bool) -> Wrote {
     {
         return Wrote::Refused(error_text(error));
     }
-    // What is not there any more was written anew, and is not whole.
+    // The write has created a key that lacks the earlier pieces.
     if !afresh && reply::elements(exec).next().and_then(reply::integer) != Some(1) {
         return Wrote::Vanished;
     }

@@ -1,7 +1,7 @@
-//! Staged keys in their leg: for them "copy" reads the tail, and "store" writes it to the staging key and renames that.
+//! Staged keys in their leg: "copy" reads only the dirty elements, and "store" writes them to the staging key and
+//! renames it.
 //!
-//! Beside `drive.rs`, which does what the machine says and need not know how; here is what is different for these keys,
-//! and the report about big keys that were not staged.
+//! Differs from `drive.rs` only for these keys. Also reports big keys that were not staged.
 
 use switchyard_policy::migration::staging::{Action, Event as OfStaged, Place, StagingReply, Step};
 use switchyard_policy::migration::{BatchId, Copied, Event, Key, Protocol, Side};
@@ -12,7 +12,7 @@ use super::last_piece::{self, Last};
 use super::run::Mover;
 use super::side::{Content, Form, Known, Read, kind_of};
 
-/// What was read of a place; nothing where it was not there.
+/// Returns the value read for a place. Empty if the key does not exist.
 fn content_of<'c>(read: &'c [(Key, Vec<Content>)], place: &Place) -> &'c [Content] {
     let of_key =
         read.iter().find(|(key, _)| *key == place.0).map(|(_, contents)| contents.as_slice()).unwrap_or_default();
@@ -20,13 +20,13 @@ fn content_of<'c>(read: &'c [(Key, Vec<Content>)], place: &Place) -> &'c [Conten
     at.map_or(&[], |at| std::slice::from_ref(&of_key[at]))
 }
 
-/// What the staging key of a place lacks, as it was read.
+/// Returns the dirty elements read for a place.
 fn last_of<'c>(read: &'c [(Key, Vec<Content>)], place: &Place) -> Option<&'c Last> {
     content_of(read, place).first().and_then(|content| content.last.as_deref())
 }
 
 impl Mover {
-    /// Reads keys: whole, or of staged ones the tail.
+    /// Reads keys: staged keys only in their dirty elements, others whole.
     pub(super) fn copy(&mut self, run: &Run, batch: BatchId, from: Side, mut keys: Vec<Key>) {
         if self.cuts_batches() {
             keys.truncate(self.sizes.lengths.first_that_fit(&self.placement, &keys));
@@ -46,13 +46,14 @@ impl Mover {
         );
     }
 
-    /// Where all keys of a batch are held from its copy to its end: it ends early where their values are larger than
-    /// others were.
+    /// Whether batches may be cut short if their values are unexpectedly large. Only for the protocol that holds all
+    /// keys of a batch from its copy to its end.
     pub(super) fn cuts_batches(&self) -> bool {
         self.life.order().how.protocol == Protocol::Switchyard
     }
 
-    /// What was read, once all of it could be: what is no string, and what is staged in vain, is read once more.
+    /// Returns the result of a read, or `None` if some keys must be read again, because they are not strings or have
+    /// unusable staging.
     pub(super) fn copy_others(&mut self, run: &Run, batch: BatchId, from: Side, read: Read) -> Option<Read> {
         if !read.unusable.is_empty() {
             for place in &read.unusable {
@@ -68,7 +69,7 @@ impl Mover {
         end.copy_others(batch, read, Known { databases: run.driver.databases(), lasting: run.lasting(from), staged })
     }
 
-    /// Big keys that were read whole are reported when they are there.
+    /// Records big keys that were read whole, for the report at their end.
     pub(super) fn note_big(&self, run: &mut Run, batch: BatchId, read: &Read) {
         if !self.big.matters() {
             return;
@@ -98,7 +99,7 @@ impl Mover {
         }
     }
 
-    /// Something happened to staged keys of the leg.
+    /// Handles an event of staged keys in the leg.
     pub(super) fn staged(&mut self, run: &mut Run, event: OfStaged) {
         let actions = self.on_staging(event);
         self.act_on_staged(run, actions);
@@ -134,13 +135,13 @@ impl Mover {
                     let (items, lasts): (Vec<_>, Vec<_>) = places.into_iter().filter_map(of).unzip();
                     self.target.finish(batch, step, items, &lasts);
                 }
-                // Of what is copied before the leg.
+                // Actions of the copy before the leg do not occur here.
                 _ => {}
             }
         }
     }
 
-    /// A step of staged keys was answered.
+    /// Handles the replies to a step of staged keys.
     pub(super) fn staged_answered(
         &mut self,
         run: &mut Run,
@@ -163,10 +164,10 @@ impl Mover {
         self.staged(run, OfStaged::Finished { batch, shown });
     }
 
-    /// Keys were read whole, of which what was staged is worth nothing. Nobody has written them since the drain, so
-    /// they are what they were.
+    /// Takes the whole values of keys with unusable staging. They have not been written since the drain, so these are
+    /// the values of the first read.
     ///
-    /// Of the same name in other databases something else may have been stored: it is left alone.
+    /// Other databases may have stored keys of the same name already. Those keys are left alone.
     pub(super) fn read_again(&mut self, run: &mut Run, batch: BatchId, places: Vec<Place>, mut read: Read) {
         let refused = read
             .outcomes
@@ -183,7 +184,7 @@ impl Mover {
             }
             self.note_big(run, batch, &read);
             if read.contents.iter().flatten().count() < places.len() {
-                // It has expired; or it was at the target, which has lost it.
+                // Expired, or already moved to the target and lost there.
                 warn!(
                     move_id = self.id.0,
                     "a big key that was to be moved is not at its source any more, nor at the target"
@@ -199,14 +200,14 @@ impl Mover {
         self.act_on_staged(run, actions);
     }
 
-    /// A key is committed: its staging key is not needed any more, or has become the key.
+    /// Discards the staging of a committed key. Its staging key is unused or has become the key.
     pub(super) fn staged_is_moved(&mut self, key: &Key) {
         if !self.staging.is_empty() {
             self.big.shown.in_pieces += self.staging.drop_key(key);
         }
     }
 
-    /// Removes staging keys that are not used any more.
+    /// Removes unused staging keys.
     pub(super) fn discard_in_leg(&mut self) {
         self.staging.discarded.append(&mut self.target.not_discarded);
         if !self.staging.discarded.is_empty() && self.target.connection.is_some() {

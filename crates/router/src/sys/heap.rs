@@ -1,20 +1,20 @@
-//! An allocator that counts: whatever is in the heap is counted once, without a line of code where it is put there.
+//! A counting allocator: all heap memory is counted in one place.
 //!
-//! Not a count at each buffer: one that is forgotten would be a hole in the budget, and those of libraries (TLS) cannot
-//! be reached.
+//! Counts at each buffer are not enough: a missing one would be a gap in the budget, and buffers of libraries (TLS) are
+//! out of reach.
 
 use std::alloc::{GlobalAlloc, Layout};
 
 use crate::memory::note;
 
-/// The allocator `A`, with a count of the bytes that are in use ([`crate::heap_used`]).
+/// Wraps allocator `A` and counts the bytes in use ([`crate::heap_used`]).
 #[derive(Debug)]
 pub struct CountedHeap<A>(pub A);
 
-// SAFETY: every call is passed on as it came, and its result as it is. `note` neither allocates nor unwinds.
+// SAFETY: every call and its result are passed through unchanged. `note` neither allocates nor unwinds.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for CountedHeap<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promises are those that the inner allocator needs; the same below.
+        // SAFETY: the caller upholds the contract that the inner allocator requires; the same below.
         let block = unsafe { self.0.alloc(layout) };
         if !block.is_null() {
             note(layout.size() as i64);

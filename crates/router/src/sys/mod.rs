@@ -1,7 +1,7 @@
-//! What the standard library and rustix cannot say safely: the one place of the workspace where `unsafe` is allowed.
+//! Facilities without a safe interface in the standard library or rustix: the only place in the workspace with
+//! `unsafe`.
 //!
-//! Each file wraps one facility of the kernel, or of the language, in an interface that is safe to call, and argues in
-//! place why it is.
+//! Each file wraps one facility of the kernel, or of the language, in a safe interface, with safety arguments in place.
 
 #![allow(unsafe_code)]
 

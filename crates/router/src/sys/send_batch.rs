@@ -1,13 +1,13 @@
 //! Many sends in one system call, by io_uring.
 //!
-//! A turn of a worker ends with one write to each client that is owed replies. At pipeline 1 those writes are most of
-//! the turn, and each wakes its reader, which may take the processor from the worker in the middle of its turn: it then
-//! answers few clients, the next turn finds few requests, and every batch is small. Handed to the kernel together, the
-//! writes of a turn cannot be interrupted by those they wake.
+//! A turn of a worker ends with one write to each client with pending replies. At pipeline 1 these writes are most of
+//! the turn, and each wakes its reader, which may preempt the worker: it then answers few clients, the next turn finds
+//! few requests, and every batch is small. Submitted to the kernel together, the writes of a turn cannot be interrupted
+//! by the readers that they wake.
 //!
-//! Only sends, and only to the end of the call: nothing is ever left in the ring. So a ring has no state to keep
-//! consistent with the connections', buffers are only borrowed, and without io_uring (containers often forbid it) plain
-//! sends do the same.
+//! Only sends, and only within the call: the ring is always empty afterwards. So the ring has no state to keep
+//! consistent with the connections, buffers are only borrowed, and without io_uring (often forbidden in containers)
+//! plain sends are equivalent.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -17,18 +17,18 @@ use io_uring::{IoUring, opcode, types};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
-/// Sends in one call; more are done in several.
+/// Sends per system call. More need several calls.
 const ENTRIES: usize = 256;
 
-/// The outcome of a send of which the kernel has not said what became of it: its bytes may have been sent.
+/// Outcome of a send with an unknown result: its bytes may have been sent.
 pub(crate) const UNKNOWN: Errno = Errno::CANCELED;
 
-/// A ring for sends that do not wait. `T` tells the sends of a call apart.
+/// A ring for non-blocking sends. `T` identifies the sends of a call.
 pub(crate) struct SendBatch<T> {
     ring: IoUring,
     tags: Vec<T>,
-    /// A call did not end, or the kernel refused one: entries may be queued whose bytes are no longer there. It sends
-    /// nothing any more.
+    /// A call did not end, or the kernel refused one: the queue may have entries with dangling buffers, so the ring
+    /// must not be submitted again.
     broken: bool,
 }
 
@@ -39,9 +39,9 @@ impl<T> std::fmt::Debug for SendBatch<T> {
 }
 
 impl<T: Copy> SendBatch<T> {
-    /// A ring for the calling thread, tried out with `tag`. Fails where the kernel is too old for it or forbids it.
+    /// Creates a ring for the calling thread, and tests it with `tag`. Fails if the kernel is too old or forbids it.
     pub(crate) fn new(tag: T) -> io::Result<Self> {
-        // Sends complete while they are submitted, so nothing needs to interrupt this thread for the ring's sake.
+        // Sends complete during submission, so the ring never needs to interrupt this thread.
         let ring = IoUring::builder().setup_single_issuer().setup_coop_taskrun().build(ENTRIES as u32)?;
         let mut batch = Self { ring, tags: Vec::with_capacity(ENTRIES), broken: false };
         let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
@@ -54,8 +54,8 @@ impl<T: Copy> SendBatch<T> {
         }
     }
 
-    /// Sends each of `sends` once, as far as its socket takes it at once, and tells `done` the outcome with its tag.
-    /// After an error the ring is of no use any more, and what `done` was not told of was not sent.
+    /// Sends each of `sends` once, without blocking, and calls `done` with its tag and outcome. After an error the ring
+    /// is unusable, and sends without a call of `done` were not sent.
     pub(crate) fn send<'a>(
         &mut self,
         mut sends: impl Iterator<Item = (T, BorrowedFd<'a>, &'a [u8])>,
@@ -73,9 +73,9 @@ impl<T: Copy> SendBatch<T> {
                     let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
                     let send = opcode::Send::new(types::Fd(fd.as_raw_fd()), bytes.as_ptr(), len).flags(flags);
                     let entry = send.build().user_data(self.tags.len() as u64);
-                    // SAFETY: descriptor and bytes are borrowed for 'a, which is longer than this call. The call ends
-                    // when every entry is completed (`submit`). If it unwinds before, `broken` keeps the ring from ever
-                    // being submitted again.
+                    // SAFETY: descriptor and bytes are borrowed for 'a, which outlives this call. The call ends when
+                    // every entry is completed (`submit`). If it unwinds before, `broken` prevents any later submission
+                    // of the ring.
                     if unsafe { queue.push(&entry) }.is_err() {
                         unreachable!("the queue is empty between calls and has room for {ENTRIES}");
                     }
@@ -93,7 +93,7 @@ impl<T: Copy> SendBatch<T> {
                 }
             }
             if let Some(error) = refused {
-                // The ring stays broken. What the kernel has not taken out of the queue was not sent.
+                // The ring stays broken. Entries still in the queue were not sent.
                 let taken = self.tags.len() - self.ring.submission().len();
                 for (_, tag) in left.iter().zip(&self.tags).take(taken).filter(|(left, _)| **left) {
                     done(*tag, Err(UNKNOWN));
@@ -107,14 +107,14 @@ impl<T: Copy> SendBatch<T> {
         }
     }
 
-    /// Submits what is queued and waits until all is completed. That is no wait: with MSG_DONTWAIT a send completes
-    /// while it is submitted.
+    /// Submits the queue and waits for all completions. Does not block: with MSG_DONTWAIT a send completes during
+    /// submission.
     fn submit(&mut self) -> io::Result<()> {
         while self.ring.completion().len() < self.tags.len() {
             match self.ring.submit_and_wait(self.tags.len()) {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // No memory for a request, now.
+                // No memory for a request at the moment.
                 Err(error)
                     if matches!(Errno::from_io_error(&error), Some(Errno::AGAIN | Errno::BUSY | Errno::NOMEM)) =>
                 {
@@ -134,7 +134,7 @@ mod tests {
 
     use super::*;
 
-    /// Where the kernel forbids io_uring there is nothing to test: the router does without it too.
+    /// `None` if the kernel forbids io_uring. The router then sends without it.
     fn batch() -> Option<SendBatch<usize>> {
         SendBatch::new(0).inspect_err(|error| eprintln!("io_uring cannot be had here: {error}")).ok()
     }
@@ -188,7 +188,7 @@ mod tests {
         let Some(mut batch) = batch() else { return };
         let (ours, theirs) = UnixStream::pair().unwrap();
         theirs.set_nonblocking(true).unwrap();
-        // A ring of a single issuer is refused to every other thread.
+        // A single-issuer ring is refused to every other thread.
         let refused = std::thread::spawn(move || {
             let mut outcomes = 0;
             let first = batch.send([(0, ours.as_fd(), &b"hello"[..])].into_iter(), |_, _| outcomes += 1);

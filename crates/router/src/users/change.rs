@@ -1,6 +1,6 @@
-//! Users that change while the router runs: `ACL SETUSER`, `DELUSER`, and writing them into the users file.
+//! Changes of users at run time: `ACL SETUSER`, `DELUSER`, and saving them in the users file.
 //!
-//! Passwords are hashed and compared here, which takes long: this is for a thread that may wait, and not for a worker.
+//! Hashes and compares passwords, which takes long. Call it from a thread that may block, not from a worker.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use super::login::PASSWORD_MAX;
 use super::{DEFAULT, DefaultUser, Proof, User, Users, rules};
 use crate::settings::Secret;
 
-/// Passwords of one user: a wrong one is compared with all of them, which is dear.
+/// Maximum passwords per user. A wrong password is compared with all of them, which is expensive.
 const PASSWORDS_MAX: usize = 10;
 
-/// The Argon2id hash of a password with a fresh salt, in the form of the users file: 19 MiB and two passes, as OWASP
-/// has it for a server that checks many. `None`: the system has no random bytes.
+/// Returns the Argon2id hash of a password with a new salt, in the format of the users file. Uses 19 MiB and two
+/// passes, as OWASP recommends for servers with many logins. `None` if the system has no random bytes.
 pub fn hash_password(password: &[u8]) -> Option<String> {
     let mut salt = [0; 16];
     rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut salt).ok()?;
@@ -36,7 +36,7 @@ impl Proof {
 }
 
 impl User {
-    /// Takes one word of `ACL SETUSER`: those of the users file, and passwords in clear.
+    /// Applies one word of `ACL SETUSER`: the words of the users file, and plain-text passwords.
     fn change(&mut self, word: &str, table: &CommandTable) -> Result<(), String> {
         if word.contains(|c: char| c.is_whitespace() || c == '\0') {
             return Err("Syntax error: a word has no spaces in it".to_owned());
@@ -75,10 +75,10 @@ impl User {
 }
 
 impl Users {
-    /// The users after `ACL SETUSER name words...`: all words are taken, or none.
+    /// Returns the users after `ACL SETUSER name words...`. Applies all words or none.
     ///
     /// # Errors
-    /// What is wrong, for the client.
+    /// An error reply for the client.
     pub fn with_changed<W: AsRef<str>>(&self, name: &str, words: &[W]) -> Result<Self, String> {
         if name.is_empty() || name.len() > 256 || name.contains(|c: char| c.is_whitespace() || c.is_control()) {
             return Err("ERR Usernames can't contain spaces or null characters, and have 1 to 256 bytes".to_owned());
@@ -99,7 +99,7 @@ impl Users {
         let table = CommandTable::builtin();
         let mut user = self.by_name.get(name).map_or_else(|| User::new(name), |user| User::clone(user));
         if user.is_unrestricted() {
-            // It may run scripts because it may do everything. `compile` gives it back where that stays so.
+            // Unrestricted users may run scripts. `compile` sets this again if the user stays unrestricted.
             user.all_scripts = false;
         }
         for word in words.iter().map(AsRef::as_ref) {
@@ -115,10 +115,10 @@ impl Users {
         Ok(users)
     }
 
-    /// The users without these, and how many there were of them.
+    /// Returns the users without these names, and how many of them existed.
     ///
     /// # Errors
-    /// Where one of them is the default user.
+    /// If one of them is the default user.
     pub fn without<N: AsRef<str>>(&self, names: &[N]) -> Result<(Self, usize), String> {
         if names.iter().any(|name| name.as_ref() == DEFAULT) {
             return Err("ERR The 'default' user cannot be removed".to_owned());
@@ -137,11 +137,11 @@ impl Users {
         self.by_name.insert(user.name().to_owned(), user);
     }
 
-    /// The text of a users file with these users. Of the text that it had, comments and the order stay, and lines of
-    /// users who have not changed.
+    /// Returns the text of a users file with these users. Retains comments, order, and lines of unchanged users from
+    /// `old`.
     ///
     /// # Errors
-    /// Where a user is such that the file would not be taken.
+    /// If the file would be rejected because of a user.
     pub fn written_over(&self, old: &str) -> Result<String, String> {
         let is_locked = |user: &&Arc<User>| user.on && !user.no_password && user.proofs.is_empty();
         if let Some(user) = self.by_name.values().find(is_locked) {
@@ -177,7 +177,7 @@ impl Users {
     }
 }
 
-/// A word as it may be repeated to whoever sent it, and to whoever reads along.
+/// Returns a word without secrets, for error replies and logs.
 fn hidden(word: &str) -> String {
     match word.chars().next() {
         Some(sign @ ('>' | '<' | '#' | '!' | '$')) => format!("{sign}..."),
@@ -233,7 +233,7 @@ mod tests {
         assert!(gone == 1 && users.get(b"app").is_none());
     }
 
-    /// What a user may do only because it may do everything goes with that.
+    /// Rights implied by unrestricted access end with it.
     #[test]
     fn who_is_restricted_later_may_run_no_scripts() {
         let users = Users::default().with_changed("app", &["on", "nopass", "~*", "&*", "+@all"]).expect("taken");
@@ -263,7 +263,7 @@ mod tests {
         let again = Users::from_file(&text, None).expect("it is taken");
         let lines = |users: &Users| users.iter().map(|user| user.line(true)).collect::<Vec<_>>();
         assert_eq!(lines(&again), lines(&users));
-        // The default user stands there once it was changed.
+        // The file has a line for the default user after a change.
         let users = again.with_changed("default", &["on", "nopass", "+ping"]).expect("taken");
         assert!(users.written_over(&text).expect("written").contains("user default on nopass -@all +ping\n"));
         let fixed = Users::from_file(old, Some(&Secret("pw".to_owned()))).expect("good");

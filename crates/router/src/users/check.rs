@@ -1,7 +1,7 @@
-//! May this user run this command with these arguments?
+//! Permission check of a command with its arguments.
 //!
-//! As Redis's `ACLCheckAllUserCommandPerm`: the command, then its keys, then its channels. Beyond Redis: where the keys
-//! cannot be known from the arguments, users who are bound to some keys are refused, because at the node the command
+//! Follows Redis's `ACLCheckAllUserCommandPerm`: the command, then its keys, then its channels. Beyond Redis: if the
+//! keys cannot be derived from the arguments, users with restricted keys are refused, because at the node the command
 //! would run as the router's user.
 
 use switchyard_resp::command::{Access, Command, Flags, KeyError, is_option};
@@ -10,25 +10,25 @@ use switchyard_resp::request::Args;
 
 use super::User;
 
-/// Why a command is refused.
+/// Reason of a refusal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Denied {
-    /// The user may not run it.
+    /// The user may not run the command.
     Command,
-    /// The argument of this index is a key that the user may not use so.
+    /// The argument with this index is a key without the required access.
     Key(usize),
-    /// The argument of this index is a channel that the user may not use.
+    /// The argument with this index is a forbidden channel.
     Channel(usize),
-    /// A script may touch anything.
+    /// Scripts may use any key.
     Script,
     /// `SORT` with this option reads keys that depend on data.
     SortPattern(&'static str),
-    /// Nothing says which keys it touches.
+    /// The keys of the command are unknown.
     Unknown,
 }
 
 impl Denied {
-    /// The error for the client, in Redis's words where Redis has them.
+    /// Returns the error for the client, with Redis's text if it has one.
     pub(crate) fn text(self, command: &Command) -> String {
         let name = command.name.to_ascii_lowercase();
         match self {
@@ -52,7 +52,7 @@ impl Denied {
         }
     }
 
-    /// The same as `ACL DRYRUN` says it.
+    /// Returns the text for `ACL DRYRUN`.
     pub(crate) fn dry_run_text(self, command: &Command, args: &Args<'_>) -> String {
         let shown = |index: usize| String::from_utf8_lossy(args.get(index).unwrap_or_default()).into_owned();
         match self {
@@ -67,7 +67,7 @@ impl Denied {
 }
 
 impl User {
-    /// Whether the user may do this. `keys` is room to work in.
+    /// Checks whether the user may run this command. `keys` is a scratch buffer.
     pub(crate) fn check(&self, command: &Command, args: &Args<'_>, keys: &mut Vec<u32>) -> Result<(), Denied> {
         if command.flags.has(Flags::NO_AUTH) {
             return Ok(());
@@ -78,7 +78,7 @@ impl User {
         if command.flags.has(Flags::SCRIPT) && !self.all_scripts && !self.is_unrestricted() {
             return Err(Denied::Script);
         }
-        // What pub/sub commands name are channels, also where routing takes them for keys (SPUBLISH).
+        // Arguments of pub/sub commands are channels, even if routing treats them like keys (SPUBLISH).
         if !self.all_keys && !command.flags.has(Flags::PUBSUB) {
             self.check_keys(command, args, keys)?;
         }
@@ -93,7 +93,7 @@ impl User {
         match command.find_keys(args, keys) {
             Ok(()) => {}
             Err(KeyError::Undescribed | KeyError::Incomplete) => return Err(Denied::Unknown),
-            // The command is answered with an error and touches nothing.
+            // The command will fail without access to a key.
             Err(_) => return Ok(()),
         }
         for (place, index) in keys.iter().enumerate() {
@@ -123,7 +123,7 @@ impl User {
         };
         for index in indexes {
             let channel = args.get(index).unwrap_or_default();
-            // A pattern is allowed by the same pattern only: whether one covers another is not decided.
+            // A pattern is only allowed by the identical pattern, because containment of patterns is not computed.
             let fits =
                 |pattern: &Vec<u8>| if are_patterns { pattern == channel } else { glob::matches(pattern, channel) };
             if !self.channels.iter().any(fits) {
@@ -134,7 +134,7 @@ impl User {
     }
 }
 
-/// The option of a SORT that names keys by a pattern.
+/// Returns the option of a SORT that names keys by a pattern.
 fn sort_pattern(command: &Command, args: &Args<'_>) -> Option<&'static str> {
     if !matches!(&*command.name, "SORT" | "SORT_RO") {
         return None;

@@ -1,4 +1,4 @@
-//! What `ACL LOG` shows: the last commands and logins that were refused.
+//! Entries of `ACL LOG`: recently refused commands and logins.
 
 use std::collections::VecDeque;
 
@@ -6,23 +6,23 @@ use switchyard_resp::encode;
 
 use crate::shared::unix_ms;
 
-/// Entries kept (Redis `acllog-max-len`).
+/// Maximum entries (Redis `acllog-max-len`).
 const ENTRIES_MAX: usize = 128;
 
-/// What is refused again so soon is counted in the entry that is there, as Redis does.
+/// Time in which an equal refusal is counted in the existing entry, as in Redis, milliseconds.
 const SAME_MS: u64 = 60_000;
 
-/// Bytes kept of a name that somebody sent.
+/// Maximum stored bytes of a name from a client.
 const NAME_MAX: usize = 256;
 
-/// What was refused, and to whom.
+/// A refused command or login.
 #[derive(Clone, Debug)]
 pub(crate) struct Refused {
     /// `command`, `key`, `channel` or `auth`.
     pub(crate) reason: &'static str,
     /// `toplevel` or `multi`.
     pub(crate) context: &'static str,
-    /// The command, the key, the channel.
+    /// Name of the command, key or channel.
     pub(crate) object: Vec<u8>,
     pub(crate) user: Vec<u8>,
     /// The client's line in CLIENT LIST.
@@ -38,7 +38,7 @@ struct Entry {
     updated_ms: u64,
 }
 
-/// The entries, the latest first.
+/// Entries, newest first.
 #[derive(Debug, Default)]
 pub(crate) struct AclLog {
     entries: VecDeque<Entry>,
@@ -77,7 +77,7 @@ impl AclLog {
         self.entries.clear();
     }
 
-    /// The latest, as `ACL LOG` answers.
+    /// Writes the latest entries in the format of `ACL LOG`.
     pub(crate) fn show(&self, count: usize, resp3: bool, out: &mut Vec<u8>) {
         let count = count.min(self.entries.len());
         let now = unix_ms();

@@ -1,13 +1,11 @@
-//! Checking passwords, away from the workers.
+//! Password checks, outside of the workers.
 //!
-//! An Argon2id hash takes tens of milliseconds to check, on purpose: in a worker's loop it would stall all of its
-//! clients. So a helper thread does it, a few at a time, and the client waits. What was found right or wrong once is
-//! remembered by a keyed hash, because applications that connect for every request are common, and each of their
-//! connections would cost a core those milliseconds again.
+//! Checking an Argon2id hash takes tens of milliseconds by design; in a worker it would stall all clients. A few helper
+//! threads do it while the client waits. Results are cached under a keyed hash, because many applications connect for
+//! every request, and each connection would cost that time again.
 //!
-//! What is known is looked up first, so nothing that a stranger does keeps out who is known. What is not known waits in
-//! a line that is fair ([`super::queue`]), which bounds both guessing and the processor time that a stranger can make
-//! us spend.
+//! The cache is read first, so strangers cannot lock out users with cached logins. Other attempts wait in a fair queue
+//! ([`super::queue`]), which limits both guessing and the CPU time that a stranger can consume.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -24,33 +22,33 @@ use super::{Proof, User};
 use crate::shared::{Mailboxes, Message, lock};
 use crate::slab::Handle;
 
-/// Checks at once. Each takes a core and the memory that the hash says (19 MiB).
+/// Number of concurrent checks. Each needs a core and the memory of the hash (19 MiB).
 const THREADS: usize = 2;
 
-/// The helpers give way to workers where they share a core: about a quarter of it is left to them.
+/// Niceness of the helpers. Workers on the same core have priority; about a quarter is left to the helpers.
 const NICENESS: i32 = 5;
 
-/// Passwords found right, and as many found wrong. Beyond it all are forgotten.
+/// Maximum cached results, for right and wrong passwords each. Above it the cache is cleared.
 const REMEMBERED_MAX: usize = 10_000;
 
-/// Nothing longer is a password (Redis takes no longer argument before a login). A worker hashes what it is given, so
-/// it has a bound.
+/// Maximum length of a password (the limit of Redis for arguments before a login). Bounds the time that a worker spends
+/// on hashing.
 pub(super) const PASSWORD_MAX: usize = 16 << 10;
 
-/// What became of an attempt.
+/// Result of an attempt to log in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Attempt {
     /// The password is right.
     Right,
-    /// It is wrong, or there is no such user, or the user is off.
+    /// Wrong password, unknown user, or disabled user.
     Wrong,
-    /// The answer comes as a message.
+    /// The result follows as a message.
     Queued,
-    /// Too many others wait.
+    /// Too many attempts are waiting.
     Busy,
 }
 
-/// What a check needs.
+/// Input of a check.
 struct Job {
     user: Arc<User>,
     password: Vec<u8>,
@@ -62,10 +60,10 @@ impl Drop for Job {
     }
 }
 
-/// A client that waits, and its worker.
+/// Worker and handle of a waiting client.
 type Asker = (usize, Handle);
 
-/// What the workers and the helpers share.
+/// State shared by workers and helpers.
 struct Waiting {
     queue: Mutex<(Queue<Job, Asker>, bool)>,
     changed: Condvar,
@@ -74,9 +72,9 @@ struct Waiting {
 /// Logins of all workers.
 pub(crate) struct Logins {
     waiting: Arc<Waiting>,
-    /// Whether there are threads.
+    /// Whether helpers could be started.
     started: OnceLock<bool>,
-    /// Digests of what was found right, and of what was found wrong.
+    /// Cached digests of right and of wrong passwords.
     known: Mutex<[HashSet<Digest>; 2]>,
     key: [u8; 64],
     mailboxes: Arc<Mailboxes>,
@@ -107,7 +105,7 @@ impl Logins {
         Self { waiting, started: OnceLock::new(), known: Mutex::default(), key, mailboxes }
     }
 
-    /// Tries to log in. The helper's answer goes to the worker's mailbox.
+    /// Tries to log in. The result of a helper is sent to the worker's mailbox.
     pub(crate) fn attempt(
         self: &Arc<Self>,
         user: Option<&Arc<User>>,
@@ -176,7 +174,7 @@ impl Logins {
             }
             known.insert(digest);
         }
-        // Whoever asks from here on finds it known.
+        // Later attempts find the cached result.
         let askers = lock(&self.waiting.queue).0.finish(&digest, right, Instant::now());
         self.notify(askers, if right { Attempt::Right } else { Attempt::Wrong });
     }
@@ -187,8 +185,8 @@ impl Logins {
         }
     }
 
-    /// Keyed, so that what is remembered is of no use without this process's memory. The stored hashes are in it: a
-    /// changed password makes another digest.
+    /// Keyed, so that the cache is useless without this process's memory. Includes the stored hashes, so a changed
+    /// password has another digest.
     fn digest(&self, user: &User, password: &[u8]) -> Digest {
         let mut mac = <Blake2bMac<U32> as KeyInit>::new((&self.key).into());
         let mut add = |part: &[u8]| {
@@ -207,9 +205,9 @@ impl Logins {
     }
 }
 
-/// A helper thread: checks what comes, until the router is gone.
+/// Helper thread: checks passwords until the router is dropped.
 fn help(waiting: &Waiting, logins: &Weak<Logins>) {
-    // Where it is refused, the helper is as important as the workers.
+    // If refused, the helper runs with the priority of workers.
     let _ = rustix::process::setpriority_process(None, NICENESS);
     loop {
         let (mut late, job) = {
@@ -238,7 +236,7 @@ fn help(waiting: &Waiting, logins: &Weak<Logins>) {
     }
 }
 
-/// Compares in the same time wherever the difference is. The length is no secret.
+/// Compares in constant time. The length is not secret.
 fn same(expected: &[u8], given: &[u8]) -> bool {
     let mut difference = expected.len() ^ given.len();
     for (index, byte) in given.iter().enumerate() {
@@ -252,7 +250,7 @@ mod tests {
     use super::super::Users;
     use super::*;
 
-    /// A worker computes the digest, and a client that is somebody already may send arguments of any length.
+    /// A worker computes the digest, and a logged-in client may send arguments of any length.
     #[test]
     fn what_is_too_long_for_a_password_is_wrong_and_nobody_hashes_it() {
         let users = Users::default().with_changed("app", &["on", ">secret"]).expect("taken");

@@ -1,12 +1,10 @@
-//! Users of the router's own: who may log in, run which commands, and touch which keys and channels.
+//! Users of the router, with their permissions for logins, commands, keys and channels.
 //!
-//! The rules are those of Redis's ACL, in a file that has the form of its ACL file ([`rules`]); passwords are Argon2id
-//! hashes. They are checked here and not passed on: nodes see one user, the router's. So what a command touches is
-//! found out from its arguments ([`check`]), and what cannot be found out (a script's keys) is refused to users who are
-//! restricted.
+//! The rules follow Redis's ACL, and the file follows its ACL file ([`rules`]); passwords are Argon2id hashes. Rules
+//! are checked here rather than at nodes, which only know the router's user. So the keys of a command are derived from
+//! its arguments ([`check`]), and if that is impossible (keys of scripts), restricted users are refused.
 //!
-//! A user without any restriction costs nothing: the worker looks at one number of the client's
-//! ([`Client::guard`](crate::worker)).
+//! An unrestricted user costs nothing: the worker checks one number of the client ([`Client::guard`](crate::worker)).
 
 mod change;
 mod check;
@@ -29,15 +27,15 @@ pub(crate) use log::{AclLog, Refused};
 pub(crate) use login::{Attempt, Logins};
 pub use rules::RuleError;
 
-/// The user of clients that have not named one.
+/// User of clients without a login.
 pub(crate) const DEFAULT: &str = "default";
 
-/// What a rule about commands is about.
+/// Scope of a command rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Subject {
     All,
     Category(Categories, String),
-    /// Upper case. A container stands for its subcommands too.
+    /// Upper case. A container includes its subcommands.
     Command(String),
 }
 
@@ -55,12 +53,12 @@ struct KeyRule {
     pattern: Vec<u8>,
 }
 
-/// How somebody proves to be a user.
+/// Credential of a user.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Proof {
-    /// An Argon2id hash in PHC form.
+    /// Argon2id hash in PHC format.
     Hash(String),
-    /// The password of `[clients]`.
+    /// Password of `[clients]`.
     Clear(Secret),
 }
 
@@ -70,25 +68,25 @@ impl fmt::Debug for Proof {
     }
 }
 
-/// Bounds on what all clients of a user (or of a listener) may do together. `None`: no bound.
+/// Limits for all clients of a user (or of a listener) together. `None`: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bounds {
-    /// Connections at once.
+    /// Concurrent connections.
     pub connections: Option<u32>,
     /// Commands per second.
     pub requests_per_second: Option<u32>,
-    /// Bytes of commands sent and not answered, and of replies not read.
+    /// Bytes of commands in flight, and of unread replies.
     pub bytes_in_flight: Option<u64>,
 }
 
 impl Bounds {
-    /// Whether every command must be looked at.
+    /// Whether every command must be counted.
     pub fn per_command(&self) -> bool {
         self.requests_per_second.is_some() || self.bytes_in_flight.is_some()
     }
 }
 
-/// A user.
+/// A user with credentials and permissions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     name: Arc<str>,
@@ -101,19 +99,19 @@ pub struct User {
     channels: Vec<Vec<u8>>,
     all_channels: bool,
     all_scripts: bool,
-    /// May change the fleet, and users who may.
+    /// May change the fleet, and users with this right.
     operator: bool,
     bounds: Bounds,
-    /// Who answers its reads, where it is not as its listener says.
+    /// Read policy, if it differs from the listener's.
     reads: Option<Reads>,
-    /// By the ids of the builtin commands.
+    /// Bitmap by ids of builtin commands.
     allowed: Vec<u64>,
     builtin: usize,
     all_commands: bool,
 }
 
 impl User {
-    /// A user of that name as `ACL SETUSER` makes one: off, without a password, without any permission.
+    /// Returns a user as created by `ACL SETUSER`: disabled, without password and permissions.
     fn new(name: &str) -> Self {
         let mut user = Self {
             name: Arc::from(name),
@@ -137,7 +135,7 @@ impl User {
         user
     }
 
-    /// A user who may do everything.
+    /// Returns a user with all permissions.
     fn unrestricted(name: &str, proofs: Vec<Proof>) -> Self {
         let mut user = Self {
             on: true,
@@ -153,13 +151,13 @@ impl User {
         user
     }
 
-    /// Works out the rules for every command there is today. A node's own commands are looked up when they are called.
+    /// Evaluates the rules for all builtin commands. Rules for a node's own commands are evaluated on use.
     fn compile(&mut self, table: &CommandTable) {
         self.builtin = table.len();
         self.allowed = vec![0; table.len().div_ceil(64)];
         self.all_commands =
             self.rules.iter().all(|rule| rule.allow) && self.rules.iter().any(|rule| rule.subject == Subject::All);
-        // Nothing is forbidden to such a user, so scripts are not either.
+        // Unrestricted users may also run scripts.
         self.all_scripts |= self.is_unrestricted();
         for command in table.iter() {
             let allowed = u64::from(self.rules_allow(command));
@@ -167,7 +165,7 @@ impl User {
         }
     }
 
-    /// The rules one after another: the last that is about the command counts.
+    /// Evaluates the rules. The last rule about the command decides.
     fn rules_allow(&self, command: &Command) -> bool {
         let about = |rule: &&CommandRule| match &rule.subject {
             Subject::All => true,
@@ -180,7 +178,7 @@ impl User {
         self.rules.iter().rev().find(about).is_some_and(|rule| rule.allow)
     }
 
-    /// Whether the user may run the command at all.
+    /// Whether the user may run the command, with permitted arguments.
     pub(crate) fn may_run(&self, command: &Command) -> bool {
         let id = usize::from(command.id);
         if id < self.builtin {
@@ -190,27 +188,27 @@ impl User {
         }
     }
 
-    /// The name.
+    /// User name. Unique among users.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Who answers its reads, where it is not as its listener says.
+    /// Read policy, if it differs from the listener's.
     pub(crate) fn reads(&self) -> Option<Reads> {
         self.reads
     }
 
-    /// Whether anybody can log in as this user.
+    /// Whether the user is enabled.
     pub(crate) fn is_on(&self) -> bool {
         self.on
     }
 
-    /// Whether clients are this user without a word.
+    /// Whether clients may use this user without a password.
     pub fn is_open(&self) -> bool {
         self.on && self.no_password
     }
 
-    /// Whether nothing is forbidden to the user.
+    /// Whether the user has all permissions, except operator rights.
     pub(crate) fn is_unrestricted(&self) -> bool {
         self.all_commands && self.all_keys && self.all_channels
     }
@@ -220,19 +218,19 @@ impl User {
         self.operator
     }
 
-    /// What all its clients may do together.
+    /// Limits for all its clients together.
     pub fn bounds(&self) -> &Bounds {
         &self.bounds
     }
 
-    /// Whether somebody who has logged in as `old` may stay. Another password does not matter, as in Redis; that
-    /// channels may be listened to no more does, because only the end of the connection ends a subscription.
+    /// Whether a client that logged in as `old` may stay. A changed password does not matter, as in Redis. Revoked
+    /// channels do, because only a disconnect ends a subscription.
     pub(crate) fn keeps(&self, old: &User) -> bool {
         self.on && (self.all_channels || (!old.all_channels && self.channels == old.channels))
     }
 }
 
-/// All users.
+/// All users of the router.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Users {
     by_name: BTreeMap<String, Arc<User>>,
@@ -240,19 +238,18 @@ pub struct Users {
     default_user: DefaultUser,
 }
 
-/// Who says what the default user is.
+/// Origin of the default user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DefaultUser {
     /// A line of the users file, or `ACL SETUSER`.
     Listed,
     /// The configuration, although there is a users file.
     OfConfiguration,
-    /// Nothing more than that there is always one.
     BuiltIn,
 }
 
 impl Users {
-    /// Whether reads of any of them may be answered by replicas, whatever the listener says.
+    /// Whether any user may read from replicas, regardless of the listener.
     pub(crate) fn read_replicas(&self) -> bool {
         self.by_name.values().chain([&self.default]).any(|user| user.reads.is_some_and(|reads| reads != Reads::Primary))
     }
@@ -265,14 +262,14 @@ impl Default for Users {
 }
 
 impl Users {
-    /// Only the default user, who may do everything: with the password, or without where there is none.
+    /// Returns only the default user, with all permissions, and with this password if any.
     pub fn without_file(password: Option<&Secret>) -> Self {
         let proofs = password.into_iter().cloned().map(Proof::Clear).collect();
         Self::assemble(BTreeMap::new(), User::unrestricted(DEFAULT, proofs), DefaultUser::BuiltIn)
     }
 
-    /// The users of a file. The default user is the file's; where the file has none, the one with the password; where
-    /// there is none either, nobody is let in without a name.
+    /// Returns the users of a file. If the file has no default user, it is created with the password; without a
+    /// password it is disabled.
     pub fn from_file(text: &str, password: Option<&Secret>) -> Result<Self, Vec<RuleError>> {
         let users = rules::parse(text)?;
         if let Some(default) = users.get(DEFAULT) {
@@ -299,8 +296,8 @@ impl Users {
         Self { by_name, default, default_user }
     }
 
-    /// The same, where the default user may do less: by the words of a line of the file that are about commands, keys,
-    /// channels, scripts, bounds and reads. They come after `allkeys allchannels allcommands`.
+    /// Restricts the default user by the words of a users file about commands, keys, channels, scripts, limits and
+    /// reads. They follow `allkeys allchannels allcommands`.
     pub fn with_default_rules<W: AsRef<str>>(self, words: &[W]) -> Result<Self, RuleError> {
         if words.is_empty() {
             return Ok(self);
@@ -314,17 +311,17 @@ impl Users {
         Ok(Self::assemble(self.by_name, default, DefaultUser::OfConfiguration))
     }
 
-    /// The default user.
+    /// The default user, which always exists.
     pub fn default_user(&self) -> &Arc<User> {
         &self.default
     }
 
-    /// The user of that name.
+    /// Returns the user with this name.
     pub fn get(&self, name: &[u8]) -> Option<&Arc<User>> {
         self.by_name.get(std::str::from_utf8(name).ok()?)
     }
 
-    /// All of them, by name.
+    /// All users, by name.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Arc<User>> {
         self.by_name.values()
     }

@@ -1,38 +1,38 @@
-//! The passwords that wait to be checked, and whose turn it is.
+//! Queue of passwords to check.
 //!
-//! A check is dear, so three things hold. One password of one user is checked once, however many clients wait for it.
-//! Checks go round by address, then by user: a flood from one address takes no turn of another. In a queue the newest
-//! and the oldest take turns: among a few guesses everybody is served in time, and among many whoever comes now has a
-//! chance. A queue that has failed too often gets a turn now and then only. Everything has a bound; what falls out is
-//! told so.
+//! A check is expensive, so: Equal attempts of one user are checked once, for all waiting clients. Checks alternate
+//! between addresses, then between users: a flood from one address takes no turn of another. Within a queue, the newest
+//! and the oldest alternate: among few guesses every client is served in time, and among many a new client has a
+//! chance. A queue with too many failures is served rarely. All sizes are bounded; clients of dropped entries are
+//! notified.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// Passwords that may wait: at 30 ms each, two threads work ten seconds on so many.
+/// Maximum waiting passwords: at 30 ms each, two threads need ten seconds.
 const WAITING_MAX: usize = 600;
 
-/// The same of one user from one address.
+/// Maximum waiting passwords of one user from one address.
 const LINE_MAX: usize = 64;
 
-/// What waits for longer is given up.
+/// Maximum wait of an entry.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The time between two checks of a queue that has failed too often.
+/// Minimum time between two checks of a queue with too many failures.
 const SLOW_TURN: Duration = Duration::from_millis(500);
 
 /// Failures of one user from one address within [`FAILURE_WINDOW`] that make its queue slow.
 const FAILURES_MAX: u32 = 20;
 const FAILURE_WINDOW: Duration = Duration::from_secs(60);
 
-/// Pairs whose failures are remembered. Beyond it, all are forgotten.
+/// Maximum number of queues with recorded failures. Above it all are discarded.
 const FAILURES_REMEMBERED: usize = 10_000;
 
-/// Names user, stored hashes and password: equal ones need one check.
+/// Digest of user, stored hashes and password. Equal digests need one check.
 pub(super) type Digest = [u8; 32];
 
-/// From where a user logs in. Addresses that one host can have by the billion count as one.
+/// Origin of a login: user and address. IPv6 addresses of a /64 network, which one host can own, count as one.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Place {
     pub(super) from: Option<IpAddr>,
@@ -49,7 +49,7 @@ impl Place {
     }
 }
 
-/// What waits for a digest: the work, until it is begun, and those who are to be told.
+/// State of a digest: the work, until it starts, and the waiting clients.
 #[derive(Debug)]
 struct Waiting<W, A> {
     work: Option<W>,
@@ -57,14 +57,14 @@ struct Waiting<W, A> {
     since: Instant,
 }
 
-/// What comes next.
+/// Next action of a helper.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Turn<W> {
-    /// Check this, and [`Queue::finish`] it.
+    /// Check this, then call [`Queue::finish`].
     Check(Digest, W),
-    /// Nothing before this instant.
+    /// Nothing to do before this instant.
     At(Instant),
-    /// Nothing.
+    /// Nothing to do.
     Never,
 }
 
@@ -74,13 +74,13 @@ struct Failures {
     since: Instant,
 }
 
-/// One user from one address.
+/// Queue of one user from one address.
 #[derive(Debug)]
 struct UserAttempts {
     user: String,
-    /// The newest is the last.
+    /// Waiting digests, newest last.
     digests: VecDeque<Digest>,
-    /// Which end is served next.
+    /// End to serve next.
     next: End,
 }
 
@@ -101,14 +101,14 @@ impl UserAttempts {
     }
 }
 
-/// `W`: what is needed for a check; `A`: who asks.
+/// `W`: data for a check. `A`: a waiting client.
 #[derive(Debug)]
 pub(super) struct Queue<W, A> {
     waiting: HashMap<Digest, Waiting<W, A>>,
-    /// Who is next is the first, in both.
+    /// Queues by address, then user. The first is next.
     turns: VecDeque<(Option<IpAddr>, VecDeque<UserAttempts>)>,
     failures: HashMap<Place, Failures>,
-    /// When slow lines were served last.
+    /// Time of the last check of each slow queue.
     served: HashMap<Place, Instant>,
 }
 
@@ -117,7 +117,7 @@ impl<W, A> Queue<W, A> {
         Self { waiting: HashMap::new(), turns: VecDeque::new(), failures: HashMap::new(), served: HashMap::new() }
     }
 
-    /// Lets somebody wait for a digest. Gives those who fall out for that, which may be the one who asks.
+    /// Adds a waiting client for a digest. Returns clients that are dropped for it, possibly this one.
     pub(super) fn enqueue(
         &mut self,
         digest: Digest,
@@ -156,7 +156,7 @@ impl<W, A> Queue<W, A> {
         out
     }
 
-    /// Whose turn it is, and those who have waited for too long.
+    /// Returns the next check, and clients that have waited too long.
     pub(super) fn next(&mut self, now: Instant) -> (Turn<W>, Vec<A>) {
         let late: Vec<Digest> = self
             .waiting
@@ -172,14 +172,14 @@ impl<W, A> Queue<W, A> {
             .collect();
         let mut soonest: Option<Instant> =
             self.waiting.values().filter(|w| w.work.is_some()).map(|w| w.since + PATIENCE).min();
-        // Each queue is looked at once at most; the one that is served goes behind the others, and its address behind
-        // other addresses.
+        // Visits each queue at most once. A served queue moves behind the other users of its address, and the address
+        // behind other addresses.
         for _ in 0..self.turns.len() {
             let Some((from, mut users)) = self.turns.pop_front() else { break };
             let mut found = None;
             for _ in 0..users.len() {
                 let Some(mut queue) = users.pop_front() else { break };
-                // Checked already for another place, or given up.
+                // Already checked for another queue, or dropped.
                 queue.digests.retain(|digest| self.waiting.get(digest).is_some_and(|w| w.work.is_some()));
                 if queue.digests.is_empty() {
                     continue;
@@ -215,7 +215,7 @@ impl<W, A> Queue<W, A> {
         (soonest.map_or(Turn::Never, Turn::At), late)
     }
 
-    /// A check has ended: gives those who wait for it. Counts it where it is a failure.
+    /// Ends a check and returns its waiting clients. Counts failures.
     pub(super) fn finish(&mut self, digest: &Digest, right: bool, now: Instant) -> Vec<A> {
         let Some(done) = self.waiting.remove(digest) else { return Vec::new() };
         if !right {
@@ -226,7 +226,7 @@ impl<W, A> Queue<W, A> {
         done.askers.into_iter().map(|(_, asker)| asker).collect()
     }
 
-    /// Counts a guess that was wrong.
+    /// Counts a wrong password.
     fn count_failure(&mut self, place: &Place, now: Instant) {
         if self.failures.len() >= FAILURES_REMEMBERED {
             self.failures.retain(|_, f| now < f.since + FAILURE_WINDOW);
@@ -258,7 +258,7 @@ impl<W, A> Queue<W, A> {
         &mut users[of].digests
     }
 
-    /// The longest queue, where one has more than its newest.
+    /// Returns the longest queue, if it has more than one entry.
     fn longest(&self) -> Option<Place> {
         let lines = self.turns.iter().flat_map(|(from, users)| users.iter().map(move |queue| (from, queue)));
         let (from, queue) =
@@ -266,11 +266,11 @@ impl<W, A> Queue<W, A> {
         Some(Place { from: *from, user: queue.user.clone() })
     }
 
-    /// Gives up what has waited longest in a queue; gives those who asked for it.
+    /// Drops the oldest entry of a queue. Returns its waiting clients.
     fn drop_oldest(&mut self, place: &Place) -> Vec<A> {
         let Some(digest) = self.line_of(place).pop_front() else { return Vec::new() };
         match self.waiting.get(&digest) {
-            // Another queue waits for it as well, or it is being checked.
+            // In other queues as well, or already being checked.
             Some(waiting) if waiting.work.is_none() || waiting.askers.iter().any(|(other, _)| other != place) => {
                 Vec::new()
             }
@@ -297,7 +297,7 @@ mod tests {
         digest
     }
 
-    /// Takes the next check, and ends it.
+    /// Takes the next check and ends it.
     fn check(queue: &mut Queue<u64, u32>, right: bool, now: Instant) -> Option<(u64, Vec<u32>)> {
         match queue.next(now).0 {
             Turn::Check(digest, work) => Some((work, queue.finish(&digest, right, now))),
@@ -305,7 +305,8 @@ mod tests {
         }
     }
 
-    /// Each guesser sends the next guess as soon as the one before has failed, so it is always newer than who waits.
+    /// Each guesser sends its next guess as soon as one has failed, so guesses are always newer than the waiting
+    /// client.
     #[test]
     fn a_few_guessers_do_not_keep_out_who_waits_in_their_line() {
         let now = Instant::now();
@@ -335,7 +336,7 @@ mod tests {
             );
         }
         let Turn::Check(found, 7) = queue.next(now).0 else { panic!("a check") };
-        // Whoever comes while it is checked is answered with it.
+        // A client that arrives during the check gets its result.
         queue.enqueue(digest(7), Place::new(at(1), "app"), 1000, || 7, now);
         assert_eq!(queue.next(now).0, Turn::Never);
         assert_eq!(queue.finish(&found, true, now).len(), 1001);
@@ -373,14 +374,14 @@ mod tests {
         queue.enqueue(digest(101), Place::new(at(1), "app"), 101, || 101, now);
         let Turn::At(due) = queue.next(now).0 else { panic!("not now") };
         assert_eq!(due, now + SLOW_TURN);
-        // Another address and another user are not slower for it.
+        // Another address or user is not slowed down.
         queue.enqueue(digest(200), Place::new(at(2), "app"), 200, || 200, now);
         queue.enqueue(digest(201), Place::new(at(1), "other"), 201, || 201, now);
         assert!(check(&mut queue, true, now).is_some() && check(&mut queue, true, now).is_some());
         assert_eq!(check(&mut queue, true, now), None);
         now = due;
         assert_eq!(check(&mut queue, true, now), Some((101, vec![101])), "a right one is found right");
-        // It is forgotten after a while.
+        // The failures expire.
         now += FAILURE_WINDOW;
         for guess in 300..310 {
             queue.enqueue(digest(guess), Place::new(at(1), "app"), 0, || guess, now);

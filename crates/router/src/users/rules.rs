@@ -7,9 +7,9 @@
 //! user default off
 //! ```
 //!
-//! The words are Redis's, without those that make no sense here: passwords are Argon2id hashes only (a list of fast
-//! hashes that leaks is a list of passwords), there are no selectors, and no `+select|0`. Ours are `allscripts`,
-//! `operator`, the bounds and `reads`. Every mistake is reported with its line; a file with one is not taken at all.
+//! The words are Redis's, with exceptions: passwords must be Argon2id hashes (leaked fast hashes are soon passwords),
+//! there are no selectors, and no `+select|0`. Additional words are `allscripts`, `operator`, limits and `reads`. All
+//! errors are reported with their lines; a file with an error is rejected.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,20 +22,20 @@ use switchyard_resp::command::{Access, Categories, CommandTable};
 use super::{CommandRule, KeyRule, Proof, Subject, User};
 use crate::settings::Reads;
 
-/// Users in one file, and words about one user: more is a mistake.
+/// Maximum users per file, and maximum words per user.
 pub(super) const USERS_MAX: usize = 10_000;
 pub(super) const WORDS_MAX: usize = 10_000;
 
-/// The most that a hash may ask for, so that a slip in the file does not take the machine's memory at the first login.
+/// Maximum cost of a hash, so that a typo in the file does not exhaust memory at the first login.
 const HASH_MEMORY_MAX_KIB: u32 = 1 << 20;
 const HASH_PASSES_MAX: u32 = 64;
 
-/// Something wrong in a users file.
+/// An error in a users file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleError {
-    /// The line, from 1; 0 where it is about the file as a whole.
+    /// Line from 1. 0: the whole file.
     pub line: usize,
-    /// What is wrong, and what to do.
+    /// Problem and remedy.
     pub text: String,
 }
 
@@ -94,7 +94,7 @@ pub(super) fn parse(text: &str) -> Result<BTreeMap<String, Arc<User>>, Vec<RuleE
     if errors.is_empty() { Ok(users) } else { Err(errors) }
 }
 
-/// What may be shown of a word that was not understood: it may be a password in the wrong place.
+/// Returns the printable part of an unknown word, which may be a misplaced password.
 fn shown(word: &str) -> String {
     let start: String = word.chars().take(1).collect();
     if word.chars().all(|c| c.is_ascii_alphanumeric() || "@|+-~%&*:.=_".contains(c)) && word.len() <= 64 {
@@ -104,7 +104,7 @@ fn shown(word: &str) -> String {
     }
 }
 
-// In Redis's words.
+// Redis's texts.
 const KEYS_AFTER_ALL: &str = "Adding a pattern after the * pattern (or the 'allkeys' flag) is not valid and does not have any effect. Try \
                               'resetkeys' to start with an empty list of patterns";
 const CHANNELS_AFTER_ALL: &str = "Adding a pattern after the * pattern (or the 'allchannels' flag) is not valid and does not have any effect. \
@@ -112,10 +112,10 @@ const CHANNELS_AFTER_ALL: &str = "Adding a pattern after the * pattern (or the '
 const UNKNOWN: &str = "Unknown command or category name in ACL";
 
 impl User {
-    /// Takes rights away from a user who has all of them. Who may log in as it, and how, is said elsewhere.
+    /// Removes permissions from an unrestricted user. Words about logins are refused.
     pub(super) fn restrict<W: AsRef<str>>(&mut self, words: &[W]) -> Result<(), String> {
         let table = CommandTable::builtin();
-        // As for every user who may not do everything.
+        // As for all restricted users.
         self.all_scripts = false;
         for word in words.iter().map(AsRef::as_ref) {
             if matches!(&*word.to_ascii_lowercase(), "on" | "off" | "nopass" | "resetpass" | "reset")
@@ -129,7 +129,7 @@ impl User {
         Ok(())
     }
 
-    /// Takes one word. Its case is ignored, as Redis ignores it, but in patterns and hashes.
+    /// Applies one word. Case is ignored as in Redis, except in patterns and hashes.
     pub(super) fn apply(&mut self, word: &str, table: &CommandTable) -> Result<(), String> {
         match &*word.to_ascii_lowercase() {
             "on" => self.on = true,
@@ -165,9 +165,9 @@ impl User {
             "operator" => self.operator = true,
             "nooperator" => self.operator = false,
             "reset" => *self = User::new(&self.name),
-            // About RESTORE's payloads, which nodes check as they are configured.
+            // Concerns RESTORE payloads, which nodes check by their own settings.
             "sanitize-payload" | "skip-sanitize-payload" => {}
-            // There are none.
+            // Selectors are not supported.
             "clearselectors" => {}
             _ => return self.apply_argument(word, table),
         }
@@ -201,7 +201,7 @@ impl User {
         }
         if let Some((sign @ ('+' | '-'), name)) = word.chars().next().zip(word.get(1..)) {
             let subject = subject(name, table)?;
-            // The last rule about the same counts: one before it says nothing any more.
+            // The last rule with the same scope decides, so earlier ones are removed.
             self.rules.retain(|rule| rule.subject != subject);
             self.rules.push(CommandRule { allow: sign == '+', subject });
             return Ok(());
@@ -264,7 +264,7 @@ impl User {
         Ok(())
     }
 
-    /// The user as a line of the file; of passwords only that there are some, unless `hashes` are wanted.
+    /// Returns the user as a line of the file. `hashes`: include password hashes instead of placeholders.
     pub(crate) fn line(&self, hashes: bool) -> String {
         let mut line = format!("user {} {}", self.name, if self.on { "on" } else { "off" });
         if self.no_password {
@@ -402,14 +402,14 @@ fn subject(name: &str, table: &CommandTable) -> Result<Subject, String> {
         };
         return Err(format!("{UNKNOWN}: {}: {why}", shown(name)));
     }
-    // A module's command is known only once a node with the module is there.
+    // Commands of modules are unknown until a node with the module connects.
     if upper.contains('.') && upper.bytes().all(|b| b.is_ascii_graphic()) {
         return Ok(Subject::Command(upper));
     }
     Err(format!("{UNKNOWN}: there is no command {}", shown(name)))
 }
 
-/// Whether a hash is one that can be checked, at a price that can be paid.
+/// Checks that a hash is valid and not too expensive.
 fn check_hash(text: &str) -> Result<(), String> {
     let wrong = |why: &str| {
         Err(format!(

@@ -1,4 +1,4 @@
-//! How clients come in: listeners, what is refused at the door, and the TLS handshake that fails.
+//! Accepting clients: listeners, limits, and failed TLS handshakes.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -17,23 +17,23 @@ use crate::settings::ListenAddress;
 use crate::slab::Handle;
 use crate::users::Bounds;
 
-/// Clients accepted per turn and listener, so that a storm of connections does not stall those that are there.
+/// Maximum accepts per turn and listener, so that a burst of connections does not stall existing clients.
 const ACCEPTS_PER_TURN: usize = 64;
 
-/// The same for a socket that other workers accept from too: who takes few leaves some for the others.
+/// Maximum accepts per turn on a socket shared with other workers. A low limit spreads clients over the workers.
 const ACCEPTS_PER_TURN_SHARED: usize = 4;
 
-/// Where clients come in.
+/// The listeners of a worker.
 #[derive(Debug)]
 pub(super) struct Acceptor {
     listeners: Vec<Listener>,
-    /// Given up for a moment to accept and refuse a client when descriptors have run out.
+    /// Spare descriptor, released briefly to accept and refuse a client when descriptors have run out.
     spare: Option<OwnedFd>,
     handshake_log: LogThrottle,
 }
 
 impl Acceptor {
-    /// Opens it: the listeners are watched from here on.
+    /// Starts to watch the listeners.
     pub(super) fn open(listeners: Vec<Listener>, poll: &Poll) -> std::io::Result<Self> {
         for (number, listener) in listeners.iter().enumerate() {
             let token = Token::Listener(number as u32);
@@ -42,7 +42,7 @@ impl Acceptor {
         Ok(Self { listeners, spare: spare_descriptor(), handshake_log: LogThrottle::default() })
     }
 
-    /// Nobody comes in any more.
+    /// Stops accepting clients.
     pub(super) fn close(&mut self, poll: &Poll) {
         for listener in self.listeners.drain(..) {
             poll.remove(&listener);
@@ -52,7 +52,7 @@ impl Acceptor {
 
 impl Worker {
     pub(super) fn accept(&mut self, index: usize) {
-        // An event from before the door was closed.
+        // The event may be older than the close.
         let Some(listener) = self.door.listeners.get(index) else { return };
         let accepts = if listener.is_shared() { ACCEPTS_PER_TURN_SHARED } else { ACCEPTS_PER_TURN };
         for _ in 0..accepts {
@@ -61,7 +61,7 @@ impl Worker {
                 Ok((fd, peer)) => self.greet_client(index, fd, peer.and_then(|p| p.try_into().ok())),
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
                 Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
-                    // Without a descriptor the connection cannot even be refused: give up the spare one for that.
+                    // Without a descriptor the connection cannot even be refused: release the spare one.
                     self.door.spare = None;
                     if let Ok(fd) = rustix::net::accept_with(&self.door.listeners[index], flags) {
                         self.refuse_connection(&fd, "ERR max number of clients reached");
@@ -109,7 +109,7 @@ impl Worker {
             (true, None) => None,
         };
         if settings.tls && tls.is_none() {
-            // Never in clear where TLS was asked for.
+            // Never fall back to plain text on a TLS listener.
             self.shared.clients.fetch_sub(1, Ordering::Relaxed);
             return;
         }
@@ -117,8 +117,8 @@ impl Worker {
             ListenAddress::Tcp(_) => {
                 let _ = rustix::net::sockopt::set_tcp_nodelay(&fd, true);
                 let _ = rustix::net::sockopt::set_socket_keepalive(&fd, true);
-                // As Redis: a client whose host is gone is found out after some ten minutes, not after the system's two
-                // hours. It may be waiting in a blocking command.
+                // As in Redis, a client whose host is gone is detected after about ten minutes rather than the system's
+                // two hours. It may be in a blocking command.
                 let _ = rustix::net::sockopt::set_tcp_keepidle(&fd, std::time::Duration::from_secs(300));
                 let _ = rustix::net::sockopt::set_tcp_keepintvl(&fd, std::time::Duration::from_secs(100));
                 let _ = rustix::net::sockopt::set_tcp_keepcnt(&fd, 3);
@@ -145,7 +145,7 @@ impl Worker {
         let user = self.plan.live.users.default_user().clone();
         let open = user.is_open();
         if self.become_user(handle, user, open).is_err() {
-            // The default user has all the connections it may have: others can still log in.
+            // The default user is at its connection limit; other users can still log in.
             self.counters.limited_connections.add(1);
         }
         let registered = self.clients.get(handle).map(|c| self.poll.add(&c.fd, Token::Client(handle)));
@@ -158,7 +158,7 @@ impl Worker {
         self.counters.clients.add(1);
     }
 
-    /// Counts a failed TLS handshake, and says so from time to time: anybody can cause as many as they like.
+    /// Counts a failed TLS handshake and logs it with throttling, because any client can cause them.
     pub(super) fn handshake_failed(&mut self, handle: Handle, why: &str) {
         self.counters.handshakes_failed.add(1);
         let Some(untold) = self.door.handshake_log.allow(self.now_us) else { return };
@@ -167,7 +167,7 @@ impl Worker {
         warn!(from, why, untold = untold.count(), "a client's TLS handshake failed");
     }
 
-    /// Tells a connection that is not taken why.
+    /// Refuses a new connection with an error.
     fn refuse_connection(&self, fd: &OwnedFd, error: &str) {
         let mut reply = Vec::new();
         switchyard_resp::encode::error(&mut reply, error);

@@ -1,5 +1,5 @@
-//! ACL: who there is, what they may do, what was refused. What changes users is given away to a thread that may wait,
-//! because passwords are hashed and files written; the client is answered when every worker has adopted the change.
+//! ACL commands. Changes of users are forwarded to a thread that may block, because they hash passwords and write
+//! files. The client is answered when every worker has adopted the change.
 
 use switchyard_resp::command::{CATEGORIES, Categories, Command, Local, Lookup, Merge, errors};
 use switchyard_resp::encode;
@@ -15,11 +15,12 @@ use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
 use crate::users::{Denied, Refused};
 
-/// Entries that ACL LOG shows where no number is given, as in Redis.
+/// Default number of entries shown by ACL LOG, as in Redis.
 const LOG_SHOWN: usize = 10;
 
 impl Worker {
-    /// `ACL SETUSER`, `DELUSER`, `SAVE`, `LOAD`. What follows on the connection and looks at users waits for it.
+    /// Forwards `ACL SETUSER`, `DELUSER`, `SAVE` and `LOAD`. Later commands of the connection that read users wait for
+    /// the reply.
     pub(super) fn change_users(&mut self, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let Some(port) = self.shared.ports.users.clone() else {
             return self.refuse(handle, class, "ERR users of this router cannot be changed");
@@ -39,12 +40,12 @@ impl Worker {
         Flow::Next
     }
 
-    /// Whether the client has asked for other users and was not answered yet.
+    /// Whether a change of users by this client is pending.
     pub(super) fn awaits_users(&self, handle: Handle) -> bool {
         self.clients.get(handle).is_some_and(|client| client.lane == Lane::Rounds && client.in_flight() > 0)
     }
 
-    /// Enters a command that was refused into the log.
+    /// Adds a refused command to the log.
     pub(super) fn note_denied(&self, handle: Handle, command: &Command, args: &Args<'_>, denied: Denied) {
         let Some(client) = self.clients.get(handle) else { return };
         let (reason, object) = match denied {
@@ -166,7 +167,7 @@ impl Worker {
         let Some(user) = plan.live.users.get(args.get(2).unwrap_or_default()) else {
             return self.refuse(handle, class, &format!("ERR User '{}' not found", shown(2)));
         };
-        // The rest of the arguments is a command of its own.
+        // The remaining arguments form a command.
         let mut request = Vec::new();
         encode::command(&mut request, args.iter().skip(3).collect::<Vec<_>>());
         let Some(scanner) = Scanner::again(&request) else {

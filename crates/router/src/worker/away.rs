@@ -1,5 +1,5 @@
-//! Records keys that are written in slots of an ejected node ([`crate::away`]), when the command is handed to a
-//! connection: so a key is in the list before any node can have changed it, whatever the outcome.
+//! Records written keys in slots of an ejected node ([`crate::away`]) when the command is passed to a connection, so a
+//! key is listed before any node can have changed it, whatever the outcome.
 
 use switchyard_resp::command::{Command, Flags, Handling, KeyError};
 use switchyard_resp::request::Args;
@@ -10,7 +10,7 @@ use super::transit::parsed;
 use super::wait::MARK;
 use crate::shared::RoutingSnapshot;
 
-/// Records the keys that a command may write, while slots of ejected nodes are with others. Must be called before the
+/// Records the keys that a command may write, while other nodes serve slots of ejected nodes. Must be called before the
 /// command is sent.
 pub(super) fn note_written(worker: &mut Worker, keyed: KeyedCommand<'_>) {
     let plan = worker.plan.clone();
@@ -18,7 +18,7 @@ pub(super) fn note_written(worker: &mut Worker, keyed: KeyedCommand<'_>) {
     let mut note = |command: &Command, args: &Args<'_>| note_command(&plan, command, args, &mut places);
     match keyed.call {
         Call::Found(command, args) => note(command, args),
-        // It changes nothing.
+        // Changes no keys.
         Call::Bytes(MARK) => {}
         Call::Bytes(request) => {
             if parsed(&plan, request, note).is_none() {
@@ -37,7 +37,7 @@ fn note_command(plan: &RoutingSnapshot, command: &Command, args: &Args<'_>, plac
     let found = command.find_keys(args, places);
     let has_keys = found.is_ok() && !places.is_empty();
     let is_script = command.flags.has(Flags::SCRIPT);
-    // A script that is checked touches the keys that it declares, and no others.
+    // A checked script uses only its declared keys.
     let names_all =
         if is_script { plan.checks_scripts() && !command.name.starts_with("FCALL") && found.is_ok() } else { has_keys };
     if names_all {

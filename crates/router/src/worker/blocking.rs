@@ -1,18 +1,17 @@
-//! Commands that wait at the node (BLPOP and relatives, XREAD with BLOCK), and what ends their wait: an element, their
-//! timeout, CLIENT UNBLOCK, the client going away, the node dying.
+//! Blocking commands (BLPOP and similar, XREAD with BLOCK), and the ends of their wait: an element, a timeout, CLIENT
+//! UNBLOCK, a disconnect of the client, a failure of the node.
 //!
-//! Such a command has a connection alone for as long as it waits; what its client sends behind it is not looked at
-//! until it is answered, as in Redis. The connection then goes back to its pool.
+//! Such a command has an exclusive connection while it waits. Later commands of its client are not processed before its
+//! reply, as in Redis. The connection then returns to its pool.
 //!
-//! **Ending a wait from outside** is `CLIENT UNBLOCK` on the main connection, not a closed socket: it leaves the
-//! connection usable, and its answer says whether the wait was still on. The node may see it before it sees the command
-//! (they travel on different connections), and then finds nobody waiting: it is sent again until it hits or the command
-//! is answered. While an answer to it is outstanding the connection is given to nobody, or it would end the wait of a
-//! stranger.
+//! **Ending a wait from outside** uses `CLIENT UNBLOCK` on the main connection rather than a closed socket: the
+//! connection remains usable, and the reply indicates whether the wait was still active. The node may receive it before
+//! the blocking command, on another connection, and then finds no wait: it is repeated until it succeeds or the command
+//! is answered. While its reply is pending, the connection is not reused, because it could end the wait of another
+//! client.
 //!
-//! **A node that freezes** while clients wait there shows nothing on their connections, and silence is what one expects
-//! of them. So while anybody waits, the main connection is probed with PING; if that one is given up, so are those that
-//! wait.
+//! **A frozen node** is not detected on connections with blocking commands, where silence is normal. So while clients
+//! wait, the main connection is probed with PING; if it times out, the waiting connections are closed as well.
 
 use std::sync::atomic::Ordering;
 
@@ -35,23 +34,23 @@ use super::{Stall, Worker};
 use crate::shared::{Mailboxes, Message};
 use crate::slab::Handle;
 
-/// How often a node is asked whether it is alive while clients wait there and nothing else is asked of it.
+/// Interval of liveness probes to a node with waiting clients and no other traffic.
 const PROBE_US: u64 = 1_000_000;
 
-/// A CLIENT UNBLOCK for the command on a connection.
+/// State of a CLIENT UNBLOCK for the command on a connection.
 #[derive(Debug, Default)]
 pub(super) struct Unblock {
-    /// `ERROR` instead of `TIMEOUT`.
+    /// Use `ERROR` instead of `TIMEOUT`.
     error: bool,
-    /// The node has been asked and has not answered yet.
+    /// Sent to the node, and not answered yet.
     pub(super) is_queried: bool,
-    /// The command has been answered.
+    /// The blocking command has been answered.
     pub(super) over: bool,
-    /// Clients that asked for it, by their workers, and how: with `ERROR`?
+    /// Clients that have requested it, each with whether by `ERROR`.
     askers: Vec<(Asker, bool)>,
 }
 
-/// Where a client waits for the reply to its CLIENT UNBLOCK.
+/// Destination of the reply to a CLIENT UNBLOCK.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asker {
     pub(super) from: usize,
@@ -67,7 +66,7 @@ impl Asker {
 }
 
 impl Unblock {
-    /// Tells those who asked how many waits it has ended.
+    /// Replies to all requesting clients with the number of ended waits.
     pub(super) fn answer(&self, mailboxes: &Mailboxes, count: i64) {
         let mut bytes = Vec::new();
         encode::integer(&mut bytes, count);
@@ -76,13 +75,13 @@ impl Unblock {
         }
     }
 
-    /// The clients that have asked for it so far, and not only we.
+    /// Takes the clients that have requested it so far. Empty if only the router has.
     pub(super) fn take_askers(&mut self) -> Vec<(Asker, bool)> {
         std::mem::take(&mut self.askers)
     }
 }
 
-/// Whether keys that a client waits for, which were in this slot when it began, are in one that moves.
+/// Whether the keys of a waiting client, which were in this slot at the start, are in a slot in transit.
 fn waits_on_the_way(worker: &Worker, slot: Slot, holder: Handle) -> bool {
     let topology = &worker.plan.topology;
     match worker.clients.get(holder).and_then(|client| client.waiting.as_ref()) {
@@ -93,10 +92,10 @@ fn waits_on_the_way(worker: &Worker, slot: Slot, holder: Handle) -> bool {
     }
 }
 
-/// What a worker has to ask nodes at which its clients wait.
+/// Pending unblocks and probes of a worker.
 #[derive(Debug, Default)]
 pub(super) struct Unblocks {
-    /// Connections whose CLIENT UNBLOCK found nobody waiting yet.
+    /// Connections whose CLIENT UNBLOCK was too early and must be repeated.
     again: Vec<Handle>,
     next_probe_us: u64,
 }
@@ -108,7 +107,7 @@ impl Unblocks {
 }
 
 impl Worker {
-    /// Sends a command that may wait at the node.
+    /// Sends a command that may block at the node.
     #[cold]
     pub(super) fn block(
         &mut self,
@@ -119,15 +118,15 @@ impl Worker {
         raw: &[u8],
         args: &Args<'_>,
     ) -> Flow {
-        // Also for XREAD, whose other calls do not wait.
+        // Also for XREAD, whose other calls do not block.
         let class = CommandClass::Blocking as u8;
         if self.clients.get(handle).is_some_and(Client::is_recalled) {
-            return Flow::Stall(Stall::Barrier); // behind one that is about to be issued again
+            return Flow::Stall(Stall::Barrier); // behind a command that is about to be reissued
         }
         let link = match self.take_exclusive(handle, node, Lane::Blocking) {
             Ok(Acquired::Link(link)) => link,
             Ok(Acquired::Refused(_)) if self.node_fails(node) => {
-                // As where it had begun to wait: one server that is not there takes no connection.
+                // As at the start of its wait: a single unreachable server accepts no connection.
                 self.counters.cut_waiting.add(1);
                 self.close_after_replies(handle);
                 return Flow::Close;
@@ -139,7 +138,7 @@ impl Worker {
         let waits_us = command.waits_us(args);
         let ticket = waited.line().map(|slot| self.shared.wait_queues.enter(slot, self.index, handle));
         if let Some((ticket, false)) = ticket {
-            // Others wait for keys of this slot that are on their way to this node: behind them.
+            // Queue behind clients that wait for keys of this slot and move to this node.
             self.give_back(handle, link);
             self.wait_in_line(handle, raw, class, ticket, waits_us);
             return Flow::Next;
@@ -157,7 +156,8 @@ impl Worker {
         Flow::Next
     }
 
-    /// A command that may wait has been sent on `link`: for so long, us; `None` without end.
+    /// Marks the client as blocked after its command was sent on `link`. `waits_us`: timeout, microseconds; `None`:
+    /// none.
     pub(super) fn wait_at_node(&mut self, handle: Handle, link_handle: Handle, waited: Waited, waits_us: Option<u64>) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let gone = client.hangup || client.half_closed;
@@ -166,12 +166,12 @@ impl Worker {
         let until_us = waits_us.map_or(u64::MAX, |us| self.now_us.saturating_add(us).saturating_add(grace_us));
         self.links.get_mut(link_handle).into_iter().for_each(|link| link.set_task(Task::Waiting { waited, until_us }));
         if gone {
-            // It has closed its side: it gets what is there at once, but nobody waits for it.
+            // The client has closed its side: it only gets data that is available at once.
             self.unblock(link_handle, false, None);
         }
     }
 
-    /// Ends the wait of a client of ours because the router stops: at the node first, so that nothing is lost.
+    /// Ends the wait of a client because the router stops. The node ends it first, so that no element is lost.
     pub(super) fn end_wait(&mut self, handle: Handle) {
         if self.clients.get(handle).is_some_and(Client::is_recalled) {
             return self.end_recalled(handle, WaitEnd::Lost);
@@ -184,17 +184,17 @@ impl Worker {
         }
     }
 
-    /// Whether an error at the end of a wait says that it has ended with the router, or with the node's role.
+    /// Whether an error at the end of a wait is caused by the stop of the router or by a role change of the node.
     pub(super) fn is_end_of_waits(&self, error: &[u8]) -> bool {
         error.starts_with(b"-UNBLOCKED force")
             || error.starts_with(b"-UNBLOCKED") && self.shared.draining.load(Ordering::Relaxed)
     }
 
-    /// CLIENT UNBLOCK from a client of any worker.
+    /// Handles CLIENT UNBLOCK from a client of any worker.
     pub(super) fn unblock_client(&mut self, id: u64, error: bool, asker: Asker) {
         let found = self.clients.iter().find(|(_, c)| c.details.id == id);
         if let Some((handle, _)) = found.filter(|(_, c)| c.is_recalled()) {
-            // It waits nowhere just now, and nobody need be asked.
+            // The command is not at a node, so no query is needed.
             self.end_recalled(handle, if error { WaitEnd::Unblocked } else { WaitEnd::OutOfTime });
             return asker.answer(&self.shared.mailboxes, b":1\r\n");
         }
@@ -203,7 +203,7 @@ impl Worker {
         match held {
             None => asker.answer(&self.shared.mailboxes, b":0\r\n"),
             Some((link, false)) => self.unblock(link, error, Some(asker)),
-            // The node has been told already: what it says decides.
+            // A request is already in flight: its reply decides.
             Some((link, true)) => match self.links.get_mut(link).and_then(Link::loan_mut) {
                 Some(loan) => loan.unblock.get_or_insert_default().askers.push((asker, error)),
                 None => asker.answer(&self.shared.mailboxes, b":0\r\n"),
@@ -211,7 +211,7 @@ impl Worker {
         }
     }
 
-    /// Has the node end the wait of the command on this connection.
+    /// Ends the wait of the command on this connection at the node.
     pub(super) fn unblock(&mut self, link_handle: Handle, error: bool, asker: Option<Asker>) {
         let Some(loan) = self.links.get_mut(link_handle).and_then(Link::loan_mut) else {
             if let Some(asker) = asker {
@@ -230,7 +230,7 @@ impl Worker {
     fn send_unblock(&mut self, link_handle: Handle) {
         let Some(link) = self.links.get(link_handle) else { return };
         let (node, client_id) = (link.node, link.client_id.to_string());
-        // Of another process, the same number may be somebody else.
+        // In another process, the id may belong to another client.
         let Some(main) = self.links.main_to(node, link.run_id.as_deref()) else {
             self.break_link(link_handle, "nobody waits for it any more, and the node cannot be told by CLIENT UNBLOCK");
             return;
@@ -244,7 +244,7 @@ impl Worker {
         match self.streams_to_look_at(holder) {
             None => self.push_own_for(main, link_handle, &request, Purpose::Unblock, 0),
             Some((database, streams)) => {
-                // At one instant: the end of the wait, and what each stream has had by then.
+                // Atomically end the wait and read the last entry of each stream.
                 self.push_own_queued(main, database, &[b"MULTI"]);
                 self.push_own(main, &request, Purpose::Discarded, 0);
                 for stream in &streams {
@@ -255,7 +255,7 @@ impl Worker {
         }
     }
 
-    /// The node's answer to CLIENT UNBLOCK for a connection, or an error where there is none.
+    /// Handles the reply to CLIENT UNBLOCK for a connection, or an error without a reply.
     pub(super) fn on_unblock(&mut self, link_handle: Handle, answer: &[u8]) {
         let holder = self.links.get(link_handle).map(Link::holder);
         let answer = match holder.filter(|_| answer.starts_with(b"*")) {
@@ -283,7 +283,7 @@ impl Worker {
                 self.break_link(link_handle, "the client that waited has gone");
             }
         } else if reply::integer(answer) == Some(1) || over {
-            // The reply that says so may still be on its way, and the wait be recalled before it is there.
+            // The reply of the blocking command may be late, and the command may be reissued before it arrives.
             let wanted = unblock.askers.first().filter(|_| !over).map(|(_, error)| *error);
             if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
                 waiting.note_unblocked(wanted);
@@ -291,19 +291,19 @@ impl Worker {
             self.end_unblock(link_handle, reply::integer(answer).unwrap_or(0));
             self.release(link_handle);
         } else {
-            // The command had not reached the node, or its reply is on its way.
+            // The command had not reached the node, or its reply is in transit.
             self.unblocks.again.push(link_handle);
         }
     }
 
-    /// Tells those who asked.
+    /// Replies to the requesting clients.
     pub(super) fn end_unblock(&mut self, link_handle: Handle, count: i64) {
         if let Some(unblock) = self.links.get_mut(link_handle).and_then(|l| l.loan_mut()?.unblock.take()) {
             unblock.answer(&self.shared.mailboxes, count);
         }
     }
 
-    /// Sends CLIENT UNBLOCK again where nobody was waiting yet.
+    /// Repeats CLIENT UNBLOCK for waits that had not started yet.
     pub(super) fn retry_unblocks(&mut self) {
         for link in std::mem::take(&mut self.unblocks.again) {
             if self.links.get(link).and_then(|l| l.loan()?.unblock.as_ref()).is_some_and(|u| !u.is_queried && !u.over) {
@@ -312,7 +312,7 @@ impl Worker {
         }
     }
 
-    /// Asks nodes at which clients wait for a sign of life, where nothing else asks.
+    /// Probes nodes with waiting clients and no other traffic.
     pub(super) fn tick_blocked(&mut self) {
         if self.now_us < self.unblocks.next_probe_us {
             return;
@@ -337,7 +337,7 @@ impl Worker {
         }
     }
 
-    /// The node is silent on its main connection: nothing can be expected on those that wait.
+    /// Closes all waiting connections to a node whose main connection has timed out.
     pub(super) fn break_waiting(&mut self, node: NodeId, why: &str) {
         let waiting: Vec<Handle> = self
             .links
@@ -350,7 +350,7 @@ impl Worker {
         }
     }
 
-    /// Whether the keys that a client waits for are used where it waits.
+    /// Whether the keys of a waiting client are still served where it waits.
     fn is_waiting_well(&self, waited: Waited, holder: Handle, node: NodeId) -> bool {
         let slot = match waited {
             Waited::Nothing => return true,
@@ -364,9 +364,9 @@ impl Worker {
         )
     }
 
-    /// A new topology: what waits at the right node goes on under its epoch, so that a command that waits for ever does
-    /// not hold up the drain barrier for ever. What waits at a node where its keys are no longer used is ended there,
-    /// and issued again where they are.
+    /// Handles a new topology. A wait at the right node continues under the new epoch, so that a command without a
+    /// timeout does not block the drain barrier. A wait at a node that no longer serves its keys is ended there and
+    /// reissued.
     pub(super) fn restamp_waiting(&mut self) {
         let epoch = self.plan.topology.epoch() as u32;
         for handle in self.links.handles() {
@@ -379,8 +379,8 @@ impl Worker {
                 self.recall_waiting(handle);
                 continue;
             }
-            // The wait of a client that has left ends soon, because CLIENT UNBLOCK is on its way. Until then its keys
-            // are not known, so it stays of its epoch.
+            // For a disconnected client, CLIENT UNBLOCK is in flight. Its keys are no longer known, so it keeps its
+            // epoch.
             if waited.line().is_some() && self.clients.get(holder).is_none_or(|client| client.waiting.is_none()) {
                 continue;
             }

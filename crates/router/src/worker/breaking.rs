@@ -1,6 +1,6 @@
-//! Connections to nodes that break or are silent: who gets which error, and what is left behind.
+//! Broken and silent connections to nodes: errors for clients, and zombies.
 //!
-//! Apart from `nodes`, because nothing here is on the way of a command that is answered.
+//! Separate from `nodes`, because this code is off the path of answered commands.
 
 use std::time::Duration;
 
@@ -20,16 +20,16 @@ use super::upstream::{Body, Lane, Pending, Phase, Purpose};
 use crate::busy::Busy;
 use crate::slab::Handle;
 
-/// Why a connection is given up whose node has been silent for too long.
+/// Reason for closing a silent connection.
 const SILENT: &str = "the node does not answer";
 
-/// What an error says of a command that the node may execute all the same.
+/// Part of an error for a command that the node may still execute.
 pub(super) const PERHAPS: &str = "; the command may have been executed";
 
-/// Connections for the slow lane and large values that nobody used for this long are closed.
+/// Idle time after which connections for the slow lane and large values are closed.
 const IDLE_US: u64 = 30_000_000;
 
-/// Requests whose connection was gone when they were handed over: those who wait get an error.
+/// Fails requests whose connection was lost before they were passed to it.
 #[cold]
 pub(super) fn fail_strays(worker: &mut Worker, strays: Vec<FinishedRequest>) {
     let mut error = Vec::new();
@@ -41,8 +41,8 @@ pub(super) fn fail_strays(worker: &mut Worker, strays: Vec<FinishedRequest>) {
 }
 
 impl Worker {
-    /// Gives everybody who waits for a reply of this link an error instead, with the truth about the first `in_flight`
-    /// of them: they may still be executed (see [`super::zombies`]).
+    /// Replies with an error to all pending requests of this link. The text tells whether a command may still be
+    /// executed, as the first `in_flight` ones may (see [`super::zombies`]).
     pub(super) fn fail_all(&mut self, handle: Handle, error: &str, in_flight: usize) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let lost = link.lose(in_flight);
@@ -95,7 +95,7 @@ impl Worker {
                 }
                 let lane = self.links.get(handle).map(|link| link.lane);
                 if streamed {
-                    // Half a reply has been sent: nothing can follow it but the end.
+                    // Half a reply has been sent, so the connection must be closed.
                     self.close_client(pending.who);
                 } else if lane == Some(Lane::Blocking) {
                     self.end_as_a_server_would(pending.who, pending.seq);
@@ -109,7 +109,7 @@ impl Worker {
             Purpose::Gather => self.gather_part(pending.who, pending.seq, error),
             Purpose::Unblock => self.on_unblock(pending.who, error),
             Purpose::Look => self.on_look(pending.who, pending.seq, error),
-            // Where the connection is lost, its topics are told together.
+            // After a lost connection, its topics are handled together.
             Purpose::Subscribe if self.links.get(handle).is_some_and(|l| l.phase == Phase::Up) => {
                 let node = self.links.get(handle).map_or(NodeId(0), |l| l.node);
                 self.subscribe_timed_out(pending.who, node);
@@ -131,7 +131,7 @@ impl Worker {
         }
     }
 
-    /// The connection is lost or given up.
+    /// Closes a lost or silent connection.
     pub(super) fn break_link(&mut self, handle: Handle, why: &str) {
         let Some(link) = self.links.get_mut(handle) else { return };
         if link.phase != Phase::Up {
@@ -142,7 +142,7 @@ impl Worker {
         link.goes_down();
         let in_flight = link.may_be_executed();
         let (node, lane) = (link.node, link.lane);
-        // What is closed because its node was removed is not lost.
+        // The connection of a removed node does not count as a failure.
         let known = self.plan.topology.node(node).is_some();
         link.counters.failures.add(u64::from(known));
         self.leave_behind(handle);
@@ -168,13 +168,13 @@ impl Worker {
         self.fail_all(handle, &format!("NODELOST connection to {name} was lost: {why}"), in_flight);
         self.zombies.forget_killer(handle);
         if lane == Lane::Main && known {
-            // A module may have been loaded since, or the node's place be taken by another server.
+            // Since then a module may have been loaded, or the server replaced.
             self.shared.with_facts(node, |f| f.commands = crate::shared::Commands::Unknown);
             self.connect(handle);
         } else {
             self.drop_link(handle);
         }
-        // Zombies wait for a newer connection: the main one is newer only if it is made anew.
+        // Zombies need a newer connection; the main one is only newer if it is replaced.
         self.ensure_killer(node);
         if lane == Lane::Pubsub {
             self.pubsub_link_lost(node);
@@ -187,7 +187,7 @@ impl Worker {
         }
     }
 
-    /// A connection is about to be closed: remembers what the node may still execute of it.
+    /// Records, before a connection is closed, that the node may still execute its commands.
     fn leave_behind(&mut self, handle: Handle) {
         let Some(link) = self.links.get(handle).filter(|link| link.phase == Phase::Up && link.lane != Lane::Replica)
         else {
@@ -205,8 +205,8 @@ impl Worker {
         self.count_zombies(node);
     }
 
-    /// Sees to it that somebody is asked to kill every zombie. The main connection may be older than the zombie: the
-    /// node has greeted both, so it knows the zombie as a client, and a KILL that it answers has ended it.
+    /// Ensures that every zombie is being killed. The main connection may be older than the zombie: the node has
+    /// completed both handshakes, so it knows the zombie as a client, and an answered KILL has ended it.
     fn ensure_killer(&mut self, node: NodeId) {
         let Some(main) = self.links.main(node) else { return };
         let Some(run_id) = self.links.up(main).map(|link| link.run_id.clone()) else { return };
@@ -215,8 +215,7 @@ impl Worker {
         }
     }
 
-    /// Removes a link from the tables. Nobody waits for a reply on it any more; what it leaves behind is remembered all
-    /// the same.
+    /// Removes a link without pending replies from the tables. Its unconfirmed commands remain recorded.
     pub(super) fn drop_link(&mut self, handle: Handle) {
         self.leave_behind(handle);
         let Some(mut link) = self.links.remove(handle) else { return };
@@ -245,7 +244,7 @@ impl Worker {
         self.ensure_killer(link.node);
     }
 
-    /// Notes which nodes execute slow commands of this worker, before anything is found late.
+    /// Records nodes that execute slow commands of this worker, before commands are checked for timeouts.
     fn note_busy(&self) {
         let timeout = self.plan.live.command_timeout;
         let age = |sent_us: u32| Duration::from_micros(u64::from((self.now_us as u32).wrapping_sub(sent_us)));
@@ -295,7 +294,7 @@ impl Worker {
         }
     }
 
-    /// Says since when each node has executed a slow command, as far as this worker knows.
+    /// Publishes since when each node has executed a slow command of this worker.
     pub(super) fn publish_slow(&self) {
         let mut since_us = vec![0; self.plan.topology.node_id_bound()];
         for (_, link) in self.links.iter().filter(|(_, link)| link.is_slow()) {
@@ -320,11 +319,11 @@ impl Worker {
         let is_busy = if is_slow {
             live.slow_command_timeout.is_none()
         } else {
-            // Only where something would fail.
+            // Only checked if a command would time out.
             let is_old = link.head().is_some_and(|head| (self.now_us as u32).wrapping_sub(head.sent_us) > timeout_us);
             is_old && self.shared.busy.was(link.node, self.now_us, timeout)
         };
-        // A node that is in the middle of a reply answers, however long the reply takes on its way.
+        // A node that is sending a reply is alive, however long the reply takes.
         let mid_reply = !link.input.is_empty() || !matches!(link.body, Body::Whole(_));
         let is_answering = mid_reply && self.now_us.saturating_sub(link.received_us) < u64::from(timeout_us);
         let busy = is_busy || link.paused || is_answering || self.now_us < link.waits_until_us();
@@ -357,9 +356,9 @@ impl Worker {
                 self.fail_pending(handle, pending, &error);
             }
         }
-        // Nobody goes on with an upload behind a command that was given up.
+        // An upload cannot continue after its command has failed.
         if silent || (is_late && uploading) {
-            // Still nothing: give the connection up. What it carried is in flight until its kill is confirmed.
+            // Still silent: close the connection. Its commands count as in flight until its end is confirmed.
             let frozen = self.links.get(handle).map(|l| (l.node, l.lane));
             self.break_link(handle, SILENT);
             if let Some((node, Lane::Main)) = frozen {

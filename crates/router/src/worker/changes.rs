@@ -1,7 +1,8 @@
-//! Counts the commands that may add or remove keys of a node: by that the guard of nodes that come back empty
-//! ([`switchyard_policy::empty_return`]) knows what may be gone rightly.
+//! Counts commands that may add or remove keys of a node. With these counts the guard against empty returns
+//! ([`switchyard_policy::empty_return`]) knows how many keys may be missing legitimately.
 //!
-//! In the seam, because the class of a command does not show whether it removes: DEL and MSET are of one class.
+//! Part of the command hook, because the class of a command does not show whether it removes keys: DEL and MSET are in
+//! one class.
 
 use std::sync::Arc;
 
@@ -13,11 +14,11 @@ use switchyard_resp::request::{Args, Scanner};
 use super::keyed::{Call, KeyedCommand};
 use crate::metrics::{NodeCounters, WorkerCounters};
 
-/// The counters of one worker.
+/// Counters of one worker.
 #[derive(Debug)]
 pub(super) struct Changes {
     all: Arc<WorkerCounters>,
-    /// By node number, those that were used: taking one from `all` needs a lock.
+    /// Counters used so far, by node number. A lookup in `all` needs a lock.
     nodes: Vec<Option<Arc<NodeCounters>>>,
     places: Vec<u32>,
 }
@@ -27,7 +28,7 @@ impl Changes {
         Self { all, nodes: Vec::new(), places: Vec::new() }
     }
 
-    /// A command goes to a node.
+    /// Counts a command to a node.
     #[inline]
     pub(super) fn note(&mut self, commands: &CommandTable, keyed: KeyedCommand<'_>) {
         match keyed.call {
@@ -46,8 +47,8 @@ impl Changes {
         }
     }
 
-    /// Parts of MGET and MSET are most of what the router makes itself. These are known by their first bytes, and MSET
-    /// only adds.
+    /// Parts of MGET and MSET are most of the commands created by the router. They are recognized by their first bytes,
+    /// and MSET only adds keys.
     fn note_bytes(&mut self, commands: &CommandTable, node: NodeId, bytes: &[u8]) {
         let name = bytes.iter().position(|byte| *byte == b'$').map_or(&[][..], |at| &bytes[at..]);
         if name.starts_with(b"$4\r\nMGET") {
@@ -74,8 +75,9 @@ impl Changes {
     }
 }
 
-/// How many keys a command may remove. One that may use memory (Redis's flag) does not remove keys. Of a script those
-/// count that it declares: if each could remove anything, no loss would be seen before applications that use scripts.
+/// Returns how many keys a command may remove. Commands with Redis's flag for memory use do not remove keys. For
+/// scripts, declared keys count: if each script could remove anything, no loss would be detected with applications that
+/// use scripts.
 fn removes(command: &Command, args: &Args<'_>, places: &mut Vec<u32>) -> u64 {
     if !command.flags.has(Flags::SCRIPT) && (!command.flags.has(Flags::WRITE) || command.flags.has(Flags::DENY_OOM)) {
         return 0;

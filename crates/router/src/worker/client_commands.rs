@@ -1,4 +1,4 @@
-//! CLIENT and its subcommands. LIST and KILL concern the clients of all workers, so they are asked of each through its
+//! CLIENT and its subcommands. LIST and KILL concern the clients of all workers, so they are sent to each worker's
 //! mailbox.
 
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use crate::users::Users;
 
 pub(super) const INVALID_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
 
-/// A name that can stand in CLIENT LIST: printable ASCII without spaces.
+/// Whether a name may appear in CLIENT LIST: printable ASCII without spaces.
 pub(super) fn is_valid_name(name: &[u8]) -> bool {
     name.iter().all(|b| (b'!'..=b'~').contains(b))
 }
 
-/// Whether servers of this version of Redis, or compatible with it, have CLIENT NO-TOUCH.
+/// Whether servers with this Redis version, or compatible with it, have CLIENT NO-TOUCH.
 fn knows_no_touch(redis_version: &str) -> bool {
     let mut numbers = redis_version.split('.').map(|number| number.parse::<u32>().unwrap_or(0));
     (numbers.next(), numbers.next()) >= (Some(7), Some(2))
@@ -126,7 +126,7 @@ impl Worker {
                     client.reply_mode = ReplyMode::On;
                     out.extend_from_slice(b"+OK\r\n");
                 } else if is(2, "OFF") || is(2, "SKIP") {
-                    // Neither is answered. Without this a SKIP after OFF would turn replies on again.
+                    // Neither is answered. Otherwise a SKIP after OFF would turn replies on again.
                     if is(2, "OFF") {
                         client.reply_mode = ReplyMode::Off;
                     } else if client.reply_mode == ReplyMode::On {
@@ -158,7 +158,7 @@ impl Worker {
             Local::ClientKill => {
                 let id = client.details.id;
                 return match kill_filter(args, id, &plan.live.users) {
-                    // It may be about the client itself: what it has sent behind it is executed only if it is not.
+                    // The filter may match this client: its later commands are executed only if it does not.
                     Ok((filter, _)) if filter.skip != Some(id) && !client.may_take(Lane::Rounds) => {
                         Flow::Stall(Stall::Barrier)
                     }
@@ -194,7 +194,7 @@ impl Worker {
                     Message::Unblock { id, error, from, gather, part }
                 });
             }
-            // CLIENT CAPA announces what a client understands of redirects; there is nothing to redirect to.
+            // CLIENT CAPA announces support of redirects, which the router never sends.
             _ => out.extend_from_slice(b"+OK\r\n"),
         }
         self.answer(handle, class, &out);
@@ -231,7 +231,7 @@ impl Worker {
             && filter.max_age_s.is_none_or(|age| self.now_us.saturating_sub(d.created_us) / 1_000_000 >= age)
     }
 
-    /// The clients of this worker that match, as a text reply.
+    /// Returns the matching clients of this worker, as a text reply.
     pub(super) fn list_clients(&self, filter: &ClientFilter) -> Vec<u8> {
         let mut text = String::new();
         for (handle, client) in self.clients.iter().filter(|(_, c)| self.matches(c, filter)) {
@@ -243,9 +243,9 @@ impl Worker {
         reply
     }
 
-    /// Closes the clients of this worker that match; the reply is their number. One that kills itself still gets its
-    /// answer. Others get nothing more, as in Redis: what they wait for may never come, such as the rest of a request
-    /// that nobody reads any more.
+    /// Closes the matching clients of this worker and returns their number as a reply. A client that kills itself still
+    /// gets its reply. Others get no pending replies, as in Redis: a reply may never come, for example if the rest of
+    /// its request is not read any more.
     pub(super) fn kill_clients(&mut self, filter: &ClientFilter, killer: Option<Handle>) -> Vec<u8> {
         let victims: Vec<Handle> =
             self.clients.iter().filter(|(_, c)| self.matches(c, filter)).map(|(h, _)| h).collect();

@@ -1,7 +1,5 @@
-//! The clients of a worker: which there are, which have something to be sent, which are held up, and which go on in
-//! this turn.
-//!
-//! It knows no node.
+//! Clients of a worker: all clients, and the lists of clients with output, with a stall, and to resume in this turn.
+//! Independent of nodes.
 
 use std::sync::Arc;
 
@@ -10,17 +8,16 @@ use super::reissued::Waiting;
 use crate::metrics::WorkerCounters;
 use crate::slab::{Handle, Slab};
 
-/// The clients of a worker.
 #[derive(Debug)]
 pub(super) struct Clients {
     all: Slab<Client>,
-    /// Those with something to be sent.
+    /// Clients with unsent output.
     dirty: Vec<Handle>,
-    /// Those whose stall has ended.
+    /// Clients whose stall has ended.
     resumed: Vec<Handle>,
-    /// The same in the next turn.
+    /// Clients to resume in the next turn.
     later: Vec<Handle>,
-    /// Clients by their stall in `Stall::LISTED`, and some whose stall has ended (`Client::listed`).
+    /// Clients by their stall in `Stall::LISTED`, including some whose stall has ended (`Client::listed`).
     stalled: [Vec<Handle>; Stall::LISTED.len()],
     counters: Arc<WorkerCounters>,
 }
@@ -67,9 +64,9 @@ impl Clients {
         self.all.remove(handle)
     }
 
-    // ---- which are held up ----
+    // ---- stalls ----
 
-    /// No further command of a client is looked at.
+    /// Stops processing further commands of a client.
     pub(super) fn stall(&mut self, handle: Handle, why: Stall, now_us: u64) {
         let Some(client) = self.all.get_mut(handle) else { return };
         match (client.stall == Stall::Blocked, why == Stall::Blocked) {
@@ -87,11 +84,10 @@ impl Clients {
         }
     }
 
-    /// Ends a stall; the client goes on in this turn. Gives the command that has waited at a node until now.
+    /// Ends a stall; the client resumes in this turn. Returns its blocking command, if any.
     pub(super) fn unstall(&mut self, handle: Handle, now_us: u64) -> Option<Box<Waiting>> {
         let client = self.all.get_mut(handle).filter(|client| client.stall != Stall::None)?;
-        // A client that does not read, or sends without end, keeps itself waiting, and one in a blocking command is
-        // meant to.
+        // Excludes waits caused by the client itself: unread output, a full pipeline, and blocking commands.
         if !matches!(client.stall, Stall::Output | Stall::Pipeline | Stall::Blocked) {
             client.waited = (client.next_seq(), now_us.saturating_sub(client.stalled_at_us) as u32);
         }
@@ -105,7 +101,7 @@ impl Clients {
         over
     }
 
-    /// The clients with this stall, one of `Stall::LISTED`.
+    /// Returns the clients with this stall, which is one of `Stall::LISTED`.
     pub(super) fn stalled(&mut self, why: Stall) -> Vec<Handle> {
         let Some(list) = why.list() else { return Vec::new() };
         let all = &mut self.all;
@@ -119,19 +115,19 @@ impl Clients {
         self.stalled[list].clone()
     }
 
-    // ---- which go on ----
+    // ---- resumption ----
 
-    /// A client is looked at again at the end of this turn.
+    /// Schedules a client for the end of this turn.
     pub(super) fn resume(&mut self, handle: Handle) {
         self.resumed.push(handle);
     }
 
-    /// It has had its share of this turn: it is looked at again in the next one.
+    /// Schedules a client for the next turn, because it has used its share of this one.
     pub(super) fn resume_later(&mut self, handle: Handle) {
         self.later.push(handle);
     }
 
-    /// A turn begins: says whether clients of the one before go on in it.
+    /// Starts a turn. Returns whether clients were postponed to it.
     pub(super) fn begin_turn(&mut self) -> bool {
         self.resumed.append(&mut self.later);
         self.are_any_resumed()
@@ -149,9 +145,9 @@ impl Clients {
         std::mem::take(&mut self.resumed)
     }
 
-    // ---- which have something to be sent ----
+    // ---- output ----
 
-    /// A client has something to be sent.
+    /// Marks a client as having unsent output.
     #[inline]
     pub(super) fn mark(&mut self, handle: Handle) {
         if let Some(client) = self.all.get_mut(handle)
@@ -162,13 +158,13 @@ impl Clients {
         }
     }
 
-    /// How many are marked.
+    /// Number of marked clients.
     pub(super) const fn marked_count(&self) -> usize {
         self.dirty.len()
     }
 
-    /// Those that are marked, each once. One that was flushed in the middle of the turn and has more to send since is
-    /// listed twice.
+    /// Returns each marked client once. A client that was flushed within the turn and has new output is in the list
+    /// twice.
     pub(super) fn marked(&mut self) -> impl Iterator<Item = (Handle, &Client)> {
         let all = &mut self.all;
         self.dirty.retain(|handle| all.get_mut(*handle).is_some_and(|client| std::mem::take(&mut client.dirty)));
@@ -176,12 +172,12 @@ impl Clients {
         self.dirty.iter().filter_map(|handle| Some((*handle, all.get(*handle)?)))
     }
 
-    /// Takes the list of marked ones.
+    /// Takes the list of marked clients.
     pub(super) fn take_marked(&mut self) -> Vec<Handle> {
         std::mem::take(&mut self.dirty)
     }
 
-    /// Gives the list back, empty, to be filled again.
+    /// Returns the emptied list for reuse.
     pub(super) fn reuse(&mut self, list: Vec<Handle>) {
         debug_assert!(list.is_empty());
         if self.dirty.is_empty() {

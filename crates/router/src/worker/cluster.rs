@@ -1,13 +1,13 @@
-//! CLUSTER and its relatives: with `cluster.emulate` the router looks like a Redis Cluster to clients that speak to
-//! nothing else.
+//! CLUSTER and related commands. With `cluster.emulate` the router appears as a Redis Cluster to clients that require
+//! one.
 //!
-//! What they see are the routers, not the nodes: one member that has all slots, or, with several announced addresses,
-//! that many members with a share each. Every router serves every slot, so nobody is ever redirected. The nodes' own
-//! topology is not shown: a client that went to them directly would pass by everything that the router knows.
+//! Clients see routers, not nodes: one member with all slots, or, with several announced addresses, one member per
+//! address with a share of the slots. Every router serves every slot, so no client is ever redirected. The topology of
+//! the nodes is hidden, because direct clients would bypass the router.
 //!
-//! Off by default, and then subcommands are refused as by a server without cluster support: some clients (rueidis,
-//! StackExchange.Redis) find out by asking, and would limit an application that wants one server to what a cluster
-//! allows. Only the questions about a key's slot, and the keys of a slot, are always answered: they are for people.
+//! Off by default; then subcommands are refused as by a server without cluster support. Some clients (rueidis,
+//! StackExchange.Redis) query cluster support and would limit an application to the commands of a cluster. Only queries
+//! for the slot of a key, and for the keys of a slot, are always answered, for operators.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -26,17 +26,17 @@ use super::{Stall, Worker};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
-/// What a server without cluster support says.
+/// Error of a server without cluster support.
 const DISABLED: &str = "ERR This instance has cluster support disabled";
 
-/// Keys of a node that a search for the keys of a slot looks at, at most: the nodes have no index of slots, so it walks
-/// through all.
+/// Maximum keys of a node scanned in a search for the keys of a slot. Nodes have no index by slot, so the search scans
+/// all keys.
 const SEARCHED_MAX: usize = 1_000_000;
 
-/// Keys that one round of such a search looks at.
+/// Keys scanned per step of such a search.
 const SEARCHED_AT_ONCE: usize = 1000;
 
-/// A router, as clients see it.
+/// A router as seen by clients.
 #[derive(Debug)]
 struct Member {
     host: String,
@@ -47,13 +47,13 @@ struct Member {
 }
 
 impl Member {
-    /// The port of the cluster bus, which nobody but nodes connects to. There is none; clients parse it.
+    /// Port of the cluster bus. It does not exist, but clients parse it.
     fn bus_port(&self) -> u16 {
         self.port.checked_add(10_000).unwrap_or(0)
     }
 }
 
-/// The name of a member: the same from every router and after every restart.
+/// Returns the id of a member: constant over routers and restarts.
 fn id_of(host: &str, port: u16) -> String {
     let mut id = String::with_capacity(40);
     for byte in Sha1::digest(format!("switchyard {host}:{port}")) {
@@ -74,16 +74,16 @@ fn members_of(addresses: &[(String, u16)]) -> Vec<Member> {
     addresses.iter().enumerate().map(member).collect()
 }
 
-/// The keys of one slot, searched for by SCAN.
+/// Search for the keys of one slot by SCAN.
 #[derive(Debug)]
 struct SlotKeys {
     slot: Slot,
     node: NodeId,
-    /// Nodes at which keys of the slot live alone, to be asked after this one.
+    /// Nodes with placement overrides for keys of the slot, queried afterwards.
     others: Vec<NodeId>,
-    /// GETKEYSINSLOT: so many keys. COUNTKEYSINSLOT: only their number.
+    /// GETKEYSINSLOT: maximum number of keys. COUNTKEYSINSLOT: `None`.
     wanted: Option<usize>,
-    /// SCAN may give a key twice.
+    /// SCAN may return a key twice.
     keys: HashSet<Vec<u8>>,
     looked_at: usize,
 }
@@ -103,7 +103,7 @@ impl MultiStepCommand for SlotKeys {
             return Next::Done(answer);
         }
         let topology = &worker.plan.topology;
-        // Without exceptions all that the owner has counts, also while the slot moves.
+        // Without placement overrides, all keys of the owner count, also while the slot moves.
         let parted = topology.is_exceptional(self.slot);
         let mut pair = reply::elements(&answer);
         let cursor = pair.next().and_then(reply::text).unwrap_or(b"0").to_vec();
@@ -150,7 +150,8 @@ impl MultiStepCommand for SlotKeys {
 }
 
 impl Worker {
-    /// READONLY, READWRITE, ASKING: there are no replicas to read from and no slots on their way elsewhere.
+    /// Answers READONLY, READWRITE and `ASKING`. No effect, because the router shows neither replicas nor slots in
+    /// transit.
     pub(super) fn cluster_mode(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8) -> Flow {
         if plan.live.cluster.is_none() {
             return self.refuse(handle, class, DISABLED);
@@ -159,7 +160,7 @@ impl Worker {
         Flow::Next
     }
 
-    /// The members that a client sees, and which of them it talks to.
+    /// Returns the members that a client sees, and the index of the one it is connected to.
     fn members(&self, plan: &RoutingSnapshot, handle: Handle) -> (Vec<Member>, usize) {
         let local = self.clients.get(handle).and_then(|c| c.details.local);
         let local = local.map_or_else(
@@ -184,7 +185,7 @@ impl Worker {
         let class = command.class() as u8;
         let subcommand = command.name.strip_prefix("CLUSTER|").unwrap_or_default();
         let mut out = Vec::new();
-        // What slots are is no matter of looks, and no client takes an answer to these for a cluster.
+        // These do not depend on emulation, and no client infers a cluster from their replies.
         match subcommand {
             "KEYSLOT" => {
                 encode::integer(&mut out, i64::from(plan.topology.slot_of(args.get(2).unwrap_or_default()).number()));
@@ -271,7 +272,7 @@ impl Worker {
         let down = plan.topology.nodes().filter(|n| self.shared.with_facts(n.id, |f| f.failure.is_some()));
         let failed: usize = down.map(|n| plan.topology.slots_of(n.id)).sum();
         let all = SLOT_COUNT;
-        // As a cluster that does not require full coverage: what can be served is served.
+        // Like a cluster without required full coverage: available slots are served.
         let state = if failed < all { "ok" } else { "fail" };
         format!(
             "cluster_state:{state}\r\ncluster_slots_assigned:{all}\r\ncluster_slots_ok:{}\r\ncluster_slots_pfail:0\r\n\

@@ -1,11 +1,12 @@
-//! Commands that need keys together of which some live elsewhere than their slot: they wait until these are home.
+//! Commands that need several keys at one node while some live elsewhere than their slot: they wait until the keys have
+//! returned to the slot owner.
 //!
-//! The worker asks for it ([`crate::colocate`]), once per command, and looks at the command again when there is another
-//! topology: nothing is kept of the command but that it waits. So what it needs by then is found out by then, and its
-//! client's order is that of its connection.
+//! The worker requests this ([`crate::colocate`]) once per command, and processes the command again with the next
+//! topology. No state of the command is kept except that it waits, so its needs are determined at that time, and its
+//! client's order is the order of its connection.
 //!
-//! Not a queue at whoever moves the keys: a client that goes away, or whose time is over, would have to be looked for
-//! there.
+//! There is no queue at the component that moves the keys, because clients that disconnect or time out would have to be
+//! removed from it.
 
 use std::sync::Arc;
 
@@ -17,30 +18,30 @@ use super::{Stall, Worker};
 use crate::colocate::ColocateRequest;
 use crate::slab::Handle;
 
-/// A command that waits for keys to come home.
+/// Wait of a command for the return of keys.
 #[derive(Debug)]
 pub(super) struct ColocateWait {
-    /// Its number among its client's.
+    /// Command number within its client.
     number: u32,
     since_us: u64,
-    /// It has been asked, and the answer is not there.
+    /// A request is pending.
     is_requested: bool,
-    /// Why they do not come.
+    /// Reason for a refusal.
     refusal: Option<Arc<str>>,
-    /// The error for its client, should they not come.
+    /// Error for the client if the keys do not return.
     text: String,
 }
 
 impl Client {
-    /// Whether the command that is looked at next waits for keys to come home.
+    /// Whether the next command waits for the return of keys.
     pub(super) fn waits_for_colocation(&self) -> bool {
         self.colocate_wait.as_ref().is_some_and(|wait| wait.number == self.next_seq())
     }
 }
 
 impl Worker {
-    /// Has a command wait until what it needs lives together. `Err`: it does not wait (any more), and this is the error
-    /// for its client. `text`: the error that says where the keys are.
+    /// Makes a command wait until its keys are at one node. Returns an error for the client if it cannot wait (any
+    /// longer). `text`: error with the location of the keys.
     #[cold]
     pub(super) fn wait_for_colocation(
         &mut self,
@@ -65,7 +66,7 @@ impl Worker {
             }));
         }
         let Some(wait) = client.colocate_wait.as_mut() else { return Err(text) };
-        // Where it ends here its client gets an answer, and the number is that of no command any more.
+        // In the error cases the client gets a reply, so the number no longer matches any command.
         if let Some(why) = wait.refusal.take() {
             self.counters.colocate_refused.add(1);
             return Err(format!("{text}. It was not brought home by itself: {why}"));
@@ -96,8 +97,8 @@ impl Worker {
         )
     }
 
-    /// The answer to a request. That the keys are home is seen by the topology: a command that finds them parted even
-    /// so asks again, after a tick.
+    /// Handles the answer to a request. The return of the keys is seen in the topology: a command that finds them apart
+    /// again repeats the request, after a tick.
     pub(super) fn on_home(&mut self, handle: Handle, number: u32, refusal: Option<Arc<str>>) {
         let Some(client) = self.clients.get_mut(handle).filter(|client| client.waits_for_colocation()) else { return };
         let Some(wait) = client.colocate_wait.as_mut().filter(|wait| wait.number == number) else { return };
@@ -108,7 +109,8 @@ impl Worker {
         }
     }
 
-    /// Has those look again who have waited for too long, or whose question was answered; with another topology all.
+    /// Resumes clients whose wait has timed out or whose request was answered. `all`: resumes all, after a topology
+    /// change.
     pub(super) fn settle_colocate_waits(&mut self, all: bool) {
         let limit_us = self.plan.live.bring_home_timeout.as_micros() as u64;
         let is_late = |worker: &Self, wait: &ColocateWait| worker.now_us.saturating_sub(wait.since_us) > limit_us;
@@ -118,7 +120,7 @@ impl Worker {
                 self.unstall(handle);
             }
         }
-        // Where the move that brings them has begun, that holds the command by itself.
+        // A running move of the keys holds the command by itself.
         for handle in self.clients.stalled(Stall::Keys) {
             let Some(client) = self.clients.get(handle).filter(|client| client.waits_for_colocation()) else {
                 continue;

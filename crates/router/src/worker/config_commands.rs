@@ -1,13 +1,13 @@
-//! CONFIG GET and CONFIG SET for an operator who sees one server: the router's own settings, and those of the nodes.
+//! CONFIG GET and CONFIG SET, as for a single server: settings of the router and of the nodes.
 //!
-//! GET asks every node. What all answer alike is the answer; where they differ it is a value of the same kind, chosen
-//! by name ([`super::config_values`]), because programs parse it. What is private to a node (its port, its files, its
-//! passwords) is not shown.
+//! GET queries every node. If the values differ, one value of the same type is returned, chosen per setting
+//! ([`super::config_values`]), because programs parse it. Settings private to a node (port, files, passwords) are
+//! hidden.
 //!
-//! SET of what the router itself decides ([`crate::config_set`]) takes effect at every worker, for users who may call
-//! it. SET of a node's setting reaches every node, for the names that `nodes.config-set` allows; nothing by default. A
-//! node's configuration is the operator's who runs it, and CONFIG SET is how servers have been taken over (`dir`,
-//! `dbfilename`): such names are never allowed.
+//! SET of a setting of the router ([`crate::config_set`]) takes effect at every worker, for users who may call it. SET
+//! of a node's setting is sent to every node, if `nodes.config-set` allows its name; by default none. The configuration
+//! of a node belongs to its operator, and CONFIG SET has been used to take over servers (`dir`, `dbfilename`): such
+//! names are never allowed.
 
 use std::sync::Arc;
 
@@ -28,14 +28,14 @@ use crate::settings::RuntimeSettings;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
-/// Settings of a node that concern nobody but who runs it. Neither shown nor set; a name that ends in `*` means all
-/// that begin so.
+/// Settings that only concern the operator of a node. Neither shown nor set. A name with a final `*` is a prefix.
 const PRIVATE: &str = "aclfile acl-pubsub-default always-show-logo appenddirname appendfilename availability-zone bind* cluster-* crash-* daemonize \
      dbfilename dir disable-thp enable-* logfile masterauth masteruser oom-score-adj* pidfile port primaryauth primaryuser \
      proc-title-template protected-mode rdma-* rename-command replica-announce* replicaof requirepass server_cpulist slave-announce* \
      slaveof socket-mark-id supervised syslog-* tls-* unixsocket*";
 
-/// Why CONFIG SET does not change a setting that is the router's, or is asked for often, and what to do instead.
+/// Explains why CONFIG SET does not change a setting of the router, or a frequently used one, and names the
+/// alternative.
 fn instead(name: &str) -> Option<&'static str> {
     Some(match name {
         "requirepass" => {
@@ -58,16 +58,16 @@ fn is_private(name: &str) -> bool {
 
 #[derive(Debug)]
 struct ConfigGet {
-    /// The router's settings that were asked for.
+    /// Requested settings of the router.
     own: Vec<(&'static str, String)>,
-    /// Names of all settings that are the router's to answer.
+    /// Names of all settings that the router answers itself.
     ours: Vec<&'static str>,
 }
 
 impl MultiStepCommand for ConfigGet {
     fn next(&mut self, _: &mut Worker, resp3: bool, parts: Vec<Vec<u8>>) -> Next {
         let mut out = Vec::new();
-        // In the order of the first node, then what only others have.
+        // In the order of the first node, followed by settings of other nodes only.
         let mut found: Vec<(String, Vec<Vec<u8>>)> = Vec::new();
         for part in parts.iter().filter(|p| !reply::is_error(p)) {
             let mut elements = reply::elements(part);
@@ -104,10 +104,10 @@ impl MultiStepCommand for ConfigGet {
 }
 
 impl Worker {
-    /// The settings that are the router's, as Redis writes them.
+    /// Returns the router's settings in Redis's format.
     fn own_settings(&self, live: &RuntimeSettings) -> Vec<(&'static str, String)> {
         let slower = live.slowlog_slower_than.map_or(-1, |t| t.as_micros() as i64);
-        // 0 says that there is none.
+        // 0 means no limit.
         let normal = Some(live.client_output_limit).filter(|limit| *limit < usize::MAX).unwrap_or(0);
         let push = (live.push_limit, live.push_soft_limit, live.push_soft_time.as_secs());
         vec![
@@ -238,14 +238,14 @@ impl Worker {
             let live = overrides.over((*plan.live).clone());
             RoutingSnapshot { live: Arc::new(live), overrides: Arc::new(overrides), ..plan.clone() }
         });
-        // The client that asked for it finds it done; other workers follow in their next turn.
+        // The calling client sees the change at once; other workers adopt it in their next turn.
         self.adopt_plan();
         self.answer(handle, class, b"+OK\r\n");
         Flow::Next
     }
 }
 
-/// Whether the system has room for a setting: more clients need more open files.
+/// Checks whether the system allows a setting: more clients need more open files.
 fn room_for(name: &str, number: i64, live: &RuntimeSettings) -> Result<(), String> {
     if name != "maxclients" {
         return Ok(());
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn nothing_of_the_routers_reaches_the_nodes() {
-        // It would close or bound the router's own connections, and CONFIG GET would not show it.
+        // They would close or limit the router's own connections, and CONFIG GET would not show it.
         for name in [
             "timeout",
             "maxclients",

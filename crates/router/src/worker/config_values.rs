@@ -1,10 +1,9 @@
-//! CONFIG GET where the nodes differ: one value of the kind that the setting has, because a program parses it.
+//! Result of CONFIG GET if nodes differ: a single value of the setting's type, because programs parse it.
 //!
-//! The choice is the one that a program may rely on at every node: the tightest bound, the weakest promise. Not a list
-//! of all values with the nodes' names: a person would understand it, and every program would fail on it. Who wants to
-//! see each node's asks the node.
+//! The value is valid at every node: the tightest limit, the weakest guarantee. A list of all values with node names
+//! would be readable for operators, but break every program. Values of a single node can be read at the node.
 
-/// Numbers of which 0 means that there is no bound.
+/// Settings with 0 for "no limit".
 const ZERO_IS_UNBOUNDED: &[&str] = &[
     "busy-reply-threshold",
     "lua-time-limit",
@@ -15,13 +14,13 @@ const ZERO_IS_UNBOUNDED: &[&str] = &[
     "tracking-table-max-keys",
 ];
 
-/// What `A` stands for in `notify-keyspace-events`.
+/// Events included in `A` of `notify-keyspace-events`.
 const ALL_EVENTS: &[u8] = b"g$lshzxetd";
 
-/// Events in the order in which Redis writes them.
+/// Events in Redis's order.
 const EVENTS: &[u8] = b"g$lshzxetdKEmno";
 
-/// The value that stands for those of all nodes, which are in the nodes' order and at least one.
+/// Returns one value for all nodes. `values`: at least one, in the order of nodes.
 pub(super) fn one_of(name: &str, values: &[Vec<u8>]) -> Vec<u8> {
     let Some(first) = values.first() else { return Vec::new() };
     if values.iter().all(|v| v == first) {
@@ -30,10 +29,10 @@ pub(super) fn one_of(name: &str, values: &[Vec<u8>]) -> Vec<u8> {
     let with = |wanted: &[u8]| values.iter().find(|v| v.as_slice() == wanted).cloned();
     match name {
         "notify-keyspace-events" => return common_events(values),
-        // Only what every node saves is saved.
+        // Only data saved by every node is saved.
         "save" => return with(b"").unwrap_or_else(|| first.clone()),
         "appendfsync" => return with(b"no").or_else(|| with(b"everysec")).unwrap_or_else(|| first.clone()),
-        // Where some node evicts, keys may vanish.
+        // Keys may vanish if any node evicts.
         "maxmemory-policy" => return values.iter().find(|v| v.as_slice() != b"noeviction").unwrap_or(first).clone(),
         _ => {}
     }
@@ -49,7 +48,7 @@ pub(super) fn one_of(name: &str, values: &[Vec<u8>]) -> Vec<u8> {
     first.clone()
 }
 
-/// The events that every node tells of.
+/// Returns the events that every node publishes.
 fn common_events(values: &[Vec<u8>]) -> Vec<u8> {
     let tells =
         |value: &[u8], event: u8| value.contains(&event) || (ALL_EVENTS.contains(&event) && value.contains(&b'A'));

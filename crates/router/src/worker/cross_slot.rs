@@ -1,16 +1,14 @@
-//! Commands that read several keys and write at most one, whose keys are in several slots, or in one slot of which some
-//! keys live elsewhere.
+//! Commands that read several keys and write at most one, with keys in several slots, or in one slot with placement
+//! overrides.
 //!
-//! Keys that live elsewhere are read (DUMP) and put beside the others under temporary names, in one MULTI/EXEC with the
-//! command itself and the removal of those names. So the destination changes at one instant, or not at all; and nobody
-//! sees a temporary key. Each source is read at a moment of its own between the command and its reply, as with MGET
-//! over nodes.
+//! Foreign keys are read (DUMP) and stored next to the others under temporary names, in one MULTI/EXEC with the command
+//! and the removal of these names. So the destination changes atomically or not at all, and clients see no temporary
+//! key. Each source is read at a separate moment between the command and its reply, as for MGET over several nodes.
 //!
-//! Not for commands that change several keys (RENAME, SMOVE, LMOVE, MSETNX): two nodes cannot change at one instant,
-//! and half of such a command is a lost or a doubled value. Those are refused, as by Redis Cluster.
-//! `clients.cross-slot-max = 0` refuses all.
+//! Commands that change several keys (RENAME, SMOVE, LMOVE, MSETNX) are refused, as by Redis Cluster: two nodes cannot
+//! change atomically, and half of such a command loses or duplicates a value. `clients.cross-slot-max = 0` refuses all.
 //!
-//! Not computed in the router: the nodes' own code knows every option, encoding and error of a command.
+//! The router does not compute results itself, because the code of the nodes knows all options, encodings and errors.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,16 +25,16 @@ use super::wait::Since;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
-/// What a command does with its keys.
+/// Access of a command to its keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    /// Reads all of them.
+    /// Reads all keys.
     Read,
-    /// Writes the one at this argument, and reads the others.
+    /// Writes the key in this argument, and reads the others.
     Store(usize),
-    /// Reads the first and writes the second, whole.
+    /// Reads the first key and overwrites the second.
     Copy,
-    /// Takes something from the first one that has something.
+    /// Removes elements from the first key that has some.
     Pop,
 }
 
@@ -54,7 +52,7 @@ fn kind_of(command: &Command, keys: &[u32]) -> Option<Kind> {
     })
 }
 
-/// Whether SORT looks at keys that depend on the data.
+/// Whether SORT reads keys that depend on data.
 fn uses_pattern(args: &Args<'_>) -> bool {
     (2..args.len()).any(|at| {
         let is = |word| args.get(at).is_some_and(|arg| is_option(arg, word));
@@ -62,7 +60,7 @@ fn uses_pattern(args: &Args<'_>) -> bool {
     })
 }
 
-/// Whether a command is served although its keys are in several slots, by bringing values together for a moment.
+/// Whether a command with keys in several slots is supported, by collecting values at one node.
 #[must_use]
 pub fn spans_slots(command: &Command) -> bool {
     kind_of(command, &[1]).is_some()
@@ -80,7 +78,7 @@ fn error(text: &str) -> Next {
     Next::Done(out)
 }
 
-/// The error text of a node that cannot read the payload of a RESTORE.
+/// Returns the error text of a node that cannot read the payload of a RESTORE.
 fn unreadable(refused: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(reply::text(refused).filter(|_| reply::is_error(refused))?).into_owned();
     ["Bad data format", "DUMP payload version or checksum are wrong"]
@@ -89,7 +87,7 @@ fn unreadable(refused: &[u8]) -> Option<String> {
         .then_some(text)
 }
 
-/// Error text with the names and versions of the node that has the value and of the node that cannot read it.
+/// Returns an error with the names and versions of the node with the value and of the node that cannot read it.
 fn unreadable_text(error: &str, source: &(String, String), target: &(String, String)) -> String {
     format!(
         "{error} (node {} is {} and cannot read a value of node {}, which is {}: give both the same version, or keep these keys in one slot)",
@@ -97,26 +95,26 @@ fn unreadable_text(error: &str, source: &(String, String), target: &(String, Str
     )
 }
 
-/// A key that lives elsewhere than the command is executed.
+/// A key at another node than the executing one.
 #[derive(Debug)]
 struct Foreign {
-    /// Which argument it is.
+    /// Index of the argument.
     index: usize,
     node: NodeId,
     temporary: Vec<u8>,
-    /// Its value, once read; `None`: it does not exist.
+    /// DUMP payload, once read. `None`: the key does not exist.
     payload: Option<Vec<u8>>,
-    /// Milliseconds to live; 0: for ever. Only COPY asks.
+    /// TTL in milliseconds. 0: none. Only read for COPY.
     ttl: i64,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Phase {
-    /// How large are they?
+    /// Reading the sizes.
     Sizing,
     Reading,
-    /// Does the target take them? Only where versions differ: another version may refuse a payload, and in a MULTI that
-    /// would not keep the command from being executed without it.
+    /// Testing the restores. Only if versions differ: another version may refuse a payload, and in a MULTI the command
+    /// would still be executed, without this key.
     Trying,
     Executing,
 }
@@ -174,8 +172,8 @@ impl Assemble {
         }
     }
 
-    /// Restores of the values that exist, the command between them and their removal (not when trying), all in one
-    /// transaction.
+    /// Returns one transaction: restores of the existing values, the command, and the removal of the temporary keys.
+    /// For a test only restores and removal.
     fn block(&self, execute: bool) -> Vec<StepRequest> {
         let mut requests = vec![MULTI.to_vec()];
         let mut remove: Vec<&[u8]> = vec![b"UNLINK"];
@@ -199,7 +197,7 @@ impl Assemble {
         vec![StepRequest { node: self.target, lane: Lane::Slow, requests }]
     }
 
-    /// COPY needs no temporary key: the value is put where it belongs.
+    /// COPY needs no temporary key: the value is restored at its destination.
     fn copy(&self) -> Option<Vec<StepRequest>> {
         let source = self.foreign.first()?;
         let ttl = source.ttl.to_string();
@@ -222,8 +220,8 @@ impl Assemble {
         self.foreign.iter().filter(|f| f.payload.is_some()).count()
     }
 
-    /// The target's error for the value restored at this place: with both nodes and their versions, if it cannot read
-    /// the value.
+    /// Returns the target's error for the value restored at this place. Includes both nodes and versions if the target
+    /// cannot read the value.
     fn refused(&self, worker: &Worker, place: usize, refused: &[u8]) -> Vec<u8> {
         let source =
             self.foreign.iter().filter(|foreign| foreign.payload.is_some()).nth(place).map(|foreign| foreign.node);
@@ -304,12 +302,12 @@ impl MultiStepCommand for Assemble {
     }
 }
 
-/// LMPOP and ZMPOP: one key after the other, until one gives something.
+/// LMPOP and ZMPOP: tries one key at a time until one has elements.
 #[derive(Debug)]
 struct Pop {
     lane: Lane,
     name: Vec<u8>,
-    /// The keys that are left, the next one last, with their nodes.
+    /// Remaining keys with their nodes, the next one last.
     left: Vec<(Vec<u8>, NodeId)>,
     options: Vec<Vec<u8>>,
 }
@@ -333,11 +331,11 @@ impl MultiStepCommand for Pop {
     }
 }
 
-/// Numbers temporary keys of this process.
+/// Counter for names of temporary keys of this process.
 static TEMPORARY: AtomicU64 = AtomicU64::new(0);
 
 impl Worker {
-    /// A command whose keys are in several slots, or live at several nodes, found at `self.keys`.
+    /// Executes a command with the keys at `self.keys`, which are in several slots or at several nodes.
     #[cold]
     pub(super) fn cross_slot(
         &mut self,
@@ -362,16 +360,16 @@ impl Worker {
             return self.forward(handle, command, args, first, raw);
         }
         if kind == Kind::Copy && args.iter().skip(3).any(|option| !is_option(option, b"REPLACE")) {
-            // The node says what is wrong with it, and copies nothing.
+            // The node will reply with an error and copy nothing.
             return self.forward(handle, command, args, first, raw);
         }
         if &*command.name == "SORT" && uses_pattern(args) {
-            // The keys of the pattern are beside the source, and it is executed where it stores.
+            // The keys of the pattern are with the source, and the command is executed at the destination.
             return self.bring_together(plan, handle, command, args, &keys);
         }
         let args: Vec<Vec<u8>> = args.iter().map(<[u8]>::to_vec).collect();
         if let Some(client) = self.clients.get_mut(handle).filter(|_| kind != Kind::Read) {
-            // For WAIT: any of the nodes may be the one that is written to.
+            // For WAIT: any of the nodes may be the destination.
             let since = Since::now(&self.shared, &self.plan);
             keys.iter().for_each(|k| client.written.add(plan.topology.lives_at(&args[*k as usize]), since));
         }

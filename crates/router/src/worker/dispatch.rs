@@ -1,8 +1,7 @@
-//! What is done with a command: the way from its arguments to a connection, a gather, or an answer.
+//! Dispatch of a command: from its arguments to a connection, a gather, or a local reply.
 //!
-//! The order is that of Redis: is it known, has it enough arguments, may this user, is the client in a state for it;
-//! then whether its keys are on their way; then by its handling in the table. Each step may answer, or hold the client
-//! up, and nothing before the last one changes anything.
+//! Checks are in the order of Redis: known, arity, permissions, state of the client; then keys in transit; then the
+//! handling in the table. Each step may reply or stall the client, and only the last step changes state.
 
 use std::sync::Arc;
 
@@ -32,23 +31,23 @@ use crate::shared::{Commands, RoutingSnapshot};
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
 
-/// What became of a command.
+/// Result of the dispatch of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Flow {
-    /// It is on its way, or answered.
+    /// Sent or answered.
     Next,
-    /// It must wait; it is looked at again.
+    /// Must wait, and will be dispatched again.
     Stall(Stall),
-    /// Others have their turn first; it is looked at again in the next one.
+    /// Other clients have their turn first. Dispatched again in the next turn.
     Later,
-    /// It cannot be passed on piece by piece: collect it whole.
+    /// Cannot be streamed: collect the whole command.
     Buffer,
     /// The client is being closed.
     Close,
 }
 
 impl Worker {
-    /// Executes one whole command. `raw` is its bytes as they may be forwarded.
+    /// Executes one complete command. `raw`: its bytes for forwarding.
     #[inline]
     pub(super) fn dispatch(
         &mut self,
@@ -92,7 +91,7 @@ impl Worker {
                     return flow;
                 }
                 Transit::Moved(plan) => {
-                    // What a replica has may be older than the move.
+                    // A replica may be older than the move.
                     self.detour = true;
                     let flow = self.execute(&plan, handle, command, raw, args, special, in_multi);
                     self.detour = false;
@@ -104,7 +103,7 @@ impl Worker {
     }
 
     #[inline]
-    #[allow(clippy::too_many_arguments)] // what `dispatch` has found out
+    #[allow(clippy::too_many_arguments)] // results of `dispatch`
     fn execute(
         &mut self,
         plan: &Arc<RoutingSnapshot>,
@@ -140,7 +139,7 @@ impl Worker {
             Handling::OnlyNode(_) | Handling::Refused(_) => {
                 let text = errors::not_served(command).unwrap_or_default();
                 self.refuse(handle, class, &text);
-                // Who debugs runs its script next, error or not, and expects that nothing is changed.
+                // A debugger runs its script next, despite the error, and expects that nothing is changed.
                 match &*command.name {
                     "SCRIPT|DEBUG" => {
                         self.close_after_replies(handle);
@@ -154,7 +153,7 @@ impl Worker {
         flow
     }
 
-    /// What else is done about a command outside of a transaction when it is known what became of it.
+    /// Completes a command outside of a transaction, given its result.
     #[inline]
     fn executed(&mut self, handle: Handle, command: &Command, args: &Args<'_>, special: bool, flow: Flow) {
         if special && matches!(flow, Flow::Next | Flow::Close) {
@@ -167,7 +166,7 @@ impl Worker {
         }
     }
 
-    /// What the client's state, or a pause, makes of a command instead. `None`: go on.
+    /// Checks the client's state and a pause. `None`: the command may proceed.
     #[cold]
     fn gate(&mut self, handle: Handle, command: &Command) -> Option<Flow> {
         if let Some(flow) = self.gate_any(handle, command) {
@@ -182,7 +181,7 @@ impl Worker {
             .or_else(|| self.gate_monitor(handle, command))
     }
 
-    /// Answers the command just read with an error.
+    /// Replies to the current command with an error.
     #[cold]
     pub(super) fn refuse(&mut self, handle: Handle, class: u8, text: &str) -> Flow {
         let mut reply = Vec::new();
@@ -195,7 +194,7 @@ impl Worker {
     fn unknown(&mut self, handle: Handle, lookup: &Lookup<'_>, args: &Args<'_>) -> Flow {
         let name = args.get(0).unwrap_or_default();
         if name.eq_ignore_ascii_case(b"POST") || name.eq_ignore_ascii_case(b"HOST:") {
-            // A browser was made to talk to us: say nothing that a web page could use (Redis does the same).
+            // A browser was tricked into an HTTP request: reply nothing that a web page could use, as Redis does.
             let from = self
                 .clients
                 .get(handle)
@@ -226,8 +225,8 @@ impl Worker {
         Flow::Next
     }
 
-    /// Whether a command that is unknown now may be known soon: a node has been asked for its commands and has not
-    /// answered yet. A client waits for that once.
+    /// Whether an unknown command may become known, because the query for a node's commands is pending. A client waits
+    /// for that once.
     fn may_still_learn(&mut self, handle: Handle) -> bool {
         let asked = self
             .plan
@@ -308,8 +307,8 @@ impl Worker {
         self.forward(handle, command, args, node, raw)
     }
 
-    /// A command without keys of which nothing says which nodes it concerns, or that several nodes cannot execute at
-    /// one instant.
+    /// Executes a command without keys that requires a single node: its nodes are unknown, or several nodes cannot
+    /// execute it atomically.
     #[cold]
     fn at_only_node(
         &mut self,
@@ -330,9 +329,9 @@ impl Worker {
         flow
     }
 
-    /// A command that is served because its node has every key: it would meet a limit if there were two.
+    /// Executes a command that only works because its node has all keys.
     #[cold]
-    #[allow(clippy::too_many_arguments)] // what `keyed` has found out
+    #[allow(clippy::too_many_arguments)] // results of `keyed`
     fn together(
         &mut self,
         plan: &RoutingSnapshot,
@@ -351,7 +350,7 @@ impl Worker {
         } else {
             self.forward(handle, command, args, node, raw)
         };
-        // Some are served all the same.
+        // Some are supported with several nodes as well.
         let is_limited = limit != Limit::Slots || plan.live.cross_slot_max == 0 || !spans_slots(command);
         if flow == Flow::Next && is_limited {
             self.tally.note(&command.name, limit);
@@ -359,7 +358,7 @@ impl Worker {
         flow
     }
 
-    /// Hands a command to the shared connection of a node.
+    /// Passes a command to the shared connection of a node.
     #[inline]
     pub(super) fn forward(
         &mut self,
@@ -433,13 +432,12 @@ impl Worker {
 
     pub(super) fn choose_node(&mut self, plan: &RoutingSnapshot) -> Option<NodeId> {
         self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
-        // A node that has just joined may lack what clients call there (functions), and one without keys may be about
-        // to go.
+        // A node that has just joined may lack functions, and one without keys may be about to leave.
         let keeper =
             anywhere(&plan.topology, self.turn_of_nodes, |node| self.keepers.has(node) && self.links.is_up(node));
         let other = || anywhere(&plan.topology, self.turn_of_nodes, |node| self.links.is_up(node));
-        // Right after a start none is up, and a command with keys would wait for its node, too. So it would where
-        // others have found a node up.
+        // After a start no node is up, and a command with keys would wait for its node as well. The same applies after
+        // a loss.
         let soon = || {
             anywhere(&plan.topology, self.turn_of_nodes, |node| {
                 self.links.takes_commands(node) || !self.node_fails(node)
@@ -487,7 +485,7 @@ impl Worker {
         flow
     }
 
-    #[allow(clippy::too_many_arguments)] // one call, of what `split` has at hand
+    #[allow(clippy::too_many_arguments)] // a single call, with locals of `split`
     fn split_keys(
         &mut self,
         plan: &RoutingSnapshot,
@@ -504,7 +502,7 @@ impl Worker {
         {
             return flow;
         }
-        // Usual: all at one node. Then the node does the whole work.
+        // Usual case: all keys are at one node, which executes the whole command.
         let mut owners = indexes.iter().map(|i| plan.topology.lives_at(key(i)));
         if let Some(first) = owners.next()
             && owners.all(|o| o == first)
@@ -563,7 +561,7 @@ impl Worker {
         }
         let flow = self.every_now(handle, command, merge, raw, args);
         if changes_functions && let Some(client) = self.clients.get_mut(handle) {
-            // What was begun keeps the movers quiet. Where it was refused they go on.
+            // A started change keeps the movers quiesced. After a refusal they resume.
             client.quieting = None;
         }
         flow
@@ -578,7 +576,7 @@ impl Worker {
         if let Some(flow) = self.every_script(handle, lane, command, args) {
             return flow;
         }
-        // Also where all moves have ended while it waited for them: what it has asked of them is taken back there.
+        // Also if all moves have ended during the wait: then the quiesce is withdrawn there.
         let waits = self.clients.get_mut(handle).is_some_and(|client| client.quieting.is_some());
         if waits || !self.plan.moves.by_id.is_empty() || !self.plan.topology.is_settled() {
             match &*command.name {

@@ -1,11 +1,11 @@
-//! Double reads ([`switchyard_policy::migration::DoubleRead`]): a read of one key that is on its way is asked of its
-//! source and its target at once. An answer that shows the key goes to the client. Where none does, the read is issued
-//! again: as any command whose key is not there yet, it waits for it.
+//! Double reads ([`switchyard_policy::migration::DoubleRead`]): a read of one key in transit is sent to its source and
+//! target concurrently. A reply with the key goes to the client. If neither node has the key, the read is repeated like
+//! any command whose key is in transit, and waits for it.
 //!
-//! Only reads of one key. Of several keys one node gives the values of one moment, and two nodes cannot.
+//! Only for reads of one key: one node returns the values of several keys at one moment, two nodes cannot.
 //!
-//! It begins when the client is owed nothing, because the second try must not come behind what the client has sent
-//! later.
+//! Starts only if the client has no pending reply, because the second attempt must not follow later commands of the
+//! client.
 
 use switchyard_policy::migration::KeyLookup;
 use switchyard_policy::topology::NodeId;
@@ -22,22 +22,22 @@ use crate::mover::{MoverMessage, SharedLeg};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
-/// Of which nodes a read is asked at once.
+/// Nodes of a double read.
 #[derive(Debug)]
 pub(super) struct Asks {
-    /// The source, and the target; or the target alone.
+    /// Source and target, or only the target.
     pub(super) nodes: Vec<NodeId>,
-    /// By a protocol as published: that neither of both has the key is believed.
+    /// Published protocol: if both nodes lack the key, it counts as missing.
     pub(super) as_published: bool,
 }
 
-/// A command that was asked of them.
+/// A pending double read.
 #[derive(Debug)]
 pub(super) struct PendingDoubleRead {
     pub(super) as_published: bool,
     pub(super) seq: u32,
     pub(super) class: u8,
-    /// Low bits of the epoch under which the nodes were chosen.
+    /// Low bits of the epoch in which the nodes were chosen.
     pub(super) epoch: u32,
     pub(super) request: Vec<u8>,
 }
@@ -46,7 +46,7 @@ const fn lane_of(command: &Command) -> Lane {
     if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main }
 }
 
-/// The nodes that a command may be asked of, in the place of waiting.
+/// Returns the nodes for a double read, if the command may use one instead of waiting.
 pub(super) fn may_double_read(
     worker: &mut Worker,
     plan: &RoutingSnapshot,
@@ -57,14 +57,14 @@ pub(super) fn may_double_read(
 ) -> Option<Asks> {
     let (nodes, processes) = look.double_read(&plan.topology)?;
     let client = worker.clients.get(handle)?;
-    // One that has waited already has what it waited for, or soon will.
+    // A command that has already waited will get its key soon.
     if client.moving.is_some() || !reads_one_key(worker, handle, command, args) {
         return None;
     }
     let resp3 = client.resp3;
     for (node, process) in nodes.into_iter().zip([&processes.source, &processes.target]) {
         let link = worker.shared_link(node, lane_of(command), resp3);
-        // Another process than the leg has met may show what is past.
+        // A process other than the leg's may have stale data.
         worker.links.get(link).filter(|link| {
             link.phase == Phase::Up && link.takes_commands() && link.run_id.as_deref() == Some(process)
         })?;
@@ -72,12 +72,11 @@ pub(super) fn may_double_read(
     Some(Asks { nodes: nodes.to_vec(), as_published: false })
 }
 
-/// Whether a command only reads one key, in a way that can be asked of two nodes.
+/// Whether a command only reads one key and may be sent to two nodes.
 pub(super) fn reads_one_key(worker: &Worker, handle: Handle, command: &Command, args: &Args<'_>) -> bool {
     let is_read =
         command.flags.has(Flags::READONLY) && !command.flags.has(Flags::SCRIPT) && !command.flags.has(Flags::BLOCKING);
-    // A cursor into a value means something to one server only; and what a module answers of a missing key is not
-    // known.
+    // Element cursors are only valid at one server, and the reply of a module for a missing key is unknown.
     let can_be =
         is_read && command.is_builtin() && command.handling == Handling::Keyed && !command.flags.has(Flags::CURSOR);
     let key = command.first_key_only(args).and_then(|place| args.get(place)).filter(|_| can_be);
@@ -85,7 +84,7 @@ pub(super) fn reads_one_key(worker: &Worker, handle: Handle, command: &Command, 
     key.is_some_and(|key| is_free && !worker.large_keys.suggests(command, key))
 }
 
-/// Has the mover fetch the key of one read in so many, if the protocol wants that.
+/// Requests the key from the mover for a sample of double reads, if the protocol does so.
 pub(super) fn fetch_sampled(worker: &Worker, plan: &RoutingSnapshot, look: &KeyLookup<SharedLeg>) {
     let number = worker.counters.double_reads.get() + 1;
     let is_sampled = look.is_sampled(&plan.topology, number);
@@ -97,7 +96,7 @@ pub(super) fn fetch_sampled(worker: &Worker, plan: &RoutingSnapshot, look: &KeyL
     }
 }
 
-/// Asks them.
+/// Sends the reads.
 pub(super) fn double_read(worker: &mut Worker, handle: Handle, command: &Command, asks: &Asks, raw: &[u8]) -> Flow {
     let Some(client) = worker.clients.get_mut(handle) else { return Flow::Close };
     if client.in_flight() > 0 {
@@ -115,7 +114,7 @@ pub(super) fn double_read(worker: &mut Worker, handle: Handle, command: &Command
     Flow::Next
 }
 
-/// All have answered: the source, and the target; or the target alone.
+/// Handles the replies of the source and target, or of the target alone.
 pub(super) fn end_double_read(worker: &mut Worker, handle: Handle, asked: PendingDoubleRead, parts: &[Vec<u8>]) {
     if let Some(shown) = parts.iter().rev().find(|part| !reply::may_be_missing_key(part)) {
         return worker.deliver(handle, asked.seq, shown);
@@ -126,7 +125,7 @@ pub(super) fn end_double_read(worker: &mut Worker, handle: Handle, asked: Pendin
     worker.counters.double_reads_missed.add(u64::from(parts.len() > 1));
     let PendingDoubleRead { seq, class, epoch, request, .. } = asked;
     let Some(client) = worker.clients.get_mut(handle) else { return };
-    // The node is chosen anew: slots are in transit, or the epoch is another one.
+    // The node is chosen again: slots are in transit, or the epoch has changed.
     client.repeat = Some(Box::new(Repeat { node: NodeId(0), epoch, seq, class, request }));
     client.lane = Lane::Large;
     worker.run_repeat(handle);

@@ -1,7 +1,7 @@
-//! A client's connection: its partial input, the replies it is owed in order, and what holds it up.
+//! A client's connection: partial input, pending replies in order, and its stall.
 //!
-//! It knows no node: what a command waits for at one is a [`Stall`] here, with its reason, and whoever ends the reason
-//! looks for the clients that have it. A client that stalls is not read, so the bound of what waits is its own socket.
+//! Independent of nodes: a wait for a node is a [`Stall`] with a reason, and the code that ends the reason finds the
+//! clients with this stall. A stalled client is not read, so its waiting data is bounded by its socket.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -32,31 +32,31 @@ use crate::worker::transport::Tls;
 use crate::worker::upstream::Lane;
 use crate::worker::wait::Written;
 
-/// Bytes of replies that one client may probably have on their way.
+/// Maximum expected bytes of pending replies per client.
 const EXPECTED_BYTES_MAX: usize = 8 << 20;
 
-/// What a reply is taken for before one has come: else the first pipeline of a client could ask for gigabytes, which
-/// everybody else on the shared connection would wait for, also after the client has gone.
+/// Assumed size of a reply before the first one. Otherwise the first pipeline of a client could request gigabytes,
+/// which would delay all clients of the shared connection, even after the client has gone.
 const REPLY_MEAN_FIRST: usize = 64 << 10;
 
-/// A reply that a client is owed: not there yet, or waiting in the client's parking buffer for those before it.
+/// A pending reply, not received or parked behind earlier replies.
 #[derive(Clone, Copy, Debug)]
 struct PendingReply {
-    /// When the command was read, us of the worker's clock.
+    /// Time at which the command was read, in microseconds of the worker's clock.
     at_us: u32,
-    /// Where it begins in the parking buffer, which may be larger than 4 GiB; 0 bytes long: not there yet (no reply is
-    /// empty).
+    /// Start in the parking buffer, which may exceed 4 GiB. With a length of 0 the reply has not been received (no
+    /// reply is empty).
     start: usize,
     len: usize,
     class: u8,
-    /// CLIENT REPLY OFF or SKIP: the reply is not to be sent.
+    /// CLIENT REPLY OFF or SKIP: the reply must not be sent.
     muted: bool,
     /// The reply is an error.
     failed: bool,
 }
 
 impl PendingReply {
-    /// Takes note of how long its command took.
+    /// Records the duration of the command.
     #[inline]
     fn finish(&self, now_us: u64, counters: &WorkerCounters) {
         let histogram = if self.failed { &counters.failed } else { &counters.total[self.class as usize] };
@@ -64,77 +64,77 @@ impl PendingReply {
     }
 }
 
-/// Why no further command of a client is looked at.
+/// Reason why no further command of a client is processed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stall {
-    /// Nothing holds it up.
+    /// Not stalled.
     None,
-    /// The next command takes another path than the ones in flight: wait until those are answered.
+    /// The next command needs another lane: wait until the commands in flight are answered.
     Barrier,
     /// Too many commands in flight.
     Pipeline,
-    /// Too many bytes of replies not read.
+    /// Too many bytes of unread replies.
     Output,
-    /// The connection to a node has too many bytes unsent.
+    /// Too many unsent bytes on the connection to a node.
     Upstream,
-    /// Waiting for a connection that it has alone.
+    /// Waiting for an exclusive connection.
     Exclusive,
-    /// A command of it waits at the node.
+    /// Blocked at a node.
     Blocked,
     /// CLIENT PAUSE.
     Paused,
-    /// The command is unknown, and a node has yet to say which commands it has.
+    /// The command is unknown, and the query for a node's commands is pending.
     Learning,
     /// A password is being checked.
     Login,
-    /// A hot copy of what it asks for is on its way.
+    /// A fill for its key is in progress.
     Fill,
-    /// Its keys are on their way to another node.
+    /// Keys of its command are in transit to another node.
     Keys,
-    /// Keys that it needs together are on their way home.
+    /// Keys needed together are returning to their slot owner.
     Home,
-    /// Movers, or whoever copies functions, are to come to rest.
+    /// Movers are quiescing, or functions are being copied.
     Quiet,
-    /// Its command waited at a node, and is to wait at another one: until its turn.
+    /// A reissued blocking command waits for its turn at another node.
     Turn,
-    /// A node that its command needs is lost: until the node is back, or for `nodes.wait-max` after the loss.
+    /// A required node is lost. Lasts until its return, or for `nodes.wait-max` after the loss.
     Outage,
 }
 
 impl Stall {
-    /// Stalls that one event ends for many clients, which are therefore listed.
+    /// Stalls that one event ends for many clients, and that are therefore listed.
     pub(super) const LISTED: [Stall; 5] = [Stall::Keys, Stall::Home, Stall::Quiet, Stall::Turn, Stall::Outage];
 
-    /// Place in `LISTED`.
+    /// Index in `LISTED`.
     pub(super) fn list(self) -> Option<usize> {
         Self::LISTED.iter().position(|stall| *stall == self)
     }
 }
 
-/// A large request on its way from the client to a node.
+/// A large request being streamed from the client to a node.
 #[derive(Debug)]
 pub(super) struct Upload {
-    /// `None` once the node's connection is lost: what the client still sends of the request is thrown away.
+    /// `None` after the connection to the node is lost: the rest of the request is discarded.
     pub(super) link: Option<Handle>,
     pub(super) follower: Follower,
-    /// What Redis counts as possibly writing.
+    /// Whether Redis classifies the command as possibly writing.
     pub(super) writes: bool,
-    /// The hashes of the keys that it may write: its gates are held anew when it is complete.
+    /// Hashes of keys that it may write. Their gates are raised again when the upload is complete.
     pub(super) keys: Box<[u64]>,
 }
 
-/// A read to be asked again, where its reply may take its time.
+/// A read to repeat on a connection for large values.
 #[derive(Debug)]
 pub(super) struct Repeat {
     pub(super) node: NodeId,
-    /// Low bits of the epoch under which the node was chosen.
+    /// Low bits of the epoch in which the node was chosen.
     pub(super) epoch: u32,
     pub(super) seq: u32,
     pub(super) class: u8,
     pub(super) request: Vec<u8>,
 }
 
-/// How CLIENT REPLY was set.
+/// State of CLIENT REPLY.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReplyMode {
     On,
@@ -142,19 +142,19 @@ pub(super) enum ReplyMode {
     SkipNext,
 }
 
-/// What is not needed on the fast path.
+/// Fields that are not used on the fast path.
 #[derive(Debug)]
 pub(super) struct Details {
     pub(super) id: u64,
     pub(super) peer: Option<SocketAddr>,
     pub(super) local: Option<SocketAddr>,
-    /// Path of the Unix socket that it is connected to.
+    /// Path of the Unix socket of its listener.
     pub(super) unix: Option<PathBuf>,
     pub(super) name: String,
     pub(super) lib_name: String,
     pub(super) lib_ver: String,
     pub(super) created_us: u64,
-    /// Since when it has to log in, where it has to.
+    /// Start of the time limit for the login, if one is required.
     pub(super) stranger_since_us: u64,
     pub(super) no_evict: bool,
 }
@@ -165,100 +165,101 @@ pub(super) struct Client {
     pub(super) tls: Option<Box<Tls>>,
     pub(super) resp3: bool,
     pub(super) authenticated: bool,
-    /// Who it is: the default user before it has logged in.
+    /// Current user. The default user before a login.
     pub(super) user: Arc<User>,
-    /// Why its commands must be looked at, as bits of `login::guard`; 0: they need not be.
+    /// Reasons to check its commands, as bits of `login::guard`. 0: none.
     pub(super) guard: u8,
     pub(super) verdict: Option<Box<Verdict>>,
     pub(super) listener: Arc<ListenerSettings>,
-    /// What it uses of its listener's and its user's bounds, where these have some.
+    /// Usage of limits of its listener and its user, if they have limits.
     pub(super) listener_share: Option<Box<ClientQuota>>,
     pub(super) user_share: Option<Box<ClientQuota>>,
-    /// Bytes of the commands counted since it was last owed nothing.
+    /// Bytes of commands charged since the client last had no pending reply.
     pub(super) charged: usize,
     pub(super) reply_mode: ReplyMode,
     pub(super) database: u32,
-    /// What it reads is not counted as used (CLIENT NO-TOUCH).
+    /// Reads do not count as accesses (CLIENT NO-TOUCH).
     pub(super) no_touch: bool,
-    /// Who answers its reads.
+    /// Read policy.
     pub(super) reads: Reads,
-    /// Since when more messages wait for it than `push_soft_limit`; 0: they do not.
+    /// Time since which queued messages exceed `push_soft_limit`. 0: they do not.
     pub(super) behind_since_us: u64,
-    /// Bytes read and not yet understood, from `input_at` on.
+    /// Received bytes, unparsed from `input_at` on.
     pub(super) input: Vec<u8>,
     pub(super) input_at: usize,
-    /// The scan of a command of many arguments that is not all there.
+    /// State of the scan of an incomplete command with many arguments.
     pub(super) scanner: Option<Box<Scanner>>,
     pub(super) upload: Option<Box<Upload>>,
-    /// A large request that must be whole before it can be split or routed.
+    /// A large request must be complete before it can be split or routed.
     pub(super) buffer_large: bool,
     pub(super) out: Vec<u8>,
     pub(super) out_sent: usize,
     owed: VecDeque<PendingReply>,
-    /// Running mean of the sizes of this client's replies, bytes.
+    /// Running mean of reply sizes, bytes.
     reply_mean: usize,
-    /// Where commands of it are under way: nodes by number, modulo 64. All bits: it is not known. Means nothing while
-    /// none is.
+    /// Nodes with commands in flight, as bits by number modulo 64. All bits: unknown. Only valid with commands in
+    /// flight.
     under_way_at: u64,
-    /// Number of the command that `owed`'s front is the reply of.
+    /// Number of the command whose reply is at the front of `owed`.
     first: u32,
     parked: Vec<u8>,
     parked_count: u32,
-    /// The path that the commands in flight took.
+    /// Lane of the commands in flight.
     pub(super) lane: Lane,
     pub(super) stall: Stall,
-    /// In which lists of `Clients::stalled` it is: one bit each.
+    /// Membership in the lists of `Clients::stalled`, one bit each.
     pub(super) listed: u8,
     pub(super) stalled_at_us: u64,
-    /// The command that was held up last, and for how long, us: for the slow log.
+    /// Last stalled command and the duration of its stall in microseconds, for the slow log.
     pub(super) waited: (u32, u32),
-    /// The exclusive connection that this client holds for the command under way, or that is kept for its next one.
+    /// Exclusive connection held for the current command, or kept for the next one.
     pub(super) held: Option<Handle>,
     /// Between MULTI and EXEC.
     pub(super) in_multi: bool,
-    /// Writes of this client that WAIT concerns.
+    /// Writes covered by WAIT.
     pub(super) written: Written,
-    /// Transactions and WAIT; made at first use.
+    /// State of transactions and WAIT. Created on first use.
     pub(super) session: Option<Box<Session>>,
-    /// The beginning of a large reply has been sent: the rest of it must follow.
+    /// Part of a large reply has been sent: the rest must follow.
     pub(super) streaming: bool,
-    /// A read whose reply turned out to be large, to be asked again on a connection for large values.
+    /// A read with a large reply, to repeat on a connection for large values.
     pub(super) repeat: Option<Box<Repeat>>,
-    /// Its command has waited for a hot copy: if there is none now, the node answers.
+    /// The command has waited for a fill. Without a copy now, the node answers.
     pub(super) has_waited_for_fill: bool,
-    /// The command that it waited with was counted already, against limits.
+    /// The stalled command was already counted against limits.
     pub(super) was_counted: bool,
-    /// Its command waits for keys that are being moved.
+    /// Wait of its command for keys that are being moved.
     pub(super) moving: Option<Box<Moving>>,
-    /// Its command waits for keys to come home.
+    /// Wait of its command for keys to return to their slot owner.
     pub(super) colocate_wait: Option<Box<ColocateWait>>,
-    /// A command that waits at a node, and may have to wait at another one.
+    /// A command that is blocked at a node, and may have to be reissued at a different one.
     pub(super) waiting: Option<Box<Waiting>>,
-    /// A command of it waits until movers are quiet.
+    /// Wait of its command for quiesced movers.
     pub(super) quieting: Option<Box<QuiesceWait>>,
-    /// The wait for an exclusive connection ended without one: what the client is told.
+    /// Error after a wait for an exclusive connection.
     pub(super) refusal: Option<Box<str>>,
-    /// The socket may have more to read.
+    /// The socket may be readable.
     pub(super) readable: bool,
-    /// The client has closed its side; the end has to be read.
+    /// The client has closed its side; the end must still be read.
     pub(super) hangup: bool,
-    /// The socket takes bytes.
+    /// The socket is writable.
     pub(super) writable: bool,
-    /// In the list of clients to flush.
+    /// Whether it is in the list of clients to flush.
     pub(super) dirty: bool,
-    /// The client will send nothing more; close when all it is owed is sent.
+    /// The client will send nothing more. Close after all pending replies are sent.
     pub(super) half_closed: bool,
-    /// Close when what is in `out` is sent; look at no further input.
+    /// Close after `out` is sent. Ignore further input.
     pub(super) closing: bool,
-    /// The client writes its whole pipeline before it reads: it is not held up for not reading, only cut at its limit.
+    /// The client writes its whole pipeline before it reads. It is not stalled for unread output, only disconnected at
+    /// its limit.
     pub(super) writes_first: bool,
     pub(super) waited_for_learning: bool,
     pub(super) active_ms: u32,
     pub(super) last_command: u16,
     pub(super) last_used_us: u64,
-    /// When it last sent what may change something at a node.
+    /// Time of the last command that may change state at a node.
     pub(super) wrote_us: u64,
-    /// The client is in a state that not every command is allowed in: looked at once per command.
+    /// In a state that restricts commands. Checked once per command.
     pub(super) gated: bool,
     pub(super) pubsub: Option<Box<Subscriber>>,
     pub(super) monitor: bool,
@@ -344,15 +345,14 @@ impl Client {
         }
     }
 
-    /// Commands whose replies are still owed.
+    /// Number of pending replies.
     #[inline]
     pub(super) fn in_flight(&self) -> usize {
         self.owed.len()
     }
 
-    /// Whether another command may be given to the nodes while those in flight are not answered: bounded in number, and
-    /// in the bytes that their replies will probably have, because what a node has begun to send must be taken even if
-    /// the client has gone.
+    /// Whether another command may be sent before pending replies arrive. Limits the number of commands and the
+    /// expected bytes of their replies, because a started reply must be received even if the client has gone.
     #[inline]
     pub(super) fn has_room(&self, commands_max: usize) -> bool {
         self.in_flight() < commands_max && self.in_flight() * self.reply_mean < EXPECTED_BYTES_MAX
@@ -363,46 +363,46 @@ impl Client {
         seq == self.first.wrapping_add(self.owed.len() as u32).wrapping_sub(1)
     }
 
-    /// Whether `seq` is the command whose reply is to be sent next.
+    /// Whether `seq` is the command whose reply is sent next.
     pub(super) fn is_first(&self, seq: u32) -> bool {
         seq == self.first && !self.owed.is_empty()
     }
 
-    /// The number of the next command that is read.
+    /// Number of the next command to be read.
     pub(super) fn next_seq(&self) -> u32 {
         self.first.wrapping_add(self.owed.len() as u32)
     }
 
-    /// Bytes waiting for the socket. What TLS has sealed and not written counts as one, because rustls does not say how
-    /// many it is.
+    /// Bytes waiting for the socket. Unwritten TLS records count as one byte, because rustls does not report their
+    /// size.
     #[inline]
     pub(super) fn unsent(&self) -> usize {
         self.out.len() - self.out_sent + self.tls.as_ref().map_or(0, |tls| usize::from(tls.has_unsent()))
     }
 
-    /// Whether it has yet to agree on TLS.
+    /// Whether the TLS handshake is incomplete.
     pub(super) fn is_handshaking(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.is_handshaking())
     }
 
-    /// The socket has taken `count` bytes of `out`.
+    /// Records that the socket has accepted `count` bytes of `out`.
     #[inline]
     pub(super) fn note_sent(&mut self, count: usize, now_us: u64) {
         self.out_sent += count;
         self.last_used_us = now_us;
         self.stalled_at_us = now_us;
         if self.unsent() > 0 {
-            // A short write means a full socket; epoll tells when it has room.
+            // A short write means a full socket; epoll reports when it is writable.
             self.writable = false;
         }
     }
 
-    /// Bytes held in memory for the client: unsent, and parked behind a reply that is not there yet.
+    /// Bytes of output held in memory: unsent, and parked behind pending replies.
     pub(super) fn output_bytes(&self) -> usize {
         self.unsent() + self.parked.len()
     }
 
-    /// Bytes that it takes, without what its commands hold at connections and gathers.
+    /// Memory of the client in bytes, without its commands at connections and gathers.
     pub(super) fn memory(&self) -> usize {
         size_of::<Self>()
             + size_of::<Details>()
@@ -418,7 +418,7 @@ impl Client {
             + self.tracked.as_ref().map_or(0, |tracked| tracked.memory())
     }
 
-    /// Notes that a reply is owed for the command just read, and returns its number.
+    /// Adds a pending reply for the current command, and returns its number.
     #[inline]
     pub(super) fn owe(&mut self, now_us: u64, class: u8) -> u32 {
         let muted = self.reply_mode != ReplyMode::On;
@@ -433,7 +433,7 @@ impl Client {
         self.first.wrapping_add(self.owed.len() as u32).wrapping_sub(1)
     }
 
-    /// The same for a command that goes to this node, or (`None`) to none.
+    /// Adds a pending reply for a command to this node, or (`None`) to none.
     #[inline]
     pub(super) fn owe_at(&mut self, node: Option<NodeId>, now_us: u64, class: u8) -> u32 {
         let before = if self.in_flight() == 0 { 0 } else { self.under_way_at };
@@ -442,14 +442,14 @@ impl Client {
         seq
     }
 
-    /// Whether a command of it is under way at the node, as far as is known: what it asks for there next is executed
-    /// behind that.
+    /// Whether a command of the client may be in flight at the node. A later command on the same path is executed after
+    /// it.
     #[inline]
     pub(super) fn is_under_way_at(&self, node: NodeId) -> bool {
         self.in_flight() > 0 && self.under_way_at & bit_of(node) != 0
     }
 
-    /// The same for a command whose reply is sent although replies are off: confirmations count as messages.
+    /// Adds a pending reply that is sent although replies are off: subscription confirmations count as messages.
     pub(super) fn owe_push(&mut self, now_us: u64, class: u8) -> u32 {
         let seq = self.owe(now_us, class);
         if let Some(owed) = self.owed.back_mut() {
@@ -458,19 +458,19 @@ impl Client {
         seq
     }
 
-    /// Whether a command that is owed already is to be sent once more: nothing behind it is looked at before, also
-    /// between the end of what it waited for and its turn.
+    /// Whether a command with a pending reply must be sent again. Later commands must wait for it, also between the end
+    /// of its stall and its turn.
     pub(super) fn has_yet_to_send(&self) -> bool {
         self.repeat.is_some() || self.is_recalled()
     }
 
-    /// Whether it is held up, has more to say, and does not read the large reply on the connection that it has alone.
+    /// Whether the client is stalled with more input, and does not read the large reply on its exclusive connection.
     pub(super) fn writes_before_it_reads(&self) -> bool {
         let has_more = self.readable || self.input_at < self.input.len();
         self.held.is_some() && self.stall != Stall::None && has_more && self.unsent() > 0 && !self.writes_first
     }
 
-    /// Number of the command that is answered next.
+    /// Number of the command to be answered next.
     pub(super) fn first_owed(&self) -> u32 {
         self.first
     }
@@ -480,17 +480,17 @@ impl Client {
         self.first.wrapping_add(self.owed.len() as u32).wrapping_sub(1)
     }
 
-    /// To be called after what makes a client special has changed.
+    /// Call it after a change of the fields below.
     pub(super) fn update_gate(&mut self) {
         self.gated = self.pubsub.is_some() || self.monitor || self.tracked.is_some();
     }
 
-    /// Channels and patterns that the client is subscribed to.
+    /// Number of subscribed channels and patterns.
     pub(super) fn subscribed(&self) -> usize {
         self.pubsub.as_deref().map_or(0, Subscriber::total)
     }
 
-    /// The command whose reply goes before a message that comes now.
+    /// Returns the command whose reply must precede a message that arrives now.
     pub(super) fn holds_messages(&self) -> Option<u32> {
         match self.pubsub.as_deref() {
             Some(subscriber) => subscriber.holds(self.first, self.streaming),
@@ -498,8 +498,8 @@ impl Client {
         }
     }
 
-    /// Takes the reply to command `seq`, or what is left of it to be sent: behind the earlier replies, which may still
-    /// be missing. `failed`: it is an error.
+    /// Takes the reply to command `seq`, or its unsent rest. Earlier replies may still be pending. `failed`: the reply
+    /// is an error.
     #[inline]
     pub(super) fn complete(&mut self, seq: u32, reply: &[u8], failed: bool, now_us: u64, counters: &WorkerCounters) {
         let place = seq.wrapping_sub(self.first) as usize;
@@ -549,7 +549,8 @@ impl Client {
         }
     }
 
-    /// Drops the parked replies that have been sent: a client that pipelines without a pause never parks nothing.
+    /// Drops parked replies that have been sent. Otherwise a client that always pipelines would grow the buffer without
+    /// bound.
     #[cold]
     fn compact_parked(&mut self) {
         let live: usize = self.owed.iter().filter(|o| o.len > 0 && !o.muted).map(|o| o.len).sum();
@@ -564,14 +565,13 @@ impl Client {
         self.parked = kept;
     }
 
-    /// Whether the reply to `seq` can go straight to the socket: it is its turn, nothing is before it, and somebody
-    /// wants it.
+    /// Whether the reply to `seq` can be written directly to the socket: it is next, no output is before it, and
+    /// replies are on.
     pub(super) fn takes_directly(&self, seq: u32) -> bool {
         seq == self.first && self.writable && self.unsent() == 0 && self.owed.front().is_some_and(|o| !o.muted)
     }
 
-    /// The reply to the first command owed is too large to be collected: it is passed on in pieces. `failed`: it is an
-    /// error.
+    /// Starts to stream the first pending reply, which is too large to collect. `failed`: it is an error.
     pub(super) fn begin_stream(&mut self, failed: bool) {
         self.streaming = true;
         if let Some(owed) = self.owed.front_mut() {
@@ -579,32 +579,32 @@ impl Client {
         }
     }
 
-    /// Passes on a piece of that reply.
+    /// Appends a piece of the streamed reply.
     pub(super) fn stream(&mut self, piece: &[u8]) {
         if self.owed.front().is_some_and(|o| !o.muted) {
             self.out.extend_from_slice(piece);
         }
     }
 
-    /// The streamed reply is complete.
+    /// Completes the streamed reply.
     pub(super) fn end_stream(&mut self, now_us: u64, counters: &WorkerCounters) {
         self.streaming = false;
         self.complete(self.first, b"", false, now_us, counters);
     }
 
-    /// Keeps the replies from command `seq` on from being sent. They are still awaited, so that the connection is
-    /// closed behind the earlier ones.
+    /// Suppresses the replies from command `seq` on. They are still awaited, so that the connection closes after the
+    /// earlier ones.
     pub(super) fn drop_replies_from(&mut self, seq: u32) {
         let place = seq.wrapping_sub(self.first) as usize;
         self.owed.iter_mut().skip(place).for_each(|owed| owed.muted = true);
     }
 
-    /// Whether the commands in flight leave room for a command on `lane`.
+    /// Whether a command on `lane` is possible with the commands in flight.
     pub(super) fn can_take(&self, lane: Lane) -> bool {
         self.lane == lane || self.in_flight() == 0
     }
 
-    /// The same, and takes that lane.
+    /// Switches to `lane` if possible. Returns whether the client is on it.
     pub(super) fn may_take(&mut self, lane: Lane) -> bool {
         if self.lane != lane {
             if self.in_flight() > 0 {
@@ -615,7 +615,7 @@ impl Client {
         true
     }
 
-    /// What Redis shows of the state of a client, as letters.
+    /// Returns the client's flags in CLIENT LIST.
     fn flags(&self, dirty: bool) -> String {
         let mut flags = String::new();
         let mut add = |is: bool, letter: char| {
@@ -639,7 +639,7 @@ impl Client {
         flags
     }
 
-    /// The client's line in CLIENT LIST. `dirty`: what it watches has changed or is in doubt.
+    /// Returns the client's line in CLIENT LIST. `dirty`: watched keys have changed, or may have.
     pub(super) fn describe(&self, now_us: u64, last_command: &str, dirty: bool) -> String {
         let d = &self.details;
         let multi = self.session.as_ref().map(|s| &s.multi).filter(|_| self.in_multi);
@@ -707,7 +707,7 @@ mod tests {
         let counters = WorkerCounters::default();
         let mut client = client();
         let (first, second) = (client.owe(0, 0), client.owe(0, 0));
-        // As if so much were parked already: pages that nobody has touched cost nothing.
+        // As if this much were parked already. Untouched pages use no memory.
         client.parked = vec![0; (4 << 30) + 4096];
         client.parked.truncate((4 << 30) + 8);
         client.complete(second, b"+second\r\n", false, 0, &counters);

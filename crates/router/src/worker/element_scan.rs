@@ -1,10 +1,9 @@
-//! `HSCAN`, `SSCAN`, `ZSCAN`: their cursors mean something to the server only that gave them, because each hashes with
-//! a seed of its own. So a cursor that a client gets also says of which node it is. Where the key lives at another one
-//! by then, the iteration begins again there: elements may come twice, as always with these commands, and none is
-//! missed.
+//! `HSCAN`, `SSCAN`, `ZSCAN`: their cursors are only valid at the server that returned them, because each server has
+//! its own hash seed. So cursors for clients include the node. If the key has moved in the meantime, the iteration
+//! restarts at its new node: elements may be returned twice, as always with these commands, and none is missed.
 //!
-//! Not a table of iterations: the number has room for the node, and nobody has to say when an iteration is over. Inside
-//! MULTI and in scripts a node's own cursors are seen; they are taken here as they are.
+//! The cursor has room for the node, so no table of iterations is needed, whose end would be unknown. Inside MULTI and
+//! in scripts clients see the node's cursors; these are accepted unchanged.
 
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Command;
@@ -17,7 +16,7 @@ use super::upstream::Lane;
 use super::{Stall, Worker};
 use crate::slab::Handle;
 
-/// A server's cursor is below the number of buckets of the value, which is far below this.
+/// Bits of a server's cursor. It is below the number of buckets of the value, which is far smaller.
 const CURSOR_BITS: u32 = 48;
 
 fn cursor_at(cursor: u64, node: NodeId) -> u64 {
@@ -32,7 +31,7 @@ fn meant(told: u64, node: NodeId) -> u64 {
     }
 }
 
-/// Gives the cursor of a page to the client.
+/// Translates the cursor of a page for the client.
 #[derive(Debug)]
 struct Page {
     node: NodeId,
@@ -54,7 +53,7 @@ impl MultiStepCommand for Page {
     }
 }
 
-/// Asks the key's node for a page.
+/// Requests a page from the key's node.
 pub(super) fn element_scan(
     worker: &mut Worker,
     handle: Handle,
@@ -64,7 +63,7 @@ pub(super) fn element_scan(
     args: &Args<'_>,
 ) -> Flow {
     let cursor: Option<u64> = args.get(2).and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
-    // The node says what is wrong with it.
+    // The node will reply with an error.
     let Some(cursor) = cursor else { return worker.forward(handle, command, args, node, raw) };
     let Some(client) = worker.clients.get_mut(handle) else { return Flow::Close };
     if !client.may_take(Lane::Main) {

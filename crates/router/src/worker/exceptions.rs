@@ -1,9 +1,8 @@
-//! Keys that live elsewhere than their slots (`Topology::lives_at`): what becomes of commands that need more than one
-//! key of such a slot.
+//! Keys with placement overrides (`Topology::lives_at`), for commands that need several keys of such a slot.
 //!
-//! A command of one key goes where that key lives, and one whose keys live together as well: nothing here is asked.
-//! What is left waits until its keys are home (`colocate`), except where `cross_slot` can bring the values together;
-//! where they do not come home it is refused with the command that brings them.
+//! A command with one key, or with keys at the same node, goes to that node without this code. Other commands wait
+//! until the keys return to the slot owner (`colocate`), unless `cross_slot` can collect the values. If the keys do not
+//! return, the command is refused, with the command line that moves them back.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,12 +19,12 @@ use super::transit::parsed;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
-/// What is wanted so that these keys of one slot live together: those that do not live where their slot is.
+/// Returns the request that brings these keys of one slot together: all keys that are not at the slot owner.
 pub(super) fn wanted_of<'k>(plan: &RoutingSnapshot, keys: impl Iterator<Item = &'k [u8]>) -> ColocationRequest {
     ColocationRequest::Keys(keys.filter(|key| plan.topology.exception(key).is_some()).map(Arc::from).collect())
 }
 
-/// The slots of the keys of a request by this plan: none where it cannot be read.
+/// Returns the slots of the keys of a request by this plan. Empty if it cannot be parsed.
 pub(super) fn slots_by(plan: &Arc<RoutingSnapshot>, request: &[u8]) -> BTreeSet<Slot> {
     let slots = parsed(plan, request, |command, args| {
         let mut keys = Vec::new();
@@ -36,8 +35,8 @@ pub(super) fn slots_by(plan: &Arc<RoutingSnapshot>, request: &[u8]) -> BTreeSet<
 }
 
 impl Worker {
-    /// A command that needs its keys together, the arguments at `keys`, which are not: in several slots, or some of
-    /// them live elsewhere than their slot.
+    /// Handles a command that needs its keys, the arguments at `keys`, at one node: they are in several slots, or some
+    /// have placement overrides.
     #[cold]
     pub(super) fn bring_together(
         &mut self,
@@ -56,8 +55,7 @@ impl Worker {
         waits.unwrap_or_else(|text| self.refuse(handle, command.class() as u8, &text))
     }
 
-    /// The error for keys that a command needs together and that are not: in several slots, or one of them lives
-    /// elsewhere than its slot.
+    /// Returns the error for keys that are not at one node, because of several slots or a placement override.
     #[cold]
     pub(super) fn not_together<'k>(
         &self,
@@ -75,7 +73,7 @@ impl Worker {
         }
     }
 
-    /// The same, of a slot of which a key that is needed lives at `node`.
+    /// Returns the error for a slot with a required key at `node`.
     pub(super) fn parted_text(&self, plan: &RoutingSnapshot, slot: Slot, node: NodeId) -> String {
         let (away, home) = (self.node_name(node), self.node_name(plan.topology.owner(slot)));
         format!(
@@ -84,7 +82,7 @@ impl Worker {
         )
     }
 
-    /// The error for a command that may use keys of a slot that it does not name, where some of them live elsewhere.
+    /// Returns the error for a command that may use undeclared keys of a slot with placement overrides.
     #[cold]
     pub(super) fn undeclared_text(&self, plan: &RoutingSnapshot, slot: Slot) -> String {
         let owner = plan.topology.owner(slot);
@@ -96,7 +94,7 @@ impl Worker {
         )
     }
 
-    /// Where the commands of a transaction in this slot are executed. `Err`: not all of their keys live at one node.
+    /// Returns the node for the commands of a transaction in this slot. `Err`: their keys are not at one node.
     pub(super) fn node_of_transaction(
         &mut self,
         plan: &Arc<RoutingSnapshot>,
@@ -113,7 +111,7 @@ impl Worker {
                 let mut keys = Vec::new();
                 command.find_keys(args, &mut keys).ok()?;
                 let keys = keys.iter().filter_map(|k| args.get(*k as usize));
-                // A channel is where its slot is.
+                // A channel is at the owner of its slot.
                 if command.flags.has(Flags::PUBSUB) {
                     return keys.clone().next().map(|_| Ok(owner));
                 }
@@ -135,8 +133,7 @@ impl Worker {
         Ok(found.unwrap_or(owner))
     }
 
-    /// What a transaction in this slot needs to live together: of the keys that its commands name and of those that are
-    /// watched.
+    /// Returns the request that brings the keys of a transaction in this slot together, including watched keys.
     pub(super) fn wanted_by_transaction(
         &mut self,
         plan: &Arc<RoutingSnapshot>,
@@ -170,16 +167,16 @@ impl Worker {
         ColocationRequest::Keys(wanted)
     }
 
-    /// Whether these keys are all used at this node now, going by what has moved.
+    /// Whether all these keys are now used at this node, considering moved keys.
     pub(super) fn are_used_at<'k>(&self, mut keys: impl Iterator<Item = &'k [u8]>, node: NodeId) -> bool {
         let topology = &self.plan_of_moved().topology;
         keys.all(|key| topology.lives_at(key) == node)
     }
 
-    /// The same for the keys of a request, which are in this slot.
+    /// Whether all keys of a request in this slot are used at this node.
     pub(super) fn is_used_at(&self, slot: Slot, request: &[u8], node: NodeId) -> bool {
         let plan = self.plan_of_moved();
-        // The slot may have lost these keys to another number since the request came.
+        // With ketama, the keys may now be in another slot than when the request arrived.
         let is_known = plan.topology.placement().is_crc16();
         if is_known && !plan.topology.is_exceptional(slot) {
             return plan.topology.owner(slot) == node;

@@ -1,26 +1,26 @@
-//! Which nodes a command about all nodes goes to.
+//! Selection of nodes for commands about all nodes.
 //!
-//! A *keeper* is a node at which keys may be. What is asked about all keys is asked of keepers only: the others have
-//! nothing to say, and one of them that is down, or was never there, must not fail the command. What every node is to
-//! have (scripts, functions, settings) goes to the others too, as long as they are up, and their errors are left out. A
-//! node that misses it for that reason is given scripts and functions when keys move to it.
+//! A *keeper* is a node that may have keys. Commands about all keys go to keepers only: other nodes have no keys, and
+//! must not fail the command if they are down or were never reachable. State that every node should have (scripts,
+//! functions, settings) goes to other connected nodes too, with errors ignored. A node that misses such a command
+//! receives scripts and functions when keys move to it.
 
 use switchyard_policy::topology::{NodeId, Topology};
 
 use super::Worker;
 
-/// About what a command asks all nodes.
+/// Scope of a command about all nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FanOutScope {
-    /// Keys: those at which keys may be.
+    /// Keys: nodes that may have keys.
     DataNodes,
-    /// What every server has: the others too.
+    /// State of every server: all connected nodes as well.
     Everybody,
-    /// The same, where an error of any of them counts.
+    /// Like `Everybody`, and an error of any node counts.
     Unanimous,
 }
 
-/// The nodes at which keys may be, by the plan that the worker has adopted.
+/// Nodes that may have keys, by the worker's plan.
 #[derive(Debug, Default)]
 pub(super) struct DataNodes {
     all: Vec<NodeId>,
@@ -29,7 +29,7 @@ pub(super) struct DataNodes {
 }
 
 impl DataNodes {
-    /// The plan is another one.
+    /// Adopts a new topology.
     pub(super) fn adopt(&mut self, topology: &Topology) {
         self.is_one.clear();
         self.is_one.resize(topology.node_id_bound(), false);
@@ -50,7 +50,7 @@ impl DataNodes {
 }
 
 impl Worker {
-    /// The keepers and those of the others that are up.
+    /// Returns the keepers and all other connected nodes.
     pub(super) fn reachable(&self) -> Vec<NodeId> {
         self.plan
             .topology

@@ -1,7 +1,7 @@
-//! Commands that several nodes (or workers) answer together: their parts are collected, and one reply made of them.
+//! Commands answered by several nodes (or workers): their parts are collected and combined into one reply.
 //!
-//! A part that failed makes the whole an error, and where half of a write may have been executed the error says so.
-//! Parts are kept whole: a large reply that nobody joins never comes here.
+//! A failed part makes the whole reply an error. If half of a write may have been executed, the error states that.
+//! Parts are collected whole; large replies that need no combination do not come here.
 
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::NodeId;
@@ -23,45 +23,45 @@ use super::tracking::Options;
 use super::upstream::{Again, EXEC, Lane, MULTI, Pending, Phase, Purpose};
 use crate::slab::Handle;
 
-/// What a client is told instead of a reply that is put together in memory and would exceed what may wait for it.
+/// Error for a reply that is combined in memory and exceeds the client's output limit.
 pub(super) const TOO_LARGE: &str = "ERR the nodes' replies together are larger than output-limit";
 
-/// What an error says of a command of which other parts may have been executed.
+/// Part of an error for a command with other parts that may have been executed.
 const OTHERS_PERHAPS: &str = "; other parts of the command may have been executed";
 
-/// What is made of the parts.
+/// Combination of the parts.
 #[derive(Debug)]
 pub(super) enum Aggregation {
-    /// As the command table says.
+    /// As in the command table.
     Merged(Merge),
-    /// The same, of a command that may take long on a connection of short ones, because it must keep its place among
-    /// its client's.
+    /// Like `Merged`, for a command that may take long on the main lane, because it must keep its order among its
+    /// client's commands.
     Long(Merge),
-    /// The same, of a command that only reads: what failed of it has no half that was executed.
+    /// Like `Merged`, for a read: a failure leaves no half executed.
     Read(Merge),
     /// MGET: element `i` of the reply is the next element of part `layout[i]`.
     Values { layout: Vec<u16> },
-    /// INFO: the nodes' and our own.
+    /// INFO of the nodes and of the router.
     Info { sections: Vec<String>, digest: Box<Digest> },
-    /// COMMAND, as this request: any node's answer.
+    /// COMMAND, as in this request: any node's reply.
     Commands { request: Vec<u8> },
-    /// CLIENT LIST: texts, one after the other.
+    /// CLIENT LIST: concatenated texts.
     ClientList,
-    /// CLIENT KILL in its old form: OK, or an error where nobody was killed.
+    /// CLIENT KILL in its old form: OK, or an error if no client was killed.
     ClientKillOne,
-    /// CLIENT TRACKING with REDIRECT: who the target is.
+    /// CLIENT TRACKING with REDIRECT: lookup of the target.
     Redirect(Box<Options>),
-    /// MONITOR: the client is one when all workers know.
+    /// MONITOR: takes effect when all workers know.
     Monitor,
-    /// PUBLISH, SPUBLISH: the node's count, with our clients in the place of our own subscriptions.
+    /// PUBLISH, SPUBLISH: the node's count, with our clients instead of our own subscriptions.
     Publish { kind: Kind, channel: Box<[u8]>, node: NodeId },
-    /// SCRIPT EXISTS: 1 also where the router itself knows the script, because it gives it to a node that lacks it.
+    /// SCRIPT EXISTS: 1 also for scripts known to the router, because it loads them into a node that lacks them.
     ScriptExists { known: Vec<bool> },
     /// SELECT: the client's database changes if every node has it.
     Select { database: u32 },
-    /// The same request to source and target of a move: an answer that shows the key.
+    /// Double read: a request to source and target of a move. A reply with the key wins.
     DoubleRead { request: Vec<u8>, as_published: bool },
-    /// Several rounds.
+    /// A command in several steps.
     Rounds(Box<dyn MultiStepCommand>),
 }
 
@@ -80,21 +80,21 @@ pub(super) struct Gather {
     client: Handle,
     seq: u32,
     class: u8,
-    /// The client's when the command was read: a SELECT behind it changes nothing for it.
+    /// The client's database when the command was read. A later SELECT has no effect on it.
     database: u32,
     parts: Vec<Option<Vec<u8>>>,
-    /// The node of each part, where parts are nodes.
+    /// Node of each part, if parts are from nodes.
     nodes: Vec<NodeId>,
-    /// Those of them whose errors are left out: nothing depends on them.
+    /// Nodes whose errors are ignored.
     excused: Vec<NodeId>,
     left: usize,
     bytes: usize,
-    /// The epoch under which it chose its nodes, also those of later rounds.
+    /// Epoch in which the nodes were chosen, also for later steps.
     epoch: u64,
-    /// When it began, us.
+    /// Start time, microseconds.
     began_us: u64,
     whole: Aggregation,
-    /// Movers that are quiet as long as it lives.
+    /// Keeps movers quiesced until dropped.
     _quiet: Option<Box<QuiesceWait>>,
 }
 
@@ -103,45 +103,45 @@ impl Gather {
         self.began_us
     }
 
-    /// Whether it waits for no node that is silent.
+    /// Whether silent nodes are not waited for.
     pub(super) fn is_impatient(&self) -> bool {
         matches!(self.whole, Aggregation::Info { .. } | Aggregation::Commands { .. })
     }
 
-    /// The COMMAND that it is about.
+    /// Returns the request if this is COMMAND.
     pub(super) fn commands_request(&self) -> Option<&[u8]> {
         if let Aggregation::Commands { request } = &self.whole { Some(request) } else { None }
     }
 
-    /// A node of an INFO does not answer in time: these are its last figures.
+    /// Adds the last INFO of a node that does not reply in time.
     pub(super) fn add_info(&mut self, text: &[u8]) {
         if let Aggregation::Info { digest, .. } = &mut self.whole {
             digest.add(text);
         }
     }
 
-    /// The parts that have not come, and their nodes.
+    /// Returns the missing parts and their nodes.
     pub(super) fn missing(&self) -> Vec<(u32, NodeId)> {
         let parts = (0..).zip(&self.parts).zip(&self.nodes);
         parts.filter(|((_, part), _)| part.is_none()).map(|((number, _), node)| (number, *node)).collect()
     }
 
-    /// The epoch under which it began.
+    /// Epoch at the start.
     pub(super) fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Who waits for it.
+    /// Waiting client.
     pub(super) fn client(&self) -> Handle {
         self.client
     }
 
-    /// Bytes of the parts that have come.
+    /// Bytes of the received parts.
     pub(super) fn memory(&self) -> usize {
         self.parts.iter().flatten().map(Vec::capacity).sum()
     }
 
-    /// Nobody waits for it any more: errors take the place of the parts that have come.
+    /// Replaces received parts by errors after the client was disconnected.
     pub(super) fn drop_parts(&mut self) {
         for part in self.parts.iter_mut().flatten() {
             *part = b"-ERR the client was cut\r\n".to_vec();
@@ -150,7 +150,7 @@ impl Gather {
 }
 
 impl Worker {
-    /// Begins a gather for the command just read.
+    /// Starts a gather for the current command.
     pub(super) fn begin_gather(
         &mut self,
         client_handle: Handle,
@@ -188,7 +188,7 @@ impl Worker {
         self.send_parts(gather, part, node, lane, &[request], class);
     }
 
-    /// The same with several requests in one piece; the reply to the last is the part.
+    /// Sends several requests to a node together; the reply to the last is the part.
     pub(super) fn send_parts<R: AsRef<[u8]>>(
         &mut self,
         gather: Handle,
@@ -254,7 +254,7 @@ impl Worker {
         }
     }
 
-    /// Sends the same requests to every node that they are for; the reply to the last is the part.
+    /// Sends the same requests to all nodes of `reach`; the reply to the last is the part.
     pub(super) fn gather_every<R: AsRef<[u8]>>(
         &mut self,
         client: Handle,
@@ -268,7 +268,7 @@ impl Worker {
         if matches!(whole, Aggregation::Info { .. }) {
             nodes.retain(|node| !self.is_silent(*node, client));
         } else {
-            // What follows may not be answered from what nodes said before (INFO).
+            // Cached replies of nodes (INFO) must not be used for later commands of this client.
             self.clients.get_mut(client).into_iter().for_each(|client| client.wrote_us = self.now_us);
         }
         let Some(gather) = self.begin_gather(client, class, nodes.len(), whole) else { return };
@@ -278,13 +278,13 @@ impl Worker {
             self.gathers.get_mut(gather).into_iter().for_each(|gather| gather.excused.clone_from(&excused));
         }
         for (part, node) in nodes.into_iter().enumerate() {
-            // Slow commands may take for ever, and nobody waits so long for a node whose answer is not needed.
+            // Slow commands may take arbitrarily long, and the reply of an excused node is not worth the wait.
             let lane = if excused.contains(&node) { Lane::Main } else { lane };
             self.send_parts(gather, part as u32, node, lane, requests, class);
         }
     }
 
-    /// A part has come; the last one makes the reply.
+    /// Handles a part. The last one completes the reply.
     pub(super) fn gather_part(&mut self, handle: Handle, part: u32, answer: &[u8]) {
         let Some(gather) = self.gathers.get_mut(handle) else { return };
         let Some(place) = gather.parts.get_mut(part as usize).filter(|p| p.is_none()) else { return };
@@ -434,8 +434,8 @@ impl Worker {
     }
 }
 
-/// The error of a part, for the whole of a command that may change something. Where other parts were executed, or may
-/// have been, it must not say of the whole that it was not.
+/// Returns the error of a part for a whole command that may change something. If other parts were or may have been
+/// executed, the error must not deny the execution of the whole.
 pub(super) fn with_doubt(error: &[u8], parts: &[Vec<u8>]) -> Vec<u8> {
     let says_perhaps = |part: &[u8]| memchr::memmem::find(part, PERHAPS.as_bytes()).is_some();
     let is_in_doubt = parts.iter().any(|part| !reply::is_error(part) || says_perhaps(part));
@@ -447,8 +447,7 @@ pub(super) fn with_doubt(error: &[u8], parts: &[Vec<u8>]) -> Vec<u8> {
     out
 }
 
-/// Replies of nodes as one; `name` gives that of a node. An error of any is that of the whole, but where one success is
-/// enough.
+/// Combines replies of nodes. `name`: node of a part. Any error makes the whole an error, unless one success suffices.
 fn merged(merge: Merge, parts: Vec<Vec<u8>>, name: &dyn Fn(usize) -> String, resp3: bool) -> Vec<u8> {
     if merge == Merge::AnyOk {
         return any_ok(parts);
@@ -460,7 +459,7 @@ fn merged(merge: Merge, parts: Vec<Vec<u8>>, name: &dyn Fn(usize) -> String, res
     match merge {
         Merge::AnyOk => {}
         Merge::Sum => {
-            // A node may claim anything.
+            // Nodes may reply any number.
             let sum = parts.iter().filter_map(|p| reply::integer(p)).fold(0, i64::saturating_add);
             encode::integer(&mut out, sum);
         }
@@ -478,10 +477,10 @@ fn merged(merge: Merge, parts: Vec<Vec<u8>>, name: &dyn Fn(usize) -> String, res
         Merge::Figures => return memory_stats::together(&parts, resp3),
         Merge::Same => return parts.into_iter().next().unwrap_or_default(),
         Merge::Concat => {
-            // KEYS: what a move has left of its own is no key of anybody's.
+            // KEYS: staging keys of moves are hidden.
             let is_shown = |element: &&[u8]| !reply::text(element).is_some_and(is_temporary);
             let all = || parts.iter().flat_map(|p| reply::elements(p)).filter(is_shown);
-            // KEYS answers an array in RESP2 and in RESP3; keep what the nodes chose.
+            // KEYS replies with an array in RESP2 and RESP3; keep the type of the nodes.
             let kind = parts.first().and_then(|p| p.first()).copied().filter(|k| *k == b'~').unwrap_or(b'*');
             encode::header(&mut out, kind, all().count());
             all().for_each(|element| out.extend_from_slice(element));
@@ -491,19 +490,19 @@ fn merged(merge: Merge, parts: Vec<Vec<u8>>, name: &dyn Fn(usize) -> String, res
     out
 }
 
-/// The first success, or the first error where there is none.
+/// Returns the first success, or the first error if there is none.
 fn any_ok(parts: Vec<Vec<u8>>) -> Vec<u8> {
     let chosen = parts.iter().position(|p| !reply::is_error(p)).unwrap_or(0);
     parts.into_iter().nth(chosen).unwrap_or_default()
 }
 
-/// 1 where every part says 1, or `known` says so.
+/// Encodes 1 where every part has 1 or `known` is set.
 fn all_ones(out: &mut Vec<u8>, parts: &[Vec<u8>], known: &[bool]) {
     let count = parts.first().map_or(0, |p| reply::elements(p).remaining() as usize);
     encode::header(out, b'*', count);
     let mut columns: Vec<_> = parts.iter().map(|p| reply::elements(p)).collect();
     for place in 0..count {
-        // Every column goes on by one.
+        // Advances every column by one.
         let ones = columns.iter_mut().filter_map(|c| c.next().and_then(reply::integer)).filter(|n| *n == 1).count();
         encode::integer(out, i64::from(ones == columns.len() || known.get(place) == Some(&true)));
     }

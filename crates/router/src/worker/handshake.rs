@@ -1,8 +1,8 @@
-//! The first words with a node on a new connection: who we are, who it is, and what commands it has.
+//! Handshake with a node on a new connection: authentication, identification of the process, and its commands.
 //!
-//! In one piece: password, protocol, name, `CLIENT ID` and `INFO`. No command of a client is sent before all is
-//! answered, because the connection could not be ended by its number before, and a node that must not be served
-//! (another process without its data, a wrong version, a replica) shows itself here.
+//! Sent in one piece: password, protocol, name, `CLIENT ID` and `INFO`. No client command is sent before all replies:
+//! the connection could not be killed by its id before. And a node that must not be served (another process without its
+//! data, a wrong version, a replica) is detected here.
 
 use std::io;
 use std::sync::Arc;
@@ -28,89 +28,87 @@ use crate::settings::EmptyReturn;
 use crate::shared::{Commands, RoutingSnapshot, lock, unix_ms};
 use crate::slab::Handle;
 
-/// What a process that is not known is asked of its data.
+/// Queries about the data of an unknown process.
 const ABOUT_DATA: [(NodeHandshake, &[&str]); 3] = [
     (NodeHandshake::Persistence, &["INFO", "persistence"]),
     (NodeHandshake::Save, &["CONFIG", "GET", "save"]),
     (NodeHandshake::Keyspace, &["INFO", "keyspace"]),
 ];
 
-/// Stands for the keys of a process that does not say.
+/// Assumed amount of data of a process that refuses the query.
 const UNKNOWN: Holdings = Holdings { keys: 1, expires: 0, avg_ttl_ms: 0 };
 
-/// A field of INFO, in signs that are safe to show: what a node says must not draw on a terminal, or pass for other
-/// lines of the log.
+/// Returns a field of INFO with printable characters only, so that a node cannot control a terminal or forge log lines.
 fn field_of(info: &[u8], name: &str) -> Option<String> {
     let info = String::from_utf8_lossy(info);
     let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     Some(value.chars().filter(char::is_ascii_graphic).take(64).collect())
 }
 
-/// The process that INFO is about.
+/// Returns the `run_id` in an INFO reply.
 fn run_id_of(info: &[u8]) -> Option<String> {
     field_of(info, "run_id")
 }
 
-/// Whether fields of hashes have times of their own there: Redis from 7.4 on, Valkey from 9. What is not understood
-/// may.
+/// Whether hash fields may have their own TTL: Redis from 7.4 on, Valkey from 9. Unknown versions may.
 fn fields_expire(flavour: &str, version: &str) -> bool {
     let mut numbers = version.split('.').map(|number| number.parse::<u32>().unwrap_or(u32::MAX));
     let version = (numbers.next().unwrap_or(u32::MAX), numbers.next().unwrap_or(0));
     version >= if flavour == "valkey" { (9, 0) } else { (7, 4) }
 }
 
-/// An error of a node, safe to show.
+/// Returns the text of a node's error, without control characters.
 fn shown(error: &[u8]) -> String {
     reply::redacted_error(error).chars().map(|c| if c.is_control() { ' ' } else { c }).take(256).collect()
 }
 
-/// The questions of a greeting, in order.
+/// Steps of a handshake, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum NodeHandshake {
     Hello,
     Auth,
     SetName,
-    /// SELECT of the last database that clients use.
+    /// SELECT of the highest database that clients use.
     Databases(u32),
     Select,
-    /// CLIENT TRACKING, of connections for hot copies.
+    /// CLIENT TRACKING, on connections for hot copies.
     Tracking,
     Multi,
     Exec,
     Role,
-    /// INFO replication of a replica, and INFO persistence after it; with the answer to the former.
+    /// INFO replication of a replica, and then INFO persistence, with the reply to the former.
     Replication,
     Loading(Vec<u8>),
     ClientId,
     Persistence,
     Save,
     Keyspace,
-    /// How many connections it takes.
+    /// CONFIG GET maxclients.
     MaxClients,
-    /// Of connections that one client has alone: whether the process is known.
+    /// On exclusive connections: identification of the process.
     Process,
     Info,
-    /// Which router serves the node.
+    /// Read the ownership record.
     Seat,
-    /// That this one does from now on.
+    /// Claim the node for this router.
     Claim,
-    /// The same question as `Seat`, after that; with what INFO said.
+    /// Read the ownership record after the claim. With the INFO reply.
     Claimed(Vec<u8>),
-    /// CLIENT LIST, at the first meeting with this process; with what INFO said.
+    /// CLIENT LIST, at the first contact with this process. With the INFO reply.
     LeftBehind(Vec<u8>),
-    /// CLIENT KILL of a connection that the router, or an earlier run of it, has left; the last one with what INFO
-    /// said.
+    /// CLIENT KILL of a connection of the router or of an earlier run. The last one has the INFO reply.
     Ended(Option<Vec<u8>>),
-    /// The process was here before, and another one since: what was left at it then (these clients) is ended. With what
-    /// INFO said.
+    /// The process has returned after being replaced by another process. Its old connections (these client ids) have
+    /// been killed. With the INFO reply.
     Returned(Vec<u64>, Vec<u8>),
-    /// Other workers still use the primary before this one. With what INFO said.
+    /// Other workers still use the previous primary. With the INFO reply.
     Others(Vec<u8>),
-    /// No question: an earlier router may still reply from hot copies of the node's keys. With the reply to INFO.
+    /// No query: waits, because an earlier router may still reply from hot copies of the node's keys. With the INFO
+    /// reply.
     Waits(Vec<u8>),
 }
 
-/// It is known who answers: what was left there comes first, then it is used.
+/// Continues after the identification of the process: old connections are killed before it is used.
 fn greet_known(worker: &mut Worker, handle: Handle, info: &[u8]) {
     let Some((node, lane)) = worker.links.get(handle).map(|link| (link.node, link.lane)) else { return };
     let returned = run_id_of(info).filter(|run_id| {
@@ -118,7 +116,7 @@ fn greet_known(worker: &mut Worker, handle: Handle, info: &[u8]) {
     });
     let left = returned.map(|run_id| worker.shared.connections.left_at(node, &run_id)).unwrap_or_default();
     if !left.is_empty() {
-        // Nobody counts what may still be executed of them: while another process was here, it could not be.
+        // Not counted as zombies: while another process served, their commands could not be executed.
         let kill = |id: &u64| {
             (NodeHandshake::Ended(None), ["CLIENT", "KILL", "ID", &id.to_string()].map(str::to_owned).to_vec())
         };
@@ -141,14 +139,14 @@ fn greet_known(worker: &mut Worker, handle: Handle, info: &[u8]) {
     }
 }
 
-/// Returns whether a greeted connection may be used. Otherwise reads the mark first, or waits until an earlier router
-/// has no hot copies of the node's keys.
+/// Returns whether a connection may be used after the handshake. Otherwise reads the ownership record first, or waits
+/// until an earlier router has no hot copies of the node's keys.
 fn is_admitted(worker: &mut Worker, handle: Handle, info: &[u8], run_id: Option<&str>) -> bool {
     let Some(link) = worker.links.get_mut(handle).filter(|link| link.lane != Lane::Replica) else { return true };
     let (Some(seat), Some(run_id)) = (&worker.shared.seat, run_id) else { return true };
     match seat.admission(link.node, run_id) {
         Admission::Admitted => return true,
-        // The node keeps no marks, so no router has hot copies of its keys.
+        // The node stores no ownership records, so no router has hot copies of its keys.
         Admission::Unmet if link.standing == OwnershipStatus::Unmarked => {
             seat.meet_unmarked(link.node, run_id);
             return true;
@@ -170,8 +168,8 @@ pub(super) fn end_wait_for_earlier_router(worker: &mut Worker, handle: Handle) {
 }
 
 impl Worker {
-    /// Connected: asks the node who it is before anything else is sent. Sending nothing before its answer makes the
-    /// connection one that a CLIENT KILL by a later connection surely reaches.
+    /// Starts the handshake after connecting. No command is sent before its replies, so that a CLIENT KILL over a later
+    /// connection certainly reaches this one.
     pub(super) fn greet_node(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let Some(access) = self.plan.live.nodes.get(&link.node) else { return };
@@ -181,7 +179,7 @@ impl Worker {
         link.greeting.clear();
         (link.knows_data, link.holdings, link.is_loading, link.persists) = (false, None, false, false);
         link.standing = OwnershipStatus::Unmarked;
-        // It is asked again: what an earlier connection was refused, this one may be allowed.
+        // Permissions may have changed since an earlier connection.
         link.no_multi = None;
         let name = self.shared.connection_name(self.index);
         let mut bytes = Vec::new();
@@ -200,7 +198,7 @@ impl Worker {
             (None, false) => {}
         }
         ask(link, NodeHandshake::SetName, &["CLIENT", "SETNAME", &name]);
-        // Clients may be in any of them: a command for one that the node does not have would be executed in another.
+        // Clients may use any of them: a command for a missing database would be executed in the wrong database.
         if let Some(last) = self.shared.databases().checked_sub(1).filter(|last| *last > link.start_database) {
             ask(link, NodeHandshake::Databases(last), &["SELECT", &last.to_string()]);
         }
@@ -210,8 +208,8 @@ impl Worker {
             ask(link, NodeHandshake::Tracking, &["CLIENT", "TRACKING", "ON"]);
         }
         let is_alone = link.lane.is_exclusive();
-        // Sent in one piece later on, without waiting for the answer to MULTI: where that were refused, the commands
-        // behind it would be executed one by one.
+        // Transactions are later sent in one piece without waiting for the reply to MULTI. If that were refused, the
+        // commands would be executed one by one.
         if !matches!(link.lane, Lane::Blocking | Lane::Pubsub | Lane::Fills) {
             ask(link, NodeHandshake::Multi, &["MULTI"]);
             ask(link, NodeHandshake::Exec, &["EXEC"]);
@@ -224,12 +222,13 @@ impl Worker {
             ask(link, NodeHandshake::Loading(Vec::new()), &["INFO", "persistence"]);
         }
         ask(link, NodeHandshake::ClientId, &["CLIENT", "ID"]);
-        // Behind CLIENT SETNAME: whoever takes over ends what has a name, and what is named later sees it here.
+        // After CLIENT SETNAME: a router that takes over kills named connections, and connections named later see its
+        // record here.
         if let Some(seat) = self.shared.seat.as_ref().filter(|_| link.lane != Lane::Replica) {
             let question = seat.question();
             ask(link, NodeHandshake::Seat, &question.iter().map(String::as_str).collect::<Vec<_>>());
         }
-        // There may be thousands that one client has alone, and they say nothing new of a process that is known.
+        // There may be thousands of exclusive connections, and they reveal nothing new about a known process.
         if is_alone {
             ask(link, NodeHandshake::Process, &["INFO", "server"]);
         } else {
@@ -244,7 +243,7 @@ impl Worker {
 
     fn send_greeting(&mut self, handle: Handle, bytes: &[u8]) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        // Small, on a connection that has nothing under way: it fits the socket's buffer whole.
+        // Small, on an idle connection: it fits into the socket buffer.
         let tls = &mut link.tls;
         let sent = link.fd.as_ref().map(|fd| transport::send(fd, tls, bytes));
         match sent {
@@ -254,8 +253,8 @@ impl Worker {
         }
     }
 
-    /// The process behind a connection that one client is to have alone has said who it is. One that is not known is
-    /// asked about its data, as on every shared connection.
+    /// Handles the identification of the process on an exclusive connection. An unknown process is queried about its
+    /// data, as on shared connections.
     fn greet_process(&mut self, handle: Handle, info: &[u8]) {
         let run_id = run_id_of(info).map(Arc::from);
         let Some(link) = self.links.get_mut(handle) else { return };
@@ -359,7 +358,7 @@ impl Worker {
             (NodeHandshake::ClientId, None) => {
                 link.client_id = reply::integer(answer).and_then(|id| u64::try_from(id).ok()).unwrap_or(0);
             }
-            // Where it does not say, it is taken for one that keeps nothing and has keys: it is served.
+            // If it refuses, it counts as a process with keys and without persistence: it is served.
             (
                 NodeHandshake::Persistence | NodeHandshake::Save | NodeHandshake::Keyspace | NodeHandshake::MaxClients,
                 Some(_),
@@ -425,7 +424,7 @@ impl Worker {
                 kills.push((NodeHandshake::Ended(Some(info)), kill(last)));
                 self.send_queries(handle, kills);
             }
-            // It is gone already.
+            // Already gone.
             (NodeHandshake::Ended(info), error)
                 if error.as_ref().is_none_or(|error| error.starts_with("ERR No such")) =>
             {
@@ -434,7 +433,7 @@ impl Worker {
                 }
             }
             (NodeHandshake::Ended(_), None) => {}
-            // No move will be possible there, so nothing relies on it.
+            // No move will be possible there, so no code relies on it.
             (NodeHandshake::LeftBehind(info), Some(error)) => {
                 if let Some(run_id) = run_id_of(&info) {
                     self.shared.fences.note_silent(node, &run_id);
@@ -451,7 +450,7 @@ impl Worker {
         }
     }
 
-    /// Asks further questions before the connection is used.
+    /// Sends further queries before the connection is used.
     fn send_queries(&mut self, handle: Handle, questions: Vec<(NodeHandshake, Vec<String>)>) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let mut bytes = Vec::new();
@@ -475,7 +474,7 @@ impl Worker {
         }
     }
 
-    /// Takes note of which router serves the node; gives up where this one must not use it.
+    /// Records which router owns the node. Closes the connection if this router must not use it.
     fn learn_standing(&mut self, handle: Handle, answer: &[u8]) -> Option<OwnershipStatus> {
         let node = self.links.get(handle)?.node;
         let standing = self.shared.seat.as_ref()?.judge(&self.node_name(node), answer);
@@ -486,13 +485,13 @@ impl Worker {
         Some(standing)
     }
 
-    /// Why a node that is being greeted must not be served, where that is so: it lost what it had, and nobody has said
-    /// that this is all right.
+    /// Returns the reason why this node must not be served, if so: it has lost its data, and no operator has accepted
+    /// that.
     fn comes_back_without_data(&self, handle: Handle, run_id: Option<&str>) -> Option<String> {
         let link = self.links.get(handle).filter(|link| link.lane != Lane::Replica)?;
         let (node, now, is_loading, policy) =
             (link.node, link.holdings?.keys, link.is_loading, self.plan.live.empty_return);
-        // Where no key is looked for, none is missed.
+        // A node without assigned keys misses none.
         if !self.plan.topology.nodes_with_keys().contains(&node) {
             return None;
         }
@@ -564,8 +563,8 @@ impl Worker {
         note_process(self, handle, run_id.as_ref());
         let Some(link) = self.links.get_mut(handle) else { return };
         if link.lane != Lane::Replica && !self.shared.are_others_left() {
-            // A write here would be answered while others read at the primary before, or at the process before. They
-            // leave it within a turn.
+            // A write here could be acknowledged while others still read at the old primary or process. They leave it
+            // within a turn.
             return self.send_queries(handle, vec![(NodeHandshake::Others(info.to_vec()), vec!["PING".to_owned()])]);
         }
         link.comes_up();
@@ -577,8 +576,7 @@ impl Worker {
         link.counters.connects.add(1);
         let (node, lane, resp3) = (link.node, link.lane, link.resp3);
         if lane == Lane::Replica {
-            // What is known of a node is known of its primary. And a replica is only read: what a connection to it
-            // leaves behind changes nothing.
+            // Facts about a node concern its primary. And replicas are only read, so their zombies are harmless.
             self.links.mark(handle);
             return;
         }
@@ -634,11 +632,11 @@ impl Worker {
         self.links.mark(handle);
     }
 
-    /// Adds commands that the node has and our table lacks (modules, renamed commands).
+    /// Adds commands of the node that our table lacks (modules, renamed commands).
     pub(super) fn learn(&mut self, node: NodeId, answer: &[u8]) {
         let learnt = parse_command_reply(answer);
         self.shared.with_facts(node, |f| f.commands = Commands::Known);
-        // Not under the lock of the plan: there may be many. Another worker may have learnt others meanwhile.
+        // Without the lock of the plan, because there may be many. Another worker may add others concurrently.
         let (mut count, mut done) = (0, false);
         while !done {
             let known = self.shared.plan().commands.clone();
@@ -656,9 +654,9 @@ impl Worker {
     }
 }
 
-/// Records the process to which a connection leads. If it is another process than before, all workers end their
-/// connections to that one: an address may lead to a new primary while connections to the old one stay open, so clients
-/// would read and write at both.
+/// Records the process of a connection. If it has replaced another process, all workers close their connections to that
+/// one: an address may lead to a new primary while connections to the old one stay open, so clients would read and
+/// write at both.
 fn note_process(worker: &Worker, handle: Handle, run_id: Option<&Arc<str>>) {
     let Some(link) = worker.links.get(handle).filter(|link| link.lane != Lane::Replica) else { return };
     let (node, holdings, start_database) = (link.node, link.holdings, link.start_database);
@@ -669,9 +667,9 @@ fn note_process(worker: &Worker, handle: Handle, run_id: Option<&Arc<str>>) {
         }
         let restarted = facts.run_id.is_some();
         if restarted {
-            // No write of a client has gone to a node before its first process is known.
+            // No write of a client was sent to a node before its first process is known.
             worker.shared.reigns.begin(node);
-            // Before any worker reads from it: values of the other process are outdated.
+            // Before any worker reads from it: values of the other process are stale.
             worker.shared.hot.renew_node(node);
             // Before any worker reads keys of a scan from it.
             lock(&worker.shared.scans).restarted(node, worker.shared.scan_tick());
@@ -680,7 +678,7 @@ fn note_process(worker: &Worker, handle: Handle, run_id: Option<&Arc<str>>) {
         facts.databases = start_database + 1;
         facts.run_id = run_id.cloned();
         facts.is_marked = false;
-        // Later counts are those of `Router::note_data`.
+        // Later counts come from `Router::note_data`.
         facts.data = Data::met(holdings.unwrap_or(UNKNOWN), unix_ms(), sent);
         restarted
     });

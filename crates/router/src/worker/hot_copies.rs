@@ -1,10 +1,10 @@
-//! Hot copies at a worker: what it answers itself, what it asks nodes for, and which gates its writes hold shut.
+//! Hot copies in a worker: hits, fills, and the gates shut by its writes.
 //!
-//! Rules and proof are in [`switchyard_policy::hot_copies`] and docs/design/hot-copies.md. Here is what only a worker
-//! knows: which keys a command may write ([`hold`]), what is still under way at a node ([`publish_drained`]), and whom
-//! a fill makes wait ([`copied`], [`filled`]).
+//! Rules and proof are in [`switchyard_policy::hot_copies`] and docs/design/hot-copies.md. This file has the parts that
+//! need a worker: keys that a command may write ([`hold`]), commands in flight at nodes ([`publish_drained`]), and
+//! clients that wait for a fill ([`copied`], [`filled`]).
 //!
-//! Functions and no methods of `Worker`: what they own is [`HotCopyStore`], and the rest they ask for.
+//! Functions rather than methods of `Worker`: they own [`HotCopyStore`], and get the rest as an argument.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,25 +37,24 @@ use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::tap::Outcome;
 
-/// Clients wait no longer for a fill: then their nodes answer them.
+/// Maximum wait of clients for a fill. Then their nodes answer.
 const PATIENCE_US: u64 = 50_000;
 
-/// Copies that were not used for so long are dropped, and the nodes hear of those that were.
+/// Interval of sweeps, which drop unused copies and report used ones to the nodes, in microseconds.
 const SWEEP_US: u64 = 10_000_000;
 
-/// Keys of which the nodes are told that they are used, at a sweep.
+/// Maximum keys reported as used per sweep.
 const TOUCHES: usize = 1_000;
 
-/// A fill under way: whom it makes wait, and what its answer looks like.
+/// A fill in progress: waiting clients, and the form of its reply.
 #[derive(Debug, Default)]
 struct Waiting {
     shape: Shape,
     clients: Vec<Handle>,
 }
 
-/// The clock of hits. Each hit needs a reading from after its command was received, and before its reply is handed
-/// over. A reading of the turn would be too early: the process can be stopped between the start of a turn and a read of
-/// a socket.
+/// Clock of hits. Each hit needs a reading after its command was received and before its reply is passed on. A reading
+/// at the start of the turn would be too early: the process can be stopped between that time and a read of a socket.
 #[derive(Clone, Copy, Debug, Default)]
 enum HitClock {
     /// Each hit reads the clock.
@@ -75,31 +74,31 @@ impl HitClock {
     }
 }
 
-/// What a worker has of hot copies.
+/// State of hot copies in a worker.
 #[derive(Debug)]
 pub(super) struct HotCopyStore {
     copies: Copies,
     holds: WriteHolds,
     gates: Arc<Table>,
     generation: u64,
-    /// Every key that is read is wanted.
+    /// Every key that is read becomes cacheable.
     all: bool,
-    /// Some key is armed: writes raise gates.
+    /// There are cacheable keys: writes raise gates.
     is_armed: bool,
     fingerprints: Fingerprinter,
     waiting: BTreeMap<u32, Waiting>,
-    /// What hits have taken of the turn under way.
+    /// Budget of hits in this turn.
     share: TurnBudget,
     clock: HitClock,
-    /// Nodes that have not answered a fill in time: nobody waits for another one there.
+    /// Nodes with an overdue fill: clients do not wait for another fill there.
     slow_nodes: Vec<NodeId>,
-    /// By node number: fields of hashes have times of their own there, which nobody says.
+    /// By node number: types whose elements may expire without a notification.
     expire: Vec<Elements>,
-    /// Nodes at which others may write unseen: nothing is filled there.
+    /// Nodes with possible unseen writes of others: no fills.
     uncacheable_nodes: Vec<NodeId>,
-    /// Nodes that have refused PTTL since they were asked last.
+    /// Nodes that have refused PTTL since the last query.
     refusing: Vec<NodeId>,
-    /// The oldest generation under way, by node, as others were told last.
+    /// Last published value: oldest generation in flight by node.
     drained: Vec<u64>,
     found: Vec<GateId>,
     sweeps_at_us: u64,
@@ -129,20 +128,20 @@ impl HotCopyStore {
         }
     }
 
-    /// Whether a command may be answered here.
+    /// Whether commands may be answered here.
     #[inline]
     pub(super) const fn is_used(&self) -> bool {
         self.is_armed || self.all
     }
 
-    /// Commands of a client are looked at, in the turn that began then.
+    /// Starts a run of commands of a client. `now_us`: start of the turn.
     #[inline]
     pub(super) fn begin_run(&mut self, now_us: u64) {
         self.share.begin(now_us);
         self.clock = HitClock::Run(None);
     }
 
-    /// Ends the run: commands that are dispatched later were perhaps not received yet.
+    /// Ends the run: commands dispatched later may not have been received yet.
     #[inline]
     pub(super) fn end_run(&mut self) {
         self.clock = HitClock::Each;
@@ -154,13 +153,13 @@ impl HotCopyStore {
         self.is_armed
     }
 
-    /// The generation by which gates are raised.
+    /// Generation of the adopted set, whose gates are raised.
     #[inline]
     pub(super) const fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Copies that a node has given are kept.
+    /// Whether there are any copies.
     pub(super) fn has_copies(&self) -> bool {
         self.copies.sizes().copies > 0
     }
@@ -169,7 +168,7 @@ impl HotCopyStore {
         self.fingerprints.of(key).0 as u64
     }
 
-    /// A command of which somebody wants to hear the end is over.
+    /// Handles the end of an observed command.
     pub(super) fn over(&mut self, end: CommandSeq, outcome: Outcome) {
         let how = if outcome == Outcome::Doubtful { WriteOutcome::Doubtful } else { WriteOutcome::Certain };
         self.holds.over(&*self.gates, end.number(), how);
@@ -178,21 +177,21 @@ impl HotCopyStore {
 
 // ---- writes ----
 
-/// Whether a command may change a key that it names, or any.
+/// Whether a command may change keys.
 fn may_write(command: &Command) -> bool {
-    // PFCOUNT keeps what it has counted in its key.
+    // PFCOUNT stores its result in the key.
     writes(command) || &*command.name == "PFCOUNT"
 }
 
-/// A command is about to be sent: shuts the gates of what it may write. Gives the number of its end, where somebody
-/// wants to hear of it.
+/// Shuts the gates of keys that a command may write. Call it before the command is sent. Returns its number, if its end
+/// is observed.
 pub(super) fn hold(worker: &mut Worker, keyed: KeyedCommand<'_>, end: CommandSeq) -> CommandSeq {
     let mut found = std::mem::take(&mut worker.observers.hot.found);
     found.clear();
     match keyed.call {
         Call::Found(command, _) if !may_write(command) => {}
         Call::Found(command, args) => gates_of(worker, keyed.node, command, args, &mut found),
-        // It changes nothing: every WAIT would end all copies of the node.
+        // Changes no keys. Otherwise every WAIT would invalidate all copies of the node.
         Call::Bytes(MARK) => {}
         Call::Bytes(request) => {
             let plan = worker.plan.clone();
@@ -218,7 +217,7 @@ pub(super) fn hold(worker: &mut Worker, keyed: KeyedCommand<'_>, end: CommandSeq
     end
 }
 
-/// The gates of what a command may write.
+/// Collects the gates of keys that a command may write.
 fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_>, found: &mut Vec<GateId>) {
     if command.flags.has(Flags::PUBSUB) {
         return;
@@ -231,13 +230,13 @@ fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_
     let set = hot.copies.set();
     let keys = places.iter().filter_map(|place| args.get(*place as usize));
     if command.flags.has(Flags::SCRIPT) {
-        // One that is checked touches keys in the slots of those that it declares, and no others. A library may have
-        // come to its node past the check.
+        // A checked script uses only keys in the slots of its declared keys. A function library may have bypassed the
+        // check.
         if worker.plan.checks_scripts() && !command.name.starts_with("FCALL") {
             match worker.plan.topology.placement() {
                 Placement::Crc16 => keys.for_each(|key| found.extend(set.gates_in(crc16_slot(key)))),
-                // There it touches the keys themselves, and the slot of an armed key may be that of an earlier list of
-                // servers.
+                // With ketama, a script uses only its declared keys, and the slot of a cacheable key may be from an
+                // earlier server list.
                 Placement::Continuum(_) => found
                     .extend(keys.map(|key| hot.hash(key)).filter(|hash| set.get(*hash).is_some()).map(GateId::of_key)),
             }
@@ -248,7 +247,7 @@ fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_
         let armed = keys.map(|key| hot.hash(key)).filter(|hash| set.get(*hash).is_some());
         found.extend(armed.map(GateId::of_key));
     } else if keys_found == Err(KeyError::Undescribed) || matches!(command.handling, Handling::OnlyNode(_)) {
-        // The only node is given it all the same.
+        // A single node receives it all the same.
         found.push(GateId::of_node(node));
     } else if command.flags.has(Flags::WRITE) && !matches!(command.handling, Handling::Local(_)) {
         found.push(GateId::of_node(node));
@@ -258,7 +257,7 @@ fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_
 
 // ---- reads ----
 
-/// What a copy makes of a command that reads one key, instead of its node. `None`: the node answers.
+/// Answers a read of one key from a copy, or fills it. `None`: the node answers.
 #[inline]
 pub(super) fn copied(
     worker: &mut Worker,
@@ -280,7 +279,7 @@ pub(super) fn copied(
     }
     let quick = rapidhash::v3::rapidhash_v3(raw);
     let (database, resp3) = (client.database, client.resp3);
-    // What a client asks a node for in one pipeline is executed in its order.
+    // Commands of a client in one pipeline to a node are executed in order.
     if let Some(again) = hot.copies.find_recent(&*hot.gates, quick, (database, raw, resp3), || hot.clock.read())
         && !client.is_under_way_at(again.node)
     {
@@ -330,15 +329,15 @@ pub(super) fn copied(
     Some(Flow::Stall(Stall::Fill))
 }
 
-/// Whether a client may be answered from copies. One that tracks its keys is told of changes of what it has read at the
-/// node, one that reads from replicas has said who is to answer, and what another lane carries for it is not all sent.
+/// Whether a client may be answered from copies. Not if it tracks keys, because the node must know its reads; not if it
+/// reads from replicas; not if commands on another lane are in flight.
 #[inline]
 fn takes_copies(client: &mut Client) -> bool {
     client.tracked.is_none() && client.reads == Reads::Primary && client.may_take(Lane::Main)
 }
 
-/// What copies make of a command that is split by its keys: EXISTS of one key, and MGET.
-#[allow(clippy::too_many_arguments)] // one call, of what `split` has at hand
+/// Answers a command that is split by keys from copies: EXISTS of one key, and MGET.
+#[allow(clippy::too_many_arguments)] // a single call, with locals of `split`
 pub(super) fn copies_of(
     worker: &mut Worker,
     handle: Handle,
@@ -359,8 +358,7 @@ pub(super) fn copies_of(
     }
 }
 
-/// MGET of keys of which all have copies: its reply. Those that could have some and have none are asked for, and nobody
-/// waits.
+/// Answers an MGET if all keys have copies. Cacheable keys without a copy are filled without a wait.
 fn copied_values(
     worker: &mut Worker,
     handle: Handle,
@@ -401,8 +399,8 @@ fn copied_values(
             |since| shared.hot.may_fill(since, node),
         ) {
             Read::Hit(reply) => {
-                // As the node's own reply, one that is large is taken as it comes, and not made whole: names are short,
-                // and what they stand for is not.
+                // As for a node's reply, a large one is streamed rather than collected: names are short, but values may
+                // be large.
                 if answer.len() + reply.len() > large {
                     return None;
                 }
@@ -430,18 +428,18 @@ fn copied_values(
     Some(Flow::Next)
 }
 
-/// Types whose elements may have times to live of their own.
+/// Types whose elements may have their own TTL.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Elements {
-    /// Fields of hashes.
+    /// Hash fields.
     pub(super) of_hash: bool,
-    /// Members of sets.
+    /// Set members.
     pub(super) of_set: bool,
 }
 
 impl Elements {
-    /// The types that a read with this name may be about. The key ends with its last element, also because a client
-    /// reads it.
+    /// Returns the types that a command with this name may read. A key disappears with its last element, also if a read
+    /// expires it.
     fn read_by(name: &str) -> Self {
         let any = matches!(name, "EXISTS" | "TYPE");
         Self {
@@ -450,13 +448,13 @@ impl Elements {
         }
     }
 
-    /// Whether the two have a type in common.
+    /// Whether both have a type in common.
     const fn meets(self, other: Self) -> bool {
         self.of_hash && other.of_hash || self.of_set && other.of_set
     }
 }
 
-/// Asks a node for a copy. `None`: it cannot be asked now.
+/// Starts a fill at a node. `None`: not possible now.
 fn begin(worker: &mut Worker, elements: Elements, asked: &ReadRequest<'_>) -> Option<u32> {
     let ReadRequest { node, database, .. } = *asked;
     let link_handle = worker.shared_link(node, Lane::Fills, true);
@@ -486,13 +484,14 @@ fn begin(worker: &mut Worker, elements: Elements, asked: &ReadRequest<'_>) -> Op
     Some(number)
 }
 
-/// The time by which copies live, us: keys live on at their nodes while this host is suspended.
+/// Returns the clock for the age of copies, in microseconds: keys continue to age at their nodes while this host is
+/// suspended.
 fn exact_us() -> u64 {
     let time = clock_gettime(ClockId::Boottime);
     time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000
 }
 
-/// A key makes up a part of the last commands to its node: it is reported at once.
+/// Reports a key that is a large part of the last commands to its node.
 #[cold]
 pub(super) fn noticed(worker: &mut Worker, key: &[u8], count: u8) {
     let hash = worker.observers.hot.hash(key);
@@ -502,9 +501,9 @@ pub(super) fn noticed(worker: &mut Worker, key: &[u8], count: u8) {
     }
 }
 
-// ---- what nodes say ----
+// ---- messages of nodes ----
 
-/// A node has answered PTTL for a fill.
+/// Handles the reply to PTTL for a fill.
 pub(super) fn on_ttl_reply(worker: &mut Worker, node: NodeId, number: u32, answer: &[u8]) {
     if reply::is_error(answer) {
         if !worker.observers.hot.refusing.contains(&node) {
@@ -530,7 +529,7 @@ pub(super) fn on_ttl_reply(worker: &mut Worker, node: NodeId, number: u32, answe
     }
 }
 
-/// A fill is over: the node has answered, or (`lost`) will not.
+/// Ends a fill with the node's reply, or without one (`lost`).
 pub(super) fn filled(worker: &mut Worker, number: u32, answer: &[u8], lost: bool) {
     let Worker { observers: hearers, plan, counters, now_us, .. } = &mut *worker;
     let hot = &mut hearers.hot;
@@ -553,23 +552,23 @@ pub(super) fn filled(worker: &mut Worker, number: u32, answer: &[u8], lost: bool
     }
 }
 
-/// The answer is too large to be collected.
+/// Drops a fill whose reply is too large to collect.
 pub(super) fn fill_too_large(worker: &mut Worker, number: u32) {
     worker.observers.hot.copies.discard_fill(number, Discarded::Large);
     filled(worker, number, b"", false);
 }
 
-/// A client has waited for a fill long enough.
+/// Ends a client's wait for a fill.
 fn go_on(worker: &mut Worker, handle: Handle) {
     if let Some(client) = worker.clients.get_mut(handle).filter(|client| client.stall == Stall::Fill) {
         client.has_waited_for_fill = true;
-        // It comes again, and is one command.
+        // The same command will be dispatched again.
         client.was_counted = client.guard & guard::COUNTED != 0;
         worker.unstall(handle);
     }
 }
 
-/// A node says that keys have changed which were asked for on this connection.
+/// Handles an invalidation of keys that were read on this connection.
 pub(super) fn invalidated(worker: &mut Worker, node: NodeId, message: &[u8]) {
     let mut parts = reply::elements(message);
     if parts.next().and_then(reply::text) != Some(b"invalidate") {
@@ -592,7 +591,7 @@ pub(super) fn invalidated(worker: &mut Worker, node: NodeId, message: &[u8]) {
     count(worker);
 }
 
-/// The connection for fills is up: the node tracks what is asked for on it.
+/// Handles a new connection for fills, on which the node tracks reads.
 pub(super) fn link_up(worker: &mut Worker, node: NodeId, about: &About<'_>) {
     let About { run_id, standing, .. } = *about;
     let hot = &mut worker.observers.hot;
@@ -601,7 +600,7 @@ pub(super) fn link_up(worker: &mut Worker, node: NodeId, about: &About<'_>) {
     }
     hot.expire[node.index()] = about.expire;
     hot.uncacheable_nodes.retain(|barred| *barred != node);
-    // Another router's writes raise no gates of ours. Nor do those of an earlier run of this one, which the node may
+    // Writes of another router raise no gates of this one. Neither do writes of an earlier run, which the node may
     // execute late.
     let why = if !about.is_covered {
         Some("it is newer than the command table")
@@ -621,7 +620,7 @@ pub(super) fn link_up(worker: &mut Worker, node: NodeId, about: &About<'_>) {
     }
 }
 
-/// Properties of a node, from its greeting.
+/// Properties of a node, from its handshake.
 pub(super) struct About<'a> {
     pub(super) expire: Elements,
     /// The command table covers its version.
@@ -636,14 +635,14 @@ fn gives_again(worker: &Worker, node: NodeId) {
     }
 }
 
-/// The node refuses to say what changes, or how long a key lives: it gives no copies.
+/// Disables copies of a node that refuses a required command.
 pub(super) fn refused(worker: &mut Worker, node: NodeId, why: &str) {
     if worker.shared.hot.refused(node, Some(why.to_owned())) {
         warn!(node = %worker.node_name(node), why, "no hot copies of this node's keys: it refuses what they need (CLIENT TRACKING, PTTL, CLIENT LIST, ACL SETUSER)");
     }
 }
 
-/// The connection for fills is lost: the node says nothing more of what was read on it.
+/// Handles the loss of the connection for fills: the node no longer reports changes of keys read on it.
 pub(super) fn link_lost(worker: &mut Worker, node: NodeId) {
     worker.observers.hot.copies.lost(node, Discarded::Lost);
     count(worker);
@@ -655,22 +654,22 @@ fn count(worker: &Worker) {
     worker.counters.hot.bytes.set(sizes.bytes as u64);
 }
 
-// ---- the set, and the plan ----
+// ---- set and plan ----
 
-/// The node at which a key lives; `None`: its slot is on its way. `slot`: its slot, where slots never change.
+/// Returns the node of a key. `None`: its slot is in transit. `slot`: its slot with CRC16, where slots are constant.
 fn lives_at(plan: &RoutingSnapshot, key: &[u8], slot: Slot) -> Option<NodeId> {
     let slot = if plan.topology.placement().is_crc16() { slot } else { plan.topology.slot_of(key) };
     plan.topology.transit(slot).is_none().then(|| plan.topology.lives_at(key))
 }
 
-/// Another topology is in force.
+/// Adopts a new topology.
 pub(super) fn place_anew(worker: &mut Worker) {
     let Worker { observers: hearers, plan, .. } = &mut *worker;
     hearers.hot.copies.update_placement(|key, slot| lives_at(plan, key, slot));
     count(worker);
 }
 
-/// The settings may be others.
+/// Adopts changed settings.
 pub(super) fn limit(worker: &mut Worker) {
     let settings = &worker.plan.live.hot_copies;
     let share = settings.bytes_of_worker(worker.shared.counters.len());
@@ -679,12 +678,13 @@ pub(super) fn limit(worker: &mut Worker) {
     count(worker);
 }
 
-/// Another set is published: from now on this worker raises gates by it.
+/// Adopts a new set: from now on this worker raises its gates.
 pub(super) fn adopt(worker: &mut Worker) {
     let Published { set, gates, all, .. } = worker.shared.hot.published();
     let hot = &mut worker.observers.hot;
     if !Arc::ptr_eq(&hot.gates, &gates) {
-        // What was raised there nobody looks at any more. What is under way is older than any key's arming.
+        // Gates raised in the old table have no effect any more. Commands in flight are older than all keys of the new
+        // one.
         hot.gates = gates;
         hot.holds = WriteHolds::default();
     }
@@ -697,7 +697,7 @@ pub(super) fn adopt(worker: &mut Worker) {
     count(worker);
 }
 
-/// Commands that wait at nodes will write at some time: they hold the gates of keys that are armed now.
+/// Raises gates for blocking commands at nodes, which may write later, if their keys are now cacheable.
 fn hold_waiting(worker: &mut Worker) {
     for handle in worker.links.handles() {
         let Some(link) = worker.links.get(handle).filter(|link| link.lane == Lane::Blocking && !link.is_idle()) else {
@@ -705,16 +705,16 @@ fn hold_waiting(worker: &mut Worker) {
         };
         let (node, end) = (link.node, link.pending().last().map_or(CommandSeq::NONE, |pending| pending.end));
         if link.pending().all(|pending| pending.purpose == Purpose::Wait) {
-            // WAIT writes nothing, however long it takes.
+            // WAIT writes nothing.
             let generation = worker.observers.hot.generation;
             worker.links.get_mut(handle).into_iter().for_each(|link| link.held_by(end, generation as u32));
             continue;
         }
-        // One that was told of a time-out may have another command by now, elsewhere.
+        // After a timeout, the client may already have another command elsewhere.
         let Some(client) = worker.clients.get(link.holder()).filter(|client| client.held == Some(handle)) else {
             continue;
         };
-        // What is not known holds up what is filled from its node.
+        // Unknown keys delay fills from the node.
         let Some(request) = client.waiting.as_ref().map(|waiting| waiting.request().to_vec()) else { continue };
         let database = client.database;
         let end = hold(worker, KeyedCommand { call: Call::Bytes(&request), node, database }, end);
@@ -725,13 +725,13 @@ fn hold_waiting(worker: &mut Worker) {
     }
 }
 
-/// The keys whose gates an upload holds: those that it names, if it may write.
+/// Returns the keys whose gates an upload raises: the declared ones, if it may write.
 pub(super) fn keys_of_upload(worker: &Worker, command: &Command, args: &Args<'_>, places: &[u32]) -> Box<[u64]> {
     let keys = places.iter().filter(|_| may_write(command)).filter_map(|place| args.get(*place as usize));
     keys.map(|key| worker.observers.hot.hash(key)).collect()
 }
 
-/// The last byte of an upload is handed to its connection: from now on it may be executed, and counts as sent.
+/// Records that the last byte of an upload is passed to its connection: from now on it may be executed.
 pub(super) fn hold_uploaded(worker: &mut Worker, link: Handle, keys: &[u64]) {
     let hot = &mut worker.observers.hot;
     let armed = hot.generation as u32;
@@ -753,7 +753,7 @@ pub(super) fn hold_uploaded(worker: &mut Worker, link: Handle, keys: &[u64]) {
     worker.links.get_mut(link).and_then(|link| link.last_mut()).into_iter().for_each(|pending| pending.end = end);
 }
 
-/// Tells others the oldest generation of what is under way at each node.
+/// Publishes the oldest generation of this worker's commands in flight, by node.
 pub(super) fn publish_drained(worker: &mut Worker) {
     let generation = worker.observers.hot.generation;
     let mut oldest = vec![generation; worker.plan.topology.node_id_bound()];
@@ -765,7 +765,7 @@ pub(super) fn publish_drained(worker: &mut Worker) {
         }
     };
     for (_, link) in worker.links.iter() {
-        // What is still being uploaded the node does not execute: it holds its gates anew with its last byte.
+        // An incomplete upload is not executed: its gates are raised again with its last byte.
         if let Some(head) = link.head().filter(|_| !link.is_only_uploading()) {
             note(link.node, head.armed);
         }
@@ -777,7 +777,7 @@ pub(super) fn publish_drained(worker: &mut Worker) {
     }
 }
 
-/// Sends a beat to each node that is due, if its fill connection is up.
+/// Sends a beat to each node that is due, if its connection for fills is up.
 fn send_beats(worker: &mut Worker) {
     let due: Vec<NodeId> = worker.observers.hot.copies.beats().due(exact_us()).collect();
     for node in due {
@@ -790,12 +790,13 @@ fn send_beats(worker: &mut Worker) {
     }
 }
 
-/// Handles the reply to a beat. Also late or an error, it proves that the connection was alive when the beat was sent.
+/// Handles the reply to a beat. Even if late or an error, it proves that the connection was alive when the beat was
+/// sent.
 pub(super) fn beat_confirmed(worker: &mut Worker, node: NodeId) {
     worker.observers.hot.copies.beats().replied(node);
 }
 
-/// Looks at what time changes.
+/// Performs periodic work.
 pub(super) fn tick(worker: &mut Worker) {
     let Worker { observers: hearers, zombies, counters, .. } = &mut *worker;
     let hot = &mut hearers.hot;
@@ -830,7 +831,7 @@ pub(super) fn tick(worker: &mut Worker) {
     }
 }
 
-/// Nodes that have much to do report at once.
+/// Enables instant reports for nodes with high load.
 fn look_at_load(worker: &mut Worker) {
     let live = &worker.plan.live;
     let least = (live.hot_copies.is_on && live.telemetry.reports != Reports::Periodic)
@@ -841,7 +842,8 @@ fn look_at_load(worker: &mut Worker) {
     worker.observers.telemetry.look_at_load(worker.now_us, least, workers, nodes, sent);
 }
 
-/// Drops what nobody uses. Of what is used the node is told, or it would take the key for idle, and evict it first.
+/// Drops unused copies, and reports used keys to their nodes, which would otherwise consider them idle and evict them
+/// first.
 fn sweep(worker: &mut Worker) {
     for (node, database, key) in worker.observers.hot.copies.sweep(TOUCHES) {
         let link_handle = worker.shared_link(node, Lane::Fills, true);
@@ -857,7 +859,7 @@ fn sweep(worker: &mut Worker) {
     count(worker);
 }
 
-/// Memory is short: copies are the first to go.
+/// Drops all copies when memory is short.
 pub(super) fn clear(worker: &mut Worker) {
     worker.observers.hot.copies.clear();
     count(worker);

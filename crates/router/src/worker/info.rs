@@ -1,9 +1,9 @@
-//! INFO: the nodes' figures added up and the router's own, in Redis's sections and field names, so that tools made for
-//! one server read a fleet.
+//! INFO: sums over the nodes and figures of the router, in Redis's sections and field names, so that tools for a single
+//! server can read a fleet.
 //!
-//! Nodes are asked for the sections that are wanted, and what one says is read when it comes: at the end of the gather
-//! little is left to do. What they said is kept for [`FRESH_US`], because clients ask in storms: many libraries send
-//! INFO with every new connection.
+//! Nodes are queried for the required sections, and each reply is parsed on arrival, so little work is left at the end
+//! of the gather. Results are cached for [`FRESH_US`], because clients query in bursts: many libraries send INFO with
+//! every new connection.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -23,11 +23,10 @@ use crate::shared::{RoutingSnapshot, lock};
 use crate::single_node_usage::Limited;
 use crate::slab::Handle;
 
-/// So long what the nodes said is good for other clients, microseconds. A client that has written meanwhile is not
-/// given it.
+/// Maximum age of cached results, microseconds. A client that has written since gets new ones.
 const FRESH_US: u64 = 100_000;
 
-/// Sections that INFO shows when none is named.
+/// Sections of INFO without arguments.
 const DEFAULT: &[&str] = &[
     "server",
     "clients",
@@ -43,7 +42,7 @@ const DEFAULT: &[&str] = &[
     "switchyard",
 ];
 
-/// Fields of the nodes that add up to a figure of the fleet, by section.
+/// Fields of nodes that are summed, by section.
 const SUMMED: &[(&str, &[&str])] = &[
     (
         "memory",
@@ -80,27 +79,26 @@ const SUMMED: &[(&str, &[&str])] = &[
     ("cpu", &["used_cpu_sys", "used_cpu_user"]),
 ];
 
-/// Fields of the section `memory` about what every node has alike: the largest figure is the fleet's.
+/// Fields of the section `memory` that are similar on all nodes: the maximum is shown.
 const LARGEST: [&str; 3] = ["number_of_cached_scripts", "number_of_functions", "number_of_libraries"];
 
-/// Fields of which the smallest is the fleet's. One node that is not loading serves, and libraries would wait for the
-/// slowest.
+/// Fields with the minimum shown. A node that is not loading serves, and libraries would wait for the slowest.
 const SMALLEST: [&str; 1] = ["loading"];
 
-/// Words of the section `memory` that are shown where every node says the same.
+/// Texts of the section `memory` that are shown if all nodes agree.
 const AGREED: &[&str] = &["mem_allocator", "maxmemory_policy"];
 
-/// Figures of the section `clients` that nodes know, and add up.
+/// Summed figures of the section `clients` that only nodes know.
 const BLOCKING_KEYS: [&str; 2] = ["total_blocking_keys", "total_blocking_keys_on_nokey"];
 
-/// Sections that nodes are asked for. The last one is small: it shows who answers.
+/// Sections queried from nodes. The last one is small and only shows which nodes reply.
 const ASKED: [&str; 8] = ["clients", "memory", "persistence", "stats", "cpu", "commandstats", "keyspace", "cluster"];
 const WHO_ANSWERS: u16 = 1 << (ASKED.len() - 1);
 
-/// The figures of a line `name:a=1,b=2`, in their order.
+/// Figures of a line `name:a=1,b=2`, in order.
 type Figures = Vec<(String, f64)>;
 
-/// What nodes have said, added up.
+/// Sums of the nodes' replies.
 #[derive(Debug, Default)]
 pub(super) struct Digest {
     /// Sections of [`ASKED`], as bits.
@@ -113,12 +111,12 @@ pub(super) struct Digest {
     agreed: BTreeMap<&'static str, String>,
     /// Lines of `commandstats`.
     statistics: BTreeMap<String, Figures>,
-    /// Of each database: keys, keys that expire, milliseconds until they do.
+    /// By database: keys, keys with a TTL, sum of their TTLs in milliseconds.
     databases: BTreeMap<u32, (u64, u64, u64)>,
 }
 
 impl Digest {
-    /// Reads a node's reply.
+    /// Adds a node's reply.
     pub(super) fn take(&mut self, answer: &[u8]) {
         if reply::is_error(answer) {
             return;
@@ -161,7 +159,7 @@ impl Digest {
         } else if let Some(name) = of(AGREED) {
             let said = self.agreed.entry(name).or_insert_with(|| value.to_owned());
             if said != value {
-                // No one of them is true of the whole.
+                // No single value is true for the fleet.
                 "nodes differ".clone_into(said);
             }
         }
@@ -192,7 +190,7 @@ impl Digest {
         entry.2 += field("avg_ttl") * field("expires");
     }
 
-    /// `cmdstat_get:calls=1,...` of all nodes; `usec_per_call` is computed anew.
+    /// Returns `cmdstat_get:calls=1,...` of all nodes; `usec_per_call` is recomputed.
     fn statistics(&self) -> Vec<(String, String)> {
         let show = |(name, figures): (&String, &Figures)| {
             let of =
@@ -206,8 +204,8 @@ impl Digest {
         self.statistics.iter().map(show).collect()
     }
 
-    /// `db0:keys=3,expires=1,avg_ttl=20` of all nodes (the average by the number of keys that expire). Without so many
-    /// that movers have made for themselves, all of which expire.
+    /// Returns `db0:keys=3,expires=1,avg_ttl=20` of all nodes (the average by keys with a TTL). Excludes staging keys
+    /// of movers, which all have a TTL.
     fn keyspace(&self, temporary: &BTreeMap<u32, u64>) -> Vec<(String, String)> {
         let line = |(number, (keys, expires, ttl)): (&u32, &(u64, u64, u64))| {
             let ours = temporary.get(number).copied().unwrap_or(0);
@@ -221,7 +219,7 @@ impl Digest {
     }
 }
 
-/// Whether INFO with these arguments, in small letters, shows a section.
+/// Whether INFO with these arguments, in lower case, shows a section.
 fn shows(wanted: &[String], section: &str) -> bool {
     let is_named = |name: &str| wanted.iter().any(|s| s == name);
     is_named("all")
@@ -239,7 +237,7 @@ fn human(bytes: f64) -> String {
 impl Worker {
     pub(super) fn info(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8, sections: Vec<String>) -> Flow {
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
-        // What it did before is to be in the figures.
+        // The figures must include the client's earlier commands.
         if !client.may_take(Lane::Main) || client.in_flight() > 0 && shows(&sections, "errorstats") {
             return Flow::Stall(Stall::Barrier);
         }
@@ -258,7 +256,7 @@ impl Worker {
         };
         let (silent, talking): (Vec<_>, Vec<_>) =
             self.reachable().into_iter().partition(|node| self.is_silent(*node, handle));
-        // The last figures of the nodes that are not asked.
+        // Last known figures of nodes that are not queried.
         let shared = &self.shared;
         let add_silent = |digest: &mut Digest| {
             silent.iter().filter_map(|node| shared.last_info(*node)).for_each(|text| digest.add(&text))
@@ -278,7 +276,7 @@ impl Worker {
         }
         let names: Vec<&str> =
             ASKED.iter().enumerate().filter(|(place, _)| asked & 1 << place != 0).map(|(_, name)| *name).collect();
-        // Redis before version 7 takes one section at most.
+        // Redis before version 7 accepts one section at most.
         let takes_several = || {
             let nodes = lock(&self.shared.nodes);
             let major = |version: &str| version.split('.').next().and_then(|major| major.parse::<u32>().ok());
@@ -306,7 +304,7 @@ impl Worker {
         Flow::Next
     }
 
-    /// The text of INFO from what the nodes have said.
+    /// Returns the text of INFO from the nodes' replies.
     pub(super) fn info_text(&self, digest: &Digest, wanted: &[String]) -> String {
         let shows = |section: &str| shows(wanted, section);
         let sum = |field: &str| digest.sums.get(field).copied();
@@ -436,8 +434,8 @@ impl Worker {
         text
     }
 
-    /// Errors that clients got since the last CONFIG RESETSTAT, by code. Nodes are not asked: they also count what the
-    /// router asks of them for itself, and do not know its own refusals.
+    /// Returns the errors sent to clients since the last CONFIG RESETSTAT, by code. Not from nodes: they include errors
+    /// of the router's own commands, and lack its refusals.
     fn error_counts(&self) -> BTreeMap<String, u64> {
         let before = lock(&self.shared.errors_before);
         let since = |(code, count): (String, u64)| {
@@ -447,7 +445,7 @@ impl Worker {
         Errors::of_all(&self.shared.counters).into_iter().filter_map(since).collect()
     }
 
-    /// The section about the router and its nodes.
+    /// Returns the section about the router and its nodes.
     fn own_fields(&self, digest: &Digest, large: u64) -> Vec<(String, String)> {
         let (topology, workers) = (&self.plan.topology, &self.shared.counters);
         let mut own: Vec<(String, String)> = vec![
@@ -483,7 +481,7 @@ impl Worker {
     }
 }
 
-/// The section about what the router answers itworker.
+/// Returns the section about hot copies.
 fn hot_copies_fields(worker: &Worker) -> Vec<(&'static str, String)> {
     let hot = &worker.shared.hot;
     let total = |of: fn(&HotCounters) -> &Counter| worker.shared.counters.iter().map(|w| of(&w.hot).get()).sum::<u64>();

@@ -1,7 +1,7 @@
-//! What clients send: reading it, finding the commands in it, and what holds a client up.
+//! Input of clients: reading, finding commands, and stalls.
 //!
-//! A command is looked at as soon as its bytes are there, and again from its beginning when what held it up has ended:
-//! so nothing half done has to be kept.
+//! A command is dispatched as soon as its bytes have arrived, and again from its start when its stall has ended, so no
+//! intermediate state is kept.
 
 use rustix::net::RecvFlags;
 use switchyard_resp::request::{Limits, ProtocolError, Scan, Scanner, inline_to_multibulk};
@@ -15,12 +15,11 @@ use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker};
 use crate::poll::Token;
 use crate::slab::Handle;
 
-/// Bytes of one request that are collected when it cannot be passed on as it comes (Redis `client-query-buffer-limit`).
+/// Maximum bytes of a request that must be collected (Redis `client-query-buffer-limit`).
 const REQUEST_MAX: usize = 1 << 30;
 
 impl Worker {
-    /// Reads once. What is left in the socket is read in the next turn, so that one busy client does not hold up the
-    /// others.
+    /// Reads once. The rest is read in the next turn, so that one busy client does not delay others.
     pub(super) fn read_client(&mut self, handle: Handle) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         client.readable = true;
@@ -29,7 +28,7 @@ impl Worker {
                 self.discard_input(handle);
             } else if (client.stall == Stall::Blocked || client.is_recalled()) && client.hangup || is_abandoned(client)
             {
-                // As Redis: nobody waits on behalf of a client that has gone, whatever it sent behind the command.
+                // As in Redis: a client that has disconnected does not wait, whatever it has sent after the command.
                 self.counters.ended.add(1);
                 self.close_client(handle);
             }
@@ -69,13 +68,13 @@ impl Worker {
         self.read_buffer = buffer;
     }
 
-    /// A client that is being closed is still read from, so that the error it is sent is not lost to a reset.
+    /// Reads and discards input of a client that is being closed, so that its last error is not lost to a reset.
     fn discard_input(&mut self, handle: Handle) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let mut buffer = std::mem::take(&mut self.read_buffer);
-        // Below TLS: nobody looks at it.
+        // Below TLS, because the content is ignored.
         let is_over = match rustix::net::recv(&client.fd, &mut buffer[..], RecvFlags::empty()) {
-            // It may still read what it is owed.
+            // The client may still read pending replies.
             Ok((_, 0)) => client.in_flight() == 0 && client.unsent() == 0,
             Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
             Err(_) => true,
@@ -105,7 +104,7 @@ impl Worker {
         }
     }
 
-    /// Looks at the client's own buffer.
+    /// Processes the client's buffered input.
     fn process_input(&mut self, handle: Handle) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let mut input = std::mem::take(&mut client.input);
@@ -127,7 +126,7 @@ impl Worker {
         client.input = input;
     }
 
-    /// A client that was held up goes on. What it was given meanwhile and has no use for goes to the next in line.
+    /// Resumes a client after a stall. Unused resources that it was granted go to the next client.
     pub(super) fn resume_client(&mut self, handle: Handle) {
         self.go_on(handle);
         self.give_back_unused(handle);
@@ -139,8 +138,8 @@ impl Worker {
             self.issue_again(handle);
             return;
         }
-        // First of all: between the end of the wait and now, more input may have ended in another stall, which only the
-        // repeat's reply ends.
+        // First: since the end of the wait, further input may have caused another stall, which only the reply to the
+        // repeat ends.
         if client.repeat.is_some() && (client.stall == Stall::Exclusive || !self.run_repeat(handle)) {
             return;
         }
@@ -162,7 +161,7 @@ impl Worker {
         }
     }
 
-    /// Executes the commands at the start of `bytes` and returns how many bytes they took.
+    /// Dispatches the commands at the start of `bytes` and returns their length.
     fn process(&mut self, handle: Handle, bytes: &[u8]) -> usize {
         let Some(client) = self.clients.get_mut(handle).filter(|client| !client.has_yet_to_send()) else { return 0 };
         let plan = self.plan.clone();
@@ -205,9 +204,9 @@ impl Worker {
                     self.stall(handle, Stall::Output);
                     break;
                 }
-                // Few bytes read can be commands with large replies.
+                // Few input bytes can be commands with large replies.
                 self.watch_memory();
-                // What is answered here costs no wait, and would take the others' turns.
+                // Commands answered here do not wait, and would take the turns of other clients.
                 if self.clients.get_mut(handle).is_some_and(|client| client.unsent() > before + OUTPUT_HIGH) {
                     self.clients.resume_later(handle);
                     break;
@@ -276,7 +275,7 @@ impl Worker {
                     scanner.reset();
                     if why != Stall::Exclusive {
                         self.stall(handle, why);
-                    } // else it is in the queue for a connection, or was woken from it already
+                    } // otherwise it is in the queue for a connection, or was already woken from it
                     break;
                 }
                 (Flow::Later, _) => {
@@ -305,7 +304,7 @@ impl Worker {
                 self.protocol_error(handle, ProtocolError::TooLarge);
                 pos = bytes.len();
             } else if scanner.is_mid_command() && bytes.len() - pos > 16 << 10 {
-                // Worth keeping: a small command is scanned again from its start.
+                // Worth keeping. A small command is scanned again from its start.
                 client.scanner = Some(Box::new(std::mem::take(&mut scanner)));
             }
         }
@@ -318,7 +317,7 @@ impl Worker {
         self.clients.stall(handle, why, self.now_us);
     }
 
-    /// Ends a stall; the client goes on in this turn.
+    /// Ends a stall; the client resumes in this turn.
     pub(super) fn unstall(&mut self, handle: Handle) {
         if let Some(waiting) = self.clients.unstall(handle, self.now_us) {
             self.leave_line(&waiting);
@@ -342,13 +341,13 @@ impl Worker {
     }
 }
 
-/// Makes room for `more` bytes in a buffer that collects a request, of which `missing` are known to be still to come. A
-/// vector that grows by itself doubles: a request of 80 MB would take up to 160, as chance has it, and its client be
-/// taken for a bigger one than it is (`memory-max`).
+/// Reserves space for `more` bytes in a buffer that collects a request with `missing` declared bytes left. A vector
+/// that grows on its own doubles: a request of 80 MB would use up to 160 MB, and its client would appear bigger than it
+/// is (`memory-max`).
 fn make_room(buffer: &mut Vec<u8>, more: usize, missing: usize) {
     if missing > 0 && buffer.capacity() - buffer.len() < more {
-        // Not all at once, because what is declared need not come. Not too little, because each time all may have to be
-        // copied.
+        // Not all at once, because declared bytes may never arrive. Not too little, because each step may copy
+        // everything.
         buffer.reserve_exact(missing.clamp(buffer.len() / 4, buffer.len()).max(more));
     }
 }

@@ -1,20 +1,21 @@
-//! The seam: the one place that every command passes when it is handed to a connection, and once more when it is over.
+//! The command hook: the one place that every command passes when it is given to a connection, and once more at its
+//! end.
 //!
-//! Features that must know which keys are read or written where attach here, and nowhere else: moves do, and taps. A
-//! connection takes a request only as a [`Request`] and gives it back as an [`FinishedRequest`]. Both are made and opened only
-//! here and in `upstream`, so no way to a node leads around this file. It knows plain commands, parts of split ones,
-//! transactions, scripts, blocking commands, uploads, rounds, repeats and recalled commands alike.
+//! Features that observe reads and writes of keys attach only here, for example moves and taps. A connection accepts a
+//! request only as a [`Request`] and returns it as an [`FinishedRequest`]. Both are created and opened only here and in
+//! `upstream`, so no path to a node bypasses this file. It covers plain commands, parts of split ones, transactions,
+//! scripts, blocking commands, uploads, multi-step commands, repeats and reissued commands.
 //!
-//! Three points:
-//! - **sent**: [`Worker::pass`]. None of the bytes has been sent, because a turn of the loop sends at its end.
-//! - **certain**: the node has answered. What a transaction has queued is over when its EXEC is.
-//! - **never**: the connection was lost before, the request was taken back, or the transaction was discarded. Of a
-//!   connection that was lost after the request was sent that is in doubt, until the zombie has ended.
+//! Three events:
+//! - **sent**: [`Worker::pass`]. No byte has been sent yet, because a turn of the loop sends at its end.
+//! - **certain**: the node has replied. Queued commands of a transaction end with its EXEC.
+//! - **never**: the connection was lost before the request was sent, the request was withdrawn, or the transaction was
+//!   discarded. If the connection was lost later, the outcome is in doubt until the zombie has ended.
 //!
-//! Where nobody listens a command pays one predicted branch at each end. Its keys are looked for when somebody asks for
-//! them, in the command and arguments that dispatch has found anyway, or in the bytes.
+//! Without observers, a command costs two predicted branches. Its keys are only located for an observer, in the command
+//! and arguments from dispatch, or in the bytes.
 //!
-//! Not a list of hearers behind a trait: each is called by name, in an order that can be read here.
+//! Observers are called by name rather than from a list of trait objects, so that their order is visible here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,17 +38,16 @@ use crate::mover::MoverMessage;
 use crate::shared::RoutingSnapshot;
 use crate::tap::{Outcome, SentCommand, Tap};
 
-/// What is executed: where its keys are found.
+/// Source of the keys of a command.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Call<'a> {
-    /// A client's command, as dispatch has found it. What is sent may be other bytes with the same keys (a script that
-    /// is checked).
+    /// A client's command, as dispatched. The sent bytes may differ, with the same keys (a checked script).
     Found(&'a Command, &'a Args<'a>),
-    /// What the router has kept or made.
+    /// Bytes stored or created by the router.
     Bytes(&'a [u8]),
 }
 
-/// A command on its way to a node.
+/// A command for a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KeyedCommand<'a> {
     pub(super) call: Call<'a>,
@@ -55,28 +55,27 @@ pub(super) struct KeyedCommand<'a> {
     pub(super) database: u32,
 }
 
-/// The number of a command whose end somebody wants to hear of.
+/// Number of a command with an observed end.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub(super) struct CommandSeq(u64);
 
 impl CommandSeq {
-    /// Nobody does.
+    /// The end is not observed.
     pub(super) const NONE: Self = Self(0);
 
-    /// Of numbers of which only telemetry wants to hear.
+    /// Flag of numbers that only telemetry observes.
     const COUNTED: u64 = 1 << 63;
 
-    /// The number after it, which no command has had: one may wait at its node while any number of others pass.
+    /// Returns a new number. Never reused, because a command may block at its node while any number of others pass.
     const fn next(self) -> Self {
         Self(self.0 + 1)
     }
 
-    /// Its place among so many.
+    /// Index in a table with this many places.
     pub(super) fn slot(self, places: usize) -> usize {
         self.0 as usize % places
     }
 
-    /// As a number.
     pub(super) fn number(self) -> u64 {
         self.0
     }
@@ -87,7 +86,7 @@ impl CommandSeq {
     }
 }
 
-/// A request as a connection takes it.
+/// A request for a connection.
 #[must_use = "it is sent by a link"]
 #[derive(Debug)]
 pub(super) struct Request<'a> {
@@ -97,27 +96,27 @@ pub(super) struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// One of the router's own, without keys.
+    /// Creates a request of the router, without keys.
     pub(super) fn of_ours(bytes: &'a [u8], database: u32, pending: Pending) -> Self {
         Self { bytes, database, pending: Pending { end: CommandSeq::NONE, ..pending } }
     }
 
-    /// For the connection that takes it.
+    /// Returns the content for the connection.
     #[inline]
     pub(super) fn into_parts(self) -> (&'a [u8], u32, Pending) {
         (self.bytes, self.database, self.pending)
     }
 }
 
-/// A request that a connection has given back, with what became of it.
+/// A request returned by a connection, with its outcome.
 #[must_use = "those who wait for its end are told by `Worker::over`"]
 #[derive(Debug)]
 pub(super) struct FinishedRequest {
     pending: Pending,
     outcome: Outcome,
-    /// Bytes of the answer that were passed on as they came.
+    /// Bytes of the reply that were streamed.
     streamed: u64,
-    /// Whoever waited has been told of a time-out already.
+    /// The waiting client has already received a timeout error.
     pub(super) is_expired: bool,
 }
 
@@ -132,38 +131,39 @@ impl FinishedRequest {
         self.outcome
     }
 
-    /// The answer was passed on as it came: so many bytes.
+    /// Sets the number of streamed bytes of the reply.
     pub(super) fn streamed(self, bytes: u64) -> Self {
         Self { streamed: bytes, ..self }
     }
 }
 
-/// What a transaction has queued.
+/// Queued commands of a transaction.
 #[derive(Debug, Default)]
 struct Queued {
     commands: u32,
-    /// Those whose end somebody wants to hear of.
+    /// Numbers of commands with an observed end.
     ends: Vec<CommandSeq>,
 }
 
-/// Who listens.
+/// Observers of commands.
 #[derive(Debug)]
 pub(super) struct CommandObservers {
-    /// Any does: keys are on their way or away from an ejected node, or there is a tap. One branch for each command.
+    /// Whether any observer needs all commands: keys are in transit or away from an ejected node, or there is a tap.
+    /// One branch per command.
     any: bool,
     tap: Option<Arc<dyn Tap>>,
-    /// It counts what may add or remove keys.
+    /// Counts commands that may add or remove keys.
     changes: Changes,
-    /// It hears some commands, whatever else there is.
+    /// Samples commands.
     pub(super) telemetry: Telemetry,
-    /// It hears writes of keys that are armed.
+    /// Observes writes of cacheable keys.
     pub(super) hot: HotCopyStore,
     last: CommandSeq,
-    /// The transaction that is being handed over.
+    /// The transaction being sent.
     queued: Queued,
-    /// Those under way of which somebody wants to hear, by the number of their EXEC.
+    /// Observed transactions in flight, by the number of their EXEC.
     transactions: BTreeMap<CommandSeq, Queued>,
-    /// Writes at the source of a move by a protocol as published: its mover hears of their end.
+    /// Writes at the source of a move with a published protocol: their end is reported to the mover.
     late: BTreeMap<CommandSeq, BTreeMap<MoveId, Vec<Key>>>,
 }
 
@@ -182,27 +182,27 @@ impl CommandObservers {
         }
     }
 
-    /// Another plan.
+    /// Adopts a new plan.
     pub(super) fn adopt(&mut self, plan: &RoutingSnapshot, tap: Option<&Arc<dyn Tap>>) {
         self.tap = tap.cloned();
         self.telemetry.adopt(plan.live.telemetry.sample);
         self.any = self.tap.is_some() || !plan.topology.is_settled() || !plan.moves.away.is_empty();
     }
 
-    /// The number of another command.
+    /// Returns a number for the next command.
     pub(super) fn next(&mut self) -> CommandSeq {
         self.last = self.last.next();
         self.last
     }
 }
 
-/// Whether a command may change the keys that it names.
+/// Whether a command may change its keys.
 pub(super) fn writes(command: &Command) -> bool {
     !command.flags.has(Flags::READONLY) && command.handling != Handling::Local(Local::Watch)
 }
 
 impl Worker {
-    /// A command is handed to a connection: makes its request.
+    /// Creates the request of a command that is given to a connection.
     #[inline]
     pub(super) fn pass<'r>(&mut self, keyed: KeyedCommand<'_>, bytes: &'r [u8], pending: Pending) -> Request<'r> {
         self.observers.changes.note(&self.plan.commands, keyed);
@@ -230,7 +230,7 @@ impl Worker {
         Request { bytes, database: keyed.database, pending: Pending { end, armed, ..pending } }
     }
 
-    /// The same of a command that its node queues: it is over when EXEC is.
+    /// Like `pass`, for a command that its node queues: it ends with EXEC.
     pub(super) fn pass_queued<'r>(
         &mut self,
         keyed: KeyedCommand<'_>,
@@ -243,7 +243,7 @@ impl Worker {
         Request::of_ours(bytes, keyed.database, pending)
     }
 
-    /// EXEC of the commands that were handed over since.
+    /// Creates the EXEC of the commands passed since the last one.
     pub(super) fn pass_exec(&mut self, database: u32, pending: Pending) -> Request<'static> {
         let mut request = Request::of_ours(EXEC, database, pending);
         let queued = std::mem::take(&mut self.observers.queued);
@@ -255,7 +255,7 @@ impl Worker {
         request
     }
 
-    /// A command waits at its node while the map changes: what it may still do counts as sent now.
+    /// Reports a command that blocks at its node while the map changes: its later effect counts as sent now.
     pub(super) fn pass_again(&mut self, keyed: KeyedCommand<'_>) {
         if self.observers.any {
             self.with_keys(keyed.call, |worker, plan, command, args, places| {
@@ -264,7 +264,7 @@ impl Worker {
         }
     }
 
-    /// A connection has given a request back; with the node's answer, where there is one.
+    /// Handles the end of a request, with the node's reply if any.
     #[inline]
     pub(super) fn over(&mut self, ended: FinishedRequest, answer: &[u8]) -> Pending {
         if ended.pending.end != CommandSeq::NONE {
@@ -277,12 +277,12 @@ impl Worker {
     fn on_finished(&mut self, ended: &FinishedRequest, answer: &[u8]) {
         let FinishedRequest { pending, outcome, streamed, .. } = ended;
         let queued = self.observers.transactions.remove(&pending.end);
-        // One whose MULTI was refused has been executed, whatever EXEC says.
+        // After a refused MULTI, the commands were executed, whatever EXEC returns.
         let is_discarded = *outcome == Outcome::Certain
             && pending.purpose != Purpose::ExecWithoutMulti
             && (reply::is_null(answer) || answer.starts_with(b"-EXECABORT"));
         let outcome = if queued.is_some() && is_discarded { Outcome::Never } else { *outcome };
-        // What a transaction has queued has even shares of the answer and of the time.
+        // Commands of a transaction share the reply size and time equally.
         let alone = [pending.end];
         let (commands, ends) = queued.as_ref().map_or((1, &alone[..]), |queued| (queued.commands, &queued.ends));
         let share = |whole: u64| whole / u64::from(commands.max(1));
@@ -344,7 +344,7 @@ impl Worker {
         end
     }
 
-    /// Calls `with` with the command and the places of its keys, where it has some. A channel is no key.
+    /// Calls `with` with the command and the places of its keys, if it has any. A channel is not a key.
     fn with_keys<R>(
         &mut self,
         call: Call<'_>,

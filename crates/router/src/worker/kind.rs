@@ -1,5 +1,5 @@
-//! What a connection to a node is: its lane; shared, for subscriptions, to a replica, or exclusive, with who has it and
-//! what its node does for that client.
+//! Kind of a connection to a node: its lane; shared, for subscriptions, to a replica, or exclusive, with its holder and
+//! the node's activity for it.
 
 use std::net::SocketAddr;
 
@@ -11,32 +11,32 @@ use super::upstream::Link;
 use crate::connections::Connection;
 use crate::slab::Handle;
 
-/// The kinds of connection a worker has to a node.
+/// Lanes: the kinds of connections of a worker to a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Lane {
     /// Pipelined, shared by all clients.
     Main,
-    /// The same for commands that may take long.
+    /// Like `Main`, for commands that may take long.
     Slow,
-    /// One client's, for large values.
+    /// Exclusive, for large values.
     Large,
-    /// No connection of its own: the lane of a client while a command of it takes several rounds, so that no other
-    /// command of it is sent.
+    /// No connection: the lane of a client during a command of several steps, so that none of its other commands is
+    /// sent.
     Rounds,
-    /// One client's, from WATCH to EXEC; also for transactions while the shared connection is not up.
+    /// Exclusive, from WATCH to EXEC. Also for transactions while the shared connection is down.
     Watch,
-    /// One client's, for a command that waits at the node.
+    /// Exclusive, for a blocking command.
     Blocking,
-    /// Reads at a replica: pipelined, shared by all clients.
+    /// Reads from a replica: pipelined, shared by all clients.
     Replica,
-    /// What hot copies are made of is asked for here: the node says on it what changes.
+    /// Fills of hot copies. The node reports changes of keys read here.
     Fills,
-    /// Nothing but subscriptions. For a client: its commands in flight are (un)subscriptions.
+    /// Only subscriptions. For a client: its commands in flight change subscriptions.
     Pubsub,
 }
 
 impl Lane {
-    /// Which of the pools of connections that one client has alone; `None` for the shared ones.
+    /// Index of the pool of exclusive connections. `None` for shared lanes.
     #[inline]
     pub(super) fn pool(self) -> Option<usize> {
         match self {
@@ -47,50 +47,50 @@ impl Lane {
         }
     }
 
-    /// Whether one client at a time has such a connection alone.
+    /// Whether connections of this lane are exclusive.
     #[inline]
     pub(super) fn is_exclusive(self) -> bool {
         self.pool().is_some()
     }
 }
 
-/// What a connection is.
+/// Kind of a connection.
 #[derive(Debug)]
 pub(super) enum Kind {
     /// Pipelined, for all clients.
     Shared,
-    /// Nothing but subscriptions.
+    /// Only subscriptions.
     Subscriptions,
-    /// For reads, to this replica.
+    /// Reads from this replica.
     Replica(SocketAddr),
-    /// For one client at a time.
+    /// Exclusive, for one client at a time.
     Exclusive(Checkout),
 }
 
-/// Who has an exclusive connection.
+/// Holder of an exclusive connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum CheckoutOwner {
-    /// It has never been up. `is_ahead`: it is made for nobody in particular, because somebody will ask for it soon.
+    /// Never connected yet. `is_ahead`: opened in advance, without a client.
     Coming { is_ahead: bool },
     /// In its pool's list of free connections.
     Free,
-    /// This client. `NONE`: somebody is about to take it, or its node has yet to answer before anybody may.
+    /// Held by this client. `NONE`: about to be taken, or the node must reply first.
     Held(Handle),
 }
 
-/// The keys that a command waits for.
+/// Keys that a blocking command waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Waited {
-    /// None.
+    /// No keys.
     Nothing,
-    /// All are in this slot.
+    /// All keys are in this slot.
     Of(Slot),
-    /// They are in several slots, the first in this one: only a node that has every key has them together.
+    /// Several slots, the first one being this: requires a node with all keys.
     OfSeveral(Slot),
 }
 
 impl Waited {
-    /// The slot in whose line it waits.
+    /// Slot of its queue.
     pub(super) fn line(self) -> Option<Slot> {
         match self {
             Self::Nothing => None,
@@ -99,38 +99,38 @@ impl Waited {
     }
 }
 
-/// What the node does for the holder, beside answering.
+/// Activity of the node for the holder, besides replies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Task {
     Nothing,
-    /// It watches keys.
+    /// Watching keys.
     Watching,
-    /// The command under way may wait there, for these keys, until then (us).
+    /// The current command may block for these keys until this time (us).
     Waiting {
         waited: Waited,
         until_us: u64,
     },
-    /// The last request of `pending` is still being uploaded: its time at the node has not begun.
+    /// The last request of `pending` is still being uploaded: its timeout has not started.
     Uploading,
 }
 
-/// The state of an exclusive connection.
+/// State of an exclusive connection.
 #[derive(Debug)]
 pub(super) struct Checkout {
     pub(super) tenure: CheckoutOwner,
     pub(super) task: Task,
-    /// The command under way is to be ended by CLIENT UNBLOCK.
+    /// The current command must be ended by CLIENT UNBLOCK.
     pub(super) unblock: Option<Box<Unblock>>,
-    /// What is under way may take as long as commands of the slow lane.
+    /// The current command may take as long as commands on the slow lane.
     pub(super) slow: bool,
-    /// What the reply to its request looks like in RESP3.
+    /// Form of the reply in RESP3.
     pub(super) shape: Shape,
-    /// The beginning of the command that it carries, for the slow log: the command itself is not kept.
+    /// Start of the current command, for the slow log. The whole command is not stored.
     pub(super) began_with: Vec<u8>,
 }
 
 impl Kind {
-    /// That of a lane. One to a replica is made by [`Link::to_replica`].
+    /// Returns the kind of a lane. Connections to replicas are created by [`Link::to_replica`].
     pub(super) fn of(lane: Lane) -> Self {
         match lane {
             Lane::Main | Lane::Slow | Lane::Rounds | Lane::Replica | Lane::Fills => Kind::Shared,
@@ -148,18 +148,18 @@ impl Kind {
 }
 
 impl Link {
-    /// Its name among those of all workers.
+    /// Returns the identity of the connection, unique over all workers.
     pub(super) fn connection(&self, worker: usize) -> Connection {
         Connection { worker, node: self.node, client_id: self.client_id, run_id: self.run_id.clone() }
     }
 
-    /// One to a replica.
+    /// Returns a connection to a replica.
     pub(super) fn to_replica(address: SocketAddr, mut link: Self) -> Self {
         link.kind = Kind::Replica(address);
         link
     }
 
-    /// What one client at a time has of it, where that is so.
+    /// Returns the state of an exclusive connection.
     #[inline]
     pub(super) fn loan(&self) -> Option<&Checkout> {
         match &self.kind {
@@ -176,7 +176,7 @@ impl Link {
         }
     }
 
-    /// The client that has it alone; `NONE` where nobody has.
+    /// Returns the holding client. `NONE` without one.
     #[inline]
     pub(super) fn holder(&self) -> Handle {
         match self.loan().map(|loan| loan.tenure) {
@@ -185,7 +185,7 @@ impl Link {
         }
     }
 
-    /// What its node does for the holder.
+    /// Returns the activity of the node for the holder.
     #[inline]
     pub(super) fn task(&self) -> Task {
         self.loan().map_or(Task::Nothing, |loan| loan.task)
@@ -199,7 +199,7 @@ impl Link {
         self.loan_mut().into_iter().for_each(|loan| loan.tenure = CheckoutOwner::Held(holder));
     }
 
-    /// Until when the command under way may wait at the node, us.
+    /// Time until which the current command may block at the node, us.
     pub(super) fn waits_until_us(&self) -> u64 {
         match self.task() {
             Task::Waiting { until_us, .. } => until_us,
@@ -207,14 +207,14 @@ impl Link {
         }
     }
 
-    /// Whether what is under way on it may take as long as slow commands do.
+    /// Whether its current commands may take as long as slow commands.
     pub(super) fn is_slow(&self) -> bool {
         self.lane == Lane::Slow
             || self.loan().is_some_and(|loan| loan.slow)
             || self.head().is_some_and(|head| head.is_long)
     }
 
-    /// The replica that it leads to.
+    /// Address of the replica.
     pub(super) fn replica(&self) -> Option<SocketAddr> {
         match self.kind {
             Kind::Replica(address) => Some(address),

@@ -1,13 +1,11 @@
-//! Large values: requests and replies that travel on a connection of their own, piece by piece.
+//! Large values: requests and replies that are streamed over exclusive connections.
 //!
-//! A shared connection cannot carry them: a client that sends or reads 512 MB slowly would hold up everybody behind it.
-//! So
-//! - a request with a large argument is passed on as it comes, over a connection that its client has alone, with a
-//!   bound on what is under way;
-//! - a read whose reply turns out to be large is thrown away on the shared connection (the node sends at full speed, so
-//!   nobody waits for the client) and asked again on a connection of its own; the key is remembered, and goes there at
-//!   once the next time;
-//! - a large reply to a command that must not be asked twice is passed on as it comes, up to the client's output limit.
+//! A shared connection cannot carry them: a client that sends or reads 512 MB slowly would delay all other clients. So
+//! - a request with a large argument is streamed over an exclusive connection, with bounded buffers;
+//! - a read with an unexpectedly large reply is discarded on the shared connection (the node sends at full speed, so no
+//!   client waits for another) and repeated on an exclusive one. The key is remembered, so that later reads use an
+//!   exclusive connection at once;
+//! - a large reply to a command that must not be repeated is streamed, up to the client's output limit.
 
 use std::sync::Arc;
 
@@ -34,13 +32,13 @@ use super::{OUTPUT_HIGH, Stall, Worker};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
-/// How long keys with large values are remembered.
+/// Time for which large keys are remembered.
 const MEMORY_US: u64 = 60_000_000;
 
-/// Keys whose values were found to be large, for a minute: they may have been replaced since.
+/// Keys with large values, remembered for a minute. They may have been replaced since.
 #[derive(Debug)]
 pub(super) struct LargeKeys {
-    /// Hashes, by hash modulo its length; 0 is nobody.
+    /// Key hashes, indexed by hash modulo the length. 0: empty.
     hashes: Box<[u64]>,
     is_empty: bool,
     forgets_at_us: u64,
@@ -59,7 +57,7 @@ impl LargeKeys {
         }
     }
 
-    /// Whether a read of this key is better sent on a connection of its own right away.
+    /// Whether a read of this key should use an exclusive connection.
     #[inline]
     pub(super) fn suggests(&self, command: &Command, key: &[u8]) -> bool {
         command.flags.has(Flags::READONLY) && self.knows(key)
@@ -74,7 +72,7 @@ impl LargeKeys {
         self.hashes[(hash % self.hashes.len() as u64) as usize] = hash;
     }
 
-    /// All at once, a minute after the first: a key that is still large is found again by its next read.
+    /// Clears all entries a minute after the first: a key that is still large is detected again by its next read.
     pub(super) fn forget_old(&mut self, now_us: u64) {
         if !self.is_empty && now_us >= self.forgets_at_us {
             self.hashes.fill(0);
@@ -84,8 +82,7 @@ impl LargeKeys {
 }
 
 impl Worker {
-    /// A command whose next argument is large and not all there: `header` has the arguments before it. Starts to pass
-    /// it on.
+    /// Starts to stream a command whose next argument is large and incomplete. `header`: the arguments before it.
     pub(super) fn dispatch_large(
         &mut self,
         plan: &Arc<RoutingSnapshot>,
@@ -97,7 +94,7 @@ impl Worker {
     ) -> Flow {
         let Lookup::Command(command) = plan.commands.find(args) else { return Flow::Buffer };
         if self.alert && is_observed(self) || self.clients.get(handle).is_some_and(|c| c.gated) {
-            return Flow::Buffer; // what is special is looked at where whole commands are
+            return Flow::Buffer; // special cases are handled with complete commands
         }
         let in_multi = self.clients.get(handle).is_some_and(|c| c.in_multi);
         if in_multi
@@ -107,7 +104,7 @@ impl Worker {
         {
             return Flow::Buffer;
         }
-        // A script is looked at before it is sent, and may have to be another one there.
+        // Scripts are analysed before they are sent, and may be modified.
         if command.flags.has(Flags::SCRIPT) {
             return Flow::Buffer;
         }
@@ -122,7 +119,7 @@ impl Worker {
                 Transit::Ask(_) => return Flow::Buffer,
                 Transit::Instead(flow) => {
                     if let Some(client) = self.clients.get_mut(handle).filter(|_| flow == Flow::Next) {
-                        // It was answered with an error: what the client still sends of it is thrown away.
+                        // It was answered with an error: the rest of its input is discarded.
                         client.upload = Some(Box::new(Upload {
                             link: None,
                             follower: Follower::new(len, after),
@@ -168,7 +165,7 @@ impl Worker {
         Flow::Next
     }
 
-    /// Passes on the next bytes of an upload; returns how many, and whether it is complete.
+    /// Streams the next bytes of an upload. Returns how many were taken, and whether the upload is complete.
     pub(super) fn upload(
         &mut self,
         handle: Handle,
@@ -178,7 +175,7 @@ impl Worker {
         let upload = self.clients.get(handle).and_then(|c| c.upload.as_ref()).map(|u| (u.link, u.writes));
         let Some((link, writes)) = upload else { return Ok((0, false)) };
         if self.holds_back(writes) {
-            // The node executes nothing of it before its end is there.
+            // The node executes nothing before the end of the upload.
             self.stall(handle, Stall::Paused);
             return Ok((0, false));
         }
@@ -205,9 +202,9 @@ impl Worker {
         Ok((taken, done))
     }
 
-    /// The client has broken off what it uploads: its node never gets the rest, and says nothing. Gives the number of
-    /// the command, whose reply is owed; the connection ends with the client, behind the replies to what was sent on it
-    /// before.
+    /// Abandons an incomplete upload: its node never gets the rest, and never replies. Returns the number of the
+    /// command, whose reply is pending. The connection ends with the client, after the replies to earlier commands on
+    /// it.
     pub(super) fn give_up_upload(&mut self, handle: Handle) -> Option<u32> {
         let upload = self.clients.get_mut(handle)?.upload.take()?;
         let pending = self.links.get_mut(upload.link?)?.last_mut()?;
@@ -215,7 +212,7 @@ impl Worker {
         Some(pending.seq)
     }
 
-    /// Sends a whole request on a connection of the client's own.
+    /// Sends a complete request on an exclusive connection.
     pub(super) fn forward_large(
         &mut self,
         handle: Handle,
@@ -235,8 +232,8 @@ impl Worker {
         Flow::Next
     }
 
-    /// Puts a request on the connection acquired for it, or answers it with the refusal. `seq` is that of a command
-    /// already owed.
+    /// Sends a request on the acquired connection, or replies with the refusal. `seq`: number of a command with a
+    /// pending reply, if any.
     fn send_large(
         &mut self,
         handle: Handle,
@@ -265,7 +262,7 @@ impl Worker {
         }
     }
 
-    /// Passes on a piece of the reply at the head of a connection.
+    /// Streams a piece of the reply at the head of a connection.
     pub(super) fn pass_piece(&mut self, handle: Handle, piece: &[u8]) {
         let Some(link) = self.links.get(handle) else { return };
         let Some(pending) = link.head().copied() else { return };
@@ -295,8 +292,8 @@ impl Worker {
         }
     }
 
-    /// A read's reply on a shared connection is large: asks it again on a connection of its own. Only where nothing of
-    /// the same client is behind it, because that would then overtake it.
+    /// Repeats a read with a large reply on an exclusive connection. Only if no later command of the client is in
+    /// flight, which would overtake it.
     pub(super) fn repeat_on_large(&mut self, handle: Handle, pending: Pending) -> bool {
         let Some(link) = self.links.get(handle) else { return false };
         let node = link.node;
@@ -307,20 +304,19 @@ impl Worker {
         }
         client.repeat =
             Some(Box::new(Repeat { node, epoch: pending.epoch, seq: pending.seq, class: pending.class, request }));
-        // Commands that follow wait for it.
+        // Later commands wait for it.
         client.lane = Lane::Large;
         self.remember_large(pending.who);
         let who = pending.who;
-        // Whatever else the client waits for: a barrier or a full pipeline ends only with this very reply, so nothing
-        // else would start it.
+        // Started now, whatever else the client waits for: a barrier or a full pipeline only ends with this reply.
         self.run_repeat(who);
         true
     }
 
-    /// Starts the repeat of a read, as soon as there is a connection for it; false while the client waits for one.
+    /// Starts the repeat of a read when a connection is available. Returns false while the client waits for one.
     pub(super) fn run_repeat(&mut self, handle: Handle) -> bool {
         let Some(mut repeat) = self.clients.get_mut(handle).and_then(|c| c.repeat.take()) else { return true };
-        // The keys may have moved since it was asked first.
+        // The keys may have moved since the first attempt.
         if !self.plan.topology.is_settled() || self.plan.topology.epoch() as u32 != repeat.epoch {
             match self.place_again(handle, &repeat.request) {
                 Ok(Some((node, _))) => repeat.node = node,
@@ -374,16 +370,16 @@ impl Worker {
         }
     }
 
-    /// Starts to take a reply of at least `bytes`, of which `part` is there and which is too large to be collected.
-    /// False where it must be collected all the same.
+    /// Starts to handle a reply of at least `bytes`, too large to collect, with `part` received. Returns false if it
+    /// must be collected nevertheless.
     pub(super) fn take_large(&mut self, handle: Handle, bytes: usize, part: &[u8]) -> bool {
         let Some(link) = self.links.get_mut(handle) else { return false };
         let Some(pending) = link.head().copied() else { return false };
         if link.lane == Lane::Pubsub {
-            return false; // a message: its receivers are found when it is whole
+            return false; // a message: its receivers are determined when it is complete
         }
         if link.lane == Lane::Fills && part[0] == b'>' {
-            return false; // what the node says of a key, and not the answer that is awaited
+            return false; // an invalidation, not the pending reply
         }
         let too_large = bytes > self.plan.live.client_output_limit;
         let whole = link.downgraded && part[0] == b'*';
@@ -407,7 +403,7 @@ impl Worker {
                     self.skip_head(handle);
                     return true;
                 }
-                // It cannot be asked again: pass it on as it comes, if it is its turn.
+                // It must not be repeated: stream it if it is next.
                 let Some(client) = self.clients.get_mut(pending.who) else { return false };
                 let is_own = pending.purpose == Purpose::Exec && client.has_own_answers(pending.seq);
                 if client.is_first(pending.seq) && !is_own {
@@ -417,7 +413,7 @@ impl Worker {
                         self.counters.errors.count(part);
                     }
                     if pending.purpose == Purpose::Exec {
-                        // So large a reply is no error: the transaction is being executed.
+                        // Such a large reply is not an error: the transaction is being executed.
                         client.after_exec(true);
                     }
                     if let Some(link) = self.links.get_mut(handle) {
@@ -442,15 +438,14 @@ impl Worker {
             }
             Purpose::Fill => fill_too_large(self, pending.seq),
             Purpose::Discarded | Purpose::Queued => {}
-            // Short ones: see `reply_max`.
+            // Short replies: see `reply_max`.
             _ => return false,
         }
         self.skip_head(handle);
         true
     }
 
-    /// Throws the reply at the head of the connection away as it comes: whoever waited for it has been answered, or
-    /// will be in another way.
+    /// Discards the reply at the head of the connection: its client was answered, or will be in another way.
     fn skip_head(&mut self, handle: Handle) {
         if let Some(link) = self.links.get_mut(handle) {
             link.body = Body::Skip(ReplyFollower::default());
@@ -470,7 +465,7 @@ mod tests {
     #[test]
     fn large_keys_are_forgotten_after_a_minute_whenever_it_is_looked_at() {
         let mut keys = LargeKeys::new();
-        // As often as clients are looked at, which never meets a full minute of the router's time.
+        // At the interval of client checks, which never equals a full minute of the router's time.
         let mut now_us = 130_017;
         for round in 0..10 {
             let key = format!("key{round}");

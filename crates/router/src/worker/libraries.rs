@@ -1,8 +1,8 @@
-//! FUNCTION LOAD and FUNCTION RESTORE: what one node refuses is taken back at the others.
+//! FUNCTION LOAD and FUNCTION RESTORE: if one node refuses, the change is reverted at the others.
 //!
-//! A node may refuse a library that others take: an older version knows not all that it calls, a full one has no room.
-//! So each node is asked first what it has, and one that took the change gets that again where another did not. A node
-//! or a client that is lost in the middle leaves them different, and the log says so (`control/src/node_maintenance.rs`).
+//! A node may refuse a library that others accept: an older version lacks a function, or the node has no memory. So the
+//! current libraries are read first, and restored at nodes that have accepted the change if another has not. If a node
+//! or the client is lost in between, the nodes differ, which the log reports (`control/src/care.rs`).
 
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Merge;
@@ -18,7 +18,7 @@ use super::wait::Since;
 use super::{Stall, Worker};
 use crate::slab::Handle;
 
-/// Behind the error of a node, where another one keeps what it took.
+/// Suffix of a node's error if another node could not be restored.
 const KEPT: &[u8] = b"; another node has taken it, and could not be given back what it had before";
 
 #[derive(Debug)]
@@ -27,17 +27,17 @@ struct Change {
     lane: Lane,
     request: Vec<u8>,
     stage: Stage,
-    /// Nobody copies functions meanwhile.
+    /// Blocks copies of functions in the meantime.
     _turn: Option<Box<QuiesceWait>>,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// The nodes are asked what they have.
+    /// Reading the current libraries.
     Listing,
-    /// They are asked to change it. What each had before.
+    /// Changing the libraries. Has the earlier ones.
     Changing(Vec<Vec<u8>>),
-    /// One has refused, with this error; others get back what they had.
+    /// A node has refused with this error; the others are being restored.
     TakingBack { error: Vec<u8>, is_kept: bool },
 }
 
@@ -49,7 +49,7 @@ impl Change {
             .collect()
     }
 
-    /// What a node has answered that counts, and is such.
+    /// Returns the first reply of a keeper that satisfies `is`.
     fn first<'p>(&self, worker: &Worker, parts: &'p [Vec<u8>], is: impl Fn(&[u8]) -> bool) -> Option<&'p Vec<u8>> {
         let counted = self.nodes.iter().zip(parts).filter(|(node, _)| worker.keepers.has(**node));
         counted.map(|(_, part)| part).find(|part| is(part))
@@ -101,7 +101,7 @@ fn unchanged_error(error: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Has every node change its libraries, or none.
+/// Changes the libraries of all nodes, or of none.
 pub(super) fn change_libraries(worker: &mut Worker, handle: Handle, lane: Lane, class: u8, request: Vec<u8>) -> Flow {
     let nodes = worker.reachable();
     let now_us = worker.now_us;

@@ -1,8 +1,6 @@
-//! The connections of a worker to the nodes: which there are, which of them is the one for what, and which have
-//! something to send.
+//! Connections of a worker to the nodes: all connections, their roles, and those with unsent output.
 //!
-//! It knows no client. What connections carry for clients, and what happens to these, is in the rooms that see both
-//! sides.
+//! Independent of clients. Code that needs both sides is in other modules.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,38 +16,37 @@ use crate::exclusive_bounds::ExclusiveBounds;
 use crate::slab::{Handle, Slab};
 use crate::tap::Outcome;
 
-/// The connections to one node, by what they are for.
+/// Connections to one node, by role.
 #[derive(Debug, Default)]
 struct NodeLinks {
-    /// By protocol, as `slow` and those of replicas.
+    /// By protocol version, like `slow` and the connections to replicas.
     main: [Option<Handle>; 2],
     slow: [Option<Handle>; 2],
     pubsub: Option<Handle>,
     fills: Option<Handle>,
     replicas: Vec<(SocketAddr, [Option<Handle>; 2])>,
-    /// Those that one client has alone, by `Lane::pool`.
+    /// Exclusive connections, by `Lane::outage`.
     pools: [Pool; 3],
-    /// What all workers have of these; known once one was wanted.
+    /// Limits of these over all workers. Known after the first request.
     exclusive_bounds: Option<Arc<ExclusiveBounds>>,
     log: NodeLog,
 }
 
-/// What is said of a node at most so often.
+/// Throttled logs about a node.
 #[derive(Debug, Default)]
 pub(super) struct NodeLog {
     pub(super) late: LogThrottle,
     pub(super) lost: LogThrottle,
 }
 
-/// The connections of a worker.
 #[derive(Debug)]
 pub(super) struct Links {
     all: Slab<Box<Link>>,
     /// By node number.
     nodes: Vec<NodeLinks>,
-    /// Those with something to send.
+    /// Connections with unsent output.
     dirty: Vec<Handle>,
-    /// Requests whose connection was gone when they were handed over.
+    /// Requests whose connection was gone when they were passed to it.
     strays: Vec<FinishedRequest>,
     outages: Outages,
 }
@@ -69,7 +66,7 @@ impl Links {
         self.all.get_mut(handle).map(|link| &mut **link)
     }
 
-    /// The link, where it is up.
+    /// Returns the link if it is up.
     pub(super) fn up(&self, handle: Handle) -> Option<&Link> {
         self.get(handle).filter(|link| link.phase == Phase::Up)
     }
@@ -82,19 +79,19 @@ impl Links {
         self.all.handles()
     }
 
-    // ---- which is for what ----
+    // ---- roles ----
 
-    /// The topology has nodes up to this number.
+    /// Makes room for nodes below this number.
     pub(super) fn know_nodes(&mut self, bound: usize) {
         self.nodes.resize_with(self.nodes.len().max(bound), Default::default);
     }
 
-    /// A connection that one client at a time has alone.
+    /// Adds an exclusive connection.
     pub(super) fn insert(&mut self, link: Link) -> Handle {
         self.all.insert(Box::new(link))
     }
 
-    /// The connection of a shared lane.
+    /// Returns the connection of a shared lane.
     #[inline]
     pub(super) fn shared(&self, node: NodeId, lane: Lane, resp3: bool) -> Option<Handle> {
         let node = self.nodes.get(node.index())?;
@@ -106,7 +103,7 @@ impl Links {
         }
     }
 
-    /// Adds the connection of a shared lane, where there is none.
+    /// Adds the missing connection of a shared lane.
     pub(super) fn insert_shared(&mut self, link: Link) -> Handle {
         let (node, lane, resp3) = (link.node, link.lane, link.resp3);
         let handle = self.insert(link);
@@ -121,13 +118,13 @@ impl Links {
         handle
     }
 
-    /// The connection to a replica.
+    /// Returns the connection to a replica.
     pub(super) fn replica(&self, node: NodeId, address: SocketAddr, resp3: bool) -> Option<Handle> {
         let replicas = &self.nodes.get(node.index())?.replicas;
         replicas.iter().find(|(known, _)| *known == address)?.1[usize::from(resp3)]
     }
 
-    /// Adds the connection to a replica, where there is none.
+    /// Adds a missing connection to a replica.
     pub(super) fn insert_replica(&mut self, link: Link, address: SocketAddr) -> Handle {
         let (node, resp3) = (link.node, link.resp3);
         let handle = self.insert(link);
@@ -140,7 +137,7 @@ impl Links {
         handle
     }
 
-    /// Removes a connection from all tables but its pool's.
+    /// Removes a connection from all tables except its pool.
     pub(super) fn remove(&mut self, handle: Handle) -> Option<Box<Link>> {
         let link = self.all.remove(handle)?;
         if let Some(node) = self.nodes.get_mut(link.node.index()) {
@@ -152,28 +149,28 @@ impl Links {
         Some(link)
     }
 
-    /// The main connection of RESP2, in whatever state.
+    /// Returns the main connection of RESP2, in any state.
     pub(super) fn main(&self, node: NodeId) -> Option<Handle> {
         self.shared(node, Lane::Main, false)
     }
 
-    /// A main connection to this process of the node, where one is up.
+    /// Returns a connected main connection to this process of the node.
     pub(super) fn main_to(&self, node: NodeId, run_id: Option<&str>) -> Option<Handle> {
         let mains = self.nodes.get(node.index())?.main;
         mains.into_iter().flatten().find(|main| self.up(*main).is_some_and(|link| link.run_id.as_deref() == run_id))
     }
 
-    /// The connection of subscriptions, where it is up.
+    /// Returns the connected connection for subscriptions.
     pub(super) fn pubsub(&self, node: NodeId) -> Option<Handle> {
         self.shared(node, Lane::Pubsub, true).filter(|link| self.up(*link).is_some())
     }
 
-    /// Those of all nodes.
+    /// Returns the connected connections for subscriptions of all nodes.
     pub(super) fn pubsubs(&self) -> Vec<Handle> {
         self.nodes.iter().filter_map(|node| node.pubsub).filter(|link| self.up(*link).is_some()).collect()
     }
 
-    /// Whether commands to a node are executed at once, as far as this worker knows.
+    /// Whether commands to a node would be executed at once, as far as this worker knows.
     pub(super) fn is_up(&self, node: NodeId) -> bool {
         let mains = self.nodes.get(node.index()).map(|node| node.main).unwrap_or_default();
         mains.iter().flatten().any(|main| self.get(*main).is_some_and(|link| link.phase == Phase::Up || link.renewing))
@@ -190,24 +187,22 @@ impl Links {
         &mut self.outages
     }
 
-    /// Whether commands to a node may be handed over: it is up, or is being connected for the first time since it was
-    /// last up.
+    /// Whether commands to a node may be sent: it is up, or its first reconnect since then is in progress.
     pub(super) fn takes_commands(&self, node: NodeId) -> bool {
         let mains = self.nodes.get(node.index()).map(|node| node.main).unwrap_or_default();
         mains.iter().flatten().any(|main| self.get(*main).is_some_and(Link::takes_commands))
     }
 
-    /// The pool of an exclusive lane.
+    /// Returns the pool of an exclusive lane.
     pub(super) fn pool(&self, node: NodeId, lane: Lane) -> Option<&Pool> {
         self.nodes.get(node.index())?.pools.get(lane.pool()?)
     }
 
-    /// The same, to be changed.
     pub(super) fn pool_mut(&mut self, node: NodeId, lane: Lane) -> Option<&mut Pool> {
         self.nodes.get_mut(node.index())?.pools.get_mut(lane.pool()?)
     }
 
-    /// All pools.
+    /// Returns all pools.
     pub(super) fn pools_mut(&mut self) -> impl Iterator<Item = (NodeId, Lane, &mut Pool)> {
         let lanes = [Lane::Large, Lane::Watch, Lane::Blocking];
         let nodes = self.nodes.iter_mut().enumerate();
@@ -216,7 +211,7 @@ impl Links {
         })
     }
 
-    /// What all workers have of exclusive connections to a node; `ask` says it the first time.
+    /// Returns the limits of exclusive connections to a node over all workers. `ask` provides them the first time.
     pub(super) fn exclusive_bounds(
         &mut self,
         node: NodeId,
@@ -229,10 +224,10 @@ impl Links {
         self.nodes.get_mut(node.index()).map(|node| &mut node.log)
     }
 
-    // ---- which have something to send ----
+    // ---- output ----
 
-    /// Hands a request to a connection. One whose connection is gone is over ([`Self::take_strays`]), because somebody
-    /// waits for its end.
+    /// Passes a request to a connection. Without the connection, the request ends ([`Self::take_strays`]), because its
+    /// end may be observed.
     #[inline]
     pub(super) fn push(&mut self, handle: Handle, request: Request<'_>) {
         match self.get_mut(handle) {
@@ -242,13 +237,13 @@ impl Links {
         self.mark(handle);
     }
 
-    /// The requests that found their connection gone.
+    /// Takes the requests whose connection was gone.
     #[inline]
     pub(super) fn take_strays(&mut self) -> Option<Vec<FinishedRequest>> {
         (!self.strays.is_empty()).then(|| std::mem::take(&mut self.strays))
     }
 
-    /// A connection has something to send.
+    /// Marks a connection as having unsent output.
     #[inline]
     pub(super) fn mark(&mut self, handle: Handle) {
         if let Some(link) = self.all.get_mut(handle)
@@ -259,7 +254,7 @@ impl Links {
         }
     }
 
-    /// Whether a client must wait before it adds to this connection; then it is told when it may.
+    /// Whether a client must wait before it adds to this connection. If so, it is resumed later.
     pub(super) fn is_full(&mut self, handle: Handle, client: Handle, high: usize) -> bool {
         let Some(link) = self.get_mut(handle).filter(|link| !link.has_room(high)) else { return false };
         if !link.waiters.contains(&client) {
@@ -269,13 +264,13 @@ impl Links {
         true
     }
 
-    /// How many are marked.
+    /// Number of marked connections.
     pub(super) const fn marked_count(&self) -> usize {
         self.dirty.len()
     }
 
-    /// Those that are marked, each once. One that was flushed in the middle of the turn and has more to send since is
-    /// listed twice.
+    /// Returns each marked connection once. A connection that was flushed within the turn and has new output is in the
+    /// list twice.
     pub(super) fn marked(&mut self) -> impl Iterator<Item = (Handle, &Link)> {
         let all = &mut self.all;
         self.dirty.retain(|handle| all.get_mut(*handle).is_some_and(|link| std::mem::take(&mut link.dirty)));
@@ -283,12 +278,12 @@ impl Links {
         self.dirty.iter().filter_map(|handle| Some((*handle, &**all.get(*handle)?)))
     }
 
-    /// Takes the list of marked ones.
+    /// Takes the list of marked connections.
     pub(super) fn take_marked(&mut self) -> Vec<Handle> {
         std::mem::take(&mut self.dirty)
     }
 
-    /// Gives the list back, empty, to be filled again.
+    /// Returns the emptied list for reuse.
     pub(super) fn reuse(&mut self, list: Vec<Handle>) {
         debug_assert!(list.is_empty());
         if self.dirty.is_empty() {

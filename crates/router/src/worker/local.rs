@@ -1,7 +1,7 @@
-//! Commands that the router answers itself, as one large server would.
+//! Commands that the router answers itself, like one large server.
 //!
-//! Those that need no more than the client and a line or two are here; a family of its own (`acl`, `cluster`, `info`,
-//! `client_commands`, `config_commands`) has its own file.
+//! Commands that only need the client are here; families of commands have their own files (`acl`, `cluster`, `info`,
+//! `client_commands`, `config_commands`).
 
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ impl Worker {
             Local::Hello => return self.hello(plan, handle, class, args),
             Local::Auth => return self.auth(plan, handle, class, args),
             Local::Quit => {
-                // Before it is told: who has read the reply finds nobody of it subscribed.
+                // Before the reply, so that a client that has read it finds no subscription of this one.
                 if let Some(subscriber) = client.pubsub.take() {
                     self.forget_subscriber(handle, &subscriber);
                 }
@@ -83,7 +83,7 @@ impl Worker {
                 let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
                 client.resp3 = false;
                 client.database = plan.live.database;
-                // One that is to be skipped is skipped, as a server does.
+                // A pending SKIP is still applied, as by a server.
                 if client.reply_mode == ReplyMode::Off {
                     client.reply_mode = ReplyMode::On;
                 }
@@ -215,7 +215,7 @@ impl Worker {
         let known = self.shared.has_database(&self.keepers.all(), database);
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if client.lane == Lane::Rounds && client.in_flight() > 0 {
-            // An earlier SELECT is still being asked about: what it answers must not come after this one.
+            // An earlier SELECT is pending: its result must not come after this one.
             return Flow::Stall(Stall::Barrier);
         }
         if known {
@@ -223,15 +223,15 @@ impl Worker {
             self.answer(handle, class, b"+OK\r\n");
             return Flow::Next;
         }
-        // Not asked for before: the nodes say whether they have it. Whatever follows waits for that.
+        // Not queried before: the nodes must confirm that they have it. Later commands wait for that.
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
         }
         client.lane = Lane::Rounds;
         let mut request = Vec::new();
         encode::command(&mut request, [&b"SELECT"[..], database.to_string().as_bytes()]);
-        // A node without keys that does not have it must say so before it gets some. One that is down is asked when it
-        // comes back.
+        // A node without keys that lacks the database must refuse now, before it gets keys. A node that is down is
+        // queried when it returns.
         self.gather_every(
             handle,
             Lane::Main,
@@ -240,7 +240,7 @@ impl Worker {
             class,
             Aggregation::Select { database },
         );
-        // The connections go back to the database that their next command expects them in.
+        // Restore the database that the next command of each connection expects.
         for node in self.reachable() {
             let resp3 = self.clients.get(handle).is_some_and(|c| c.resp3);
             let link = self.shared_link(node, Lane::Main, resp3);
@@ -291,7 +291,7 @@ impl Worker {
         }
         let Some(client) = self.clients.get(handle) else { return Flow::Close };
         if (protocol.is_some_and(|p| p != client.resp3) && client.in_flight() > 0) || self.awaits_users(handle) {
-            // Replies to what is in flight are still in the old protocol.
+            // Replies to commands in flight still use the old protocol version.
             return Flow::Stall(Stall::Barrier);
         }
         let authenticated = client.authenticated;
@@ -365,8 +365,8 @@ impl Worker {
         Flow::Next
     }
 
-    /// What clients are told that they talk to: Valkey where every node is one, and the oldest version, because what it
-    /// lacks cannot be relied on.
+    /// Returns the server name and version shown to clients: Valkey if all nodes are Valkey, and the oldest version,
+    /// because features that it lacks cannot be relied on.
     pub(super) fn fleet_version(&self, plan: &RoutingSnapshot) -> (&'static str, String) {
         let nodes = lock(&self.shared.nodes);
         let known =
@@ -377,7 +377,7 @@ impl Worker {
         ("redis", oldest(known().map(|facts| facts.redis_version.as_str())))
     }
 
-    /// `SWITCHYARD NODES | STATUS | HELP`, for people who live in redis-cli.
+    /// `SWITCHYARD NODES | STATUS | HELP`, for operators in redis-cli.
     fn switchyard(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let resp3 = self.clients.get(handle).is_some_and(|c| c.resp3);
         let mut out = Vec::new();
@@ -492,7 +492,7 @@ impl Worker {
 }
 
 impl Worker {
-    /// Who asks the operator.
+    /// Returns the description of a client for operator commands.
     pub(super) fn asker(&self, handle: Handle) -> Option<Asker> {
         let client = self.clients.get(handle)?;
         let address = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
@@ -500,7 +500,7 @@ impl Worker {
         Some(Asker { who, may_operate: client.user.is_operator(), resp3: client.resp3 })
     }
 
-    /// Gives a command away to the operator; the answer comes through the mailbox.
+    /// Forwards a command to the operator. The reply comes through the mailbox.
     fn query_operator(&mut self, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let Some(operator) = self.shared.ports.operator.clone() else {
             return self.refuse(handle, class, "ERR this router has no moves");
@@ -515,8 +515,7 @@ impl Worker {
     }
 }
 
-/// Closes clients that have selected a database which is not served any more, or are about to select one by a
-/// transaction.
+/// Closes clients that have selected a database that is no longer served, or are about to select one in a transaction.
 pub(super) fn close_clients_elsewhere(worker: &mut Worker) {
     let live = Arc::clone(&worker.plan.live);
     let mut closed = 0_usize;
@@ -536,7 +535,7 @@ pub(super) fn close_clients_elsewhere(worker: &mut Worker) {
     }
 }
 
-/// The oldest of some versions; a plain one where none is known yet.
+/// Returns the oldest of some versions, or a default if none is known yet.
 pub(super) fn oldest<'v>(versions: impl Iterator<Item = &'v str>) -> String {
     let parts = |version: &&str| {
         let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
@@ -545,7 +544,7 @@ pub(super) fn oldest<'v>(versions: impl Iterator<Item = &'v str>) -> String {
     versions.filter(|version| !version.is_empty()).min_by_key(parts).unwrap_or("7.0.0").to_owned()
 }
 
-/// Why clients may not use a database, if they may not.
+/// Returns the reason why clients may not use a database, if so.
 pub(super) fn other_database(live: &RuntimeSettings, database: u32) -> Option<String> {
     (live.one_database && database != live.database).then(|| {
         format!(

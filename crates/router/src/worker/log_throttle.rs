@@ -1,9 +1,9 @@
-//! What anybody can cause is said at most once a second, with how often it was not said.
+//! Log lines that any client can cause: at most one per second, with the number of suppressed ones.
 
-/// What anybody can cause is logged at most so often per worker.
+/// Minimum interval of such log lines per worker.
 const RARELY_US: u64 = 1_000_000;
 
-/// Keeps what anybody can cause from filling the log.
+/// Limits log lines that any client can cause.
 #[derive(Debug, Default)]
 pub(super) struct LogThrottle {
     next_us: u64,
@@ -11,7 +11,7 @@ pub(super) struct LogThrottle {
 }
 
 impl LogThrottle {
-    /// Whether to say so now: then with how many times it was not said since the last.
+    /// Returns whether to log now: then with the number of lines suppressed since the last one.
     pub(super) fn allow(&mut self, now_us: u64) -> Option<Suppressed> {
         if now_us < self.next_us {
             self.suppressed += 1;
@@ -22,11 +22,11 @@ impl LogThrottle {
     }
 }
 
-/// How many times something was not said.
+/// Number of suppressed log lines.
 pub(super) struct Suppressed(u64);
 
 impl Suppressed {
-    /// For a field of a log line, which is left out where there is nothing to tell.
+    /// For a field of a log line; omitted if nothing was suppressed.
     pub(super) fn count(&self) -> Option<u64> {
         (self.0 > 0).then_some(self.0)
     }

@@ -1,5 +1,4 @@
-//! Who a client is: logging in, being let in without a word, and what a changed users file means for those who are
-//! there.
+//! Users of clients: logins, clients without a login, and effects of changed users on connected clients.
 
 use std::sync::Arc;
 
@@ -13,23 +12,22 @@ use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::users::{Attempt, Bounds, User};
 
-/// Bits of [`Client::guard`]: why a command must be looked at before it is executed. 0 for clients that may do
-/// everything.
+/// Bits of [`Client::guard`]: reasons to check a command before its execution. 0 for unrestricted clients.
 pub(super) mod guard {
     /// Not logged in.
     pub(crate) const STRANGER: u8 = 1;
-    /// The user may not do everything.
+    /// The user has restricted permissions.
     pub(crate) const RESTRICTED: u8 = 1 << 1;
-    /// There is a limit that its commands may exceed.
+    /// Commands count against a limit.
     pub(crate) const COUNTED: u8 = 1 << 2;
 }
 
-/// The answer to an attempt to log in, until its command is looked at again.
+/// Result of an attempt to log in, kept until its command is dispatched again.
 #[derive(Debug)]
 pub(super) struct Verdict {
     name: Vec<u8>,
     password: Vec<u8>,
-    /// [`Attempt::Queued`]: not there yet.
+    /// [`Attempt::Queued`]: pending.
     attempt: Attempt,
 }
 
@@ -39,12 +37,12 @@ impl Drop for Verdict {
     }
 }
 
-/// What came of asking who a client is.
+/// Result of a login.
 pub(super) enum Login {
     As(Arc<User>),
-    /// The command waits for the answer.
+    /// The command waits for the result.
     Wait,
-    /// With the error for the client.
+    /// The error for the client.
     Refused(&'static str),
 }
 
@@ -52,8 +50,8 @@ const WRONG: &str = "WRONGPASS invalid username-password pair or user is disable
 const BUSY: &str = "LIMITED too many logins wait to be checked; try again";
 
 impl Worker {
-    /// Makes a client somebody, or nobody in particular where it has yet to log in. Fails, and changes nothing, where
-    /// that user has all the connections that it may have.
+    /// Sets the user of a client (without a login: the default user). Fails, without a change, if the user has reached
+    /// its connection limit.
     pub(super) fn become_user(&mut self, handle: Handle, user: Arc<User>, authenticated: bool) -> Result<(), String> {
         let counts_keys = !self.plan.live.key_limits.is_empty();
         let Some(client) = self.clients.get_mut(handle) else { return Ok(()) };
@@ -93,8 +91,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Asks whether `password` is that of `name`. A client that must wait asks again with the same words when the
-    /// answer is there.
+    /// Checks whether `password` belongs to `name`. A client that must wait repeats the call with the same arguments
+    /// when the result is known.
     pub(super) fn login(&mut self, plan: &RoutingSnapshot, handle: Handle, name: &[u8], password: &[u8]) -> Login {
         let Some(client) = self.clients.get_mut(handle) else { return Login::Wait };
         let user = plan.live.users.get(name);
@@ -107,7 +105,7 @@ impl Worker {
             None => self.shared.logins.attempt(user, password, from, (self.index, handle)),
         };
         match (attempt, user) {
-            // The user may have gone while it was checked.
+            // The user may have been removed during the check.
             (Attempt::Right, Some(user)) if user.is_on() => Login::As(user.clone()),
             (Attempt::Right | Attempt::Wrong, _) => {
                 self.note_refused(handle, "auth", b"AUTH".to_vec(), name);
@@ -125,7 +123,7 @@ impl Worker {
         }
     }
 
-    /// Counts a failed login, and tells it. A name that nobody has may be a password in the wrong place.
+    /// Counts and logs a failed login. An unknown name may be a misplaced password, so it is not logged.
     fn login_failed(&mut self, handle: Handle, user: Option<&str>) {
         self.counters.logins_failed.add(1);
         let from = self
@@ -138,7 +136,7 @@ impl Worker {
         }
     }
 
-    /// The helper has checked a password.
+    /// Handles the result of a password check.
     pub(super) fn on_login(&mut self, handle: Handle, attempt: Attempt) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         if let Some(verdict) = &mut client.verdict {
@@ -149,7 +147,7 @@ impl Worker {
         }
     }
 
-    /// Looks at a command of a client that may not do everything: `Some` where it is refused.
+    /// Checks a command of a restricted or limited client. `Some`: it was refused or must wait.
     #[cold]
     pub(super) fn guarded(&mut self, handle: Handle, command: &Command, args: &Args<'_>) -> Option<Flow> {
         let client = self.clients.get(handle)?;
@@ -172,7 +170,7 @@ impl Worker {
             }
         }
         let client = self.clients.get_mut(handle)?;
-        // One that waited for its keys, or for a copy, was counted when it came.
+        // A command that has waited for its keys, or for a copy, was already counted.
         let is_counted =
             std::mem::take(&mut client.was_counted) || client.moving.is_some() || client.waits_for_colocation();
         if client.guard & guard::COUNTED != 0
@@ -186,8 +184,7 @@ impl Worker {
         None
     }
 
-    /// Whether a command of which the end is not there yet can be passed on as it comes. `args` are those before a
-    /// large one.
+    /// Whether an incomplete command may be streamed. `args`: the arguments before a large one.
     pub(super) fn may_begin(&mut self, handle: Handle, command: &Command, args: &Args<'_>) -> bool {
         let Some(client) = self.clients.get(handle) else { return false };
         if client.guard == 0 {
@@ -195,12 +192,12 @@ impl Worker {
         }
         let restricted = client.guard & guard::RESTRICTED != 0;
         self.keys.clear();
-        // Asked again when all of it is there, which also gives the error.
+        // Checked again when the command is complete, which also returns the error.
         client.guard & !guard::RESTRICTED == 0
             && (!restricted || client.user.check(command, args, &mut self.keys).is_ok())
     }
 
-    /// The users have changed: rules hold at once, and whoever could not log in again as before is closed.
+    /// Applies changed users: rules take effect at once, and clients that could not log in again are closed.
     pub(super) fn readmit_clients(&mut self) {
         let users = self.plan.live.users.clone();
         let mut gone = Vec::new();
@@ -209,11 +206,11 @@ impl Worker {
             let (authenticated, same) =
                 (client.authenticated, users.get(client.user.name().as_bytes()) == Some(&client.user));
             let stays = match users.get(client.user.name().as_bytes()) {
-                // Those who have not said who they are are whoever the default user is now.
+                // Clients without a login use the current default user.
                 Some(user) if !authenticated => self.become_user(handle, user.clone(), user.is_open()).is_ok(),
                 Some(user) if same || user.keeps(&client.user) => {
                     if !same {
-                        // What a transaction has queued was judged by the old rules.
+                        // Queued commands of a transaction were checked by the old rules.
                         self.abort_transaction(handle);
                     }
                     self.become_user(handle, user.clone(), true).is_ok()
@@ -225,7 +222,7 @@ impl Worker {
             }
         }
         for handle in gone {
-            // Who has ended its own user hears that it is done.
+            // A client that has removed its own user still gets its reply.
             if self.awaits_users(handle) { self.close_after_replies(handle) } else { self.close_client(handle) }
         }
     }

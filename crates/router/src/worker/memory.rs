@@ -1,23 +1,24 @@
-//! The budget of memory of the process (`memory-max`): beyond it clients are cut, those that take the most first.
+//! Memory budget of the process (`memory-max`): above it, clients are disconnected, biggest first.
 //!
-//! How much is in use the allocator counts ([`crate::memory`]), so nothing is forgotten. Who takes it is found out only
-//! when it is too much: a worker walks over its clients, what their commands hold at connections and gathers, and what
-//! nodes send that is nobody's.
+//! The allocator counts the used memory ([`crate::memory`]), so nothing is missed. The users of memory are only
+//! determined above the budget: a worker sums up its clients, their commands at connections and gathers, and replies of
+//! nodes without a waiting client.
 //!
-//! - **When it is looked at**: at every tick, and after each event in which the worker grew by its share of what is
-//!   left ([`STEP`] at least). One event reads at most 128 KiB from one socket. So the workers together exceed the
-//!   budget by [`STEP`] each, and by what one event makes of a reply or request that is already in memory: a copy of
-//!   it, or its buffer twice while that grows. All buffers together are within the budget before, so what is used never
-//!   exceeds twice the budget, and with many clients comes nowhere near it.
-//! - **Who goes**: those who have not logged in before all others, or they could have applications cut. One worker at a
-//!   time evicts, and stops as soon as the whole is below. Where another worker has a bigger client it is asked to, but
-//!   not waited for: from [`PATIENCE`] of the budget on, each worker takes its own biggest; from half a budget more on
-//!   also one that is small beside the other's. Before a client that is to go last (CLIENT NO-EVICT) all others are
-//!   asked first: how much their clients take they say only now and then.
-//! - **What stays**: requests kept until they are answered. What was sent may be executed, also if its client is gone;
-//!   they end with the answer, and are not taken for an excess a second time.
+//! - **Checks**: at every tick, and after each event in which the worker has grown by its share of the remaining budget
+//!   ([`STEP`] at least). One event reads at most 128 KiB from one socket. So the workers together exceed the budget by
+//!   [`STEP`] each, and by the effect of one event on a buffered reply or request: a copy of it, or twice its buffer
+//!   while that grows. All buffers together are within the budget before, so the used memory never exceeds twice the
+//!   budget, and with many clients stays far below that.
+//! - **Victims**: clients without a login first, because otherwise they could displace applications. One worker at a
+//!   time evicts, and stops when the total is below the budget. If another worker has a bigger client, that worker is
+//!   notified without waiting for it: above [`PATIENCE`] of the budget, each worker evicts its own biggest client;
+//!   above one and a half budgets, also if it is small compared with the other one. Before a client of last resort
+//!   (CLIENT NO-EVICT), all other workers are notified first, because they publish the sizes of their clients only
+//!   periodically.
+//! - **Exempt**: requests kept until they are answered. They may be executed even if their client is gone; they end
+//!   with the reply, and are not counted as an excess again.
 //!
-//! Not a bound for each client: whoever needs much may have it while there is enough.
+//! There is no limit per client: a client may use much while there is enough.
 
 use std::collections::HashMap;
 
@@ -31,61 +32,61 @@ use crate::memory;
 use crate::shared::{Message, lock};
 use crate::slab::Handle;
 
-/// Growth of a worker that is looked at, where there is not much left.
+/// Minimum growth of a worker before a check.
 const STEP: i64 = 1 << 20;
 
-/// Who takes less is not cut: that would cost many clients and gain little.
+/// Minimum size of a victim. Smaller ones would cost many clients and free little.
 const TAKES_MIN: usize = 16 << 10;
 
-/// A connection is not given up for less than this of a reply that no client waits for.
+/// Minimum size of an unwanted partial reply to close its connection.
 const NOBODYS_MIN: usize = 1 << 20;
 
-/// Buffers that are reused are given back above this.
+/// Maximum capacity of reused buffers.
 const REUSED_MAX: usize = 1 << 20;
 
-/// A worker that found nobody to cut looks again after so long.
+/// Delay of the next attempt of a worker that has found no victim, microseconds.
 const REST_US: u64 = 200_000;
 
-/// Part of the budget beyond it from which on a worker does not leave it to another one to cut its bigger client.
+/// Fraction of the budget (1/8) above it, up to which a worker leaves eviction to a worker with a bigger client.
 const PATIENCE: usize = 8;
 
-/// A client with less than this part of the biggest one is small: it is cut in its place only where that one's worker
+/// A client below this fraction (1/4) of the biggest one is small: it is only evicted in its place if the other worker
 /// is very late.
 const SMALL: u64 = 4;
 
-/// How long others may take to give up what goes before a client that goes last, where one of them is busy.
+/// Maximum wait for busy workers to release other memory before a client of last resort is evicted, microseconds.
 const OTHERS_US: u64 = 500_000;
 
-/// What they have answered says nothing any more after so long.
+/// Maximum age of these answers, microseconds.
 const OTHERS_STALE_US: u64 = 1_000_000;
 
-/// When the worker looks again.
+/// Time of the next check.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
-    /// At this size of its account.
+    /// Balance of the worker's account for the next check.
     mark: i64,
-    /// Not before, where it has asked another worker or found nobody, us.
+    /// Not before this time, after notifying another worker or finding no victim, us.
     rest_until_us: u64,
-    /// When all others were asked last, because this worker has only clients that go last, us; and how many answers
-    /// there are once all have answered.
+    /// Time of the last notification of all workers, because this worker has only clients of last resort, us; and the
+    /// number of answers when all have answered.
     queried_all: Option<(u64, u64)>,
     cut_log: LogThrottle,
     short_log: LogThrottle,
 }
 
-/// Whether other workers have given up what goes before a client that is to go last.
+/// Whether other workers have released their memory before a client of last resort.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Others {
-    /// That has to be asked.
+    /// Not notified yet.
     Unqueried,
-    /// They were asked just now.
+    /// Notified recently.
     Queried,
-    /// They have had their time.
+    /// Answered, or out of time.
     Done,
 }
 
 impl Watch {
-    /// `answers`: how many there are by now.
+    /// `answers`: number of answers so far.
     fn others(&self, now_us: u64, answers: u64) -> Others {
         match self.queried_all.map(|(asked_us, all)| (now_us.saturating_sub(asked_us), answers >= all)) {
             Some((ago_us, _)) if ago_us >= OTHERS_STALE_US => Others::Unqueried,
@@ -96,40 +97,39 @@ impl Watch {
     }
 }
 
-/// Something that can be given up to get memory back.
+/// Something that can be released.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Holder {
     Client,
-    /// A connection to a node, with a reply on it that no client waits for.
+    /// A connection to a node, with a reply without a waiting client.
     Link,
-    /// What clients with CLIENT TRACKING have read: they are told to forget everything.
+    /// Keys read by clients with CLIENT TRACKING: all are invalidated.
     Reads,
 }
 
-/// Who goes before whom, whatever they take; the last goes first.
+/// Order of victims regardless of size. The last is evicted first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Rank {
     /// CLIENT NO-EVICT.
     Spared,
     Ordinary,
-    /// It has not logged in.
+    /// Without a login.
     Stranger,
 }
 
-/// What it takes.
+/// Memory use of a holder.
 #[derive(Clone, Copy, Debug)]
 struct Holding {
     rank: Rank,
     bytes: usize,
-    /// Of these, what stays until nodes have answered.
+    /// Part of it that stays until nodes have replied.
     kept: usize,
     holder: Holder,
     handle: Handle,
 }
 
 impl Worker {
-    /// Looks at the budget if the worker has grown by much. To be called where no client and no connection is in
-    /// anybody's hands.
+    /// Checks the budget if the worker has grown by much. Call it only while no client or connection is borrowed.
     #[inline]
     pub(super) fn watch_memory(&mut self) {
         if memory::own() > self.memory.mark {
@@ -140,7 +140,7 @@ impl Worker {
         }
     }
 
-    /// Looks at the budget at a tick.
+    /// Checks the budget at a tick.
     pub(super) fn look_at_memory(&mut self) {
         let (used, budget) = self.weigh();
         if used > budget && self.now_us >= self.memory.rest_until_us {
@@ -148,7 +148,7 @@ impl Worker {
         }
     }
 
-    /// Another worker says that the biggest client is here.
+    /// Handles the message of another worker that the biggest client is here.
     pub(super) fn on_evict_request(&mut self) {
         let (used, budget) = self.weigh();
         if used > budget {
@@ -157,24 +157,23 @@ impl Worker {
         self.counters.memory_answers.add(1);
     }
 
-    /// Bytes in use, and how many may be. Also sets the mark.
+    /// Returns the used bytes and the budget. Sets the balance for the next check.
     fn weigh(&mut self) -> (usize, usize) {
         let budget = self.plan.live.memory_max;
         let used = self.memory_in_use();
         if used <= budget {
-            // What others have answered was for this time.
+            // Answers of other workers were for the last excess.
             self.memory.queried_all = None;
         }
-        // All workers together cannot grow by more than what is left before one of them looks again.
+        // All workers together cannot use up the remaining budget before one of them checks again.
         let share = budget.saturating_sub(used) / (4 * self.shared.counters.len());
         self.memory.mark = memory::own() + STEP.max(i64::try_from(share).unwrap_or(i64::MAX / 2));
         (used, budget)
     }
 
-    /// At a tick for clients: says who takes the most here, so that another worker knows whom to ask, and gives back
-    /// what a burst has left.
+    /// At a client tick: publishes the size of the biggest client for other workers, and shrinks buffers after a burst.
     pub(super) fn tick_memory(&mut self) {
-        // What is taken off for those who have gone must be found out anew, also where it makes that little is in use.
+        // Bytes subtracted for disconnected clients must be updated, also if they make the usage appear low.
         let near = self.memory_in_use() > self.plan.live.memory_max / 2 || self.counters.memory_leaving.get() > 0;
         let holdings = if near { self.holdings() } else { Vec::new() };
         self.log_largest_holders(&holdings);
@@ -188,7 +187,7 @@ impl Worker {
         }
     }
 
-    /// Bytes in use, without those of requests whose clients were cut already.
+    /// Used bytes without requests of evicted clients.
     fn memory_in_use(&self) -> usize {
         let leaving: u64 = self.shared.counters.iter().map(|w| w.memory_leaving.get()).sum();
         memory::heap_used().saturating_sub(leaving as usize)
@@ -204,7 +203,7 @@ impl Worker {
         let mut holdings = self.holdings();
         self.log_largest_holders(&holdings);
         let shared = self.shared.clone();
-        // One at a time: what another worker frees meanwhile need not be freed here.
+        // One worker at a time, so that not more is freed than necessary.
         let _turn = lock(&shared.evicting);
         loop {
             let used = self.memory_in_use();
@@ -291,7 +290,7 @@ impl Worker {
         }
     }
 
-    /// Who takes how much, whoever goes first last. Also finds out anew what is kept for clients that have gone.
+    /// Returns all holders with their memory, first victim last. Also updates the bytes kept for disconnected clients.
     fn holdings(&mut self) -> Vec<Holding> {
         let mut clients: HashMap<Handle, (usize, usize)> =
             self.clients.iter().map(|(h, c)| (h, (c.memory(), 0))).collect();
@@ -305,7 +304,7 @@ impl Worker {
         for (handle, link) in self.links.iter() {
             let mut owner = None;
             for pending in link.pending().rev() {
-                // What a transaction or a part sends before its last command belongs to that one's client.
+                // Commands of a transaction or part before its last command belong to the client of the last one.
                 if !matches!(pending.purpose, Purpose::Queued | Purpose::Discarded) || pending.who != Handle::NONE {
                     owner = self.owner_of(pending);
                 }
@@ -357,7 +356,7 @@ impl Worker {
         holdings
     }
 
-    /// The client that waits for the reply to a command on a connection.
+    /// Returns the client that waits for the reply to a command on a connection.
     fn owner_of(&self, pending: &Pending) -> Option<Handle> {
         match pending.purpose {
             Purpose::Client
@@ -376,13 +375,13 @@ impl Worker {
         link.head().and_then(|pending| self.owner_of(pending))
     }
 
-    /// Whether somebody still waits for the reply at the head of a connection.
+    /// Whether a client still waits for the reply at the head of a connection.
     pub(super) fn is_awaited(&self, pending: &Pending) -> bool {
         self.owner_of(pending).is_some_and(|owner| self.clients.get(owner).is_some())
     }
 
-    /// What was collected for a client that has gone: parts of gathers become errors, and what has come of a reply is
-    /// thrown away.
+    /// Drops data collected for a disconnected client: parts of gathers become errors, and partial replies are
+    /// discarded.
     fn drop_replies_of(&mut self, client: Handle) {
         for (_, gather) in self.gathers.iter_mut().filter(|(_, gather)| gather.client() == client) {
             gather.drop_parts();
@@ -400,20 +399,20 @@ impl Worker {
     }
 }
 
-/// Up to this a worker leaves it to another one to cut its bigger client.
+/// Returns the usage up to which a worker leaves eviction to a worker with a bigger client.
 fn patience(budget: usize) -> usize {
     budget.saturating_add(budget / PATIENCE)
 }
 
-/// Whether a worker waits until another one has cut its bigger client. That one may be in the middle of one event, or
-/// have no processor just now. To cut somebody small meanwhile frees too little, and it is not their turn.
+/// Whether a worker waits for another worker to evict its bigger client. The other worker may be busy with one event,
+/// or without a CPU. Evicting a small client in the meantime would free too little, out of order.
 fn leaves_it_to(elsewhere: u64, own: u64, used: usize, budget: usize) -> bool {
     let is_small = own < elsewhere / SMALL;
     elsewhere > own && (own == 0 || used <= patience(budget) || is_small && used <= budget.saturating_add(budget / 2))
 }
 
-/// How big the one is that goes first, to compare it with those of other workers: a stranger is bigger than whoever has
-/// logged in. 0 for who is spared.
+/// Returns the size of the first victim, for comparison with other workers. A client without a login ranks above all
+/// others. 0 if only clients of last resort remain.
 fn biggest(holdings: &[Holding]) -> u64 {
     const STRANGER: u64 = 1 << 48;
     holdings.last().map_or(0, |h| match h.rank {

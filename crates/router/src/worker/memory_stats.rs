@@ -1,9 +1,8 @@
-//! MEMORY STATS of several nodes as of one server: what counts bytes or keys is added, and what is a ratio is made anew
-//! from the sums.
+//! MEMORY STATS of several nodes as of one server: bytes and counts are summed, ratios are recomputed from the sums.
 
 use switchyard_resp::{encode, reply};
 
-/// A ratio of sums: (these together, less the last where it is given) / (those likewise) * scale.
+/// A ratio of sums: (sum of `over`) / (sum of `under`) * scale.
 struct Ratio {
     name: &'static str,
     over: [Part; 2],
@@ -11,12 +10,12 @@ struct Ratio {
     scale: f64,
 }
 
-/// A figure that is added (`+`) or taken off (`-`); an empty name is nothing.
+/// A figure with its sign; an empty name is ignored.
 type Part = (char, &'static str);
 
 const NONE: Part = ('+', "");
 
-/// What Redis and Valkey compute of other figures of the same reply.
+/// Ratios that Redis and Valkey compute from other figures of the same reply.
 const RATIOS: &[Ratio] = &[
     Ratio {
         name: "keys.bytes-per-key",
@@ -67,15 +66,15 @@ const RATIOS: &[Ratio] = &[
 enum Figure {
     /// Bytes, or a count.
     Count(i64),
-    /// Neither: a ratio, as text in the protocol's kind.
+    /// A ratio, encoded as text in the type of the protocol version.
     Ratio(f64),
-    /// Those of a database.
+    /// Figures of a database.
     Group(Figures),
 }
 
 type Figures = Vec<(Vec<u8>, Figure)>;
 
-/// The reply made of those of all nodes.
+/// Returns the combined reply of all nodes.
 pub(super) fn together(parts: &[Vec<u8>], resp3: bool) -> Vec<u8> {
     let mut sums = Figures::new();
     for part in parts {
@@ -85,7 +84,7 @@ pub(super) fn together(parts: &[Vec<u8>], resp3: bool) -> Vec<u8> {
         sums.iter().enumerate().filter_map(|(at, (name, _))| Some((at, ratio(&sums, name)?))).collect();
     for (at, value) in ratios {
         let figure = &mut sums[at].1;
-        // Some ratios are whole numbers: they stay what they were.
+        // Some ratios are integers and stay integers.
         *figure = if matches!(figure, Figure::Count(_)) { Figure::Count(value as i64) } else { Figure::Ratio(value) };
     }
     let mut out = Vec::new();
@@ -112,7 +111,7 @@ fn add(sums: &mut Figures, part: &[u8]) {
         };
         match &mut sums[place].1 {
             Figure::Count(sum) => *sum = sum.saturating_add(reply::integer(value).unwrap_or(0)),
-            // One that nobody knows how to make anew: the largest is the one to look at.
+            // An unknown ratio: the maximum is the most relevant one.
             Figure::Ratio(most) => {
                 let number = reply::text(value).and_then(|t| std::str::from_utf8(t).ok()?.parse().ok()).unwrap_or(0.0);
                 *most = most.max(number);
@@ -122,7 +121,7 @@ fn add(sums: &mut Figures, part: &[u8]) {
     }
 }
 
-/// The ratio of this name, where it is one that can be made anew.
+/// Returns the recomputed ratio with this name, if it is known.
 fn ratio(sums: &Figures, name: &[u8]) -> Option<f64> {
     let ratio = RATIOS.iter().find(|r| r.name.as_bytes() == name)?;
     let sum = |parts: &[Part; 2]| {

@@ -1,12 +1,12 @@
 //! A worker: one thread that owns its listeners, its clients and its connections to the nodes, and shares nothing on
 //! the path of a command.
 //!
-//! A turn of the loop: wait; read from everybody who has something; then one write per node, then one write per client.
-//! Everything that the commands of one turn have in common is paid once per turn: the clock is read once, and a node
-//! gets the commands of all clients in one system call.
+//! A turn of the loop: wait; read from all ready sockets; then one write per node, then one write per client. Shared
+//! costs are paid once per turn: the clock is read once, and a node gets the commands of all clients in one system
+//! call.
 //!
-//! Under load a turn waits a moment before it looks (`Batching`): it then finds more to do, and every system call
-//! carries more. With few active clients it never waits, because that would tax the quiet.
+//! Under load a turn pauses before it polls (`Batching`): it then finds more events, and every system call carries
+//! more. With few active clients it never pauses, because that would only add latency.
 
 mod accept;
 mod acl;
@@ -96,26 +96,26 @@ use gather::Gather;
 use log_throttle::LogThrottle;
 pub(crate) use upstream::Lane;
 
-/// Bytes read from a socket at once. Large enough for a batch of replies, small enough for the second-level cache.
+/// Bytes per read. Large enough for a batch of replies, small enough for the L2 cache.
 const READ_SIZE: usize = 128 << 10;
 
-/// Memory of a quiet client's buffers above this is given back.
+/// Maximum buffer capacity of an idle client.
 const QUIET_CAPACITY: usize = 4 << 10;
 
-/// How often timeouts are looked at.
+/// Interval of timeout checks.
 const TICK: Duration = Duration::from_millis(20);
 
-/// The same where there is neither a client nor a connection to be made.
+/// Interval of timeout checks without clients and connection attempts.
 const TICK_IDLE: Duration = Duration::from_millis(500);
 
-/// How often clients are looked at for idleness and patience: there may be tens of thousands.
+/// Interval of checks of all clients. There may be tens of thousands.
 const CLIENT_TICK_US: u64 = 200_000;
 
-/// A client that owes reading this much is given no further command until it has read.
+/// Maximum unread output of a client before its commands are stalled.
 const OUTPUT_HIGH: usize = 1 << 20;
 
-/// After this long without progress a client over `OUTPUT_HIGH` is taken for one that writes its whole pipeline before
-/// it reads: its commands go on, up to its output limit.
+/// Time without progress after which a client over `OUTPUT_HIGH` is assumed to write its whole pipeline before it
+/// reads: its commands continue, up to its output limit.
 const OUTPUT_PATIENCE_US: u64 = 200_000;
 
 #[derive(Debug)]
@@ -123,19 +123,18 @@ pub(crate) struct Worker {
     index: usize,
     shared: Arc<Shared>,
     counters: Arc<WorkerCounters>,
-    /// An allocation of this worker's own: counting references to one that all workers have would be a write to memory
-    /// that all of them read.
+    /// An allocation of this worker: reference counts on a shared one would write memory that all workers read.
     plan: Arc<RoutingSnapshot>,
     generation: u64,
     poll: Poll,
     door: accept::Acceptor,
     clients: clients::Clients,
     links: links::Links,
-    /// Who hears of commands with keys.
+    /// Observers of commands with keys.
     observers: keyed::CommandObservers,
-    /// Commands that it has sent and that would meet a limit if there were two nodes.
+    /// Counts of commands that only work because there is a single node.
     tally: Tally,
-    /// The answer of a command in a transaction that the router answers itself.
+    /// Captured reply of a local command in a transaction.
     caught: multi_local::CapturedReply,
     keepers: fan_out::DataNodes,
     gathers: Slab<Gather>,
@@ -143,7 +142,7 @@ pub(crate) struct Worker {
     monitors: monitor::Monitors,
     tracking: tracking::Tracking,
     pauses: pause::Pauses,
-    /// There are monitors, a pause, or commands that wait for a lost node: checked once per command.
+    /// Set if there are monitors, a pause, or commands that wait for a lost node. Checked once per command.
     alert: bool,
     accounts: quotas::Accounts,
     zombies: zombies::Zombies,
@@ -158,7 +157,7 @@ pub(crate) struct Worker {
     next_client_tick_us: u64,
     unblocks: blocking::Unblocks,
     turn_of_nodes: usize,
-    /// What nodes said last when they were asked for INFO.
+    /// Cached results of INFO from the nodes.
     info_digest: Option<Box<info::Digest>>,
     sender: send::Sender,
     http_log: LogThrottle,
@@ -171,7 +170,7 @@ pub(crate) struct Worker {
     transit: transit::InTransit,
     recalls: reissued::ReissuedCommands,
     quiesce: quiesce::QuiesceQueue,
-    /// The command under way is executed by the plan of moved keys.
+    /// The current command is executed by the plan of moved keys.
     detour: bool,
 }
 
@@ -181,7 +180,7 @@ impl Worker {
         poll.add(&shared.mailboxes[index].wake, Token::Wake)?;
         let door = accept::Acceptor::open(listeners, &poll)?;
         let (generation, plan) = shared.own_plan();
-        // What a worker of this number left behind when it panicked may still run at the nodes.
+        // Commands of a panicked worker with this number may still run at the nodes.
         let left_behind = shared.connections.left_by(index);
         let epoch = shared.drained[index].load(Ordering::Acquire);
         let mut zombies = zombies::Zombies::default();
@@ -250,14 +249,14 @@ impl Worker {
         let mut ready = Vec::new();
         let mut events = Vec::new();
         self.read_clock();
-        // A worker that takes a panicked one's place finds what holds for all.
+        // A replacement of a panicked worker adopts the shared state.
         self.refresh(self.index, Handle::NONE, 0, false);
         self.place_prefixes_anew();
         self.connect_main();
         self.place_moving_anew();
         self.observers.adopt(&self.plan, self.shared.tap.get());
         loop {
-            // The bell of a new plan may have been heard in the turn that had already looked for one.
+            // The wake-up for a new plan may have come in a turn that had already checked the generation.
             let is_outdated = self.shared.generation.load(Ordering::Acquire) != self.generation;
             let pending_work = self.clients.begin_turn() || is_outdated || !self.unread.is_empty();
             if pending_work {
@@ -308,7 +307,7 @@ impl Worker {
         self.now_us = self.clock_us();
     }
 
-    /// How often something has to be looked at.
+    /// Returns the interval of timeout checks.
     fn tick_interval(&self) -> Duration {
         let busy = self.clients.len() > 0
             || self.links.iter().any(|(_, l)| l.phase != upstream::Phase::Up)
@@ -345,9 +344,9 @@ impl Worker {
         self.watch_memory();
     }
 
-    /// Sends what the turn has produced: to the nodes first, because they have work to do with it.
+    /// Sends the output of the turn: to the nodes first, so that they can start.
     fn finish_turn(&mut self) {
-        // A flush can end a stall, and a resumed client has more to send. What is left after some rounds waits for the
+        // A flush can end a stall, and a resumed client may produce more. After some rounds, the rest waits for the
         // next turn.
         self.flush_monitors();
         for _ in 0..8 {
@@ -389,7 +388,7 @@ impl Worker {
             self.restamp_waiting();
             self.fail_stale_watches();
         }
-        // What was waited for may be elsewhere.
+        // Keys that commands wait for may be elsewhere.
         self.look_again(true);
         self.settle_colocate_waits(true);
         self.drop_foreign_links();
@@ -475,12 +474,12 @@ impl Worker {
             } else if client.is_handshaking() {
                 self.now_us.saturating_sub(client.details.created_us) > handshake_us
             } else {
-                // One that is subscribed waits by trade, as in Redis.
+                // Subscribers are idle by nature, as in Redis.
                 client.subscribed() == 0 && !client.monitor && idle_us.is_some_and(|idle| quiet_us > idle)
             };
             let stranger_us = self.now_us.saturating_sub(client.details.stranger_since_us);
             let overdue = overdue || (!client.authenticated && login_us.is_some_and(|login| stranger_us > login));
-            // A pipeline that is written before it is read is a right of those who are somebody.
+            // Only logged-in clients may write a whole pipeline before they read.
             let fills = client.stall == Stall::Output
                 && stalled > OUTPUT_PATIENCE_US
                 && client.guard & login::guard::STRANGER != 0;
@@ -506,7 +505,7 @@ impl Worker {
             }
         }
         for handle in first {
-            // Else its large reply would wait for it, and it for its next commands to be read.
+            // Otherwise its large reply and its next commands would wait for each other.
             let held = self.clients.get_mut(handle).and_then(|client| {
                 client.writes_first = true;
                 client.held
@@ -531,7 +530,7 @@ impl Worker {
         self.push_to_blocked_clients();
     }
 
-    /// During a drain: closes clients that are owed nothing, and says whether all are gone.
+    /// During a drain: closes clients without pending replies. Returns whether all are gone.
     fn drained(&mut self) -> bool {
         self.door.close(&self.poll);
         let stop = self.shared.stop.load(Ordering::Relaxed);
@@ -541,7 +540,7 @@ impl Worker {
                 self.end_wait(handle);
                 continue;
             }
-            // One that waits for a copy is answered in a moment.
+            // A client that waits for a fill is answered soon.
             let idle = client.in_flight() == 0
                 && client.unsent() == 0
                 && client.upload.is_none()
@@ -577,7 +576,7 @@ impl Worker {
                 self.unblock_client(id, error, Asker { from, gather, part })
             }
             Message::Refresh { from, gather, part, settled } => {
-                // A plan that was changed before this was sent is in force when it is answered.
+                // A plan changed before this message was sent must be in force at the reply.
                 if self.shared.generation.load(Ordering::Acquire) != self.generation {
                     self.adopt_plan();
                 }
@@ -601,12 +600,12 @@ impl Worker {
     }
 }
 
-/// A client with an unknown command waits at most so long for nodes to say which commands they have.
+/// Maximum time that a client with an unknown command waits for the nodes' command lists.
 const LEARNING_PATIENCE_US: u64 = 1_000_000;
 
-/// A client that is being closed and neither reads nor goes away is dropped after this long.
+/// Time after which a closing client that neither reads nor disconnects is dropped.
 const CLOSING_PATIENCE_US: u64 = 10_000_000;
 
-/// A client that holds a connection for large values and neither sends nor reads is cut after this long: others wait
-/// for it.
+/// Time after which a client that holds a connection for large values without traffic is disconnected, because others
+/// wait for it.
 const LARGE_PATIENCE_US: u64 = 60_000_000;

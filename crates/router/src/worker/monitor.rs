@@ -1,9 +1,9 @@
-//! MONITOR: every command of every client of the router, as one large server would show it.
+//! MONITOR: every command of every client of the router, like one large server.
 //!
-//! The list of monitors is shared ([`crate::shared::Shared::monitors`]); each worker has a copy and writes a line for
-//! each command as it takes effect: to its own monitors at once, to those of other workers once per turn. With no
-//! monitor a command costs the look at one flag. Secrets are never shown, and operators' commands (`ADMIN`) are not
-//! shown at all, as in Redis.
+//! The list of monitors is shared ([`crate::shared::Shared::monitors`]). Each worker has a copy, and writes a line for
+//! each command as it takes effect: to its own monitors at once, to monitors of other workers once per turn. Without
+//! monitors a command only checks one flag. Secrets are never shown, and administrative commands (`ADMIN`) are omitted,
+//! as in Redis.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use super::{Stall, Worker};
 use crate::shared::{Message, lock};
 use crate::slab::Handle;
 
-/// What a worker knows of monitors.
+/// State of monitors in a worker.
 #[derive(Debug, Default)]
 pub(super) struct Monitors {
-    /// Worker and client of each.
+    /// Worker and client of each monitor.
     list: Vec<(usize, Handle)>,
-    /// Lines of this turn for other workers' monitors.
+    /// Lines of this turn for monitors of other workers.
     lines: Vec<u8>,
     scratch: Vec<u8>,
 }
 
 impl Monitors {
-    /// A buffer that a burst may have left large.
+    /// Returns the buffer that may have grown in a burst.
     pub(super) fn reused(&mut self) -> &mut Vec<u8> {
         &mut self.scratch
     }
@@ -39,22 +39,22 @@ impl Monitors {
 }
 
 impl Worker {
-    /// MONITOR: answered when every worker shows its commands.
+    /// Starts MONITOR. The reply comes when every worker reports its commands.
     pub(super) fn monitor(&mut self, handle: Handle, class: u8) -> Flow {
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if client.monitor {
-            return Flow::Next; // as in Redis, not even answered
+            return Flow::Next; // as in Redis, without a reply
         }
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
         }
-        // Until the answer every other command waits.
+        // All other commands wait for the reply.
         client.lane = super::upstream::Lane::Pubsub;
         lock(&self.shared.monitors).push((self.index, handle));
         self.refresh_workers(handle, class, Aggregation::Monitor, false)
     }
 
-    /// Makes every worker look at what it shares with the others; the reply comes when all have.
+    /// Makes every worker adopt shared state. The reply comes when all have.
     pub(super) fn refresh_workers(&mut self, handle: Handle, class: u8, whole: Aggregation, settled: bool) -> Flow {
         let workers = self.shared.mailboxes.len();
         let Some(gather) = self.begin_gather(handle, class, workers, whole) else { return Flow::Close };
@@ -64,7 +64,7 @@ impl Worker {
         Flow::Next
     }
 
-    /// The client is no monitor any more.
+    /// Removes a client from the monitors.
     pub(super) fn end_monitor(&mut self, handle: Handle) {
         lock(&self.shared.monitors).retain(|m| *m != (self.index, handle));
         for mailbox in self.shared.mailboxes.iter() {
@@ -74,12 +74,12 @@ impl Worker {
 
     pub(super) fn refresh_monitors(&mut self) {
         let mut list = lock(&self.shared.monitors);
-        // A client may go before its request is known here.
+        // A client may disconnect before its request is known here.
         list.retain(|(worker, client)| *worker != self.index || self.clients.get(*client).is_some());
         self.monitors.list.clone_from(&list);
     }
 
-    /// Shows a command that has taken effect.
+    /// Reports a command that has taken effect.
     #[cold]
     pub(super) fn feed_monitors(&mut self, handle: Handle, command: &Command, args: &Args<'_>) {
         if self.monitors.is_empty()
@@ -89,7 +89,7 @@ impl Worker {
             return;
         }
         let Some(client) = self.clients.get(handle) else { return };
-        // A SELECT that the nodes are still asked about is shown as it will be.
+        // A pending SELECT is shown with its new database.
         let selected = if &*command.name == "SELECT" { args.get(1).and_then(super::local::parse) } else { None };
         let database: u32 = selected.unwrap_or(client.database);
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -119,18 +119,18 @@ impl Worker {
         self.monitors.scratch = line;
     }
 
-    /// Gives lines to this worker's own monitors.
+    /// Sends lines to this worker's own monitors.
     pub(super) fn show(&mut self, lines: &[u8]) {
         for place in 0..self.monitors.list.len() {
             let (worker, client) = self.monitors.list[place];
-            // Not before its OK.
+            // Not before the reply to MONITOR.
             if worker == self.index && self.clients.get(client).is_some_and(|c| c.monitor) {
                 self.push(client, lines);
             }
         }
     }
 
-    /// Hands the lines of this turn to the other workers.
+    /// Passes the lines of this turn to the other workers.
     pub(super) fn flush_monitors(&mut self) {
         if self.monitors.lines.is_empty() {
             return;
@@ -145,7 +145,7 @@ impl Worker {
         }
     }
 
-    /// What a client that is a monitor may not do. `None`: go on.
+    /// Refuses commands that a monitor may not use. `None`: the command may proceed.
     pub(super) fn gate_monitor(&mut self, handle: Handle, command: &Command) -> Option<Flow> {
         self.clients.get(handle).filter(|c| c.monitor)?;
         let keyspace = command.flags.has(Flags::WRITE) || command.flags.has(Flags::READONLY);
@@ -157,7 +157,7 @@ impl Worker {
     }
 }
 
-/// Which arguments of a command must not be shown.
+/// State for hiding secret arguments of a command.
 struct Secrets {
     everything: bool,
     hello: bool,
@@ -184,7 +184,7 @@ impl Secrets {
     }
 }
 
-/// Appends an argument as Redis quotes it.
+/// Appends an argument, quoted like Redis.
 fn quote(out: &mut Vec<u8>, arg: &[u8]) {
     out.push(b'"');
     for byte in arg {

@@ -1,12 +1,11 @@
-//! Commands that the router answers itself, in a transaction: they are queued, and answered at their place in EXEC's
-//! array.
+//! Local commands in a transaction: they are queued, and answered at their place in EXEC's array.
 //!
-//! The node executes the others in one piece and knows nothing of these. One that concerns the client
-//! (`CLIENT SETNAME`) is executed when the node's answer to EXEC is there: a transaction that comes to nothing changes
-//! nothing. One for which nodes are asked (`INFO`, `CONFIG GET`) reads only, so it is answered before EXEC is sent, and
-//! no answer of a node is between the others and EXEC's.
+//! The node executes the other commands in one piece and does not receive these. A command that changes the client
+//! (`CLIENT SETNAME`) is executed at the node's reply to EXEC, because a failed transaction must change nothing. A
+//! command that needs nodes (`INFO`, `CONFIG GET`) only reads, so it is answered before EXEC is sent, and no reply of a
+//! node comes between the others and EXEC's.
 //!
-//! Not sent to the node with the others: its answers are about our connection and about one server.
+//! They are not sent to the node, whose replies would concern our connection and a single server.
 
 use std::collections::BTreeSet;
 
@@ -21,16 +20,16 @@ use super::{Stall, Worker};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
-/// When a command of a transaction is answered by the router.
+/// Time at which the router answers a command of a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum When {
-    /// Before EXEC is sent: nodes are asked.
+    /// Before EXEC is sent, with queries to nodes.
     Before,
-    /// When the node has executed the others.
+    /// After the node has executed the other commands.
     After,
 }
 
-/// When the router answers such a command in a transaction; `None`: it does not.
+/// Returns when the router answers such a command in a transaction. `None`: it does not.
 pub(super) fn answered(local: Local) -> Option<When> {
     match local {
         Local::Info | Local::ConfigGet => Some(When::Before),
@@ -50,19 +49,19 @@ pub(super) fn answered(local: Local) -> Option<When> {
     }
 }
 
-/// The answer that is caught instead of given to a client.
+/// Captures a reply instead of sending it to a client.
 #[derive(Debug, Default)]
 pub(super) enum CapturedReply {
-    /// Answers are given to clients.
+    /// Replies go to clients.
     #[default]
     Nothing,
-    /// The next one is caught.
+    /// Capture the next reply.
     Wanted,
     Answer(Vec<u8>),
 }
 
 impl CapturedReply {
-    /// Takes an answer, if it is to be caught.
+    /// Captures a reply if requested. Returns whether it did.
     #[inline]
     pub(super) fn takes(&mut self, answer: &[u8]) -> bool {
         let is_wanted = matches!(self, Self::Wanted);
@@ -83,32 +82,32 @@ impl CapturedReply {
 #[derive(Debug)]
 enum Answer {
     None,
-    /// Nodes are asked: the number that the client is owed it under, and the client's database.
+    /// Nodes are being queried: number of the pending reply, and the client's database.
     Awaited(u32, u32),
     Given(Vec<u8>),
 }
 
 #[derive(Debug)]
 struct Own {
-    /// Its place in EXEC's array; `None`: nothing but its answer is wanted.
+    /// Place in EXEC's array. `None`: only the answer is needed.
     place: Option<usize>,
     request: Vec<u8>,
     when: When,
     answer: Answer,
 }
 
-/// The commands of a transaction that the node does not answer as its clients see it.
+/// Commands of a transaction whose replies are not the node's.
 #[derive(Debug, Default)]
 pub(super) struct LocalInMulti {
     own: Vec<Own>,
-    /// Of these, those that are in EXEC's array.
+    /// Number of commands with a place in EXEC's array.
     placed: usize,
     /// Bytes of their requests.
     request_bytes: usize,
-    /// All before this one that are to be asked for have their answers.
+    /// All commands before this index that need queries are answered.
     replied: usize,
     databases: BTreeSet<u32>,
-    /// The places of the node's answers to SCAN among its answers.
+    /// Places of the node's replies to SCAN among its replies.
     scans: Vec<(usize, QueuedScan)>,
 }
 
@@ -117,28 +116,28 @@ impl LocalInMulti {
         self.own.is_empty() && self.scans.is_empty()
     }
 
-    /// How many are in EXEC's array.
+    /// Number of commands in EXEC's array.
     pub(super) fn count(&self) -> usize {
         self.placed
     }
 
-    /// Bytes that they take.
+    /// Memory of the queue, bytes.
     pub(super) fn bytes(&self) -> usize {
         self.own.len() * size_of::<Own>() + self.request_bytes + self.scans.len() * size_of::<(usize, QueuedScan)>()
     }
 
-    /// Queues one at this place of EXEC's array.
+    /// Queues a command at this place of EXEC's array.
     pub(super) fn queue(&mut self, place: usize, when: When, request: &[u8]) {
         self.placed += 1;
         self.push(Own { place: Some(place), request: request.to_vec(), when, answer: Answer::None });
     }
 
-    /// A SCAN that the node answers, at this place among its answers.
+    /// Records a SCAN that the node answers, at this place among its replies.
     pub(super) fn queue_scan(&mut self, place: usize, scan: QueuedScan) {
         self.scans.push((place, scan));
     }
 
-    /// Nodes are asked whether they have this database before EXEC is sent.
+    /// Requests a check before EXEC that the nodes have this database.
     pub(super) fn require_database(&mut self, database: u32) {
         let mut request = Vec::new();
         encode::command(&mut request, [&b"SELECT"[..], database.to_string().as_bytes()]);
@@ -152,7 +151,7 @@ impl LocalInMulti {
         self.own.push(own);
     }
 
-    /// The first that is to be asked for and has no answer.
+    /// Returns the first command that needs a query and has no answer.
     fn unanswered(&mut self) -> Option<&mut Own> {
         let is_done = |own: &Own| own.when == When::After || matches!(own.answer, Answer::Given(_));
         while self.own.get(self.replied).is_some_and(is_done) {
@@ -171,7 +170,7 @@ impl LocalInMulti {
 }
 
 impl Worker {
-    /// Asks nodes for what is to be known before EXEC is sent. `None`: all is.
+    /// Sends the queries required before EXEC. `None`: all are answered.
     #[cold]
     pub(super) fn query_before_exec(&mut self, plan: &RoutingSnapshot, handle: Handle) -> Option<Flow> {
         loop {
@@ -182,7 +181,7 @@ impl Worker {
                 return Some(Flow::Stall(Stall::Barrier));
             }
             let request = own.request.clone();
-            // It is EXEC that is answered or not.
+            // Only EXEC itself is subject to CLIENT REPLY.
             client.reply_mode = ReplyMode::On;
             let (flow, answer) = self.caught(plan, handle, &request);
             let client = self.clients.get_mut(handle)?;
@@ -203,7 +202,7 @@ impl Worker {
         }
     }
 
-    /// Executes a command that the router answers; with its answer, where it is there at once.
+    /// Executes a local command and returns its reply, if it is immediate.
     fn caught(&mut self, plan: &RoutingSnapshot, handle: Handle, request: &[u8]) -> (Flow, Option<Vec<u8>>) {
         self.caught = CapturedReply::Wanted;
         let flow = parsed(plan, request, |command, args| match command.handling {
@@ -213,7 +212,7 @@ impl Worker {
         (flow.unwrap_or(Flow::Next), self.caught.end())
     }
 
-    /// Gives a client the answer that several nodes have made together, or its transaction, if that has asked for it.
+    /// Passes a combined reply of several nodes to a client, or to its transaction if that has requested it.
     pub(super) fn deliver_joined(&mut self, handle: Handle, seq: u32, answer: &[u8]) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         if client.in_multi
@@ -226,8 +225,7 @@ impl Worker {
         self.deliver(handle, seq, answer);
     }
 
-    /// The node's answer to EXEC with the router's own answers at their places; what concerns the client is executed
-    /// now.
+    /// Inserts the router's replies into the node's reply to EXEC, and executes commands that change the client.
     pub(super) fn with_own_answers(&mut self, handle: Handle, own: LocalInMulti, answer: &[u8]) -> Vec<u8> {
         let plan = self.plan.clone();
         let count = own.count();
@@ -269,8 +267,7 @@ impl Worker {
 mod tests {
     use super::*;
 
-    /// Nodes are asked one after the other, and a long transaction costs as much for each of its commands as a short
-    /// one.
+    /// Nodes are queried for one command at a time, and the cost per command is constant for long transactions.
     #[test]
     fn what_is_asked_of_nodes_is_asked_in_order_and_once() {
         let mut own = LocalInMulti::default();

@@ -1,11 +1,10 @@
-//! Commands that take several rounds of questions to the nodes: what is asked next depends on what was answered before.
+//! Commands that take several rounds of requests to the nodes, each depending on the replies before.
 //!
-//! A round is a gather like any other. When its last part has come, the procedure says what to ask next, or what the
-//! client gets. Nothing is held at a node between two rounds, so a client or a node that leaves in the middle leaves
-//! nothing to clean up.
+//! A round is a gather like any other. With its last part, the procedure returns the next requests, or the client's
+//! reply. Nothing is held at a node between two rounds, so a disconnected client or node leaves nothing to clean up.
 //!
-//! Not a task or a coroutine: the state between two rounds is small and plain, and a worker has no runtime to drive
-//! them.
+//! This is not a task or a coroutine: the state between two rounds is small and plain, and a worker has no runtime to
+//! drive them.
 
 use std::fmt::Debug;
 
@@ -17,8 +16,8 @@ use super::{Stall, Worker};
 use crate::slab::Handle;
 use crate::worker::dispatch::Flow;
 
-/// One question of a round. Several requests go to the node in one piece, so that nothing comes between them; the reply
-/// to the last one counts.
+/// One query of a round. Several requests are sent to the node in one piece, so that nothing comes between them; the
+/// reply to the last one counts.
 #[derive(Debug)]
 pub(super) struct StepRequest {
     pub(super) node: NodeId,
@@ -26,21 +25,21 @@ pub(super) struct StepRequest {
     pub(super) requests: Vec<Vec<u8>>,
 }
 
-/// What follows a round.
+/// Next step after a round.
 #[derive(Debug)]
 pub(super) enum Next {
     /// The client's reply.
     Done(Vec<u8>),
-    /// Another round; never empty.
+    /// The next round. Not empty.
     Round(Vec<StepRequest>),
 }
 
-/// What goes on from round to round.
+/// State of a command over its rounds.
 pub(super) trait MultiStepCommand: Debug + Send {
-    /// Takes the replies of a round, in the order of its questions.
+    /// Takes the replies of a round, in the order of its queries.
     fn next(&mut self, worker: &mut Worker, resp3: bool, parts: Vec<Vec<u8>>) -> Next;
 
-    /// Whether its questions may take long on a connection of short ones.
+    /// Whether its queries may take long on a connection for short ones.
     fn is_long(&self) -> bool {
         false
     }
@@ -48,7 +47,7 @@ pub(super) trait MultiStepCommand: Debug + Send {
 
 impl Worker {
     /// Begins a procedure whose rounds must not be mixed with other commands of the client: it starts when the client
-    /// is owed nothing, and what follows waits for its end.
+    /// has no pending replies, and later commands wait for its end.
     pub(super) fn begin_alone(
         &mut self,
         handle: Handle,
@@ -64,7 +63,7 @@ impl Worker {
         self.begin_rounds(handle, class, procedure, first)
     }
 
-    /// Begins a procedure; the caller has seen to the order among the client's commands.
+    /// Begins a procedure. The caller ensures the order among the client's commands.
     pub(super) fn begin_rounds(
         &mut self,
         handle: Handle,
@@ -79,7 +78,7 @@ impl Worker {
         Flow::Next
     }
 
-    /// Sends the questions of a round.
+    /// Sends the queries of a round.
     pub(super) fn send_round(&mut self, gather: Handle, asks: Vec<StepRequest>, class: u8) {
         for (part, ask) in asks.into_iter().enumerate() {
             self.send_parts(gather, part as u32, ask.node, ask.lane, &ask.requests, class);

@@ -1,5 +1,5 @@
-//! The worker's connections to the nodes: connecting, and commands of our own. What nodes answer is in `replies`, and
-//! what happens when a connection breaks or is silent in `breaking`.
+//! Connecting to nodes, and commands of the router itself. Replies are in `replies`, broken and silent connections in
+//! `breaking`.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,7 +19,7 @@ use crate::slab::Handle;
 const BACKOFF_FIRST_US: u64 = 50_000;
 
 impl Worker {
-    /// Connects to nodes that there is no connection to yet, so that the first command finds it.
+    /// Connects to nodes without a connection in advance, so that the first command finds one.
     pub(super) fn connect_main(&mut self) {
         let plan = self.plan.clone();
         self.keepers.adopt(&plan.topology);
@@ -29,9 +29,8 @@ impl Worker {
         }
     }
 
-    /// Closes connections to nodes that the topology no longer has. Such a node owns nothing: what may still be in
-    /// flight there is a part of a command to all nodes, and whatever it does reaches nobody, so its zombies are
-    /// forgotten too.
+    /// Closes connections to removed nodes. Such a node owns no slot: commands in flight there are parts of commands to
+    /// all nodes, with no visible effect, so its zombies are dropped too.
     pub(super) fn drop_foreign_links(&mut self) {
         let gone: Vec<Handle> = self
             .links
@@ -41,35 +40,35 @@ impl Worker {
             .collect();
         for handle in gone {
             self.break_link(handle, "the node was removed");
-            // Where it was not up it would be tried again, for ever.
+            // A connection that was not up would be retried indefinitely.
             self.drop_link(handle);
         }
         self.zombies.forget_foreign(&self.plan.topology);
         self.shared.connections.forget_foreign(|node| self.plan.topology.node(node).is_some());
     }
 
-    /// The connection of a shared lane, made (not necessarily up) where there is none.
+    /// Returns the connection of a shared lane. Creates it, not necessarily connected, if it is missing.
     pub(super) fn shared_link(&mut self, node: NodeId, lane: Lane, resp3: bool) -> Handle {
         if let Some(handle) = self.links.shared(node, lane, resp3) {
             return handle;
         }
         let mut link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
-        // A second connection to a node known to be down waits for its turn like the first. If that is up, this one was
-        // never tried.
+        // A second connection to a node known to be down is delayed like the first one. If the node is up, this
+        // connection is new.
         link.failures = u32::from(!self.links.is_up(node) && self.node_fails(node));
         let handle = self.links.insert_shared(link);
         self.connect(handle);
         handle
     }
 
-    /// Whether commands may be handed to a connection, now or with another try.
+    /// Whether commands may be sent on a connection, now or after an immediate attempt.
     pub(super) fn takes_commands_or_tries(&mut self, handle: Handle) -> bool {
         self.links.get(handle).is_some_and(Link::takes_commands) || self.is_worth_another_try(handle)
     }
 
-    /// Whether commands may be handed to a connection that takes none by itself, because attempts to make it have
-    /// failed. Another connection, perhaps of another worker, may have found the node up since. Then the pause is not
-    /// sat out: it is made now, and they wait for it.
+    /// Whether commands may wait for a connection whose attempts have failed. Another connection, perhaps of another
+    /// worker, may have reached the node since. Then the delay is skipped: an attempt starts now, and the commands wait
+    /// for it.
     #[cold]
     pub(super) fn is_worth_another_try(&mut self, handle: Handle) -> bool {
         let Some(node) = self.links.get(handle).map(|link| link.node) else { return false };
@@ -122,7 +121,7 @@ impl Worker {
         }
     }
 
-    /// An attempt to connect ended without a connection.
+    /// Handles a failed attempt to connect.
     pub(super) fn attempt_failed(&mut self, handle: Handle, why: &str) {
         let Some(link) = self.links.get_mut(handle) else { return };
         link.failures += 1;
@@ -137,7 +136,7 @@ impl Worker {
             return;
         }
         let name = self.node_name(node);
-        // One connection too many, at a node that serves: that concerns those in line for it, not the node.
+        // A single refused connection at a serving node concerns the clients that wait for it, not the node.
         let serves = (lane.is_exclusive() || lane == Lane::Fills) && self.links.is_up(node);
         let news = !serves
             && self.plan.topology.node(node).is_some()
@@ -157,10 +156,10 @@ impl Worker {
             self.pubsub_link_failed(node);
         }
         let backoff_max = self.plan.live.reconnect_backoff_max.as_micros() as u64;
-        // While commands wait for the node, the first pause is repeated.
+        // While commands wait for the node, the first delay is repeated.
         let doublings = if outage::is_lost(self, node) { 1 } else { failures.min(10) };
         let mut backoff = (BACKOFF_FIRST_US << doublings).min(backoff_max);
-        // Workers and routers that lost a node together should not come back together.
+        // Jitter: workers and routers that lost a node together must not reconnect together.
         backoff -= (self.now_us ^ u64::from(handle.index)) % (backoff / 4).max(1);
         if let Some(link) = self.links.get_mut(handle) {
             link.downgraded = false;
@@ -176,12 +175,12 @@ impl Worker {
         self.plan.topology.node(node).map_or_else(|| "a removed node".into(), |n| n.name.clone())
     }
 
-    /// Why a node takes no commands, as an error reply's text.
+    /// Returns the error text of a node that accepts no commands.
     pub(super) fn down_text(&self, node: NodeId) -> String {
         self.down_text_or(node, "not connected")
     }
 
-    /// The same, with a reason where the node itself is up.
+    /// Like `down_text`, with a default reason for a node that is up.
     pub(super) fn down_text_or(&self, node: NodeId, why: &str) -> String {
         let why = self.shared.with_facts(node, |f| f.failure.clone()).unwrap_or_else(|| why.into());
         format!("NODEDOWN {} cannot be reached: {why}", self.node_name(node))
@@ -217,12 +216,12 @@ impl Worker {
         }
     }
 
-    /// Sends a command of our own, without keys.
+    /// Sends a command of the router, without keys.
     pub(super) fn push_own(&mut self, handle: Handle, args: &[&[u8]], purpose: Purpose, seq: u32) {
         self.push_own_for(handle, Handle::NONE, args, purpose, seq);
     }
 
-    /// The same, about somebody.
+    /// Like `push_own`, on behalf of a client.
     pub(super) fn push_own_for(&mut self, handle: Handle, who: Handle, args: &[&[u8]], purpose: Purpose, seq: u32) {
         let Some(link) = self.links.get(handle) else { return };
         let pending = Pending { who, purpose, seq, ..self.own_pending() };
@@ -232,7 +231,7 @@ impl Worker {
         self.links.push(handle, request);
     }
 
-    /// The same in a transaction and a database, with keys. Nobody waits for the reply.
+    /// Sends a command with keys in a transaction and a database. Its reply is ignored.
     pub(super) fn push_own_queued(&mut self, handle: Handle, database: u32, args: &[&[u8]]) {
         let Some(node) = self.links.get(handle).map(|link| link.node) else { return };
         let mut request = Vec::new();
@@ -245,7 +244,7 @@ impl Worker {
         self.links.push(handle, request);
     }
 
-    /// Ends such a transaction, which is about somebody.
+    /// Ends such a transaction on behalf of a client.
     pub(super) fn push_own_exec(&mut self, handle: Handle, who: Handle, database: u32, purpose: Purpose) {
         let pending = Pending { who, purpose, ..self.own_pending() };
         let request = self.pass_exec(database, pending);
@@ -268,7 +267,7 @@ impl Worker {
         }
     }
 
-    /// Asks the node to kill the connections that broke, on one that is newer than all of them.
+    /// Kills broken connections at the node, over a connection newer than all of them.
     pub(super) fn kill_zombies(&mut self, node: NodeId, handle: Handle, run_id: Option<&str>) {
         for (number, client_id) in self.zombies.take_due(node, handle, run_id) {
             self.push_own(
@@ -285,7 +284,7 @@ impl Worker {
         self.counters.node(node).unconfirmed.set(self.zombies.count_at(node));
     }
 
-    /// The TCP connection is there: on to TLS, or to the greeting.
+    /// Continues after the TCP connect: with TLS, or with the handshake.
     pub(super) fn secure_link(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         if link.tls.is_none() {
@@ -296,7 +295,7 @@ impl Worker {
         self.drive_handshake(handle);
     }
 
-    /// Sends what the handshake has to say; greets the node once the two sides have agreed.
+    /// Continues the TLS handshake, and then starts the handshake with the node.
     pub(super) fn drive_handshake(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (Some(fd), Some(tls)) = (&link.fd, &mut link.tls) else { return };
@@ -308,9 +307,9 @@ impl Worker {
     }
 }
 
-/// A machine that acknowledges nothing for so long is gone: until then its server may be busy with a slow command, and
-/// what waits there does not time out. A busy server's machine acknowledges. As long as keepalive takes, because a full
-/// receive buffer counts, too.
+/// Time without TCP acknowledgements after which a host counts as gone. A server that is busy with a slow command keeps
+/// acknowledging, and commands that wait there do not time out. As long as keepalive, because a full receive buffer
+/// counts, too.
 const UNACKNOWLEDGED: std::time::Duration = std::time::Duration::from_secs(60);
 
 fn start_connect(address: std::net::SocketAddr) -> io::Result<OwnedFd> {
@@ -332,7 +331,7 @@ fn start_connect(address: std::net::SocketAddr) -> io::Result<OwnedFd> {
     Ok(OwnedFd::from(socket))
 }
 
-/// Ends connections to processes that others have replaced. Connections to replicas lead to servers of their own.
+/// Closes connections to replaced processes. Connections to replicas lead to other servers.
 pub(super) fn leave_other_processes(worker: &mut Worker) {
     for handle in worker.links.handles() {
         let Some(link) = worker.links.get(handle).filter(|link| link.phase == Phase::Up && link.lane != Lane::Replica)
@@ -342,7 +341,7 @@ pub(super) fn leave_other_processes(worker: &mut Worker) {
         let node = link.node;
         if worker.shared.with_facts(node, |facts| facts.run_id.is_some() && facts.run_id != link.run_id) {
             worker.break_link(handle, "another process serves the node now");
-            // It may have had writes until now.
+            // It may have received writes until now.
             worker.shared.reigns.begin(node);
         }
     }

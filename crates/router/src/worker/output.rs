@@ -1,4 +1,4 @@
-//! What clients are sent: replies in their order, and the end.
+//! Output to clients: replies in order, and closing.
 
 use std::sync::atomic::Ordering;
 
@@ -13,11 +13,11 @@ use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker};
 use crate::metrics::WorkerCounters;
 use crate::slab::Handle;
 
-/// A reply of at least this size is sent from where it was received, if it is its turn: a copy would cost more than the
+/// Minimum size of a reply that is sent directly from the receive buffer if it is next. A copy would cost more than the
 /// system call that it might share.
 const DIRECT_MIN: usize = 8 << 10;
 
-/// Takes the reply to command `seq` for the client: what its socket takes of a large one is not copied.
+/// Takes the reply to command `seq` for the client. The part of a large reply that the socket accepts is not copied.
 pub(super) fn give(client: &mut Client, counters: &WorkerCounters, seq: u32, reply: &[u8], failed: bool, now_us: u64) {
     let mut reply = reply;
     if reply.len() >= DIRECT_MIN
@@ -66,7 +66,7 @@ pub(super) fn refuse_read(worker: &mut Worker, handle: Handle, class: u8, text: 
 }
 
 impl Worker {
-    /// Gives a client the reply to the command just read.
+    /// Replies to the current command of a client.
     pub(super) fn answer(&mut self, handle: Handle, class: u8, reply: &[u8]) {
         if self.caught.takes(reply) {
             return;
@@ -113,7 +113,7 @@ impl Worker {
         self.clients.reuse(marked);
     }
 
-    /// Sends what the client is owed, as far as its socket takes it; true where nothing is left.
+    /// Sends output as far as the socket accepts it. Returns whether none is left.
     pub(super) fn flush_client(&mut self, handle: Handle) -> bool {
         let Some(client) = self.clients.get_mut(handle) else { return true };
         client.dirty = false;
@@ -183,7 +183,7 @@ impl Worker {
         done
     }
 
-    /// Closes the connection once all replies owed so far have been sent.
+    /// Closes the connection after all pending replies have been sent.
     pub(super) fn close_after_replies(&mut self, handle: Handle) {
         if let Some(client) = self.clients.get_mut(handle) {
             client.closing = true;
@@ -193,9 +193,8 @@ impl Worker {
         }
     }
 
-    /// The end of a client that waits in a command for what will not come. A server that goes away ends the connections
-    /// of such clients, and libraries know that; an error in place of the reply they do not know. Replies that are due
-    /// before it are sent.
+    /// Closes a client whose blocking command cannot complete. A stopping server closes such connections, which
+    /// libraries handle, unlike an error reply. Earlier replies are sent first.
     pub(super) fn end_as_a_server_would(&mut self, handle: Handle, seq: u32) {
         self.counters.cut_waiting.add(1);
         self.close_after_replies(handle);
@@ -213,7 +212,7 @@ impl Worker {
         }
         let Some(client) = self.clients.get_mut(handle) else { return };
         if client.closing && !client.half_closed {
-            // Let the client read the last reply: a close with unread input in our socket would reset the connection.
+            // Let the client read the last reply: closing with unread input in our socket would reset the connection.
             transport::finish(&client.fd, &mut client.tls);
             let mut sink = [0u8; 4096];
             for _ in 0..256 {

@@ -1,7 +1,7 @@
-//! CLIENT PAUSE and UNPAUSE: all workers hold commands back for a time.
+//! CLIENT PAUSE and UNPAUSE: all workers hold commands for a time.
 //!
 //! The state is shared ([`crate::shared::Shared::pause`]); each worker has a copy. PAUSE is answered when every worker
-//! holds back *and* what it had sent before has been answered: as with one server, nothing changes after the OK.
+//! holds commands *and* has the replies to all commands sent before: as with one server, nothing changes after the OK.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub(super) struct Settling {
     since_us: u64,
 }
 
-/// The pause that is in force, and who waits for it to be.
+/// The pause in force, and commands that wait for it to take effect.
 #[derive(Debug, Default)]
 pub(super) struct Pauses {
     now: Option<Pause>,
@@ -54,14 +54,14 @@ impl Worker {
         };
         let Ok(time_ms) = u64::try_from(time_ms) else { return self.refuse(handle, class, "ERR timeout is negative") };
         let until_us = self.now_us.saturating_add(time_ms.saturating_mul(1000));
-        // Two pauses together are as strict and as long as the stricter and the longer.
+        // Overlapping pauses combine to the stricter class and the later end.
         let mut pause = lock(&self.shared.pause);
         let before = pause.filter(|p| p.until_us > self.now_us);
         *pause = Some(Pause {
             until_us: before.map_or(until_us, |b| b.until_us.max(until_us)),
             all: all || before.is_some_and(|b| b.all),
         });
-        // Here from now on: what follows in the pipeline is held, too.
+        // In force here from now on, also for the rest of the pipeline.
         self.pauses.now = *pause;
         drop(pause);
         renew_alert(self);
@@ -74,8 +74,7 @@ impl Worker {
         self.refresh_workers(handle, class, Aggregation::Merged(switchyard_resp::command::Merge::Same), false)
     }
 
-    /// Looks at what is shared with the other workers, and says so: at once, or when what was sent before has been
-    /// answered.
+    /// Adopts the shared state and confirms it: at once, or when all commands sent before have been answered.
     pub(super) fn refresh(&mut self, from: usize, gather: Handle, part: u32, settled: bool) {
         self.refresh_monitors();
         self.pauses.now = lock(&self.shared.pause).filter(|p| p.until_us > self.now_us);
@@ -87,15 +86,15 @@ impl Worker {
         }
     }
 
-    /// Whether everything that was handed to nodes by that time has been answered.
+    /// Whether all commands sent to nodes by this time have been answered.
     fn has_settled(&self, by_us: u64) -> bool {
         let patience = self.plan.live.command_timeout.as_micros() as u64;
         let old = |sent_us: u32| (sent_us.wrapping_sub(by_us as u32) as i32) <= 0;
-        // What waits at a node waits for a push, which the pause holds back.
-        // Nor is an upload waited for: its end is held back.
+        // A blocking command may wait for a push that the pause holds. An upload does not end either, because the rest
+        // of it is held.
         let waits = |l: &Link| l.lane == Lane::Blocking || l.is_only_uploading();
         let in_flight = self.links.iter().any(|(_, l)| !waits(l) && l.head().is_some_and(|p| old(p.sent_us)));
-        // The end of a broken connection's commands may stay unconfirmed as long as its node is away.
+        // The end of a broken connection's commands may stay unconfirmed while its node is unreachable.
         !in_flight && self.zombies.is_empty() || self.now_us.saturating_sub(by_us) > 2 * patience
     }
 
@@ -121,7 +120,7 @@ impl Worker {
         }
     }
 
-    /// Lets clients go on whose commands are not held back any more. One that still is comes back to its stall.
+    /// Resumes clients whose commands are no longer held. A command that still is returns to its stall.
     fn end_pauses(&mut self) {
         let held: Vec<Handle> =
             self.clients.iter().filter(|(_, c)| c.stall == Stall::Paused).map(|(handle, _)| handle).collect();
@@ -130,13 +129,13 @@ impl Worker {
         }
     }
 
-    /// Whether a command that may write, or may not, is held back now.
+    /// Whether a command is held now, depending on whether it may write.
     pub(super) fn holds_back(&self, writes: bool) -> bool {
         self.pauses.now.is_some_and(|pause| pause.all || writes)
     }
 
-    /// Whether the pause holds this command of a client back. `WRITE` holds back what may write: a transaction as what
-    /// is queued does.
+    /// Whether the pause holds this command of a client. `WRITE` holds commands that may write; for a transaction the
+    /// queued commands decide.
     pub(super) fn is_held_back(&self, handle: Handle, command: &Command) -> bool {
         match command.handling {
             Handling::Local(Local::ClientUnpause) => false,
@@ -156,14 +155,14 @@ pub(super) fn renew_alert(worker: &mut Worker) {
     worker.alert = is_observed(worker) || worker.links.outages().any();
 }
 
-/// Whether what a client has queued may write.
+/// Whether a queued command of a client may write.
 fn queue_may_write(clients: &Clients, plan: &RoutingSnapshot, handle: Handle) -> bool {
     let session = clients.get(handle).and_then(|client| client.session.as_ref());
     let queue = session.map(|session| session.multi.requests()).unwrap_or_default();
     queue.iter().any(|request| parsed(plan, request, |command, _| may_write(command)).unwrap_or(true))
 }
 
-/// What Redis counts as possibly writing.
+/// Whether Redis counts a command as possibly writing.
 pub(super) fn may_write(command: &Command) -> bool {
     command.flags.has(Flags::WRITE)
         || command.flags.has(Flags::SCRIPT) && !command.flags.has(Flags::READONLY)

@@ -1,13 +1,13 @@
-//! Connections to a node that one client at a time has alone: taken late, given back clean, bounded, closed when nobody
-//! uses them.
+//! Exclusive connections to a node, for one client at a time: acquired late, returned clean, bounded, and closed when
+//! idle.
 //!
-//! Three pools for each worker and node, because each kind of use would starve the others: large values (seconds),
-//! WATCH until EXEC (the client's thinking time), and commands that wait at the node (for ever, if their timeout says
-//! so). Each has its own bound, which holds over all workers ([`crate::exclusive_bounds`]). A client that finds none
-//! free while the bound is reached waits in line, and gets NODEBUSY after `nodes.command-timeout`.
+//! Each worker has three pools per node, because each kind of use would starve the others: large values (seconds),
+//! WATCH until EXEC (the client's thinking time), and commands that wait at the node (possibly without end). Each has
+//! its own bound over all workers ([`crate::exclusive_bounds`]). If the bound is reached and no connection is free, a
+//! client waits in line, and gets NODEBUSY after `nodes.command-timeout`.
 //!
-//! Not a connection for each transaction or blocking command: connecting and greeting cost more than the command, and a
-//! node that sees a thousand new connections a second has no time for anything else.
+//! There is no new connection per transaction or blocking command: connecting and the handshake cost more than the
+//! command, and a thousand new connections per second would take up a node completely.
 
 use std::collections::VecDeque;
 
@@ -24,35 +24,35 @@ use crate::exclusive_bounds::ExclusiveBounds;
 use crate::shared::Message;
 use crate::slab::Handle;
 
-/// Connections of a pool that are made at the same time. Thousands of clients may begin to wait at once (after a
-/// router's start, or a node's): more attempts than the node's backlog (511) and its one thread take would cost each
-/// other the time they have to come up.
+/// Maximum number of simultaneous connection attempts of a pool. Thousands of clients may begin to wait at once (after
+/// a start of the router or of a node): more attempts than the node's backlog (511) and its single thread can handle
+/// would delay each other.
 const COMING_MAX: usize = 128;
 
-/// Where no more than so many are free or coming, connections are made for clients that will ask for one soon.
+/// With at most this many free or connecting, connections are made in advance for clients that will need one soon.
 const AHEAD_MIN: usize = 32;
 
-/// For so long none are made ahead where the node did not take one, us.
+/// Pause of connecting in advance after the node has refused such a connection, us.
 const AHEAD_REST_US: u64 = 1_000_000;
 
 /// The exclusive connections of one kind to one node.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
-    /// How many there are, in whatever state.
+    /// Number of connections in any state.
     open: usize,
-    /// How many of them have never been up: RESP2, RESP3.
+    /// Number of them that have never been up: RESP2, RESP3.
     coming: [usize; 2],
-    /// Up, and nobody's: the one used last is used next, so that what is not needed grows idle.
+    /// Up and unused. The last used one is used next, so that surplus connections become idle.
     free: Vec<Handle>,
     /// Clients in line.
     waiters: VecDeque<Handle>,
-    /// One was given up for others that wait: none is made before these have had their turn.
+    /// One was closed for waiting workers: none is opened before they have had their turn.
     has_yielded: bool,
-    /// Until then none are made ahead, us.
+    /// No connecting in advance before this time, us.
     ahead_rests_until_us: u64,
 }
 
-/// What became of a client's request for a connection.
+/// Result of a client's request for a connection.
 #[derive(Debug)]
 pub(super) enum Acquired {
     Link(Handle),
@@ -73,8 +73,7 @@ impl Links {
 }
 
 impl Worker {
-    /// The way to an exclusive connection, the same for every command that needs one: the link, or what becomes of the
-    /// command instead.
+    /// Acquires an exclusive connection for a command, or returns the flow of the command without one.
     pub(super) fn take_exclusive(&mut self, handle: Handle, node: NodeId, lane: Lane) -> Result<Acquired, Flow> {
         let Some(client) = self.clients.get_mut(handle) else { return Err(Flow::Close) };
         if !client.may_take(lane) || self.holds_elsewhere(handle, node) {
@@ -86,10 +85,10 @@ impl Worker {
         }
     }
 
-    /// Whether commands of the client are under way on an exclusive connection to another node. It has one such
-    /// connection at a time: of two, one would carry a reply that is not yet due and be paused with nobody to go on
-    /// with it, and a third command to the first node would take a third connection and overtake what is under way on
-    /// the first.
+    /// Whether commands of the client are in flight on an exclusive connection to another node. A client has at most
+    /// one such connection at a time. With two, a reply on one could come too early and pause it, and nothing would
+    /// resume it. And a third command to the first node would take a third connection and overtake commands on the
+    /// first.
     fn holds_elsewhere(&self, handle: Handle, node: NodeId) -> bool {
         self.clients.get(handle).is_some_and(|client| {
             client.in_flight() > 0
@@ -97,7 +96,7 @@ impl Worker {
         })
     }
 
-    /// How many there may be of a kind, over all workers, as configured; what for, and the key that says so.
+    /// Returns the configured bound of a kind over all workers, its purpose, and its key.
     fn bound(&self, lane: Lane) -> (usize, &'static str, &'static str) {
         let live = &self.plan.live;
         match lane {
@@ -107,15 +106,15 @@ impl Worker {
         }
     }
 
-    /// The exclusive connections that all workers have to the node.
+    /// Returns the counts of exclusive connections of all workers to the node.
     fn exclusive_bounds(&mut self, node: NodeId) -> Option<&ExclusiveBounds> {
         let shared = &self.shared;
         self.links.exclusive_bounds(node, || shared.exclusive_bounds(node))
     }
 
-    /// Others wait for a connection: closes one that nobody uses.
+    /// Closes an unused connection for other workers that wait.
     pub(super) fn make_room(&mut self, node: NodeId, lane: Lane) {
-        // Of this kind first. Where the node takes no more at all, one of another kind makes room as well.
+        // Of this kind first. If the node accepts no more connections at all, another kind makes room as well.
         let is_full = self.exclusive_bounds(node).is_some_and(ExclusiveBounds::is_full);
         for lane in [lane, Lane::Large, Lane::Watch, Lane::Blocking].into_iter().take(if is_full { 4 } else { 1 }) {
             let unused = self
@@ -129,7 +128,7 @@ impl Worker {
         }
     }
 
-    /// Others have closed a connection to the node.
+    /// Handles the message of another worker that a connection to the node was closed.
     pub(super) fn room_was_made(&mut self, node: NodeId) {
         for lane in [Lane::Large, Lane::Watch, Lane::Blocking] {
             if let Some(pool) = self.links.pool_mut(node, lane) {
@@ -139,14 +138,14 @@ impl Worker {
         }
     }
 
-    /// Asks the others for room, for clients in line.
+    /// Requests room from other workers, for clients in line.
     fn want_room(&mut self, node: NodeId, lane: Lane) {
         for worker in (0..self.shared.mailboxes.len()).filter(|worker| *worker != self.index) {
             self.shared.mailboxes.send(worker, Message::WantRoom { node, lane });
         }
     }
 
-    /// Says whether clients of this worker wait for room; true where that is news.
+    /// Publishes whether clients of this worker wait for room. Returns whether this is a change.
     fn set_waiting_for_room(&mut self, node: NodeId, lane: Lane, waits: bool) -> bool {
         let (worker, place) = (self.index, lane.pool());
         place.is_some_and(|place| {
@@ -154,7 +153,7 @@ impl Worker {
         })
     }
 
-    /// A free connection, if there is one; else the client is put in line for one.
+    /// Returns a free connection, or puts the client in line.
     pub(super) fn acquire(&mut self, handle: Handle, node: NodeId, lane: Lane) -> Acquired {
         let Some(client) = self.clients.get_mut(handle) else { return Acquired::Wait };
         let resp3 = client.resp3;
@@ -185,7 +184,7 @@ impl Worker {
         if let Some(pool) = self.links.pool_mut(node, lane) {
             pool.waiters.push_back(handle);
         }
-        // Before connecting: an attempt that fails at once answers those in line.
+        // Before connecting: an attempt that fails at once answers clients in line.
         self.stall(handle, Stall::Exclusive);
         self.grow(node, lane, resp3);
         Acquired::Wait
@@ -196,13 +195,13 @@ impl Worker {
         self.shared.with_facts(node, |f| f.failure.is_some())
     }
 
-    /// Opens one more connection, if it is wanted and the bound allows it, or a free one of the other protocol can be
-    /// closed for it.
+    /// Opens one more connection, if it is needed and the bound allows it, or if a free one of the other protocol can
+    /// be closed for it.
     fn grow(&mut self, node: NodeId, lane: Lane, resp3: bool) {
         let Some(pool) = self.links.pool_mut(node, lane) else { return };
         let [of_resp2, of_resp3] = pool.coming;
         let alike = if resp3 { of_resp3 } else { of_resp2 };
-        // Those that come up have the others made.
+        // Connections that come up trigger the next ones.
         if alike > 0 && (alike >= COMING_MAX || of_resp2 + of_resp3 >= pool.waiters.len()) {
             return;
         }
@@ -221,14 +220,14 @@ impl Worker {
         }
     }
 
-    /// False where there is no room for it.
+    /// Returns false if there is no room for it.
     fn open_exclusive(&mut self, node: NodeId, lane: Lane, resp3: bool, is_ahead: bool) -> bool {
         let (worker, bound) = (self.index, self.bound(lane).0);
         let Some(place) = lane.pool() else { return false };
         if !self.exclusive_bounds(node).is_some_and(|bounds| bounds.take(worker, place, bound)) {
             return false;
         }
-        // Where the next one finds no room, that is news, and the others are asked again.
+        // If the next one finds no room, this is a change, and the other workers are notified again.
         self.set_waiting_for_room(node, lane, false);
         let Some(pool) = self.links.pool_mut(node, lane) else { return false };
         pool.open += 1;
@@ -240,9 +239,9 @@ impl Worker {
         true
     }
 
-    /// Has connections made for clients that will ask for one soon, but one after the other: each would wait for its
-    /// own to come up, and all behind it with it. Nobody has them before it asks: who is first in a line finds one
-    /// however many are behind it. `how_many` will ask, as far as that has to be known.
+    /// Opens connections in advance for clients that will need one soon but not at the same time: otherwise each would
+    /// wait for its own connection, and with it all clients behind it. They belong to no client: the first in line gets
+    /// one regardless of the length of the line. `how_many` returns the demand, up to a maximum.
     pub(super) fn make_ahead(
         &mut self,
         node: NodeId,
@@ -267,8 +266,8 @@ impl Worker {
         }
     }
 
-    /// Puts a request, or its beginning, on the connection that `handle` has acquired. `seq` is that of a command
-    /// already owed.
+    /// Puts a request, or its beginning, on the connection that `handle` has acquired. `seq`: number of a command whose
+    /// reply is already pending.
     pub(super) fn push_exclusive(
         &mut self,
         handle: Handle,
@@ -314,7 +313,7 @@ impl Worker {
         self.links.push(link_handle, request);
     }
 
-    /// An exclusive connection is up for the first time.
+    /// Handles an exclusive connection that is up for the first time.
     pub(super) fn exclusive_up(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (node, lane, resp3) = (link.node, link.lane, link.resp3);
@@ -327,7 +326,7 @@ impl Worker {
         self.release(handle);
     }
 
-    /// A connection came up, or has become free: it goes to the first in line.
+    /// Passes a connection that is up or free to the first client in line.
     pub(super) fn release(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (node, lane, is_up) = (link.node, link.lane, link.phase == Phase::Up && link.is_idle());
@@ -337,7 +336,7 @@ impl Worker {
             return;
         };
         if let Some(unblock) = &mut loan.unblock {
-            // While the node has yet to answer CLIENT UNBLOCK, that could end the wait of whoever comes next.
+            // A pending CLIENT UNBLOCK could end the wait of the next client.
             unblock.over = true;
             if unblock.is_queried {
                 return;
@@ -345,7 +344,7 @@ impl Worker {
             self.end_unblock(handle, 0);
         }
         if self.is_above_share(handle) {
-            // Nobody's command is on it, and the others are told that there is room.
+            // No command is on it, and the other workers are notified of the room.
             if let Some(pool) = self.links.pool_mut(node, lane) {
                 pool.has_yielded = true;
             }
@@ -365,8 +364,8 @@ impl Worker {
         self.wake(node, lane);
     }
 
-    /// Whether a connection that has become free is to be given up, because others have clients in line and this worker
-    /// has more than its share.
+    /// Whether to close a connection that has become free, because other workers have clients in line and this one
+    /// exceeds its share.
     fn is_above_share(&mut self, handle: Handle) -> bool {
         let Some((node, lane)) = self.links.get(handle).map(|link| (link.node, link.lane)) else { return false };
         let (worker, bound) = (self.index, self.bound(lane).0);
@@ -376,7 +375,7 @@ impl Worker {
         self.exclusive_bounds(node).is_some_and(|bounds| bounds.is_above_share(worker, place, open, bound))
     }
 
-    /// Hands what is free to those in line, and sees to it that a connection is on its way to those that are left.
+    /// Passes free connections to clients in line, and opens connections for the remaining ones.
     pub(super) fn wake(&mut self, node: NodeId, lane: Lane) {
         while let Some(front) = self.links.pool_mut(node, lane).and_then(|p| p.waiters.front().copied()) {
             let Some(resp3) = self.clients.get(front).filter(|c| c.stall == Stall::Exclusive).map(|c| c.resp3) else {
@@ -395,7 +394,7 @@ impl Worker {
                 continue;
             }
             if self.node_fails(node) {
-                // It asks again, and is answered at once.
+                // It retries, and is answered at once.
                 self.links.pool_mut(node, lane).map(|p| p.waiters.pop_front());
                 self.unstall(front);
                 continue;
@@ -406,7 +405,7 @@ impl Worker {
         self.set_waiting_for_room(node, lane, false);
     }
 
-    /// The first in line gets this error instead of a connection.
+    /// Answers the first client in line with this error.
     fn refuse_first(&mut self, node: NodeId, lane: Lane, text: String) {
         while let Some(first) = self.links.pool_mut(node, lane).and_then(|p| p.waiters.pop_front()) {
             if let Some(client) = self.clients.get_mut(first).filter(|c| c.stall == Stall::Exclusive) {
@@ -417,8 +416,8 @@ impl Worker {
         }
     }
 
-    /// An attempt to open an exclusive connection failed: it was made for one client in line, who is told. The others
-    /// go on waiting for connections that others give back, unless the node cannot be reached at all.
+    /// Handles a failed attempt to open an exclusive connection: the client in line for which it was made gets the
+    /// error. The others keep waiting for returned connections, unless the node is unreachable.
     pub(super) fn exclusive_failed(&mut self, handle: Handle, why: &str) {
         let Some(link) = self.links.get(handle) else { return };
         let is_ahead = link.loan().is_some_and(|loan| loan.tenure == CheckoutOwner::Coming { is_ahead: true });
@@ -428,8 +427,8 @@ impl Worker {
         if let Some(pool) = self.links.pool_mut(node, lane).filter(|_| is_ahead) {
             pool.ahead_rests_until_us = rests_until_us;
         }
-        // Whoever waits for one by now has another made, and is answered by that one. Where the node is lost who was to
-        // wait there ends as at a server.
+        // For clients in line now, another attempt is made and answers them. If the node is lost, commands that would
+        // block there end as at a server.
         let is_lost = self.node_fails(node) || lane == Lane::Blocking && !self.links.is_up(node);
         if is_ahead || is_lost {
             self.wake(node, lane);
@@ -440,7 +439,7 @@ impl Worker {
         self.refuse_first(node, lane, text);
     }
 
-    /// An exclusive connection has left the table.
+    /// Updates the pool after an exclusive connection was removed.
     pub(super) fn exclusive_gone(&mut self, handle: Handle, link: &Link) {
         if let Some(pool) = self.links.pool_mut(link.node, link.lane) {
             pool.open = pool.open.saturating_sub(1);
@@ -458,7 +457,7 @@ impl Worker {
         }
     }
 
-    /// A reply on an exclusive connection is complete: if it was the last one, the connection is free again.
+    /// After a complete reply on an exclusive connection: if it was the last one, the connection is free again.
     pub(super) fn after_exclusive_reply(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         if !link.lane.is_exclusive() || !link.is_idle() || link.task() == Task::Watching {
@@ -472,7 +471,7 @@ impl Worker {
         self.release(handle);
     }
 
-    /// A connection that this client has acquired is not needed after all.
+    /// Returns a connection that this client has acquired but does not need.
     pub(super) fn give_back(&mut self, handle: Handle, link_handle: Handle) {
         if let Some(client) = self.clients.get_mut(handle).filter(|c| c.held == Some(link_handle)) {
             client.held = None;
@@ -482,14 +481,14 @@ impl Worker {
         }
     }
 
-    /// A client waits for no connection any more.
+    /// Removes a client from all lines.
     pub(super) fn leave_pools(&mut self, handle: Handle) {
         for (_, _, pool) in self.links.pools_mut() {
             pool.waiters.retain(|waiter| *waiter != handle);
         }
     }
 
-    /// The same of the one that it holds, if it does nothing with it.
+    /// Returns the connection that a client holds, if it is unused.
     pub(super) fn give_back_unused(&mut self, handle: Handle) {
         let held = self.clients.get(handle).and_then(|client| client.held);
         let is_unused = |link: &Link| link.is_idle() && link.task() == Task::Nothing && link.holder() == handle;
@@ -498,7 +497,7 @@ impl Worker {
         }
     }
 
-    /// The same of one that it was given while it waited in line, to a node that it does not go to any more.
+    /// Returns a connection that a client got while in line, if it leads to a node that is no longer its destination.
     pub(super) fn give_back_of_another(&mut self, handle: Handle, node: NodeId) {
         let held = self.clients.get(handle).and_then(|c| c.held);
         if let Some(held) = held.filter(|held| self.links.get(*held).is_none_or(|l| l.node != node)) {
@@ -506,14 +505,13 @@ impl Worker {
         }
     }
 
-    /// The client that had the connection is gone, or wants it no more.
+    /// Releases the connection of a client that is gone, or does not need it any more.
     pub(super) fn abandon(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (node, lane) = (link.node, link.lane);
         let midway = link.paused || !matches!(link.body, Body::Whole(_));
         if link.task() == Task::Uploading {
-            // The node has half a command, which it never executes without the rest. What the client had sent before is
-            // whole.
+            // The node has half a command, which it never executes without the rest. Earlier commands are complete.
             self.drop_link(handle);
             self.wake(node, lane);
         } else if midway || (lane == Lane::Large && link.unsent() > 0 && !link.is_idle()) {
@@ -527,10 +525,10 @@ impl Worker {
         } else if lane == Lane::Blocking {
             self.unblock(handle, false, None);
         }
-        // Else the reply is awaited: what was sent is in flight until then.
+        // Otherwise the reply is awaited: commands are in flight until then.
     }
 
-    /// Those who have waited for too long are told so.
+    /// Answers clients that have waited too long.
     pub(super) fn tick_pools(&mut self) {
         let patience_us = self.plan.live.command_timeout.as_micros() as u64;
         let mut late = Vec::new();
@@ -572,7 +570,7 @@ impl Worker {
             if self.set_waiting_for_room(node, lane, false) && self.set_waiting_for_room(node, lane, true) {
                 self.want_room(node, lane);
             }
-            // As many as may come at the same time, where some of those before have failed.
+            // As many as may connect at the same time, because some earlier attempts may have failed.
             for _ in 0..COMING_MAX {
                 let before = self.links.pool_mut(node, lane).map(|p| p.coming);
                 self.wake(node, lane);

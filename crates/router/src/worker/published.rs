@@ -1,11 +1,10 @@
-//! What a worker does with a command of a move by a protocol as published
-//! ([`switchyard_policy::migration::published`]): it sends it where the switch's rules say, and tells the mover of
-//! writes at the source.
+//! Commands of moves by a protocol as published ([`switchyard_policy::migration::published`]): a worker sends them by
+//! the rules of the switch, and notifies the mover of writes at the source.
 //!
-//! A read of one key may be asked of both nodes, or of the target and then again when its key was fetched
-//! ([`super::double_read`] does that). Any other read whose keys may be at either node waits until they are fetched. A
+//! A read of one key may be sent to both nodes, or to the target and again after its key was fetched
+//! ([`super::double_read`] does this). Any other read whose keys may be at either node waits until they are fetched. A
 //! command of several keys that can be split is sent key by key, each to the target of its own move. All others go to
-//! the source if all their keys do, and else to the target: the papers know no transactions and no scripts.
+//! the source if all their keys do, otherwise to the target: the papers have no transactions and no scripts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +23,7 @@ use crate::mover::SharedLeg;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
-/// What a command is to do. `None`: it waits for keys that are fetched, or its keys are in no such move.
+/// Returns the action for a command. `None`: it waits for keys to be fetched, or its keys are in no such move.
 pub(super) fn as_published(
     worker: &Worker,
     plan: &Arc<RoutingSnapshot>,
@@ -56,8 +55,8 @@ pub(super) fn as_published(
     Some(Transit::Moved(Arc::new(RoutingSnapshot { topology: Arc::new(topology), ..(**plan).clone() })))
 }
 
-/// The keys that a command may write at the source of such moves, by move. Costs one look while no such move is under
-/// way.
+/// Returns the keys that a command may write at the source of such moves, by move. Costs a single check while there is
+/// no such move.
 pub(super) fn late_writes(
     plan: &RoutingSnapshot,
     node: NodeId,

@@ -1,6 +1,6 @@
-//! Between MULTI and EXEC: each command is checked and kept, for EXEC to send ([`super::transactions`]).
+//! Between MULTI and EXEC: each command is checked and queued, for EXEC to send ([`super::transactions`]).
 //!
-//! Apart from what EXEC does, because nothing here reaches a node.
+//! Separate from EXEC, because nothing here reaches a node.
 
 use std::sync::Arc;
 
@@ -21,16 +21,16 @@ use crate::slab::Handle;
 
 const QUEUED: &[u8] = b"+QUEUED\r\n";
 
-/// Bytes of commands queued by one client; as much as one request may have.
+/// Maximum bytes of commands queued by one client, like one request.
 const QUEUE_MAX: usize = 1 << 30;
 
-/// Queues larger than this are not kept for the next transaction.
+/// Larger queues are not reused for the next transaction.
 const KEPT_MAX: usize = 16 << 10;
 
-/// A PUBLISH or SPUBLISH in a transaction: the node's count is made ours when EXEC is answered.
+/// A PUBLISH or SPUBLISH in a transaction: EXEC's reply replaces the node's count by ours.
 #[derive(Debug)]
 pub(super) struct Published {
-    /// Its place among the commands.
+    /// Index among the commands.
     pub(super) place: usize,
     pub(super) kind: Kind,
     pub(super) channel: Box<[u8]>,
@@ -39,23 +39,23 @@ pub(super) struct Published {
 /// The commands since MULTI.
 #[derive(Debug, Default)]
 pub(super) struct Multi {
-    /// Requests, one after the other.
+    /// Concatenated requests.
     pub(super) queue: Vec<u8>,
     /// Length and class of each.
     pub(super) commands: Vec<(u32, u8)>,
-    /// Where their keys are.
+    /// Slot of their keys.
     pub(super) slot: Option<Slot>,
     pub(super) slow: bool,
     pub(super) writes: bool,
     /// A command is executed only while there is one node, because of this limit.
     pub(super) alone: Option<Limit>,
-    /// A command was refused: EXEC will be, too.
+    /// A command was refused, so EXEC will be, too.
     pub(super) aborted: bool,
     /// The databases that it selects.
     pub(super) selects: Vec<u32>,
-    /// It selects one.
+    /// Whether it selects a database.
     pub(super) has_select: bool,
-    /// What the router answers.
+    /// Commands that the router answers.
     pub(super) own: LocalInMulti,
     /// Scripts called by their SHA-1.
     pub(super) scripts: Vec<[u8; 40]>,
@@ -71,7 +71,7 @@ impl Multi {
         self.queue.len() + self.own.bytes()
     }
 
-    /// Bytes that they take.
+    /// Used bytes.
     pub(super) fn memory(&self) -> usize {
         let published: usize = self.published.iter().map(|p| size_of::<Published>() + p.channel.len()).sum();
         self.own.bytes()
@@ -81,7 +81,7 @@ impl Multi {
             + published
     }
 
-    /// The commands, one by one.
+    /// Returns the commands.
     pub(super) fn requests(&self) -> Vec<Vec<u8>> {
         let mut at = 0;
         let request = |(len, _): &(u32, u8)| {
@@ -105,15 +105,15 @@ impl Multi {
     }
 }
 
-/// What is done with a command between MULTI and EXEC.
+/// Action for a command between MULTI and EXEC.
 enum Queueing {
     /// Queued; its keys are in this slot, if it has any.
     Queue(Option<Slot>),
-    /// The same, for as long as there is one node.
+    /// Queued, for as long as there is one node.
     Alone(Limit),
-    /// The same, for a SELECT.
+    /// A queued SELECT.
     Select(u32),
-    /// The same, for a SCAN that the only node executes.
+    /// A queued SCAN, executed by the only node.
     Scan(Vec<u8>, QueuedScan),
     /// The router answers it.
     Own(When),
@@ -121,7 +121,7 @@ enum Queueing {
 }
 
 impl Worker {
-    /// A command of a client that is between MULTI and EXEC.
+    /// Handles a command of a client between MULTI and EXEC.
     #[cold]
     pub(super) fn in_multi(
         &mut self,
@@ -174,7 +174,7 @@ impl Worker {
                 return self.refuse(handle, class, &text);
             }
         };
-        // Code that is checked while it runs is other code for the node.
+        // Code with checks differs for the node.
         let checked = match self.checked_code(plan, command, args) {
             Ok(checked) => checked,
             Err(text) => {
@@ -221,7 +221,7 @@ impl Worker {
         Flow::Next
     }
 
-    /// A command was refused between MULTI and EXEC.
+    /// Makes EXEC fail, because a command was refused after MULTI.
     pub(super) fn abort_transaction(&mut self, handle: Handle) {
         if let Some(client) = self.clients.get_mut(handle).filter(|c| c.in_multi) {
             let multi = &mut client.session().multi;
@@ -230,7 +230,7 @@ impl Worker {
         }
     }
 
-    /// A command with a wrong number of arguments. EXEC with arguments ends the transaction.
+    /// Refuses a command with a wrong number of arguments. EXEC with arguments ends the transaction.
     #[cold]
     pub(super) fn wrong_arity(&mut self, handle: Handle, command: &Command) -> Flow {
         let class = command.class() as u8;
@@ -267,7 +267,7 @@ impl Worker {
                 let target = route(&plan.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
                 self.keys = keys;
                 match (found, target) {
-                    // The node says what is wrong, and when: at EXEC.
+                    // The node returns the error at EXEC.
                     (
                         Err(
                             KeyError::Arity
@@ -282,7 +282,7 @@ impl Worker {
                     | (Ok(()), Route::Anywhere) => Queueing::Queue(None),
                     (Err(error), _) if error.is_unknown_position() && is_only => Queueing::Alone(Limit::Unnamed),
                     (Err(error), _) => Queueing::Refuse(error.text(command)),
-                    // Where they live is looked at with EXEC.
+                    // Their location is checked at EXEC.
                     (Ok(()), Route::Owner(slot, _) | Route::Parted(slot)) if known.is_none_or(|k| k == slot) => {
                         Queueing::Queue(Some(slot))
                     }
@@ -292,9 +292,10 @@ impl Worker {
                     }
                 }
             }
-            // Executed where the transaction is; subscriptions are at every node. A shard channel must belong there.
+            // Executed at the node of the transaction; subscriptions are at every node. A shard channel must belong
+            // there.
             Handling::Local(Local::Publish) => Queueing::Queue(None),
-            // Its reply would be the node's, with what Switchyard has put before libraries.
+            // The node's reply would contain the checks that Switchyard has added to libraries.
             Handling::Any
                 if &*command.name == "FUNCTION|LIST"
                     && plan.checks_scripts()
@@ -312,7 +313,7 @@ impl Worker {
                 "ERR Switchyard does not serve {name} inside MULTI: it concerns every node, and a transaction is executed by one. Call it outside"
             )),
             Handling::Local(Local::Select) => match args.get(1).and_then(parse::<u32>) {
-                // Out of range: the node says so at EXEC.
+                // Out of range: the node returns the error at EXEC.
                 None => Queueing::Queue(None),
                 Some(database) => match other_database(&plan.live, database) {
                     Some(why) => Queueing::Refuse(why),
@@ -323,7 +324,7 @@ impl Worker {
             Handling::Local(Local::Scan) if let Some(node) = plan.topology.only_node() => {
                 match self.queued_scan(args, node) {
                     Some((request, scan)) => Queueing::Scan(request, scan),
-                    // What is wrong with it, or that its scan is at an end, the router says.
+                    // The router reports an error, or the end of the scan.
                     None => Queueing::Own(When::Before),
                 }
             }

@@ -1,12 +1,11 @@
-//! Commands about all keys while data moves. The movers are quiet while the nodes execute them.
+//! Commands about all keys during moves. The movers are quiet while the nodes execute them.
 //!
-//! FLUSHALL and FLUSHDB: what a mover has read of a node before and stores at another after would bring keys back.
-//! DBSIZE and KEYS: between the moment at which a key is stored at the target and that at which it is gone from the
-//! source it is at both, and one that moves between two nodes' answers may be in neither. While no mover has a batch
-//! under way each key is at one node. And what movers make for themselves does not count.
+//! FLUSHALL and FLUSHDB: keys that a mover has read before and stores after the flush would come back. DBSIZE and KEYS:
+//! a key stored at the target and not yet removed from the source counts twice, and a key that moves between the
+//! answers of two nodes may be in neither. While no mover has a batch in flight, each key is at one node. And movers'
+//! own keys do not count.
 //!
-//! FUNCTION LOAD and the like wait only for whoever copies functions from one node to another
-//! (`crate::function_turns`).
+//! FUNCTION LOAD and similar commands wait only for copies of functions between nodes (`crate::function_turns`).
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -28,7 +27,7 @@ use crate::mover::{MoverMessage, Moves, SharedMove};
 use crate::shared::{QuiesceLockGuard, RoutingSnapshot};
 use crate::slab::Handle;
 
-/// So long a command that only looks waits for the movers at most, microseconds. Then it is answered as the nodes are.
+/// Maximum wait of a read for the movers, microseconds. Then it is executed in the current state of the nodes.
 const LOOK_PATIENCE_US: u64 = 1_000_000;
 
 /// A command that waits until movers are quiet.
@@ -44,17 +43,17 @@ pub(super) struct QuiesceQueue {
     last_ticket: u64,
 }
 
-/// Who gives way to it.
+/// Activity that stops for the command.
 #[derive(Debug)]
 enum Guard {
     /// Movers.
     Movers(QuiesceGuard),
-    /// Who copies functions; `None`: somebody does.
+    /// Copies of functions; `None`: a copy is in progress.
     Functions { _turn: Option<ChangeTurn> },
 }
 
 impl QuiesceWait {
-    /// The movers that it waits for.
+    /// Returns the movers that it waits for.
     const fn movers(&mut self) -> Option<&mut QuiesceGuard> {
         match &mut self.guard {
             Guard::Movers(movers) => Some(movers),
@@ -63,18 +62,18 @@ impl QuiesceWait {
     }
 }
 
-/// Movers that have been asked to be quiet. They go on when this is dropped.
+/// Movers that were requested to be quiet. They resume when this is dropped.
 #[derive(Debug)]
 struct QuiesceGuard {
     ticket: u64,
     flushes: bool,
     turn: Option<QuiesceLockGuard>,
-    /// Each with whether it is quiet.
+    /// With a flag whether the mover is quiet.
     movers: BTreeMap<MoveId, (Arc<SharedMove>, bool)>,
 }
 
 impl QuiesceGuard {
-    /// Asks those movers that have not been asked.
+    /// Sends the request to all movers that do not have it yet.
     fn request(&mut self, moves: &Moves, worker: usize) {
         for (id, mover) in &moves.by_id {
             if !self.movers.contains_key(id) {
@@ -127,14 +126,14 @@ impl MultiStepCommand for FullScan {
         let mut out = Vec::new();
         match self.merge {
             Merge::Concat => {
-                // As SCAN: what lies at a node that has nothing to do with its slot cannot be used.
+                // As for SCAN: keys at a node unrelated to their slot cannot be used.
                 let plan = &worker.plan;
                 let is_key = |node: NodeId, key: &[u8]| {
                     reply::text(key).is_some_and(|key| !is_temporary(key) && belongs(plan, node, key))
                 };
                 let of_nodes = self.nodes.iter().zip(of_nodes);
                 let keys = of_nodes.flat_map(|(node, part)| reply::elements(part).filter(|key| is_key(*node, key)));
-                // Where a mover did not come to rest some may be at two nodes.
+                // If a mover did not become quiet, some keys may be at two nodes.
                 let mut seen = HashSet::new();
                 let keys: Vec<&[u8]> = keys.filter(|key| seen.insert(*key)).collect();
                 encode::header(&mut out, b'*', keys.len());
@@ -150,11 +149,11 @@ impl MultiStepCommand for FullScan {
 }
 
 impl Worker {
-    /// Has the movers be quiet for the command of a client. Whether they are, and for how long it has waited.
+    /// Requests quiet movers for the command of a client. Returns whether they are, and the time waited.
     fn quiet_for(&mut self, handle: Handle, plan: &RoutingSnapshot, flushes: bool) -> Option<(bool, u64)> {
         if self.clients.get(handle)?.quieting.is_none() {
             self.quiesce.last_ticket += 1;
-            // Unlike every other worker's.
+            // Differs from the tickets of other workers.
             let ticket = self.quiesce.last_ticket << 8 | (self.index as u64 & 0xff);
             let guard = Guard::Movers(QuiesceGuard { ticket, flushes, turn: None, movers: BTreeMap::new() });
             self.clients.get_mut(handle)?.quieting = Some(Box::new(QuiesceWait { since_us: self.now_us, guard }));
@@ -168,13 +167,13 @@ impl Worker {
                 return Some((false, waited_us));
             }
         }
-        // A move may have begun since.
+        // A move may have started in the meantime.
         guard.request(&plan.moves, self.index);
         let quiet = guard.movers.iter().all(|(id, (_, quiet))| *quiet || !plan.moves.by_id.contains_key(id));
         Some((quiet, waited_us))
     }
 
-    /// FLUSHALL or FLUSHDB while there are moves.
+    /// FLUSHALL or FLUSHDB during moves.
     #[cold]
     pub(super) fn flush_quietly(&mut self, handle: Handle, lane: Lane, raw: &[u8], class: u8) -> Flow {
         let plan = self.plan.clone();
@@ -195,7 +194,7 @@ impl Worker {
             return self.refuse(handle, class, &text);
         }
         let mut nodes = self.keepers.all();
-        // What movers have made for themselves goes with the keys that it was made of.
+        // Movers' own keys are flushed with the keys from which they were made.
         nodes.extend(plan.moves.by_id.values().map(|mover| mover.target));
         nodes.sort_unstable();
         nodes.dedup();
@@ -207,7 +206,7 @@ impl Worker {
         self.begin_alone(handle, class, Box::new(Flush { _guard: quieting.guard }), asks)
     }
 
-    /// DBSIZE or KEYS while there are moves.
+    /// DBSIZE or KEYS during moves.
     #[cold]
     pub(super) fn look_quietly(&mut self, handle: Handle, lane: Lane, merge: Merge, raw: &[u8], class: u8) -> Flow {
         let plan = self.plan.clone();
@@ -240,8 +239,8 @@ impl Worker {
         self.begin_alone(handle, class, Box::new(FullScan { _guard: quieting.guard, merge, nodes }), asks)
     }
 
-    /// A command that is about to change the functions of all nodes: what is copied from one node to another meanwhile
-    /// would bring back what was there before. `None`: nobody copies until what the client begins next is over.
+    /// Delays a command that will change the functions of all nodes: a concurrent copy from one node to another would
+    /// restore the previous state. `None`: no copies start until the client's next procedure ends.
     pub(super) fn wait_to_change_functions(&mut self, handle: Handle, class: u8) -> Option<Flow> {
         let now_us = self.now_us;
         let patience = self.plan.live.command_timeout;
@@ -277,9 +276,9 @@ impl Worker {
         Some(self.refuse(handle, class, &text))
     }
 
-    /// A mover is quiet.
+    /// Handles the report that a mover is quiet.
     pub(super) fn on_quiet(&mut self, move_id: MoveId, ticket: u64) {
-        // Also one that is held up by something else just now; such commands are few, and rare.
+        // Including commands that are stalled for another reason; such commands are rare.
         for handle in self.clients.handles() {
             let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.as_mut()) else { continue };
             if let Some(guard) = quieting.movers().filter(|guard| guard.ticket == ticket)
@@ -293,7 +292,7 @@ impl Worker {
         }
     }
 
-    /// Moves have ended, or time has passed: those who wait for quiet look again.
+    /// Resumes commands that wait for quiet, because moves may have ended, or time has passed.
     pub(super) fn tick_quieting(&mut self) {
         for handle in self.clients.stalled(Stall::Quiet) {
             self.unstall(handle);

@@ -1,4 +1,4 @@
-//! Commands that are counted: limits of users, listeners, prefixes and keys.
+//! Accounting of commands for limits of users, listeners, prefixes and keys.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,34 +11,33 @@ use super::downstream::Client;
 use crate::limits::{KeySlices, Part};
 use crate::slab::Handle;
 
-/// What an argument takes beside its bytes.
+/// Memory overhead per argument, bytes.
 const ARGUMENT_OVERHEAD: usize = 16;
 
 impl Client {
-    /// Bytes that the client makes the router hold: what it was charged for commands until all are answered, and
-    /// replies not read.
+    /// Bytes held for the client: charged commands until all are answered, and unread replies.
     fn held_bytes(&self, request: usize) -> u64 {
         let pending = if self.in_flight() == 0 { 0 } else { self.charged };
         (pending + request + self.output_bytes()) as u64
     }
 }
 
-/// This worker's parts of what is counted over all workers.
+/// This worker's parts of the accounts.
 #[derive(Debug, Default)]
 pub(super) struct Accounts {
-    /// Of accounts, by their names.
+    /// Parts of accounts by name.
     parts: HashMap<String, Arc<Part>>,
-    /// Of the limits of keys, in the order of these.
+    /// Parts of key limits, in their order.
     of_prefixes: Vec<Arc<Part>>,
-    /// Of keys' own rates.
+    /// Slices of rates of single keys.
     of_keys: KeySlices,
 }
 
 impl Worker {
-    /// Counts a command; the error is the text for the client.
+    /// Counts a command. The error is the text for the client.
     #[cold]
     pub(super) fn count(&mut self, handle: Handle, command: &Command, args: &Args<'_>) -> Result<(), String> {
-        // What ends something is never in the way.
+        // Commands that end a state are always allowed.
         if matches!(
             &*command.name,
             "EXEC" | "DISCARD" | "UNWATCH" | "QUIT" | "RESET" | "UNSUBSCRIBE" | "PUNSUBSCRIBE" | "SUNSUBSCRIBE"
@@ -86,7 +85,7 @@ impl Worker {
         }
         self.keys.clear();
         if command.find_keys(args, &mut self.keys).is_err() {
-            return Ok(()); // answered with an error
+            return Ok(()); // the command will fail
         }
         let (holders, now_us) = (self.shared.counters.len(), self.now_us);
         let wait = |ns: u64| format!("try again in {} ms", ns.div_ceil(1_000_000).max(1));
@@ -120,7 +119,7 @@ impl Worker {
         Ok(())
     }
 
-    /// This worker's part of an account.
+    /// Returns this worker's part of an account.
     pub(super) fn part_of(&mut self, name: String) -> Arc<Part> {
         let (limits, holders) = (&self.shared.limits, self.shared.counters.len());
         self.accounts
@@ -130,14 +129,14 @@ impl Worker {
             .clone()
     }
 
-    /// The limits of keys have changed.
+    /// Adopts changed key limits.
     pub(super) fn place_prefixes_anew(&mut self) {
         let plan = self.plan.clone();
         self.accounts.of_prefixes =
             plan.live.key_limits.iter().map(|limit| self.part_of(format!("prefix:{}", limit.prefix))).collect();
     }
 
-    /// Looks anew at what counted clients hold: replies that were read are not held any more.
+    /// Updates the bytes held by limited clients, without replies that were read.
     pub(super) fn recount(&mut self) {
         for handle in self.clients.handles() {
             let Some(client) = self.clients.get_mut(handle) else { continue };

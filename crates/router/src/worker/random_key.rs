@@ -1,7 +1,7 @@
 //! RANDOMKEY over all nodes: every key is as likely as any other, as from one server.
 //!
-//! The nodes say how many keys they have, and one of them, as likely as it has keys, names one of its own. Not one key
-//! of each node and then one of these: a key of a small node would be found far more often than one of a large node.
+//! The nodes report their numbers of keys, and a node chosen with that weight returns one of its keys. Choosing among
+//! one key of each node would favour keys of small nodes.
 
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::NodeId;
@@ -14,23 +14,22 @@ use super::scan::belongs;
 use super::upstream::Lane;
 use crate::slab::Handle;
 
-/// Keys that are nobody's (a move's own, and copies that nobody uses) which a command may meet before it says that
-/// there are none.
+/// Maximum number of unusable keys (of movers, or stale copies) that a node returns before it counts as empty.
 const STRANGERS_MAX: u32 = 32;
 
 #[derive(Debug)]
 struct RandomKey {
     nodes: Vec<NodeId>,
-    /// How many keys each has, once they have said so; 0 where it has turned out to have none.
+    /// Number of keys of each node, when known; 0 if it has turned out to be empty.
     keys: Vec<u64>,
-    /// The place of the node that was asked for a key.
+    /// Index of the node that was sent RANDOMKEY.
     queried: usize,
     strangers: u32,
     random: u64,
 }
 
 impl RandomKey {
-    /// The place of a node, each as likely as it has keys.
+    /// Returns the index of a node, weighted by the number of keys.
     fn choose(&mut self) -> Option<usize> {
         self.random = rapidhash::v3::rapidhash_v3(&self.random.to_ne_bytes());
         let mut at = self.random.checked_rem(self.keys.iter().fold(0, |sum, keys| sum.saturating_add(*keys)))?;

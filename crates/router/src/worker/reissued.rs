@@ -1,18 +1,18 @@
-//! Commands that wait at a node (BLPOP and relatives) whose keys are moved away from it: their wait is ended there, and
-//! they are issued again where the keys are, with the time that is left, in the order in which they had begun to wait.
+//! Commands that wait at a node (BLPOP and relatives) and whose keys are moved away: their wait is ended there, and
+//! they are reissued at the new location of the keys, with the remaining time, in the order in which their waits began.
 //!
-//! The wait is ended by `CLIENT UNBLOCK ... ERROR`, because a plain one looks like the command's own time-out. Until
-//! the node has answered the command is in flight and holds up the drain barrier: it may still be served, and then that
-//! is its reply.
+//! The wait is ended by `CLIENT UNBLOCK ... ERROR`, because a plain one looks like the command's own timeout. Until the
+//! node has answered, the command is in flight and holds up the drain barrier: it may still be served, and then that is
+//! its reply.
 //!
-//! **Order.** Connections have no order between them, and these clients are on several, of several workers. So of each
-//! slot one after the other is issued ([`crate::wait_queues`]): the next one when the node answers the one before, or
-//! says that it waits there (`b` among its flags in `CLIENT LIST ID`). Whoever begins to wait for keys of the slot
-//! meanwhile goes to the end of that line. A node that refuses to tell, or does not for [`LOOKS_US`], holds up nobody:
-//! there the order is that of sending.
+//! **Order.** There is no order between connections, and these clients are on several, of several workers. So the
+//! commands of a slot are issued one at a time ([`crate::wait_queues`]): the next one when the node has answered the
+//! previous one, or shows it as waiting (`b` among its flags in `CLIENT LIST ID`). Clients that begin to wait for keys
+//! of the slot in the meantime go to the end of that line. A node that refuses CLIENT LIST, or does not answer for
+//! [`LOOKS_US`], does not hold up the line: there the order is the order of sending.
 //!
-//! While it is with us, all that ends a wait is done here: its own time, `CLIENT UNBLOCK`, `CLIENT KILL`, the client
-//! going away, a drain, a way that is lost.
+//! While a command is at the router, everything that ends a wait is handled here: its own timeout, `CLIENT UNBLOCK`,
+//! `CLIENT KILL`, a disconnected client, a drain, unreachable keys.
 
 use std::sync::Arc;
 
@@ -34,19 +34,19 @@ use crate::shared::{Message, RoutingSnapshot};
 use crate::slab::Handle;
 use crate::wait_queues::Ticket;
 
-/// A node that does not show for so long that a client waits there, us, never will.
+/// Time after which a node that has not shown a client as waiting is assumed not to do so, us.
 const LOOKS_US: u64 = 1_000_000;
 
-/// Where a waiting command is.
+/// Location of a waiting command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     /// At a node.
     There,
-    /// Issued again, and not yet seen there: the question that was asked last, and since when, us.
+    /// Reissued, and not yet shown as waiting: number of the last query, and time of sending, us.
     Sent { look: u32, since_us: u64 },
-    /// The same, but we have asked the node to end its wait.
+    /// Reissued, but the node was sent a request to end its wait.
     Ending,
-    /// With us, until its keys are where they can be waited for.
+    /// At the router, until its keys are where it can wait for them.
     Here,
 }
 
@@ -56,43 +56,43 @@ pub(super) struct Waiting {
     request: Vec<u8>,
     seq: u32,
     ticket: Ticket,
-    /// When its own time is over, us.
+    /// Time of its own timeout, us.
     until_us: Option<u64>,
     state: State,
-    /// Streams that it reads from their ends on (`$`), by the place of that argument, and where they ended when its
-    /// wait was ended.
+    /// Streams that it reads from their ends on (`$`), by the index of that argument, with their ends when the wait was
+    /// ended.
     ends: Vec<(usize, Option<Vec<u8>>)>,
-    /// A client was told that it has ended this wait; with `ERROR`?
+    /// Set when CLIENT UNBLOCK was answered for this wait: whether with `ERROR`.
     unblocked: Option<bool>,
 }
 
 impl Waiting {
-    /// Bytes that it takes.
+    /// Used bytes.
     pub(super) fn memory(&self) -> usize {
         size_of::<Self>() + self.request.capacity()
     }
 
-    /// A client has been told that it has ended this wait, if one asked; with `ERROR`?
+    /// Records that a client has ended this wait, if any; with `ERROR`?
     pub(super) fn note_unblocked(&mut self, by: Option<bool>) {
         self.unblocked = self.unblocked.or(by);
     }
 }
 
-/// What ends a wait that is with us.
+/// Reason for the end of a wait at the router.
 #[derive(Clone, Debug)]
 pub(super) enum WaitEnd {
-    /// Its own time, or CLIENT UNBLOCK.
+    /// Timeout, or CLIENT UNBLOCK.
     OutOfTime,
     /// CLIENT UNBLOCK ... ERROR.
     Unblocked,
-    /// There is nowhere to wait any more: the router stops, or does not find a way to the keys.
+    /// The command cannot wait any more: the router stops, or cannot reach the keys.
     Lost,
-    /// An error that a server gives as well.
+    /// An error that a server returns as well.
     Error(Arc<str>),
 }
 
 impl WaitEnd {
-    /// The reply, as a node gives it; none where the client's connection ends instead.
+    /// Returns the reply as sent by a node; `None` if the connection of the client is closed instead.
     fn reply(&self, resp3: bool) -> Option<Vec<u8>> {
         let mut out = Vec::new();
         match self {
@@ -126,18 +126,18 @@ impl Waiting {
 }
 
 impl Client {
-    /// Whether the node has been asked to end its wait, so that it can be issued again.
+    /// Whether the node was sent a request to end its wait, so that it can be reissued.
     pub(super) fn is_being_recalled(&self) -> bool {
         self.waiting.as_ref().is_some_and(|p| p.state == State::Ending)
     }
 
-    /// Whether a waiting command of it is with us.
+    /// Whether a waiting command of the client is at the router.
     pub(super) fn is_recalled(&self) -> bool {
         self.waiting.as_ref().is_some_and(|p| p.state == State::Here)
     }
 }
 
-/// The places of `$` in an XREAD, each with its stream's.
+/// Indexes of `$` in an XREAD, each with the index of its stream.
 fn open_ends(request: &[u8]) -> Vec<(usize, usize)> {
     let Some(scanner) = Scanner::again(request) else {
         return Vec::new();
@@ -151,12 +151,12 @@ fn open_ends(request: &[u8]) -> Vec<(usize, usize)> {
     (0..count).map(|n| (first + count + n, first + n)).filter(|(id, _)| args.get(*id) == Some(b"$")).collect()
 }
 
-/// The argument of a request at this place.
+/// Returns the argument of a request at this index.
 fn argument(request: &[u8], place: usize) -> Option<Vec<u8>> {
     Scanner::again(request)?.args(request).get(place).map(<[u8]>::to_vec)
 }
 
-/// The same command with other arguments at some places.
+/// Returns the command with some arguments replaced.
 fn with_arguments(request: &[u8], others: &[(usize, Option<Vec<u8>>)]) -> Option<Vec<u8>> {
     let scanner = Scanner::again(request)?;
     let args = scanner.args(request);
@@ -169,7 +169,7 @@ fn with_arguments(request: &[u8], others: &[(usize, Option<Vec<u8>>)]) -> Option
     Some(out)
 }
 
-/// The same command with less time, milliseconds.
+/// Returns the command with a new timeout, milliseconds.
 fn with_time_left(request: &[u8], left_ms: u64) -> Option<Vec<u8>> {
     let scanner = Scanner::again(request)?;
     let args = scanner.args(request);
@@ -178,7 +178,7 @@ fn with_time_left(request: &[u8], left_ms: u64) -> Option<Vec<u8>> {
     let (place, text) = match &name[..] {
         b"BLMPOP" | b"BZMPOP" => (1, seconds),
         b"XREAD" | b"XREADGROUP" => (stream_options(&args).timeout?, left_ms.to_string()),
-        // The place of their timeout is not known: they wait as long again.
+        // The index of their timeout is unknown: they wait the full time again.
         b"BLMOVEM" | b"BZMOVE" | b"BZMOVEMEMBER" => return Some(request.to_vec()),
         _ => (args.len() - 1, seconds),
     };
@@ -190,17 +190,16 @@ fn with_time_left(request: &[u8], left_ms: u64) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// The recalled commands of a worker.
+/// The reissued commands of a worker.
 #[derive(Debug, Default)]
 pub(super) struct ReissuedCommands {
     clients: Vec<Handle>,
-    /// Number of the last question whether a client waits at a node.
+    /// Number of the last query whether a client waits at a node.
     last_look: u32,
 }
 
 impl Worker {
-    /// A client's command has been sent that may wait: it is kept until it is answered. `waits_us`: for how long;
-    /// `None` without end.
+    /// Stores a command that was sent and may wait, until it is answered. `waits_us`: its timeout; `None` without end.
     pub(super) fn keep_waiting(
         &mut self,
         handle: Handle,
@@ -224,7 +223,7 @@ impl Worker {
         }
     }
 
-    /// A client's command may not be sent yet that may wait: it is as if it had been recalled.
+    /// Makes a command that may wait, but may not be sent yet, wait at the router as if it had been recalled.
     pub(super) fn wait_in_line(
         &mut self,
         handle: Handle,
@@ -238,8 +237,8 @@ impl Worker {
         self.is_here(handle);
     }
 
-    /// A client's command may wait, and its keys are on their way to another node. It begins to wait now, wherever they
-    /// are: so it has its place in line, its time runs, and CLIENT UNBLOCK finds it.
+    /// Makes a command wait at the router while its keys are in transit to another node: so it has its place in line,
+    /// its timeout runs, and CLIENT UNBLOCK finds it.
     #[cold]
     pub(super) fn wait_on_the_way(
         &mut self,
@@ -259,7 +258,7 @@ impl Worker {
         };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if client.in_flight() > 0 {
-            return later; // behind what it has asked before
+            return later; // after its earlier commands
         }
         client.lane = Lane::Blocking;
         let ticket = self.shared.wait_queues.enter_recalled(slot, self.index, handle);
@@ -267,7 +266,7 @@ impl Worker {
         Flow::Next
     }
 
-    /// A client's waiting command is with us from now on.
+    /// Stores that a client's waiting command is at the router.
     fn is_here(&mut self, handle: Handle) {
         if let Some(waiting) = self.clients.get_mut(handle).and_then(|c| c.waiting.as_mut()) {
             waiting.state = State::Here;
@@ -278,7 +277,7 @@ impl Worker {
         self.clients.resume(handle);
     }
 
-    /// The map changes while the command on a connection waits: it may create keys once it is served.
+    /// The plan changes while the command on a connection waits: it may create keys when it is served.
     pub(super) fn note_kept(&mut self, holder: Handle, node: NodeId) {
         let Some(client) = self.clients.get(holder) else { return };
         let (database, Some(request)) = (client.database, client.waiting.as_ref().map(|p| p.request.clone())) else {
@@ -287,7 +286,7 @@ impl Worker {
         self.pass_again(KeyedCommand { call: Call::Bytes(&request), node, database });
     }
 
-    /// Ends the wait of the command on this connection, so that it can be issued again elsewhere.
+    /// Ends the wait of the command on this connection, so that it can be reissued elsewhere.
     pub(super) fn recall_waiting(&mut self, link: Handle) {
         let Some(holder) = self.links.get(link).map(Link::holder) else { return };
         if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
@@ -298,8 +297,8 @@ impl Worker {
         self.unblock(link, true, None);
     }
 
-    /// A recalled XREAD that begins at the ends of streams: what was added while it waits nowhere would be missed. So
-    /// it is found out where the streams end when its wait ends. The database and the streams.
+    /// Returns the database and the streams of a recalled XREAD that begins at the ends of streams: entries added while
+    /// it waits at no node would be missed. So the ends are read when its wait ends.
     pub(super) fn streams_to_look_at(&self, holder: Handle) -> Option<(u32, Vec<Vec<u8>>)> {
         let client = self.clients.get(holder)?;
         let waiting = client.waiting.as_ref().filter(|w| w.state == State::Ending && !w.ends.is_empty())?;
@@ -310,7 +309,7 @@ impl Worker {
         Some((client.database, streams))
     }
 
-    /// The answer to the transaction that ends such a wait; gives that to CLIENT UNBLOCK.
+    /// Handles the reply to the transaction that ends such a wait. Returns its reply to CLIENT UNBLOCK.
     pub(super) fn streams_seen<'a>(&mut self, holder: Handle, answer: &'a [u8]) -> &'a [u8] {
         let mut parts = reply::elements(answer);
         let Some(unblocked) = parts.next() else { return b":0\r\n" };
@@ -320,7 +319,7 @@ impl Worker {
                 let fields: Vec<&[u8]> =
                     reply::elements(stream).map(|field| reply::text(field).unwrap_or_default()).collect();
                 let at = fields.iter().position(|field| *field == b"last-generated-id");
-                // Where there is no stream, everything is new.
+                // A missing stream: every entry is new.
                 *end = Some(at.and_then(|at| fields.get(at + 1)).map_or_else(|| b"0-0".to_vec(), |id| id.to_vec()));
             }
             self.clients.resume(holder);
@@ -328,7 +327,7 @@ impl Worker {
         unblocked
     }
 
-    /// The node does not say where streams end: the command is issued again as it was.
+    /// The node does not return the ends of the streams: the command is reissued unchanged.
     pub(super) fn streams_unseen(&mut self, holder: Option<Handle>) {
         let Some(holder) = holder else { return };
         if let Some(waiting) =
@@ -339,8 +338,8 @@ impl Worker {
         }
     }
 
-    /// The reply at the head of a connection is an error. True where it only says that a wait has been ended because we
-    /// asked for it.
+    /// Handles an error at the head of a connection. Returns true if it only reports that a wait was ended at our
+    /// request.
     pub(super) fn take_recalled(&mut self, link_handle: Handle, answer: &[u8]) -> bool {
         let Some(link) =
             self.links.get(link_handle).filter(|l| l.lane == Lane::Blocking && answer.starts_with(b"-UNBLOCKED"))
@@ -367,7 +366,7 @@ impl Worker {
         }
         match unblocked.or(askers.first().map(|(_, error)| *error)) {
             None => self.is_here(pending.who),
-            // A client wanted its end as well: then this is its end, as it was wanted, and once.
+            // A client wanted to end it as well: then this is the end, in the requested form, and only once.
             Some(error) => {
                 let end = if error { WaitEnd::Unblocked } else { WaitEnd::OutOfTime };
                 self.deliver(pending.who, pending.seq, &end.reply(resp3).unwrap_or_default());
@@ -381,11 +380,11 @@ impl Worker {
         true
     }
 
-    /// Issues a command again that is with us, if its keys can be waited for now.
+    /// Reissues a command that is at the router, if it can wait for its keys now.
     pub(super) fn issue_again(&mut self, handle: Handle) {
         let Some(waiting) = self.clients.get(handle).and_then(|c| c.waiting.as_ref()) else { return };
         if waiting.ends.iter().any(|(_, end)| end.is_none()) {
-            return; // until it is known where its streams ended
+            return; // until the ends of its streams are known
         }
         let (request, seq, ticket, until_us) = (waiting.request.clone(), waiting.seq, waiting.ticket, waiting.until_us);
         let request =
@@ -407,12 +406,12 @@ impl Worker {
             Acquired::Wait => return,
             Acquired::Refused(why) => return self.lose_recalled(handle, &why),
         };
-        // What was true before it had a connection may not be any more.
+        // The state may have changed before it had a connection.
         if !self.shared.wait_queues.go(ticket, self.index, handle, &self.shared.mailboxes) {
             self.give_back(handle, link);
             return self.stall(handle, Stall::Turn);
         }
-        // 0 would be without end.
+        // 0 would mean no timeout.
         let left_us = until_us.map(|until| until.saturating_sub(self.now_us).max(1000));
         let request = left_us.and_then(|us| with_time_left(&request, us.div_ceil(1000))).unwrap_or(request);
         self.push_exclusive(handle, link, Call::Bytes(&request), &request, CommandClass::Blocking as u8, Some(seq));
@@ -421,7 +420,7 @@ impl Worker {
             client.written.add(node, Since::now(&self.shared, &self.plan));
             if let Some(waiting) = client.waiting.as_mut() {
                 waiting.state = State::Sent { look: 0, since_us: self.now_us };
-                // From here on it begins where it began here.
+                // From here on it has the IDs of its start instead of `$`.
                 if !waiting.ends.is_empty() {
                     waiting.request = request;
                     waiting.ends = Vec::new();
@@ -431,14 +430,14 @@ impl Worker {
         self.query_blocked_state(link);
     }
 
-    /// How many clients of this protocol have a recalled command that is with us; `most` are as good as all.
+    /// Number of clients of this protocol with a recalled command at the router, up to `most`.
     fn recalled_of(&self, resp3: bool, most: usize) -> usize {
         let is =
             |h: &&Handle| self.clients.get(**h).is_some_and(|client| client.resp3 == resp3 && client.is_recalled());
         self.recalls.clients.iter().filter(is).take(most).count()
     }
 
-    /// There is no way to the keys that a recalled command waits for.
+    /// Ends the wait of a recalled command whose keys cannot be reached.
     fn lose_recalled(&mut self, handle: Handle, why: &str) {
         if let Some(client) = self.clients.get(handle) {
             debug!(client = client.details.id, why, "closing a client that can wait for its keys no more");
@@ -446,7 +445,7 @@ impl Worker {
         self.end_recalled(handle, WaitEnd::Lost);
     }
 
-    /// Ends a wait that is with us.
+    /// Ends a wait at the router.
     pub(super) fn end_recalled(&mut self, handle: Handle, end: WaitEnd) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let (Some(waiting), resp3, held) = (client.waiting.take(), client.resp3, client.held.take()) else { return };
@@ -466,12 +465,14 @@ impl Worker {
         self.leave_line(&waiting);
     }
 
-    /// A wait is over: those behind it need not wait for it any more.
+    /// Removes a finished wait from the line, for the clients behind it.
     pub(super) fn leave_line(&self, waiting: &Waiting) {
         self.shared.wait_queues.leave(waiting.ticket, &self.shared.mailboxes);
     }
 
-    /// Somebody who began to wait before a client of ours goes to its node after it: the client is to be behind.
+    /// Recalls the command of a client that is overtaking another client, which began to wait earlier but reaches the
+    /// node later.
+    /// the node later.
     pub(super) fn on_recall(&mut self, handle: Handle) {
         let Some(client) = self.clients.get(handle) else { return };
         let is_there = client.waiting.as_ref().is_some_and(|w| matches!(w.state, State::There | State::Sent { .. }));
@@ -480,14 +481,14 @@ impl Worker {
         }
     }
 
-    /// It is the turn of a client to wait at a node.
+    /// Lets a client wait at a node, because it is first in line.
     pub(super) fn on_turn(&mut self, handle: Handle) {
         if self.clients.get(handle).is_some_and(|c| c.is_recalled() && matches!(c.stall, Stall::Keys | Stall::Turn)) {
             self.clients.resume(handle);
         }
     }
 
-    /// Those whose own time is over do not wait for keys, nor for their turn.
+    /// Ends waits with an expired timeout, also in line or for keys.
     pub(super) fn tick_recalled(&mut self) {
         let clients = &self.clients;
         self.recalls.clients.retain(|h| clients.get(*h).is_some_and(Client::is_recalled));
@@ -504,7 +505,7 @@ impl Worker {
         }
     }
 
-    /// Asks the node of a connection on which a command was issued again whether its client waits there.
+    /// Queries the node of a connection whether the client of a reissued command waits there.
     fn query_blocked_state(&mut self, link_handle: Handle) {
         let Some(link) = self.links.get(link_handle) else { return };
         let (holder, client_id, run_id) = (link.holder(), link.client_id.to_string(), &link.run_id);
@@ -525,11 +526,11 @@ impl Worker {
         }
     }
 
-    /// The node's answer to that, or an error where there is none.
+    /// Handles the node's answer to this query, or an error.
     pub(super) fn on_look(&mut self, link_handle: Handle, number: u32, answer: &[u8]) {
         let Some(link) = self.links.get(link_handle) else { return };
         let (holder, client_id) = (link.holder(), link.client_id);
-        // What was asked about may be over since, and the connection somebody else's.
+        // The wait may have ended, and the connection may belong to another client.
         let since_us = match self.clients.get(holder).and_then(|c| c.waiting.as_ref()).map(|w| w.state) {
             Some(State::Sent { look, since_us }) if look == number => since_us,
             _ => return,
@@ -544,12 +545,12 @@ impl Worker {
         }
     }
 
-    /// A command that was issued again waits at its node: the next one may go.
+    /// Lets the next command go, because a reissued one waits at its node.
     fn is_there(&mut self, handle: Handle) {
         if let Some(waiting) = self.clients.get_mut(handle).and_then(|c| c.waiting.as_mut()) {
             waiting.state = State::There;
             match self.shared.wait_queues.seen(waiting.ticket) {
-                // In this turn: a bell of our own would ring in the next one.
+                // In this turn: a message to this worker would arrive in the next one.
                 Some((worker, next)) if worker == self.index => self.on_turn(next),
                 Some((worker, next)) => self.shared.mailboxes.send(worker, Message::Turn { client: next }),
                 None => {}
@@ -557,7 +558,7 @@ impl Worker {
         }
     }
 
-    /// A read that waited for keys goes on: what its client waits for from here on is found out anew.
+    /// Resumes a read that waited for keys; its next stall is determined again.
     pub(super) fn end_moving_stall(&mut self, handle: Handle) {
         if let Some(client) = self.clients.get_mut(handle).filter(|c| c.stall == Stall::Keys) {
             client.stall = Stall::None;

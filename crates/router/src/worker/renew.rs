@@ -1,10 +1,10 @@
-//! New credentials for a node: its connections are made anew, one by one, and no command is lost.
+//! New credentials for a node: its connections are replaced one at a time, and no command is lost.
 //!
-//! A shared connection is renewed between two commands: what is in flight on it is answered on it, what comes meanwhile
-//! waits in its buffer and goes out on the new one. So a client's commands keep their order, as they do when a
-//! connection is first made. It costs a pause of the longest command in flight plus a connect.
+//! A shared connection is renewed between two commands: commands in flight are answered on the old one, later ones wait
+//! in its buffer and are sent on the new one. So a client's commands keep their order, as on a first connection. It
+//! costs a pause of the longest command in flight plus a connect.
 //!
-//! Not a second connection beside the old one: two connections to a node have no order between them.
+//! There is no second connection in parallel, because two connections to a node have no order between them.
 
 use switchyard_policy::topology::NodeId;
 use tracing::info;
@@ -25,7 +25,7 @@ impl Worker {
             _ => false,
         };
         for handle in self.links.handles() {
-            // A connection with subscriptions stays: made anew it would miss what is published meanwhile.
+            // A connection with subscriptions stays: a new one would miss messages in between.
             let renews = |lane: Lane| {
                 lane.is_exclusive() || matches!(lane, Lane::Main | Lane::Slow | Lane::Replica | Lane::Fills)
             };
@@ -37,24 +37,24 @@ impl Worker {
         }
     }
 
-    /// Renews a connection as soon as that disturbs nobody.
+    /// Renews a connection as soon as no command is affected.
     pub(super) fn tick_stale(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         if link.lane.is_exclusive() {
-            // Whoever holds it keeps it; nobody gets it after.
+            // Its holder keeps it; after that it is not reused.
             if link.holder() == Handle::NONE && link.is_idle() {
                 self.drop_link(handle);
             }
             return;
         }
         if link.lane == Lane::Fills {
-            // Whoever waits for a fill is answered by the node. The next fill makes another connection.
+            // Reads that wait for a fill are answered by the node. The next fill opens a new connection.
             self.drop_link(handle);
             return;
         }
         if !link.retiring && link.unsent() == 0 {
             link.retiring = true;
-            // What comes from now on is sent on the new connection, which begins where this one ends.
+            // Later commands are sent on the new connection, which begins in the state of this one.
             link.start_database = link.database;
             link.no_touch = false;
         }

@@ -1,8 +1,8 @@
-//! Nodes that have replicas: going where the primary is now, and reading from replicas.
+//! Nodes with replicas: following the primary, and reading from replicas.
 //!
-//! Who is who is decided elsewhere (`policy::failover`) and arrives with the plan. A change of primary is a hard cut:
-//! connections to the old one are given up at once, because whatever it still acknowledges is lost when it becomes a
-//! replica. A replica that is no longer fit to be read gets no new commands; those in flight are answered.
+//! The roles are decided elsewhere (`policy::failover`) and come with the plan. A change of primary is a hard cut:
+//! connections to the old one are closed at once, because its later acknowledgements are lost when it becomes a
+//! replica. A replica that is no longer fit for reads gets no new commands; those in flight are answered.
 
 use std::net::SocketAddr;
 
@@ -15,11 +15,11 @@ use crate::settings::Reads;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
-/// Between attempts to reach a replica that could not be reached.
+/// Delay before another attempt to reach a replica.
 const RETRY_US: u64 = 1_000_000;
 
 impl RoutingSnapshot {
-    /// Where a connection to a node leads: to `replica`, or to the primary, as far as it is known.
+    /// Returns the address of a connection to a node: `replica`, or the primary, if it is known.
     pub(crate) fn address_of(&self, node: NodeId, replica: Option<SocketAddr>) -> Option<SocketAddr> {
         match (replica, self.servers.get(&node)) {
             (Some(replica), _) => Some(replica),
@@ -30,7 +30,7 @@ impl RoutingSnapshot {
 }
 
 impl Worker {
-    /// Leaves servers that are no longer what their connections were made for.
+    /// Closes connections to servers that have changed their role.
     pub(super) fn follow_servers(&mut self) {
         for handle in self.links.handles() {
             let Some(link) = self.links.get_mut(handle) else { continue };
@@ -49,7 +49,7 @@ impl Worker {
             }
             let primary = servers.primary.map_or_else(|| "unknown".into(), |primary| primary.to_string());
             match phase {
-                // A main connection that breaks is made anew at once, to the new address.
+                // A main connection that breaks is reconnected at once, to the new address.
                 Phase::Up => self.break_link(handle, &format!("its primary is now {primary}")),
                 Phase::Waiting { .. } => {
                     link.failures = 0;
@@ -68,16 +68,16 @@ impl Worker {
         }
     }
 
-    /// The connection on which a read of `client` is to be asked: one to a replica, or `None` for the primary. An error
-    /// where its policy allows only replicas and none can be reached. A client that watches reads the primary: what a
-    /// replica has may be older than the WATCH, and EXEC would succeed although the client has not seen the value that
-    /// it replaces.
+    /// Returns the connection for a read of `client`: one to a replica, or `None` for the primary. Returns an error if
+    /// the client's read policy allows only replicas and none can be reached. A client that watches keys reads from the
+    /// primary: the data of a replica may be older than the WATCH, and EXEC would succeed although the client has not
+    /// seen the value that it replaces.
     pub(super) fn replica_for(&mut self, client: Handle, node: NodeId) -> Result<Option<Handle>, String> {
         let Some((reads, resp3)) = self.clients.get(client).filter(|c| !c.watches()).map(|c| (c.reads, c.resp3)) else {
             return Ok(None);
         };
         if self.clients.get(client).is_some_and(|c| c.tracked.is_some()) {
-            return Ok(None); // a replica may still answer what the client was told to forget
+            return Ok(None); // a replica may still return values that the client has invalidated
         }
         let plan = self.plan.clone();
         let servers = plan.servers.get(&node);
@@ -85,8 +85,8 @@ impl Worker {
         if reads == Reads::Primary || (reads == Reads::Nearest && servers.is_none_or(|s| s.primary_is_nearest)) {
             return Ok(None);
         }
-        // A client stays with one replica as long as it can: another one may be further behind, and time would run
-        // backwards.
+        // A client stays with one replica as long as possible: another replica may be further behind, and the client
+        // would see older data.
         let first = if reads == Reads::Nearest { 0 } else { client.index as usize };
         for place in 0..readable.len() {
             let link = self.replica_link(node, readable[(first + place) % readable.len()], resp3, reads);
@@ -102,7 +102,7 @@ impl Worker {
         }
     }
 
-    /// The connection to a replica, made (not necessarily up) where there is none.
+    /// Returns the connection to a replica. Creates it, not necessarily connected, if it is missing.
     fn replica_link(&mut self, node: NodeId, address: SocketAddr, resp3: bool, reads: Reads) -> Handle {
         if let Some(handle) = self.links.replica(node, address, resp3) {
             return handle;
@@ -110,14 +110,14 @@ impl Worker {
         let link =
             Link::new(node, Lane::Replica, resp3, self.plan.live.database, self.counters.replicas(node), self.now_us);
         let mut link = Link::to_replica(address, link);
-        // Who may ask the primary does so until the connection is there.
+        // Clients that may read from the primary do so until the connection is up.
         link.failures = u32::from(reads != Reads::Replica);
         let handle = self.links.insert_replica(link, address);
         self.connect(handle);
         handle
     }
 
-    /// An attempt to reach a replica ended without a connection. Reads go elsewhere until another attempt succeeds.
+    /// Handles a failed attempt to reach a replica. Reads go elsewhere until another attempt succeeds.
     pub(super) fn replica_failed(&mut self, handle: Handle, why: &str) {
         let Some(link) = self.links.get_mut(handle) else { return };
         if let Some(fd) = link.fd.take() {

@@ -1,8 +1,7 @@
-//! What nodes answer: each whole reply is pulled out of its connection and given to whoever asked.
+//! Replies of nodes: each complete reply is taken from its connection and passed to the sender of the command.
 //!
-//! A connection knows no client: it says what has come ([`Link::arrival`](super::upstream::Link::arrival)), with the
-//! `Pending` that it answers. This is the place that sees both. Nothing is copied on the way, and no queue is between
-//! them.
+//! A connection knows no clients: it returns the next arrival ([`Link::arrival`](super::upstream::Link::arrival)), with
+//! the `Pending` that it answers. This module has both. Nothing is copied, and there is no queue between them.
 
 use std::io;
 
@@ -19,7 +18,7 @@ use crate::poll::Token;
 use crate::slab::Handle;
 
 impl Worker {
-    /// Reads once, and gives the replies that have come to whoever asked.
+    /// Reads once, and passes the received replies on.
     pub(super) fn read_link(&mut self, handle: Handle) {
         let mut buffer = std::mem::take(&mut self.read_buffer);
         self.read_link_into(handle, &mut buffer);
@@ -57,7 +56,7 @@ impl Worker {
         }
     }
 
-    /// Looks again at what has come of a reply that nobody waits for any more.
+    /// Continues with the received part of a reply whose client is gone.
     pub(super) fn read_again(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let mut input = std::mem::take(&mut link.input);
@@ -75,7 +74,7 @@ impl Worker {
         while pos < bytes.len() {
             let Some(link) = self.links.get_mut(handle) else { return bytes.len() };
             if !matches!(link.phase, Phase::Up | Phase::Handshake) {
-                // given up because of an earlier reply of the same read; a main connection is on its way again
+                // Given up because of an earlier reply of the same read; a main connection is already reconnecting.
                 return bytes.len();
             }
             let rest = &bytes[pos..];
@@ -113,7 +112,7 @@ impl Worker {
         pos
     }
 
-    /// The streamed or skipped reply is complete.
+    /// Ends a streamed or skipped reply.
     fn end_body(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let through = matches!(link.body, Body::Through(_));
@@ -127,7 +126,7 @@ impl Worker {
         let is_exclusive = link.lane.is_exclusive();
         let pending = self.over(ended, b"");
         if is_awaited {
-            self.links.mark(handle); // whether those who wait may go on is looked at where it is flushed
+            self.links.mark(handle); // the flush checks whether waiting clients may continue
         }
         if !expired && is_exclusive {
             self.note_slow_exclusive(handle, pending);
@@ -143,8 +142,8 @@ impl Worker {
         self.after_exclusive_reply(handle);
     }
 
-    /// What a client is told in place of an error that would send it to another address: past the router, and with its
-    /// password.
+    /// Returns the replacement of an error that would redirect the client to another address: past the router, and with
+    /// its password.
     #[cold]
     fn rewrite_redirect(&self, handle: Handle, error: &[u8]) -> Option<Vec<u8>> {
         let text = reply::text(error)?;
@@ -173,7 +172,7 @@ impl Worker {
             return;
         }
         if answer[0] == b'>' {
-            // Out of band: what a node says of keys that copies were made of, or nothing of ours.
+            // Out of band: an invalidation of keys in hot copies, or nothing of ours.
             if link.lane == Lane::Fills {
                 let node = link.node;
                 invalidated(self, node, answer);
@@ -207,7 +206,7 @@ impl Worker {
         let (node, lane, expired) = (link.node, link.lane, ended.is_expired);
         let pending = self.over(ended, answer);
         if is_awaited {
-            self.links.mark(handle); // whether those who wait may go on is looked at where it is flushed
+            self.links.mark(handle); // the flush checks whether waiting clients may continue
         }
         if !expired {
             if lane.is_exclusive() {
@@ -277,7 +276,7 @@ impl Worker {
         }
         let mut marked = self.links.take_marked();
         for handle in marked.drain(..) {
-            // A connection that broke just now may have begun a round on this one.
+            // A connection that has just broken may have started a round on this one.
             self.notify_movers();
             self.flush_link(handle);
         }

@@ -1,8 +1,8 @@
-//! SCAN over all nodes: one after the other, each with its own cursor, in cursors that a client can carry.
+//! SCAN over all nodes, one at a time, each with its own cursor, in cursors suited to clients.
 //!
-//! Where a node's keys end before the client has as many as it asked for, the next node is asked in the same call: a
-//! small keyspace comes in one reply, as from one server, and nodes without keys cost the client no round trips. What
-//! is asked next, and what a cursor means, says `policy::scan`.
+//! If the keys of a node end before the requested count is reached, the next node is queried in the same call: a small
+//! keyspace comes in one reply, as from one server, and nodes without keys cost the client no round trips.
+//! `policy::scan` defines the order of nodes and the meaning of a cursor.
 
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::scan::{Pass, Position, SlotSet};
@@ -19,19 +19,19 @@ use super::{Stall, Worker};
 use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
 
-/// Keys that a call without COUNT asks for.
+/// Default of COUNT.
 const COUNT: usize = 10;
 
-/// Keys that a node is asked for in a later pass, at least: most of them are of slots that were covered before.
+/// Minimum count in a later pass: most keys there belong to slots that were covered before.
 const COUNT_LATER: usize = 1000;
 
-/// Rounds of later passes in one call, at most.
+/// Maximum number of rounds of later passes in one call.
 const ROUNDS_LATER: u32 = 16;
 
 #[derive(Debug)]
 struct Scan {
     at: Position,
-    /// The slots that the pass is about; `None`: all.
+    /// The slots of the pass; `None`: all.
     about: Option<SlotSet>,
     /// SCAN and its options, without the cursor.
     args: Vec<Vec<u8>>,
@@ -49,7 +49,7 @@ impl Scan {
         let mut args = vec![self.args[0].as_slice(), cursor.as_bytes()];
         args.extend(self.args[1..].iter().map(Vec::as_slice));
         if self.at.pass != Pass::First {
-            // The last of two counts is the one that counts.
+            // The last of two counts applies.
             args.extend([b"COUNT", count.as_bytes()]);
         }
         let mut request = Vec::new();
@@ -57,7 +57,7 @@ impl Scan {
         StepRequest { node: self.at.node, lane: Lane::Main, requests: vec![request] }
     }
 
-    /// Whether the next node, or the next step of a later pass, is asked in the same call.
+    /// Whether the next node, or the next step of a later pass, is queried in the same call.
     fn goes_on(&mut self, next: Position) -> bool {
         if self.found >= self.wanted {
             return false;
@@ -67,7 +67,7 @@ impl Scan {
     }
 }
 
-/// A SCAN that is part of a transaction, which the only node executes.
+/// A SCAN that is part of a transaction, executed by the only node.
 #[derive(Debug)]
 pub(super) struct QueuedScan(Position);
 
@@ -78,7 +78,7 @@ fn failed(text: &str) -> Vec<u8> {
 }
 
 impl Scan {
-    /// Takes the keys that a node has found. What is next, `None` where the scan is at its end; or the error for the
+    /// Takes the keys found by a node. Returns the next position, `None` at the end of the scan, or the error for the
     /// client.
     fn take(&mut self, worker: &Worker, answer: &[u8]) -> Result<Option<Position>, Vec<u8>> {
         if reply::is_error(answer) {
@@ -90,11 +90,11 @@ impl Scan {
             return Err(failed("ERR switchyard: a node answered SCAN with something else than a cursor and keys"));
         };
         let plan = worker.plan.clone();
-        // On a continuum keys of earlier lists of servers are normal.
+        // On a continuum, keys of earlier server lists are normal.
         let may_be_astray = !plan.topology.placement().is_crc16() || !lock(&worker.shared.moves).is_empty();
         for element in reply::elements(found) {
             let Some(key) = reply::text(element) else { continue };
-            // What lies at a node that has nothing to do with its slot cannot be used.
+            // A key at a node unrelated to its slot cannot be used.
             let is_astray = may_be_astray && !belongs(&plan, self.at.node, key);
             if is_astray
                 || is_temporary(key)
@@ -112,7 +112,7 @@ impl Scan {
         Ok(lock(&worker.shared.scans).after(self.at, inner, now))
     }
 
-    /// The reply to the client, which goes on there.
+    /// Returns the reply to the client, with the cursor of the next position.
     fn reply(&self, worker: &Worker, next: Option<Position>) -> Vec<u8> {
         let Some(cursor) = next.map_or(Some(0), |next| lock(&worker.shared.scans).encode(next)) else {
             return failed("ERR switchyard: a node's SCAN cursor is too large to be carried");
@@ -131,7 +131,7 @@ impl MultiStepCommand for Scan {
             Ok(next) => next,
             Err(error) => return Next::Done(error),
         };
-        // A node that this worker does not know yet is queried in the next call, and one that is lost: that call waits.
+        // If this worker does not know the node yet, or the node is lost, it is queried in the next call, which waits.
         if let Some(next) = next.filter(|next| worker.plan.topology.node(next.node).is_some())
             && !is_lost(worker, next.node)
             && self.goes_on(next)
@@ -144,8 +144,8 @@ impl MultiStepCommand for Scan {
     }
 }
 
-/// Whether a key of this name can be used at a node. While keys are only listed or copied ahead, nobody uses them at
-/// the target.
+/// Whether a key of this name can be used at a node. While keys are only listed or copied ahead, the ones at the target
+/// are not used.
 pub(super) fn belongs(plan: &RoutingSnapshot, node: NodeId, key: &[u8]) -> bool {
     let is_on_its_way =
         |transit: &Transit| transit.source == node || transit.target == node && transit.stage != Stage::Observed;
@@ -153,8 +153,8 @@ pub(super) fn belongs(plan: &RoutingSnapshot, node: NodeId, key: &[u8]) -> bool 
 }
 
 impl Worker {
-    /// A SCAN in a transaction of the only node: with the node's own cursor. `None`: its cursor is none that this node
-    /// would go on with.
+    /// A SCAN in a transaction of the only node, with the node's own cursor. `None`: this node cannot continue its
+    /// cursor.
     pub(super) fn queued_scan(&self, args: &Args<'_>, node: NodeId) -> Option<(Vec<u8>, QueuedScan)> {
         let cursor = args.get(1).and_then(parse::<u64>)?;
         let now = self.shared.scan_tick();
@@ -167,7 +167,7 @@ impl Worker {
         Some((request, QueuedScan(at)))
     }
 
-    /// The node's answer to that, with a cursor that the client can carry.
+    /// Returns the node's reply to it, with a cursor suited to clients.
     pub(super) fn scanned(&self, scan: &QueuedScan, answer: &[u8]) -> Vec<u8> {
         let mut scan =
             Scan { at: scan.0, about: None, args: Vec::new(), wanted: 0, rounds_later: 0, found: 0, keys: Vec::new() };
@@ -194,7 +194,7 @@ impl Worker {
             args.iter().enumerate().filter(|(index, _)| *index != 1).map(|(_, a)| a.to_vec()).collect();
         let now = self.shared.scan_tick();
         let mut scans = lock(&self.shared.scans);
-        // As Redis: a cursor that was never given out ends the scan.
+        // As in Redis: an unknown cursor ends the scan.
         let end = b"*2\r\n$1\r\n0\r\n*0\r\n";
         let Some(at) = scans.decode(cursor, now) else {
             drop(scans);
@@ -215,8 +215,7 @@ impl Worker {
         let wanted = count.unwrap_or(COUNT);
         let scan = Scan { at, about, args: names, wanted, rounds_later: 0, found: 0, keys: Vec::new() };
         let ask = scan.request();
-        // No barrier: a key that is there from the beginning of an iteration to its end is found whatever other
-        // commands do.
+        // No barrier: a key that exists during a complete iteration is found regardless of other commands.
         self.begin_rounds(handle, class, Box::new(scan), vec![ask])
     }
 }

@@ -1,9 +1,9 @@
-//! Scripts and functions: the same at every node, and kept to their keys.
+//! Scripts and functions: the same at every node, and restricted to their declared keys.
 //!
-//! The router remembers the scripts that pass through it, because no server tells its own. So EVALSHA works at every
-//! node, also at one that has just joined or restarted. What a script may touch is judged once per script and worker
-//! ([`crate::lua`]); one that must be checked while it runs is executed as another script, with a prelude and a hash of
-//! its own, which clients never see.
+//! The router stores the scripts that pass through it, because servers do not return theirs. So EVALSHA works at every
+//! node, also at one that has just joined or restarted. A script is analyzed once per worker ([`crate::lua`]). If it
+//! must be checked while it runs, it is executed as another script, with a prelude and a hash of its own, which clients
+//! never see.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -29,21 +29,21 @@ use crate::shared::{RoutingSnapshot, lock};
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
 
-/// Scripts that a worker remembers its judgement of, and the memory that these may take beside those that all workers
-/// know.
+/// Maximum number of analyzed scripts of a worker, and maximum memory of them without the shared ones.
 const MET_MAX: usize = 10_000;
 const MET_BYTES_MAX: usize = 16 << 20;
 
 const NOSCRIPT: &str = "NOSCRIPT No matching script. Please use EVAL.";
-/// Of a library nothing is known but at nodes, and these check by slots of Redis Cluster.
+/// Libraries are known only at nodes, and their checks use slots of Redis Cluster.
 const NO_FUNCTIONS: &str = "ERR Switchyard: functions are not served where twemproxy's rule places the keys; use a script (EVAL) that declares its keys";
 
-/// The scripts that a worker has met. The texts are those of [`Scripts`](crate::scripts::Scripts), while it has room.
+/// The scripts that a worker has met. The texts are shared with [`Scripts`](crate::scripts::Scripts), while it has
+/// room.
 #[derive(Debug, Default)]
 pub(super) struct ScriptsMet {
     /// By a quick hash of the text: SHA-1 costs more than forwarding.
     by_text: HashMap<u64, Arc<Script>>,
-    /// By the hash that clients know, and by that of what nodes execute.
+    /// By the hash known to clients, and by the hash of the executed text.
     by_sha: HashMap<[u8; 40], Arc<Script>>,
     bytes: usize,
 }
@@ -64,13 +64,13 @@ impl ScriptsMet {
         self.by_sha.get(&sha).filter(|script| script.sha == sha)
     }
 
-    /// An error of a script names its hash: it is to be the one that the client knows.
+    /// Replaces the hash in a script's error by the one known to the client.
     #[cold]
     pub(super) fn with_own_sha<'r>(&self, error: &'r [u8]) -> Cow<'r, [u8]> {
         with_sha(error, |sha| self.by_sha.get(sha).map(|script| script.sha))
     }
 
-    /// A reply to EXEC in which the errors of scripts name the hashes that the client knows; `None` where they do.
+    /// Returns a reply to EXEC with the hashes in script errors replaced; `None` if there are none to replace.
     pub(super) fn with_own_shas(&self, answer: &[u8]) -> Option<Vec<u8>> {
         let named =
             |element| if reply::is_error(element) { self.with_own_sha(element) } else { Cow::Borrowed(element) };
@@ -107,7 +107,7 @@ impl Worker {
         flow
     }
 
-    /// The limit that a script or function meets where there are several nodes, while there is one.
+    /// While there is one node: returns the limit that a script or function would meet with several nodes.
     pub(super) fn limit_of_code(
         &mut self,
         plan: &RoutingSnapshot,
@@ -130,7 +130,7 @@ impl Worker {
         }
     }
 
-    /// What is sent in place of a script call: `None`, where it is sent as it is.
+    /// Returns the replacement of a script call: `None` if it is sent unchanged.
     pub(super) fn checked_script(
         &mut self,
         plan: &RoutingSnapshot,
@@ -168,7 +168,7 @@ impl Worker {
         }
     }
 
-    /// Whether a call of a script is proved to use only the keys that it declares; of a function it never is.
+    /// Whether a script call provably uses only its declared keys; never true for a function.
     pub(super) fn is_proved(&mut self, plan: &RoutingSnapshot, command: &Command, args: &Args<'_>) -> bool {
         let text = args.get(1).unwrap_or_default();
         let verdict = match &*command.name {
@@ -179,7 +179,7 @@ impl Worker {
         verdict == Some(&Verdict::Proved)
     }
 
-    /// The hash by which the node knows a script that is called by its hash.
+    /// Returns the hash at the node of a script that is called by its hash.
     pub(super) fn sha_sent(&mut self, plan: &RoutingSnapshot, command: &Command, args: &Args<'_>) -> Option<[u8; 40]> {
         if !matches!(&*command.name, "EVALSHA" | "EVALSHA_RO") {
             return None;
@@ -195,9 +195,9 @@ impl Worker {
         let hash = rapidhash::v3::rapidhash_v3(body);
         if self.scripts_met.by_text.get(&hash).is_none_or(|script| *script.body != *body) {
             let sha = sha_of(&[body]);
-            // Texts with one hash can be made.
+            // Texts with the same hash can be constructed.
             let known = lock(&self.shared.scripts).named(&sha).filter(|script| *script.body == *body).cloned();
-            // Judged without the lock: a text may be long.
+            // Analyzed without the lock: a text may be long.
             let beside =
                 if self.plan.topology.placement().is_crc16() { UndeclaredKeys::Slot } else { UndeclaredKeys::Nothing };
             let script = known.unwrap_or_else(|| {
@@ -218,7 +218,7 @@ impl Worker {
         self.scripts_met.named(sha)
     }
 
-    /// SCRIPT and FUNCTION subcommands that concern every node and need more than passing on; `None` for the others.
+    /// SCRIPT and FUNCTION subcommands for every node that need more than forwarding; `None` for the others.
     pub(super) fn every_script(
         &mut self,
         handle: Handle,
@@ -237,8 +237,7 @@ impl Worker {
                     Verdict::Wrapped(_) if check => {}
                     _ => return None,
                 }
-                // The wrapped one beside it, so that a call behind this command finds it. The reply is the script's own
-                // hash.
+                // Load the wrapped script as well, so that a later call finds it. The reply is the script's own hash.
                 let mut requests = vec![Vec::new(), Vec::new()];
                 encode::command(&mut requests[0], [&b"SCRIPT"[..], b"LOAD", &script.wrapped().concat()]);
                 encode::command(&mut requests[1], [&b"SCRIPT"[..], b"LOAD", &script.body]);
@@ -253,7 +252,7 @@ impl Worker {
                 Some(Flow::Next)
             }
             "SCRIPT|EXISTS" if check => {
-                // What it knows it can give to any node; what it does not know it runs nowhere.
+                // Known scripts can be loaded at any node; unknown ones cannot be executed anywhere.
                 let mut out = Vec::new();
                 let known = lock(&self.shared.scripts);
                 encode::header(&mut out, b'*', args.len() - 2);
@@ -265,8 +264,8 @@ impl Worker {
                 Some(Flow::Next)
             }
             "SCRIPT|EXISTS" => {
-                // The router gives a node what it knows; and what every node has runs, whether or not it went through
-                // the router.
+                // Known scripts are loaded at a node when needed; and a script that is at every node can be executed,
+                // whether or not it went through the router.
                 let scripts = lock(&self.shared.scripts);
                 let known = args.iter().skip(2).map(|sha| scripts.named(sha).is_some()).collect();
                 drop(scripts);
@@ -302,8 +301,7 @@ impl Worker {
         }
     }
 
-    /// What is queued in place of a command that runs or brings code, in a transaction: `None`, where it is queued as
-    /// it is.
+    /// Returns the replacement of a command that runs or loads code in a transaction: `None` if it is queued unchanged.
     pub(super) fn checked_code(
         &mut self,
         plan: &RoutingSnapshot,
@@ -341,8 +339,8 @@ impl Worker {
         self.begin_alone(handle, command.class() as u8, Box::new(Unwrap), vec![ask])
     }
 
-    /// The node lost a script that went through us: gives it back and asks again. Only where nothing of the same client
-    /// is behind the command, which would overtake it; else the client sees NOSCRIPT, as it would from the node.
+    /// If a node has lost a known script: loads it and sends the call again. Only if the client has no later command in
+    /// flight, which would be overtaken; otherwise the client gets NOSCRIPT, as from the node.
     pub(super) fn heal_script(&mut self, link_handle: Handle) -> bool {
         let Some(link) = self.links.get(link_handle) else { return false };
         let Some(pending) = link.head().copied() else { return false };
@@ -377,8 +375,8 @@ impl Worker {
     }
 }
 
-/// The first hash in an error that stands for another one, wherever it is: Redis 7 ends with it, earlier ones name a
-/// function by it.
+/// Replaces the first hash with a substitute in an error, at any position: Redis 7 ends with it, earlier versions name
+/// a function by it.
 fn with_sha(error: &[u8], other: impl Fn(&[u8; 40]) -> Option<[u8; 40]>) -> Cow<'_, [u8]> {
     for (at, window) in error.windows(40).enumerate() {
         if window.iter().all(u8::is_ascii_hexdigit)
@@ -390,8 +388,7 @@ fn with_sha(error: &[u8], other: impl Fn(&[u8; 40]) -> Option<[u8; 40]>) -> Cow<
     Cow::Borrowed(error)
 }
 
-/// FUNCTION LOAD and RESTORE with libraries that are checked: `None`, where it is another command, or nothing is
-/// checked.
+/// FUNCTION LOAD and RESTORE with checked libraries: `None` for other commands, or without checks.
 fn checked_libraries(plan: &RoutingSnapshot, command: &Command, args: &Args<'_>) -> Result<Option<Vec<u8>>, String> {
     let checked = |code: &[u8]| wrapped_library(code, &plan.commands);
     let (place, with) = match &*command.name {
@@ -415,7 +412,7 @@ fn checked_libraries(plan: &RoutingSnapshot, command: &Command, args: &Args<'_>)
     Ok(Some(request))
 }
 
-/// FUNCTION LIST WITHCODE, with the preludes taken off.
+/// FUNCTION LIST WITHCODE, with the preludes removed.
 #[derive(Debug)]
 struct Unwrap;
 
@@ -428,8 +425,7 @@ impl MultiStepCommand for Unwrap {
     }
 }
 
-/// Copies a reply, with libraries' preludes taken off wherever a string has one. Replies to FUNCTION LIST nest four
-/// deep.
+/// Copies a reply without the preludes of libraries. Replies to FUNCTION LIST nest four deep.
 fn without_preludes(value: &[u8], out: &mut Vec<u8>) {
     match value.first() {
         Some(b'*' | b'%' | b'~') => {

@@ -1,8 +1,8 @@
-//! What a turn has to send, in one system call where the kernel lets it.
+//! Sends the output of a turn, in one system call if the kernel supports it.
 //!
-//! This only sends ahead: `flush_links` and `flush_clients` come after it, find nothing left where all was taken, and
-//! do the rest. What goes through TLS is sealed there, and sent one by one. So there is one place each that handles a
-//! full or broken socket, with the batch and without.
+//! This only sends ahead: `flush_links` and `flush_clients` follow and handle the rest, if any. Output over TLS is
+//! encrypted there, and sent one connection at a time. So a full or broken socket is handled in one place each, with
+//! the batch and without.
 
 use std::os::fd::AsFd;
 
@@ -14,23 +14,23 @@ use super::upstream::Phase;
 use crate::poll::Token;
 use crate::sys::{SendBatch, UNKNOWN};
 
-/// Why a connection is given up.
+/// Reason for closing a connection.
 const UNSURE: &str = "the kernel did not say how much it has sent";
 
-/// Fewer sends than this are made one by one: the ring costs more than it saves.
+/// Fewer sends than this are made one at a time: the ring would cost more than it saves.
 const TOGETHER_MIN: usize = 4;
 
-/// How a worker sends.
+/// Sending by a worker.
 #[derive(Debug)]
 pub(super) struct Sender {
     pub(super) batching: Batching,
-    /// Sends many at once, where the kernel lets it.
+    /// Sends many at once, if the kernel supports it.
     batch: Option<SendBatch<Token>>,
     outcomes: Vec<(Token, Option<usize>)>,
 }
 
 impl Sender {
-    /// One by one, until a batch is opened.
+    /// Sends one at a time, until a batch is opened.
     pub(super) fn new() -> Self {
         Self { batching: Batching::new(Batching::PER_CLIENT_US), batch: None, outcomes: Vec::new() }
     }
@@ -55,7 +55,7 @@ impl Worker {
         }
     }
 
-    /// Sends to nodes and clients, nodes first, what their sockets take.
+    /// Sends to nodes and clients, nodes first, as far as their sockets accept it.
     pub(super) fn send_together(&mut self) {
         let Some(batch) = &mut self.sender.batch else { return };
         if self.links.marked_count() + self.clients.marked_count() < TOGETHER_MIN {
@@ -83,7 +83,7 @@ impl Worker {
         }
         for (token, sent) in outcomes.drain(..) {
             let Some(sent) = sent else {
-                // What cannot be known is not sent twice.
+                // An unknown amount is not sent twice.
                 match token {
                     Token::Link(handle) => {
                         self.links.get_mut(handle).into_iter().for_each(|link| link.note_all_sent());

@@ -1,7 +1,7 @@
-//! SLOWLOG: the router's own, in which every entry names the client that sent the command.
+//! SLOWLOG of the router, in which every entry has the client that sent the command.
 //!
-//! SLOWLOG GET has exactly the six fields of Redis, because some clients count them. SWITCHYARD SLOWLOG has the rest:
-//! the user, the node, and where the time went.
+//! SLOWLOG GET has exactly the six fields of Redis, because some clients count them. SWITCHYARD SLOWLOG adds the user,
+//! the node, and the parts of the duration.
 
 use std::sync::TryLockError;
 
@@ -20,19 +20,19 @@ use crate::shared::lock;
 use crate::slab::Handle;
 use crate::slow_log::{SlowEntry, shortened, shortened_beginning};
 
-/// Entries that SLOWLOG GET shows without a count.
+/// Default count of SLOWLOG GET.
 const SHOWN: usize = 10;
 
-/// Entries that a worker makes: so many at once after a quiet second, and so many a second.
+/// Maximum number of entries of a worker per second, and of a burst after a quiet second.
 const PER_SECOND: Rate = Rate { per_second: 100 };
 
 /// Bytes of a command on an exclusive connection that are kept for the log: 32 arguments of 128 bytes.
 pub(super) const KEPT: usize = 4096;
 
-/// What a worker has to enter into the log.
+/// Entries of a worker for the log.
 #[derive(Debug)]
 pub(super) struct SlowCommands {
-    /// Commands that took at least so long are entered, us.
+    /// Threshold, us.
     from_us: u32,
     /// The bucket of entries that may be made ([`switchyard_policy::limits`]).
     full_at_ns: u64,
@@ -62,7 +62,7 @@ impl SlowCommands {
 }
 
 impl Worker {
-    /// The command at the head of a shared connection took long, and its reply is there: enters it into the log.
+    /// Logs a slow command at the head of a shared connection, with its reply received.
     #[cold]
     pub(super) fn note_slow(&mut self, link_handle: Handle) {
         let Some(link) =
@@ -85,9 +85,8 @@ impl Worker {
         self.enter(link_handle, pending, took, args);
     }
 
-    /// A command on an exclusive connection has been answered: enters it into the log if it took long. What a command
-    /// waits at the node because it was asked to (BLPOP) does not count, as in Redis; what it waited in line for a
-    /// connection does.
+    /// Logs an answered command on an exclusive connection if it was slow. Blocking at the node (BLPOP) does not count,
+    /// as in Redis; waiting in line for a connection does.
     pub(super) fn note_slow_exclusive(&mut self, link_handle: Handle, pending: Pending) {
         let Some(link) = self.links.get(link_handle).filter(|_| self.slow.is_on()) else { return };
         let mut took = (self.now_us as u32).wrapping_sub(pending.sent_us);
@@ -110,14 +109,14 @@ impl Worker {
         self.enter(link_handle, pending, took, args);
     }
 
-    /// How long a command was kept back before it was looked at.
+    /// Time that a command was held before its dispatch.
     fn held_us(&self, pending: Pending) -> u32 {
         let client = self.clients.get(pending.who).filter(|_| pending.purpose == Purpose::Client);
         client.filter(|c| c.waited.0 == pending.seq).map_or(0, |c| c.waited.1)
     }
 
-    /// Whether one more entry may be made now. Where a node stands still for a moment all that is in flight took long,
-    /// and entries of all of it would hold up what comes next.
+    /// Whether one more entry may be made now. If a node stalls for a moment, all commands in flight are slow, and
+    /// entries for all of them would delay the next ones.
     fn may_enter(&mut self) -> bool {
         match PER_SECOND.take(self.slow.full_at_ns, self.now_us * 1000) {
             Ok(full_at_ns) => {
@@ -138,7 +137,7 @@ impl Worker {
         }
     }
 
-    /// Hands on what could not be entered while somebody read the log.
+    /// Adds entries that could not be added while the log was being read.
     pub(super) fn enter_waiting(&mut self) {
         if self.slow.waiting.is_empty() {
             return;
@@ -146,7 +145,7 @@ impl Worker {
         let mut log = match self.shared.slow_log.try_lock() {
             Ok(log) => log,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Never a wait: it is tried again at the next tick.
+            // Do not wait for the lock: the next tick tries again.
             Err(TryLockError::WouldBlock) => return,
         };
         for entry in self.slow.waiting.drain(..) {
@@ -161,7 +160,7 @@ impl Worker {
             Purpose::Gather => self.gathers.get(pending.who).map_or(Handle::NONE, |g| g.client()),
             _ => return,
         };
-        // A client that has gone is not waited for by anybody, but its command was slow all the same.
+        // The client may be gone, but its command was slow.
         let client = self.clients.get(handle);
         let flowed = (link.flowed_us as u32).wrapping_sub(pending.sent_us);
         let queue = if link.flowed_us > 0 && flowed <= took { flowed } else { 0 };
@@ -217,7 +216,7 @@ impl Worker {
         Flow::Next
     }
 
-    /// SWITCHYARD SLOWLOG [count]: the same with everything that is known.
+    /// SWITCHYARD SLOWLOG [count]: all details of the entries.
     pub(super) fn slowlog_details(&self, args: &Args<'_>, resp3: bool, out: &mut Vec<u8>) {
         let entries = lock(&self.shared.slow_log).latest(count(args.get(2)).unwrap_or(Some(SHOWN)));
         encode::header(out, b'*', entries.len());
@@ -247,7 +246,7 @@ impl Worker {
     }
 }
 
-/// Whether commands of this kind are entered: those of clients.
+/// Whether commands of this kind are logged: those of clients.
 fn is_logged(purpose: Purpose) -> bool {
     matches!(
         purpose,
@@ -262,7 +261,7 @@ fn arguments(out: &mut Vec<u8>, entry: &SlowEntry) {
     }
 }
 
-/// How many entries are wanted: 10 unless said, all for -1.
+/// Number of requested entries: 10 by default, all for -1.
 fn count(arg: Option<&[u8]>) -> Result<Option<usize>, ()> {
     match arg.map(parse::<i64>) {
         None => Ok(Some(SHOWN)),

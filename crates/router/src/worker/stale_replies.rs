@@ -1,9 +1,9 @@
-//! What clients ask when they connect (`INFO`, `COMMAND`) waits for no silent node: they would take the router for
-//! dead.
+//! `INFO` and `COMMAND`, which clients send when they connect, do not wait for a silent node: otherwise clients would
+//! consider the router dead.
 //!
-//! A node that has not answered its oldest command for [`PATIENCE_US`] is not asked, and a node that was asked before
-//! that is left out then. INFO shows the figures that such a node gave when its health was asked last, a second earlier
-//! at most. COMMAND gives an earlier answer. `HELLO`, `AUTH` and `CLIENT` need no node.
+//! A node that has not answered its oldest command for [`PATIENCE_US`] is not queried, and a node queried before is
+//! then left out. INFO shows the figures from the last health check of such a node, at most a second old. COMMAND
+//! returns an earlier answer. `HELLO`, `AUTH` and `CLIENT` need no node.
 
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Command;
@@ -18,16 +18,16 @@ use super::{Stall, Worker};
 use crate::shared::{RoutingSnapshot, Shared};
 use crate::slab::Handle;
 
-/// A client that connects waits so long for a node, where an earlier answer is known.
+/// Maximum wait of a connecting client for a node if an earlier answer is known.
 const PATIENCE_US: u64 = 100_000;
 
-/// The same where none is known.
+/// Maximum wait if no answer is known.
 const SILENT_US: u64 = 1_000_000;
 
 const LATE: &[u8] = b"-NODETIMEOUT no node answers now\r\n";
 
 impl Client {
-    /// A client that has written lately waits longer: an earlier INFO may not show that.
+    /// A client with recent writes waits longer, because an earlier INFO may not show them.
     fn patience_us(&self, now_us: u64) -> u64 {
         let has_written = self.wrote_us > 0 && now_us < self.wrote_us + 2 * SILENT_US;
         if has_written { SILENT_US } else { PATIENCE_US }
@@ -35,7 +35,8 @@ impl Client {
 }
 
 impl Gather {
-    /// Stands for the answer of a node that is late. For INFO that is no answer, but its last figures count.
+    /// Returns the substitute for the answer of a late node. For INFO this is an error, but the last figures of the
+    /// node count.
     fn known_answer(&mut self, shared: &Shared, node: NodeId, resp3: bool) -> Option<Vec<u8>> {
         if let Some(request) = self.commands_request() {
             return shared.command_replies.answer(resp3, request);
@@ -46,7 +47,7 @@ impl Gather {
 }
 
 impl Worker {
-    /// Whether a node owes an answer for longer than this client waits.
+    /// Whether an answer of a node has been pending for longer than this client waits.
     pub(super) fn is_silent(&self, node: NodeId, client: Handle) -> bool {
         let patience_us = self.clients.get(client).map_or(PATIENCE_US, |client| client.patience_us(self.now_us));
         let is_old = |sent_us: u32| u64::from((self.now_us as u32).wrapping_sub(sent_us)) > patience_us;
@@ -54,7 +55,7 @@ impl Worker {
         main.is_some_and(|link| link.phase == Phase::Up && link.head().is_some_and(|head| is_old(head.sent_us)))
     }
 
-    /// COMMAND and its subcommands: any node that answers.
+    /// Sends COMMAND or a subcommand to any node that answers.
     #[cold]
     pub(super) fn query_commands(
         &mut self,
@@ -88,7 +89,7 @@ impl Worker {
         Flow::Next
     }
 
-    /// Answers INFO and COMMAND from what is known, where nodes have not answered in time.
+    /// Answers INFO and COMMAND from known data if nodes have not answered in time.
     pub(super) fn tick_patience(&mut self) {
         let waited = |gather: &Gather| self.now_us.saturating_sub(gather.began_us());
         let late: Vec<(Handle, bool)> = self

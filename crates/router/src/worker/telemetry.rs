@@ -1,9 +1,9 @@
-//! What a worker counts of the keys that it sends to nodes: one command in some, chosen at random, so that no pattern
-//! of a client decides which.
+//! Sampling of the keys that a worker sends to nodes: one command in N, chosen at random, so that no pattern of a
+//! client decides.
 //!
-//! A command that is not chosen costs one number that is counted down. Every form of command comes by here, because all
-//! pass the seam ([`super::keyed`]). A command that is chosen is followed to its answer: how many bytes that has, and
-//! how long the node had the command.
+//! A command that is not sampled costs one decrement. Every form of command is covered, because all pass the command
+//! hook ([`super::keyed`]). A sampled command is followed to its reply, for the size of the reply and the time at the
+//! node.
 
 use switchyard_policy::load::SlotCount;
 use switchyard_policy::migration::{Fingerprinter, is_temporary};
@@ -17,43 +17,43 @@ use super::transit::parsed;
 use crate::shared::RoutingSnapshot;
 use crate::telemetry::Counted;
 
-/// Keys that are known of all nodes together, and of each at least and at most. Of the 20 hottest of 10,000 by Zipf 0.9
-/// the least are enough to find 18. More are for hot copies, of which there may be thousands; before many nodes they
-/// would take too much memory.
+/// Maximum number of counted keys of all nodes together, and minimum and maximum per node. The minimum is enough to
+/// find 18 of the 20 hottest of 10,000 keys by Zipf 0.9. More are for hot copies (up to thousands); with many nodes
+/// they would take too much memory.
 const KEYS: usize = 12_288;
 const KEYS_OF_NODE: (usize, usize) = (256, 4096);
 
-/// How long a segment is, microseconds.
+/// Length of a segment, microseconds.
 const SEGMENT_US: u64 = 1_000_000;
 
-/// Commands that are counted in a second where there are more: each costs about a microsecond, mostly for memory that
-/// is not in the processor's caches. The precision of an estimate depends on how many were counted, and not on which
-/// share of all they were. A key with a hundredth of the load is known to within a tenth or so.
+/// Maximum number of sampled commands per second: each costs about a microsecond, mostly for memory outside of the
+/// processor's caches. The precision of an estimate depends on the number of samples, not on their share of all
+/// commands. A key with a hundredth of the load is known to about a tenth.
 const COUNTED_PER_SECOND: u64 = 4096;
 
-/// Commands that are looked at in a second for instant reports, where there are more. The last 200 of a sample show a
-/// key as surely, after a few milliseconds.
+/// Maximum number of checked commands per second for instant reports. The last 200 of a sample show a key as reliably,
+/// after a few milliseconds.
 const NOTICED_PER_SECOND: f64 = 8192.0;
 
-/// At most one command in so few is counted, whatever the load.
+/// Maximum N of one command in N, at any load.
 const ONE_IN_MAX: u64 = 4096;
 
-/// How often it is looked whether nodes have much to do, microseconds.
+/// Interval of checks of the nodes' load, microseconds.
 const LOAD_US: u64 = 100_000;
 
-/// Commands that are followed to their answers. Where more are under way, of the older ones nothing is known but that
-/// they were sent.
+/// Number of commands that are followed to their replies. With more in flight, only the sending of older ones is
+/// counted.
 const FOLLOWED: usize = 1024;
 
-/// A command with more keys is not followed: what of the answer is of which is not known anyway.
+/// Maximum number of keys of a followed command: the shares of the keys in a reply are unknown.
 const FOLLOWED_KEYS: usize = 4;
 
-/// The keys of a command that was counted.
+/// The keys of a sampled command.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Followed {
     end: CommandSeq,
     node: NodeId,
-    /// It may wait at the node for something: how long says nothing.
+    /// The command may block at the node, so its duration is not counted.
     waits: bool,
     keys: u8,
     hashes: [u64; FOLLOWED_KEYS],
@@ -74,11 +74,11 @@ impl Followed {
     }
 }
 
-/// Commands of a sample, by slot, since they were handed over last.
+/// Sampled commands by slot, since the last report.
 #[derive(Debug)]
 struct Slots {
     counts: Box<[SlotCount]>,
-    /// Those with a count.
+    /// Slots with a count.
     used: Vec<Slot>,
 }
 
@@ -100,8 +100,8 @@ impl Slots {
         });
     }
 
-    /// A command was counted here, and so many bytes have answered it. They may belong to a count that is handed over
-    /// by now: then they begin the next one.
+    /// Adds the size of a reply to a command counted here. If its count was reported in the meantime, it begins the
+    /// next one.
     fn answered(&mut self, slot: Slot, bytes: u64) {
         let count = &mut self.counts[slot.index()];
         if *count == SlotCount::default() {
@@ -120,24 +120,24 @@ impl Slots {
 #[derive(Debug)]
 pub(super) struct Telemetry {
     fingerprints: Fingerprinter,
-    /// Keys that are known of each node.
+    /// Maximum number of counted keys of a node.
     keys_max: usize,
     /// By node number.
     segments: Vec<Option<Box<Segment>>>,
     slots: Slots,
-    /// One command in so many is counted at most; 0: none.
+    /// Minimum N of one command in N; 0: no sampling.
     at_most_one_in: u32,
-    /// One command in so many is counted in this segment.
+    /// N of one command in N in this segment.
     one_in: u32,
-    /// Commands that were counted in this segment.
+    /// Commands sampled in this segment.
     counted: u64,
-    /// Commands until the next one that is counted.
+    /// Commands until the next sample.
     until_next: u32,
-    /// The same of what hot copies answer.
+    /// Reads from hot copies until the next sample.
     until_hit: u32,
     random: u64,
     ends_us: u64,
-    /// The counts are of the time since then.
+    /// Start of the current counts.
     since_us: u64,
     places: Vec<u32>,
     /// By the numbers of their ends.
@@ -145,18 +145,18 @@ pub(super) struct Telemetry {
     instant: Instant,
 }
 
-/// Instant reports: what each node that has much to do was asked for last.
+/// Instant reports: recent keys of each busy node.
 #[derive(Debug, Default)]
 struct Instant {
-    /// By node number; none where the node has little to do.
+    /// By node number; `None` for a node with little load.
     recent: Vec<Option<Box<Recent>>>,
-    /// By node number: commands sent to it when its load was looked at last.
+    /// By node number: commands sent to it until the last check of its load.
     sent: Vec<u64>,
     looks_at_us: u64,
     is_any: bool,
-    /// One command in so many is looked at.
+    /// N of one command in N that is checked.
     one_in: u32,
-    /// Commands until the next one that is.
+    /// Commands until the next check.
     until_next: u32,
 }
 
@@ -185,7 +185,7 @@ impl Telemetry {
         }
     }
 
-    /// From now on one command in so many is counted at most; 0: none.
+    /// Sets the minimum N of one command in N; 0: no sampling.
     pub(super) fn adopt(&mut self, at_most_one_in: usize) {
         let at_most_one_in = at_most_one_in as u32;
         if at_most_one_in != self.at_most_one_in {
@@ -194,8 +194,8 @@ impl Telemetry {
         }
     }
 
-    /// A segment of so many microseconds has ended: in the next one of this load about [`COUNTED_PER_SECOND`] are
-    /// counted, if that many come.
+    /// Adapts the sampling after a segment of this length: in the next one of this load about [`COUNTED_PER_SECOND`]
+    /// commands are sampled, if there are as many.
     fn adapt(&mut self, us: u64) {
         let commands = std::mem::take(&mut self.counted) * u64::from(self.one_in);
         let wanted = commands * 1_000_000 / us.max(1) / COUNTED_PER_SECOND;
@@ -205,14 +205,14 @@ impl Telemetry {
         };
     }
 
-    /// Whether this command is counted.
+    /// Whether this command is sampled.
     #[inline]
     pub(super) fn is_due(&mut self) -> bool {
         self.until_next -= 1;
         self.until_next == 0
     }
 
-    /// How many come until the next one that is counted: from 1 to twice the mean, less one.
+    /// Returns the number of commands until the next sample: from 1 to twice the mean, less one.
     fn draw(&mut self) -> u32 {
         self.draw_of(self.one_in)
     }
@@ -227,7 +227,7 @@ impl Telemetry {
         }
     }
 
-    /// Counts the keys of a command; gives those whose answer is to be looked at.
+    /// Counts the keys of a command. Returns the ones to follow to the reply.
     #[cold]
     pub(super) fn note(&mut self, plan: &RoutingSnapshot, keyed: KeyedCommand<'_>, bytes: usize) -> Option<Followed> {
         self.until_next = self.draw();
@@ -282,12 +282,12 @@ impl Telemetry {
         self.segments[node.index()].get_or_insert_with(|| Box::new(Segment::new(keys_max)))
     }
 
-    /// What stands for a key, as in everything that is reported.
+    /// Returns the identity of a key, as in all reports.
     pub(super) fn identity<'k>(&self, database: u32, key: &'k [u8]) -> Identity<'k> {
         Identity::new(self.fingerprints.of(key).0 as u64, database, key)
     }
 
-    /// A hot copy answers in place of a node: so many bytes to a command of so many.
+    /// Counts a read from a hot copy in place of a node, with the sizes of reply and command.
     #[inline]
     pub(super) fn note_hit(&mut self, node: NodeId, database: u32, key: &[u8], bytes: usize, reply_bytes: usize) {
         self.until_hit -= 1;
@@ -306,12 +306,12 @@ impl Telemetry {
         segment.answered(key.hash, reply_bytes as u64, 0);
     }
 
-    /// The command ends under this number.
+    /// Follows a command to the end with this number.
     pub(super) fn follow(&mut self, end: CommandSeq, followed: Followed) {
         self.followed[end.slot(FOLLOWED)] = Followed { end, ..followed };
     }
 
-    /// A command is over: so many bytes have answered it, so long after it was sent.
+    /// Counts the reply to a command: its size, and the time since sending.
     pub(super) fn answered(&mut self, end: CommandSeq, bytes: u64, us: u64) {
         let place = &mut self.followed[end.slot(FOLLOWED)];
         let Followed { node, waits, keys, hashes, slots, .. } = *place;
@@ -327,8 +327,8 @@ impl Telemetry {
         }
     }
 
-    /// Whether this command is looked at: some node has so much to do that a key is reported as soon as it makes up a
-    /// part of that.
+    /// Whether this command is checked: some node has so much load that a key is reported as soon as it makes up a part
+    /// of that.
     #[inline]
     pub(super) fn is_instant(&mut self) -> bool {
         let instant = &mut self.instant;
@@ -338,21 +338,21 @@ impl Telemetry {
         }
     }
 
-    /// A command goes to a node: its key, and how often it is among the last ones, where that is to be reported.
+    /// Records the key of a command to a node. Returns it with its number among the last ones, if it should be
+    /// reported.
     #[inline]
     pub(super) fn notice<'k>(&mut self, keyed: KeyedCommand<'k>) -> Option<(&'k [u8], u8)> {
         self.instant.until_next = self.draw_of(self.instant.one_in);
         let recent = self.instant.recent.get_mut(keyed.node.index())?.as_mut()?;
         let Call::Found(command, args) = keyed.call else { return None };
         let key = args.get(command.first_key_only(args)?)?;
-        // Which of its cells a key falls into nobody outside learns, and what is reported is looked at again by its
-        // periodic report.
+        // The cell of a key cannot be known from outside, and instant reports are verified by periodic ones.
         let count = recent.note(rapidhash::v3::rapidhash_v3(key))?;
         (!is_temporary(key)).then_some((key, count))
     }
 
-    /// Looks now and then which nodes have more to do than `least` commands in a second, of which one in `workers` goes
-    /// by here. `sent`: how many were sent to a node in all.
+    /// Periodically finds nodes with a load above `least` commands per second, one `workers`-th of which goes through
+    /// this worker. `sent`: total number of commands sent to a node.
     pub(super) fn look_at_load(
         &mut self,
         now_us: u64,
@@ -384,7 +384,7 @@ impl Telemetry {
         instant.is_any = instant.recent.iter().any(Option::is_some);
     }
 
-    /// The counts of a sample: once a segment, and as soon as there are too many of them.
+    /// Returns the counts of a sample: once per segment, or earlier if there are too many of them.
     pub(super) fn ended(&mut self, now_us: u64) -> Option<Counted> {
         let ends = now_us >= self.ends_us;
         if !ends && self.counted < COUNTED_PER_SECOND / 2 {
@@ -409,7 +409,7 @@ impl Telemetry {
 mod tests {
     use super::*;
 
-    /// Counts one in some of what hot copies answer, and of the bytes; each database has keys of its own.
+    /// Hits of hot copies and their bytes are sampled; each database has keys of its own.
     #[test]
     fn hits_are_sampled_and_counted_beside_what_goes_to_the_node() {
         let mut telemetry = Telemetry::new(Fingerprinter::new(7), 0);
@@ -427,7 +427,7 @@ mod tests {
         }
     }
 
-    /// A worker with much to do counts no more than one with less, and says how many it stands for.
+    /// A busy worker samples no more commands than an idle one, and reports the factor.
     #[test]
     fn a_busy_worker_counts_a_smaller_share() {
         let mut telemetry = Telemetry::new(Fingerprinter::new(7), 0);
@@ -442,11 +442,11 @@ mod tests {
         let (one_in, counted) = second(&mut telemetry, 2, 1_000_000);
         assert!((COUNTED_PER_SECOND * 9 / 10..COUNTED_PER_SECOND * 11 / 10).contains(&counted), "{counted}");
         assert!((950_000..1_050_000).contains(&(counted * u64::from(one_in))), "{counted} of {one_in}");
-        // It does not wait for the end of a segment where the load grows at once.
+        // If the load grows quickly, the segment ends early.
         (0..20_000_000).for_each(|_| telemetry.note_hit(NodeId(0), 0, b"k", 30, 100));
         let early = telemetry.ended(2 * SEGMENT_US + SEGMENT_US / 2).expect("too many were counted");
         assert!(!early.ends && telemetry.one_in > 15 * early.one_in, "{} after {}", telemetry.one_in, early.one_in);
-        // It counts more again as soon as there is less.
+        // The share grows again as soon as there is less load.
         second(&mut telemetry, 3, 100);
         assert_eq!(second(&mut telemetry, 4, 100).0, 16);
         telemetry.adopt(0);
@@ -466,7 +466,7 @@ mod tests {
         telemetry.answered(end, 50, 20);
         let counted = telemetry.segment(node).take().keys[0];
         assert_eq!((counted.reply_bytes, counted.us), (50, 20));
-        // Of a command that may wait at the node the time says nothing.
+        // The duration of a command that may block at the node is not counted.
         telemetry.segment(node).note(key, KeyAccess { how: AccessKind::Read, bytes: 1 });
         telemetry.follow(end, Followed { waits: true, ..of });
         telemetry.answered(end, 50, 20);

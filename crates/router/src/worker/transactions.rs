@@ -1,18 +1,18 @@
 //! MULTI, EXEC, DISCARD, WATCH, UNWATCH.
 //!
-//! **The router queues.** Between MULTI and EXEC a command is checked (it exists, its arity, its keys share one slot
-//! with those before it) and kept; EXEC sends MULTI, the commands and EXEC to the node in one piece. So a transaction
-//! needs no connection of its own: on a shared connection nothing comes between its commands, and a client that goes
-//! away between MULTI and EXEC leaves nothing at a node. What only the node can refuse (its own access rules, no
-//! memory) it refuses when it queues, and so EXEC fails with EXECABORT, as in Redis; the error names that reason,
-//! because the client has not seen it.
+//! **The router queues.** Between MULTI and EXEC a command is checked (name, arity, keys in the slot of the earlier
+//! ones) and stored. EXEC sends MULTI, the commands and EXEC to the node in one piece. So a transaction needs no
+//! connection of its own: on a shared connection nothing comes between its commands, and a client that disconnects
+//! between MULTI and EXEC leaves nothing at a node. Errors that only the node can find (its own access rules, no
+//! memory) occur when it queues, and EXEC fails with EXECABORT, as in Redis. The error contains the reason, because the
+//! client has not seen it.
 //!
 //! **WATCH takes a connection**, because the node keeps watches by connection. It is held until EXEC, DISCARD or
-//! UNWATCH. If it is lost, or a key lives elsewhere by then, EXEC answers nil: the transaction did not happen, and the
-//! client tries again. It never succeeds without the watch.
+//! UNWATCH. If it is lost, or a key has moved by the time of EXEC, EXEC answers nil: the transaction was not executed,
+//! and the client retries. It never succeeds without the watch.
 //!
-//! Not a connection from MULTI on with each command sent at once: it would cost a round trip for each command and a
-//! connection for each client in the middle of a transaction.
+//! The alternative, a connection from MULTI on with each command sent at once, would cost a round trip per command, and
+//! a connection per client inside a transaction.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -40,31 +40,31 @@ use crate::slab::Handle;
 
 const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
-/// Somebody who waits for a connection gets that of a client whose WATCH is older than this and has been quiet since.
+/// Age of a WATCH, without other activity of its client, after which its connection may be taken for a waiting client.
 const RECALL_US: u64 = 60_000_000;
 
-/// What a client has besides single commands. Apart from the client, because most have none of it.
+/// State of a client beyond single commands. Separate from the client, because most clients need none of it.
 #[derive(Debug, Default)]
 pub(super) struct Session {
     pub(super) multi: Multi,
-    /// Transactions under way whose reply is not the node's as it is: numbers of their EXEC.
+    /// Transactions in flight whose reply differs from the node's: numbers of their EXEC.
     under_way: VecDeque<(u32, UnderWay)>,
     pub(super) watch: Option<Watch>,
     /// A WATCH has failed: EXEC answers nil.
     watch_failed: bool,
-    /// The database that the transaction under way selects.
+    /// The database selected by the transaction in flight.
     select: Option<u32>,
     pub(super) wait: Option<Wait>,
 }
 
 impl Session {
-    /// The databases that a transaction, queued or in progress, selects.
+    /// Returns the databases selected by a transaction, queued or in progress.
     pub(super) fn selects(&self) -> impl Iterator<Item = u32> {
         self.multi.selects.iter().copied().chain(self.select)
     }
 }
 
-/// What the node's answer to EXEC lacks.
+/// Additions to the node's answer to EXEC.
 #[derive(Debug, Default)]
 struct UnderWay {
     published: Vec<Published>,
@@ -72,7 +72,7 @@ struct UnderWay {
 }
 
 impl Session {
-    /// What the node's answer lacks of the transaction whose EXEC has this number. Of those before it none will be
+    /// Returns the additions to the answer of the transaction whose EXEC has this number. Earlier ones will not be
     /// answered any more.
     fn take_under_way(&mut self, seq: u32) -> Option<UnderWay> {
         let place = self.under_way.iter().position(|(exec, _)| *exec == seq)?;
@@ -80,22 +80,21 @@ impl Session {
     }
 }
 
-/// What a client watches.
+/// Watched keys of a client.
 #[derive(Debug)]
 pub(super) struct Watch {
-    /// That of the first.
+    /// Slot of the first key.
     pub(super) slot: Slot,
-    /// They are in several slots: they are watched only while there is one node.
+    /// The keys are in several slots: they are watched only while there is one node.
     are_apart: bool,
     node: NodeId,
-    /// What is watched: a key may move to another node without its slot.
+    /// The watched keys: a key may move to another node without its slot.
     keys: Vec<Box<[u8]>>,
-    /// The connection that the node watches for.
+    /// The connection with the watch.
     pub(super) link: Handle,
 }
 
-/// Keys have other slots than before, at the same nodes. Queued commands and watched keys are placed as if they came
-/// now.
+/// After a change of the keys' slots at the same nodes: places queued commands and watched keys as if they came now.
 pub(super) fn place_anew(worker: &mut Worker) {
     let one_of = |slots: BTreeSet<Slot>| slots.first().copied().filter(|_| slots.len() == 1);
     let plan = Arc::clone(&worker.plan);
@@ -106,7 +105,7 @@ pub(super) fn place_anew(worker: &mut Worker) {
             match one_of(requests.iter().flat_map(|request| slots_by(&plan, request)).collect()) {
                 Some(slot) => session.multi.slot = Some(slot),
                 None if plan.topology.only_node().is_some() => {}
-                // As one of them would be refused now.
+                // A single one would be refused now.
                 None => session.multi.aborted = true,
             }
         }
@@ -125,7 +124,7 @@ impl Client {
         self.session.get_or_insert_default()
     }
 
-    /// Between WATCH and EXEC.
+    /// Whether the client is between WATCH and EXEC.
     pub(super) fn watches(&self) -> bool {
         self.session.as_ref().is_some_and(|s| s.watch.is_some())
     }
@@ -137,7 +136,7 @@ impl Client {
             .is_some_and(|s| s.under_way.iter().any(|(exec, under_way)| *exec == seq && !under_way.own.is_empty()))
     }
 
-    /// EXEC is answered: `executed` where the node did what was queued.
+    /// Updates the client after EXEC. `executed`: whether the node has executed the commands.
     pub(super) fn after_exec(&mut self, executed: bool) {
         if let Some(database) = self.session.as_mut().and_then(|s| s.select.take())
             && executed
@@ -148,7 +147,7 @@ impl Client {
 }
 
 impl Worker {
-    /// MULTI, DISCARD and EXEC of a client that is not between MULTI and EXEC, WATCH, UNWATCH.
+    /// Handles WATCH, UNWATCH, and MULTI, DISCARD and EXEC outside of a transaction.
     pub(super) fn transaction(
         &mut self,
         plan: &RoutingSnapshot,
@@ -226,7 +225,7 @@ impl Worker {
         };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if client.session().watch_failed {
-            // EXEC will answer nil whatever else is watched.
+            // EXEC will answer nil regardless of further watches.
             self.answer(handle, class, b"+OK\r\n");
             return Flow::Next;
         }
@@ -248,7 +247,7 @@ impl Worker {
             });
         }
         let link = match before.map(|(slot, link, _)| (slot, link)) {
-            // In doubt already: EXEC will answer nil whatever else is watched.
+            // Failed already: EXEC will answer nil regardless of further watches.
             Some((_, link)) if !self.is_watching(handle, link, node) => {
                 self.watch_failed(handle);
                 self.answer(handle, class, b"+OK\r\n");
@@ -277,7 +276,7 @@ impl Worker {
                 pending.purpose = Purpose::Watch;
             }
         }
-        // From now on it is the watch's, not the command's.
+        // From now on it belongs to the watch, not to the command.
         if let Some(client) = self.clients.get_mut(handle) {
             client.held = None;
         }
@@ -292,9 +291,9 @@ impl Worker {
         Flow::Next
     }
 
-    /// A WATCH failed, and its client gets the error. EXEC will answer nil, once: the client may have sent its
-    /// transaction without waiting for the answer to WATCH, and then relies on it. Whether it has seen the error is not
-    /// known, however late MULTI comes. UNWATCH and DISCARD end the doubt, as they end every watch.
+    /// Handles a failed WATCH. EXEC will answer nil, once: the client may have sent its transaction without waiting for
+    /// the answer to WATCH, and then relies on it. Whether it has seen the error is unknown, however late MULTI comes.
+    /// UNWATCH and DISCARD reset this, as they end every watch.
     pub(super) fn fail_watch(&mut self, handle: Handle) {
         self.unwatch(handle);
         if let Some(client) = self.clients.get_mut(handle) {
@@ -302,16 +301,15 @@ impl Worker {
         }
     }
 
-    /// Not all is watched any more that the client relies on, if it relies on anything.
+    /// Fails the watch of a client, if it has one.
     fn watch_failed(&mut self, handle: Handle) {
         if self.clients.get(handle).is_some_and(Client::watches) {
             self.fail_watch(handle);
         }
     }
 
-    /// The map has changed. A key that is watched where it is not used any more may change without that node's knowing,
-    /// also in such a way that it is back there, and as it was, when EXEC comes. So the watch counts no more from now
-    /// on.
+    /// After a change of the plan: fails watches of keys at nodes where they are no longer used. Such a key may change
+    /// elsewhere unnoticed by that node, and be back there unchanged when EXEC comes.
     pub(super) fn fail_stale_watches(&mut self) {
         let holders =
             self.links.iter().filter(|(_, link)| link.task() == Task::Watching).map(|(_, link)| link.holder());
@@ -325,7 +323,7 @@ impl Worker {
         }
     }
 
-    /// The node's answer to WATCH.
+    /// Handles the node's answer to WATCH.
     pub(super) fn on_watch(&mut self, pending: Pending, answer: &[u8]) {
         if reply::is_error(answer) {
             self.fail_watch(pending.who);
@@ -340,7 +338,7 @@ impl Worker {
         self.links.get(link).is_some_and(watches)
     }
 
-    /// Whether what a client watches is in doubt, so that EXEC will answer nil.
+    /// Whether the watch of a client may have been lost, so that EXEC will answer nil.
     pub(super) fn is_dirty(&self, handle: Handle, client: &Client) -> bool {
         let Some(session) = client.session.as_deref() else { return false };
         session.watch_failed
@@ -373,7 +371,7 @@ impl Worker {
         let Some(session) = client.session.as_deref() else { return Flow::Close };
         let (multi, watch) = (&session.multi, session.watch.as_ref());
         if is_watching && client.in_flight() > 0 {
-            // Not before the node has said that it watches.
+            // Not before the node has confirmed the watch.
             return Flow::Stall(Stall::Barrier);
         }
         if self.is_dirty(handle, client) {
@@ -430,7 +428,7 @@ impl Worker {
         let link_handle = self.shared_link(node, lane, resp3);
         let Some(link) = self.links.get(link_handle) else { return Flow::Close };
         if link.phase != Phase::Up {
-            // Nothing may be sent before the node has been asked whether it serves transactions.
+            // Nothing may be sent before it is known whether the node supports transactions.
             return self.exec_alone(handle, node, Lane::Watch, class);
         }
         if !link.has_room(UNSENT_HIGH) && self.links.is_full(link_handle, handle, UNSENT_HIGH) {
@@ -442,8 +440,8 @@ impl Worker {
         self.send_transaction(handle, link_handle, class)
     }
 
-    /// Where what is queued is executed, in a slot of which some keys may live elsewhere; `watched`: where it watches.
-    /// The error is that of EXEC.
+    /// Returns the node for the queued commands, in a slot with placement overrides. `watched`: node of the watch. The
+    /// error is that of EXEC.
     fn exec_elsewhere(
         &mut self,
         plan: &Arc<RoutingSnapshot>,
@@ -466,8 +464,8 @@ impl Worker {
         }
     }
 
-    /// What is queued needs keys together that are not: EXEC waits until they are home. Where that takes away a key
-    /// that is watched, it is answered by nil then, as after every change of a watched key.
+    /// The queued commands need keys of different nodes together: EXEC waits until they are at their slot owner. If
+    /// this moves a watched key, EXEC then answers nil, as after every change of a watched key.
     #[cold]
     fn exec_after_colocation(
         &mut self,
@@ -487,7 +485,7 @@ impl Worker {
         })
     }
 
-    /// A transaction on a connection of its own.
+    /// A transaction on an exclusive connection.
     fn exec_alone(&mut self, handle: Handle, node: NodeId, lane: Lane, class: u8) -> Flow {
         match self.take_exclusive(handle, node, lane) {
             Ok(Acquired::Link(link)) => {
@@ -508,7 +506,7 @@ impl Worker {
         }
     }
 
-    /// Puts MULTI, what is queued, and EXEC on a connection.
+    /// Puts MULTI, the queued commands, and EXEC on a connection.
     fn send_transaction(&mut self, handle: Handle, link_handle: Handle, class: u8) -> Flow {
         let refusal = self.links.get(link_handle).and_then(|l| l.no_multi.clone().map(|why| (why, l.node)));
         if let Some((why, node)) = refusal {
@@ -523,7 +521,7 @@ impl Worker {
             .map(|s| s.multi.scripts.clone())
             .unwrap_or_default();
         for sha in scripts {
-            // In a transaction NOSCRIPT comes too late to be healed.
+            // In a transaction, NOSCRIPT comes too late to be healed.
             let body = lock(&self.shared.scripts).text(&sha);
             if let Some(body) = body {
                 self.push_own(link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Discarded, 0);
@@ -539,7 +537,7 @@ impl Worker {
         if let Some(limit) = multi.alone {
             self.tally.note("EXEC", limit);
         }
-        // One that is not known is none: the node says so.
+        // An unknown database has no effect: the node returns an error.
         let keepers = self.keepers.all();
         client.session().select =
             multi.selects.iter().copied().rfind(|database| self.shared.has_database(&keepers, *database));
@@ -587,12 +585,11 @@ impl Worker {
         let exec = self.pass_exec(database, Pending { who: handle, seq, purpose: Purpose::Exec, ..queued });
         self.links.push(link_handle, exec);
         if has_own {
-            // What follows finds what they have changed.
+            // Later commands depend on their changes.
             self.stall(handle, Stall::Barrier);
         }
         if multi.has_select {
-            // Whether or not it was executed: the next command finds the connection in the database that we believe it
-            // to be in.
+            // Whether or not it was executed, the next command finds the connection in the expected database.
             self.push_own(link_handle, &[b"SELECT", database.to_string().as_bytes()], Purpose::Discarded, 0);
             self.stall(handle, Stall::Barrier);
         }
@@ -610,8 +607,8 @@ impl Worker {
         )
     }
 
-    /// A shared connection has come up, and the node refuses transactions. Those that wait for it are refused as a
-    /// whole; sent, their commands would be executed one by one.
+    /// After a shared connection has come up to a node that refuses transactions: refuses waiting transactions as a
+    /// whole. If sent, their commands would be executed individually.
     pub(super) fn refuse_waiting_transactions(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (Some(why), node) = (link.no_multi.clone(), link.node) else { return };
@@ -627,7 +624,7 @@ impl Worker {
         }
     }
 
-    /// The node's answer to MULTI, or to a command behind it. If it refused to queue that, EXEC will say EXECABORT.
+    /// Handles the node's answer to MULTI, or to a command after it. After an error, EXEC will return EXECABORT.
     pub(super) fn on_queued(&mut self, link: Handle, pending: Pending, refused: bool, answer: &[u8]) {
         let Some(link) = self.links.get_mut(link) else { return };
         if pending.seq == 0 {
@@ -642,7 +639,7 @@ impl Worker {
         }
     }
 
-    /// The node's answer to EXEC.
+    /// Handles the node's answer to EXEC.
     pub(super) fn on_exec(&mut self, link: Handle, pending: Pending, answer: &[u8]) {
         let Some(link) = self.links.get_mut(link) else { return };
         let (refused, no_multi, node) = (link.refused.take(), link.no_multi.clone(), link.node);
@@ -664,7 +661,7 @@ impl Worker {
             }
         }
         match (refused, no_multi) {
-            // Also where it says EXECABORT, as a server does that refuses EXEC, too: nothing was discarded.
+            // Also for EXECABORT, from a server that refuses EXEC, too: nothing was discarded.
             (_, Some(why)) if pending.purpose == Purpose::ExecWithoutMulti => encode::error(
                 &mut text,
                 &format!(
@@ -686,8 +683,7 @@ impl Worker {
         self.deliver(pending.who, pending.seq, &whole);
     }
 
-    /// A reply to EXEC with our clients counted in the place of our workers, as PUBLISH outside of a transaction has
-    /// it.
+    /// Returns a reply to EXEC with our clients counted instead of our workers, like PUBLISH outside of a transaction.
     fn with_counts(&self, node: NodeId, published: &[Published], answer: &[u8]) -> Vec<u8> {
         let elements = reply::elements(answer);
         let mut out = Vec::with_capacity(answer.len() + 16);
@@ -702,8 +698,8 @@ impl Worker {
         out
     }
 
-    /// Others wait for a connection: takes back those of clients that watch and have been quiet for long. Their EXEC
-    /// will answer nil.
+    /// For clients that wait for a connection: takes the connections of clients with a WATCH that have been inactive
+    /// for long. Their EXEC will answer nil.
     pub(super) fn recall_watches(&mut self, node: NodeId) {
         let now_us = self.now_us;
         let is_quiet = |c: &Client| c.in_flight() == 0 && now_us.saturating_sub(c.last_used_us) > RECALL_US;

@@ -1,13 +1,13 @@
-//! Slots on their way to another node: where their commands go, and who waits.
+//! Slots in transit to another node: destinations of their commands, and waiting clients.
 //!
-//! Without moves all of this is one predicted branch per command (`Topology::is_settled`). With them
-//! `policy::migration` says of a command for a moving slot what of it is not there yet ([`KeyLookup`]). Where nothing is
-//! missing it is executed as if the slots had been handed over, by a plan in which they have
-//! ([`Worker::plan_of_moved`]): no other code has to know. Otherwise its client waits (`Stall::Keys`, [`Waits`]), the
-//! mover is told which keys are wanted, and the command is looked at again from its beginning. What is written where
-//! keys are being listed the mover hears when it is handed to a connection ([`super::keyed`]).
+//! Without moves, all of this is one predicted branch per command (`Topology::is_settled`). During moves,
+//! `policy::migration` determines which keys of a command for a moving slot are missing at the target ([`KeyLookup`]). If
+//! none is missing, the command is executed as if the slots had been handed over, by a plan in which they are
+//! ([`Worker::plan_of_moved`]): no other code is affected. Otherwise its client waits (`Stall::Keys`, [`Waits`]), the
+//! mover is notified of the wanted keys, and the command is later checked again from its beginning. Writes to slots
+//! whose keys are being listed are reported to the mover when they are passed to a connection ([`super::keyed`]).
 //!
-//! Not a queue of commands at the mover: see docs/decisions/0011-keys-are-handed-over-not-commands.md.
+//! There is no queue of commands at the mover: see docs/decisions/0011-keys-are-handed-over-not-commands.md.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,41 +29,41 @@ use crate::mover::{MoverMessage, SharedLeg};
 use crate::shared::{OldestInFlight, RoutingSnapshot};
 use crate::slab::Handle;
 
-/// Commands in flight above which the drain barrier is looked at only every [`PUBLISH_US`].
+/// Number of commands in flight above which the drain barrier is checked only every [`PUBLISH_US`].
 const MUCH: usize = 1000;
 const PUBLISH_US: u64 = 500;
 
-/// Keyspace events caused by a move arrive so long after it at most, as far as they are told from others.
+/// Maximum delay of keyspace events caused by a move, for their distinction from others.
 const LATE_EVENTS_US: u64 = 1_000_000;
 
-/// What a command is to do while slots are in transit.
+/// Action for a command while slots are in transit.
 #[derive(Debug)]
 pub(super) enum Transit {
-    /// What it would do without.
+    /// Executed as without moves.
     Settled,
-    /// The same, by this plan.
+    /// Executed by this plan.
     Moved(Arc<RoutingSnapshot>),
-    /// Ask these nodes.
+    /// Send it to these nodes.
     Ask(Asks),
-    /// Nothing now.
+    /// Not executed now.
     Instead(Flow),
 }
 
-/// What a worker knows of keys on their way.
+/// State of a worker for keys in transit.
 #[derive(Debug, Default)]
 pub(super) struct InTransit {
-    /// The plan by which commands are executed whose keys have moved already; `None` where no slot is moving.
+    /// The plan for commands whose keys have all moved already; `None` if no slot is moving.
     moved: Option<Arc<RoutingSnapshot>>,
-    /// The one before, where slots were in transit in it: until when what its moves caused may still arrive, us.
+    /// The previous plan, if slots were in transit in it; and the time until which effects of its moves may arrive, us.
     before: Option<(Arc<RoutingSnapshot>, u64)>,
     /// Keys that commands of this turn may write in slots whose keys are being listed.
     written: Vec<(MoveId, Vec<Key>)>,
-    /// When the drain barrier was last published because somebody waits for it, us.
+    /// Time of the last publication of the drain barrier by request, us.
     published_us: u64,
 }
 
 impl InTransit {
-    /// A plan has been replaced. What its moves cause at nodes may arrive for a while.
+    /// Stores a replaced plan: effects of its moves at nodes may still arrive for a while.
     pub(super) fn keep_before(&mut self, plan: Arc<RoutingSnapshot>, now_us: u64) {
         if !plan.moves.by_id.is_empty() {
             self.before = Some((plan, now_us + LATE_EVENTS_US));
@@ -74,7 +74,7 @@ impl InTransit {
         self.before.take_if(|(_, until_us)| *until_us < now_us);
     }
 
-    /// The plan before this one, as long as its moves may show.
+    /// Returns the previous plan, as long as effects of its moves may arrive.
     pub(super) fn before(&self, now_us: u64) -> Option<&RoutingSnapshot> {
         self.before.as_ref().filter(|(_, until_us)| now_us < *until_us).map(|(plan, _)| &**plan)
     }
@@ -86,7 +86,7 @@ pub(super) struct Moving {
     since_us: u64,
     move_id: Option<MoveId>,
     waits: Waits<SharedLeg>,
-    /// It waits no more: the client is told this.
+    /// The wait has ended: the error for the client.
     refusal: Option<Arc<str>>,
 }
 
@@ -109,19 +109,19 @@ pub(super) fn parsed<R>(
 }
 
 impl Worker {
-    /// The plan by which a command is executed all of whose keys are there.
+    /// Returns the plan for commands whose keys are all there.
     pub(super) fn plan_of_moved(&self) -> &Arc<RoutingSnapshot> {
         self.transit.moved.as_ref().unwrap_or(&self.plan)
     }
 
-    /// A new plan: the one by which commands are executed whose keys have moved.
+    /// Derives the plan for moved keys from a new plan.
     pub(super) fn place_moving_anew(&mut self) {
         let moved = moved(&self.plan.topology, &self.plan.moves.legs);
         self.transit.moved =
             moved.map(|topology| Arc::new(RoutingSnapshot { topology: Arc::new(topology), ..(*self.plan).clone() }));
     }
 
-    /// Looks at a command while slots are in transit.
+    /// Checks a command while slots are in transit.
     #[cold]
     pub(super) fn in_transit(
         &mut self,
@@ -134,7 +134,7 @@ impl Worker {
         let Some(client) = self.clients.get_mut(handle) else { return Transit::Instead(Flow::Close) };
         let is_exec = command.handling == Handling::Local(Local::Exec);
         let has_keys = matches!(command.handling, Handling::Keyed | Handling::Split(_) | Handling::Local(Local::Watch));
-        // Between MULTI and EXEC commands are only kept. Channels have no place but their slot's owner.
+        // Between MULTI and EXEC commands are only queued. Channels are always at their slot's owner.
         if client.in_multi != is_exec || !(has_keys || is_exec) || command.flags.has(Flags::PUBSUB) {
             return Transit::Settled;
         }
@@ -171,8 +171,7 @@ impl Worker {
             }
             if look.is_over() {
                 self.end_hold(handle);
-                // Where nothing has another place yet (keys go back to where they are looked for), replicas are not
-                // read all the same.
+                // If no key is elsewhere (keys move back to their slot owner), replicas are still not read.
                 return if look.is_moving() {
                     Transit::Moved(self.transit.moved.as_ref().unwrap_or(plan).clone())
                 } else {
@@ -189,8 +188,8 @@ impl Worker {
         }
     }
 
-    /// A command is handed to a connection to `node`: notes for the movers which keys it may create or change in slots
-    /// whose keys are being listed.
+    /// For a command that is passed to a connection to `node`: records for the movers the keys that it may create or
+    /// change in slots whose keys are being listed.
     pub(super) fn note_sent(
         &mut self,
         plan: &RoutingSnapshot,
@@ -229,7 +228,7 @@ impl Worker {
         }
     }
 
-    /// Tells the movers what is written by commands that wait to be sent. To be called before anything is.
+    /// Notifies the movers of writes by commands that wait to be sent. Call it before any is sent.
     #[inline]
     pub(super) fn notify_movers(&mut self) {
         if self.transit.written.is_empty() {
@@ -245,7 +244,7 @@ impl Worker {
     fn look_at(&mut self, plan: &RoutingSnapshot, command: &Command, args: &Args<'_>, look: &mut KeyLookup<SharedLeg>) {
         let mut places = std::mem::take(&mut self.keys);
         places.clear();
-        // Otherwise the command is refused where that is said.
+        // Otherwise the command is refused elsewhere.
         if !command.flags.has(Flags::PUBSUB) && command.find_keys(args, &mut places).is_ok() {
             let mut undeclared = None;
             for key in places.iter().filter_map(|place| args.get(*place as usize)) {
@@ -267,7 +266,8 @@ impl Worker {
             })
     }
 
-    /// Has a client wait for what is missing. False where it is there by now: to be looked at again.
+    /// Makes a client wait for missing keys. Returns false if they have arrived in the meantime: the command must be
+    /// checked again.
     fn wait_for(&mut self, handle: Handle, look: KeyLookup<SharedLeg>) -> bool {
         let now_us = self.now_us;
         let Some(client) = self.clients.get_mut(handle) else { return true };
@@ -288,7 +288,7 @@ impl Worker {
         true
     }
 
-    /// A command that waited for keys goes on, or never will.
+    /// Ends the wait of a command for keys.
     fn end_hold(&mut self, handle: Handle) {
         let Some(moving) = self.clients.get_mut(handle).and_then(|c| c.moving.take()) else { return };
         let held_us = self.now_us.saturating_sub(moving.since_us);
@@ -297,7 +297,7 @@ impl Worker {
         }
     }
 
-    /// Has those who wait for keys look again: all of them, or those that have what they wait for.
+    /// Checks waiting commands again: all of them, or those whose keys have arrived.
     pub(super) fn look_again(&mut self, all: bool) {
         let mut due: Vec<(u64, Handle)> = Vec::new();
         for handle in self.clients.stalled(Stall::Keys) {
@@ -307,7 +307,7 @@ impl Worker {
                 due.push((moving.since_us, handle));
             }
         }
-        // Who has waited longest goes first.
+        // Longest wait first.
         due.sort_unstable_by_key(|(since_us, handle)| (*since_us, handle.index));
         for (_, handle) in due {
             self.go_on_moving(handle);
@@ -317,18 +317,18 @@ impl Worker {
     fn go_on_moving(&mut self, handle: Handle) {
         let Some(client) = self.clients.get(handle) else { return };
         if client.has_yet_to_send() {
-            // Its command is owed already: nothing behind it may be looked at before.
+            // Its reply is pending already: no later command may be checked before.
             self.clients.resume(handle);
             return;
         }
         if self.plan.topology.is_settled() {
-            // Nothing is in transit any more: nobody will look at what it waited for.
+            // No slot is in transit any more, so its keys will not be checked again.
             self.end_hold(handle);
         }
         self.unstall(handle);
     }
 
-    /// Clients that wait for any of these keys are told an error.
+    /// Answers clients that wait for any of these keys with an error.
     pub(super) fn refuse_moving(&mut self, move_id: MoveId, keys: Option<&[Fingerprint]>, error: &Arc<str>) {
         for handle in self.clients.stalled(Stall::Keys) {
             let Some(moving) = self.clients.get_mut(handle).and_then(|client| client.moving.as_mut()) else { continue };
@@ -339,7 +339,7 @@ impl Worker {
         self.look_again(false);
     }
 
-    /// A client that waits for keys is told this error.
+    /// Answers a client that waits for keys with this error.
     pub(super) fn refuse_held(&mut self, handle: Handle, error: String) {
         if let Some(moving) = self.clients.get_mut(handle).and_then(|c| c.moving.as_mut()) {
             moving.refusal = Some(error.into());
@@ -347,7 +347,7 @@ impl Worker {
         self.look_again(false);
     }
 
-    /// Nobody waits longer than a node may take to answer.
+    /// Ends waits that are longer than a node's timeout.
     pub(super) fn tick_moving(&mut self) {
         let waiting = self.clients.stalled(Stall::Keys);
         if waiting.is_empty() {
@@ -386,8 +386,8 @@ impl Worker {
         self.look_again(false);
     }
 
-    /// Where a request of a client that was sent before, or waited at a node, belongs now. `None`: the client waits for
-    /// its keys. `Err`: it waits no more.
+    /// Returns the new location of a request that was sent before, or waited at a node. `None`: the client waits for
+    /// its keys. `Err`: the wait has ended.
     pub(super) fn place_again(&mut self, handle: Handle, request: &[u8]) -> Result<Option<(NodeId, Waited)>, Arc<str>> {
         let plan = self.plan.clone();
         if let Some(text) = self.clients.get_mut(handle).and_then(|c| c.moving.as_mut()?.refusal.take()) {
@@ -411,7 +411,7 @@ impl Worker {
                     ))),
                     Route::Parted(_) => Some(Err(self.not_together(now, keys))),
                     Route::CrossSlot => {
-                        // Wherever they go, they are not together.
+                        // The keys are not together at any location.
                         look = KeyLookup::default();
                         Some(Err(format!(
                             "{}, and another node has joined since this command began to wait",
@@ -437,13 +437,13 @@ impl Worker {
 
     // ---- the drain barrier ----
 
-    /// The drain barrier: publishes the oldest epoch under which something is in flight, and the same by node.
+    /// Publishes the drain barrier: the oldest epoch with a command in flight, in total and by node.
     ///
-    /// A gather counts as long as it lives, under the epoch in which it began, for every node: what it asks in a later
-    /// round goes where it chose then.
+    /// A gather counts until its end, under the epoch of its beginning, for every node: requests of its later rounds
+    /// use the locations of that time.
     pub(super) fn publish_drained(&self) {
         let epoch = self.plan.topology.epoch();
-        // Epochs in flight are near the current one: their low bits say which.
+        // Epochs in flight are near the current one, so their low bits identify them.
         let whole = |low: u32| epoch - u64::from((epoch as u32).wrapping_sub(low));
         let mut by_node = vec![epoch; self.plan.topology.node_id_bound()];
         let mut oldest = epoch;
@@ -453,8 +453,7 @@ impl Worker {
             }
         };
         for (_, link) in self.links.iter() {
-            // Not only the first: a script that was given back to its node is sent again under the epoch that it was
-            // first sent under.
+            // Not only the first: a script that was loaded at its node is sent again under its first epoch.
             if let Some(low) = link.oldest_epoch() {
                 oldest = oldest.min(whole(low));
                 count(&mut by_node, link.node, whole(low));
@@ -466,7 +465,8 @@ impl Worker {
             count(&mut by_node, zombie.node(), zombie.epoch);
         }
         if !self.plan.topology.is_settled() && self.are_topics_settling() {
-            // What is published where a slot is going is to be heard: the barrier waits for that, too.
+            // Messages published at the target of a move must reach subscribers: the barrier waits for their
+            // subscriptions, too.
             oldest = oldest.min(epoch.saturating_sub(1));
             by_node.fill(epoch.saturating_sub(1));
             answered.fill(epoch.saturating_sub(1));
@@ -477,12 +477,12 @@ impl Worker {
         self.shared.publish_drained(self.index, oldest.min(rounds), by_node);
     }
 
-    /// At the end of a turn: whether somebody waits for what was in flight.
+    /// At the end of a turn: publishes the drain barrier if requested.
     #[inline]
     pub(super) fn publish_if_wanted(&mut self) {
         let wanted = self.shared.drain_wanted.load(Ordering::Relaxed);
         if wanted > self.shared.drained[self.index].load(Ordering::Relaxed) {
-            // Looking at all that is in flight costs; where it is much there is another turn soon.
+            // Checking all commands in flight costs time; with many of them, another turn comes soon.
             let is_much = self.links.iter().map(|(_, link)| link.pending().len()).sum::<usize>() > MUCH;
             if !is_much || self.now_us >= self.transit.published_us + PUBLISH_US {
                 self.transit.published_us = self.now_us;

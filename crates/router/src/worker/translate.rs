@@ -1,9 +1,9 @@
 //! RESP3 clients in front of a node that does not speak RESP3.
 //!
-//! A connection for RESP3 clients whose node refuses `HELLO 3` (Redis before 6, a renamed or forbidden command) is kept
-//! in RESP2 and marked ([`super::upstream::Link::downgraded`]); its replies are given the form that RESP3 has for them.
-//! Everything else about the connection is as ever, so nothing on the way of a command knows of it. The next connection
-//! to the node asks for RESP3 again.
+//! A connection for RESP3 clients whose node refuses `HELLO 3` (Redis before 6, a renamed or forbidden command) stays
+//! in RESP2 and is marked ([`super::upstream::Link::downgraded`]); its replies are converted to their RESP3 form.
+//! Nothing else about the connection differs, so no other code depends on it. The next connection to the node tries
+//! RESP3 again.
 
 use switchyard_resp::command::Lookup;
 use switchyard_resp::request::{Limits, Scanner};
@@ -15,14 +15,14 @@ use super::Worker;
 use super::upstream::{Phase, Purpose};
 use crate::slab::Handle;
 
-/// Whether a node's answer to `HELLO 3` means that it cannot, or may not, speak RESP3: not that our credentials are
-/// wrong.
+/// Whether an error reply to `HELLO 3` means that the node cannot, or may not, use RESP3, and not that our credentials
+/// are wrong.
 pub(super) fn refuses_resp3(error: &str) -> bool {
     ["ERR unknown command", "NOPROTO", "NOPERM"].iter().any(|start| error.starts_with(start))
 }
 
 impl Worker {
-    /// Goes on in RESP2, on a new connection: what was sent behind the refused `HELLO` may have been refused with it.
+    /// Continues in RESP2, on a new connection: commands after the refused `HELLO` may have been refused with it.
     pub(super) fn downgrade(&mut self, handle: Handle, error: &str) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let node = link.node;
@@ -38,7 +38,7 @@ impl Worker {
         }
     }
 
-    /// The reply at the head of a downgraded connection as RESP3 has it; `None` where that is the same.
+    /// Returns the reply at the head of a downgraded connection in RESP3; `None` if it is the same.
     pub(super) fn raised(&mut self, handle: Handle, answer: &[u8]) -> Option<Vec<u8>> {
         let link = self.links.get(handle)?;
         let purpose = link.head()?.purpose;
@@ -46,7 +46,8 @@ impl Worker {
             return None; // see `note_transaction`
         }
         if purpose == Purpose::Queued {
-            // Part of a transaction: its reply comes with EXEC's. MULTI itself is the first of them and has none.
+            // Part of a transaction: its reply comes with EXEC's. MULTI itself is the first part, without a reply
+            // there.
             let shape = (answer != b"+OK\r\n").then(|| self.shape_of(link.head_request()));
             let link = self.links.get_mut(handle)?;
             match shape {
@@ -79,8 +80,8 @@ impl Worker {
         Some(out)
     }
 
-    /// A transaction goes out on a connection that keeps no requests: notes the shapes of its parts. `lengths` are
-    /// those of the commands.
+    /// For a transaction on a connection that keeps no requests: records the shapes of its replies. `lengths`: of the
+    /// commands.
     pub(super) fn note_transaction(&mut self, handle: Handle, queue: &[u8], lengths: impl Iterator<Item = usize>) {
         if self.links.get(handle).is_none_or(|l| !l.downgraded || !l.lane.is_exclusive()) {
             return;
@@ -98,7 +99,8 @@ impl Worker {
         }
     }
 
-    /// What the reply to a request looks like in RESP3. Of an upload only the beginning of the request is there.
+    /// Returns the RESP3 shape of the reply to a request. For an upload, only the beginning of the request is
+    /// available.
     pub(super) fn shape_of(&self, request: &[u8]) -> Shape {
         let mut scanner = Scanner::default();
         let _ = scanner.scan(request, &Limits::NONE);

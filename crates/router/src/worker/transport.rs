@@ -1,13 +1,12 @@
-//! What a connection's bytes go through: nothing, or TLS. The one place where sockets of clients and nodes are read and
-//! written.
+//! Transport of a connection: plain, or TLS. The only place where sockets of clients and nodes are read and written.
 //!
-//! A plain connection pays one branch that is always predicted. TLS is rustls' buffered `Connection` on the same
-//! non-blocking socket: its buffers are bounded, because a read takes no more ciphertext than the caller has room for
-//! in plaintext, and a write takes no more plaintext than [`CHUNK`] before what it has sealed is on the socket. So the
-//! rules of backpressure are those of plain connections.
+//! A plain connection costs one branch that is always predicted. TLS is rustls' buffered `Connection` on the same
+//! non-blocking socket. Its buffers are bounded: a read accepts only as much ciphertext as fits into the caller's
+//! buffer as plaintext, and a write accepts at most [`CHUNK`] of plaintext before its ciphertext is on the socket. So
+//! the backpressure rules of plain connections apply.
 //!
-//! Not rustls' unbuffered API: it saves one copy and costs a state machine of our own in the place where a mistake is
-//! worst.
+//! rustls' unbuffered API is not used: it saves one copy and costs a state machine of our own in the place where a
+//! mistake is worst.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice, Read, Write};
@@ -22,13 +21,13 @@ use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerCon
 
 use crate::tls::{client_failure, node_failure};
 
-/// Plaintext that is sealed before it is written: four records. More would only wait in rustls' buffer.
+/// Plaintext that is encrypted before it is written: four records. More would only wait in rustls' buffer.
 const CHUNK: usize = 64 << 10;
 
-/// Ciphertext read at once.
+/// Maximum ciphertext per read.
 const SEALED_READ: usize = 64 << 10;
 
-/// Room to leave for what an earlier read left in rustls: less than one record of the largest size.
+/// Room for the rest of an earlier read in rustls: less than one record of the largest size.
 const RECORD_MAX: usize = (16 << 10) + 2048;
 
 thread_local! {
@@ -39,11 +38,11 @@ thread_local! {
 /// A TLS session on a connection.
 pub(crate) struct Tls {
     session: Connection,
-    /// The peer has said that nothing follows.
+    /// The peer has sent close_notify.
     ended: bool,
-    /// Bytes that sockets have taken of what was sealed.
+    /// Bytes of ciphertext written to sockets.
     written: u64,
-    /// Why the session failed, once it has.
+    /// Error of the session, if it has failed.
     failure: Option<rustls::Error>,
 }
 
@@ -56,16 +55,16 @@ impl std::fmt::Debug for Tls {
     }
 }
 
-/// What a read gave.
+/// Result of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Received {
     /// Bytes at the start of the buffer; 0 means that the peer has closed its side.
     pub(crate) count: usize,
-    /// There may be more to read now.
+    /// Whether there may be more to read now.
     pub(crate) more: bool,
 }
 
-/// Reads once. `Errno::AGAIN` where there is nothing yet.
+/// Reads once. Returns `Errno::AGAIN` if there is no data.
 #[inline]
 pub(crate) fn receive(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, buffer: &mut [u8]) -> Result<Received, Errno> {
     match tls {
@@ -77,7 +76,7 @@ pub(crate) fn receive(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, buffer: &mut [u8
     }
 }
 
-/// Writes as much as the socket takes now. `Errno::AGAIN` where that is nothing.
+/// Writes as much as the socket accepts. Returns `Errno::AGAIN` if it accepts nothing.
 #[inline]
 pub(crate) fn send(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, bytes: &[u8]) -> Result<usize, Errno> {
     match tls {
@@ -86,9 +85,9 @@ pub(crate) fn send(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, bytes: &[u8]) -> Re
     }
 }
 
-/// The same for what is the last: it may stay back until [`finish`], and goes in one packet with the end of the
-/// connection. A client that has read it then knows of the end as well, and sends nothing more; many look only at what
-/// is there already.
+/// Like [`send`], for the last bytes: they may be delayed until [`finish`], and are sent in one packet with the end of
+/// the connection. A client that has read them then notices the end as well, and sends nothing more; many clients check
+/// only data that has arrived.
 pub(crate) fn send_last(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, bytes: &[u8]) -> Result<usize, Errno> {
     match tls {
         None => rustix::net::send(fd, bytes, SendFlags::NOSIGNAL | SendFlags::MORE),
@@ -96,7 +95,7 @@ pub(crate) fn send_last(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, bytes: &[u8]) 
     }
 }
 
-/// Says that nothing follows, and closes our side of the connection.
+/// Sends the end, and closes our side of the connection.
 pub(crate) fn finish(fd: &OwnedFd, tls: &mut Option<Box<Tls>>) {
     if let Some(tls) = tls {
         tls.notify_close(fd);
@@ -105,12 +104,12 @@ pub(crate) fn finish(fd: &OwnedFd, tls: &mut Option<Box<Tls>>) {
 }
 
 impl Tls {
-    /// The server's side of a session, with a client that has just connected.
+    /// The server side of a session, with a client that has just connected.
     pub(crate) fn accept(config: Arc<ServerConfig>) -> Result<Box<Self>, rustls::Error> {
         Ok(Self::new(ServerConnection::new(config)?.into()))
     }
 
-    /// The client's side of a session, with a node.
+    /// The client side of a session, with a node.
     pub(crate) fn connect(config: Arc<ClientConfig>, name: ServerName<'static>) -> Result<Box<Self>, rustls::Error> {
         Ok(Self::new(ClientConnection::new(config, name)?.into()))
     }
@@ -120,18 +119,18 @@ impl Tls {
         Box::new(Self { session, ended: false, written: 0, failure: None })
     }
 
-    /// Whether the two sides have yet to agree.
+    /// Whether the handshake is in progress.
     pub(crate) fn is_handshaking(&self) -> bool {
         self.session.is_handshaking()
     }
 
-    /// Whether sealed bytes wait for the socket.
+    /// Whether ciphertext waits for the socket.
     #[inline]
     pub(crate) fn has_unsent(&self) -> bool {
         self.session.wants_write()
     }
 
-    /// Why the session failed, if it has, and the remedy.
+    /// Returns the error of the session, if it has failed, and the remedy.
     pub(crate) fn failure(&self) -> Option<String> {
         self.failure.as_ref().map(match self.session {
             Connection::Client(_) => node_failure,
@@ -139,7 +138,7 @@ impl Tls {
         })
     }
 
-    /// Begins or goes on with the handshake without data: what we have to say first is written.
+    /// Starts or continues the handshake without data: sends our first message.
     pub(crate) fn drive(&mut self, fd: &OwnedFd) -> Result<(), Errno> {
         match self.flush(&mut Socket(fd)) {
             Ok(()) | Err(Errno::AGAIN) => Ok(()),
@@ -154,10 +153,10 @@ impl Tls {
                 return if count > 0 { Ok(Received { count, more: true }) } else { Err(Errno::PROTO) };
             }
             if self.ended {
-                // The end is told by a read of its own.
+                // The end is returned by a separate read.
                 return Ok(Received { count, more: count > 0 });
             }
-            // Plaintext is shorter than its ciphertext: what is read now fits.
+            // Plaintext is shorter than its ciphertext, so this read fits.
             let room = buffer.len().saturating_sub(count + RECORD_MAX).min(SEALED_READ);
             if room == 0 {
                 return Ok(Received { count, more: true });
@@ -176,7 +175,7 @@ impl Tls {
                 }
                 (Ok(_), Ok(()) | Err(Errno::AGAIN)) => {}
                 (Err(Errno::AGAIN), _) if count > 0 => return Ok(Received { count, more: false }),
-                // What was received before still counts; the error comes again with the next read.
+                // Earlier data still counts; the error comes again with the next read.
                 (Ok(_), Err(error)) | (Err(error), _) => {
                     return if count > 0 { Ok(Received { count, more: true }) } else { Err(error) };
                 }
@@ -184,7 +183,7 @@ impl Tls {
         }
     }
 
-    /// Gives ciphertext to the session, and takes what it says in plaintext; returns how many bytes that were.
+    /// Passes ciphertext to the session, and returns the number of plaintext bytes received.
     fn open(&mut self, mut sealed: &[u8], buffer: &mut [u8]) -> usize {
         let mut count = 0;
         while !sealed.is_empty() {
@@ -224,8 +223,8 @@ impl Tls {
         count
     }
 
-    /// An error means that nothing of `bytes` has gone out. Where some has before the connection failed, all that was
-    /// sealed counts as sent, because the peer may execute it: the error comes again with the next call.
+    /// An error means that no byte of `bytes` was sent. If some were before the connection failed, all encrypted ones
+    /// count as sent, because the peer may execute them: the error comes again with the next call.
     fn send(&mut self, socket: &mut impl Write, bytes: &[u8]) -> Result<usize, Errno> {
         let (mut taken, mut written_before) = (0, self.written);
         loop {
@@ -239,12 +238,12 @@ impl Tls {
                 return Ok(taken);
             }
             if taken == 0 {
-                // So far it was what earlier calls have sealed.
+                // So far only ciphertext of earlier calls was written.
                 written_before = self.written;
             }
             let end = bytes.len().min(taken + CHUNK);
             match self.session.writer().write(&bytes[taken..end]) {
-                // The handshake is not over and its buffer is full.
+                // The handshake is in progress and its buffer is full.
                 Ok(0) => return if taken > 0 { Ok(taken) } else { Err(Errno::AGAIN) },
                 Ok(count) => taken += count,
                 Err(_) => return Err(Errno::PIPE),
@@ -252,7 +251,7 @@ impl Tls {
         }
     }
 
-    /// Writes sealed bytes until none are left.
+    /// Writes ciphertext until none is left.
     fn flush(&mut self, socket: &mut impl Write) -> Result<(), Errno> {
         while self.session.wants_write() {
             match self.session.write_tls(socket) {
@@ -264,7 +263,7 @@ impl Tls {
         Ok(())
     }
 
-    /// Tells the peer that the end is meant, as far as the socket takes it.
+    /// Sends close_notify, as far as the socket accepts it.
     pub(crate) fn notify_close(&mut self, fd: &OwnedFd) {
         self.session.send_close_notify();
         let _ = self.flush(&mut Socket(fd));
@@ -299,7 +298,7 @@ mod tests {
 
     use super::*;
 
-    /// The client's side of a session.
+    /// The client side of a session.
     fn session() -> Box<Tls> {
         let CertifiedKey { cert, signing_key } =
             generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
@@ -326,7 +325,7 @@ mod tests {
         ours
     }
 
-    /// A socket that takes so many bytes, and then is broken.
+    /// A socket that breaks after this many bytes.
     struct Breaks(usize);
 
     impl Write for Breaks {
@@ -341,7 +340,7 @@ mod tests {
         }
     }
 
-    /// Else a command that a node may have executed would be said not to have been.
+    /// Otherwise a command that a node may have executed would be reported as not executed.
     #[test]
     fn what_a_socket_took_before_it_broke_counts_as_sent() {
         let bytes = vec![b'x'; 200_000];

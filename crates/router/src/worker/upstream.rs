@@ -1,9 +1,9 @@
-//! A connection to a node: what waits to be sent, and what is in flight, in order.
+//! A connection to a node: commands to send, and commands in flight, in order.
 //!
-//! A command is in flight from the moment its bytes are handed to the connection until its reply comes, or until the
-//! node has confirmed that the connection is dead. Closing a socket ends nothing: the node executes what it has
-//! received. So a link that breaks with commands in flight leaves a [`Zombie`](super::zombies::Zombie) behind, which
-//! only an answered `CLIENT KILL ID` on a newer connection (or another `run_id`) lays to rest.
+//! A command is in flight from the moment its bytes are passed to the connection until its reply comes, or until the
+//! node has confirmed that the connection is dead. Closing a socket ends nothing: the node executes the commands that
+//! it has received. So a link that breaks with commands in flight leaves a [`Zombie`](super::zombies::Zombie), which is
+//! removed only by an answered `CLIENT KILL ID` on a newer connection, or by another `run_id`.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -26,53 +26,50 @@ use crate::slab::Handle;
 use crate::tap::Outcome;
 use crate::worker::transport::{self, Received, Tls};
 
-/// What begins and ends a transaction.
+/// Start and end of a transaction.
 pub(super) const MULTI: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
 pub(super) const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
 
-/// Bytes unsent on a shared connection above which clients that want to add to it wait, and below which they go on.
+/// Unsent bytes of a shared connection above which clients with further commands wait, and below which they continue.
 pub(super) const UNSENT_HIGH: usize = 8 << 20;
 const UNSENT_LOW: usize = UNSENT_HIGH / 2;
 
-/// Bytes of an upload that may wait for the node's socket; then the client is not read from. And below which it is
-/// again.
+/// Unsent bytes of an upload above which reading from the client stops, and below which it continues.
 pub(super) const UPLOAD_HIGH: usize = 256 << 10;
 const UPLOAD_LOW: usize = 64 << 10;
 
-/// Bytes of requests that a shared connection keeps until they are answered; then clients that want to add to it wait.
+/// Maximum bytes of unanswered requests kept by a shared connection; above it, clients with further commands wait.
 const KEPT_MAX: usize = 64 << 20;
 
-/// What a node answers to a question of our own is shorter; also whatever it says while it is greeted, and where nobody
-/// asked.
+/// Maximum size of a reply to the router's own commands, also during the handshake, and without a command.
 const SHORT_MAX: usize = 1 << 20;
 
-/// The list of a node's commands is shorter.
+/// Maximum size of the list of a node's commands.
 const LEARN_MAX: usize = 16 << 20;
 
-/// How often a connection's memory is looked at.
+/// Interval of checks of a connection's memory.
 const SHRINK_US: u64 = 1_000_000;
 
-/// Bytes of requests, and commands in flight, that there is always room for.
+/// Minimum capacity for bytes of requests, and for commands in flight.
 const OUT_KEPT: usize = 4 << 10;
 const PENDING_KEPT: usize = 64;
 
-/// Who gets a reply.
+/// Receiver of a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Purpose {
-    /// The client, as it is.
+    /// The client, unchanged.
     Client,
     /// A client, after the command was healed once (NOSCRIPT): not again.
     ClientHealed,
     /// A gather, as part `seq`.
     Gather,
-    /// Nobody: SELECT between commands for different databases, SCRIPT LOAD before a healed EVALSHA.
+    /// None: SELECT between commands for different databases, SCRIPT LOAD before a healed EVALSHA.
     Discarded,
     /// A topic of the worker: subscribes to it.
     Subscribe,
-    /// A client's UNSUBSCRIBE: what was published before it has come when this is answered. `seq` is the command's
-    /// number.
+    /// A client's UNSUBSCRIBE: earlier messages have arrived when this is answered. `seq` is the command's number.
     Sync,
-    /// CLIENT TRACKING ON on a connection of subscriptions. `seq` is the generation of what is tracked.
+    /// CLIENT TRACKING ON on a connection of subscriptions. `seq` is the generation of the prefixes.
     Track,
     /// The list of the node's commands.
     Learn,
@@ -80,20 +77,20 @@ pub(super) enum Purpose {
     Queued,
     /// EXEC of a client.
     Exec,
-    /// The same, and the node has refused MULTI: it has executed the commands one by one.
+    /// EXEC after the node has refused MULTI: the commands were executed individually.
     ExecWithoutMulti,
     /// WATCH of a client.
     Watch,
-    /// WAIT or WAITAOF of a client, at one of the nodes that it concerns.
+    /// WAIT or WAITAOF of a client, at one of its nodes.
     Wait,
     /// The answer to CLIENT UNBLOCK for the connection `who`.
     Unblock,
-    /// The answer to the question whether the client on the connection `who` waits at the node; `seq` is the question's
+    /// The answer to the query whether the client on the connection `who` waits at the node; `seq` is the query's
     /// number.
     Look,
-    /// What is to become a hot copy; `seq` is the fill's number.
+    /// The value of a hot copy; `seq` is the fill's number.
     Fill,
-    /// The same, of PTTL of its key.
+    /// PTTL of the key of a hot copy, with the same `seq`.
     FillTtl,
     /// PING on a connection for fills: its reply extends the lease of hot copies.
     Beat,
@@ -102,36 +99,36 @@ pub(super) enum Purpose {
     Confirm,
 }
 
-/// Whether a command may be sent again when its reply is there.
+/// Whether a command may be sent again after its reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Again {
     Never,
-    /// It changes nothing: a large reply may be fetched on another connection.
+    /// A read: a large reply may be fetched on another connection.
     Reads,
     /// EVALSHA or a relative: a NOSCRIPT reply can be healed.
     Heals,
 }
 
-/// A command handed to a connection. There are many: its size is that of five words.
+/// A command passed to a connection. There are many: its size is five words.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pending {
     /// The client or the gather.
     pub(super) who: Handle,
-    /// Which command of the client, or which part of the gather.
+    /// Number of the client's command, or of the gather's part.
     pub(super) seq: u32,
     /// Bytes of the request in `out`.
     pub(super) len: u32,
     pub(super) sent_us: u32,
-    /// Low bits of the epoch it was sent under.
+    /// Low bits of the epoch at sending.
     pub(super) epoch: u32,
     pub(super) purpose: Purpose,
     pub(super) class: u8,
     pub(super) again: Again,
-    /// It may take as long as commands of the slow lane.
+    /// May take as long as commands of the slow lane.
     pub(super) is_long: bool,
-    /// Who wants to hear of its end.
+    /// Number for the observers of its end.
     pub(super) end: CommandSeq,
-    /// Low bits of the generation of armed keys by which it shut gates.
+    /// Low bits of the generation of cacheable keys for which it has closed gates.
     pub(super) armed: u32,
 }
 
@@ -141,52 +138,51 @@ pub(super) enum Phase {
     Waiting {
         until_us: u64,
     },
-    /// TCP connect under way.
+    /// TCP connect in progress.
     Connecting,
-    /// TLS handshake under way.
+    /// TLS handshake in progress.
     Securing,
-    /// Connected; the node has not yet answered who we are. No command is sent before that.
+    /// Connected; the handshake is in progress. No command is sent before its end.
     Handshake,
     Up,
 }
 
-/// How the reply at the head of the connection is taken.
+/// Handling of the reply at the head of the connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Body {
     /// Collected whole.
     Whole(ReplyScanner),
-    /// Passed on to the client piece by piece.
+    /// Passed on to the client in pieces.
     Through(ReplyFollower),
-    /// Thrown away: it is fetched again on a connection for large values, or nobody wants it.
+    /// Discarded: it is fetched again on a connection for large values, or has no receiver.
     Skip(ReplyFollower),
 }
 
-/// What comes next of what a node has sent.
+/// Next part of the received bytes.
 #[derive(Debug)]
 pub(super) enum Arrival {
-    /// Nothing whole.
+    /// No complete reply.
     Nothing,
-    /// A reply of so many bytes.
+    /// A reply of this length.
     Reply(usize),
-    /// The beginning of a reply that will have so many bytes at least: more than is collected without need.
+    /// The beginning of a reply with at least this size, too large to collect without need.
     Large(usize),
-    /// So many bytes of a reply that is taken as it comes: whether they are passed on, and whether they are its last
-    /// ones.
+    /// Bytes of a reply that is handled in pieces: whether they are passed on, and whether they are the last.
     Piece { len: usize, passes: bool, is_last: bool },
-    /// No reply, or one that nobody can have asked for.
+    /// No reply, or one without a matching command.
     Senseless(String),
 }
 
-/// What the socket has given.
+/// Result of a read.
 #[derive(Debug)]
 pub(super) enum Taken {
     Bytes(usize),
     Nothing,
-    /// It is not read just now.
+    /// Reading is paused.
     Paused,
     /// A signal came first.
     Interrupted,
-    /// Something before our side of the handshake was done.
+    /// Data before our side of the handshake was done.
     Early,
     Lost(String),
 }
@@ -196,10 +192,10 @@ pub(super) struct Link {
     pub(super) node: NodeId,
     pub(super) lane: Lane,
     pub(super) kind: Kind,
-    /// Where it leads, or last tried to.
+    /// Current address, or the last one tried.
     pub(super) address: Option<SocketAddr>,
     pub(super) resp3: bool,
-    /// For RESP3 clients, but the node does not speak it: replies are translated.
+    /// For RESP3 clients, but the node does not support it: replies are translated.
     pub(super) downgraded: bool,
     /// On such a connection: the shapes of the parts of the next EXEC's reply.
     pub(super) queued: Vec<Shape>,
@@ -214,47 +210,47 @@ pub(super) struct Link {
     acked: usize,
     sent: usize,
     pending: VecDeque<Pending>,
-    /// How many at the front of `pending` have been answered with a timeout already.
+    /// Number of commands at the front of `pending` that were already answered with a timeout.
     expired: usize,
     first_expiry_us: u64,
     pub(super) input: Vec<u8>,
-    /// When the node last sent anything.
+    /// Time of the last data from the node.
     pub(super) received_us: u64,
     pub(super) body: Body,
-    /// Bytes of it that were taken as they came.
+    /// Bytes of it that were handled in pieces.
     streamed: u64,
     pub(super) greeting: VecDeque<NodeHandshake>,
-    /// Whose mark the node had when it was greeted.
+    /// State of the node's ownership record at the handshake.
     pub(super) standing: OwnershipStatus,
-    /// Our client id at the node.
+    /// Our client ID at the node.
     pub(super) client_id: u64,
     pub(super) run_id: Option<Arc<str>>,
-    /// It was asked about its data when it was greeted.
+    /// The handshake included a query of its data.
     pub(super) knows_data: bool,
-    /// The node's keys when it was greeted, if it said so.
+    /// The node's keys at the handshake, if known.
     pub(super) holdings: Option<Holdings>,
-    /// It was still loading them.
+    /// The node was still loading its data.
     pub(super) is_loading: bool,
-    /// It keeps its data on disk.
+    /// The node keeps its data on disk.
     pub(super) persists: bool,
-    /// Database that the greeting selects: the one that the first command in `out` expects to find. Kept, because
-    /// commands may be waiting in `out` before there is a connection, and a reload may change the settings meanwhile.
+    /// Database selected by the handshake, as expected by the first command in `out`. Stored, because commands may be
+    /// waiting in `out` before there is a connection, and a reload may change the settings in the meantime.
     pub(super) start_database: u32,
     /// Database selected at the end of `out`.
     pub(super) database: u32,
-    /// Whether commands at the end of `out` leave no trace of use (CLIENT NO-TOUCH). A new connection begins without.
+    /// CLIENT NO-TOUCH at the end of `out`. Off on a new connection.
     pub(super) no_touch: bool,
     pub(super) readable: bool,
     /// The node has closed its side; the end has to be read.
     pub(super) hangup: bool,
-    /// Made with credentials that have changed since.
+    /// Connected with credentials that have changed since.
     pub(super) stale: bool,
-    /// Nothing is sent on it any more: what is in flight is awaited, then it is made anew.
+    /// No more commands are sent: it is replaced after the replies to commands in flight.
     pub(super) retiring: bool,
-    /// It was up, and is being made anew.
+    /// Was up, and is being reconnected.
     pub(super) renewing: bool,
-    /// When the connection came up, or last took bytes again after it had been full: commands before that waited for
-    /// it.
+    /// Time when the connection came up, or last accepted bytes again after it had been full: earlier commands had to
+    /// wait.
     pub(super) flowed_us: u64,
     pub(super) writable: bool,
     pub(super) dirty: bool,
@@ -262,12 +258,13 @@ pub(super) struct Link {
     pub(super) paused: bool,
     /// Clients that wait until fewer bytes are unsent.
     pub(super) waiters: Vec<Handle>,
-    /// Why the node refused to queue a command of the transaction under way.
+    /// The node's error for a queued command of the current transaction.
     pub(super) refused: Option<Box<[u8]>>,
-    /// Why the node would refuse a transaction, where it would.
+    /// Reason why the node would refuse a transaction, if it would.
     pub(super) no_multi: Option<Box<str>>,
     pub(super) idle_since_us: u64,
-    /// The most bytes of `out`, and commands of `pending`, seen since memory was given back last; and when it is next.
+    /// Maximum bytes of `out`, and commands of `pending`, since memory was last released; and the time of the next
+    /// release.
     needed: (usize, usize),
     shrinks_at_us: u64,
     pub(super) counters: Arc<NodeCounters>,
@@ -336,25 +333,25 @@ impl Link {
         }
     }
 
-    /// The node has greeted it.
+    /// After the handshake.
     pub(super) fn comes_up(&mut self) {
         self.phase = Phase::Up;
         self.counters.connections.add(1);
         self.counters.mains_down.sub(u64::from(self.lane == Lane::Main));
     }
 
-    /// It was up, and is no more.
+    /// After the end of a connection that was up.
     pub(super) fn goes_down(&self) {
         self.counters.connections.sub(1);
         self.counters.mains_down.add(u64::from(self.lane == Lane::Main));
     }
 
-    /// It is down, and is not tried again.
+    /// For a main connection that is down and not retried.
     pub(super) fn is_forgotten(&self) {
         self.counters.mains_down.sub(u64::from(self.lane == Lane::Main));
     }
 
-    /// Whether a command may be handed over: the link is up, or may come up for the first time since it was last up.
+    /// Whether a command may be passed to it: the link is up, or no attempt has failed since it was last up.
     #[inline]
     pub(super) fn takes_commands(&self) -> bool {
         self.phase == Phase::Up || self.failures == 0
@@ -366,15 +363,13 @@ impl Link {
         self.out.len() - self.sent + self.tls.as_ref().map_or(0, |tls| usize::from(tls.has_unsent()))
     }
 
-    /// Whether less than `high` bytes wait for the socket, and requests kept until they are answered leave room for
-    /// more.
+    /// Whether less than `high` bytes are unsent, and the unanswered requests leave room for more.
     #[inline]
     pub(super) fn has_room(&self, high: usize) -> bool {
         self.unsent() < high && self.out.len() - self.acked < KEPT_MAX
     }
 
-    /// How large a reply that is collected may become where that is not for the client that gets it to say: a node that
-    /// sends without end is given up.
+    /// Maximum size of a collected reply, if not set by its client: a node that sends without end is disconnected.
     pub(super) fn reply_max(&self, live: &RuntimeSettings) -> usize {
         if self.phase != Phase::Up {
             return SHORT_MAX;
@@ -385,7 +380,7 @@ impl Link {
         }
         match self.pending.front().map(|pending| pending.purpose) {
             Some(Purpose::Learn) => LEARN_MAX,
-            // What is nobody's is thrown away as it comes.
+            // A reply without a receiver is discarded in pieces.
             Some(Purpose::Discarded | Purpose::Queued | Purpose::Fill) => usize::MAX,
             Some(
                 Purpose::Client | Purpose::ClientHealed | Purpose::Gather | Purpose::Exec | Purpose::ExecWithoutMulti,
@@ -394,7 +389,7 @@ impl Link {
         }
     }
 
-    /// The socket has taken `count` bytes of `out`.
+    /// Records that the socket has accepted `count` bytes of `out`.
     #[inline]
     pub(super) fn note_sent(&mut self, count: usize) {
         self.counters.bytes_sent.add(count as u64);
@@ -404,12 +399,12 @@ impl Link {
         }
     }
 
-    /// How much the socket has taken is not known: all of it counts as sent, because the node may execute it.
+    /// The number of bytes accepted by the socket is unknown: all count as sent, because the node may execute them.
     pub(super) fn note_all_sent(&mut self) {
         self.sent = self.out.len();
     }
 
-    /// Appends a command, behind a SELECT where it concerns another database than the one before.
+    /// Appends a command, after a SELECT if its database differs from that of the previous one.
     #[inline]
     pub(super) fn push(&mut self, request: Request<'_>) {
         let (bytes, database, pending) = request.into_parts();
@@ -422,7 +417,7 @@ impl Link {
         self.counters.classes[pending.class as usize].requests.add(1);
     }
 
-    /// To be called before a client's command is pushed: CLIENT NO-TOUCH as that client wants it.
+    /// Sets CLIENT NO-TOUCH for a client. Call it before its command is pushed.
     #[inline]
     pub(super) fn touch_as(&mut self, no_touch: bool, like: Pending) {
         if self.no_touch != no_touch {
@@ -437,7 +432,7 @@ impl Link {
         self.database = database;
     }
 
-    /// A command of our own between those of clients, whose settings differ.
+    /// Adds a command of the router between those of clients, whose settings differ.
     #[cold]
     fn push_setting(&mut self, args: &[&[u8]], like: Pending) {
         let before = self.out.len();
@@ -456,7 +451,7 @@ impl Link {
         self.counters.in_flight.add(1);
     }
 
-    /// More of the request that was pushed last, which is being uploaded; with its end?
+    /// Appends a part of the last pushed request, which is being uploaded. `is_end`: the last part.
     pub(super) fn push_more(&mut self, bytes: &[u8], is_end: bool, now_us: u64) {
         debug_assert_eq!(self.task(), Task::Uploading, "a whole request is pushed");
         self.out.extend_from_slice(bytes);
@@ -468,7 +463,7 @@ impl Link {
         }
     }
 
-    /// The reply to the oldest command has come.
+    /// Removes the oldest command, after its reply.
     #[inline]
     pub(super) fn answered(&mut self, now_us: u64, is_error: bool) -> Option<FinishedRequest> {
         let pending = self.pending.front()?;
@@ -480,7 +475,7 @@ impl Link {
         self.taken_out()
     }
 
-    /// The same where the reply does not count: the command is sent again, or a wait was ended because we asked for it.
+    /// Removes the oldest command without counting its reply: it is sent again, or its wait was ended by the router.
     #[inline]
     pub(super) fn taken_out(&mut self) -> Option<FinishedRequest> {
         let pending = self.pending.pop_front()?;
@@ -494,7 +489,8 @@ impl Link {
         Some(FinishedRequest::new(pending, Outcome::Certain, is_expired))
     }
 
-    /// The connection is lost or given up: gives all commands back. The node may execute the first `in_flight` of them.
+    /// Removes all commands of a broken connection, and returns them. The node may execute the first `in_flight` of
+    /// them.
     pub(super) fn lose(&mut self, in_flight: usize) -> impl Iterator<Item = FinishedRequest> + use<> {
         let expired = std::mem::take(&mut self.expired);
         let pending = std::mem::take(&mut self.pending);
@@ -514,7 +510,7 @@ impl Link {
         })
     }
 
-    /// Takes out the transactions that wait to be sent: the node refuses them.
+    /// Removes unsent transactions, because the node refuses them.
     pub(super) fn take_transactions(&mut self) -> Vec<FinishedRequest> {
         let (requests, pending) = (std::mem::take(&mut self.out), std::mem::take(&mut self.pending));
         let (mut at, mut in_multi, mut told) = (self.acked, false, 0);
@@ -539,41 +535,41 @@ impl Link {
         refused
     }
 
-    /// Whether no command is under way.
+    /// Whether no command is pending.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
         self.pending.is_empty()
     }
 
-    /// The commands under way, the oldest first.
+    /// The pending commands, oldest first.
     pub(super) fn pending(&self) -> impl DoubleEndedIterator<Item = &Pending> + ExactSizeIterator {
         self.pending.iter()
     }
 
-    /// The oldest command under way.
+    /// The oldest pending command.
     #[inline]
     pub(super) fn head(&self) -> Option<&Pending> {
         self.pending.front()
     }
 
-    /// Whether nothing is under way but a request that is still being uploaded.
+    /// Whether only a request that is still being uploaded is pending.
     pub(super) fn is_only_uploading(&self) -> bool {
         self.task() == Task::Uploading && self.pending.len() == 1
     }
 
-    /// The command pushed last.
+    /// The last pushed command.
     pub(super) fn last_mut(&mut self) -> Option<&mut Pending> {
         self.pending.back_mut()
     }
 
-    /// Whoever waits for the reply to the oldest command has been answered, or will be in another way.
+    /// Discards the reply to the oldest command, because its client has been answered, or will be in another way.
     pub(super) fn disown_head(&mut self) {
         if let Some(pending) = self.pending.front_mut() {
             pending.purpose = Purpose::Discarded;
         }
     }
 
-    /// The node has refused the MULTI that it has just answered: the next EXEC is that transaction's.
+    /// Handles a refused MULTI at the head: the next EXEC belongs to this transaction.
     pub(super) fn is_not_queued(&mut self, why: &[u8]) {
         self.no_multi = Some(String::from_utf8_lossy(why).into());
         if let Some(exec) = self.pending.iter_mut().find(|pending| pending.purpose == Purpose::Exec) {
@@ -581,19 +577,19 @@ impl Link {
         }
     }
 
-    /// What waits at the node goes on under this epoch.
+    /// Moves pending commands to this epoch.
     pub(super) fn restamp(&mut self, epoch: u32) {
         self.pending.iter_mut().for_each(|pending| pending.epoch = epoch);
     }
 
-    /// Whether those who wait for the oldest command have been told of a time-out.
+    /// Whether a timeout was reported for the oldest command.
     #[inline]
     pub(super) fn is_head_expired(&self) -> bool {
         self.expired > 0
     }
 
-    /// Takes note of the commands that have waited for longer than `timeout_us`, and gives them: whoever waits is told.
-    /// They stay under way.
+    /// Marks the commands that have waited for longer than `timeout_us`, and returns them, for their timeouts to be
+    /// reported. They stay pending.
     pub(super) fn expire(&mut self, now_us: u64, timeout_us: u32) -> Vec<Pending> {
         let sent_whole = self.pending.len() - usize::from(self.task() == Task::Uploading && !self.pending.is_empty());
         let mut late = Vec::new();
@@ -611,18 +607,18 @@ impl Link {
         late
     }
 
-    /// Since when nothing has come of a command that was given up, us; `None`: there is none.
+    /// Time since when there was no reply to an expired command, us; `None`: there is none.
     pub(super) fn silent_since_us(&self) -> Option<u64> {
         (self.expired > 0).then_some(self.first_expiry_us)
     }
 
-    /// Bytes that wait for the socket, as far as they are not sealed by TLS.
+    /// Bytes that wait for the socket and are not encrypted by TLS yet.
     #[inline]
     pub(super) fn to_send(&self) -> &[u8] {
         &self.out[self.sent..]
     }
 
-    /// Sends what the socket takes. Gives those who waited for room, where there is some again.
+    /// Sends as much as the socket accepts. Returns the clients that waited for room, if there is some again.
     #[inline]
     pub(super) fn flush(&mut self) -> Result<Vec<Handle>, rustix::io::Errno> {
         self.dirty = false;
@@ -647,7 +643,7 @@ impl Link {
             }
         }
         if self.lane.is_exclusive() && self.sent > 0 {
-            // Nothing of a large request is kept: it is never sent again.
+            // No part of a large request is kept: it is never sent again.
             self.out.drain(..self.sent);
             self.sent = 0;
         }
@@ -685,7 +681,7 @@ impl Link {
         }
     }
 
-    /// What comes next of these bytes, which the node has sent.
+    /// Returns the next part of these received bytes.
     #[inline]
     pub(super) fn arrival(&mut self, bytes: &[u8], live: &RuntimeSettings) -> Arrival {
         let passes = matches!(self.body, Body::Through(_));
@@ -714,29 +710,29 @@ impl Link {
         }
     }
 
-    /// What comes next is the beginning of a reply.
+    /// Starts the next reply.
     pub(super) fn next_body(&mut self) {
         (self.body, self.streamed) = (Body::Whole(ReplyScanner::default()), 0);
     }
 
-    /// The reply that was taken as it came has ended.
+    /// Removes the oldest command, after a reply in pieces.
     pub(super) fn answered_in_pieces(&mut self, now_us: u64) -> Option<FinishedRequest> {
         let streamed = self.streamed;
         self.next_body();
         self.answered(now_us, false).map(|ended| ended.streamed(streamed))
     }
 
-    /// Whether nothing that was sent is unanswered.
+    /// Whether all sent commands are answered.
     pub(super) fn is_quiet(&self) -> bool {
         self.sent <= self.acked
     }
 
-    /// Bytes of memory that requests take.
+    /// Memory of requests, bytes.
     pub(super) fn request_memory(&self) -> usize {
         self.out.capacity()
     }
 
-    /// Gives back the memory of answered requests.
+    /// Releases the memory of answered requests.
     #[inline]
     fn trim(&mut self) {
         if self.lane.is_exclusive() {
@@ -753,8 +749,8 @@ impl Link {
         }
     }
 
-    /// Gives back memory that a burst has left behind. To be called every tick: what was needed lately decides, so that
-    /// a connection in steady use keeps what it uses.
+    /// Releases memory after a burst. Call it at every tick: the recent maximum decides, so that a connection in steady
+    /// use keeps its memory.
     pub(super) fn shrink(&mut self, now_us: u64) {
         self.needed.0 = self.needed.0.max(self.out.len());
         self.needed.1 = self.needed.1.max(self.pending.len());
@@ -771,13 +767,13 @@ impl Link {
         }
     }
 
-    /// What waits at the node holds gates from now on, as what is sent now does.
+    /// Makes pending commands hold gates, like new ones.
     pub(super) fn held_by(&mut self, end: CommandSeq, armed: u32) {
         self.pending.iter_mut().for_each(|pending| pending.armed = armed);
         self.pending.back_mut().into_iter().for_each(|pending| pending.end = end);
     }
 
-    /// The lowest epoch of what is in flight, or waits to be sent: its low bits.
+    /// Low bits of the lowest epoch of the pending commands.
     pub(super) fn oldest_epoch(&self) -> Option<u32> {
         let first = self.pending.front()?.epoch;
         // Compared as distances, because the low bits wrap.
@@ -785,9 +781,8 @@ impl Link {
         Some(first.wrapping_add(least as u32))
     }
 
-    /// How many of `pending`, from the front, the node may execute although the connection ends now. Of a request that
-    /// is still being uploaded it has a part, which it never executes; that is the last one, and all before it are
-    /// whole.
+    /// Number of commands at the front of `pending` that the node may execute although the connection ends now. An
+    /// incomplete upload is never executed; it is the last one, and all before it are complete.
     pub(super) fn may_be_executed(&self) -> usize {
         if self.phase != Phase::Up {
             0
@@ -904,7 +899,7 @@ mod tests {
             (0..commands).for_each(|_| assert!(link.answered(0, false).is_some()));
         };
         burst(&mut link, 10_000);
-        // Steady use keeps what it uses.
+        // Steady use keeps its memory.
         for second in 1..5 {
             burst(&mut link, 10_000);
             link.shrink(second * SHRINK_US);

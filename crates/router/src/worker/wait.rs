@@ -1,11 +1,11 @@
-//! WAIT and WAITAOF: how many replicas have what this client has written.
+//! WAIT and WAITAOF: the number of replicas that have this client's writes.
 //!
-//! A node answers for the connection that asks: it compares what replicas have acknowledged with the replication offset
-//! after the last write *of that connection*. Our writes travel on shared connections, and WAIT there would hold up
-//! everybody's pipeline; on a connection that has written nothing it would say yes at once, which is false. So a
-//! connection of the blocking pool makes a write of its own first that changes nothing, `SWAPDB 0 0`: it is propagated
+//! A node answers for the connection of the command: it compares what replicas have acknowledged with the replication
+//! offset after the last write *of that connection*. Our writes travel on shared connections, and WAIT there would hold
+//! up all other clients; on a connection without writes, the answer would always be positive, which is false. So a
+//! connection of the blocking pool first makes a write of its own that changes nothing, `SWAPDB 0 0`: it is propagated
 //! to replicas and to the append-only file, and the client's writes, which have been answered before, are older than
-//! it. Redis up to 7 would take any command for that; Valkey takes only what is propagated.
+//! it. Redis up to 7 would accept any command for this; Valkey only a propagated one.
 //!
 //! Several nodes: each that the client has written to is queried, one at a time, with the time that remains; the reply
 //! is the minimum. One at a time, because a client that held one connection while it waited for another could wait in a
@@ -33,7 +33,7 @@ use crate::reigns::bit_of;
 use crate::shared::{RoutingSnapshot, Shared};
 use crate::slab::Handle;
 
-/// What moves the offset of a connection without changing anything.
+/// Advances the replication offset of a connection without changing anything.
 pub(super) const MARK: &[u8] = b"*3\r\n$6\r\nSWAPDB\r\n$1\r\n0\r\n$1\r\n0\r\n";
 
 /// The moment of a write, in reigns of processes and epochs of the topology.
@@ -98,20 +98,20 @@ struct About {
     may_repeat: bool,
 }
 
-/// A WAIT or WAITAOF under way.
+/// A WAIT or WAITAOF in progress.
 #[derive(Debug)]
 pub(super) struct Wait {
-    /// The arguments but for the timeout, which is the last one.
+    /// The arguments without the timeout, which is the last one.
     args: Vec<Vec<u8>>,
-    /// When the time is over, us; `None`: never.
+    /// End of the timeout, us; `None`: never.
     until_us: Option<u64>,
-    /// Nodes still to ask, the next one last.
+    /// Remaining nodes, the next one last.
     nodes: Vec<NodeId>,
     /// `None`: the client has written nothing.
     about: Option<About>,
     /// The smallest answers so far: one number for WAIT, two for WAITAOF.
     least: Vec<i64>,
-    /// No node is being asked: the next one can be.
+    /// No query is in flight: the next one can be sent.
     due: bool,
     seq: u32,
     class: u8,
@@ -132,7 +132,8 @@ impl Worker {
         let Some(timeout_ms) =
             args.get(last).and_then(parse::<u64>).filter(|ms| counts && *ms < i64::MAX as u64 / 2000)
         else {
-            // The error is the node's. But not on a shared connection: what makes no sense to us may be a time to it.
+            // The node returns the error. But not on a shared connection: a timeout that is invalid here may be valid
+            // there.
             return match self.choose_node(plan) {
                 Some(node) => self.block(handle, command, node, Waited::Nothing, raw, args),
                 None => self.refuse_all_down(handle, class),
@@ -141,7 +142,7 @@ impl Worker {
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let written = client.written;
         if client.in_flight() > 0 {
-            // All that was written before is to be older than the mark.
+            // All previous writes must be older than the mark.
             return Flow::Stall(Stall::Barrier);
         }
         let mut nodes = self.keepers.all();
@@ -175,9 +176,8 @@ impl Worker {
         Flow::Next
     }
 
-    /// Goes on with a WAIT where one node has answered, or a connection for the next has been found. Whatever else the
-    /// client waits for: more input may have been looked at since, and have ended in a barrier, which only the reply to
-    /// WAIT ends.
+    /// Continues a WAIT after the answer of a node, or when a connection for the next one is available. In any stall of
+    /// the client: later input may have ended in a barrier, which only the reply to WAIT ends.
     #[inline]
     pub(super) fn go_on_waiting(&mut self, handle: Handle) {
         let Some(client) = self.clients.get(handle) else { return };
@@ -188,7 +188,7 @@ impl Worker {
         }
     }
 
-    /// Asks the next node, or answers where none is left.
+    /// Queries the next node, or answers if none is left.
     fn query_next(&mut self, handle: Handle) {
         let Some(wait) = self.clients.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.as_mut()) else { return };
         if wait.nodes.is_empty()
@@ -212,7 +212,7 @@ impl Worker {
         };
         let link = match self.acquire(handle, node, Lane::Blocking) {
             Acquired::Link(link) => link,
-            Acquired::Wait => return, // asked again when there is one
+            Acquired::Wait => return, // retried when there is one
             Acquired::Refused(text) => {
                 let mut out = Vec::new();
                 encode::error(&mut out, &text);
@@ -223,7 +223,7 @@ impl Worker {
         let Some(wait) = self.clients.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.as_mut()) else { return };
         wait.nodes.pop();
         wait.due = false;
-        // 0 would be for ever.
+        // 0 would be without end.
         let left_us = wait.until_us.map(|until| until.saturating_sub(self.now_us).max(1000));
         let timeout = left_us.map_or(0, |us| us.div_ceil(1000)).to_string();
         let mut request = Vec::new();
@@ -279,12 +279,12 @@ impl Worker {
                 *least = number.min(*least);
             }
         }
-        // The connection goes back first; then this client goes on to the next node.
+        // The connection is returned first; then this client continues with the next node.
         wait.due = true;
         self.clients.resume(handle);
     }
 
-    /// The connection on which a node was asked is lost: the client gets that error.
+    /// After the loss of the connection of a query: the client gets its error.
     pub(super) fn forget_waiting(&mut self, handle: Handle) {
         if let Some(session) = self.clients.get_mut(handle).and_then(|c| c.session.as_mut()) {
             session.wait = None;

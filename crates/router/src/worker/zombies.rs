@@ -1,23 +1,23 @@
 //! Broken connections whose commands a node may still execute.
 //!
-//! Each is counted as in flight until the node has answered a `CLIENT KILL ID` for it on a connection that it greeted
-//! later, or until another process has taken the node's place.
+//! Each counts as in flight until the node has answered a `CLIENT KILL ID` for it on a later connection, or until
+//! another process has replaced the node's.
 
 use switchyard_policy::topology::{NodeId, Topology};
 
 use crate::connections::Connection;
 use crate::slab::Handle;
 
-/// One of them.
+/// A broken connection.
 #[derive(Clone, Debug)]
 pub(super) struct Zombie {
     number: u32,
     connection: Connection,
     /// Epoch of its oldest command.
     pub(super) epoch: u64,
-    /// Low bits of the generation of armed keys of its oldest command.
+    /// Low bits of the generation of cacheable keys of its oldest command.
     pub(super) armed: u32,
-    /// The link that was asked to kill it.
+    /// The link on which the kill was sent.
     killer: Handle,
 }
 
@@ -27,7 +27,7 @@ impl Zombie {
     }
 }
 
-/// Those of a worker.
+/// The zombies of a worker.
 #[derive(Debug, Default)]
 pub(super) struct Zombies {
     all: Vec<Zombie>,
@@ -43,19 +43,19 @@ impl Zombies {
         self.all.iter()
     }
 
-    /// How many a node has.
+    /// Number of zombies of a node.
     pub(super) fn count_at(&self, node: NodeId) -> u64 {
         self.all.iter().filter(|z| z.node() == node).count() as u64
     }
 
-    /// A connection with commands in flight is given up.
+    /// Adds a broken connection with commands in flight.
     pub(super) fn add(&mut self, connection: Connection, epoch: u64, armed: u32) {
         self.last += 1;
         self.all.push(Zombie { number: self.last, connection, epoch, armed, killer: Handle::NONE });
     }
 
-    /// Those that `link` is to ask the node to kill: numbers and client ids. Another process than theirs has none of
-    /// them, and is asked first should it return ([`Connections`](crate::connections::Connections)).
+    /// Returns the zombies of the node to kill over `link`: numbers and client IDs. Zombies of other processes are
+    /// dropped: a process that returns is checked before it is used ([`Connections`](crate::connections::Connections)).
     pub(super) fn take_due(&mut self, node: NodeId, link: Handle, run_id: Option<&str>) -> Vec<(u32, u64)> {
         self.all.retain(|z| z.node() != node || z.connection.run_id.as_deref() == run_id);
         let due = self.all.iter_mut().filter(|z| z.node() == node);
@@ -66,25 +66,25 @@ impl Zombies {
         .collect()
     }
 
-    /// Whether nobody has been asked to kill one of a node.
+    /// Whether no kill was sent for a zombie of a node.
     pub(super) fn lacks_killer(&self, node: NodeId) -> bool {
         self.all.iter().any(|z| z.node() == node && z.killer == Handle::NONE)
     }
 
-    /// The link that was asked is gone.
+    /// Resets kills sent over a link that is gone.
     pub(super) fn forget_killer(&mut self, link: Handle) {
         for zombie in self.all.iter_mut().filter(|z| z.killer == link) {
             zombie.killer = Handle::NONE;
         }
     }
 
-    /// The node has ended one.
+    /// Removes a zombie that the node has ended.
     pub(super) fn end(&mut self, number: u32) -> Option<Connection> {
         let at = self.all.iter().position(|zombie| zombie.number == number)?;
         Some(self.all.remove(at).connection)
     }
 
-    /// Nothing reaches anybody from a node that the topology no longer has.
+    /// Drops zombies of nodes that are no longer in the topology.
     pub(super) fn forget_foreign(&mut self, topology: &Topology) {
         self.all.retain(|z| topology.node(z.node()).is_some());
     }

@@ -1,4 +1,4 @@
-//! Big keys: copied in pieces while they are written, and nothing of them is lost.
+//! Big keys: copied in pieces while they are written, without a loss.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use switchyard_router::{MoveEnd, UserRequest};
 
 use super::fleet::{Client, Fleet, Server, all_there, fill, until, with};
 
-/// Fills a value in pipelines: `line` gives the command that adds elements `from..to`.
+/// Fills a value in pipelines. `command` returns the command that adds elements `from..to`.
 fn pour(client: &mut Client, count: usize, command: impl Fn(usize, usize) -> Vec<String>) {
     let step = 500;
     for from in (0..count).step_by(step) {
@@ -30,7 +30,7 @@ pub(super) fn hash(client: &mut Client, key: &str, count: usize) {
     });
 }
 
-/// A key in a slot of the first node.
+/// Returns a key in a slot of a node.
 pub(super) fn key_of(fleet: &Fleet, node: usize, name: &str) -> String {
     let owned = fleet.slots_of(fleet.node(node));
     (0..)
@@ -43,7 +43,7 @@ pub(super) fn no_temporary_keys(server: &Server) {
     assert_eq!(server.client().cmd("KEYS switchyard:*"), "[]");
 }
 
-/// All elements of a value, by pages.
+/// Returns all elements of a value, read in pages.
 fn pages(client: &mut Client, command: &str, key: &str) -> Vec<String> {
     let (mut cursor, mut all) = ("0".to_owned(), Vec::new());
     loop {
@@ -57,7 +57,7 @@ fn pages(client: &mut Client, command: &str, key: &str) -> Vec<String> {
     }
 }
 
-/// All fields of a hash.
+/// Returns all fields of a hash.
 fn fields(client: &mut Client, key: &str) -> BTreeMap<String, String> {
     pages(client, "HSCAN", key).chunks(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect()
 }
@@ -120,13 +120,13 @@ fn big_values_of_all_types_arrive_as_they_were() {
     no_temporary_keys(&fleet.servers[1]);
 }
 
-/// With the goal `fast` the sizes of a leg's keys are asked while the leg before it is under way.
+/// With the goal `fast`, the sizes of a leg's keys are queried during the previous leg.
 #[test]
 fn big_keys_of_later_legs_are_known_in_time() {
     let fleet = Fleet::new(2);
     let owned = fleet.slots_of(fleet.node(0));
     let is_in = |slots: &[Slot], key: &str| slots.contains(&crc16_slot(key.as_bytes()));
-    // More than the first leg takes.
+    // More keys than the first leg takes.
     let mut mine = vec![false; SLOT_COUNT];
     owned.iter().for_each(|slot| mine[slot.index()] = true);
     let small: Vec<String> = (0..)
@@ -157,7 +157,7 @@ fn big_keys_of_later_legs_are_known_in_time() {
     assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), "70003");
 }
 
-/// Every acknowledged write to a big hash is there at the end, once, whoever wrote it and whenever.
+/// Every acknowledged write to a big hash is applied exactly once.
 #[test]
 fn writes_to_a_big_hash_while_it_is_copied_are_all_there() {
     let fleet = Fleet::new(2);
@@ -180,7 +180,7 @@ fn writes_to_a_big_hash_while_it_is_copied_are_all_there() {
                 while !stop.load(Ordering::Relaxed) {
                     writes += 1;
                     state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                    // Each writer has fields of its own.
+                    // Each writer has its own fields.
                     let field = format!("field{}", (state >> 33) as usize % (count / 3) * 3 + writer);
                     match (state >> 20) % 5 {
                         0 => {
@@ -243,7 +243,7 @@ fn writes_to_a_big_hash_while_it_is_copied_are_all_there() {
     no_temporary_keys(&fleet.servers[1]);
 }
 
-/// Sets and sorted sets as well.
+/// As above, for sets and sorted sets.
 #[test]
 fn writes_to_big_sets_while_they_are_copied_are_all_there() {
     let fleet = Fleet::new(2);
@@ -320,8 +320,7 @@ fn writes_to_big_sets_while_they_are_copied_are_all_there() {
     no_temporary_keys(&fleet.servers[1]);
 }
 
-/// It is deleted and made again, expires, or becomes another type while it is copied: what counts is what it is at the
-/// end.
+/// A key is deleted and recreated, expires, or changes its type during the copy. Its final state counts.
 #[test]
 fn a_key_that_becomes_another_one_while_it_is_copied() {
     let fleet = Fleet::new(2);
@@ -339,7 +338,7 @@ fn a_key_that_becomes_another_one_while_it_is_copied() {
     assert_eq!(client.cmd(&format!("DEL {}", keys[1])), "1");
     assert_eq!(client.cmd(&format!("SET {} text", keys[3])), "OK");
     std::thread::sleep(Duration::from_millis(200));
-    // It has expired, and nobody said so: of its old fields none may come back.
+    // The key has expired without a command, so none of its old fields may return.
     let reply = client.cmd(&format!("HSET {} field1 new", keys[2]));
     assert_eq!(reply, "1");
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
@@ -351,7 +350,7 @@ fn a_key_that_becomes_another_one_while_it_is_copied() {
     assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), "3");
 }
 
-/// A list that is written all the time cannot be copied in pieces exactly: it moves whole, which is said.
+/// A list under constant writes cannot be copied in pieces exactly. It moves whole, and this is reported.
 #[test]
 fn what_changes_as_a_whole_all_the_time_moves_whole_and_that_is_reported() {
     let fleet = Fleet::new(2);
@@ -387,8 +386,8 @@ fn what_changes_as_a_whole_all_the_time_moves_whole_and_that_is_reported() {
     no_temporary_keys(&fleet.servers[1]);
 }
 
-/// Whoever is killed while a big key is copied, and whenever: nothing that was acknowledged is missing, and nothing of
-/// ours stays.
+/// After a crash of a node or the router during the copy, all acknowledged writes are present, and no staging key is
+/// left.
 #[test]
 fn a_big_key_survives_the_death_of_anybody() {
     let durable = ["--appendonly", "yes", "--appendfsync", "always", "--no-appendfsync-on-rewrite", "no"];
@@ -402,12 +401,12 @@ fn a_big_key_survives_the_death_of_anybody() {
             order.how.goal = Goal::Balanced;
             order.how.durability = Durability::Aof;
         }));
-        // Beside other load it may be over before anybody looks.
+        // Under other load the move may have ended before this check.
         until("it is being copied", || !fleet.progress(1).big.under_way.is_empty() || fleet.progress(1).end.is_some());
         for n in 0..200 {
             assert_eq!(client.cmd(&format!("HSET {key} field{n} new{n}")), "0");
         }
-        // Sooner or later: while pieces are copied, in the leg, or after it.
+        // At a random time: during the copy of pieces, in the leg, or afterwards.
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         std::thread::sleep(Duration::from_millis((state >> 33) % 400));
         match round % 3 {
@@ -420,7 +419,7 @@ fn a_big_key_survives_the_death_of_anybody() {
         }
         assert_eq!(fleet.wait_for(1), MoveEnd::Done, "round {round}");
         let mut client = fleet.client();
-        // The router may not have reached again who was started again.
+        // The router may not have reconnected to the restarted server yet.
         until("the key can be read", || client.cmd(&format!("HLEN {key}")) == "20000");
         let found = fields(&mut client, &key);
         assert_eq!(found.len(), 20_000, "round {round}");
@@ -490,7 +489,7 @@ fn pages_of_keys(client: &mut Client) -> Vec<String> {
     }
 }
 
-/// What an earlier router has left of its temporary keys goes, at both nodes, and is no key of any slot.
+/// Staging keys of earlier routers are removed at both nodes, and belong to no slot.
 #[test]
 fn what_a_crash_has_left_is_removed_by_the_next_move() {
     let fleet = Fleet::new(2);
@@ -509,7 +508,7 @@ fn what_a_crash_has_left_is_removed_by_the_next_move() {
     all_there(&mut client, 50);
 }
 
-/// Whatever is written to a staging key, and whatever has become of that before, it has a time to live afterwards.
+/// Every write to a staging key leaves it with a TTL, also if the key was removed before.
 #[test]
 fn what_is_staged_ends_by_itself_whoever_dies() {
     let fleet = Fleet::new(2);
@@ -526,7 +525,7 @@ fn what_is_staged_ends_by_itself_whoever_dies() {
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     assert_eq!(client.cmd(&format!("HLEN {key}")), "30000");
     assert_eq!(target.cmd("ECHO enough"), "enough");
-    // The last command of each transaction that does something to a staging key.
+    // The last command of each transaction on a staging key.
     let (mut last, mut transactions) = (None::<String>, 0);
     loop {
         let line = monitor.reply();
@@ -550,7 +549,6 @@ fn what_is_staged_ends_by_itself_whoever_dies() {
     assert!(transactions > 3, "it was copied in pieces: {transactions}");
 }
 
-/// With FLUSHALL in between.
 #[test]
 fn what_is_flushed_while_it_is_copied_stays_away() {
     let fleet = Fleet::new(2);
@@ -566,7 +564,7 @@ fn what_is_flushed_while_it_is_copied_stays_away() {
     no_temporary_keys(&fleet.servers[1]);
 }
 
-/// Who writes past the router is not heard, so what may be written so is not copied in pieces.
+/// Writes past the router are not observed, so keys with direct clients are not copied in pieces.
 #[test]
 fn where_clients_use_nodes_directly_big_keys_move_whole() {
     let fleet = Fleet::new(2);
@@ -580,8 +578,8 @@ fn where_clients_use_nodes_directly_big_keys_move_whole() {
     assert_eq!(client.cmd(&format!("HLEN {key}")), "20000");
 }
 
-/// What was copied is counted before it is used: where it is not all there, the key is read once more, whole. What has
-/// its name in another database is not: that was stored with it.
+/// The elements of a copy are counted before it is used. If some are missing, the key is read again, whole. A key of
+/// the same name in another database is not read again, because it is already stored.
 #[test]
 fn a_copy_that_is_not_whole_is_not_used() {
     let fleet = Fleet::new(2);

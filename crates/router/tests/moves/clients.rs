@@ -1,4 +1,4 @@
-//! Clients that a server remembers something for: scripts, functions, tracking, and places in a queue.
+//! Clients with state at servers: scripts, functions, tracking, and places in a queue.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,11 +21,11 @@ fn scripts_and_functions_are_at_the_target_before_it_serves() {
         b"#!lua name=lib\nredis.register_function('seven', function(keys) return redis.call('INCRBY', keys[1], 7) end)",
     ]);
     assert_eq!(client.reply(), "lib");
-    // As a server that joined later, or was emptied by somebody.
+    // Like a server that joined later or was flushed.
     let mut direct = fleet.servers[1].client();
     assert_eq!((direct.cmd("SCRIPT FLUSH"), direct.cmd("FUNCTION FLUSH")), ("OK".to_owned(), "OK".to_owned()));
     fill(&mut client, 1000);
-    // Keys of the target's own slots need its functions already.
+    // Keys of the target's own slots already need its functions.
     let owned = fleet.slots_of(fleet.node(0));
     let moving: Vec<usize> =
         (0..200).filter(|n| owned.contains(&crc16_slot(n.to_string().as_bytes()))).take(50).collect();
@@ -48,14 +48,14 @@ fn scripts_and_functions_are_at_the_target_before_it_serves() {
     });
 }
 
-/// Reads of a client that keeps what it has read until it is told of a change.
+/// A client with a cache that relies on invalidations.
 struct Cache {
     client: Client,
     known: BTreeMap<String, String>,
 }
 
 impl Cache {
-    /// A reply; what is pushed before it is taken note of.
+    /// Returns the next reply, after handling the invalidations before it.
     fn reply(&mut self) -> String {
         loop {
             let reply = self.client.reply();
@@ -112,7 +112,7 @@ fn who_tracks_is_told_of_every_change_whatever_moves() {
             writer.join().expect("it writes");
         });
         (0..40).for_each(|n| cache.read(&format!("{{{n}}}tracked")));
-        // One more change of each, and whoever is told of it has been told of all others.
+        // A last change of each key. Its invalidation follows all earlier ones.
         let mut other = fleet.client();
         for n in 0..40 {
             assert_eq!(other.cmd(&format!("SET {{{n}}}tracked last")), "OK");

@@ -1,5 +1,5 @@
-//! Commands that wait for keys to come home, with somebody in the place of the control plane who answers when the test
-//! wants.
+//! Commands that wait for keys to return to their slot owner. The test takes the role of the control plane and decides
+//! when to answer.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,7 +8,7 @@ use switchyard_router::{ColocatePort, ColocateRequest, Ports};
 
 use super::fleet::{Fleet, Server, until};
 
-/// Keeps requests.
+/// Collects requests.
 #[derive(Debug, Default)]
 struct Port {
     requests: Mutex<Vec<ColocateRequest>>,
@@ -28,7 +28,7 @@ impl Port {
     }
 }
 
-/// Two nodes, of which `home` has the slot of `{t}`.
+/// Two nodes. `home` owns the slot of `{t}`.
 struct Scene {
     fleet: Fleet,
     port: Arc<Port>,
@@ -47,7 +47,7 @@ impl Scene {
     }
 }
 
-/// Has a key live at a node.
+/// Sets the location of a key.
 fn publish(fleet: &Fleet, key: &str, node: NodeId) {
     let topology = fleet.keeper.topology.lock().expect("lock").clone();
     fleet.keeper.publish(topology.keys_handed_over(&[crc16_slot(key.as_bytes())], &[Arc::from(key.as_bytes())], node));
@@ -81,7 +81,7 @@ fn the_answer_to_one_command_is_not_taken_for_that_to_another() {
     client.post("RENAME {t}b {t}c");
     let second = port.next();
     first.refuse("of the past");
-    // All workers answer this behind what they are told before.
+    // All workers answer this after their earlier messages.
     assert!(other.cmd("CLIENT LIST").contains("id="));
     publish(&fleet, "{t}c", home);
     assert_eq!((client.reply(), client.cmd("GET {t}c")), ("OK".to_owned(), "1".to_owned()));

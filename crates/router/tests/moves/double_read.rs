@@ -1,4 +1,4 @@
-//! Protocol `netmigrate`: reads of keys on their way are asked of both nodes.
+//! Protocol `netmigrate`: reads of keys in transit are sent to both nodes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,14 +8,14 @@ use switchyard_router::{MoveEnd, MoveTask, UserRequest};
 
 use super::fleet::{Client, Fleet, all_there, fill, until, with};
 
-/// So slow that most keys are on their way while a test looks.
+/// Returns a move so slow that most keys are in transit during a test.
 fn slowly(fleet: &Fleet, id: u64, from: usize, to: usize) -> MoveTask {
     with(fleet.task(id, from, to), |order| {
         (order.how.protocol, order.how.goal, order.how.max_rate) = (Protocol::NetMigrate, Goal::Gentle, Some(2_000));
     })
 }
 
-/// A number of the metrics.
+/// Returns the value of a counter in the metrics.
 fn metric(fleet: &Fleet, name: &str) -> u64 {
     let text = fleet.router().metrics();
     let line = text.lines().find(|line| line.starts_with(&format!("switchyard_{name}_total"))).expect(name);
@@ -37,7 +37,7 @@ fn fulva_gives_all_slots_at_once_and_fetches_a_sample_of_what_is_read() {
     all_there(&mut client, 4000);
     let asked = metric(&fleet, "moves_double_reads") - before.0;
     assert!(asked > 1000, "half of them are on their way, in {slots} slots: {asked}");
-    // Told, fetched and counted, one after the other; some have come by themselves meanwhile.
+    // They are reported, fetched and counted one at a time. Some have moved by themselves in the meantime.
     until("some are fetched", || fleet.progress(1).pulled - before.1 >= asked / 200);
     assert!(fleet.progress(1).pulled - before.1 <= asked / 100 + 1);
     assert_eq!(fleet.keeper.handed_over.load(Ordering::SeqCst), legs);
@@ -53,7 +53,7 @@ fn reads_do_not_wait_for_their_key_and_see_what_is_there() {
     const KEYS: usize = 4000;
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
-    // In one slot: a leg of its own.
+    // One slot, so that it is one leg.
     for n in 0..KEYS {
         client.post(&format!("SET {{a}}{n} {n}"));
     }
@@ -73,20 +73,20 @@ fn reads_do_not_wait_for_their_key_and_see_what_is_there() {
     assert_eq!(client.cmd("TYPE {a}list"), "list");
     assert!(metric(&fleet, "moves_double_reads") > 500);
     assert_eq!(fleet.progress(1).pulled, pulled, "nothing was fetched for them");
-    // What no node shows is wanted and waited for: it may have been between both.
+    // A key that neither node has is requested and awaited, because it may be between the two.
     let missed = metric(&fleet, "moves_double_reads_missed");
     assert_eq!(client.cmd("GET {a}none"), "(nil)");
     assert_eq!(client.cmd("HGET {a}hash other"), "(nil)");
     assert!(client.cmd("GET {a}list").contains("WRONGTYPE"));
-    // The hash or the list may have moved by now.
+    // The hash or the list may already have moved.
     assert!((1..=3).contains(&(metric(&fleet, "moves_double_reads_missed") - missed)));
-    // Behind others of the same client, and before.
+    // After and before other commands of the same client.
     for line in ["SET {a}3001 new", "GET {a}3001", "GET {a}3002", "GET {a}no", "PING", "INCR {a}3002", "GET {a}3002"] {
         client.post(line);
     }
     let replies: Vec<String> = (0..7).map(|_| client.reply()).collect();
     assert_eq!(replies, ["OK", "new", "3002", "(nil)", "PONG", "3003", "3003"]);
-    // Several keys are those of one moment, so they are awaited.
+    // Several keys must be of one moment, so they are awaited.
     assert_eq!(client.cmd("MGET {a}3003 {a}3004"), "[3003, 3004]");
     assert!(fleet.progress(1).end.is_none(), "it was on its way all the time");
     fleet.router().steer_move(MoveId(1), UserRequest::MaxRate(None));
@@ -100,7 +100,7 @@ fn count(client: &mut Client, key: &str) -> u64 {
     if text == "(nil)" { 0 } else { text.parse().expect("a number") }
 }
 
-/// What readers see only goes up, whoever writes and however often slots move.
+/// Values seen by readers never decrease, for any timing of writers and moves.
 #[test]
 fn a_reader_never_sees_what_was_before() {
     let fleet = Fleet::new(2);

@@ -1,4 +1,4 @@
-//! What must be safe at the target before a key leaves its source.
+//! Durability at the target before a key leaves its source.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use switchyard_router::{MoveEnd, Reads, RuntimeSettings, Servers, UserRequest};
 
 use super::fleet::{Fleet, Server, all_there, fill, other_programs, settings, until, with};
 
-/// A server that has everything which `of` has.
+/// Starts a replica of `of` and waits until it is in sync.
 fn replica(of: &Server) -> Server {
     let port = of.address.port().to_string();
     let server = Server::start(&["--replicaof", "127.0.0.1", &port, "--repl-diskless-sync-delay", "0"]);
@@ -18,7 +18,6 @@ fn replica(of: &Server) -> Server {
     server
 }
 
-/// Keys that a server has.
 fn keys(server: &Server) -> Vec<String> {
     let all = server.client().cmd("KEYS *");
     all.trim_matches(['[', ']']).split(", ").filter(|key| !key.is_empty()).map(str::to_owned).collect()
@@ -32,7 +31,7 @@ fn with_replica_nothing_leaves_the_source_before_a_replica_of_the_target_has_it(
     let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("there is no replica") };
     assert!(why.contains("has no replica"), "{why}");
     let copy = replica(&fleet.servers[1]);
-    // Whatever the source does not have any more, the replica has, at any time: looked at in this order.
+    // Invariant at any time: the replica has every key that the source no longer has. Check in this order.
     fleet.begin(with(fleet.task(2, 0, 1), |order| {
         order.how.durability = Durability::Replica;
         order.how.goal = Goal::Gentle;
@@ -53,8 +52,7 @@ fn with_replica_nothing_leaves_the_source_before_a_replica_of_the_target_has_it(
     assert_eq!(keys(&copy).len(), 4000);
 }
 
-/// Whoever reads from replicas does so again when the slots have been handed over: these must have what has moved by
-/// then.
+/// Clients may read replicas again after the hand-over, so these must have the moved keys by that time.
 #[test]
 fn slots_are_handed_over_when_replicas_have_what_has_moved() {
     let fleet = Fleet::new(2);
@@ -78,7 +76,7 @@ fn slots_are_handed_over_when_replicas_have_what_has_moved() {
     let before = (fleet.keeper.handed_over.load(Ordering::SeqCst), copy.client().replication_offset());
     fleet.begin(fleet.task(4, 1, 0));
     until("replicas are to catch up", || !fleet.keeper.needs.lock().expect("lock").is_empty());
-    // Clients are served meanwhile. (Too short a wait would only miss a bug.)
+    // Clients are served in the meantime. (Too short a wait would only miss a bug.)
     all_there(&mut fleet.client(), 1000);
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(fleet.keeper.handed_over.load(Ordering::SeqCst), before.0);
@@ -93,7 +91,7 @@ fn slots_are_handed_over_when_replicas_have_what_has_moved() {
             .enumerate()
             .all(|(place, (node, _, handed_over))| *node == fleet.node(0) && *handed_over == before.0 + place)
     );
-    // The last leg's position is behind all that was stored.
+    // The last leg's position is after all stores.
     assert!(copy.client().replication_offset() >= needs[needs.len() - 1].1.offset);
     assert!(needs[0].1.offset > before.1 && keys(&copy).len() == 1000);
 }
@@ -122,7 +120,7 @@ fn a_replica_that_does_not_acknowledge_rolls_the_leg_back() {
     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
 }
 
-/// A failover may promote any of them.
+/// A failover may promote any of the replicas.
 #[test]
 fn of_several_replicas_all_that_are_there_must_have_it() {
     let fleet = Fleet::new(2);
@@ -142,7 +140,7 @@ fn of_several_replicas_all_that_are_there_must_have_it() {
     copies[0].signal(rustix::process::Signal::CONT);
     all_there(&mut fleet.client(), 2000);
     until("both are in step again", || fleet.servers[1].client().cmd("INFO replication").matches("lag=0").count() == 2);
-    // One that is gone is waited for no more.
+    // A disconnected replica is not waited for.
     fleet.begin(task(2, Goal::Gentle));
     until("some keys have moved", || fleet.progress(2).keys_moved > 50);
     let [gone, stays] = copies;
@@ -154,7 +152,7 @@ fn of_several_replicas_all_that_are_there_must_have_it() {
 
 #[test]
 fn with_aof_the_target_must_be_able_to_say_that_its_file_is_safe() {
-    // Synced once a second: only WAITAOF could tell, where there is that.
+    // Synced once a second, so only WAITAOF can confirm durability, if available.
     let fleet = Fleet::with(vec![Server::start(&[]), Server::start(&["--appendonly", "yes"])]);
     fill(&mut fleet.client(), 500);
     let knows_waitaof = !fleet.servers[1].client().cmd("WAITAOF 0 0 1").starts_with("-ERR unknown command");

@@ -1,4 +1,4 @@
-//! Something breaks, or a move cannot be.
+//! Faults during moves, and impossible moves.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ fn leftovers_at_the_target_stop_a_move_unless_they_may_go() {
     for n in 0..100 {
         assert_eq!(client.cmd(&format!("SET {{{n}}} value")), "OK");
     }
-    // Somebody's data at the wrong node.
+    // Foreign data at the wrong node.
     let mut direct = fleet.servers[1].client();
     let theirs: Vec<usize> = (0..100).filter(|n| direct.cmd(&format!("EXISTS {{{n}}}")) == "0").collect();
     for n in &theirs {
@@ -48,13 +48,13 @@ fn leftovers_of_a_move_are_removed_unless_they_are_all_that_is_left() {
         task.leftovers.clone_from(&task.order.slots);
         task
     };
-    // The owner comes back without most of them.
+    // The owner returns without most of the keys.
     owned.iter().skip(5).for_each(|n| assert_eq!(nodes[0].cmd(&format!("DEL {{{n}}}")), "1"));
     fleet.begin(task(1));
     let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("nothing is removed that nobody else has") };
     assert!(why.contains(&format!("{} keys", owned.len() - 5)) && why.contains("docs/backup.md"), "{why}");
     owned.iter().skip(5).for_each(|n| assert_eq!(nodes[1].cmd(&format!("GET {{{n}}}")), "older"));
-    // With most of them it has them all; a few that clients have deleted there do not come back.
+    // Once the owner has most of them, stale copies are removed, and keys deleted by clients do not return.
     owned.iter().skip(5).for_each(|n| assert_eq!(client.cmd(&format!("SET {{{n}}} value")), "OK"));
     assert_eq!(client.cmd(&format!("DEL {{{}}}", owned[7])), "1");
     fleet.completes(task(2));
@@ -100,11 +100,11 @@ fn a_source_that_is_killed_and_shows_old_keys_again_brings_nothing_back() {
     let mut fleet = Fleet::with(vec![Server::start(&[]), Server::start(&[])]);
     let mut client = fleet.client();
     fill(&mut client, 4000);
-    // The state that it comes back with.
+    // State with which the source returns.
     assert_eq!(fleet.servers[0].client().cmd("SAVE"), "OK");
     fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
     until("some keys have moved", || fleet.progress(1).keys_moved > 200);
-    // Keys that have moved are changed and deleted where they are now.
+    // Moved keys are changed and deleted at their new node.
     let mut direct = fleet.servers[1].client();
     let owned = fleet.slots_of(fleet.node(0));
     let moved: Vec<usize> = (0..4000)
@@ -120,7 +120,7 @@ fn a_source_that_is_killed_and_shows_old_keys_again_brings_nothing_back() {
     fleet.servers[0].crash(&[]);
     fleet.router().steer_move(MoveId(1), switchyard_router::UserRequest::Goal(Goal::Fast));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
-    // Nor was anything of it there when the slots had left it.
+    // The source also had no old key left when the slots had left it.
     assert_eq!(fleet.progress(1).late, LateKeys::default());
     let mut client = fleet.client();
     for n in 0..4000 {
@@ -143,7 +143,7 @@ fn a_node_that_stands_still_for_a_while_costs_time_and_nothing_else() {
         fleet.begin(with(fleet.task(id, from, to), |order| order.how.goal = Goal::Gentle));
         until("some keys have moved", || fleet.progress(id).keys_moved > 100);
         fleet.servers[place].signal(rustix::process::Signal::STOP);
-        // Longer than the router waits for an answer.
+        // Longer than the command timeout.
         std::thread::sleep(Duration::from_millis(6500));
         fleet.servers[place].signal(rustix::process::Signal::CONT);
         fleet.router().steer_move(MoveId(id), switchyard_router::UserRequest::Goal(Goal::Fast));
@@ -261,7 +261,7 @@ fn a_target_that_runs_full_gives_back_what_it_has() {
             reader.join().expect("nobody saw anything wrong");
         }
     });
-    // What was handed over before stays; the leg under way is where it was.
+    // Slots handed over before stay at the target; the keys of the current leg return.
     assert_eq!(fleet.servers[1].client().cmd("CONFIG SET maxmemory 0"), "OK");
     all_there(&mut fleet.client(), 4000);
     let mut counts = [0, 0];
@@ -273,8 +273,8 @@ fn a_target_that_runs_full_gives_back_what_it_has() {
     all_there(&mut fleet.client(), 4000);
 }
 
-/// MIGRATE is refused and the leg goes back, while the map cannot be stored: until it says who the owner is nothing is
-/// executed anywhere.
+/// MIGRATE is refused and the leg goes back while the map cannot be stored. Until the map names the owner, no command
+/// is executed at any node.
 #[test]
 fn no_command_runs_at_the_target_of_a_leg_that_has_migrated_back() {
     let fleet = Fleet::new(2);
@@ -298,8 +298,7 @@ fn no_command_runs_at_the_target_of_a_leg_that_has_migrated_back() {
     assert!(is_ours(&counter), "the slots are where they were");
 }
 
-/// Nodes change their machine and clocks are set: they are asked again before each leg, and before one that was under
-/// way is gone on with.
+/// Nodes may change machines, and clocks are adjusted, so they are queried before each leg, also before a resumed one.
 #[test]
 fn clocks_are_asked_again_before_each_leg_and_after_a_restart() {
     let mut fleet = Fleet::new(2);
@@ -328,7 +327,7 @@ fn clocks_are_asked_again_before_each_leg_and_after_a_restart() {
 
 const OF_ONE_SLOT: usize = 300;
 
-/// Two nodes; what goes to the source passes `passes` on its way. Gives the address of the source itself, too.
+/// Returns two nodes, with a filter on connections to the source, and the direct address of the source.
 fn source_behind(passes: impl Fn(&[u8]) -> bool + Send + Sync + 'static) -> (Fleet, SocketAddr) {
     let (mut source, target) = (Server::start(&[]), Server::start(&[]));
     let direct = source.address;
@@ -336,7 +335,7 @@ fn source_behind(passes: impl Fn(&[u8]) -> bool + Send + Sync + 'static) -> (Fle
     (Fleet::with(vec![source, target]), direct)
 }
 
-/// Keys of one slot at the source, and a move of that slot that is in the middle of them. Gives their tag.
+/// Creates keys of one slot at the source, and starts a move that is within this slot on return. Returns the hash tag.
 fn in_the_middle_of_a_slot(fleet: &Fleet) -> String {
     let task = fleet.task(1, 0, 1);
     let tag = (0..)
@@ -364,13 +363,13 @@ fn all_of_the_slot(fleet: &Fleet, tag: &str) {
     assert_eq!(there, OF_ONE_SLOT);
 }
 
-/// The leg was under way when the router ended, so its keys may be anywhere: a connection that breaks before it is
-/// under way again ends nothing.
+/// The leg was in progress when the router ended, so its keys may be anywhere. A connection that breaks before the leg
+/// is resumed must not end the move.
 #[test]
 fn a_source_that_is_lost_while_a_leg_is_taken_up_does_not_end_the_move() {
     let (armed, clocks) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
     let (is_armed, asked) = (armed.clone(), clocks.clone());
-    // The first time the mover asks what time it is it connects; the second time it looks whether the leg can go on.
+    // The mover's first TIME is part of connecting, the second checks whether the leg can resume.
     let breaks = move |bytes: &[u8]| {
         is_armed.load(Ordering::SeqCst) && has_command(bytes, &["TIME"]) && asked.fetch_add(1, Ordering::SeqCst) == 1
     };
@@ -383,8 +382,8 @@ fn a_source_that_is_lost_while_a_leg_is_taken_up_does_not_end_the_move() {
     all_of_the_slot(&fleet, &tag);
 }
 
-/// The source was asked for keys, and before it had enough of them the leg has turned: what the target has comes back,
-/// all of it.
+/// The leg turns while the source has been queried for keys and has not replied with enough. All keys at the target
+/// return.
 #[test]
 fn keys_come_back_also_where_more_of_the_source_were_asked_for_when_the_leg_turned() {
     let hold = Arc::<Hold>::default();
@@ -395,7 +394,7 @@ fn keys_come_back_also_where_more_of_the_source_were_asked_for_when_the_leg_turn
         }
         true
     });
-    // So many others that one SCAN does not find enough of the slot.
+    // Enough other keys that one SCAN does not find enough keys of the slot.
     let mut source = Client::connect(direct);
     source.send(&[b"EVAL", b"for n = 1, 30000 do redis.call('SET', 'other' .. n, '') end", b"0"]);
     assert_eq!(source.reply(), "(nil)");

@@ -1,4 +1,4 @@
-//! Real servers, a router before them, a host that keeps everything in memory, and clients.
+//! Real servers, a router, an in-memory host, and clients.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -23,7 +23,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Server {
     pub(crate) child: Child,
     pub(crate) address: SocketAddr,
-    /// Removed with it.
+    /// Removed on drop.
     pub(crate) _dir: tempfile::TempDir,
 }
 
@@ -37,7 +37,7 @@ impl Server {
         Server::start_program(&default_program(), address, dir, options)
     }
 
-    /// Of another program.
+    /// Starts another program.
     pub(crate) fn of(program: &str, options: &[&str]) -> Server {
         let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its address");
         Server::start_program(program, free, tempfile::tempdir().expect("a directory"), options)
@@ -68,12 +68,12 @@ impl Server {
         rustix::process::kill_process(pid, signal).expect("it runs");
     }
 
-    /// Ends it at once, and starts it again with what it had saved.
+    /// Kills the server and restarts it with its persisted data.
     pub(crate) fn crash(&mut self, options: &[&str]) {
         let _ = self.child.kill();
         let _ = self.child.wait();
         let dir = std::mem::replace(&mut self._dir, tempfile::tempdir().expect("a directory"));
-        // The old value is dropped, and with it a process that is gone already.
+        // Drops the old value, whose process has already ended.
         *self = Server::start_at(self.address, dir, options);
     }
 }
@@ -92,7 +92,7 @@ pub(crate) fn default_program() -> String {
     program.expect("redis-server or valkey-server is installed").to_owned()
 }
 
-/// Other servers, as far as somebody has named them: paths in SWITCHYARD_TEST_SERVERS, with colons between.
+/// Other server programs: paths in SWITCHYARD_TEST_SERVERS, separated by colons.
 pub(crate) fn other_programs() -> Vec<String> {
     let named = std::env::var("SWITCHYARD_TEST_SERVERS").unwrap_or_default();
     let programs: Vec<String> = named.split(':').filter(|path| !path.is_empty()).map(str::to_owned).collect();
@@ -113,7 +113,7 @@ pub(crate) fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Sends commands as lines of words and gives replies as text: `OK`, `-ERR ...`, `(nil)`, `[a, b]`.
+/// Sends commands as lines of words and returns replies as text: `OK`, `-ERR ...`, `(nil)`, `[a, b]`.
 pub(crate) struct Client {
     stream: TcpStream,
     input: Vec<u8>,
@@ -127,7 +127,7 @@ impl Client {
         Client { stream, input: Vec::new() }
     }
 
-    /// How far a server is in its primary's history, or in its own.
+    /// Replication offset of a server, as a primary or a replica.
     pub(crate) fn replication_offset(&mut self) -> u64 {
         let info = self.cmd("INFO replication");
         let field = |name: &str| {
@@ -178,7 +178,7 @@ impl Client {
         self.input.extend_from_slice(&chunk[..count]);
     }
 
-    /// Whether the other side closes the connection, without another word.
+    /// Whether the peer closes the connection without further data.
     pub(crate) fn is_closed(&mut self) -> bool {
         matches!(self.stream.read(&mut [0; 100]), Ok(0) | Err(_)) && self.input.is_empty()
     }
@@ -212,11 +212,11 @@ impl Client {
 
 pub(crate) type Transits = Vec<(Transit, Vec<Slot>)>;
 
-/// Keeps what a control plane would keep.
+/// In-memory replacement of the control plane.
 #[derive(Debug)]
 pub(crate) struct Keeper {
-    /// One change of the map after the other, from what it is made of until it is published: two moves at once would
-    /// undo each other's.
+    /// Held for a whole change of the map, from the read to the publication. Two moves at once would undo each other's
+    /// changes.
     pub(crate) changing: Mutex<()>,
     pub(crate) router: Mutex<Option<Weak<Router>>>,
     pub(crate) topology: Mutex<Topology>,
@@ -224,27 +224,26 @@ pub(crate) struct Keeper {
     pub(crate) records: Mutex<Vec<Record>>,
     pub(crate) ended: Mutex<BTreeMap<MoveId, MoveEnd>>,
     pub(crate) spool: PathBuf,
-    /// No record becomes durable while it is set; and then `is_stuck` says that there is one.
+    /// While set, no record becomes durable. `is_stuck`: there is such a record.
     pub(crate) stuck: AtomicBool,
     pub(crate) is_stuck: AtomicBool,
-    /// The record that a leg has drained does not become durable while it is set; and then `is_held` says that there is
-    /// one.
+    /// While set, the record that a leg has drained does not become durable. `is_held`: there is such a record.
     pub(crate) holds_moving: AtomicBool,
     pub(crate) is_held: AtomicBool,
-    /// That keys have moved, or all of a leg, is never on record while it is set, nor what comes behind it; and then
-    /// `is_losing` says that there was such a record.
+    /// While set, records of moved keys or of completed legs, and all later records, are lost. `is_losing`: there was
+    /// such a record.
     pub(crate) loses_moved: AtomicBool,
     pub(crate) is_losing: AtomicBool,
-    /// What replicas were to have before slots were handed over, and how often that was done by then.
+    /// Positions required of replicas, with the number of hand-overs at that time.
     pub(crate) needs: Mutex<Vec<(NodeId, Position, usize)>>,
     pub(crate) handed_over: AtomicUsize,
-    /// What was told of them last.
+    /// Last reported number of databases.
     databases: AtomicUsize,
-    /// No map can be stored while it is set.
+    /// While set, no map can be stored.
     pub(crate) cannot_store: AtomicBool,
-    /// Replicas do not have it while it is set.
+    /// While set, replicas have not caught up.
     pub(crate) replicas_are_behind: Arc<AtomicBool>,
-    /// Replicas that are asked, too.
+    /// Readable replicas.
     pub(crate) replicas: Mutex<Vec<SocketAddr>>,
 }
 
@@ -391,7 +390,7 @@ pub(crate) struct Fleet {
     _dir: tempfile::TempDir,
 }
 
-/// A move that differs from what is usual.
+/// Returns a changed move.
 pub(crate) fn with(mut task: MoveTask, change: impl FnOnce(&mut MoveOrder)) -> MoveTask {
     change(&mut task.order);
     task
@@ -402,11 +401,11 @@ impl Fleet {
         Fleet::with((0..count).map(|_| Server::start(&[])).collect())
     }
 
-    /// Ends the router in the middle of what it does, and starts another one that goes on where the journal says.
+    /// Stops the router at an arbitrary point, and starts a new one that resumes from the journal.
     pub(crate) fn restart(&mut self) {
         let router = self.router.take().expect("running");
         self.keeper.router.lock().expect("lock").take();
-        // A mover that publishes just now has it, too, and must not be the last: it cannot wait for its own end.
+        // A mover may hold it for a publication, but must not drop it last, because the drop waits for movers.
         let mut router = router;
         loop {
             match Arc::try_unwrap(router) {
@@ -447,7 +446,7 @@ impl Fleet {
         }
     }
 
-    /// Puts a move on record, as a control plane does before it begins it.
+    /// Records a move and then starts it, like a control plane.
     pub(crate) fn begin_on_record(&self, task: MoveTask) {
         self.keeper.records.lock().expect("lock").extend(task.order.records(task.id));
         self.begin(task);
@@ -461,7 +460,7 @@ impl Fleet {
         Fleet::made(servers, None, ports)
     }
 
-    /// Of servers that ask for it.
+    /// Like `with`, for servers that require a password.
     pub(crate) fn with_password(servers: Vec<Server>, password: Option<&'static str>) -> Fleet {
         Fleet::made(servers, password, Ports::default())
     }
@@ -516,7 +515,7 @@ impl Fleet {
         (0..SLOT_COUNT as u16).filter_map(Slot::new).filter(|slot| topology.owner(*slot) == node).collect()
     }
 
-    /// A move of all that a node has, as fast as it goes.
+    /// Returns a move of all slots of a node, at full speed.
     pub(crate) fn task(&self, id: u64, from: usize, to: usize) -> MoveTask {
         let (source, target) = (self.node(from), self.node(to));
         let how = MoveOptions { goal: Goal::Fast, ..MoveOptions::default() };
@@ -546,7 +545,7 @@ impl Fleet {
         self.router().begin_move(task).expect("begins");
     }
 
-    /// A move from its beginning to its end.
+    /// Runs a move to its end.
     #[track_caller]
     pub(crate) fn completes(&self, task: MoveTask) {
         let id = task.id.0;
@@ -558,8 +557,8 @@ impl Fleet {
         self.router().moves().into_iter().find(|m| m.id == MoveId(id)).expect("a move")
     }
 
-    /// Begins a move, calls `with` when its first leg has drained and before anything of it is copied, and waits for
-    /// its end.
+    /// Starts a move, calls `with` when its first leg has drained and before any key of it is copied, and waits for the
+    /// end of the move.
     #[track_caller]
     pub(crate) fn interrupt(&self, task: MoveTask, with: impl FnOnce()) -> MoveEnd {
         let id = task.id.0;
@@ -590,7 +589,7 @@ impl Drop for Fleet {
     }
 }
 
-/// Keys of several slots with their values, `count` of them.
+/// Writes `count` keys of several slots.
 pub(crate) fn fill(client: &mut Client, count: usize) {
     for n in 0..count {
         assert_eq!(client.cmd(&format!("SET {{{n}}} value{n}")), "OK");

@@ -1,4 +1,4 @@
-//! Functions that change while a move gives them to its target.
+//! Functions that change while a move copies them to its target.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,8 +13,8 @@ fn library(answer: u32) -> String {
     format!("#!lua name=library\nredis.register_function('f', function() return {answer} end)")
 }
 
-/// The source's functions have been read, and the target's have not been answered: a client replaces them. What it was
-/// told is done stays done.
+/// A client replaces functions after they were read at the source and before the target has replied. The acknowledged
+/// change must survive.
 #[test]
 fn a_function_that_was_replaced_does_not_come_back_at_the_target() {
     let source = Server::start(&[]);
@@ -31,7 +31,7 @@ fn a_function_that_was_replaced_does_not_come_back_at_the_target() {
     let mut client = fleet.client();
     client.send(&[b"FUNCTION", b"LOAD", library(1).as_bytes()]);
     assert_eq!(client.reply(), "library");
-    // The target has to be given them.
+    // Empty the target, so that functions must be copied.
     assert_eq!(Client::connect(direct).cmd("FUNCTION FLUSH"), "OK");
     hold.wanted.store(true, Ordering::SeqCst);
     fleet.begin(fleet.task(1, 0, 1));
@@ -44,7 +44,7 @@ fn a_function_that_was_replaced_does_not_come_back_at_the_target() {
         told.store(true, Ordering::SeqCst);
         reply
     });
-    // As long as it would take if nothing kept it waiting.
+    // Long enough to finish if nothing blocked it.
     let begun = Instant::now();
     while !is_told.load(Ordering::SeqCst) && begun.elapsed() < Duration::from_secs(1) {
         std::thread::sleep(Duration::from_millis(5));

@@ -1,7 +1,7 @@
-//! Moves of a router between real servers, with a host that keeps everything in memory: what clients see while keys
-//! change servers.
+//! Moves of a router between real servers, with a host that keeps everything in memory: behaviour seen by clients while
+//! keys change servers.
 //!
-//! Beside the end-to-end tests, because here a test can look into the journal and hold things up where it wants.
+//! Separate from the end-to-end tests, because these tests read the journal and delay operations at chosen points.
 
 mod big;
 mod clients;

@@ -1,6 +1,6 @@
-//! Moments that are short and matter, made to last: what happens then is what a rule of the machine is for.
+//! Short critical moments, prolonged: each is covered by a rule of the state machine.
 //!
-//! Each test fails without its rule; docs/design/moves.md says which.
+//! Each test fails without its rule; see docs/design/moves.md.
 
 use std::sync::atomic::Ordering;
 
@@ -13,15 +13,15 @@ use super::fleet::{Client, Fleet, fill, until, with};
 
 const KEYS: usize = 300;
 
-/// The keys that both nodes have: stored at the target, and not yet removed at the source.
+/// Returns the keys that both nodes have: stored at the target, and not yet removed at the source.
 fn on_their_way(fleet: &Fleet) -> Vec<usize> {
     let (mut source, mut target) = (fleet.servers[0].client(), fleet.servers[1].client());
     let has = |client: &mut Client, n: usize| client.cmd(&format!("EXISTS {{{n}}}")) == "1";
     (0..KEYS).filter(|n| has(&mut source, *n) && has(&mut target, *n)).collect()
 }
 
-/// Deletes them, as clients do: those for whom that was acknowledged. What is written instead would not show much: a
-/// copy is never stored over a key.
+/// Deletes keys by clients, and returns those with an acknowledgement. Overwrites would be less sensitive, because a
+/// copy is never stored over an existing key.
 fn deleted(fleet: &Fleet, keys: &[usize]) -> Vec<usize> {
     let mut clients: Vec<(usize, Client)> = keys.iter().map(|n| (*n, fleet.client())).collect();
     clients.iter_mut().for_each(|(n, client)| client.post(&format!("DEL {{{n}}}")));
@@ -41,7 +41,7 @@ fn all_but(client: &mut Client, deleted: &[usize]) {
     }
 }
 
-/// Stored and on record, and still at the source: whoever takes over moves it once more.
+/// Stored, recorded, and still at the source: a resuming router moves the key again.
 #[test]
 fn a_key_is_used_by_nobody_until_the_source_has_removed_it() {
     let mut fleet = Fleet::new(2);
@@ -66,7 +66,7 @@ fn a_key_is_used_by_nobody_until_the_source_has_removed_it() {
     assert_eq!(source.cmd("DBSIZE"), "0");
 }
 
-/// Stored, and that is not on record and never will be: whoever takes over knows nothing of it.
+/// Stored, but never recorded: a resuming router does not know of it.
 #[test]
 fn a_key_is_used_by_nobody_until_it_is_on_record() {
     let mut fleet = Fleet::new(2);
@@ -83,7 +83,7 @@ fn a_key_is_used_by_nobody_until_it_is_on_record() {
     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
 }
 
-/// It comes back with keys that it had long ago, after it was looked whether it has any and before they are stored.
+/// The target restarts with old keys, after it was checked for keys and before keys are stored.
 #[test]
 fn what_a_target_shows_that_was_killed_before_a_leg_is_not_believed() {
     let mut fleet = Fleet::new(2);
@@ -99,7 +99,7 @@ fn what_a_target_shows_that_was_killed_before_a_leg_is_not_believed() {
         assert_eq!(direct.cmd(&format!("SET {key} long-ago")), "OK");
     }
     assert_eq!((direct.cmd("SAVE"), direct.cmd("FLUSHALL")), ("OK".to_owned(), "OK".to_owned()));
-    // Between listing and moving are the pieces of big keys.
+    // Big keys are copied between the listing and the first leg.
     fleet.begin(with(fleet.task(1, 0, 1), |order| {
         order.how.max_rate = Some(200_000);
         order.how.goal = Goal::Fast;

@@ -1,4 +1,4 @@
-//! Protocols that copy all keys first and change their owner at the end.
+//! Protocols that copy all keys first and change the owner at the end.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,14 +16,13 @@ fn by(fleet: &Fleet, id: u64, from: usize, to: usize, protocol: Protocol) -> Mov
     with(fleet.task(id, from, to), |order| order.how.protocol = protocol)
 }
 
-/// Names of keys that are at a node when the test begins.
+/// Returns names of keys that are at a node when the test begins.
 fn names_at(fleet: &Fleet, place: usize) -> impl Iterator<Item = String> {
     let slots = fleet.slots_of(fleet.node(place));
     (0..).map(|n| format!("{{{n}}}")).filter(move |name| slots.contains(&crc16_slot(name.as_bytes())))
 }
 
-/// Does everything that changes a key, on keys of its own, and checks every reply. Gives the counter and the list as
-/// they are at the end.
+/// Performs all kinds of changes on its own keys, and checks every reply. Returns the final counter and list length.
 fn work(client: &mut Client, key: &str, stop: &AtomicBool) -> (u64, u64) {
     let (mut count, mut pushed, mut round) = (0_u64, 0_u64, 0_u64);
     while !stop.load(Ordering::Relaxed) {
@@ -35,7 +34,7 @@ fn work(client: &mut Client, key: &str, stop: &AtomicBool) -> (u64, u64) {
         assert_eq!(client.cmd(&format!("SET {key}gone v")), "OK");
         assert_eq!(client.cmd(&format!("GETDEL {key}gone")), "v");
         assert_eq!(client.cmd(&format!("EXISTS {key}gone")), "0");
-        // Another kind of value, another time to live, and none again.
+        // Another type, a TTL, and no TTL again.
         assert_eq!(client.cmd(&format!("HSET {key}kind f {round}")), "1");
         assert_eq!(client.cmd(&format!("PEXPIRE {key}kind 1000000")), "1");
         assert_eq!(client.cmd(&format!("SET {key}kind {round}")), "OK");
@@ -92,7 +91,8 @@ fn nothing_is_lost_or_comes_back_under_writes_of_every_kind() {
     }
 }
 
-/// A wait at the source may be served after its command was sent: what it takes is not there at the target either.
+/// A blocked client may be served at the source after its command was sent. The element must disappear at the target as
+/// well.
 #[test]
 fn what_a_waiting_client_takes_does_not_come_back() {
     let fleet = Fleet::new(2);
@@ -157,7 +157,7 @@ fn an_end_before_the_cut_leaves_the_source_as_it_is_and_nothing_at_the_target() 
         });
         fleet.begin(task);
         until("keys are copied", || fleet.progress(1).keys_moved > 0);
-        // Where everybody waits it would be answered when all is over.
+        // If all clients wait, the reply would only come after the move.
         if protocol == Protocol::Source {
             assert_eq!(client.cmd("SET {0} value0"), "OK");
         }
@@ -170,7 +170,7 @@ fn an_end_before_the_cut_leaves_the_source_as_it_is_and_nothing_at_the_target() 
     }
 }
 
-/// The last keys are written, copied and served where the journal says, wherever the router ends.
+/// The last keys are written, copied and served by the node in the journal, wherever the router stops.
 #[test]
 fn a_router_that_ends_before_the_cut_is_on_record_leaves_the_source_the_owner() {
     for protocol in BOTH {
@@ -218,7 +218,7 @@ fn a_router_that_ends_behind_the_cut_goes_on_at_the_target() {
     }
 }
 
-/// A node that is another process has not what was read or stored before: the leg begins again.
+/// A new process lacks keys that were read or stored before, so the leg starts again.
 #[test]
 fn a_node_that_restarts_while_it_is_copied_begins_the_leg_again() {
     let keeps = ["--appendonly", "yes", "--appendfsync", "always"];
@@ -243,7 +243,7 @@ fn a_node_that_restarts_while_it_is_copied_begins_the_leg_again() {
     }
 }
 
-/// Copies that nobody uses yet are keys to nobody.
+/// Unused copies are invisible to clients.
 #[test]
 fn what_was_deleted_while_it_is_copied_is_not_shown() {
     const KEYS: usize = 1000;
@@ -273,7 +273,7 @@ fn what_was_deleted_while_it_is_copied_is_not_shown() {
     assert_eq!(client.cmd("DBSIZE"), "3");
 }
 
-/// What a target evicts would be lost, so it is copied again or goes nowhere.
+/// Keys evicted by the target would be lost, so they are copied again, or the move stops.
 #[test]
 fn copies_that_the_target_evicts_before_the_cut_are_noticed() {
     const KEYS: usize = 1000;
@@ -292,7 +292,7 @@ fn copies_that_the_target_evicts_before_the_cut_are_noticed() {
     assert_eq!(target.cmd("CONFIG SET maxmemory 0"), "OK");
     fleet.router().steer_move(MoveId(1), UserRequest::Goal(Goal::Fast));
     fleet.router().steer_move(MoveId(1), UserRequest::MaxRate(None));
-    // It began again, or it was noticed when everybody waited already.
+    // The leg started again, or the eviction was detected when clients already waited.
     let is_there =
         |client: &mut Client| names.iter().for_each(|name| assert_eq!(client.cmd(&format!("GET {name}")), "v"));
     if let MoveEnd::Stopped(why) = fleet.wait_for(1) {
@@ -303,7 +303,7 @@ fn copies_that_the_target_evicts_before_the_cut_are_noticed() {
     is_there(&mut client);
 }
 
-/// Everything is at the target: neither clients nor the slots wait for a source that does not come back.
+/// All keys are at the target: neither clients nor slots wait for a source that does not return.
 #[test]
 fn behind_the_cut_a_source_that_is_gone_for_good_is_not_waited_for() {
     for protocol in BOTH {

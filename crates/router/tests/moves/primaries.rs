@@ -1,4 +1,4 @@
-//! One primary after the other: a node's place is taken by another server while workers are in the middle of something.
+//! Change of a node's primary while workers have commands in progress.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use switchyard_router::{Outcome, SentCommand, Servers, Tap};
 
 use super::fleet::{Client, Fleet, Server, until};
 
-/// Holds up the worker that sends a command with the key `hold`, and notes which worker sends what.
+/// Blocks the worker that sends a command with the key `hold`, and records the worker of each command.
 #[derive(Debug, Default)]
 struct Holder {
     worker: Mutex<Option<usize>>,
@@ -43,14 +43,14 @@ fn calls(server: &Server, command: &str) -> u64 {
     line.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number")
 }
 
-/// Else a write is answered while others still read what was there before it.
+/// Otherwise a client could read the old value at the old primary after an acknowledged write at the new one.
 #[test]
 fn a_new_primary_is_not_used_before_all_workers_have_left_the_old_one() {
     let fleet = Fleet::new(1);
     let successor = Server::start(&[]);
     let holder = Arc::new(Holder::default());
     fleet.router().tap(holder.clone());
-    // A client of each worker.
+    // One client per worker.
     let mut by_worker: [Option<Client>; 2] = [None, None];
     until("both workers have a client", || {
         let mut client = fleet.client();
@@ -66,7 +66,7 @@ fn a_new_primary_is_not_used_before_all_workers_have_left_the_old_one() {
     held.post("GET hold");
     until("a worker is held up", || holder.is_holding.load(Ordering::SeqCst));
     leads(&fleet, successor.address);
-    // The other one asks again and again whether it may.
+    // The other worker polls whether it may use the new primary.
     until("the other worker has come to the successor", || calls(&successor, "ping") > 20);
     free.post("SET k after");
     let before = calls(&successor, "ping");
@@ -78,7 +78,7 @@ fn a_new_primary_is_not_used_before_all_workers_have_left_the_old_one() {
     until("the other worker reads what was written", || held.cmd("GET k") == "after");
 }
 
-/// What it received before it was left may still be executed when it is back.
+/// The old primary may still execute earlier commands when it returns.
 #[test]
 fn what_was_left_at_a_primary_that_returns_is_ended_before_it_is_used() {
     let fleet = Fleet::new(1);

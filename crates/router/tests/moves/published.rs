@@ -1,5 +1,5 @@
-//! Protocols as published (`--mode paper`), on real servers: nothing is lost to those who only read, and the holes are
-//! there.
+//! Protocols as published (`--mode paper`), on real servers: clients that only read lose nothing, and the known
+//! anomalies occur.
 
 use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::tracker::Kind;
@@ -9,7 +9,7 @@ use switchyard_router::{MoveEnd, MoveTask, UserRequest};
 
 use super::fleet::{Client, Fleet, all_there, fill, until, with};
 
-/// Every key of the first node to the second, so slow that most keys are on their way while a test looks.
+/// Returns a move from the first node to the second, so slow that most keys are in transit during a test.
 fn published(fleet: &Fleet, id: u64, protocol: Protocol, change: impl FnOnce(&mut Paper)) -> MoveTask {
     with(fleet.task(id, 0, 1), |order| {
         let mut paper = Paper::of(protocol).expect("it is published");
@@ -27,7 +27,7 @@ fn ends(fleet: &Fleet, id: u64) {
     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
 }
 
-/// Keys that the first node has.
+/// Returns the keys at the first node.
 fn of_source(fleet: &Fleet, count: usize) -> Vec<String> {
     let mut source = fleet.servers[0].client();
     (0..count).map(|n| format!("{{{n}}}")).filter(|key| source.cmd(&format!("EXISTS {key}")) == "1").collect()
@@ -46,13 +46,13 @@ fn a_client_that_only_reads_sees_everything() {
     for (id, protocol) in
         [(1, Protocol::NetMigrate), (3, Protocol::Rocksteady), (5, Protocol::Fulva), (7, Protocol::Bloom)]
     {
-        // Bloom telemetry believes its filter: that finds what is not there.
+        // Bloom telemetry trusts its filter, which has false positives.
         fleet.begin(published(&fleet, id, protocol, |paper| {
             paper.tracker = if protocol == Protocol::Bloom { Kind::Exact } else { paper.tracker }
         }));
         until("keys move", || fleet.progress(id).keys_moved > 10);
         all_there(&mut client, KEYS);
-        // Key by key.
+        // Single keys.
         let (keys, values): (Vec<String>, Vec<String>) =
             (0..20).map(|n| (format!("{{{n}}}"), format!("value{n}"))).unzip();
         if matches!(protocol, Protocol::Bloom) {
@@ -61,7 +61,7 @@ fn a_client_that_only_reads_sees_everything() {
         assert!(fleet.progress(id).end.is_none(), "it was on its way all the time");
         ends(&fleet, id);
         all_there(&mut client, KEYS);
-        // And back again, by what is right.
+        // Back with the correct protocol.
         let back = with(fleet.task(id + 1, 1, 0), |order| {
             order.slots.truncate(8192);
             order.how.goal = Goal::Fast;
@@ -78,7 +78,7 @@ fn their_holes_are_there() {
     let mut client = fleet.client();
     fill(&mut client, KEYS);
     let keys = of_source(&fleet, KEYS);
-    // Bloom telemetry without its filter: all is asked of the target, and what has not come is lost.
+    // Bloom telemetry without forwarding: all commands go to the target, and keys still at the source appear lost.
     fleet.begin(published(&fleet, 1, Protocol::Bloom, |paper| paper.forwards = false));
     until("keys move", || fleet.progress(1).keys_moved > 10);
     let lost = missing(&mut client, &keys);
@@ -88,14 +88,14 @@ fn their_holes_are_there() {
 
     let back = with(fleet.task(2, 1, 0), |order| order.how.goal = Goal::Fast);
     fleet.completes(back);
-    // A filter of a bit for each key finds keys that are not there.
+    // A filter with a single bit has false positives.
     fleet.begin(published(&fleet, 3, Protocol::Bloom, |paper| (paper.groups, paper.bits) = (200, 1)));
     until("some have moved", || fleet.progress(3).keys_moved > 50);
     let lost = missing(&mut client, &keys);
     assert!(lost > 0);
     ends(&fleet, 3);
 
-    // Rocksteady: the target owns everything, and counts from nothing; the copy then overwrites what was counted.
+    // Rocksteady: the target owns all keys at once and counts from zero; later the copy overwrites the counters.
     let back = with(fleet.task(4, 1, 0), |order| order.how.goal = Goal::Fast);
     fleet.completes(back);
     fleet.begin(published(&fleet, 5, Protocol::Rocksteady, |_| {}));

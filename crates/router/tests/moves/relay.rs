@@ -1,4 +1,4 @@
-//! A way to a server on which a test can hold a command, or break a connection.
+//! A relay to a server, on which a test can hold a command or break a connection.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Holds a command back on its way to a server, while it is told to.
+/// Holds a command on its way to a server, on request.
 #[derive(Default)]
 pub(crate) struct Hold {
     pub(crate) wanted: AtomicBool,
@@ -22,14 +22,15 @@ impl Hold {
     }
 }
 
-/// A way to a server. `passes` sees what goes there before it does; false: the connection ends here. Gives its address.
+/// Starts a relay. `passes` receives the bytes before the server, and closes the connection by returning false. Returns
+/// the address.
 pub(crate) fn relay(to: SocketAddr, passes: impl Fn(&[u8]) -> bool + Send + Sync + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("its address");
     let passes = Arc::new(passes);
     std::thread::spawn(move || {
         for inward in listener.incoming().map_while(Result::ok) {
-            // The server may have gone before the test has.
+            // The server may end before the test.
             let Ok(outward) = TcpStream::connect(to) else { continue };
             for stream in [&inward, &outward] {
                 stream.set_nodelay(true).expect("no delay");
@@ -55,7 +56,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, passes: &dyn Fn(&[u8]) -> bool) 
     }
 }
 
-/// Whether a command with these words, behind each other, is among the bytes.
+/// Whether the bytes contain a command with these words in sequence.
 pub(crate) fn has_command(bytes: &[u8], words: &[&str]) -> bool {
     let words: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
     bytes.windows(words.len()).any(|window| window == words.as_bytes())

@@ -1,8 +1,8 @@
-//! What the seam sees of commands with keys is what nodes execute: for every command of the table, in every form in
-//! which it can reach a node.
+//! The command hook sees exactly the commands with keys that nodes execute, for every command of the table, in every
+//! form in which it can reach a node.
 //!
-//! A tap listens at the seam, and `MONITOR` at each node. Where the keys of an executed command are, the node says
-//! itself (`COMMAND GETKEYS`), so that a mistake of ours is not made twice.
+//! The tests compare a tap at the hook with `MONITOR` at each node. The keys of executed commands come from the node
+//! itself (`COMMAND GETKEYS`), so that an error of ours does not hide itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -14,10 +14,10 @@ use switchyard_router::{MoveEnd, Outcome, SentCommand, Tap};
 
 use super::fleet::{Client, Fleet, until};
 
-/// A command with keys: its database, its name without a subcommand, and its keys.
+/// A command with keys: database, name without a subcommand, and keys.
 type Seen = (u32, String, Vec<Vec<u8>>);
 
-/// One that was sent: its number, and where to.
+/// A sent command: number, destination node, and content.
 type Sent = ((usize, u64), NodeId, Seen);
 
 #[derive(Debug, Default)]
@@ -39,14 +39,14 @@ impl Tap for Recorder {
 }
 
 impl Recorder {
-    /// Taps the router of a fleet. A client of this router is seen from now on.
+    /// Taps the router of a fleet. Clients created by this recorder are covered.
     fn of(fleet: &Fleet) -> Arc<Recorder> {
         let recorder = Arc::new(Recorder::default());
         fleet.router().tap(recorder.clone());
         recorder
     }
 
-    /// A client whose worker has noticed the tap.
+    /// Returns a client whose worker has adopted the tap.
     fn client(&self, fleet: &Fleet) -> Client {
         let mut client = fleet.client();
         until("the worker has noticed the tap", || {
@@ -63,7 +63,7 @@ impl Recorder {
         self.ended.lock().expect("lock").clear();
     }
 
-    /// What a node has executed, by what the seam says.
+    /// Returns the commands that a node has executed, according to the tap.
     fn at(&self, node: NodeId) -> Vec<Seen> {
         let (sent, ended) = (self.sent.lock().expect("lock"), self.ended.lock().expect("lock"));
         let is_executed = |number: &(usize, u64)| ended.get(number) == Some(&Outcome::Certain);
@@ -76,7 +76,7 @@ impl Recorder {
         seen
     }
 
-    /// The outcomes of the commands of this name.
+    /// Returns the outcomes of the commands of this name.
     fn outcomes(&self, name: &str) -> Vec<Option<Outcome>> {
         let ended = self.ended.lock().expect("lock");
         self.sent
@@ -131,7 +131,7 @@ impl Executed {
     }
 }
 
-/// MONITOR at every node of a fleet.
+/// MONITOR connections to all nodes of a fleet.
 struct Monitors(Vec<Client>);
 
 impl Monitors {
@@ -141,7 +141,7 @@ impl Monitors {
         Monitors(clients)
     }
 
-    /// What the node at this place has executed since the last call.
+    /// Returns the commands that a node has executed since the last call.
     fn executed(&mut self, fleet: &Fleet, place: usize) -> Vec<Executed> {
         fleet.servers[place].client().cmd("ECHO until-here");
         let mut all = Vec::new();
@@ -155,7 +155,7 @@ impl Monitors {
     }
 }
 
-/// The keys of a command as a node finds them.
+/// Returns the keys of a command according to a node.
 fn keys_at_node(asker: &mut Client, args: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let words: Vec<&[u8]> = [&b"COMMAND"[..], b"GETKEYS"].into_iter().chain(args.iter().map(Vec::as_slice)).collect();
     asker.send(&words);
@@ -166,14 +166,14 @@ fn keys_at_node(asker: &mut Client, args: &[Vec<u8>]) -> Vec<Vec<u8>> {
     }
 }
 
-/// Checks that what the tap saw for each node is what that node executed, of commands for which `counts`. Gives the
-/// names of those that never were.
+/// Checks for each node that the tap saw exactly the executed commands, for commands with `counts`. Returns the names
+/// of commands that never occurred.
 fn compare(fleet: &Fleet, recorder: &Recorder, monitors: &mut Monitors, counts: impl Fn(&str) -> bool) -> Vec<String> {
     until("all have ended", || recorder.ended.lock().expect("lock").len() == recorder.sent.lock().expect("lock").len());
     for place in 0..fleet.servers.len() {
         let mut asker = fleet.servers[place].client();
         let mut executed = Vec::new();
-        // A script's commands use the keys that it declares.
+        // The commands of a script use its declared keys.
         let mut declared: BTreeSet<Vec<u8>> = BTreeSet::new();
         for line in monitors.executed(fleet, place) {
             let name = String::from_utf8_lossy(&line.args[0]).to_ascii_uppercase();
@@ -210,7 +210,7 @@ fn count(of: &[Seen], what: &Seen) -> usize {
     of.iter().filter(|seen| *seen == what).count()
 }
 
-/// A call of a command on keys of one slot. What it does with them does not matter: a node that answers an error has
+/// Returns a call of a command with keys of one slot. Its effect does not matter: a node that replies with an error has
 /// executed it as well.
 fn call_of(command: &Command, tag: &str) -> Option<Vec<Vec<u8>>> {
     let key = |number: usize| format!("{{{tag}}}{number}").into_bytes();
@@ -268,7 +268,7 @@ fn exchange(client: &mut Client, args: &[Vec<u8>]) -> String {
     client.reply()
 }
 
-/// The commands of the table with keys that this router sends to nodes and that nodes show in MONITOR.
+/// Returns the commands with keys that this router sends to nodes and that nodes show in MONITOR.
 fn commands_with_keys(fleet: &Fleet) -> Vec<Command> {
     let mut asker = fleet.servers[0].client();
     let table = CommandTable::builtin();
@@ -282,7 +282,7 @@ fn commands_with_keys(fleet: &Fleet) -> Vec<Command> {
     table.iter().filter(is_sent).filter(is_shown).cloned().collect()
 }
 
-/// A key of the node at a place.
+/// Returns a key of the node at this place.
 fn key_at(fleet: &Fleet, place: usize, name: &str) -> String {
     let owned = fleet.slots_of(fleet.node(place));
     (0..).map(|n| format!("{{{n}}}{name}")).find(|key| owned.contains(&crc16_slot(key.as_bytes()))).expect("one")
@@ -299,9 +299,9 @@ fn every_command_of_the_table_passes_the_seam_in_every_form() {
     assert!(commands.len() > 150, "{} commands", commands.len());
     for command in &commands {
         let call = |form: &str| call_of(command, &format!("{form}{}", command.name)).expect("a call");
-        // Alone.
+        // As a single command.
         exchange(&mut client, &call("alone"));
-        // In a transaction. What may not be queued spoils it.
+        // In a transaction. Commands that cannot be queued abort it.
         for args in [vec![b"MULTI".to_vec()], call("multi"), call("multi"), vec![b"EXEC".to_vec()]] {
             exchange(&mut client, &args);
         }
@@ -345,7 +345,7 @@ fn whatever_becomes_of_a_command_on_its_way_passes_the_seam() {
     ] {
         client.cmd(&line.replace("%a", &a).replace("%b", &b));
     }
-    // In rounds: values are brought together.
+    // In several steps: values are collected at one node.
     for line in [
         "SADD %a 1 2",
         "SADD %b 2 3",
@@ -367,7 +367,7 @@ fn whatever_becomes_of_a_command_on_its_way_passes_the_seam() {
         let reply = client.cmd(&line.replace("%a", &a).replace("%b", &b));
         assert!(!reply.starts_with('-'), "{line}: {reply}");
     }
-    // What waits at its node: with data, without, and until there is some.
+    // Blocking at its node: with data, with a timeout, and until data arrives.
     let list = format!("{a}-queue");
     client.cmd(&format!("RPUSH {list} 1"));
     assert_eq!(client.cmd(&format!("BLPOP {list} 1")), format!("[{list}, 1]"));
@@ -376,7 +376,7 @@ fn whatever_becomes_of_a_command_on_its_way_passes_the_seam() {
     until("it waits", || fleet.servers[0].client().cmd("INFO clients").contains("blocked_clients:1"));
     other.cmd(&format!("RPUSH {list} 2"));
     assert_eq!(client.reply(), "2");
-    // Large values: passed on as they come, asked again, and split.
+    // Large values: streamed, repeated, and split.
     let large = vec![b'v'; 2 << 20];
     for key in [&a, &b] {
         let key = key.as_bytes();
@@ -401,7 +401,7 @@ fn whatever_becomes_of_a_command_on_its_way_passes_the_seam() {
     let sha = client.reply();
     fleet.servers.iter().for_each(|server| assert_eq!(server.client().cmd("SCRIPT FLUSH"), "OK"));
     assert_eq!(client.cmd(&format!("EVALSHA {sha} 1 {a}-count")), "1");
-    // Watched keys, in a transaction that comes about, and in one that does not.
+    // Watched keys, in a transaction that succeeds, and in one that fails.
     for (write, reply) in [(false, "[OK]"), (true, "(nil)")] {
         client.cmd(&format!("WATCH {a}-watched"));
         if write {
@@ -411,7 +411,7 @@ fn whatever_becomes_of_a_command_on_its_way_passes_the_seam() {
         client.cmd(&format!("SET {a}-watched mine"));
         assert_eq!(client.cmd("EXEC"), reply);
     }
-    // Another protocol has other connections.
+    // Clients of the other protocol version use other connections.
     other.cmd("HELLO 3");
     for line in ["SET %a 1", "GET %a", "MGET %a %b", "BLPOP %a-none 0.01", "INCR %b"] {
         other.cmd(&line.replace("%a", &a).replace("%b", &b));
@@ -431,7 +431,7 @@ fn a_command_that_is_issued_again_in_a_move_passes_the_seam_again() {
     clients[1].post(&format!("XREAD BLOCK 60000 STREAMS {key}-stream $"));
     until("they wait", || fleet.servers[0].client().cmd("INFO clients").contains("blocked_clients:2"));
     let end = fleet.interrupt(fleet.task(1, 0, 1), || {
-        // These wait for their keys, and go where they are then.
+        // These wait for their keys, and then follow them.
         clients[2].post(&format!("INCR {key}-count"));
         for line in ["MULTI", &format!("INCRBY {key}-count 5"), "EXEC"] {
             clients[3].post(line);
@@ -463,18 +463,18 @@ fn the_seam_hears_what_became_of_a_command_that_is_not_answered() {
     let mut client = recorder.client(&fleet);
     recorder.forget();
     let key = key_at(&fleet, 0, "x");
-    // An upload whose client is closed: the node has half a command, and never executes it.
+    // An upload from a client that is closed: the node has half a command, and never executes it.
     let number = client.cmd("CLIENT ID");
     client.send_raw(format!("*3\r\n$6\r\nAPPEND\r\n${}\r\n{key}\r\n$3000000\r\nhalf of it", key.len()).as_bytes());
     until("its beginning is on its way", || recorder.outcomes("APPEND").len() == 1);
     assert_eq!(fleet.client().cmd(&format!("CLIENT KILL ID {number}")), "1");
     until("it has ended", || recorder.outcomes("APPEND") == [Some(Outcome::Never)]);
-    // A node that dies with commands in flight: nobody knows.
+    // A node that dies with commands in flight: the outcome is unknown.
     let mut client = recorder.client(&fleet);
     fleet.servers[0].signal(Signal::STOP);
     client.post(&format!("INCR {key}"));
     until("it was sent", || recorder.outcomes("INCR").len() == 1);
-    // The kernel takes it for the node that stands still.
+    // The kernel still accepts the command for the stopped node.
     let in_flight = |fleet: &Fleet| fleet.router().status().nodes.iter().map(|node| node.in_flight).sum::<u64>();
     until("it is in flight", || in_flight(&fleet) >= 1);
     assert_eq!(recorder.outcomes("INCR"), [None]);

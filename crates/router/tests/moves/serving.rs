@@ -1,4 +1,4 @@
-//! Nothing breaks: commands of all kinds while keys move.
+//! Moves without faults: all kinds of commands while keys move.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -63,14 +63,14 @@ fn every_type_time_to_live_and_database_arrives() {
     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
     assert!(fleet.slots_of(fleet.node(0)).is_empty());
     assert!(fleet.progress(1).keys_moved > 0);
-    // And back again.
+    // Back to the first node.
     fleet.completes(fleet.task(2, 1, 0));
     assert_eq!(client.cmd("SELECT 0"), "OK");
     assert_eq!(look(&mut client), before);
 }
 
-/// Where nearly all keys are strings they are read by GET and stored by SET; what is none among them, what expires, is
-/// empty or is no text must not suffer from it, and the nodes must have been asked in that way.
+/// If nearly all keys are strings, they are read by GET and stored by SET. Other types, TTLs, and empty or binary
+/// values must arrive unchanged, and the nodes must have received these commands.
 #[test]
 fn strings_move_as_strings_and_what_is_among_them_as_it_is() {
     let fleet = Fleet::new(2);
@@ -106,15 +106,15 @@ fn strings_move_as_strings_and_what_is_among_them_as_it_is() {
         let counted = all.split_once(&format!("cmdstat_{name}:calls=")).map_or("0", |(_, rest)| rest);
         counted.split(',').next().and_then(|n| n.parse::<u64>().ok()).expect("a number")
     };
-    // About 2000 keys, and nearly all of them many at a time.
+    // About 2000 keys, nearly all moved in multi-key commands.
     assert!(calls(0, "mget") > 20 && calls(0, "get") < 200 && calls(0, "dump") < 500 && calls(0, "pexpiretime") > 1000);
     assert!(calls(1, "msetnx") > 20 && calls(1, "restore") > 10);
     assert_eq!(look(&mut client), before);
     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
 }
 
-/// Where one of the keys that are stored together is there already, and the move did not store it, no value of a client
-/// is given up for it.
+/// If one of the keys stored together already exists at the target, and the move did not store it, no client's value is
+/// lost.
 #[test]
 fn what_is_at_the_target_takes_the_place_of_no_key() {
     let fleet = Fleet::new(2);
@@ -134,8 +134,7 @@ fn what_is_at_the_target_takes_the_place_of_no_key() {
     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), (0..4000).filter(of_source).count().to_string());
 }
 
-/// That no key expires was true when the leg had drained. Clients past the router make it untrue, where they are
-/// allowed.
+/// At the drain, no key has a TTL. Direct clients, where allowed, may set one later.
 #[test]
 fn a_time_to_live_that_a_direct_client_gives_is_kept() {
     let fleet = Fleet::new(2);
@@ -153,8 +152,8 @@ fn a_time_to_live_that_a_direct_client_gives_is_kept() {
     }
 }
 
-/// Counters, lists and transactions while everything moves to and fro: every acknowledged change is there once, and
-/// nobody sees an error.
+/// Counters, lists and transactions while all slots move back and forth: every acknowledged change is applied once,
+/// without errors.
 #[test]
 fn nobody_sees_a_move_but_by_its_speed() {
     let fleet = Fleet::new(2);
@@ -202,7 +201,7 @@ fn nobody_sees_a_move_but_by_its_speed() {
                             assert_eq!(client.reply(), counts[place].to_string());
                         }
                         _ => {
-                            // A pipeline: its replies are in order, and its writes are seen.
+                            // A pipeline: its replies are in order, and its writes are visible.
                             client.post(&format!("INCR {key}"));
                             client.post(&format!("GET {key}"));
                             client.post(&format!("DEL {key}copy"));
@@ -236,7 +235,7 @@ fn nobody_sees_a_move_but_by_its_speed() {
 #[test]
 fn who_waits_for_an_element_gets_it_wherever_the_list_is() {
     let fleet = Fleet::new(2);
-    // One key per node, so that both directions are there.
+    // One key per node, so that both directions are covered.
     let mut waiting: Vec<(String, Client)> = (0..20)
         .map(|n| {
             let mut client = fleet.client();
@@ -252,7 +251,7 @@ fn who_waits_for_an_element_gets_it_wherever_the_list_is() {
         assert_eq!(client.reply(), format!("[{key}, element]"));
         assert_eq!(pusher.cmd(&format!("LLEN {key}")), "0");
     }
-    // Its own time still ends a wait.
+    // The timeout of the command still applies.
     let mut impatient = fleet.client();
     impatient.post("BLPOP {short}list 1");
     fleet.completes(fleet.task(2, 1, 0));
@@ -278,7 +277,7 @@ fn a_watch_does_not_survive_the_hand_over_of_its_slot() {
     }
 }
 
-/// There and back: the node that watches has not seen what was done with the key elsewhere.
+/// The key moves back and forth: its node has not seen the changes made elsewhere.
 #[test]
 fn a_watch_does_not_survive_that_its_key_was_away() {
     let fleet = Fleet::new(2);
@@ -298,7 +297,7 @@ fn a_watch_does_not_survive_that_its_key_was_away() {
         assert_eq!(client.cmd(&format!("SET {{k{n}}} 3")), "QUEUED");
         assert_eq!(client.cmd("EXEC"), "(nil)");
         assert_eq!(client.cmd(&format!("GET {{k{n}}}")), "(nil)");
-        // And then it is as if nothing had been.
+        // Afterwards WATCH works normally.
         assert_eq!((client.cmd(&format!("WATCH {{k{n}}}")), client.cmd("MULTI")), ("OK".to_owned(), "OK".to_owned()));
         assert_eq!(client.cmd(&format!("SET {{k{n}}} 4")), "QUEUED");
         assert_eq!(client.cmd("EXEC"), "[OK]");
@@ -340,7 +339,7 @@ fn a_scan_misses_no_key_that_was_there_all_the_time() {
     }
 }
 
-/// More moves than eight bits count, each of a slot, while clients scan; some slots move again and again.
+/// More moves than fit into eight bits, one slot each, while clients scan; some slots move repeatedly.
 #[test]
 fn hundreds_of_moves_during_one_scan_cost_it_no_key() {
     let fleet = Fleet::new(3);
@@ -363,7 +362,7 @@ fn hundreds_of_moves_during_one_scan_cost_it_no_key() {
         for _ in 0..if moves < 300 { 6 } else { 1 } {
             moves += 1;
             let (from, to) = [(2, 0), (0, 1), (1, 2), (0, 2), (1, 0), (2, 1)][moves as usize % 6];
-            // Of the slots that have keys: one of the first few, or another one each time.
+            // Among the slots with keys: alternately one of the first few, and a new one.
             let nth = if moves % 2 == 0 { moves % 7 } else { moves };
             let of = |n: &usize| {
                 fleet.slots_of(fleet.node(from)).binary_search(&crc16_slot(format!("{{{n}}}").as_bytes())).is_ok()
@@ -384,7 +383,7 @@ fn hundreds_of_moves_during_one_scan_cost_it_no_key() {
 fn a_flush_in_the_middle_leaves_nothing() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
-    // Large enough that some are always read of one node and not yet stored at the other.
+    // Large enough that some keys are always read at one node and not yet stored at the other.
     let value = vec![b'x'; 200_000];
     for id in 1..=8 {
         for n in 0..150 {
@@ -401,7 +400,7 @@ fn a_flush_in_the_middle_leaves_nothing() {
     }
 }
 
-/// DBSIZE and KEYS know each key once, wherever it is on its way, and looking does not keep a move from its end.
+/// DBSIZE and KEYS count each key once, wherever it is in transit, and do not delay the end of a move.
 #[test]
 fn every_key_is_counted_once_while_it_moves() {
     const KEYS: usize = 20_000;
@@ -471,7 +470,7 @@ fn nothing_published_on_a_shard_channel_is_missed() {
         publisher.join().expect("published")
     });
     for (n, subscriber) in subscribers.iter_mut().enumerate() {
-        // Around a hand-over messages come from two nodes, whose connections are not ordered among each other.
+        // At a hand-over, messages come from two nodes over separate connections, without a common order.
         let heard: BTreeSet<String> = (0..published).map(|_| subscriber.reply()).collect();
         let expected: BTreeSet<String> =
             (1..=published).map(|count| format!("[smessage, {{c{n}}}, {count}]")).collect();
@@ -543,8 +542,8 @@ fn who_waits_at_the_end_of_a_stream_gets_what_is_added_next() {
     }
 }
 
-/// A script creates a key that it does not name while a leg is about to begin: after the list of its keys was looked
-/// at, and before the drain.
+/// A script creates an undeclared key while a leg is about to start: after the check of its list of keys, and before
+/// the drain.
 #[test]
 fn a_key_that_no_command_names_goes_with_a_leg_that_is_about_to_begin() {
     let fleet = Fleet::new(2);
@@ -571,7 +570,7 @@ fn a_key_that_no_command_names_goes_with_a_leg_that_is_about_to_begin() {
     );
 }
 
-/// A cursor into a value means something to one server only.
+/// An element cursor is only valid at one server.
 #[test]
 fn no_element_is_missed_by_an_iteration_whose_key_moves() {
     const ELEMENTS: usize = 5000;

@@ -9,8 +9,8 @@ use switchyard_router::{MoveEnd, UserRequest};
 
 use super::fleet::{Fleet, all_there, fill, until, with};
 
-/// A node is the target of two, the source of two, and both at once; clients count meanwhile, also in two slots of
-/// different moves together.
+/// A node is the target of two moves, the source of two, and both at once. In the meantime clients increment counters,
+/// also across two slots of different moves.
 #[test]
 fn moves_that_share_a_node_do_not_disturb_each_other() {
     let fleet = Fleet::new(3);
@@ -55,7 +55,7 @@ fn moves_that_share_a_node_do_not_disturb_each_other() {
             let mut taken = BTreeSet::new();
             for (id, (from, to)) in ids.iter().zip(pairs) {
                 let task = fleet.task(*id, from, to);
-                // Half of what the source has, where it gives to two.
+                // Half of the source's slots if it has two moves.
                 let slots: Vec<_> =
                     task.order.slots.iter().copied().filter(|slot| slot.number() % 2 == (*id % 2) as u16).collect();
                 assert!(slots.iter().all(|slot| taken.insert(*slot)), "each slot in one move");

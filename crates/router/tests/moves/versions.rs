@@ -1,4 +1,4 @@
-//! Servers of other versions and makes, and what a server knows of how its keys are used.
+//! Servers of other versions and vendors, and preservation of usage data of keys.
 
 use super::big::{hash, key_of, no_temporary_keys};
 use super::fleet::{Client, Fleet, Server, default_program, other_programs, until, with};
@@ -42,8 +42,8 @@ fn all_there(client: &mut Client) {
     }
 }
 
-/// From any server to any other: done, or refused before anything has moved because the target cannot read what the
-/// source dumps.
+/// Moves between all pairs of servers complete, or are refused before any key has moved because the target cannot read
+/// the dump format of the source.
 #[test]
 fn servers_of_other_versions_take_part() {
     let ours = default_program();
@@ -94,7 +94,7 @@ fn how_often_or_lately_a_key_was_used_goes_with_it() {
         for n in 0..200 {
             assert_eq!(client.cmd(&format!("SET {{{n}}} value")), "OK");
         }
-        // What it has at the source is written over with something that no use of the keys meanwhile could give.
+        // The usage data at the source is replaced by values that no access during the test could cause.
         let mut source = fleet.servers[0].client();
         let keys: Vec<String> =
             (0..200).map(|n| format!("{{{n}}}")).filter(|key| source.cmd(&format!("EXISTS {key}")) == "1").collect();
@@ -117,13 +117,13 @@ fn how_often_or_lately_a_key_was_used_goes_with_it() {
         for (place, key) in keys.iter().enumerate() {
             let used: u64 = target.cmd(&format!("OBJECT {hint} {key}")).parse().expect("a number");
             let given = 50 + place as u64;
-            // Idle time goes on; how often counts no less than before.
+            // Idle time continues to grow; the frequency does not decrease.
             assert!((given..given + 60).contains(&used), "{hint} of {key}: {given} became {used}");
         }
     }
 }
 
-/// Two servers of each program whose hash fields have times to live.
+/// Returns two servers of each program with TTLs of hash fields.
 fn fleets_with_mortal_fields() -> impl Iterator<Item = (String, Fleet)> {
     [default_program()].into_iter().chain(other_programs()).filter_map(|program| {
         let fleet = Fleet::with(vec![Server::of(&program, &[]), Server::of(&program, &[])]);
@@ -154,7 +154,7 @@ fn times_to_live_of_hash_fields_go_with_them() {
     }
 }
 
-/// Pieces have no times to live. A field may have one before the hash is copied in pieces, or get it meanwhile.
+/// Pieces have no TTLs. A field may have one before the hash is copied in pieces, or get one during the copy.
 #[test]
 fn a_big_hash_whose_fields_have_times_to_live_moves_whole() {
     const COUNT: usize = 20_000;
@@ -190,7 +190,7 @@ fn a_big_hash_whose_fields_have_times_to_live_moves_whole() {
     }
 }
 
-/// Of a hash that moves, in pieces or whole, fields that have expired stay away, and those that have not are all there.
+/// Expired fields of a hash stay deleted during a move, in pieces or whole, and all other fields arrive.
 #[test]
 fn fields_that_expire_while_their_hash_moves_stay_away() {
     const COUNT: usize = 20_000;
@@ -211,7 +211,7 @@ fn fields_that_expire_while_their_hash_moves_stay_away() {
         assert!(
             client.cmd(&format!("HMGET {key} field1 field2 field3 field4")).ends_with("[again, (nil), (nil), (nil)]")
         );
-        // Counted are those that nobody has removed yet, too.
+        // HLEN includes expired fields that the server has not removed yet.
         until("all others are there, and no more", || client.cmd(&format!("HLEN {key}")) == (COUNT - 3).to_string());
         eprintln!("{program}: they do");
     }

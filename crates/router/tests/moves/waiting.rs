@@ -1,5 +1,4 @@
-//! Clients that wait for an element while its list changes its node: in which order they get it, and what else ends
-//! their wait.
+//! Clients that block on a list while it changes its node: order of service, and other ends of a wait.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,14 +8,14 @@ use switchyard_router::MoveEnd;
 
 use super::fleet::{Client, Fleet, Server, fill, until};
 
-/// How many clients wait at a server.
+/// Returns the number of blocked clients of a server.
 fn blocked(server: &Server) -> usize {
     let info = server.client().cmd("INFO clients");
     let number = info.split("blocked_clients:").nth(1).and_then(|rest| rest.split("\\r").next());
     number.and_then(|n| n.parse().ok()).expect("a number")
 }
 
-/// Somebody who waits, with its number.
+/// Returns a blocked client with its id.
 fn waiter(fleet: &Fleet, command: &str) -> (String, Client) {
     let mut client = fleet.client();
     let number = client.cmd("CLIENT ID");
@@ -36,7 +35,7 @@ fn those_who_wait_for_one_list_are_served_in_the_order_in_which_they_came() {
                 client.post(&format!("BLPOP {key} 60"));
                 queue.push(client);
             }
-            // Each round waits at its node before the next one comes.
+            // Each round is blocked at its node before the next one starts.
             until("they wait", || fleet.servers.iter().map(blocked).sum::<usize>() == 6 * (place + 1));
         }
         let (from, to) = if id % 2 == 1 { (0, 1) } else { (1, 0) };
@@ -65,14 +64,14 @@ fn all_that_ends_a_wait_ends_it_also_while_its_list_is_on_the_way() {
     let mut other = fleet.client();
     let mut recalled: Vec<(String, Client)> = Vec::new();
     for place in 0..8 {
-        // The first one's time ends while it is with the router.
+        // The first command times out while it is held by the router.
         recalled.push(waiter(&fleet, &if place == 0 { format!("BLPOP {key} 3") } else { forever.clone() }));
         until("it waits", || blocked(&fleet.servers[0]) == place + 1);
     }
     fleet.keeper.holds_moving.store(true, Ordering::SeqCst);
     fleet.begin(fleet.task(1, 0, 1));
     until("nobody waits there any more", || blocked(&fleet.servers[0]) == 0);
-    // Two more come while the list is nowhere.
+    // Two more commands arrive while the list is at neither node.
     let mut late = vec![waiter(&fleet, &format!("BLPOP {key} 1")), waiter(&fleet, &forever), waiter(&fleet, &forever)];
     until("they are shown as waiting", || {
         late.iter()
@@ -92,7 +91,7 @@ fn all_that_ends_a_wait_ends_it_also_while_its_list_is_on_the_way() {
     let (number, client) = &mut recalled[3];
     assert_eq!(other.cmd(&format!("CLIENT KILL ID {number}")), "1");
     assert!(client.is_closed());
-    recalled.remove(4); // and with it its connection
+    recalled.remove(4); // closes its connection
     assert_eq!(blocked(&fleet.servers[1]), 0);
     fleet.keeper.holds_moving.store(false, Ordering::SeqCst);
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
@@ -128,8 +127,8 @@ fn client_unblock_works_wherever_its_client_waits_just_then() {
     }
 }
 
-/// A node takes so many one after the other, on connections that are made while others go; clients of both protocols
-/// and of all workers.
+/// A node serves many blocked clients in sequence, on connections opened while others close; clients of both protocol
+/// versions and of all workers.
 #[test]
 fn hundreds_who_wait_for_one_list_are_served_in_the_order_in_which_they_came() {
     const WAITERS: usize = 300;

@@ -1,6 +1,6 @@
-//! What the answers of a node mean: to reading keys, to storing them, to making them safe, to SCAN.
+//! Interpretation of a node's replies to reads, stores, durability checks and SCAN.
 //!
-//! Beside what was asked ([`super::End`]), and without a connection: so that what a node may answer can be tried.
+//! Separate from the connection ([`super::SideConnection`]), so that tests can try any reply.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use switchyard_resp::reply;
 
 use super::{AskedOf, Content, Form, Payload, Placed, Read, Reading};
 use crate::mover::connection::error_text;
-/// What came of a [`super::Ask::Copy`].
+/// Returns the result of a [`super::Ask::Copy`].
 pub(in crate::mover) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Result<Read, String> {
     let Reading { keys, databases, usage, absolute, form, staged, first, .. } = reading;
     let mut unusable = Vec::new();
@@ -24,12 +24,12 @@ pub(in crate::mover) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Resul
         let [seconds, micros] = time[..] else { return Err("it does not tell its TIME".to_owned()) };
         seconds * 1000 + micros / 1000
     };
-    // Nearly all keys are in one database: a list that grows by itself begins with room for four.
+    // Nearly all keys are in one database. A vector that grows on its own starts with a capacity of four.
     let mut contents: Vec<Vec<Content>> = keys.iter().map(|_| Vec::with_capacity(1)).collect();
     let mut refused: Vec<Option<String>> = vec![None; keys.len()];
     let mut others = Vec::new();
     let mut only_one_by_one = false;
-    // 0 would be for ever.
+    // 0 would mean no expiry.
     let until = |expiry: i64| if expiry < 0 { 0 } else { (now_ms + expiry).max(1) };
     for AskedOf { database, selected, expiry, together } in databases {
         if selected {
@@ -61,7 +61,7 @@ pub(in crate::mover) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Resul
                                 usage: None,
                             });
                         }
-                        // No string, or not there; or it is not told.
+                        // Not a string, missing, or refused.
                         _ => others.push(place),
                     }
                 }
@@ -107,7 +107,7 @@ pub(in crate::mover) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Resul
             let expiry = expiry.map_or(Some(-1), |answer| reply::integer(&answer));
             let value = Arc::new(value);
             let text = reply::text(&value).filter(|_| !reply::is_null(&value));
-            // Gone in between, or so between two questions: then it is gone.
+            // Deleted between the two replies, or expired.
             let (Some(expiry), Some(text)) = (expiry.filter(|expiry| *expiry != -2), text) else { continue };
             let payload = Payload::within(&value, text);
             of_key.push(Content { database, form, payload, last: None, expires_ms: until(expiry), usage: used });
@@ -130,7 +130,8 @@ pub(in crate::mover) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Resul
     })
 }
 
-/// What was read first, and of those that are no strings what was read then: of all databases, in the same order.
+/// Merges the second read of the keys that are not strings into the first read. Both cover all databases, in the same
+/// order.
 fn together(mut first: Read, then: Read) -> Read {
     let mut at = 0;
     first.unusable.extend(then.unusable);
@@ -145,11 +146,10 @@ fn together(mut first: Read, then: Read) -> Read {
     first
 }
 
-/// What has to be stored by itself: a key's place in its batch, and a database.
+/// A key to store with its own command: place in the batch, and database.
 pub(in crate::mover) type OneByOne = (usize, u32);
 
-/// What came of a [`super::Ask::Store`]: an outcome per key; and what has to be stored one by one, by place and
-/// database.
+/// Returns the result of a [`super::Ask::Store`]: an outcome per key, and the keys to store one by one.
 pub(in crate::mover) fn stored(
     places: Vec<Placed>,
     mut outcomes: Vec<Stored>,
@@ -164,7 +164,7 @@ pub(in crate::mover) fn stored(
             Placed::Over(places) if is_error => {
                 places.into_iter().for_each(|place| outcomes[place] = Stored::Refused(error_text(answer)));
             }
-            // RESTORE says so, and SET NX that it did nothing.
+            // RESTORE replies BUSYKEY, SET NX replies null.
             Placed::One(place) if answer.starts_with(b"-BUSYKEY") || reply::is_null(answer) => {
                 let so_far = std::mem::replace(&mut outcomes[place], Stored::Exists);
                 if matches!(so_far, Stored::Refused(_)) {
@@ -172,7 +172,7 @@ pub(in crate::mover) fn stored(
                 }
             }
             Placed::One(place) if is_error => outcomes[place] = Stored::Refused(error_text(answer)),
-            // One of them is there, or it refuses: which, and why, each by itself tells.
+            // A key exists, or the command was refused. Single stores will show which key, and why.
             Placed::Together(database, places) if reply::integer(answer) != Some(1) => {
                 again.extend(places.into_iter().map(|place| (place, database)));
             }
@@ -182,16 +182,16 @@ pub(in crate::mover) fn stored(
     Ok((outcomes, again))
 }
 
-/// What came of a [`super::Ask::Secure`].
+/// Result of a [`super::Ask::Secure`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::mover) enum DurabilityResult {
-    /// It is safe; or the text says why not.
+    /// Durable, or the reason why not.
     Is(Result<(), String>),
-    /// So many replicas are there now, and fewer have it, or were asked.
+    /// Not all connected replicas have acknowledged, or not all were waited for.
     Fewer { acknowledged: u32, replicas: u32 },
 }
 
-/// What the answers to a [`super::Ask::Secure`] say.
+/// Returns the result of a [`super::Ask::Secure`].
 pub(in crate::mover) fn secured(durability: Durability, answers: &[Vec<u8>]) -> DurabilityResult {
     let answer = answers.last().map(Vec::as_slice).unwrap_or_default();
     if reply::is_error(answer) {
@@ -207,7 +207,7 @@ pub(in crate::mover) fn secured(durability: Durability, answers: &[Vec<u8>]) -> 
     }
     let acknowledged = u32::try_from(count).unwrap_or(0);
     let info = answers.first().and_then(|info| reply::text(info)).map(String::from_utf8_lossy).unwrap_or_default();
-    // One that is in its first synchronisation has nothing yet, and cannot be promoted.
+    // A replica in its first synchronization has no data yet, and cannot be promoted.
     let replicas =
         info.lines().filter(|line| line.starts_with("slave") && line.contains("state=online")).count() as u32;
     if acknowledged >= replicas.max(1) {
@@ -217,7 +217,7 @@ pub(in crate::mover) fn secured(durability: Durability, answers: &[Vec<u8>]) -> 
     }
 }
 
-/// A node's answer to SCAN: the next cursor, and keys.
+/// Returns the next cursor and the keys of a SCAN reply.
 pub(in crate::mover) fn scanned(answer: &[u8]) -> Option<(Vec<u8>, Vec<&[u8]>)> {
     let mut pair = reply::elements(answer);
     let cursor = pair.next().and_then(reply::text)?.to_vec();

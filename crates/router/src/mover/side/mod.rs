@@ -1,7 +1,7 @@
-//! One side of a move: the connection to its node, what is being asked there, and what a lost connection may still do.
+//! One side of a move: the connection to its node, the pending requests, and the fencing of lost connections.
 //!
-//! What was asked of a node is a *job*: some commands in one piece, and what their replies mean together. Jobs are
-//! answered in the order in which they were asked, because they travel on one connection.
+//! A *job* is a request of several commands whose replies are interpreted together. Jobs complete in order, because
+//! they share one connection.
 
 mod answers;
 
@@ -25,32 +25,33 @@ use crate::mover::sizes::Page;
 use crate::mover::staging::Staging;
 use crate::settings::NodeAccess;
 
-/// Between two attempts to reach a node.
+/// Delay between two attempts to reach a node.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Its time is doubled so often at most.
+/// Maximum number of times that the command timeout is doubled.
 const SLOW_MAX: u32 = 7;
 
-/// How long a node may take to make something safe, milliseconds.
+/// Timeout of WAITAOF, milliseconds.
 const SECURE_MS: &[u8] = b"2000";
 
-/// The same of replicas, of which one may be gone meanwhile: they are counted anew after so long, and so often in all.
+/// Timeout of WAIT, milliseconds, and maximum number of attempts. A replica may disconnect, so each attempt counts the
+/// replicas again.
 const REPLICAS_MS: &[u8] = b"200";
 pub(in crate::mover) const REPLICAS_TRIES: u32 = 10;
 
-/// How long the target may take in a MIGRATE, milliseconds.
+/// Timeout of MIGRATE at the source, milliseconds.
 const MIGRATE_MS: &[u8] = b"1000";
 
-/// Keys of one MGET or MSETNX, at most: a command of more would hold up the others at its node.
+/// Maximum keys per MGET or MSETNX. A larger command would delay other clients of the node.
 const TOGETHER_MAX: usize = 50;
 
-/// Of fewer keys each is asked for by itself: which of them is not there is known without asking once more.
+/// Minimum keys for an MGET. With separate GETs, missing keys are known at once.
 const TOGETHER_MIN: usize = 16;
 
-/// Bytes of the values of one such command, about.
+/// Approximate bytes of values per such command.
 const TOGETHER_BYTES: usize = 64 << 10;
 
-/// What is known of how lately or often a key was used.
+/// Usage data of a key to preserve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::mover) enum Use {
     /// `OBJECT FREQ`
@@ -59,20 +60,19 @@ pub(in crate::mover) enum Use {
     Idle,
 }
 
-/// How a batch is read.
+/// Form in which a value is read and stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::mover) enum Form {
-    /// `DUMP`, and stored by `RESTORE`: whatever it is.
+    /// `DUMP` and `RESTORE`. Works for all types.
     Serialised,
-    /// `GET`, and stored by `SET NX`: nothing is serialised, compressed or summed up, and it costs a third. Many small
-    /// ones at once, by `MGET` and `MSETNX`, cost half of that. What is no string answers WRONGTYPE (or as if it were
-    /// not there), and is read once more.
+    /// `GET` and `SET NX`, at a third of the cost: no serialization, compression or checksum. `MGET` and `MSETNX` halve
+    /// that for many small values. Other types reply WRONGTYPE (or null to `MGET`) and are read again.
     Plain,
-    /// It is staged: only its tail.
+    /// Staged key: only the dirty elements are read.
     Staged,
 }
 
-/// A value as it was read: a part of a reply, so that a reply of many values need not be copied into as many pieces.
+/// A value as part of a reply, so that a reply with many values need not be copied.
 #[derive(Clone, Debug, Default)]
 pub(in crate::mover) struct Payload {
     reply: Arc<Vec<u8>>,
@@ -80,7 +80,7 @@ pub(in crate::mover) struct Payload {
 }
 
 impl Payload {
-    /// The text of a reply, or of a part of it; `part` lies within `reply`.
+    /// Returns the payload of `part`, a slice of `reply`.
     fn within(reply: &Arc<Vec<u8>>, part: &[u8]) -> Self {
         let start = part.as_ptr().addr() - reply.as_ptr().addr();
         Self { reply: reply.clone(), at: start..start + part.len() }
@@ -95,39 +95,38 @@ impl Deref for Payload {
     }
 }
 
-/// A key in one database, as it was read.
+/// Value of a key in one database.
 #[derive(Debug)]
 pub(in crate::mover) struct Content {
     pub(in crate::mover) database: u32,
     pub(in crate::mover) form: Form,
     pub(in crate::mover) payload: Payload,
-    /// What a staged value lacks.
+    /// Dirty elements, for a staged value.
     pub(in crate::mover) last: Option<Box<Last>>,
-    /// Unix time in milliseconds; 0: never.
+    /// Expiry, Unix time in milliseconds. 0: never.
     pub(in crate::mover) expires_ms: i64,
     pub(in crate::mover) usage: Option<i64>,
 }
 
-/// Something asked of a node.
+/// Kind of a request to a node.
 #[derive(Debug)]
 pub(in crate::mover) enum NodeRequest {
-    /// Read keys.
     Copy {
         batch: BatchId,
         reading: Reading,
     },
-    /// Store; what each reply is about, and what is known of the keys so far.
+    /// Store keys. Has the meaning of each reply, and the outcomes so far.
     Store {
         batch: BatchId,
         places: Vec<Placed>,
         so_far: Vec<Stored>,
-        /// In the place of what was there.
+        /// Overwrite existing keys.
         over: bool,
     },
     Secure {
         batch: BatchId,
         durability: Durability,
-        /// How often replicas were asked before.
+        /// Number of earlier attempts.
         tried: u32,
     },
     Remove {
@@ -136,115 +135,114 @@ pub(in crate::mover) enum NodeRequest {
     Migrate {
         batch: BatchId,
     },
-    /// Whether it is the process that it was.
+    /// Check the process of the connection.
     Confirm,
-    /// How far its replication stream is.
+    /// Replication offset.
     Position,
-    /// A SCAN of a walk, behind a SELECT or not.
+    /// A SCAN, possibly after a SELECT.
     Scan {
         walk: u32,
     },
-    /// Removal of what a walk has found.
+    /// Removal of keys found by a scan.
     Purge {
         walk: u32,
     },
-    /// Give staging keys what they lack, and count; then rename them.
+    /// Write dirty elements to staging keys and count the elements, or rename the staging keys.
     Finish {
         batch: BatchId,
         step: Step,
         items: Vec<last_piece::Item>,
     },
-    /// Remove staging keys.
-    /// With their databases.
+    /// Remove staging keys, given with their databases.
     Discard(Vec<(u32, Vec<u8>)>),
-    /// How much it has worked.
+    /// CPU use of the node.
     Look,
-    /// The sizes of keys, behind a SELECT or not.
+    /// Sizes of keys, possibly after a SELECT.
     Sizes {
         page: Page,
         selected: bool,
     },
 }
 
-/// What a reply to a [`NodeRequest::Store`] is about.
+/// Meaning of a reply to [`NodeRequest::Store`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::mover) enum Placed {
     /// A SELECT.
     Selected,
-    /// The key at this place.
+    /// Key at this place in the batch.
     One(usize),
-    /// Keys of this database at these places: all of them were stored, or none.
+    /// Keys of this database at these places. Either all were stored or none.
     Together(u32, Vec<usize>),
-    /// Keys at these places, in the place of what was there.
+    /// Overwritten keys at these places.
     Over(Vec<usize>),
-    /// What a key had in a database in which it is not any more.
+    /// Removal of a key from a database in which it no longer exists.
     Cleared,
 }
 
-/// What is read of which keys.
+/// Keys to read, and the form of the read.
 #[derive(Debug)]
 pub(in crate::mover) struct Reading {
     keys: Vec<Key>,
     databases: Vec<AskedOf>,
     usage: Option<Use>,
-    /// The node tells when a key expires, not only in how long.
+    /// The node reports absolute expiry times, not only remaining times.
     absolute: bool,
     form: Form,
-    /// Not because the machine asks for it: what was staged of these is worth nothing.
+    /// Set for a repeated read of keys with unusable staging, without an action of the state machine.
     pub(in crate::mover) again: Option<Vec<Place>>,
-    /// Those of which only the tail is read.
+    /// Staged keys, whose dirty elements are read.
     staged: BTreeMap<Place, LastRead>,
-    /// What was read before, where this is about those of its keys that are no strings.
+    /// Result of the first read, if this one repeats keys that are not strings.
     first: Option<Box<Read>>,
 }
 
-/// A database, and what was asked there.
+/// Commands sent for one database.
 #[derive(Clone, Copy, Debug)]
 struct AskedOf {
     database: u32,
-    /// A SELECT goes before it.
+    /// A SELECT was sent first.
     selected: bool,
-    /// When keys expire.
+    /// Expiry times were requested.
     expiry: bool,
-    /// Keys of one MGET; 1: each is asked for by itself.
+    /// Keys per MGET. 1: a GET for each key.
     together: usize,
 }
 
-/// What was read: per key an outcome and its content.
+/// Result of a read: outcome and values of each key.
 #[derive(Debug, Default)]
 pub(in crate::mover) struct Read {
     pub(in crate::mover) keys: Vec<Key>,
     pub(in crate::mover) outcomes: Vec<Copied>,
     pub(in crate::mover) contents: Vec<Vec<Content>>,
-    /// Those that are no strings, and were asked for as such.
+    /// Places of keys that were read as strings and have another type.
     others: Vec<usize>,
-    /// Keys of which the tail cannot be read: what is staged of them is worth nothing.
+    /// Keys with unreadable dirty elements. Their staging keys are unusable.
     pub(in crate::mover) unusable: Vec<Place>,
     /// The node refuses MGET.
     pub(in crate::mover) only_one_by_one: bool,
 }
 
-/// What is known of keys that are read.
+/// Context of a read.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::mover) struct Known<'k> {
-    /// The databases that are asked.
+    /// Databases to read.
     pub(in crate::mover) databases: &'k [u32],
-    /// Those in which no key expires.
+    /// Databases without expiring keys.
     pub(in crate::mover) lasting: &'k [u32],
-    /// Keys of which all but the tail is at the target.
+    /// Staged keys, if they can be used.
     pub(in crate::mover) staged: Option<&'k Staging>,
 }
 
 impl Read {
-    /// Whether nearly all that is there are strings.
+    /// Whether at least 90 % of the values are strings.
     pub(in crate::mover) fn are_strings(&self) -> bool {
         let all = self.contents.iter().flatten();
-        // A serialised value begins with its type, and strings are type 0.
+        // A serialized value begins with its type. Type 0 is a string.
         let strings = all.clone().filter(|c| kind_of(c) == "string").count();
         strings > 0 && strings * 10 >= all.count() * 9
     }
 
-    /// Keeps the first keys, if all are too much to be stored in one go.
+    /// Retains only leading keys if all values together are too large for one store.
     pub(in crate::mover) fn cut(&mut self) {
         let bytes = |outcome: &Copied| if let Copied::Taken { bytes } = outcome { *bytes } else { 0 };
         let fit = keys_that_fit(self.outcomes.iter().map(bytes));
@@ -253,14 +251,14 @@ impl Read {
         self.contents.truncate(fit);
     }
 
-    /// Bytes of a value, on average.
+    /// Returns the average size of a value.
     pub(in crate::mover) fn bytes_per_key(&self) -> usize {
         let all = self.contents.iter().flatten();
         all.clone().map(|content| content.payload.len()).sum::<usize>() / all.count().max(1)
     }
 }
 
-/// The type of a value: of a serialised one the first byte is the type, as in RDB files.
+/// Returns the type of a value. A serialized value begins with its RDB type byte.
 pub(in crate::mover) fn kind_of(content: &Content) -> &'static str {
     match (content.form, content.payload.first()) {
         (Form::Plain, _) | (Form::Serialised, Some(0)) => "string",
@@ -273,10 +271,10 @@ pub(in crate::mover) fn kind_of(content: &Content) -> &'static str {
     }
 }
 
-/// The databases that have keys, and whether some of them expire.
+/// Databases with keys, and whether any of their keys expire.
 pub(in crate::mover) type Databases = Vec<(u32, bool)>;
 
-/// A job that is done, and the replies.
+/// A completed job with its replies.
 pub(in crate::mover) type Answered = (NodeRequest, Vec<Vec<u8>>);
 
 #[derive(Debug)]
@@ -285,37 +283,36 @@ struct Job {
     replies: usize,
 }
 
-/// A side.
+/// State of one side.
 #[derive(Debug)]
 pub(in crate::mover) struct SideConnection {
     pub(in crate::mover) node: NodeId,
     pub(in crate::mover) connection: Option<Connection>,
     jobs: VecDeque<Job>,
-    /// Temporary keys whose removal was asked for and not confirmed.
+    /// Staging keys whose removal was requested and not confirmed.
     pub(in crate::mover) not_discarded: Vec<(u32, Vec<u8>)>,
     answers: Vec<Vec<u8>>,
-    /// Takes note of connections that break.
+    /// Records broken connections.
     fences: Arc<Fences>,
-    /// When to try to reach it again.
+    /// Time of the next attempt to connect.
     pub(in crate::mover) next_try: Option<Instant>,
-    /// `appendfsync always`: what is answered is on disk.
+    /// Writes are on disk when the node replies (`appendfsync always`).
     pub(in crate::mover) always_synced: bool,
-    /// The replicas that it has, when last asked: nobody knows which of them a failover would promote, so all must have
-    /// what is to be safe.
+    /// Number of connected replicas at the last query. All must acknowledge, because a failover may promote any of
+    /// them.
     pub(in crate::mover) replicas: u32,
     pub(in crate::mover) policy: String,
-    /// Seconds of a processor that it had used, and when it said so.
+    /// CPU seconds used, and the time of that report.
     work: Option<(f64, Instant)>,
-    /// Subscribers may hear of what is stored here: a RESTORE is ours, a SET could be anybody's.
+    /// Keyspace notifications are or may be enabled. A RESTORE is identifiable as ours, a SET is not.
     pub(in crate::mover) notifies_changes: bool,
-    /// How often it has not answered in time in this leg: it may have more time then, because a key may be large.
+    /// Number of timeouts in this leg. Each doubles the timeout, because a key may be large.
     pub(in crate::mover) slow: u32,
-    /// Bytes of the values that were read there last, on average.
+    /// Average size of the values of the last read, bytes.
     pub(in crate::mover) bytes_per_key: usize,
-    /// It refuses MGET or MSETNX.
+    /// The node refuses MGET or MSETNX.
     pub(in crate::mover) only_one_by_one: bool,
-    /// By how much its clock is ahead of ours, microseconds, at least and at most: its answer was under way for a
-    /// while.
+    /// Bounds (min, max) of the node's clock minus ours, microseconds. The spread is the round trip of the query.
     pub(in crate::mover) ahead_us: Option<(i64, i64)>,
 }
 
@@ -345,7 +342,7 @@ impl SideConnection {
         self.jobs.is_empty()
     }
 
-    /// The connection is given up: whatever was asked is not known.
+    /// Drops the connection. The results of pending jobs are unknown.
     pub(in crate::mover) fn fail(&mut self) {
         if let Some(connection) = self.connection.take() {
             self.fences.broke(self.node, connection.process);
@@ -359,7 +356,7 @@ impl SideConnection {
         self.next_try = Some(Instant::now());
     }
 
-    /// The move is over: what is under way is nobody's any more, and may still be executed.
+    /// Drops the connection at the end of the move if commands are pending: they may still be executed.
     pub(in crate::mover) fn release(&mut self) {
         if self.connection.as_ref().is_some_and(|connection| connection.unanswered > 0) {
             self.fail();
@@ -370,11 +367,11 @@ impl SideConnection {
         self.next_try = Some(Instant::now() + RETRY);
     }
 
-    /// What was asked and is answered now.
+    /// Sends and receives. Returns the completed jobs.
     pub(in crate::mover) fn exchange(&mut self, patience: Duration) -> Result<Vec<Answered>, String> {
         let Some(connection) = &mut self.connection else { return Ok(Vec::new()) };
         connection.exchange(&mut self.answers)?;
-        // Asked again for something that takes longer than that, it would never be done.
+        // With a constant timeout, a retry of a slow command would never finish.
         let patience = patience.saturating_mul(1 << self.slow.min(SLOW_MAX));
         if connection.unanswered > 0 && connection.last_reply.elapsed() > patience {
             self.slow += 1;
@@ -410,7 +407,7 @@ impl SideConnection {
         self.read(batch, keys, known, form, usage, None);
     }
 
-    /// Reads keys whole, of which what was staged is worth nothing.
+    /// Reads the whole values of keys with unusable staging.
     pub(in crate::mover) fn copy_again(&mut self, batch: BatchId, places: Vec<Place>, known: Known<'_>) {
         let mut keys: Vec<Key> = places.iter().map(|(key, _)| key.clone()).collect();
         keys.sort_unstable();
@@ -421,7 +418,7 @@ impl SideConnection {
         }
     }
 
-    /// Reads what turned out to be no string. Without such keys what was read is given back.
+    /// Reads the keys that are not strings again. Without such keys, returns the result.
     pub(in crate::mover) fn copy_others(&mut self, batch: BatchId, mut read: Read, known: Known<'_>) -> Option<Read> {
         if read.others.is_empty() {
             return Some(read);
@@ -480,7 +477,7 @@ impl SideConnection {
                     tails.insert(place, read);
                     continue;
                 }
-                // First how it was used, because reading it is a use.
+                // The usage data must be read before the value, because reading counts as a use.
                 match usage {
                     Some(Use::Frequency) => connection.push(&[b"OBJECT", b"FREQ", key]),
                     Some(Use::Idle) => connection.push(&[b"OBJECT", b"IDLETIME", key]),
@@ -502,12 +499,12 @@ impl SideConnection {
         );
     }
 
-    /// Stores what was read of each of the keys.
+    /// Stores keys that do not exist.
     pub(in crate::mover) fn store(&mut self, batch: BatchId, contents: &[(&Key, &[Content])], usage: Option<Use>) {
         self.write(batch, contents, usage, None, None, vec![Stored::Stored; contents.len()]);
     }
 
-    /// The same in the place of what is there, in all these databases.
+    /// Stores keys and overwrites existing ones, in all these databases.
     pub(in crate::mover) fn overwrite(
         &mut self,
         batch: BatchId,
@@ -518,8 +515,7 @@ impl SideConnection {
         self.write(batch, contents, usage, None, Some(databases), vec![Stored::Stored; contents.len()]);
     }
 
-    /// Of what was to be stored together something was there: these, by place and database, one by one. `so_far` is
-    /// known of the others.
+    /// Stores these keys one by one after a combined store found an existing key. `so_far`: outcomes of the other keys.
     pub(in crate::mover) fn store_one_by_one(
         &mut self,
         batch: BatchId,
@@ -565,7 +561,7 @@ impl SideConnection {
             let mut together = Together { over: over.is_some(), ..Together::default() };
             for (place, key, content) in all.filter(|(_, _, content)| content.database == database) {
                 if content.form == Form::Staged || only.is_some_and(|only| !only.contains(&(place, database))) {
-                    continue; // a staged one is finished afterwards
+                    continue; // staged keys are finished later
                 }
                 if content.form == Form::Plain && content.expires_ms == 0 && only.is_none() && !self.only_one_by_one {
                     if !together.takes(content.payload.len()) {
@@ -595,7 +591,7 @@ impl SideConnection {
         self.send(NodeRequest::Store { batch, places, so_far, over: over.is_some() }, replies);
     }
 
-    /// Does a step of finishing what is staged.
+    /// Performs a step for staged keys.
     pub(in crate::mover) fn finish(
         &mut self,
         batch: BatchId,
@@ -627,8 +623,8 @@ impl SideConnection {
         self.send(NodeRequest::Discard(names), replies);
     }
 
-    /// Makes what was stored on this connection safe; replicas were asked so often before. False where it is as safe as
-    /// that already.
+    /// Requests durability of the stored keys. `tried`: number of earlier attempts. Returns false if no command is
+    /// needed.
     pub(in crate::mover) fn secure(&mut self, batch: BatchId, durability: Durability, tried: u32) -> bool {
         let Some(connection) = &mut self.connection else { return true };
         let before = connection.unanswered;
@@ -646,14 +642,14 @@ impl SideConnection {
         true
     }
 
-    /// Asks it how many keys it has evicted. Whatever it answers, it is the process that it was.
+    /// Requests the number of evicted keys. Any reply confirms that the process is the same.
     pub(in crate::mover) fn confirm(&mut self) {
         let Some(connection) = &mut self.connection else { return };
         connection.push(&[b"INFO", b"stats"]);
         self.send(NodeRequest::Confirm, 1);
     }
 
-    /// Asks how far its replication stream is, behind all that was asked before. False where there is no connection.
+    /// Requests the replication offset after all earlier commands. Returns false without a connection.
     pub(in crate::mover) fn query_position(&mut self) -> bool {
         let Some(connection) = &mut self.connection else { return false };
         connection.push(&[b"INFO", b"replication"]);
@@ -661,7 +657,7 @@ impl SideConnection {
         true
     }
 
-    /// How many replies there will be; `None`: there is no connection, so nothing is asked.
+    /// Sends the removal of keys. Returns the number of replies, or `None` without a connection.
     fn unlink(&mut self, keys: &[Key], databases: &[u32]) -> Option<usize> {
         let connection = self.connection.as_mut()?;
         let before = connection.unanswered;
@@ -674,16 +670,15 @@ impl SideConnection {
         Some(connection.unanswered - before)
     }
 
-    /// Removes keys, of all these databases.
+    /// Removes keys from all these databases.
     pub(in crate::mover) fn remove(&mut self, batch: BatchId, keys: &[Key], databases: &[u32]) {
-        // The loss of a connection is heard of behind what came before it. A job that awaits no reply would be done as
-        // soon as there is another.
+        // Not without a connection: a job without replies would complete as soon as a new connection exists.
         if let Some(replies) = self.unlink(keys, databases) {
             self.send(NodeRequest::Remove { batch }, replies);
         }
     }
 
-    /// Has the node migrate keys itself to where `access` leads.
+    /// Makes the node migrate keys to the server of `access`.
     pub(in crate::mover) fn migrate(
         &mut self,
         batch: BatchId,
@@ -713,7 +708,7 @@ impl SideConnection {
         self.send(NodeRequest::Migrate { batch }, replies);
     }
 
-    /// Removes keys of a database that should not be there.
+    /// Removes keys that should not be in this database.
     pub(in crate::mover) fn purge(&mut self, walk: u32, keys: &[Key], database: u32) {
         if let Some(replies) = self.unlink(keys, &[database]) {
             self.send(NodeRequest::Purge { walk }, replies);
@@ -727,14 +722,14 @@ impl SideConnection {
         self.send(NodeRequest::Scan { walk }, 1 + usize::from(selected));
     }
 
-    /// Asks how much the node has worked.
+    /// Requests the CPU use of the node.
     pub(in crate::mover) fn look(&mut self) {
         let Some(connection) = &mut self.connection else { return };
         connection.push(&[b"INFO", b"cpu"]);
         self.send(NodeRequest::Look, 1);
     }
 
-    /// Asks for the sizes of keys.
+    /// Requests the sizes of keys.
     pub(in crate::mover) fn query_sizes(&mut self, page: Page) {
         let Some(connection) = &mut self.connection else { return };
         let selected = page.request(connection);
@@ -742,29 +737,28 @@ impl SideConnection {
         self.send(NodeRequest::Sizes { page, selected }, replies);
     }
 
-    /// What of a processor the thread that executes commands has used since it last said so: a share, or `None` at
-    /// first.
+    /// Returns the CPU share of the node's main thread since the last report. `None` for the first report.
     pub(in crate::mover) fn worked(&mut self, answers: &[Vec<u8>]) -> Option<f64> {
         let info = String::from_utf8_lossy(reply::text(answers.first()?)?).into_owned();
         let seconds = |name: &str| field(&info, name)?.parse::<f64>().ok();
-        // Before 6.2 there is only the sum over all threads.
+        // Before Redis 6.2 there is only the sum over all threads.
         let main = seconds("used_cpu_user_main_thread").zip(seconds("used_cpu_sys_main_thread"));
         let (user, system) = main.or_else(|| seconds("used_cpu_user").zip(seconds("used_cpu_sys")))?;
         let now = (user + system, Instant::now());
         let before = self.work.replace(now)?;
         let elapsed = now.1.duration_since(before.1).as_secs_f64();
-        // Less than before is another process.
+        // A lower value is from a new process.
         (elapsed > 0.05 && now.0 >= before.0).then(|| (now.0 - before.0) / elapsed)
     }
 
-    /// The databases that have keys.
+    /// Queries the databases with keys.
     pub(in crate::mover) fn databases(&mut self, patience: Duration) -> Result<Databases, String> {
         let Some(connection) = &mut self.connection else { return Err("not connected".to_owned()) };
-        // Who asks goes on with what is lost, and looks here again when it is back.
+        // The caller continues without this connection and queries again after a reconnect.
         let info = connection.info("keyspace", patience).inspect_err(|why| connection.give_up(why.clone()))?;
         let database = |line: &str| {
             let (number, counts) = line.strip_prefix("db")?.split_once(':')?;
-            // Not told is not none.
+            // A missing count does not mean zero.
             let expires = counts
                 .split(',')
                 .find_map(|count| count.strip_prefix("expires="))
@@ -774,7 +768,7 @@ impl SideConnection {
         Ok(info.lines().filter_map(database).collect())
     }
 
-    /// Learns how the node evicts, syncs, and whether it tells of changes.
+    /// Queries the eviction policy, the durability settings and keyspace notifications.
     pub(in crate::mover) fn learn(&mut self, patience: Duration) -> Result<(), String> {
         let Some(connection) = &mut self.connection else { return Err("not connected".to_owned()) };
         let memory = connection.info("memory", patience)?;
@@ -783,7 +777,7 @@ impl SideConnection {
             String::from_utf8_lossy(reply::elements(answer).nth(1).and_then(reply::text).unwrap_or_default())
                 .into_owned()
         };
-        // Where CONFIG is refused, WAITAOF decides.
+        // If CONFIG is refused, WAITAOF is used.
         let fsync = connection.call(&[b"CONFIG", b"GET", b"appendfsync"], patience)?;
         let aof = connection.call(&[b"CONFIG", b"GET", b"appendonly"], patience)?;
         let events = connection.call(&[b"CONFIG", b"GET", b"notify-keyspace-events"], patience)?;
@@ -793,13 +787,13 @@ impl SideConnection {
     }
 }
 
-/// Strings without an end, on their way into one command.
+/// Strings without expiry that are collected for one command.
 #[derive(Default)]
 struct Together<'c> {
     places: Vec<usize>,
     args: Vec<&'c [u8]>,
     bytes: usize,
-    /// In the place of what is there.
+    /// Overwrite existing keys.
     over: bool,
 }
 
@@ -814,7 +808,7 @@ impl<'c> Together<'c> {
         self.bytes += value.len();
     }
 
-    /// Asks for what has been collected.
+    /// Sends the collected keys.
     fn push(&mut self, connection: &mut Connection, database: u32) -> Option<Placed> {
         self.bytes = 0;
         let args = std::mem::take(&mut self.args);
@@ -836,7 +830,7 @@ impl<'c> Together<'c> {
     }
 }
 
-/// Stores a string where there is none, or in the place of what is there.
+/// Stores a string. `over`: overwrite an existing key.
 fn set(connection: &mut Connection, key: &[u8], value: &[u8], expires_ms: i64, over: bool) {
     let until = expires_ms.to_string();
     let mut args: Vec<&[u8]> = vec![b"SET", key, value];

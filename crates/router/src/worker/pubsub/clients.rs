@@ -1,4 +1,4 @@
-//! The clients' side: subscriptions that take effect, messages on their way to subscribers, and clients that leave.
+//! The client side: subscriptions that take effect, delivery of messages, and disconnected clients.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use super::{Item, Kind, Subscriber};
 use crate::slab::Handle;
 use crate::worker::Worker;
 
-/// A message of at least this size is sent to each subscriber before the next one's copy is made: only what a socket
-/// does not take stays in memory.
+/// A message of at least this size is sent to each subscriber before it is copied for the next one: only the part that
+/// a socket does not accept stays in memory.
 const AT_ONCE_MIN: usize = 64 << 10;
 
 impl Worker {
-    /// Gives effect to the commands of a client that wait for nothing more, in their order.
+    /// Applies commands of a client that wait for nothing more, in order.
     pub(super) fn advance_subscriber(&mut self, handle: Handle) {
         loop {
             let Some(client) = self.clients.get_mut(handle) else { return };
@@ -74,7 +74,7 @@ impl Worker {
         self.tidy_subscriber(handle);
     }
 
-    /// Forgets what is kept for a client that is subscribed to nothing.
+    /// Drops the data of a client without subscriptions.
     pub(super) fn tidy_subscriber(&mut self, handle: Handle) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         if client.pubsub.as_deref().is_some_and(Subscriber::is_idle) {
@@ -83,7 +83,7 @@ impl Worker {
         }
     }
 
-    /// The client gets the topic's messages from now on.
+    /// Adds a client to the subscribers of a topic.
     fn join(&mut self, handle: Handle, topic_handle: Handle) {
         let Some(topic) = self.pubsub.topics.get_mut(topic_handle) else { return };
         let Some(subscriber) = self.clients.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else { return };
@@ -113,7 +113,7 @@ impl Worker {
         self.drop_unused_topic(topic_handle);
     }
 
-    /// The client is gone, or has said RESET: none of its subscriptions stays.
+    /// Ends all subscriptions of a client that is gone or has sent RESET.
     pub(in crate::worker) fn forget_subscriber(&mut self, handle: Handle, subscriber: &Subscriber) {
         self.counters.subscribers.sub(u64::from(subscriber.total() > 0));
         for topic in subscriber.names.iter().flat_map(|n| n.values()) {
@@ -126,11 +126,11 @@ impl Worker {
         }
     }
 
-    /// Gives a message to all subscribers of a topic. `bytes` is the message as a node sent it; only its first byte
+    /// Passes a message to all subscribers of a topic. `bytes`: the message as sent by a node. Only its first byte
     /// differs between the protocols.
     pub(super) fn deliver_message(&mut self, topic: Handle, bytes: &[u8]) {
         let Some(topic) = self.pubsub.topics.get(topic) else { return };
-        // The set is taken for the while: pushing may close a client, which takes it out of the set.
+        // Taken temporarily: pushing may close a client, which removes it from the set.
         let mut receivers = std::mem::take(&mut self.pubsub.receivers);
         receivers.clear();
         receivers.extend(topic.subscribers.iter().copied());
@@ -141,8 +141,8 @@ impl Worker {
         self.pubsub.receivers = receivers;
     }
 
-    /// Sends a client something that it is not owed: a message, an invalidation, a line of MONITOR. `bytes` begins with
-    /// `>` or `*` where the protocol decides which.
+    /// Sends a client something that is no reply: a message, an invalidation, a line of MONITOR. `bytes` begins with
+    /// `>` or `*`, depending on the protocol.
     pub(in crate::worker) fn push(&mut self, handle: Handle, bytes: &[u8]) {
         let limit = self.plan.live.push_limit;
         let Some(client) = self.clients.get_mut(handle) else { return };
@@ -169,7 +169,7 @@ impl Worker {
         client.out.extend_from_slice(rest);
         let unsent = client.unsent();
         if unsent > self.plan.live.push_soft_limit && client.behind_since_us == 0 {
-            // Whether it stays so is looked at now and then (`tick_clients`).
+            // `tick_clients` checks whether it stays so.
             client.behind_since_us = self.now_us.max(1);
         }
         let over = unsent > limit;
@@ -182,7 +182,7 @@ impl Worker {
         }
     }
 
-    /// Sends the messages that wait for replies which have now been given.
+    /// Sends messages that had to wait for replies which are now complete.
     #[cold]
     pub(in crate::worker) fn release_messages(&mut self, handle: Handle) {
         let Some(client) = self.clients.get_mut(handle) else { return };
@@ -201,7 +201,7 @@ impl Worker {
         }
     }
 
-    /// A command of a client that may be subscribed has taken its way.
+    /// Handles a dispatched command of a client that may be subscribed.
     pub(in crate::worker) fn note_own_publish(&mut self, handle: Handle, command: &Command) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let publishes = matches!(command.handling, Handling::Local(Local::Publish | Local::Spublish | Local::Exec));
@@ -213,7 +213,7 @@ impl Worker {
         }
     }
 
-    /// Gives up a client that does not read what is pushed to it. `limit` is the key of `[clients]` that it is over.
+    /// Disconnects a client that does not read its pushed messages. `limit`: the exceeded key of `[clients]`.
     pub(in crate::worker) fn cut_subscriber(&mut self, handle: Handle, limit: &str) {
         let Some(client) = self.clients.get(handle) else { return };
         warn!(

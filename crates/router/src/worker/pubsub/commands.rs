@@ -1,4 +1,4 @@
-//! The commands: SUBSCRIBE and its relatives, PUBLISH and SPUBLISH, PUBSUB, and what a subscribed client may send.
+//! The commands: SUBSCRIBE and its relatives, PUBLISH and SPUBLISH, PUBSUB, and checks for subscribed clients.
 
 use std::sync::Arc;
 
@@ -42,7 +42,8 @@ impl Worker {
         }
     }
 
-    /// What holds for a client that is subscribed, or whose subscription waits for nodes. `None`: go on.
+    /// Checks a command of a client that is subscribed, or whose subscription waits for nodes. `None`: the command may
+    /// proceed.
     pub(in crate::worker) fn gate_subscriber(&mut self, handle: Handle, command: &Command) -> Option<Flow> {
         let client = self.clients.get(handle)?;
         let subscriber = client.pubsub.as_deref()?;
@@ -116,7 +117,7 @@ impl Worker {
         if let Some(subscriber) = self.clients.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) {
             subscriber.items.push_back(Item::Subscribe { seq, kind, topics, left, failed: None });
         }
-        // A topic that has failed already says so through its waiting list.
+        // A topic that has already failed answers through its waiting list.
         self.settle_failed(handle, seq);
         self.advance_subscriber(handle);
         // The client is gone if no node serves.
@@ -131,7 +132,7 @@ impl Worker {
         let seq = client.owe_push(self.now_us, class);
         client.gated = true;
         let names: Vec<Arc<[u8]>> = args.iter().skip(1).map(Arc::from).collect();
-        // A message that was published before this command may still be on its way: it comes first, as with one server.
+        // An earlier message may still be in transit: it comes first, as with one server.
         let subscriber = client.pubsub.get_or_insert_default();
         let own = &subscriber.names[kind as usize];
         let hears = subscriber.waits()
@@ -145,10 +146,9 @@ impl Worker {
         Flow::Next
     }
 
-    /// A message goes to the owner of its channel's slot. The owner may be down, or have only some subscriptions in
-    /// force again. Then another node brings it to the subscribers of a channel as well; the message of a shard channel
-    /// would miss some. The node's answer counts our workers' subscriptions: the reply counts our clients in their
-    /// place.
+    /// Sends a message to the owner of its channel's slot. The owner may be down, or have only some subscriptions in
+    /// force again. Then another node delivers a message of a channel; for a shard channel, subscribers would miss it.
+    /// The node counts our workers' subscriptions; the reply counts our clients instead.
     fn publish(
         &mut self,
         plan: &RoutingSnapshot,
@@ -188,7 +188,7 @@ impl Worker {
         Flow::Next
     }
 
-    /// The reply to PUBLISH from the node's count.
+    /// Returns the reply to PUBLISH from the node's count.
     pub(in crate::worker) fn published(&self, kind: Kind, channel: &[u8], node: NodeId, count: i64) -> i64 {
         let (clients, upstream) = self.shared.subscriptions.audience(kind, channel, node);
         clients as i64 + (count - upstream as i64).max(0)
@@ -227,7 +227,7 @@ impl Worker {
     }
 }
 
-/// Appends one confirmation. `name` is missing where there was nothing to unsubscribe from.
+/// Appends one confirmation. `name` is `None` if there was no subscription to end.
 pub(super) fn confirmation(
     out: &mut Vec<u8>,
     verb: &str,

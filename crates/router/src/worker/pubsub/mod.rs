@@ -1,21 +1,20 @@
 //! Pub/sub: many clients on one subscription of the worker at each node.
 //!
-//! A worker has one connection to each node that carries nothing but subscriptions ([`super::upstream::Lane::Pubsub`]),
-//! made at first use. A [`Topic`] is a channel, pattern or shard channel that some client of the worker wants; it is
-//! subscribed to once at each node where a message for it can be published, and what comes is given to all its
-//! subscribers.
+//! A worker has one connection per node for subscriptions only ([`super::upstream::Lane::Pubsub`]), opened at first
+//! use. A [`Topic`] is a channel, pattern or shard channel with subscribers in this worker. It is subscribed to once at
+//! each node where a message for it can be published, and messages are passed to all its subscribers.
 //!
-//! - Where: a shard channel only at the owner of its slot; channels and patterns at every node. `PUBLISH` through the
-//!   router goes to the owner of the channel's slot, or to another node while the owner is down, and so brings one
-//!   copy. The other nodes have the subscription too, because scripts, transactions, keyspace notifications and
-//!   publishers that talk to a node directly publish where they are, and nodes do not tell each other.
-//! - A client's confirmation is sent when the subscription is in force at every node that can be reached: from then on
-//!   nothing published is missed while the connections last. At a node that is down it comes into force before anything
-//!   is published there through the router.
-//! - Commands of one client (`SUBSCRIBE a`, `UNSUBSCRIBE`, ...) take effect in their order, also where an earlier one
-//!   still waits for nodes.
-//! - A client hears its own messages (RESP3) behind the reply to what published them (`Subscriber::published`), as in
-//!   Redis from 7.2 on.
+//! - Nodes: a shard channel only at the owner of its slot; channels and patterns at every node. `PUBLISH` through the
+//!   router goes to the owner of the channel's slot, or to another node while the owner is down, and so arrives once.
+//!   The other nodes have the subscription too, because scripts, transactions, keyspace notifications and direct
+//!   publishers publish at their node, and nodes do not forward messages.
+//! - A client's confirmation is sent when the subscription is in force at every reachable node: from then on no message
+//!   is missed while the connections last. At a node that is down it comes into force before anything is published
+//!   there through the router.
+//! - Commands of one client (`SUBSCRIBE a`, `UNSUBSCRIBE`, ...) take effect in order, also if an earlier one still
+//!   waits for nodes.
+//! - A client receives its own messages (RESP3) after the reply to the command that published them
+//!   (`Subscriber::published`), as in Redis from 7.2 on.
 //!
 //! Not one upstream connection per client: thousands of subscribers would be thousands of connections at each node.
 
@@ -34,16 +33,16 @@ use crate::slab::{Handle, Slab};
 /// The state of a topic at one node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Place {
-    /// The node has been asked, or will be when the connection that is being made is up.
+    /// Requested from the node, or will be when the connection is up.
     Requested,
     InForce,
-    /// The node cannot be reached; it is asked when it can.
+    /// The node cannot be reached; the subscription is requested when it can.
     Down,
     /// The node's error.
     Refused(Box<str>),
 }
 
-/// What some clients of this worker want to hear.
+/// Something to which clients of this worker are subscribed.
 #[derive(Debug)]
 struct Topic {
     kind: Kind,
@@ -52,15 +51,15 @@ struct Topic {
     subscribers: HashSet<Handle>,
     /// Clients whose commands wait for the outcome: client and number of its command.
     waiting: Vec<(Handle, u32)>,
-    /// Commands that name this topic and have not taken effect: it must not go before them.
+    /// Commands that name this topic and have not taken effect: it must not be removed before them.
     holds: usize,
 }
 
-/// How a topic stands, seen over its nodes.
+/// State of a topic over all its nodes.
 enum Standing {
     Unsettled,
     InForce,
-    /// Not one of its nodes can be reached.
+    /// None of its nodes can be reached.
     Down,
     /// A node's error.
     Refused(String),
@@ -80,7 +79,7 @@ pub(super) struct Topics {
 }
 
 impl Topics {
-    /// A buffer that a burst may have left large.
+    /// Returns the buffer that may have grown in a burst.
     pub(super) fn reused(&mut self) -> &mut Vec<u8> {
         &mut self.scratch
     }
@@ -103,16 +102,15 @@ enum Item {
         seq: u32,
         kind: Kind,
         topics: Vec<Handle>,
-        /// How many of them are not in force yet.
+        /// Number of them that are not in force yet.
         left: usize,
         failed: Option<String>,
     },
-    /// `names` is empty where everything of the kind is meant. `left`: connections that may still bring a message
-    /// published before.
+    /// `names` is empty for everything of the kind. `left`: connections that may still deliver an earlier message.
     Unsubscribe { seq: u32, kind: Kind, names: Vec<Arc<[u8]>>, left: usize },
 }
 
-/// What a client is subscribed to.
+/// Subscriptions of a client.
 #[derive(Debug, Default)]
 pub(super) struct Subscriber {
     /// By kind: names, and their topics.
@@ -120,8 +118,8 @@ pub(super) struct Subscriber {
     /// Bytes of all these names.
     name_bytes: usize,
     items: VecDeque<Item>,
-    /// Messages, each behind the command of this number: one that may have published it, or whose large reply is being
-    /// passed on.
+    /// Messages, each after the command of this number, which may have published it, or whose large reply is being
+    /// streamed.
     held: VecDeque<(u32, Vec<u8>)>,
     held_bytes: usize,
     /// The last command of the client that may have published something.
@@ -137,7 +135,7 @@ impl Subscriber {
         Kind::ALL.into_iter().map(|kind| self.count(kind)).sum()
     }
 
-    /// The number in a confirmation: shard channels are counted by themselves.
+    /// Returns the count in a confirmation: shard channels are counted separately.
     fn shown(&self, kind: Kind) -> usize {
         match kind {
             Kind::Shard => self.count(Kind::Shard),
@@ -145,8 +143,8 @@ impl Subscriber {
         }
     }
 
-    /// The command that a message which comes now has to wait for. `first` is the number of the next reply, `streaming`
-    /// says that some of it has been sent.
+    /// Returns the command that a new message has to wait for. `first`: number of the next reply; `streaming`: whether
+    /// a part of it has been sent.
     pub(super) fn holds(&self, first: u32, streaming: bool) -> Option<u32> {
         let publishing = self.published.filter(|seq| seq.wrapping_sub(first) as i32 >= 0);
         // Messages keep their order.
@@ -154,7 +152,7 @@ impl Subscriber {
         publishing.or(streaming.then_some(first)).or(before)
     }
 
-    /// Bytes that it takes, with its share of the names and tables of topics.
+    /// Used bytes, with its share of the names and tables of topics.
     pub(super) fn memory(&self) -> usize {
         const TOPIC: usize = 256;
         size_of::<Self>()

@@ -1,4 +1,4 @@
-//! The nodes' side: topics, what is asked of nodes for them, and what comes from there.
+//! The node side: topics, their subscriptions at nodes, and replies and messages from there.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use crate::slab::Handle;
 use crate::worker::Worker;
 use crate::worker::upstream::{Lane, Pending, Phase, Purpose};
 
-/// A connection of subscriptions that brought nothing for so long is asked for a sign of life: a peer that vanished
-/// without a word would else look like one without messages.
+/// Silence after which a connection of subscriptions is probed: a vanished peer would otherwise look like one without
+/// messages.
 const QUIET_US: u64 = 1_000_000;
 
 impl Worker {
-    /// The topic of this name, made and asked for where there is none.
+    /// Returns the topic of this name. Creates it and requests its subscriptions if it is missing.
     pub(super) fn topic(&mut self, kind: Kind, name: &[u8]) -> Handle {
         if let Some(topic) = self.pubsub.by_name[kind as usize].get(name) {
             return *topic;
@@ -46,7 +46,7 @@ impl Worker {
         handle
     }
 
-    /// Asks a node for a topic, now or when its connection is up.
+    /// Requests a topic from a node, now or when its connection is up.
     fn request_place(&mut self, topic_handle: Handle, node: NodeId) {
         let link = self.hopeful_link(node);
         let (up, hopeful) = self.links.get(link).map_or((false, false), |l| (l.phase == Phase::Up, l.takes_commands()));
@@ -61,7 +61,7 @@ impl Worker {
         }
     }
 
-    /// The connection of subscriptions to a node, made where there is none.
+    /// Returns the connection of subscriptions to a node. Creates it if it is missing.
     pub(in crate::worker) fn hopeful_link(&mut self, node: NodeId) -> Handle {
         let link = self.shared_link(node, Lane::Pubsub, true);
         self.takes_commands_or_tries(link);
@@ -74,8 +74,8 @@ impl Worker {
         self.push_own_for(link, topic_handle, &[verb.as_bytes(), &name], Purpose::Subscribe, 0);
     }
 
-    /// A command names the topic: it stays until that has taken effect. True where the command must wait for the
-    /// outcome.
+    /// A command names the topic: it stays until the command has taken effect. Returns whether the command must wait
+    /// for the outcome.
     pub(super) fn hold_topic(&mut self, topic: Handle, client: Handle, seq: u32) -> bool {
         let Some(topic) = self.pubsub.topics.get_mut(topic) else { return false };
         topic.holds += 1;
@@ -95,7 +95,7 @@ impl Worker {
         }
     }
 
-    /// A topic that nobody wants any more is given up at the nodes.
+    /// Ends the subscription at the nodes of a topic without subscribers.
     pub(super) fn drop_unused_topic(&mut self, handle: Handle) {
         if self.pubsub.topics.get(handle).is_none_or(|t| t.holds > 0 || !t.subscribers.is_empty()) {
             return;
@@ -126,20 +126,20 @@ impl Worker {
 
     // ---- outcomes ----
 
-    /// Tells the commands that wait for a topic how it stands, if it does.
+    /// Reports the state of a topic to waiting commands, if it is settled.
     fn settle(&mut self, handle: Handle) {
         let Some(topic) = self.pubsub.topics.get_mut(handle) else { return };
         let failed = match topic.standing() {
             Standing::Unsettled => return,
             Standing::InForce => None,
-            // It comes into force with its node, and until then nobody publishes there.
+            // It comes into force with its node. Nothing is published there before.
             Standing::Down
                 if topic.kind == Kind::Shard && self.plan.topology.nodes().any(|node| self.links.is_up(node.id)) =>
             {
                 None
             }
             Standing::Down => {
-                // No node serves: as one server that is not there.
+                // No node serves: as one server that is unreachable.
                 let waiting = std::mem::take(&mut topic.waiting);
                 for (client, _) in waiting {
                     self.flush_client(client);
@@ -167,7 +167,7 @@ impl Worker {
         }
     }
 
-    /// For a command just read: topics that have failed before it came.
+    /// For a command just read: settles topics that have failed before.
     pub(super) fn settle_failed(&mut self, client: Handle, seq: u32) {
         let topics = self.clients.get(client).and_then(|c| c.pubsub.as_deref()).and_then(|s| match s.items.back() {
             Some(Item::Subscribe { seq: own, topics, .. }) if *own == seq => Some(topics.clone()),
@@ -178,7 +178,7 @@ impl Worker {
         }
     }
 
-    /// A node does not answer a subscription in time: it is as one that is down, unless it answers after all.
+    /// A node that does not answer a subscription in time counts as down, unless it answers later.
     pub(in crate::worker) fn subscribe_timed_out(&mut self, handle: Handle, node: NodeId) {
         let Some(topic) = self.pubsub.topics.get_mut(handle) else { return };
         if let Some((_, place)) = topic.places.iter_mut().find(|(at, place)| *at == node && *place == Place::Requested)
@@ -188,8 +188,8 @@ impl Worker {
         self.settle(handle);
     }
 
-    /// Asks every connection of subscriptions for an answer that comes behind all messages under way. Gives their
-    /// number.
+    /// Sends PING on every connection of subscriptions: the answer comes after all messages in transit. Returns the
+    /// number of connections.
     pub(super) fn sync_pubsub_links(&mut self, client: Handle, seq: u32) -> usize {
         let links = self.links.pubsubs();
         for link in &links {
@@ -198,7 +198,7 @@ impl Worker {
         links.len()
     }
 
-    /// One of these has been answered, or never will be.
+    /// Handles the end of one of these PINGs, answered or not.
     pub(in crate::worker) fn unsubscribe_synced(&mut self, client: Handle, seq: u32) {
         let Some(subscriber) = self.clients.get_mut(client).and_then(|c| c.pubsub.as_deref_mut()) else { return };
         for item in &mut subscriber.items {
@@ -228,7 +228,7 @@ impl Worker {
         }
     }
 
-    /// An attempt to connect failed: nobody waits for this node.
+    /// An attempt to connect failed: commands stop waiting for this node.
     pub(in crate::worker) fn pubsub_link_failed(&mut self, node: NodeId) {
         self.tracking_link_failed(node);
         for handle in self.pubsub.topics.handles() {
@@ -239,7 +239,7 @@ impl Worker {
         }
     }
 
-    /// The connection is lost: what is published there is missed until the subscriptions are in force again.
+    /// After the loss of a connection: messages there are missed until the subscriptions are in force again.
     pub(in crate::worker) fn pubsub_link_lost(&mut self, node: NodeId) {
         self.tracking_link_lost(node);
         let mut lost = 0;
@@ -256,7 +256,7 @@ impl Worker {
                 self.note_in_force(kind, &name, node, false);
             }
         }
-        // At a node that has left, nothing is published any more.
+        // A removed node publishes nothing any more.
         let is_member = self.plan.topology.node(node).is_some();
         let disconnected = if is_member { self.disconnect_subscribers(missing) } else { 0 };
         if lost > 0 {
@@ -276,9 +276,9 @@ impl Worker {
         }
     }
 
-    /// Messages for these clients may have been missed. Only the end of its connection can show that to a client, as
-    /// one server's end would: it then subscribes again, and reads anew what it follows. Gives how many were
-    /// disconnected.
+    /// Closes these clients, because they may have missed messages. Only the end of the connection shows this to a
+    /// client, as the end of one server would: it then subscribes again, and reloads its data. Returns the number of
+    /// disconnected clients.
     fn disconnect_subscribers(&mut self, mut clients: Vec<Handle>) -> usize {
         clients.retain(|client| self.clients.get(*client).is_some());
         clients.sort_unstable_by_key(|client| client.index);
@@ -294,7 +294,7 @@ impl Worker {
         self.tracking.is_on() || self.pubsub.topics.iter().any(|(_, t)| t.places.iter().any(|(n, _)| *n == node))
     }
 
-    /// Every tick of a connection that is up: whether it is still needed, and a question where it is quiet.
+    /// At every tick of a connection that is up: returns whether it is still needed, and probes it if it is silent.
     pub(in crate::worker) fn tick_pubsub_link(&mut self, link: Handle) -> bool {
         let Some(l) = self.links.get(link) else { return false };
         let (node, quiet) = (l.node, l.is_idle() && self.now_us.saturating_sub(l.received_us) > QUIET_US);
@@ -305,7 +305,7 @@ impl Worker {
         needed
     }
 
-    /// The list of nodes, or who owns what, has changed.
+    /// Updates the places of all topics after a change of nodes or slot owners.
     pub(in crate::worker) fn place_topics_anew(&mut self) {
         let plan = self.plan.clone();
         let all_know = self.all_workers_know();
@@ -315,7 +315,7 @@ impl Worker {
             let (kind, name) = (topic.kind, topic.name.clone());
             let shard = kind == Kind::Shard;
             let nodes = if shard { self.shard_nodes(&name) } else { Vec::new() };
-            // Somebody may still publish where the slot was, until every worker knows better.
+            // Until every worker has the new topology, messages may still be published at the old owner.
             let kept = |node: NodeId| !all_know && plan.topology.node(node).is_some();
             let Some(topic) = self.pubsub.topics.get_mut(handle) else { continue };
             let has = |node: NodeId| topic.places.iter().any(|(at, _)| *at == node);
@@ -334,21 +334,21 @@ impl Worker {
         }
     }
 
-    /// Whether every worker has the present topology, and nothing that was published under an older one is unanswered:
-    /// what a node then says of its subscribers would be counted wrongly.
+    /// Whether every worker has the current topology, and no publish under an older one is pending: the subscribers
+    /// counted by such a node would be wrong.
     fn all_workers_know(&self) -> bool {
         let epoch = self.plan.topology.epoch();
         self.shared.drained.iter().all(|d| d.load(std::sync::atomic::Ordering::Acquire) >= epoch)
     }
 
-    /// Every tick: leaves nodes whose shard channels are elsewhere, once nobody publishes them there any more.
+    /// At every tick: leaves nodes whose shard channels have moved, when no worker publishes there any more.
     pub(in crate::worker) fn tick_topics(&mut self) {
         if self.pubsub.has_old_places && self.all_workers_know() {
             self.place_topics_anew();
         }
     }
 
-    /// Where a shard channel may be published: at the owner of its slot, and where the slot is going.
+    /// Returns the nodes where a shard channel may be published: the owner of its slot, and the target of a move.
     fn shard_nodes(&self, name: &[u8]) -> Vec<NodeId> {
         let slot = self.plan.topology.slot_of(name);
         let owner = self.plan.topology.owner(slot);
@@ -359,7 +359,7 @@ impl Worker {
         nodes
     }
 
-    /// Whether shard channels of slots in transit are not yet in force at a node that could say so.
+    /// Whether shard channels of slots in transit are not yet in force at a node that may count subscribers.
     pub(in crate::worker) fn are_topics_settling(&self) -> bool {
         let in_transit = |topic: &Topic| {
             topic.kind == Kind::Shard
@@ -375,8 +375,8 @@ impl Worker {
             .any(|(_, topic)| topic.places.iter().any(|(_, place)| *place == Place::Requested) && in_transit(topic))
     }
 
-    /// Whether a keyspace event comes from a mover's own commands: keys that it stores where they are going and removes
-    /// where they were, and the one by which it finds out what nodes can.
+    /// Whether a keyspace event comes from a mover's own commands: storing keys at the target, removing them at the
+    /// source, and probing the capabilities of nodes.
     fn is_of_a_mover(&self, node: NodeId, channel: &[u8], payload: &[u8]) -> bool {
         let (event, key) = match channel.iter().position(|b| *b == b':').map(|at| (&channel[..at], &channel[at + 1..]))
         {
@@ -408,9 +408,9 @@ impl Worker {
         of(&self.plan) || self.transit.before(self.now_us).is_some_and(of)
     }
 
-    // ---- what comes ----
+    // ---- replies and messages ----
 
-    /// Something whole came on a connection of subscriptions.
+    /// Handles a complete reply or push on a connection of subscriptions.
     pub(in crate::worker) fn on_pubsub_reply(&mut self, link: Handle, answer: &[u8]) {
         if matches!(answer[0], b'>' | b'*') {
             let mut parts = reply::elements(answer);
@@ -484,7 +484,7 @@ impl Worker {
 }
 
 impl Topic {
-    /// In force means: at every node that can be reached.
+    /// Returns the state over all reachable nodes.
     fn standing(&self) -> Standing {
         if let Some(error) =
             self.places.iter().find_map(|(_, p)| if let Place::Refused(e) = p { Some(e) } else { None })
@@ -497,7 +497,7 @@ impl Topic {
         if self.places.iter().any(|(_, p)| *p == Place::InForce) { Standing::InForce } else { Standing::Down }
     }
 
-    /// Messages of it may have been missed at one of its nodes: the subscribers that are disconnected for that.
+    /// Returns the subscribers to disconnect, because they may have missed messages at one of the topic's nodes.
     fn to_disconnect(&self, policy: OnMissed) -> Vec<Handle> {
         let is_served = self.kind != Kind::Shard && self.places.iter().any(|(_, place)| *place == Place::InForce);
         let stay = match policy {

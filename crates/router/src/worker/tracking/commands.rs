@@ -1,4 +1,4 @@
-//! The clients' side: CLIENT TRACKING, CACHING, TRACKINGINFO and GETREDIR, and what a tracking client reads.
+//! The client side: CLIENT TRACKING, CACHING, TRACKINGINFO and GETREDIR, and reads of tracking clients.
 
 use switchyard_resp::command::{Command, Flags, Local};
 use switchyard_resp::encode;
@@ -16,7 +16,7 @@ use crate::worker::{Stall, Worker};
 
 const NO_SUCH_TARGET: &str = "ERR The client ID you want redirect to does not exist";
 
-/// The options of CLIENT TRACKING, or the error.
+/// Returns the options of CLIENT TRACKING, or the error.
 fn options(args: &Args<'_>) -> Result<Options, &'static str> {
     let mut options = Options::default();
     let mut index = 3;
@@ -47,7 +47,7 @@ fn options(args: &Args<'_>) -> Result<Options, &'static str> {
     Ok(options)
 }
 
-/// Whether the options go together, and with what the client has now.
+/// Whether the options are compatible, with each other and with the client's current ones.
 fn check(new: &Options, old: Option<&Options>) -> Result<(), String> {
     if !new.bcast && !new.prefixes.is_empty() {
         return Err("ERR PREFIX option requires BCAST mode to be enabled".into());
@@ -156,7 +156,7 @@ impl Worker {
             let text = "ERR Switchyard cannot track keys that are read from replicas: a replica may answer later what was changed before (reads = \"replica\")";
             return self.refuse(handle, class, text);
         }
-        // What follows waits for the answer: it is to be tracked.
+        // Later commands wait for the answer, because they are tracked.
         client.lane = crate::worker::upstream::Lane::Pubsub;
         let redirects = options.redirect_id.is_some();
         client.tracked.get_or_insert_default().looking = redirects;
@@ -176,7 +176,7 @@ impl Worker {
         Flow::Next
     }
 
-    /// Another worker asks for a client by its number: its handle, or null.
+    /// Answers a query of another worker for a client by its number: its handle, or null.
     pub(in crate::worker) fn find_client(&self, id: u64) -> Vec<u8> {
         let mut out = Vec::new();
         match self.clients.iter().find(|(_, c)| c.details.id == id) {
@@ -191,7 +191,7 @@ impl Worker {
         out
     }
 
-    /// All workers have said whether the client to redirect to is theirs.
+    /// Completes the search for the client to redirect to, with the answers of all workers.
     pub(in crate::worker) fn redirect_found(
         &mut self,
         handle: Handle,
@@ -243,7 +243,7 @@ impl Worker {
         self.settle_tracking();
     }
 
-    /// TRACKING ON has failed: the client is as it was before.
+    /// Handles a failed TRACKING ON: the client keeps its previous state.
     pub(super) fn refuse_tracking(&mut self, handle: Handle, seq: u32, error: &str) {
         if let Some(client) = self.clients.get_mut(handle) {
             if let Some(tracked) = client.tracked.as_deref_mut() {
@@ -260,7 +260,7 @@ impl Worker {
         self.deliver(handle, seq, &out);
     }
 
-    /// TRACKING OFF, RESET, or the client is gone.
+    /// TRACKING OFF, RESET, or a disconnected client.
     pub(in crate::worker) fn end_tracking(&mut self, handle: Handle) {
         if let Some(client) = self.clients.get_mut(handle) {
             client.tracked = None;
@@ -276,28 +276,28 @@ impl Worker {
         }
     }
 
-    /// What a client that tracks has to wait for. `None`: go on.
+    /// Stalls a client whose tracking is being set up. `None`: the command may proceed.
     pub(in crate::worker) fn gate_tracking(&self, handle: Handle) -> Option<Flow> {
         let tracked = self.clients.get(handle)?.tracked.as_deref()?;
         (tracked.looking || tracked.pending.is_some()).then_some(Flow::Stall(Stall::Barrier))
     }
 
-    /// A command of a tracking client has taken its way: notes the keys that it reads.
+    /// Records the keys read by a dispatched command of a tracking client.
     pub(in crate::worker) fn note_tracked_read(&mut self, handle: Handle, command: &Command, args: &Args<'_>) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let in_multi = client.in_multi;
         let Some(tracked) = client.tracked.as_deref_mut() else { return };
         if tracked.pending.is_some() || command.name.starts_with("CLIENT|") {
-            return; // CLIENT does not use CACHING up
+            return; // CLIENT does not consume CACHING
         }
         if tracked.options.noloop && !tracked.options.bcast && !in_multi {
             self.note_own_write(handle, command, args);
         }
         let Some(tracked) = self.clients.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) else { return };
-        // CACHING before MULTI holds for the whole transaction.
+        // CACHING before MULTI applies to the whole transaction.
         let caching = if in_multi { tracked.caching } else { std::mem::take(&mut tracked.caching) };
         if !in_multi && !tracked.queued.is_empty() {
-            // EXEC reads now what was queued; after DISCARD a key too many does no harm.
+            // EXEC reads the keys now; after DISCARD, an extra key is harmless.
             for key in std::mem::take(&mut tracked.queued) {
                 self.note_tracked_key(handle, &key);
             }
@@ -326,7 +326,7 @@ impl Worker {
 
     fn note_tracked_key(&mut self, handle: Handle, key: &[u8]) {
         if let Some(tracked) = self.clients.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) {
-            // What it reads behind a write of its own may be another's.
+            // A value read after its own write may be another client's.
             tracked.own.iter_mut().for_each(|write| write.forget(key));
         }
         if self.tracking.keys.len() >= KEYS_MAX && !self.tracking.keys.contains_key(key) {

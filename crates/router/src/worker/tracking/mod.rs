@@ -1,25 +1,24 @@
-//! CLIENT TRACKING: clients that keep copies of values are told when a key may have changed.
+//! CLIENT TRACKING: clients with copies of values are notified when a key may have changed.
 //!
 //! Replies and invalidations reach the router on different connections, from several nodes. The rule is: an
-//! invalidation may come too often, but never too early and never not at all.
+//! invalidation may come too often, but it must not come too early, or be missed.
 //!
-//! - **What nodes are asked.** The connection of subscriptions of each worker and node tracks in BCAST mode the
-//!   prefixes that its clients need together: everything as soon as one client is in the default mode. So it does not
-//!   matter on which connection a key was read, or in which protocol, or whether the node still remembers.
-//! - **Who is told** is decided here: clients in BCAST mode by their prefixes; the others by a table of the keys that
-//!   they have read since (OPTIN, OPTOUT and CACHING decide what enters it). An entry goes with the first invalidation,
-//!   as in Redis.
-//! - **When.** A reply that is still owed may carry the old value. So an invalidation goes behind everything that its
-//!   client is owed when it comes (`Tracked::held`). With REDIRECT it does not: it concerns another connection, whose
-//!   order to this one nothing defines in Redis either.
-//! - **NOLOOP** ([`own`]): a key that its client replaces is taken out of the table when the reply says so, as Redis
-//!   does.
-//! - **A lost connection** invalidates everything at once, and again when tracking is in force anew: what was cached in
-//!   between was not watched.
+//! - **At nodes**: the connection of subscriptions of each worker and node tracks, in BCAST mode, the prefixes that its
+//!   clients need together: everything as soon as one client is in the default mode. So the connection and the protocol
+//!   of a read do not matter, nor the node's own table.
+//! - **Receivers** are chosen here: clients in BCAST mode by their prefixes; the others by a table of keys that they
+//!   have read (OPTIN, OPTOUT and CACHING decide what enters it). An entry is removed with the first invalidation, as
+//!   in Redis.
+//! - **Order**: a pending reply may carry the old value. So an invalidation comes after all replies pending at its
+//!   arrival (`Tracked::held`). Not with REDIRECT: that is another connection, and the order of the two is undefined in
+//!   Redis, too.
+//! - **NOLOOP** ([`own`]): a key that the client replaces is removed from the table at the reply, as in Redis.
+//! - **A lost connection** invalidates everything at once, and again when tracking is back in force: values cached in
+//!   between were not tracked.
 //!
-//! Not `CLIENT CACHING YES` before each read on the shared connections: a read that is asked again, split, in a
-//! transaction or in the slow lane would each need its own care, and RESP2 connections could not be tracked at all. The
-//! price is that nodes name every changed key (with the prefixes wanted) to each worker that has a tracking client.
+//! `CLIENT CACHING YES` before each read on the shared connections is no alternative: reads that are repeated, split,
+//! in a transaction or in the slow lane would each need special handling, and RESP2 connections could not be tracked at
+//! all. The price is that nodes send every changed key (with these prefixes) to each worker with a tracking client.
 
 mod commands;
 mod nodes;
@@ -33,11 +32,11 @@ use switchyard_policy::topology::NodeId;
 use crate::slab::Handle;
 use crate::worker::Worker;
 
-/// Keys that default-mode clients of a worker have read; beyond it they are told to forget everything (Redis
+/// Maximum number of keys read by default-mode clients of a worker; beyond it all their keys are invalidated (Redis
 /// `tracking-table-max-keys`).
 const KEYS_MAX: usize = 1_000_000;
 
-/// Where a client's invalidations go instead.
+/// The client that gets the invalidations instead.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::worker) struct Redirect {
     id: u64,
@@ -46,7 +45,7 @@ pub(in crate::worker) struct Redirect {
     pub(in crate::worker) broken: bool,
 }
 
-/// What a client has asked for.
+/// Options of a client.
 #[derive(Clone, Debug, Default)]
 pub(in crate::worker) struct Options {
     redirect_id: Option<u64>,
@@ -62,27 +61,27 @@ pub(in crate::worker) struct Options {
 #[derive(Debug, Default)]
 pub(in crate::worker) struct Tracked {
     options: Options,
-    /// CLIENT CACHING was given for the next command.
+    /// CLIENT CACHING was sent for the next command.
     caching: bool,
     /// Keys that commands between MULTI and EXEC will read.
     queued: Vec<Box<[u8]>>,
-    /// A TRACKING ON waits to know its REDIRECT.
+    /// A TRACKING ON waits for the search for its REDIRECT.
     looking: bool,
     /// Number of the TRACKING ON that waits for the nodes.
     pending: Option<u32>,
-    /// It tracked before that TRACKING ON.
+    /// Tracked before this TRACKING ON.
     was_tracking: bool,
-    /// Invalidations, each behind the command of this number: an array of keys, or `None` for all.
+    /// Invalidations, each after the command of this number: an array of keys, or `None` for all.
     held: VecDeque<(u32, Option<Vec<u8>>)>,
     held_bytes: usize,
-    /// How many of them were held when clients that wait at a node were looked at last.
+    /// Number of held ones at the last check of blocked clients.
     held_long: usize,
-    /// Writes of its own that are not answered (NOLOOP).
+    /// Unanswered writes of its own (NOLOOP).
     own: VecDeque<own::Write>,
 }
 
 impl Tracked {
-    /// Bytes that it takes.
+    /// Used bytes.
     pub(in crate::worker) fn memory(&self) -> usize {
         let keys = self.queued.iter().chain(&self.options.prefixes);
         size_of::<Self>() + self.held_bytes + keys.map(|key| key.len() + size_of::<Box<[u8]>>()).sum::<usize>()
@@ -96,7 +95,7 @@ impl Tracked {
         self.options.bcast
     }
 
-    /// Whether a write of its own to this key is not answered.
+    /// Whether a write of its own to this key is unanswered.
     fn is_changing(&self, key: &[u8]) -> bool {
         self.own.iter().any(|write| write.changes(key))
     }
@@ -106,23 +105,23 @@ impl Tracked {
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Place {
     Requested,
-    /// In force, and asked for more prefixes.
+    /// In force, with more prefixes requested.
     Widening,
     InForce,
     Down,
     Refused(Box<str>),
 }
 
-/// What a worker tracks for its clients.
+/// Tracking state of a worker.
 #[derive(Debug, Default)]
 pub(in crate::worker) struct Tracking {
     clients: Vec<Handle>,
-    /// Prefixes asked of the nodes; none is a prefix of another. Empty: nothing is tracked.
+    /// Prefixes requested from the nodes; none is a prefix of another. Empty: nothing is tracked.
     cover: Vec<Box<[u8]>>,
-    /// Counts changes of `cover`: an answer to an older question says nothing.
+    /// Counts changes of `cover`: answers to older requests are ignored.
     generation: u32,
     places: Vec<(NodeId, Place)>,
-    /// Who has read what, in the default mode.
+    /// Readers of each key, in the default mode.
     keys: HashMap<Box<[u8]>, Vec<Handle>>,
     /// Bytes of these keys.
     key_bytes: usize,
@@ -147,7 +146,7 @@ impl Tracking {
         self.reads += 1;
     }
 
-    /// The key has changed: who has read it, once.
+    /// Returns the readers of a changed key, once.
     fn take_readers(&mut self, key: &[u8]) -> Vec<Handle> {
         let Some(readers) = self.keys.remove(key) else { return Vec::new() };
         self.key_bytes -= key.len();
@@ -172,7 +171,7 @@ impl Tracking {
         self.reads = 0;
     }
 
-    /// Bytes that the table of keys takes, about.
+    /// Memory of the table of keys, approximate.
     pub(in crate::worker) fn memory(&self) -> usize {
         let entry = size_of::<(Box<[u8]>, Vec<Handle>)>() + 4 * size_of::<Handle>();
         self.keys.capacity() * entry + self.key_bytes + self.reads * size_of::<Handle>()
@@ -187,7 +186,7 @@ impl Tracking {
         self.cover.iter().any(|c| prefix.starts_with(c))
     }
 
-    /// Adds a prefix, and drops those that it makes superfluous.
+    /// Adds a prefix, and drops prefixes covered by it.
     fn widen(&mut self, prefix: &[u8]) {
         if !self.covers(prefix) {
             self.cover.retain(|c| !c.starts_with(prefix));
@@ -197,20 +196,20 @@ impl Tracking {
 }
 
 impl Worker {
-    /// Clients are told to forget all that they have read: the table is too large.
+    /// Invalidates all keys of clients, because the table is too large.
     pub(in crate::worker) fn forget_tracked_reads(&mut self) {
         self.tracking.forget_reads();
         self.invalidate_all();
         self.count_tracked();
     }
 
-    /// Shows how much is tracked.
+    /// Updates the counters of tracked keys.
     fn count_tracked(&self) {
         self.counters.tracked_keys.set(self.tracking.keys.len() as u64);
         self.counters.tracked_reads.set(self.tracking.reads as u64);
     }
 
-    /// The same for prefixes, when clients have begun or ended to track.
+    /// Updates the counter of prefixes, when clients have started or stopped tracking.
     fn count_prefixes(&self) {
         let options =
             self.tracking.clients.iter().filter_map(|c| Some(&self.clients.get(*c)?.tracked.as_deref()?.options));

@@ -1,4 +1,4 @@
-//! The nodes' side: what they are asked to track, what they tell, and how it reaches clients.
+//! The node side: tracking at nodes, and delivery of their invalidations to clients.
 
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::NodeId;
@@ -12,16 +12,16 @@ use crate::slab::Handle;
 use crate::worker::upstream::{Phase, Purpose};
 use crate::worker::{Stall, Worker};
 
-/// What goes before the keys, or the null, of an invalidation.
+/// Start of an invalidation, before the keys or the null.
 pub(super) const INVALIDATE: &[u8] = b">2\r\n$10\r\ninvalidate\r\n";
 
-/// The same for a RESP2 client that other clients redirect to.
+/// Start for a RESP2 client that other clients redirect to.
 const INVALIDATE_MESSAGE: &[u8] = b"*3\r\n$7\r\nmessage\r\n$20\r\n__redis__:invalidate\r\n";
 
 impl Worker {
-    // ---- asking ----
+    // ---- requests ----
 
-    /// Sees to it that these prefixes are tracked at every node.
+    /// Tracks these prefixes at every node.
     pub(super) fn widen_tracking(&mut self, prefixes: &[Box<[u8]>]) {
         let before = self.tracking.cover.clone();
         for prefix in prefixes {
@@ -41,7 +41,7 @@ impl Worker {
         }
     }
 
-    /// Asks a node to track: only for the prefixes `added`, where it tracks the others already.
+    /// Requests tracking from a node: only for the prefixes `added`, if it tracks the others already.
     fn request_tracking(&mut self, node: NodeId, added: &[Box<[u8]>]) {
         let link = self.hopeful_link(node);
         let (up, hopeful) = self.links.get(link).map_or((false, false), |l| (l.phase == Phase::Up, l.takes_commands()));
@@ -71,7 +71,7 @@ impl Worker {
             self.set_tracking_place(node, Place::Refused(error.into()));
             return;
         }
-        // Prefixes must not overlap: begin anew. What changes in between is made good by an invalidation of all.
+        // Prefixes must not overlap: start over. Changes in between are covered by an invalidation of all.
         self.push_own(link, &[b"CLIENT", b"TRACKING", b"OFF"], Purpose::Discarded, 0);
         let cover = self.tracking.cover.clone();
         self.send_prefixes(link, &cover);
@@ -86,7 +86,7 @@ impl Worker {
         self.push_own(link, &args, Purpose::Track, self.tracking.generation);
     }
 
-    /// Nobody tracks any more.
+    /// Stops tracking, because no client tracks any more.
     pub(super) fn stop_tracking(&mut self) {
         self.tracking.cover.clear();
         self.tracking.forget_reads();
@@ -101,7 +101,7 @@ impl Worker {
 
     // ---- outcomes ----
 
-    /// A node has answered, or will not in time (`answer` is then the error that its clients get).
+    /// Handles a node's answer, or a timeout (then `answer` is the error for its clients).
     pub(in crate::worker) fn on_tracking_answer(&mut self, node: NodeId, generation: u32, answer: &[u8]) {
         if generation != self.tracking.generation || !self.tracking.is_on() {
             return;
@@ -113,7 +113,7 @@ impl Worker {
             let widened = self.tracking.places.iter().any(|(n, p)| *n == node && *p == Place::Widening);
             self.set_tracking_place(node, Place::InForce);
             if !widened {
-                // Those that tracked before were not watched for a moment.
+                // Clients that tracked before were not covered for a moment.
                 self.invalidate_all();
             }
         }
@@ -135,8 +135,7 @@ impl Worker {
             let Some(tracked) = client.tracked.as_deref_mut() else { continue };
             let Some(seq) = tracked.pending.take() else {
                 if failed.is_some() && self.tracking.places.iter().any(|(_, p)| matches!(p, Place::Refused(_))) {
-                    // It relies on what cannot be had any more. A client that is disconnected forgets what it has
-                    // cached.
+                    // It relies on tracking that is no longer available. A disconnected client drops its cache.
                     warn!(client = client.details.id, "closing a client whose keys can no longer be tracked");
                     self.close_client(handle);
                 }
@@ -195,7 +194,7 @@ impl Worker {
 
     // ---- invalidations ----
 
-    /// A node tells of changed keys (an array), or that any may have changed (null).
+    /// Handles an invalidation by a node: an array of changed keys, or null for all.
     pub(in crate::worker) fn on_invalidation(&mut self, what: &[u8]) {
         if reply::is_null(what) {
             self.tracking.forget_reads();
@@ -241,7 +240,7 @@ impl Worker {
         }
     }
 
-    /// Tells every tracking client to forget everything.
+    /// Sends every tracking client an invalidation of all keys.
     pub(super) fn invalidate_all(&mut self) {
         for handle in self.tracking.clients.clone() {
             let ready = self
@@ -255,7 +254,8 @@ impl Worker {
         }
     }
 
-    /// Tells a client, or whom it redirects to, or holds it back for a while. `keys` is an array of keys; `None`: all.
+    /// Sends an invalidation to a client or its redirect target, or holds it for now. `keys`: an array of keys; `None`:
+    /// all.
     fn invalidate(&mut self, handle: Handle, keys: Option<&[u8]>) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let ordered = client.in_flight() > 0 || client.streaming;
@@ -298,7 +298,7 @@ impl Worker {
         self.push(handle, &bytes);
     }
 
-    /// Sends the invalidations that wait for replies which have now been given.
+    /// Sends invalidations that had to wait for replies which are now complete.
     pub(in crate::worker) fn release_invalidations(&mut self, handle: Handle) {
         loop {
             let Some(client) = self.clients.get_mut(handle) else { return };
@@ -308,7 +308,7 @@ impl Worker {
             let first = client.first_owed();
             let Some(tracked) = client.tracked.as_deref_mut() else { return };
             while tracked.own.front().is_some_and(|write| write.is_answered(first)) {
-                tracked.own.pop_front(); // its reply said nothing
+                tracked.own.pop_front(); // its reply proved nothing
             }
             let due = tracked.held.front().is_some_and(|(behind, _)| (behind.wrapping_sub(first) as i32) < 0);
             if !due {
@@ -320,8 +320,8 @@ impl Worker {
         }
     }
 
-    /// From time to time: a client that waits at a node may wait for ever, and what it waits for is no old value. It is
-    /// told of what has been held since the last time; what has just come may belong behind a reply that is on its way.
+    /// Called periodically: a client that blocks at a node may do so without end, and its pending reply is no old
+    /// value. It gets the invalidations held since the last call; newer ones may belong after a reply in transit.
     pub(in crate::worker) fn push_to_blocked_clients(&mut self) {
         for handle in self.tracking.clients.clone() {
             let Some(client) = self.clients.get_mut(handle) else { continue };
@@ -339,7 +339,7 @@ impl Worker {
         }
     }
 
-    /// An invalidation for a client of this worker, redirected by `source` of worker `from`.
+    /// Handles an invalidation for a client of this worker, redirected by `source` of worker `from`.
     pub(in crate::worker) fn on_redirected(&mut self, to: Handle, from: usize, source: Handle, keys: Option<&[u8]>) {
         let Some(client) = self.clients.get(to) else {
             self.shared.mailboxes[from].send(Message::RedirectBroken { source });

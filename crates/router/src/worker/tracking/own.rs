@@ -1,17 +1,16 @@
-//! NOLOOP in the default mode: a client is not told of keys that it has changed itself.
+//! NOLOOP in the default mode: a client gets no invalidation of keys that it has changed itself.
 //!
-//! A node's broadcast does not say whose write it tells of, and one broadcast may stand for several writes. So nothing
-//! is taken out of what nodes tell. Instead the router does what a Redis server does: a key that a client with NOLOOP
-//! has changed is no longer one that the client has read, until it reads it again. Whatever the nodes then tell of the
-//! key is not for this client.
+//! A node's broadcast does not name the writer, and one broadcast may stand for several writes. So no broadcast is
+//! filtered. Instead the router does the same as a Redis server: a key changed by a client with NOLOOP is no longer in
+//! the table of keys read by the client, until the next read. Later invalidations of the key are not for this client.
 //!
-//! That is right only where the client knows the new value from its own command, whatever others did to the key before:
-//! so only for commands that replace or delete whole values, or whose reply is the value ([`Proof`]), and only when the
-//! reply says that it was done. A broadcast that comes before this reply waits for it. After any other write the client
-//! is told as if it had been another's: once too often, never too seldom.
+//! This is right only if the client knows the new value from its own command, regardless of earlier changes: so only
+//! for commands that replace or delete whole values, or whose reply is the value ([`Proof`]), and only when the reply
+//! confirms it. A broadcast before this reply waits for it. After any other write the client is notified as if another
+//! client had written: once too often, but never too rarely.
 //!
-//! Not in BCAST mode: there a client is also told of keys that it has not read, so a change by somebody else in the
-//! same moment at the node, which has the same broadcast, would be lost.
+//! Not in BCAST mode: there a client is also notified of keys that it has not read. A change by another client in the
+//! same moment at the node, with the same broadcast, would be lost.
 
 use switchyard_resp::command::{Command, Flags};
 use switchyard_resp::reply;
@@ -20,10 +19,10 @@ use switchyard_resp::request::Args;
 use crate::slab::Handle;
 use crate::worker::Worker;
 
-/// A client's writes in flight that are looked at; beyond it the client is told of what it changes.
+/// Maximum number of tracked writes in flight of a client; beyond it the client is notified of its own changes.
 const WRITES_MAX: usize = 1024;
 
-/// What a reply must be to say that the client knows the new value of every key that its command named.
+/// Reply that proves that the client knows the new value of every key of its command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Proof {
     Ok,
@@ -33,12 +32,12 @@ enum Proof {
 }
 
 impl Proof {
-    /// The proof for a command of this name and number of keys, where there is one.
+    /// Returns the proof for a command of this name and number of keys, if any.
     fn of(name: &str, keys: usize) -> Option<Self> {
         Some(match name {
             "SET" | "SETEX" | "PSETEX" | "MSET" => Self::Ok,
             "SETNX" => Self::One,
-            // The number of several keys does not say which of them were there.
+            // With several keys, the count does not identify the deleted ones.
             "DEL" | "UNLINK" if keys == 1 => Self::One,
             "INCR" | "DECR" | "INCRBY" | "DECRBY" => Self::Integer,
             "INCRBYFLOAT" | "GETSET" | "GETDEL" => Self::Value,
@@ -56,12 +55,12 @@ impl Proof {
     }
 }
 
-/// A command of a client with NOLOOP that is not answered.
+/// An unanswered command of a client with NOLOOP.
 #[derive(Debug)]
 pub(super) struct Write {
     seq: u32,
     proof: Proof,
-    /// Keys that the client has read, and not read again since.
+    /// Keys that the client had read, and has not read again since.
     keys: Vec<Box<[u8]>>,
 }
 
@@ -70,19 +69,19 @@ impl Write {
         self.keys.iter().any(|k| **k == *key)
     }
 
-    /// Whether its reply has been given. `first`: the number of the command that is answered next.
+    /// Whether its reply was sent. `first`: number of the next command to answer.
     pub(super) fn is_answered(&self, first: u32) -> bool {
         (self.seq.wrapping_sub(first) as i32) < 0
     }
 
-    /// The client has read the key again.
+    /// Drops a key that the client has read again.
     pub(super) fn forget(&mut self, key: &[u8]) {
         self.keys.retain(|k| **k != *key);
     }
 }
 
 impl Worker {
-    /// A command of a client with NOLOOP has taken its way.
+    /// Records a dispatched write of a client with NOLOOP.
     pub(super) fn note_own_write(&mut self, handle: Handle, command: &Command, args: &Args<'_>) {
         if !command.flags.has(Flags::WRITE) {
             return;
@@ -109,8 +108,8 @@ impl Worker {
         }
     }
 
-    /// A client has been given the reply to its command `seq`. If that proves its write, the write's keys are not the
-    /// client's business any more, nor is what nodes have told of them meanwhile.
+    /// Handles the reply to the client's command `seq`. If the reply proves a write, its keys no longer concern the
+    /// client, and neither do invalidations of them held in the meantime.
     #[cold]
     pub(in crate::worker) fn settle_own_write(&mut self, handle: Handle, seq: u32, answer: &[u8]) {
         let Some(tracked) = self.clients.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) else { return };
