@@ -108,7 +108,7 @@ fn refuse_beside_another(primaries: &[NodeAccess], patience: Duration, tell: Pro
 fn beside_another(node: &NodeAccess) -> String {
     format!(
         "this is a first start, and another router serves node {}: keys that the other moves would not be found here. Use its state directory \
-         (--state-dir, and --standby to wait until it has ended), or stop it first. Where neither ever moves keys: --beside-another-router",
+         (--state-dir, and --standby to wait until it has ended), or stop it first. Where neither ever moves keys: --allow-other-router",
         node.name
     )
 }

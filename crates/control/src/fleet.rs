@@ -128,7 +128,7 @@ impl Fleet {
             clients: status.clients,
             commands: status.commands,
             nodes,
-            troubles: Vec::new(),
+            warnings: Vec::new(),
             stopped_threads: self.running.threads().troubles(),
             automation: Vec::new(),
             standby: None,
@@ -154,8 +154,8 @@ impl Source for Fleet {
             Phase::Starting => StatusReport { incarnation: self.incarnation, ..StatusReport::default() },
         });
         // After the lock on the phase is released, because moves use it as well.
-        let troubles = if report.draining { Vec::new() } else { self.moves.troubles() };
-        StatusReport { troubles, automation: self.operator.automation_states(), ..report }
+        let warnings = if report.draining { Vec::new() } else { self.moves.warnings() };
+        StatusReport { warnings, automation: self.operator.automation_states(), ..report }
     }
 
     fn operate(&self, operation: Operation, who: &str) -> Result<serde_json::Value, Refused> {

@@ -23,7 +23,7 @@ use switchyard_resp::reply;
 use switchyard_router::{Link, NodeAccess, Repeating};
 use tracing::{debug, info, warn};
 
-use crate::moves::{Copies, Moves, Strays};
+use crate::moves::{Copies, MisplacedKeys, Moves};
 use crate::nodes::{Functions, NodeConnection, functions};
 use crate::processes::Processes;
 use crate::running::Running;
@@ -51,7 +51,7 @@ impl NodeMaintenance {
         processes: Arc<Processes>,
         store: Arc<RedbStore>,
         moves: Arc<Moves>,
-        strays_in: Option<u32>,
+        misplaced_in: Option<u32>,
     ) -> anyhow::Result<Self> {
         let threads = running.threads().clone();
         let remember = {
@@ -60,13 +60,13 @@ impl NodeMaintenance {
         };
         let mut known = Known::default();
         let mut copies = Copies::default();
-        let mut strays = strays_in.map(Strays::of);
+        let mut misplaced = misplaced_in.map(MisplacedKeys::of);
         let body = move || {
             processes.note(&store, &running);
             end_what_is_left(&running);
             look_after(&running, &mut known);
             moves.remove_copies(&mut copies);
-            strays.iter_mut().for_each(|strays| moves.remove_strays(strays));
+            misplaced.iter_mut().for_each(|misplaced| moves.remove_misplaced(misplaced));
             ControlFlow::Continue(())
         };
         let thread = threads.repeat("care", || PERIOD, body).context("cannot start a thread")?;

@@ -303,8 +303,8 @@ impl Processes {
             Fit::Fits => Ok(Vec::new()),
             // Here the map does not depend on the location of keys: misplaced keys come from earlier lists of servers.
             _ if !topology.placement().is_crc16() => {
-                let strays = looked.iter().filter(|(_, sample)| sample.elsewhere > 0);
-                Ok(strays.map(|(name, sample)| format!("node {name}: of {} looked at, {} belong to other servers, and are not served", counted(sample.keys, "key"), sample.elsewhere)).collect())
+                let misplaced = looked.iter().filter(|(_, sample)| sample.elsewhere > 0);
+                Ok(misplaced.map(|(name, sample)| format!("node {name}: of {} looked at, {} belong to other servers, and are not served", counted(sample.keys, "key"), sample.elsewhere)).collect())
             }
             Fit::Doubtful => Ok(looked
                 .iter()

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use switchyard_control::admin::{
     Access, Admin, AdminAccess, AdminError, AdminOptions, AutomationState, LinkReport, NodeReport, NodesReport,
-    Operation, Refused, Source, StatusReport, Token, Trouble,
+    Operation, Refused, Source, StatusReport, Token, Warning,
 };
 use tokio::sync::oneshot;
 
@@ -102,7 +102,7 @@ fn start(options: AdminOptions) -> Running {
         clients: 4,
         commands: 99,
         nodes: vec![node(0, LinkReport::Up, 16384), node(1, LinkReport::Connecting, 0)],
-        troubles: Vec::new(),
+        warnings: Vec::new(),
         limited: Vec::new(),
         stopped_threads: Vec::new(),
         automation: Vec::new(),
@@ -320,7 +320,7 @@ fn health_and_readiness() {
     // Clients of other nodes' keys are still served.
     running.change(|(status, _)| {
         status.nodes[2].link = LinkReport::Down { reason: "timed out".into() };
-        status.troubles = vec![Trouble { id: Some(3), slots: 20, what: "move 3 waits for 10.0.0.9:6379".into() }];
+        status.warnings = vec![Warning { id: Some(3), slots: 20, what: "move 3 waits for 10.0.0.9:6379".into() }];
     });
     let ready = running.get("/readyz");
     assert_eq!(ready.status, 200);
@@ -435,7 +435,7 @@ fn what_changes_something_is_asked_by_post() {
         "pages of others can send forms, not JSON"
     );
     for (verb, what) in
-        [("pause", "Pause"), ("resume", "Resume"), ("abort", "Abort(AbortRequest { lose: None, dry_run: false })")]
+        [("pause", "Pause"), ("resume", "Resume"), ("abort", "Abort(AbortRequest { abandon: None, dry_run: false })")]
     {
         assert_eq!(
             asked(&running.post(&format!("/api/v1/moves/7/{verb}"), &[token], "")),
@@ -624,8 +624,8 @@ fn the_start_page_says_what_is_wrong() {
         let mut fake = running.fake.0.lock().expect("not poisoned");
         fake.0.nodes[0].link = LinkReport::Down { reason: "<refused>".into() };
         fake.0.nodes[1] = node(1, LinkReport::Up, 5);
-        fake.0.troubles =
-            vec![serde_json::from_value(json!({ "id": 1, "slots": 1, "what": "move 1 waits" })).expect("a trouble")];
+        fake.0.warnings =
+            vec![serde_json::from_value(json!({ "id": 1, "slots": 1, "what": "move 1 waits" })).expect("a warning")];
     }
     let page = running.get("/").body;
     for shown in

@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_has_moved_to_a_stand_in_alone_is_no_stray_there() {
+    fn a_key_that_has_moved_to_a_stand_in_alone_is_not_misplaced() {
         let before = fleet(Distribution::Ketama, &[1, 1, 1]);
         let (lost, from, stand_in) = (NodeId(0), NodeId(1), NodeId(2));
         let name = (0..).map(|n| format!("k{n}")).find(|key| before.owner_of(key.as_bytes()) == lost).expect("a key");

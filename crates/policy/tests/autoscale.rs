@@ -76,14 +76,14 @@ fn policies() -> impl Strategy<Value = Knobs> {
     let policy = prop_oneof![Just(Policy::Threshold), Just(Policy::Static), Just(Policy::Model)];
     let times = (0..60_000_u64, 0..120_000_u64, 0..60_000_u64, 0..120_000_u64);
     (policy, 1..4_usize, 0..8_usize, times).prop_map(
-        |(policy, nodes_min, more, (up_after, down_after, up_pause, down_pause))| Knobs {
+        |(policy, nodes_min, more, (up_after, down_after, up_cooldown, down_cooldown))| Knobs {
             policy,
             nodes_min,
             nodes_max: nodes_min + more,
             up_after,
             down_after,
-            up_pause,
-            down_pause,
+            up_cooldown,
+            down_cooldown,
             capacity: Some(CAPACITY),
             ..Knobs::default()
         },
@@ -115,7 +115,7 @@ proptest! {
                 prop_assert!(!decision.reasons.is_empty(), "each decision has a reason");
                 if let (Some(ended), Some((what, done)), true) = (ended, fleet.change, decision.what != SizeChange::Stay) {
                     let begun = done - takes_ms;
-                    let pause = if what == SizeChange::Add { knobs.up_pause } else { knobs.down_pause };
+                    let pause = if what == SizeChange::Add { knobs.up_cooldown } else { knobs.down_cooldown };
                     prop_assert!(begun >= ended + pause, "{what:?} {} ms after a change, and the pause has {pause}", begun - ended);
                 }
             }
@@ -151,7 +151,7 @@ fn a_number_begins_one_change() {
 
 #[test]
 fn a_provisioner_that_failed_is_left_alone_for_a_while() {
-    let knobs = Knobs { nodes_min: 3, up_pause: 30_000, ..Knobs::default() };
+    let knobs = Knobs { nodes_min: 3, up_cooldown: 30_000, ..Knobs::default() };
     let mut state = State::default();
     let at = |now| Observed { now: Now { run: now, wall: now }, nodes: Vec::new() };
     assert_eq!(decide(&at(1_000_000), &knobs, &mut state).what, SizeChange::Add);
@@ -178,7 +178,7 @@ fn a_provisioner_that_failed_is_left_alone_for_a_while() {
 fn a_jump_of_the_wall_clock_moves_no_wait_and_a_restart_keeps_it() {
     const T: u64 = 1_000_000_000_000;
     const HOUR: u64 = 3_600_000;
-    let knobs = Knobs { down_after: 300_000, down_pause: 300_000, up_after: 0, up_pause: 0, ..Knobs::default() };
+    let knobs = Knobs { down_after: 300_000, down_cooldown: 300_000, up_after: 0, up_cooldown: 0, ..Knobs::default() };
     let mut fleet = Fleet::new(3);
     let mut what = |now: Now, state: &mut State| {
         let observed = Observed { now, ..fleet.observed() };

@@ -60,7 +60,7 @@ pub use mover::{
 pub use operator::{OperatorCommand, OperatorPort};
 pub use seat::{Admission, Before, FleetOwnership, mark_in, question_of, site_of_mark, why_not};
 pub use settings::{
-    Cluster, EmptyReturn, HotCopies, KnownProcess, ListenAddress, ListenerSettings, NodeAccess, OnMissed, Ports, Reads,
+    Cluster, HotCopies, KnownProcess, ListenAddress, ListenerSettings, NodeAccess, OnDataLoss, OnMissed, Ports, Reads,
     Reports, RuntimeSettings, Secret, Servers, Settings, Telemetry,
 };
 pub use single_node_usage::{Limit, Limited};
@@ -322,7 +322,7 @@ impl Router {
         self.shared.databases()
     }
 
-    /// Accepts a node that returned without its keys (`nodes.empty-return`); it serves from the next attempt to
+    /// Accepts a node that returned without its keys (`nodes.on-data-loss`); it serves from the next attempt to
     /// connect. Applies to this loss only. Returns false if the node is not held, `None` if no node has this name.
     pub fn accept_empty(&self, node: &str) -> Option<bool> {
         let plan = self.shared.plan();

@@ -196,11 +196,11 @@ pub struct RuntimeSettings {
     /// Minimum size of values that are moved in pieces, in bytes of the node's memory. 0: none.
     pub big_key: usize,
     /// Maximum time that a command waits for keys to return to their slot owner. Zero: it is refused.
-    pub bring_home_timeout: Duration,
+    pub colocate_timeout: Duration,
     /// Whether scripts may use only declared keys.
     pub check_scripts: bool,
     /// Treatment of a node that returns empty.
-    pub empty_return: EmptyReturn,
+    pub on_data_loss: OnDataLoss,
     /// Appearance for Redis Cluster clients. `None`: a server without cluster support.
     pub cluster: Option<Cluster>,
     /// Maximum connections for transactions with WATCH per node, over all workers.
@@ -255,9 +255,9 @@ pub struct HotCopies {
     /// Maximum size of a copied reply, bytes.
     pub reply_max: usize,
     /// Maximum age of a copy, for keys with a longer TTL or none.
-    pub life_max: Option<Duration>,
+    pub ttl: Option<Duration>,
     /// Prefixes of keys that are never copied.
-    pub never: Vec<String>,
+    pub exclude: Vec<String>,
     /// Prefixes of keys that may be copied. Empty: all.
     pub only: Vec<String>,
 }
@@ -268,8 +268,8 @@ impl Default for HotCopies {
             is_on: true,
             knobs: Knobs::default(),
             reply_max: 64 << 10,
-            life_max: Some(Duration::from_secs(10)),
-            never: Vec::new(),
+            ttl: Some(Duration::from_secs(10)),
+            exclude: Vec::new(),
             only: Vec::new(),
         }
     }
@@ -279,7 +279,7 @@ impl HotCopies {
     /// Whether the name of a key allows copies.
     pub fn may_be(&self, key: &[u8]) -> bool {
         let is_in = |prefixes: &[String]| prefixes.iter().any(|prefix| key.starts_with(prefix.as_bytes()));
-        !is_in(&self.never) && (self.only.is_empty() || is_in(&self.only))
+        !is_in(&self.exclude) && (self.only.is_empty() || is_in(&self.only))
     }
 
     /// Maximum bytes of copies per worker. Each worker has its own copies of all chosen keys, so this also limits the
@@ -291,7 +291,7 @@ impl HotCopies {
 
 /// Treatment of a node whose new process has no keys although the old one had some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EmptyReturn {
+pub enum OnDataLoss {
     /// Serve: the keys are lost.
     Serve,
     /// Treat it as down until an operator accepts it, or it has keys again.
@@ -432,9 +432,9 @@ impl Default for RuntimeSettings {
             config_set: Vec::new(),
             cross_slot_max: 32 << 20,
             big_key: 1 << 20,
-            bring_home_timeout: Duration::from_secs(5),
+            colocate_timeout: Duration::from_secs(5),
             check_scripts: true,
-            empty_return: EmptyReturn::Auto,
+            on_data_loss: OnDataLoss::Auto,
             cluster: None,
             watch_connections_max: 256,
             blocking_connections_max: 5000,

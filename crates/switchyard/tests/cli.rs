@@ -241,7 +241,7 @@ fn a_wrong_command_line_is_2_and_suggests() {
         (&["move", "--to", "127.0.0.1:7002"], "say what to move: --slots RANGES, --all, --keys PATTERN or --home"),
         (&["nodes", "-c", "file", "list"], "cannot read the configuration file file"),
         (&["serve", "--node", "a", "--workers", "0"], "--workers: \"0\" is not a whole number from 1 to 1024"),
-        (&["serve", "--node", "a", "--strays", "remove"], "cannot be used with '--strays <WHAT>'"),
+        (&["serve", "--node", "a", "--misplaced-keys", "remove"], "cannot be used with '--misplaced-keys <WHAT>'"),
         (&["serve", "-c", "file", "--twemproxy-stats", "127.0.0.1:1"], "--twemproxy-config <FILE>"),
         (
             &["serve", "-c", "/nonexistent/switchyard.toml"],

@@ -85,7 +85,7 @@ pub enum HotCopiesOrder {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HotCopiesDone {
     /// Result as a sentence.
-    pub says: String,
+    pub message: String,
     /// State afterwards: `on`, `off` or `suspended`.
     pub state: String,
 }

@@ -32,11 +32,11 @@ pub use autoscale::{AutoscaleChange, AutoscaleEvent, AutoscaleReport, AutoscaleR
 pub use hot_copies::{HotCopiesDone, HotCopiesOrder, HotCopiesReport, HotCopiesRequest};
 pub use load::{LoadReport, NodeLoadReport, SlotLoadReport};
 pub use moves::{
-    AbortRequest, AddNodeRequest, BalanceRequest, BigKeyReport, ExceptionsReport, GoalRequest, HomeReport,
-    HotKeyReport, HotKeysReport, HotNodeReport, HowRequest, JournalReport, KeyReport, Lose, MaxRateRequest,
-    MisplacedReport, MoveReport, MoveRequest, MoveState, MovesReport, NodeMisplacedReport, NodeRequest,
-    NodeSlotsReport, Operation, PaperRequest, PlanReport, PlannedReport, RangeReport, Refused, SlotsReport,
-    SteerRequest, TransitReport, WhereReport,
+    Abandon, AbortRequest, AddNodeRequest, BalanceRequest, BigKeyReport, ExceptionsReport, GoalRequest, HomeReport,
+    HotKeyReport, HotKeysReport, HotNodeReport, HowRequest, JournalReport, KeyReport, MaxRateRequest, MisplacedReport,
+    MoveReport, MoveRequest, MoveState, MovesReport, NodeMisplacedReport, NodeRequest, NodeSlotsReport, Operation,
+    PaperRequest, PlanReport, PlannedReport, RangeReport, Refused, SlotsReport, SteerRequest, TransitReport,
+    WhereReport,
 };
 pub(crate) use moves::{conflict, wrong};
 pub use planner::{
@@ -45,7 +45,7 @@ pub use planner::{
 };
 pub use report::{
     AutomationState, LimitedReport, LinkReport, NodeReport, NodesReport, NotReady, Readiness, Silence, Source,
-    StandbyReport, StatusReport, TokenReport, Trouble,
+    StandbyReport, StatusReport, TokenReport, Warning,
 };
 
 pub use thread::{AdminThread, access};

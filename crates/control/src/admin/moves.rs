@@ -399,7 +399,7 @@ pub enum SteerRequest {
 pub struct AbortRequest {
     /// Do not wait for this node: it is permanently lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lose: Option<Lose>,
+    pub abandon: Option<Abandon>,
     /// Only return the plan, and the keys that would be lost.
     #[serde(default)]
     pub dry_run: bool,
@@ -408,18 +408,18 @@ pub struct AbortRequest {
 /// A permanently lost node of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Lose {
+pub enum Abandon {
     /// The node that keys leave.
     Source,
     /// The node that keys go to.
     Target,
 }
 
-impl From<Lose> for Side {
-    fn from(lose: Lose) -> Self {
-        match lose {
-            Lose::Source => Self::Source,
-            Lose::Target => Self::Target,
+impl From<Abandon> for Side {
+    fn from(abandon: Abandon) -> Self {
+        match abandon {
+            Abandon::Source => Self::Source,
+            Abandon::Target => Self::Target,
         }
     }
 }
@@ -569,7 +569,7 @@ pub struct MovesReport {
     pub journal: JournalReport,
     /// Effect of an abort, as a sentence for display.
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub says: String,
+    pub message: String,
     /// Keys returned to their slot owners because commands needed them, since the router's start, by command.
     #[serde(default)]
     pub brought_home: Vec<HomeReport>,
@@ -597,7 +597,7 @@ pub struct JournalReport {
     pub length: u64,
     /// Error that prevents writes now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trouble: Option<String>,
+    pub write_error: Option<String>,
 }
 
 /// State of a move.
@@ -653,8 +653,10 @@ pub struct MoveReport {
     pub to: String,
     /// State.
     pub state: MoveState,
+    /// The present activity, or the reason of the end.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     /// Current activity, or the reason for the end.
-    pub doing: String,
+    pub activity: String,
     /// Protocol: `switchyard`, `stop-and-copy`.
     pub protocol: String,
     /// Durability: `memory`, `aof`, `replica`.

@@ -79,20 +79,20 @@ fn add_state(page: &mut String, status: &StatusReport, (class, said): (&str, &st
     let readiness = status.readiness();
     let all = if class == "all" { ": every key can be used" } else { "" };
     let _ = writeln!(page, "<div class=\"state {class}\"><p><strong>This router is {said}</strong>{all}</p>");
-    let mut troubles = Vec::new();
+    let mut warnings = Vec::new();
     if readiness.draining {
-        troubles.push("it was told to stop".to_owned());
+        warnings.push("it was told to stop".to_owned());
     }
-    troubles.extend(
+    warnings.extend(
         readiness
             .not_ready
             .iter()
             .map(|node| format!("node {} ({}): {}", node.address, counted(node.slots, "slot"), node.reason)),
     );
-    troubles.extend(readiness.troubles);
-    troubles.extend(readiness.standby);
-    if !troubles.is_empty() {
-        let items: String = troubles.iter().map(|trouble| format!("<li>{}</li>", escaped(trouble))).collect();
+    warnings.extend(readiness.warnings);
+    warnings.extend(readiness.standby);
+    if !warnings.is_empty() {
+        let items: String = warnings.iter().map(|warning| format!("<li>{}</li>", escaped(warning))).collect();
         let _ = writeln!(page, "<ul>{items}</ul>");
     }
     let minutes = (status.uptime_seconds / 60.0) as u64;
@@ -149,7 +149,7 @@ fn add_moves(page: &mut String, moves: &MovesReport) {
             of.slots_done,
             counted(of.slots, "slot"),
             of.percent,
-            escaped(&of.doing)
+            escaped(&of.activity)
         );
     }
     page.push_str("</ul>\n");

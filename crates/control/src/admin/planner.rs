@@ -72,7 +72,7 @@ pub struct DecisionReport {
     /// `fine`, `relieved`, `partly` or `none-found`.
     pub verdict: String,
     /// Verdict as a sentence.
-    pub says: String,
+    pub message: String,
     /// Load of each node before and after.
     pub nodes: Vec<NodeOutlookReport>,
     /// Steps of the plan.

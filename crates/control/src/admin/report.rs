@@ -59,7 +59,7 @@ pub struct StatusReport {
     pub nodes: Vec<NodeReport>,
     /// Problems other than unreachable nodes: slots that wait for a node, moves without progress, a full disk.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub troubles: Vec<Trouble>,
+    pub warnings: Vec<Warning>,
     /// Commands that are incompatible with several nodes, and work because there is one node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limited: Vec<LimitedReport>,
@@ -109,7 +109,7 @@ pub struct LimitedReport {
 
 /// A problem that needs an operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Trouble {
+pub struct Warning {
     /// Id of the affected move. `None` if the state directory is affected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<u64>,
@@ -241,7 +241,7 @@ pub struct Readiness {
     /// Whether some slot owner is reachable, and none remains to be tried for the first time.
     pub serves: bool,
     /// Problems other than unreachable nodes.
-    pub troubles: Vec<String>,
+    pub warnings: Vec<String>,
     /// Stopped threads, and paused automation. Keys are not affected.
     pub automation: Vec<String>,
     /// Reason why the router waits as a standby.
@@ -259,7 +259,7 @@ impl Readiness {
     /// Whether every key is usable.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        self.is_ready() && self.not_ready.is_empty() && self.troubles.is_empty()
+        self.is_ready() && self.not_ready.is_empty() && self.warnings.is_empty()
     }
 
     /// Number of slots with an unreachable owner.
@@ -318,21 +318,21 @@ impl StatusReport {
             let others = node.conditions().into_iter().skip(usize::from(is_named(node)));
             others.map(|condition| format!("node {}: {condition}", node.address))
         });
-        let troubles = conditions.chain(self.troubles.iter().map(|trouble| trouble.what.clone())).collect();
+        let warnings = conditions.chain(self.warnings.iter().map(|warning| warning.what.clone())).collect();
         let standby = self.standby.as_ref().map(|standby| standby.waits_for.clone());
         Readiness {
             draining: self.draining,
             not_ready,
             serves,
-            troubles,
-            automation: self.automation_troubles(),
+            warnings,
+            automation: self.automation_warnings(),
             standby,
         }
     }
 
     /// One sentence for each stopped thread, and for each paused part of automation.
     #[must_use]
-    pub fn automation_troubles(&self) -> Vec<String> {
+    pub fn automation_warnings(&self) -> Vec<String> {
         let rests = |state: &AutomationState| Some(format!("the {} rests: {}", state.name, state.rests.as_ref()?));
         self.stopped_threads.iter().cloned().chain(self.automation.iter().filter_map(rests)).collect()
     }

@@ -118,7 +118,7 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
         ("/api/v1/moves/{id}/resume", "POST: let it go on", post(resume)),
         (
             "/api/v1/moves/{id}/abort",
-            "POST {\"lose\": \"target\" or \"source\", \"dry_run\"}: end it, without a node that is lost",
+            "POST {\"abandon\": \"target\" or \"source\", \"dry_run\"}: end it, without a node that is lost",
             post(abort),
         ),
         ("/api/v1/moves/{id}/goal", "POST {\"goal\"}: go on with another goal", post(goal)),
@@ -215,8 +215,8 @@ async fn ready(
         for node in &readiness.not_ready {
             let _ = writeln!(text, "node {} ({}): {}", node.address, counted(node.slots, "slot"), node.reason);
         }
-        for trouble in readiness.troubles.iter().chain(&readiness.automation) {
-            let _ = writeln!(text, "{trouble}");
+        for warning in readiness.warnings.iter().chain(&readiness.automation) {
+            let _ = writeln!(text, "{warning}");
         }
     }
     let status = if readiness.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };

@@ -92,7 +92,7 @@ struct Written {
     entries: AtomicU64,
     syncs: AtomicU64,
     length: AtomicU64,
-    trouble: Mutex<Option<String>>,
+    write_error: Mutex<Option<String>>,
     /// The router is stopping: failed writes are no longer retried.
     stopping: AtomicBool,
 }
@@ -109,7 +109,7 @@ pub struct JournalStatus {
     /// Present file length in bytes.
     pub length: u64,
     /// Error that prevents writes now.
-    pub trouble: Option<String>,
+    pub write_error: Option<String>,
 }
 
 /// Returns compacted entries, given the length of the file in bytes, or `None` to keep the file.
@@ -267,9 +267,9 @@ impl Journal {
     #[must_use]
     pub fn status(&self) -> JournalStatus {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Written { bytes, entries, syncs, length, trouble, .. } = &*self.written;
-        let trouble = trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        JournalStatus { bytes: get(bytes), entries: get(entries), syncs: get(syncs), length: get(length), trouble }
+        let Written { bytes, entries, syncs, length, write_error, .. } = &*self.written;
+        let write_error = write_error.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        JournalStatus { bytes: get(bytes), entries: get(entries), syncs: get(syncs), length: get(length), write_error }
     }
 }
 
@@ -368,7 +368,7 @@ impl Writer {
         let room = queue.select_next(|given| self.reserve(given));
         self.starved = room.starved.is_some();
         if let Some(error) = room.starved
-            && self.set_trouble(Some(format!(
+            && self.set_write_error(Some(format!(
                 "the journal of moves has no room for another leg: {error}; moves wait until there is some"
             )))
         {
@@ -406,7 +406,7 @@ impl Writer {
     fn write_all(&mut self, group: &[Member]) -> Result<(), String> {
         while let Err(error) = self.try_write(group) {
             let text = format!("the journal of moves cannot be written: {error}; moves wait until it can be");
-            if self.set_trouble(Some(text)) {
+            if self.set_write_error(Some(text)) {
                 let directory = self.directory.display();
                 tracing::error!(
                     "the journal of moves cannot be written: {error}. Moves wait, and go on when {directory} can be written again"
@@ -417,7 +417,7 @@ impl Writer {
             }
             std::thread::sleep(RETRY);
         }
-        if !self.starved && self.set_trouble(None) {
+        if !self.starved && self.set_write_error(None) {
             tracing::info!("the journal of moves can be written again");
         }
         Ok(())
@@ -465,10 +465,10 @@ impl Writer {
     }
 
     /// Returns whether this changes anything.
-    fn set_trouble(&self, trouble: Option<String>) -> bool {
-        let mut now = self.written.trouble.lock().unwrap_or_else(PoisonError::into_inner);
-        let changed = now.is_some() != trouble.is_some();
-        *now = trouble;
+    fn set_write_error(&self, error: Option<String>) -> bool {
+        let mut now = self.written.write_error.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = now.is_some() != error.is_some();
+        *now = error;
         changed
     }
 
@@ -535,7 +535,7 @@ mod tests {
         append(&opened.journal, &[b"one", b""], Kind::StartsMove).expect("written");
         append(&opened.journal, &[b"two"], Kind::Required).expect("written");
         let status = opened.journal.status();
-        assert_eq!((status.entries, status.syncs, status.trouble), (3, 2, None));
+        assert_eq!((status.entries, status.syncs, status.write_error), (3, 2, None));
         drop(opened);
         let again = open(dir.path(), true);
         assert_eq!(again.entries, [&b"one"[..], b"", b"two"]);
@@ -623,8 +623,8 @@ mod tests {
         (RecordGroup { of: MoveId(1), kind, records: (vec![entry.to_vec()], Box::new(tell)) }, outcome)
     }
 
-    fn trouble(written: &Written) -> Option<String> {
-        written.trouble.lock().expect("not poisoned").clone()
+    fn write_error(written: &Written) -> Option<String> {
+        written.write_error.lock().expect("not poisoned").clone()
     }
 
     #[test]
@@ -642,7 +642,7 @@ mod tests {
         queue.push(second);
         writer.write_what_may_be(&mut queue);
         assert!(queue.has_waiting() && outcome.try_recv().is_err(), "it waits");
-        assert!(trouble(&writer.written).is_some_and(|t| t.contains("another leg")));
+        assert!(write_error(&writer.written).is_some_and(|t| t.contains("another leg")));
     }
 
     #[test]
@@ -660,18 +660,18 @@ mod tests {
                 let (given, outcome) = member(entry, Kind::Required);
                 asks.send(JournalRequest::Append(given)).expect("it runs");
                 outcomes.push(outcome);
-                while trouble(&written).is_none() {
+                while write_error(&written).is_none() {
                     std::thread::yield_now();
                 }
             }
-            assert!(trouble(&written).is_some_and(|t| t.contains("moves wait until it can be")), "{device}");
+            assert!(write_error(&written).is_some_and(|t| t.contains("moves wait until it can be")), "{device}");
             assert!(outcomes.iter().all(|outcome| outcome.try_recv().is_err()), "{device}: nothing is promised yet");
             // Lets the replacement file be created.
             std::fs::create_dir(&state).expect("made");
             for outcome in &outcomes {
                 outcome.recv().expect("an outcome").expect("written");
             }
-            assert_eq!(trouble(&written), None);
+            assert_eq!(write_error(&written), None);
             drop(asks);
             thread.join().expect("it has ended");
             assert_eq!(open(&state, true).entries, [&b"before"[..], b"earlier", b"one", b"two"], "{device}");

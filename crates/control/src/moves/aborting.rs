@@ -18,7 +18,7 @@ use super::Moves;
 use super::colocate::ColocationEvent;
 use super::options::Options;
 use super::queue::{Planned, Steering};
-use crate::admin::{AbortRequest, Lose, MoveState, MovesReport, Refused, Trouble, conflict};
+use crate::admin::{Abandon, AbortRequest, MoveState, MovesReport, Refused, Warning, conflict};
 use crate::journal::RESERVE;
 
 /// Outage of a leg's node, in seconds, after which it counts as lost.
@@ -84,13 +84,13 @@ impl Moves {
     /// Aborts a move, or (dry run) returns what the abort would do.
     pub(crate) fn abort(&self, id: MoveId, request: AbortRequest) -> Result<MovesReport, Refused> {
         self.refresh();
-        let (look, unreached, doing) = {
+        let (look, unreached, activity) = {
             let state = self.state();
             let planned = state.open.get(&id).ok_or_else(|| state.not_open(id))?;
             (
                 self.look_of(id, planned),
                 Unreached::since(planned, 0.0),
-                planned.progress.as_ref().map(|progress| progress.doing.clone()),
+                planned.progress.as_ref().map(|progress| progress.activity.clone()),
             )
         };
         // A node may reply to clients while the mover cannot use it.
@@ -99,19 +99,19 @@ impl Moves {
         let is_linked = |node: NodeId| self.link_of(node).is_none_or(|link| link == Link::Up);
         let is_up = |node: NodeId| is_linked(node) && seconds(node).is_none_or(|seconds| seconds < LOST_PATIENCE);
         let (source, target) = (self.name(look.source), self.name(look.target));
-        if look.cannot_roll_back && request.lose.is_none() {
+        if look.cannot_roll_back && request.abandon.is_none() {
             return Err(conflict(format!(
                 "move {0} goes by a protocol as it was published, which knows no way back: it goes on until all is at {target}. Where a node is lost for good, \
-                 `switchyard moves abort {0} --lose-source` or `--lose-target` ends it",
+                 `switchyard moves abort {0} --abandon-source` or `--abandon-target` ends it",
                 id.0
             )));
         }
-        let lose = match request.lose {
+        let abandon = match request.abandon {
             None => None,
-            Some(lose) => {
-                let (lost, other) = match lose {
-                    Lose::Source => (look.source, look.target),
-                    Lose::Target => (look.target, look.source),
+            Some(abandon) => {
+                let (lost, other) = match abandon {
+                    Abandon::Source => (look.source, look.target),
+                    Abandon::Target => (look.target, look.source),
                 };
                 let (lost_name, other_name) = (self.name(lost), self.name(other));
                 if is_up(lost) {
@@ -125,7 +125,7 @@ impl Moves {
                         "{other_name} does not answer either, and what it has is to stay: bring it back first"
                     )));
                 }
-                Some(Side::from(lose))
+                Some(Side::from(abandon))
             }
         };
         let done = if look.slots_done > 0 {
@@ -133,7 +133,7 @@ impl Moves {
         } else {
             String::new()
         };
-        let says = match (look.leg_left, lose) {
+        let message = match (look.leg_left, abandon) {
             (None, _) => format!("move {} stops now: no slots are on their way.{done}", id.0),
             (Some(_), Some(Side::Target)) => format!(
                 "move {} ends without {target}: what {source} has stays there and is served. {} at most, which had moved to {target} with the \
@@ -155,22 +155,22 @@ impl Moves {
             ),
             (Some(left), None) => {
                 let (lost, word) = if is_up(look.target) { (&source, "source") } else { (&target, "target") };
-                let why = doing
+                let why = activity
                     .filter(|_| !unreached.is_empty())
-                    .map_or_else(String::new, |doing| format!(" (now: {doing})"));
+                    .map_or_else(String::new, |activity| format!(" (now: {activity})"));
                 format!(
                     "move {0} stops when it reaches {lost} again{why}: {1} at most of the slots that are moving now wait for it.{done} Where {lost} is \
-                     lost for good: `switchyard moves abort {0} --lose-{word} --dry-run` says what would be lost",
+                     lost for good: `switchyard moves abort {0} --abandon-{word} --dry-run` says what would be lost",
                     id.0,
                     counted(left.max(look.leg_away), "key")
                 )
             }
         };
         if !request.dry_run {
-            self.end_soon(id, lose)?;
+            self.end_soon(id, abandon)?;
         }
         let mut report = self.report();
-        report.says = says;
+        report.message = message;
         Ok(report)
     }
 
@@ -192,12 +192,12 @@ impl Moves {
     }
 
     /// Ends a move that has not started, or makes a running mover end its leg.
-    fn end_soon(&self, id: MoveId, lose: Option<Side>) -> Result<(), Refused> {
+    fn end_soon(&self, id: MoveId, abandon: Option<Side>) -> Result<(), Refused> {
         let in_order = self.in_order();
         let steering = {
             let state = self.state();
             let before = state.open.get(&id).ok_or_else(|| state.not_open(id))?.steering;
-            Steering { aborting: true, give_up: lose.or(before.give_up), ..before }
+            Steering { aborting: true, give_up: abandon.or(before.give_up), ..before }
         };
         // Store this before publishing it, because a restart continues from it.
         if let Err(why) = self.keep(&in_order, Some((id, steering))) {
@@ -214,7 +214,7 @@ impl Moves {
             planned.begun
         };
         if begun {
-            self.running.with(|router| router.steer_move(id, lose.map_or(UserRequest::Abort, UserRequest::GiveUp)));
+            self.running.with(|router| router.steer_move(id, abandon.map_or(UserRequest::Abort, UserRequest::GiveUp)));
         }
         drop(in_order);
         if !begun {
@@ -248,7 +248,7 @@ impl Moves {
         }
         let mut report = self.report_of(id, &planned);
         report.state = MoveState::Stopped;
-        report.doing = match planned.steering.give_up.filter(|_| planned.lost.is_some()) {
+        report.activity = match planned.steering.give_up.filter(|_| planned.lost.is_some()) {
             // Same wording as the mover's.
             Some(Side::Source) => {
                 format!(
@@ -326,10 +326,10 @@ impl Moves {
     }
 
     /// Problems of moves and of the disk, for monitoring.
-    pub(crate) fn troubles(&self) -> Vec<Trouble> {
+    pub(crate) fn warnings(&self) -> Vec<Warning> {
         self.refresh();
         let topology = self.placement.topology();
-        let of_disk = self.disk_trouble().map(|what| Trouble { what, ..Trouble::default() });
+        let of_disk = self.disk_trouble().map(|what| Warning { what, ..Warning::default() });
         let state = self.state();
         let of_leg = |id: MoveId| {
             let is_moving = |slot: &Slot| {
@@ -338,36 +338,36 @@ impl Moves {
             };
             topology.iter().flat_map(|topology| topology.slots()).filter(is_moving).count() as u64
         };
-        let troubles = state.open.iter().filter_map(|(id, planned)| {
+        let warnings = state.open.iter().filter_map(|(id, planned)| {
             let (progress, look) = (planned.progress.as_ref(), self.look_of(*id, planned));
             let names = |side| self.name(if side == Side::Source { planned.order.source } else { planned.order.target });
             if let (Some(Unreached { side, seconds, .. }), Some(_)) = (Unreached::awaited(planned, LOST_PATIENCE), look.leg_left) {
-                let (slots, doing) = (of_leg(*id), progress.map_or("", |progress| &progress.doing));
+                let (slots, activity) = (of_leg(*id), progress.map_or("", |progress| &progress.activity));
                 let (name, word) = (names(side), if side == Side::Source { "source" } else { "target" });
                 let keys = match side {
                     Side::Target => format!("{} at most of {}", counted(look.leg_away, "key"), counted(slots, "slot")),
                     Side::Source => format!("keys of {} that have not moved", counted(slots, "slot")),
                 };
                 let what = format!(
-                    "move {0} has not reached {name} for {seconds:.0} s: {keys} cannot be used (now: {doing}). Where {name} is lost for good: switchyard \
-                     moves abort {0} --lose-{word}",
+                    "move {0} has not reached {name} for {seconds:.0} s: {keys} cannot be used (now: {activity}). Where {name} is lost for good: switchyard \
+                     moves abort {0} --abandon-{word}",
                     id.0
                 );
-                return Some(Trouble { id: Some(id.0), slots, what });
+                return Some(Warning { id: Some(id.0), slots, what });
             }
             if let Some(trouble) = planned.trouble.as_ref().filter(|_| !planned.begun) {
-                return Some(Trouble { id: Some(id.0), slots: of_leg(*id), what: format!("move {} cannot begin: {trouble}", id.0) });
+                return Some(Warning { id: Some(id.0), slots: of_leg(*id), what: format!("move {} cannot begin: {trouble}", id.0) });
             }
             let idle = progress.filter(|progress| !progress.paused && progress.idle_seconds >= IDLE_PATIENCE)?;
-            let what = format!("move {} has come no further for {:.0} s: {}", id.0, idle.idle_seconds, idle.doing);
-            Some(Trouble { id: Some(id.0), slots: 0, what })
+            let what = format!("move {} has come no further for {:.0} s: {}", id.0, idle.idle_seconds, idle.activity);
+            Some(Warning { id: Some(id.0), slots: 0, what })
         });
-        of_disk.into_iter().chain(troubles).collect()
+        of_disk.into_iter().chain(warnings).collect()
     }
 
     /// Reason why the state directory cannot be written, or has no room for another move.
     pub(super) fn disk_trouble(&self) -> Option<String> {
-        let known = self.ledger.status().trouble.or_else(|| self.store.trouble());
+        let known = self.ledger.status().write_error.or_else(|| self.store.trouble());
         let directory = || self.store.directory().display().to_string();
         if let Some(why) = known {
             return Some(format!("the state directory {} cannot be written: {why}", directory()));

@@ -277,9 +277,9 @@ impl Moves {
                 }
             }
         }
-        let trouble = self.ledger.status().trouble;
-        if let Some(trouble) = trouble {
-            return Err(Refused::Failed(trouble));
+        let error = self.ledger.status().write_error;
+        if let Some(error) = error {
+            return Err(Refused::Failed(error));
         }
         Ok(())
     }
@@ -360,8 +360,8 @@ impl Moves {
         match outcome.recv_timeout(RECORD_BOUND) {
             Ok(outcome) => outcome,
             Err(_) if waits.swap(false, Ordering::AcqRel) => {
-                let trouble = self.ledger.status().trouble;
-                Err(trouble.map_or_else(
+                let error = self.ledger.status().write_error;
+                Err(error.map_or_else(
                     || "the journal of moves does not answer".to_owned(),
                     |t| t + "; this one was not begun",
                 ))

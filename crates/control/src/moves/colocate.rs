@@ -124,7 +124,7 @@ impl Colocations {
         (!lately.is_empty()).then(|| {
             format!(
                 "{} of these keys came home within the last hour because clients need them together with other keys of their slots ({}), and will do so again \
-                 when they are needed (moves.bring-home-timeout)",
+                 when they are needed (moves.colocate-timeout)",
                 lately.len(),
                 commands.into_iter().collect::<Vec<_>>().join(", ")
             )

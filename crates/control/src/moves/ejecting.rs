@@ -18,7 +18,7 @@ use tracing::info;
 
 use super::Moves;
 use super::copies::ProbeConnection;
-use crate::admin::{AbortRequest, HowRequest, Lose, PlanReport, Refused, conflict};
+use crate::admin::{Abandon, AbortRequest, HowRequest, PlanReport, Refused, conflict};
 
 /// `COUNT` of a SCAN.
 const PAGE: &[u8] = b"1000";
@@ -89,14 +89,16 @@ impl Moves {
 
     /// Ends the moves that involve a node, without it. Its keys in transit are lost.
     pub(crate) fn end_without(&self, node: NodeId) -> Result<(), Refused> {
-        let at: Vec<(MoveId, Lose)> = {
+        let at: Vec<(MoveId, Abandon)> = {
             let state = self.state();
             let at = state.open.iter().filter(|(_, planned)| planned.order.nodes().contains(&node));
-            at.map(|(id, planned)| (*id, if planned.order.source == node { Lose::Source } else { Lose::Target }))
+            at.map(|(id, planned)| (*id, if planned.order.source == node { Abandon::Source } else { Abandon::Target }))
                 .collect()
         };
         // Abort every move, even if another abort fails. Repeat an abort if the mover had not noticed the loss yet.
-        let end = |(id, lose)| self.abort(id, AbortRequest { lose: Some(lose), ..AbortRequest::default() }).map(drop);
+        let end = |(id, abandon)| {
+            self.abort(id, AbortRequest { abandon: Some(abandon), ..AbortRequest::default() }).map(drop)
+        };
         at.into_iter().map(end).fold(Ok(()), Result::and)
     }
 
@@ -146,13 +148,13 @@ impl Moves {
                 if topology.placement() != planned_by.placement() {
                     return Err("the list of servers has changed".to_owned());
                 }
-                let strays: Vec<&Key> = keys
+                let misplaced: Vec<&Key> = keys
                     .iter()
                     .filter(|key| !is_temporary(key) && is_misplaced_at(&topology, node, slots, key))
                     .collect();
-                if !strays.is_empty() {
-                    asked.unlink(database, &strays)?;
-                    removed += strays.len();
+                if !misplaced.is_empty() {
+                    asked.unlink(database, &misplaced)?;
+                    removed += misplaced.len();
                 }
                 cursor = next.bytes().to_vec();
                 if cursor == b"0" {
@@ -170,7 +172,7 @@ impl Moves {
                     let name = &access.name;
                     info!(
                         "node {name}: removed {} that another server had ({name} stands in for it)",
-                        counted(removed, "stray key")
+                        counted(removed, "misplaced key")
                     );
                 }
                 Ok(asked)

@@ -97,7 +97,7 @@ mod tests {
     use switchyard_policy::migration::{Cause, MoveOptions, MoveOrder, Process, Side};
     use switchyard_policy::topology::Stage;
 
-    use super::super::ENDED;
+    use super::super::ended::{ENDED, EndedMove};
     use super::super::options::{OPTIONS, Options};
     use super::super::queue::Planned;
     use super::*;
@@ -152,7 +152,7 @@ mod tests {
         let report = moves.report();
         let ended = report.ended.first().expect("it is over");
         let why = "127.0.0.1:7002 was given up: lost is at most 2 keys, moved there before";
-        assert_eq!((ended.keys_lost, ended.doing.as_str()), (2, why));
+        assert_eq!((ended.keys_lost, ended.activity.as_str()), (2, why));
         let file = dir.path().join("lost-keys-of-move-1.txt");
         assert_eq!(std::fs::read_to_string(file).expect("there").lines().count(), 2);
     }
@@ -169,7 +169,7 @@ mod tests {
             moves.record(begun, Box::new(move |outcome| told.send(outcome).expect("awaited")));
             durable.recv().expect("told").expect("written");
             let report = MoveReport { id: id.0, state: MoveState::Done, ..MoveReport::default() };
-            save_json(&*moves.store, ENDED, &[report]).expect("kept");
+            save_json(&*moves.store, ENDED, &[EndedMove::from(report)]).expect("kept");
             // The process dies here.
         }
         for _ in 0..2 {
@@ -207,8 +207,8 @@ mod tests {
             std::thread::yield_now();
         }
         // The journal has removed it.
-        let ended: Vec<MoveReport> = load_json(&*moves.store, ENDED).expect("readable");
-        assert_eq!(ended.iter().map(|report| report.id).collect::<Vec<_>>(), [1]);
+        let ended: Vec<EndedMove> = load_json(&*moves.store, ENDED).expect("readable");
+        assert_eq!(ended.into_iter().map(|ended| MoveReport::from(ended).id).collect::<Vec<_>>(), [1]);
         drop(held);
         ending.join().expect("no panic");
     }
@@ -236,8 +236,8 @@ mod tests {
             }
         }
         let (_, moves) = executor(dir.path());
-        let says = moves.abort(id, AbortRequest { lose: None, dry_run: true }).expect("heard").says;
-        assert!(says.contains("6 keys at most"), "{says}");
+        let message = moves.abort(id, AbortRequest { abandon: None, dry_run: true }).expect("heard").message;
+        assert!(message.contains("6 keys at most"), "{message}");
         assert_eq!(moves.state().open[&id].databases, 3);
     }
 

@@ -9,13 +9,14 @@ mod accept;
 mod colocate;
 mod copies;
 mod ejecting;
+mod ended;
 mod host;
 mod messages;
+mod misplaced;
 mod options;
 mod queue;
 mod report;
 mod resume;
-mod strays;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -34,9 +35,11 @@ use switchyard_router::{MoveEnd, MoveTask, Router, UserRequest};
 use tracing::{error, info, warn};
 
 pub(crate) use self::copies::Copies;
+use self::ended::{ENDED, EndedMove};
+pub(crate) use self::misplaced::MisplacedKeys;
 use self::options::{OPTIONS, Options, so_far};
 use self::queue::{Planned, State, Steering, Wanted};
-pub(crate) use self::strays::Strays;
+
 use crate::admin::{MoveReport, MoveState};
 use crate::ledger::Ledger;
 use crate::placement::Placement;
@@ -46,9 +49,6 @@ use crate::store::{RedbStore, save_json};
 pub use messages::{DURABILITIES, name_of, named};
 
 /// Store document of ended moves.
-const ENDED: &str = "moves-ended";
-
-/// Interval between samples of the waiting commands, and between retries. Starts and ends wake the thread at once.
 const SAMPLE: Duration = Duration::from_secs(1);
 
 /// Interval between saves of the moves' progress, for the next start.
@@ -297,7 +297,7 @@ impl Moves {
                     self.home.note_done(keys, by);
                 }
                 report.state = MoveState::Done;
-                report.doing = "done".to_owned();
+                report.activity = "done".to_owned();
                 report.percent = 100.0;
                 info!(
                     "move {} is done: {}, {}",
@@ -314,7 +314,7 @@ impl Moves {
                     });
                 }
                 report.state = MoveState::Stopped;
-                report.doing.clone_from(why);
+                report.activity.clone_from(why);
                 warn!("move {} has stopped: {why}. What was moved stays moved, the rest stays where it was", id.0);
             }
         }
@@ -332,7 +332,7 @@ impl Moves {
         let ended = {
             let mut state = self.state();
             state.close(id, report);
-            state.ended.clone()
+            state.ended.iter().cloned().map(EndedMove::from).collect::<Vec<_>>()
         };
         // Before the journal removes it: a start that finds the move in both places treats it as ended.
         if let Err(error) = save_json(&*self.store, ENDED, &ended) {

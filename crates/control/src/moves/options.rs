@@ -12,7 +12,7 @@ use switchyard_router::{MoveProgress, MoveTotals};
 
 use super::messages::name_of;
 use super::queue::{Planned, Steering};
-use crate::admin::Lose;
+use crate::admin::Abandon;
 
 /// Store document of options.
 pub(super) const OPTIONS: &str = "moves-options";
@@ -29,7 +29,7 @@ pub(super) struct Options {
     #[serde(default)]
     aborting: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    give_up: Option<Lose>,
+    give_up: Option<Abandon>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     paper: Option<PaperOptions>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -112,7 +112,7 @@ impl Options {
             paused: steering.paused,
             aborting: steering.aborting,
             paper: how.paper.map(PaperOptions::of),
-            give_up: steering.give_up.map(|side| if side == Side::Source { Lose::Source } else { Lose::Target }),
+            give_up: steering.give_up.map(|side| if side == Side::Source { Abandon::Source } else { Abandon::Target }),
             databases: planned.databases,
             lost: planned.lost,
             so_far: planned.so_far,

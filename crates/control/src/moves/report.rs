@@ -27,16 +27,16 @@ impl Moves {
         let mut moves: Vec<MoveReport> = state.open.iter().map(|(id, planned)| self.report_of(*id, planned)).collect();
         let ended = state.ended.iter().cloned().collect();
         drop(state);
-        if let Some(trouble) = &journal.trouble {
+        if let Some(error) = &journal.write_error {
             // No move gets past its next record, regardless of its activity.
-            moves.iter_mut().filter(|m| m.state == MoveState::Running).for_each(|m| m.doing.clone_from(trouble));
+            moves.iter_mut().filter(|m| m.state == MoveState::Running).for_each(|m| m.activity.clone_from(error));
         }
         let journal = JournalReport {
             bytes: journal.bytes,
             records: journal.entries,
             syncs: journal.syncs,
             length: journal.length,
-            trouble: journal.trouble,
+            write_error: journal.write_error,
         };
         MovesReport { moves, ended, journal, brought_home: self.home.report(), ..MovesReport::default() }
     }
@@ -54,19 +54,19 @@ impl Moves {
             _ => "begins".to_owned(),
         };
         let leg_left = self.look_of(id, planned).leg_left;
-        let doing = match progress {
+        let activity = match progress {
             Some(progress) if progress.phase == Some(Phase::Returning) && !planned.steering.aborting => {
-                format!("{}, going back", progress.doing)
+                format!("{}, going back", progress.activity)
             }
-            Some(progress) => progress.doing.clone(),
+            Some(progress) => progress.activity.clone(),
             None => waits,
         };
-        let doing = match leg_left.filter(|_| planned.steering.aborting) {
+        let activity = match leg_left.filter(|_| planned.steering.aborting) {
             Some(left) if progress.is_some_and(|progress| progress.lost == [None; 2]) => {
                 format!("aborting: {} left", counted(left, "key"))
             }
-            Some(left) => format!("aborting: {} left; {doing}", counted(left, "key")),
-            None => doing,
+            Some(left) => format!("aborting: {} left; {activity}", counted(left, "key")),
+            None => activity,
         };
         let state = match planned.begun {
             _ if planned.steering.aborting => MoveState::Aborting,
@@ -85,7 +85,7 @@ impl Moves {
             from: self.name(order.source),
             to: self.name(order.target),
             state,
-            doing,
+            activity,
             protocol: name_of(&Protocol::ALL, order.how.protocol).to_owned(),
             durability: name_of(&DURABILITIES, order.how.durability).to_owned(),
             goal: name_of(&Goal::ALL, order.how.goal).to_owned(),
@@ -175,11 +175,11 @@ impl Moves {
         };
         let help = "Moves that have ended, by how: done, or stopped early";
         page.counters("moves_ended", help, "how", [("done", done as f64), ("stopped", stopped as f64)]);
-        let troubles = self.troubles();
+        let warnings = self.warnings();
         let help = "Moves that wait for a lost node, cannot begin, or have come no further for a minute";
-        page.gauge("moves_in_trouble", help, troubles.iter().filter(|trouble| trouble.id.is_some()).count() as f64);
+        page.gauge("moves_in_trouble", help, warnings.iter().filter(|warning| warning.id.is_some()).count() as f64);
         let help = "Slots on their way of which keys cannot be used, because a node of their move does not answer";
-        page.gauge("moves_lost_slots", help, troubles.iter().map(|trouble| trouble.slots).sum::<u64>() as f64);
+        page.gauge("moves_lost_slots", help, warnings.iter().map(|warning| warning.slots).sum::<u64>() as f64);
         let help = "1 while the state directory cannot be written, or has no room for a move to begin";
         page.gauge("state_directory_trouble", help, f64::from(u8::from(self.disk_trouble().is_some())));
         let journal = &report.journal;
@@ -191,7 +191,7 @@ impl Moves {
             journal.syncs as f64,
         );
         page.gauge("moves_journal_length_bytes", "Length of the journal of moves", journal.length as f64);
-        let trouble = f64::from(u8::from(journal.trouble.is_some()));
+        let trouble = f64::from(u8::from(journal.write_error.is_some()));
         page.gauge("moves_journal_trouble", "1 while the journal of moves cannot be written", trouble);
         let homes: Vec<_> =
             report.brought_home.iter().map(|home| (home.command.to_ascii_lowercase(), home.keys as f64)).collect();

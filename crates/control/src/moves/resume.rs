@@ -1,6 +1,6 @@
 //! Restores moves at the start, before the router serves clients.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, RwLock, mpsc};
@@ -12,9 +12,10 @@ use switchyard_policy::topology::{MoveId, Slot, Stage, Transit};
 use switchyard_resp::units::counted;
 use tracing::{info, warn};
 
+use super::Moves;
+use super::ended::{ENDED, EndedMove};
 use super::options::{OPTIONS, Options};
 use super::queue::{Planned, State};
-use super::{ENDED, Moves};
 use crate::admin::MoveReport;
 use crate::journal::Sync;
 use crate::ledger::Ledger;
@@ -42,8 +43,10 @@ impl Moves {
         let spool = directory.join("spool");
         empty(&spool).with_context(|| format!("cannot empty {}", spool.display()))?;
         let mut options: BTreeMap<u64, Options> = load_json(&*store, OPTIONS)?;
-        let ended: Vec<MoveReport> = load_json(&*store, ENDED)?;
+        let ended: Vec<EndedMove> = load_json(&*store, ENDED)?;
         // The process may have died after storing the end and before removing the record.
+        let ended: VecDeque<MoveReport> = ended.into_iter().map(MoveReport::from).collect();
+        // The process may have died between noting an end and taking the move off the record.
         let has_ended =
             |id: &MoveId, open: &OpenMove| open.leg.is_none() && ended.iter().any(|report| report.id == id.0);
         let over: Vec<MoveId> =
@@ -53,7 +56,7 @@ impl Moves {
             open.remove(id);
             placement.part(*id);
         }
-        let state = State { open, ended: ended.into(), ..State::default() };
+        let state = State { open, ended, ..State::default() };
         let (wake, woken) = mpsc::channel();
         let moves = Self {
             placement,

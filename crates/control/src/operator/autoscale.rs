@@ -345,8 +345,8 @@ impl FleetActions for FleetSnapshot<'_> {
         let ended = self.operator.moves.report().ended;
         let outcome = |id: &u64| ended.iter().find(|ended| ended.id == *id);
         let cut = moves.iter().filter_map(outcome).find(|ended| ended.state != MoveState::Done).map(|ended| {
-            let MoveReport { id, slots, slots_done, doing, .. } = ended;
-            format!("move {id} has ended with {slots_done} of {} ({doing})", counted(*slots, "slot"))
+            let MoveReport { id, slots, slots_done, activity, .. } = ended;
+            format!("move {id} has ended with {slots_done} of {} ({activity})", counted(*slots, "slot"))
         });
         // After a restart the result of a move may be unknown, so compare the share itself.
         if cut.is_some() || (!moves.is_empty() && moves.iter().all(|id| outcome(id).is_some())) {

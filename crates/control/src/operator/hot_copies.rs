@@ -49,12 +49,12 @@ impl Operator {
                 false => "nobody had switched them off",
             },
         });
-        let mut says = done.ok_or_else(not_now)?.to_owned();
+        let mut message = done.ok_or_else(not_now)?.to_owned();
         let status = self.hot_copies_status()?;
         if !status.is_on && *order == HotCopiesOrder::Suspend(false) {
-            says.push_str("; but the configuration has hot-copies.mode = \"off\", so there are none");
+            message.push_str("; but the configuration has hot-copies.mode = \"off\", so there are none");
         }
-        Ok(HotCopiesDone { says, state: state(&status) })
+        Ok(HotCopiesDone { message, state: state(&status) })
     }
 }
 

@@ -28,7 +28,7 @@ use switchyard_resp::units::counted;
 use tracing::info;
 
 use crate::admin::{
-    AutoscaleRequest, BalanceRequest, HotCopiesOrder, Lose, MoveRequest, NodeRequest, Operation, PlanReport,
+    Abandon, AutoscaleRequest, BalanceRequest, HotCopiesOrder, MoveRequest, NodeRequest, Operation, PlanReport,
     PlanRequest, Refused, SteerRequest, conflict, wrong,
 };
 use crate::autoscale::Autoscaler;
@@ -315,10 +315,10 @@ fn describe(operation: &Operation) -> String {
             SteerRequest::Pause => format!("pause move {id}"),
             SteerRequest::Resume => format!("resume move {id}"),
             SteerRequest::Abort(request) => {
-                let without = match request.lose {
+                let without = match request.abandon {
                     None => "",
-                    Some(Lose::Source) => ", giving up its source",
-                    Some(Lose::Target) => ", giving up its target",
+                    Some(Abandon::Source) => ", giving up its source",
+                    Some(Abandon::Target) => ", giving up its target",
                 };
                 format!("abort move {id}{without}{}", if request.dry_run { ", only planned" } else { "" })
             }

@@ -121,7 +121,7 @@ impl Operator {
             }
             if plan.steps.is_empty() {
                 let reasons: Vec<String> =
-                    std::iter::once(report.says).chain(report.held).chain(report.advice).collect();
+                    std::iter::once(report.message).chain(report.held).chain(report.advice).collect();
                 return Err(conflict(format!("there is nothing to do: {}", reasons.join("; "))));
             }
             let before = fullest_at(&problem, &nodes_of(&plan.steps));
@@ -182,7 +182,7 @@ impl Operator {
         Ok(DecisionReport {
             id: Some(undone),
             by,
-            says: format!("decision {id} is moved back"),
+            message: format!("decision {id} is moved back"),
             applied: Some(begun),
             ..report
         })
@@ -294,9 +294,9 @@ impl Operator {
         (problem.knobs.policy, problem.knobs.keys_max) = (Policy::Switchyard, 0);
         let plan = solve(&problem, &previous);
         let name = |node| self.moves.name(node);
-        let says = Words { name: &name, named: false }.plan(&plan, problem.knobs.policy).says;
+        let message = Words { name: &name, named: false }.plan(&plan, problem.knobs.policy).message;
         let plan = self.moves.accept_unless(dry_run, &topology, orders_of(topology.placement(), &plan.steps, how))?;
-        Ok(PlanReport { notes: std::iter::once(says).chain(plan.notes).collect(), ..plan })
+        Ok(PlanReport { notes: std::iter::once(message).chain(plan.notes).collect(), ..plan })
     }
 
     pub(super) fn plan_history(&self, named: bool) -> HistoryReport {

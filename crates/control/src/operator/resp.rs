@@ -12,8 +12,8 @@ use tracing::warn;
 
 use super::{CommandThread, Operator};
 use crate::admin::{
-    AbortRequest, AddNodeRequest, AutomationRequest, AutoscaleRequest, BalanceRequest, HotCopiesOrder, HotKeysReport,
-    HowRequest, Lose, MoveRequest, NodeRequest, Operation, PaperRequest, PlanRequest, SteerRequest,
+    Abandon, AbortRequest, AddNodeRequest, AutomationRequest, AutoscaleRequest, BalanceRequest, HotCopiesOrder,
+    HotKeysReport, HowRequest, MoveRequest, NodeRequest, Operation, PaperRequest, PlanRequest, SteerRequest,
 };
 
 /// Starts the thread that executes `SWITCHYARD` commands.
@@ -177,8 +177,8 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
             let mut request = AbortRequest::default();
             for option in options {
                 match option.trim_start_matches('-').to_ascii_uppercase().as_str() {
-                    "LOSE-TARGET" => request.lose = Some(Lose::Target),
-                    "LOSE-SOURCE" => request.lose = Some(Lose::Source),
+                    "ABANDON-TARGET" => request.abandon = Some(Abandon::Target),
+                    "ABANDON-SOURCE" => request.abandon = Some(Abandon::Source),
                     "DRY-RUN" => request.dry_run = true,
                     other => return Err(format!("unknown option {other}")),
                 }
@@ -193,7 +193,7 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
             Ok(Operation::Steer { id: number(id)?, what: SteerRequest::MaxRate(rate) })
         }
         (["MOVES", ..], _) => {
-            Err("wrong arguments: MOVES, MOVES PAUSE|RESUME id, MOVES ABORT id [LOSE-TARGET|LOSE-SOURCE] [DRY-RUN], MOVES GOAL id goal, or MOVES \
+            Err("wrong arguments: MOVES, MOVES PAUSE|RESUME id, MOVES ABORT id [ABANDON-TARGET|ABANDON-SOURCE] [DRY-RUN], MOVES GOAL id goal, or MOVES \
                  MAX-RATE id rate|none"
                 .to_owned())
         }
@@ -368,8 +368,8 @@ mod tests {
             (&["MOVES", "PAUSE", "1"], true),
             (&["MOVES", "RESUME", "1"], true),
             (&["MOVES", "ABORT", "1"], true),
-            (&["MOVES", "ABORT", "1", "LOSE-TARGET"], true),
-            (&["MOVES", "ABORT", "1", "--lose-target", "DRY-RUN"], false),
+            (&["MOVES", "ABORT", "1", "ABANDON-TARGET"], true),
+            (&["MOVES", "ABORT", "1", "--abandon-target", "DRY-RUN"], false),
             (&["NODES", "UNDRAIN", "a:1"], true),
             (&["MOVES", "GOAL", "1", "fast"], true),
             (&["MOVES", "MAX-RATE", "1", "none"], true),
@@ -440,8 +440,8 @@ mod tests {
             (&["MOVES", "pause", "7"][..], SteerRequest::Pause),
             (&["MOVES", "goal", "7", "Fast"], SteerRequest::Goal("fast".to_owned())),
             (
-                &["MOVES", "abort", "7", "lose-source"],
-                SteerRequest::Abort(AbortRequest { lose: Some(Lose::Source), dry_run: false }),
+                &["MOVES", "abort", "7", "abandon-source"],
+                SteerRequest::Abort(AbortRequest { abandon: Some(Abandon::Source), dry_run: false }),
             ),
             (&["MOVES", "max-rate", "7", "1kb"], SteerRequest::MaxRate(Some(1024))),
             (&["MOVES", "max-rate", "7", "None"], SteerRequest::MaxRate(None)),
@@ -466,7 +466,7 @@ mod tests {
             // Ambiguous: bytes or megabytes.
             &["MOVES", "MAX-RATE", "7", "20"],
             &["BALANCE", "MAX-RATE", "20"],
-            &["MOVES", "ABORT", "7", "LOSE-ALL"],
+            &["MOVES", "ABORT", "7", "ABANDON-ALL"],
             &["NODES", "ADD"],
             &["NODES", "EXPLODE", "a"],
             &["BALANCE", "MAX-RATE", "much"],

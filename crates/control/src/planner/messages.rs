@@ -42,7 +42,7 @@ impl Words<'_> {
         DecisionReport {
             policy: POLICIES.iter().find(|(known, _)| *known == policy).map_or("", |(_, name)| name).to_owned(),
             verdict: verdict(plan.verdict).to_owned(),
-            says: self.explain(plan),
+            message: self.explain(plan),
             nodes: plan.nodes.iter().map(outlook).collect(),
             steps: plan.steps.iter().map(|step| self.step(step)).collect(),
             price: price(plan.price),

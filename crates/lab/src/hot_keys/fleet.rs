@@ -31,16 +31,17 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
     let nodes: Vec<_> =
         (0..3).map(|i| process::start_redis(&server, &format!("node{i}"), folder)).collect::<Result<_>>()?;
     let addresses: Vec<_> = nodes.iter().map(|(_, address)| *address).collect();
-    let copies =
-        ["--set", "hot-copies.keys-max=10000", "--set", "hot-copies.reads-min=1", "--set", "hot-copies.adds-max=10000"];
+    let copies = [
+        "--set",
+        "hot-copies.keys-max=10000",
+        "--set",
+        "hot-copies.min-reads-per-second=1",
+        "--set",
+        "hot-copies.admissions-per-second=10000",
+    ];
     let on = Router::start(settings, "on", &addresses, &copies, folder)?;
-    let off = Router::start(
-        settings,
-        "off",
-        &addresses,
-        &["--set", "hot-copies.mode=off", "--beside-another-router"],
-        folder,
-    )?;
+    let off =
+        Router::start(settings, "off", &addresses, &["--set", "hot-copies.mode=off", "--allow-other-router"], folder)?;
     let load = |router: &Router, mix: Mix, skew: Skew, seconds: u64, pipeline: usize| load::Settings {
         target: router.entry,
         threads: 1,

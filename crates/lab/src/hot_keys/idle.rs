@@ -19,13 +19,7 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
     let (_server, direct) = process::start_redis(&process::find_redis_server()?, "node", folder)?;
     let routers = [
         Router::start(settings, "on", &[direct], &[], folder)?,
-        Router::start(
-            settings,
-            "off",
-            &[direct],
-            &["--set", "hot-copies.mode=off", "--beside-another-router"],
-            folder,
-        )?,
+        Router::start(settings, "off", &[direct], &["--set", "hot-copies.mode=off", "--allow-other-router"], folder)?,
     ];
     let benchmark = redis_benchmark::find()?;
     let requests = if settings.quick { 20_000 } else { 250_000_u64 };

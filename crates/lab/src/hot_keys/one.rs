@@ -30,13 +30,8 @@ struct Sample {
 pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
     let (server, direct) = process::start_redis(&process::find_redis_server()?, "node", folder)?;
     let on = Router::start(settings, "on", &[direct], &[], folder)?;
-    let off = Router::start(
-        settings,
-        "off",
-        &[direct],
-        &["--set", "hot-copies.mode=off", "--beside-another-router"],
-        folder,
-    )?;
+    let off =
+        Router::start(settings, "off", &[direct], &["--set", "hot-copies.mode=off", "--allow-other-router"], folder)?;
     let targets: [(&str, SocketAddr, u32); 3] = [
         ("redis-server", direct, server.id()),
         ("router, copies", on.entry, on.process.id()),

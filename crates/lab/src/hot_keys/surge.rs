@@ -56,9 +56,16 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
             } else {
                 format!("telemetry.reports={reports}")
             };
-            let beside: &[&str] = if at == 0 { &[] } else { &["--beside-another-router"] };
+            let beside: &[&str] = if at == 0 { &[] } else { &["--allow-other-router"] };
             let args = [
-                &["--set", &*reports, "--set", "hot-copies.keys-max=10000", "--set", "hot-copies.adds-max=10000"],
+                &[
+                    "--set",
+                    &*reports,
+                    "--set",
+                    "hot-copies.keys-max=10000",
+                    "--set",
+                    "hot-copies.admissions-per-second=10000",
+                ],
                 beside,
             ]
             .concat();

@@ -97,7 +97,7 @@ pub fn standing(report: &Value, id: u64) -> Result<Standing> {
     let Some(one) = find(report, id) else { bail!("the report does not know move {id}: {report}") };
     Ok(match one["state"].as_str() {
         Some("done") => Standing::Done,
-        Some("stopped") => Standing::Stopped(one["doing"].as_str().unwrap_or_default().to_owned()),
+        Some("stopped") => Standing::Stopped(one["activity"].as_str().unwrap_or_default().to_owned()),
         _ => Standing::Open,
     })
 }
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn standings_are_read() {
         let report: Value = serde_json::from_str(
-            r#"{"moves":[{"id":3,"state":"running"}],"ended":[{"id":1,"state":"done"},{"id":2,"state":"stopped","doing":"aborted"}]}"#,
+            r#"{"moves":[{"id":3,"state":"running"}],"ended":[{"id":1,"state":"done"},{"id":2,"state":"stopped","activity":"aborted"}]}"#,
         )
         .expect("JSON");
         assert_eq!(standing(&report, 1).expect("known"), Standing::Done);

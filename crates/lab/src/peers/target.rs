@@ -155,14 +155,14 @@ impl Recipe {
             Peer::Direct => bail!("there is nothing to start without a proxy"),
             Peer::Switchyard { .. } if self.pools.is_some() => {
                 let path = config("yml", twemproxy_config(&self.pools(address)?, nodes))?;
-                command.args(["serve", "--beside-another-router", "--workers", "1", "--twemproxy-config"]).arg(path);
+                command.args(["serve", "--allow-other-router", "--workers", "1", "--twemproxy-config"]).arg(path);
                 command.args(["--admin", &process::free_address()?.to_string()]);
                 command.arg("--state-dir").arg(folder.join(format!("{name}-state"))).args(&self.extra);
             }
             Peer::Switchyard { .. } => {
                 let state = folder.join(format!("{name}-state"));
                 // All measured routers share the nodes.
-                command.args(["serve", "--beside-another-router", "--listen", &address.to_string()]);
+                command.args(["serve", "--allow-other-router", "--listen", &address.to_string()]);
                 if !self.extra.iter().any(|flag| flag.starts_with("--workers")) {
                     command.args(["--workers", "1"]);
                 }

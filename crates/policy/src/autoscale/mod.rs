@@ -60,9 +60,9 @@ pub struct Knobs {
     /// Duration of underuse before a node is removed, in milliseconds. Ignored by `static`.
     pub down_after: Millis,
     /// Cooldown between a change and the next addition, in milliseconds: the provisioning interval.
-    pub up_pause: Millis,
+    pub up_cooldown: Millis,
     /// Cooldown between a change and the next removal, in milliseconds: the down epoch.
-    pub down_pause: Millis,
+    pub down_cooldown: Millis,
     /// Limit of the mean response time, in microseconds.
     pub response_us: f64,
     /// Limit of the mean CPU use per server: 1.0 is one core.
@@ -87,8 +87,8 @@ impl Default for Knobs {
             nodes_max: 8,
             up_after: 10_000,
             down_after: 300_000,
-            up_pause: 30_000,
-            down_pause: 300_000,
+            up_cooldown: 30_000,
+            down_cooldown: 300_000,
             response_us: 5_000.0,
             cpu: 0.8,
             memory: 0.8,
@@ -231,7 +231,7 @@ impl State {
     /// Remaining pause before the next addition, if the last change failed.
     #[must_use]
     pub fn failed_pause(&self, now: Millis, knobs: &Knobs) -> Option<Millis> {
-        let left = || Some(self.changed? + self.backed_off(knobs.up_pause)).and_then(|end| end.checked_sub(now));
+        let left = || Some(self.changed? + self.backed_off(knobs.up_cooldown)).and_then(|end| end.checked_sub(now));
         (self.failures > 0).then(left).flatten().filter(|left| *left > 0)
     }
 
@@ -365,7 +365,7 @@ fn judged(observed: &Observed, knobs: &Knobs, state: &mut State) -> (SizeChange,
     if count < least {
         let reasons = vec![Reason::Minimum(least, scheduled)];
         // After a failure, a pause precedes the next request to the provisioner.
-        return match (state.failures > 0).then(|| pause_left(state, now, knobs.up_pause)).flatten() {
+        return match (state.failures > 0).then(|| pause_left(state, now, knobs.up_cooldown)).flatten() {
             Some(why) => (SizeChange::Stay, with(reasons, why)),
             None => (SizeChange::Add, reasons),
         };
@@ -389,7 +389,7 @@ fn judged(observed: &Observed, knobs: &Knobs, state: &mut State) -> (SizeChange,
         Judgement::TooMuch(reasons) => {
             state.below = None;
             let since = *state.above.get_or_insert(now);
-            match delay_left(state, now, since, patience.up, knobs.up_pause)
+            match delay_left(state, now, since, patience.up, knobs.up_cooldown)
                 .or((count >= knobs.nodes_max).then_some(Reason::Maximum(count)))
             {
                 None => (SizeChange::Add, reasons),
@@ -402,7 +402,7 @@ fn judged(observed: &Observed, knobs: &Knobs, state: &mut State) -> (SizeChange,
             if count <= least {
                 return (SizeChange::Stay, with(reasons, Reason::Minimum(least, scheduled)));
             }
-            match delay_left(state, now, since, patience.down, knobs.down_pause) {
+            match delay_left(state, now, since, patience.down, knobs.down_cooldown) {
                 None => removal(observed, reasons),
                 Some(why) => (SizeChange::Stay, with(reasons, why)),
             }

@@ -18,11 +18,11 @@ pub struct Knobs {
     /// Maximum bytes of all replies, by the reply sizes of the last step.
     pub bytes_max: usize,
     /// Minimum reads per second to admit a key.
-    pub reads_min: usize,
+    pub min_reads_per_second: usize,
     /// Maximum number of keys admitted per step.
-    pub adds_max: usize,
+    pub admissions_per_second: usize,
     /// Time for which a cold key remains admitted.
-    pub stays: Duration,
+    pub deletion_delay: Duration,
 }
 
 impl Default for Knobs {
@@ -31,9 +31,9 @@ impl Default for Knobs {
             all: false,
             keys_max: 10_000,
             bytes_max: 64 << 20,
-            reads_min: 100,
-            adds_max: 1_000,
-            stays: Duration::from_secs(10),
+            min_reads_per_second: 100,
+            admissions_per_second: 1_000,
+            deletion_delay: Duration::from_secs(10),
         }
     }
 }
@@ -93,7 +93,10 @@ impl Admission {
     ) -> Vec<(u64, Slot)> {
         let mut more = Vec::new();
         for (hash, slot) in wanted {
-            if self.keys.contains_key(&hash) || self.keys.len() >= knobs.keys_max || more.len() >= knobs.adds_max {
+            if self.keys.contains_key(&hash)
+                || self.keys.len() >= knobs.keys_max
+                || more.len() >= knobs.admissions_per_second
+            {
                 continue;
             }
             let seen = Admitted { hash, slot, reads: 0.0, writes: 0.0, bytes: 0 };
@@ -119,18 +122,21 @@ impl Admission {
         let seen: BTreeMap<u64, Admitted> = seen.into_iter().map(|key| (key.hash, key)).collect();
         for (hash, key) in &mut self.keys {
             let now = seen.get(hash).copied();
-            let is_warm = now.is_some_and(|now| knobs.all || now.worth() >= knobs.reads_min as f64 * KEEP_FRACTION);
+            let is_warm =
+                now.is_some_and(|now| knobs.all || now.worth() >= knobs.min_reads_per_second as f64 * KEEP_FRACTION);
             key.seen = now.unwrap_or(Admitted { reads: 0.0, writes: 0.0, ..key.seen });
             key.cold_since_us = if is_warm { None } else { key.cold_since_us.or(Some(now_us)) };
         }
         let mut new: Vec<&Admitted> = seen
             .values()
-            .filter(|key| !self.keys.contains_key(&key.hash) && (knobs.all || key.worth() >= knobs.reads_min as f64))
+            .filter(|key| {
+                !self.keys.contains_key(&key.hash) && (knobs.all || key.worth() >= knobs.min_reads_per_second as f64)
+            })
             // Larger than the limit: no eviction can make room for it.
             .filter(|key| key.bytes <= knobs.bytes_max as u64)
             .collect();
         new.sort_unstable_by(|one, other| other.worth().total_cmp(&one.worth()).then(one.hash.cmp(&other.hash)));
-        new.truncate(knobs.adds_max);
+        new.truncate(knobs.admissions_per_second);
         // Eviction order: longest cold first, then lowest worth.
         let mut out: Vec<(u64, Option<u64>, f64, u64)> =
             self.keys.iter().map(|(hash, key)| (*hash, key.cold_since_us, key.seen.worth(), key.seen.bytes)).collect();
@@ -167,7 +173,8 @@ impl Admission {
             }
         }
         let is_past = |key: &AdmittedKey| {
-            key.cold_since_us.is_some_and(|since_us| now_us.saturating_sub(since_us) > knobs.stays.as_micros() as u64)
+            key.cold_since_us
+                .is_some_and(|since_us| now_us.saturating_sub(since_us) > knobs.deletion_delay.as_micros() as u64)
         };
         less.extend(self.keys.extract_if(.., |_, key| is_past(key)).map(|(hash, _)| hash));
         while is_over(self.keys.len(), bytes) {
@@ -193,9 +200,9 @@ mod tests {
         all: false,
         keys_max: 2,
         bytes_max: 1000,
-        reads_min: 100,
-        adds_max: 10,
-        stays: Duration::from_millis(1),
+        min_reads_per_second: 100,
+        admissions_per_second: 10,
+        deletion_delay: Duration::from_millis(1),
     };
 
     fn hashes(keys: Vec<(u64, Slot)>) -> Vec<u64> {

@@ -59,9 +59,13 @@ pub(crate) fn coordinate(shared: &Shared) {
         if shared.uptime() >= next_step {
             next_step = shared.uptime() + STEP;
             lock(&shared.hot.noticed).forget();
-            let adds_max = if live.telemetry.reports == Reports::Instant { 0 } else { settings.knobs.adds_max };
-            let knobs =
-                Knobs { adds_max, bytes_max: settings.bytes_of_worker(shared.counters.len()), ..settings.knobs };
+            let admissions_per_second =
+                if live.telemetry.reports == Reports::Instant { 0 } else { settings.knobs.admissions_per_second };
+            let knobs = Knobs {
+                admissions_per_second,
+                bytes_max: settings.bytes_of_worker(shared.counters.len()),
+                ..settings.knobs
+            };
             let (came, went) = admission.step(seen(shared, settings), &knobs, now_us);
             less = went;
             more.extend(came);
@@ -74,13 +78,13 @@ pub(crate) fn coordinate(shared: &Shared) {
 /// Rules for keys by name.
 #[derive(PartialEq, Eq)]
 struct Prefixes {
-    never: Vec<String>,
+    exclude: Vec<String>,
     only: Vec<String>,
 }
 
 impl Prefixes {
     fn of(settings: &settings::HotCopies) -> Self {
-        Self { never: settings.never.clone(), only: settings.only.clone() }
+        Self { exclude: settings.exclude.clone(), only: settings.only.clone() }
     }
 }
 

@@ -59,7 +59,7 @@ pub(super) struct Run {
     moving_since: Option<Instant>,
     /// Keys committed.
     committed: u64,
-    /// Keys with a value already counted for the empty-return guard.
+    /// Keys with a value already counted for the data-loss guard.
     counted: u64,
     outcome: Option<Outcome>,
 }

@@ -143,7 +143,7 @@ pub struct MoveProgress {
     /// Node that receives the keys.
     pub target: NodeId,
     /// Current activity, for display: "listing keys", "moving", "waiting for 127.0.0.1:7001: ...".
-    pub doing: String,
+    pub activity: String,
     /// Phase of the current leg.
     pub phase: Option<Phase>,
     /// Paused by the operator.
@@ -203,7 +203,7 @@ impl MoveProgress {
             id: task.id,
             source: task.order.source,
             target: task.order.target,
-            doing: "connecting".to_owned(),
+            activity: "connecting".to_owned(),
             phase: None,
             paused: false,
             slots: task.order.slots.len() as u32,

@@ -15,7 +15,7 @@ const SHOW: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct ProgressReport {
     /// Current activity, for display.
-    doing: String,
+    activity: String,
     /// Totals of ended legs.
     before: Progress,
     began: Instant,
@@ -38,7 +38,7 @@ impl ProgressReport {
         let now = Instant::now();
         let &MoveTotals { keys_moved, bytes_moved, pulled, repeated, seconds } = so_far;
         Self {
-            doing: "connecting".to_owned(),
+            activity: "connecting".to_owned(),
             before: Progress { keys_moved, bytes_moved, pulled, repeated, ..Progress::NONE },
             began: now,
             seconds_before: seconds,
@@ -52,8 +52,8 @@ impl ProgressReport {
     }
 
     /// Sets the current activity, for display.
-    pub(super) fn set_activity(&mut self, doing: impl Into<String>) {
-        self.doing = doing.into();
+    pub(super) fn set_activity(&mut self, activity: impl Into<String>) {
+        self.activity = activity.into();
     }
 
     /// Counts records that are about to be written.
@@ -135,7 +135,7 @@ impl Mover {
         }
         let mut progress = lock(&self.own.progress);
         let shown_before = progress.clone();
-        progress.doing.clone_from(&self.shown.doing);
+        progress.activity.clone_from(&self.shown.activity);
         progress.phase = leg.map(|leg| leg.phase);
         progress.paused = self.life.is_paused();
         progress.slots_done = (self.life.order().slots.len() - self.life.slots_left().len()) as u32;

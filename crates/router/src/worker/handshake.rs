@@ -24,7 +24,7 @@ use super::transport;
 use super::upstream::{Lane, Link, Phase, Purpose};
 use crate::fences;
 use crate::seat::{Admission, why_not};
-use crate::settings::EmptyReturn;
+use crate::settings::OnDataLoss;
 use crate::shared::{Commands, RoutingSnapshot, lock, unix_ms};
 use crate::slab::Handle;
 
@@ -490,7 +490,7 @@ impl Worker {
     fn comes_back_without_data(&self, handle: Handle, run_id: Option<&str>) -> Option<String> {
         let link = self.links.get(handle).filter(|link| link.lane != Lane::Replica)?;
         let (node, now, is_loading, policy) =
-            (link.node, link.holdings?.keys, link.is_loading, self.plan.live.empty_return);
+            (link.node, link.holdings?.keys, link.is_loading, self.plan.live.on_data_loss);
         // A node without assigned keys misses none.
         if !self.plan.topology.nodes_with_keys().contains(&node) {
             return None;
@@ -508,11 +508,11 @@ impl Worker {
                 (Return::Expired, _) => (false, Some("it was away for longer than the mean time to live of its keys".to_owned())),
                 (Return::Removed(keys), _) => {
                     let what = format!("commands of the last second may have removed {}", counted(keys, "key"));
-                    (policy == EmptyReturn::Hold, Some(what))
+                    (policy == OnDataLoss::Hold, Some(what))
                 }
-                (Return::Lost(_), EmptyReturn::Serve) => (false, Some("nodes.empty-return is serve".to_owned())),
-                (Return::Lost(_), EmptyReturn::Auto) if !facts.persists => (false, Some("it keeps no data on disk".to_owned())),
-                (Return::Lost(_), EmptyReturn::Hold | EmptyReturn::Auto) => (true, None),
+                (Return::Lost(_), OnDataLoss::Serve) => (false, Some("nodes.on-data-loss is serve".to_owned())),
+                (Return::Lost(_), OnDataLoss::Auto) if !facts.persists => (false, Some("it keeps no data on disk".to_owned())),
+                (Return::Lost(_), OnDataLoss::Hold | OnDataLoss::Auto) => (true, None),
             };
             if is_to_be_held && is_loading {
                 return Some("it is loading its data".to_owned());
@@ -532,7 +532,7 @@ impl Worker {
                     .map_or_else(|| "it restarted without its data".to_owned(), |why| format!("{why}, or it restarted without its data"));
                 format!(
                     "it came back {with} ({why}). Restore its data, or accept that they are gone: `switchyard nodes accept` with its \
-                     address (nodes.empty-return)"
+                     address (nodes.on-data-loss)"
                 )
             })
         })

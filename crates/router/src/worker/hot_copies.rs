@@ -515,12 +515,8 @@ pub(super) fn on_ttl_reply(worker: &mut Worker, node: NodeId, number: u32, answe
         gives_again(worker, node);
     }
     let hot = &mut worker.observers.hot;
-    let longest = worker
-        .plan
-        .live
-        .hot_copies
-        .life_max
-        .map_or(i64::MAX, |most| i64::try_from(most.as_millis()).unwrap_or(i64::MAX));
+    let longest =
+        worker.plan.live.hot_copies.ttl.map_or(i64::MAX, |most| i64::try_from(most.as_millis()).unwrap_or(i64::MAX));
     match reply::integer(answer) {
         Some(ms) if ms >= 0 => hot.copies.on_ttl_reply(number, ms.min(longest)),
         Some(_) if longest < i64::MAX => hot.copies.on_ttl_reply(number, longest),

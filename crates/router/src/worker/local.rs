@@ -460,7 +460,7 @@ impl Worker {
                     "    Keys that were moved to the node (to any) without their slots go to the owners of these.",
                     "MOVES | MOVES PAUSE|RESUME <id> | MOVES GOAL <id> <goal> | MOVES MAX-RATE <id> <rate>|none",
                     "    Moves under way and ended; stop one, let it go on; go on with another goal or rate (with a unit: 20mb).",
-                    "MOVES ABORT <id> [LOSE-TARGET|LOSE-SOURCE] [DRY-RUN]",
+                    "MOVES ABORT <id> [ABANDON-TARGET|ABANDON-SOURCE] [DRY-RUN]",
                     "    End a move; without a node of it that is lost for good, and with the keys that are only there.",
                     "BALANCE [BY slots|load] [DRY-RUN]",
                     "    Even the slots by weight, or the load that is seen now.",

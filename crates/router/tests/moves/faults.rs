@@ -288,7 +288,7 @@ fn no_command_runs_at_the_target_of_a_leg_that_has_migrated_back() {
     assert_eq!(target.cmd("ACL SETUSER default -restore"), "OK");
     fleet.keeper.cannot_store.store(true, Ordering::SeqCst);
     fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.protocol = Protocol::StopAndCopy));
-    until("the slots are being handed over", || fleet.progress(1).doing.contains("cannot be stored"));
+    until("the slots are being handed over", || fleet.progress(1).activity.contains("cannot be stored"));
     client.post(&format!("INCR {counter}"));
     fleet.keeper.cannot_store.store(false, Ordering::SeqCst);
     let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("MIGRATE was refused") };
@@ -319,7 +319,7 @@ fn clocks_are_asked_again_before_each_leg_and_after_a_restart() {
     until("keys are under way", || fleet.keeper.is_losing.load(std::sync::atomic::Ordering::SeqCst));
     assert_eq!(target.cmd("ACL SETUSER default -time"), "OK");
     fleet.restart();
-    until("the leg waits", || fleet.progress(2).doing.contains("does not tell its TIME"));
+    until("the leg waits", || fleet.progress(2).activity.contains("does not tell its TIME"));
     assert_eq!(target.cmd("ACL SETUSER default +time"), "OK");
     assert_eq!(fleet.wait_for(2), MoveEnd::Done);
     all_there(&mut fleet.client(), 3000);

@@ -375,7 +375,7 @@ pub(crate) fn settings(topology: &Topology, password: Option<&str>) -> Settings 
         servers: BTreeMap::new(),
         live: RuntimeSettings {
             nodes,
-            bring_home_timeout: PATIENCE,
+            colocate_timeout: PATIENCE,
             wait_max: Some(Duration::ZERO),
             ..RuntimeSettings::default()
         },

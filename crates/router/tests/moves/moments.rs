@@ -104,7 +104,7 @@ fn what_a_target_shows_that_was_killed_before_a_leg_is_not_believed() {
         order.how.max_rate = Some(200_000);
         order.how.goal = Goal::Fast;
     }));
-    until("a big key is copied in pieces", || fleet.progress(1).doing.contains("in pieces"));
+    until("a big key is copied in pieces", || fleet.progress(1).activity.contains("in pieces"));
     fleet.servers[1].crash(&[]);
     assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), small.len().to_string());
     fleet.router().steer_move(MoveId(1), UserRequest::MaxRate(None));

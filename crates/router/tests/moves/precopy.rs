@@ -205,11 +205,11 @@ fn a_router_that_ends_behind_the_cut_goes_on_at_the_target() {
         until("the leg has drained", || fleet.keeper.is_held.load(Ordering::SeqCst));
         assert_eq!(source.cmd("ACL SETUSER default -unlink"), "OK");
         fleet.keeper.holds_moving.store(false, Ordering::SeqCst);
-        until("the source is to be purged", || fleet.progress(1).doing.contains("refuses to remove"));
+        until("the purge of the source has started", || fleet.progress(1).activity.contains("refuses to remove"));
         assert_eq!(client.cmd(&format!("SET {name} after")), "OK", "the target serves");
         assert_eq!(client.cmd(&format!("DEL {name}")), "1");
         fleet.restart();
-        until("it goes on", || fleet.progress(1).doing.contains("refuses to remove"));
+        until("the purge continues", || fleet.progress(1).activity.contains("refuses to remove"));
         assert_eq!(fleet.client().cmd(&format!("EXISTS {name}")), "0", "{protocol:?}: what the source has is past");
         assert_eq!(source.cmd("ACL SETUSER default +unlink"), "OK");
         assert_eq!(fleet.wait_for(1), MoveEnd::Done);
@@ -315,7 +315,7 @@ fn behind_the_cut_a_source_that_is_gone_for_good_is_not_waited_for() {
         until("the leg has drained", || fleet.keeper.is_held.load(Ordering::SeqCst));
         assert_eq!(source.cmd("ACL SETUSER default -unlink"), "OK");
         fleet.keeper.holds_moving.store(false, Ordering::SeqCst);
-        until("the source is to be purged", || fleet.progress(1).doing.contains("refuses to remove"));
+        until("the purge of the source has started", || fleet.progress(1).activity.contains("refuses to remove"));
         fleet.servers[0].signal(rustix::process::Signal::KILL);
         fleet.restart();
         all_there(&mut fleet.client(), 1000);

@@ -102,7 +102,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     };
     let client = AdminClient::new(flags)?;
-    client.print(&client.post_json(PATH, &request)?, |done: &HotCopiesDone| format!("{}\n", done.says))
+    client.print(&client.post_json(PATH, &request)?, |done: &HotCopiesDone| format!("{}\n", done.message))
 }
 
 fn render(report: &HotCopiesReport) -> String {

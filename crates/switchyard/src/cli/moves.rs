@@ -12,7 +12,9 @@ use serde::Serialize;
 use serde_json::json;
 use switchyard_bench::interrupt;
 use switchyard_bench::numbers::millis;
-use switchyard_control::admin::{AbortRequest, GoalRequest, Lose, MaxRateRequest, MoveReport, MoveState, MovesReport};
+use switchyard_control::admin::{
+    Abandon, AbortRequest, GoalRequest, MaxRateRequest, MoveReport, MoveState, MovesReport,
+};
 use switchyard_resp::units::{describe_size, describe_time, format_rate, parse_rate, plural};
 
 use super::Failure;
@@ -26,7 +28,7 @@ use super::table::{count, number, table, text};
     switchyard moves watch\n  \
     switchyard moves pause 7\n  \
     switchyard moves abort 7\n  \
-    switchyard moves abort 7 --lose-target --dry-run      what would be lost with a target that does not come back\n  \
+    switchyard moves abort 7 --abandon-target --dry-run      what would be lost with a target that does not come back\n  \
     switchyard moves goal 7 fast\n  \
     switchyard moves max-rate 7 20mb      (none: as the goal says)\n  \
     switchyard moves list --json | jq '.moves[] | {id, keys_moved, seconds_left}'\n\n\
@@ -75,11 +77,11 @@ struct IdArguments {
 #[derive(Debug, Args)]
 #[command(
     long_about = "Finish the slots being moved now, or bring them back where that is less, then stop. Slots that were moved stay moved, and nothing is lost.\n\n\
-        Where a node of the move is lost for good, the move waits for it. --lose-target and --lose-source end it without that node, and say what is lost.",
+        Where a node of the move is lost for good, the move waits for it. --abandon-target and --abandon-source end it without that node, and say what is lost.",
     after_long_help = "Examples:\n  \
         switchyard moves abort 7\n  \
-        switchyard moves abort 7 --lose-target --dry-run      only say what would be lost\n  \
-        switchyard moves abort 7 --lose-target\n\n\
+        switchyard moves abort 7 --abandon-target --dry-run      only say what would be lost\n  \
+        switchyard moves abort 7 --abandon-target\n\n\
         Exit codes: 0 it ends, or would; 1 it was refused"
 )]
 struct AbortArguments {
@@ -87,13 +89,13 @@ struct AbortArguments {
     id: u64,
 
     /// The target is lost for good: keys at the source stay there, keys that are only at the target are lost
-    #[arg(long, conflicts_with = "lose_source")]
-    lose_target: bool,
+    #[arg(long, conflicts_with = "abandon_source")]
+    abandon_target: bool,
 
     /// The source is lost for good: keys of the slots in transit that the target has are served there, the other keys
     /// are lost
     #[arg(long)]
-    lose_source: bool,
+    abandon_source: bool,
 
     /// Only show the actions and the loss that they would cause
     #[arg(long)]
@@ -105,12 +107,12 @@ struct AbortArguments {
 
 impl AbortArguments {
     fn request(&self) -> AbortRequest {
-        let lose = match (self.lose_target, self.lose_source) {
-            (true, _) => Some(Lose::Target),
-            (false, true) => Some(Lose::Source),
+        let abandon = match (self.abandon_target, self.abandon_source) {
+            (true, _) => Some(Abandon::Target),
+            (false, true) => Some(Abandon::Source),
             (false, false) => None,
         };
-        AbortRequest { lose, dry_run: self.dry_run }
+        AbortRequest { abandon, dry_run: self.dry_run }
     }
 }
 
@@ -199,7 +201,7 @@ fn abort(given: &AbortArguments) -> Result<(), Failure> {
     let client = AdminClient::new(&given.flags)?;
     let body = client.post_json(&format!("/api/v1/moves/{}/abort", given.id), &given.request())?;
     let only = if given.dry_run { "nothing is done yet: " } else { "" };
-    client.print(&body, |report: &MovesReport| format!("{only}{}\n", report.says))
+    client.print(&body, |report: &MovesReport| format!("{only}{}\n", report.message))
 }
 
 fn state(report: &MoveReport) -> &'static str {
@@ -260,7 +262,7 @@ fn render(report: &MovesReport) -> String {
                 0 => "none".to_owned(),
                 _ => format!("{}/{}/{}", held(report.hold_p50_us), held(report.hold_p99_us), held(report.hold_max_us)),
             },
-            format!("{}{}", report.doing, home_for(report)),
+            format!("{}{}", report.activity, home_for(report)),
         ]
     };
     let mut out = String::new();
@@ -286,8 +288,8 @@ fn render(report: &MovesReport) -> String {
             by_command.join(", ")
         ));
     }
-    if let Some(trouble) = &report.journal.trouble {
-        out.push_str(&format!("\n{trouble}\n"));
+    if let Some(error) = &report.journal.write_error {
+        out.push_str(&format!("\n{error}\n"));
     }
     out
 }
@@ -383,7 +385,7 @@ fn outcome(watched: &[u64], shown: &[&MoveReport], json: bool) -> Result<(), Fai
                     );
                 }
             }
-            Some(report) => failed.push(format!("move {id} stopped early: {}", report.doing)),
+            Some(report) => failed.push(format!("move {id} stopped early: {}", report.activity)),
             None => failed.push(format!("move {id} is not known any more")),
         }
     }
@@ -423,7 +425,7 @@ fn numbers(report: &MoveReport) -> String {
         report.percent.floor(),
         known(format_rate(report.bytes_per_second)),
         count(report.keys_per_second.max(0.0) as u64),
-        report.doing,
+        report.activity,
         home_for(report)
     )
 }
@@ -523,7 +525,7 @@ mod tests {
             from: "a:1".into(),
             to: "b:1".into(),
             state: MoveState::Running,
-            doing: "moving".into(),
+            activity: "moving".into(),
             slots: 100,
             slots_done: 25,
             keys_moved: 1500,
@@ -544,9 +546,10 @@ mod tests {
 
     #[test]
     fn what_moves_is_seen_at_a_glance() {
-        let stopped = MoveReport { id: 6, state: MoveState::Stopped, doing: "the target is full".into(), ..running() };
+        let stopped =
+            MoveReport { id: 6, state: MoveState::Stopped, activity: "the target is full".into(), ..running() };
         let journal =
-            switchyard_control::admin::JournalReport { trouble: Some("no room".into()), ..Default::default() };
+            switchyard_control::admin::JournalReport { write_error: Some("no room".into()), ..Default::default() };
         let home = |command: &str, keys| HomeReport { command: command.to_owned(), keys };
         let colocations = MoveReport { id: 8, home_for: vec![home("RENAME", 1)], ..running() };
         let brought_home = vec![home("EVAL", 1200), home("RENAME", 3)];
@@ -576,7 +579,7 @@ mod tests {
 
     #[test]
     fn what_stopped_is_a_failure() {
-        let stopped = MoveReport { state: MoveState::Stopped, doing: "no room".into(), ..running() };
+        let stopped = MoveReport { state: MoveState::Stopped, activity: "no room".into(), ..running() };
         let error = outcome(&[7], &[&stopped], true).expect_err("it stopped").to_string();
         assert!(error.contains("move 7 stopped early: no room"), "{error}");
         let done = MoveReport { state: MoveState::Done, ..running() };

@@ -42,7 +42,7 @@ enum Command {
 #[derive(Debug, Args)]
 #[command(
     long_about = "Serve a node as it is.\n\n\
-        A node that came back without the keys that it should have kept is held (nodes.empty-return): accepting it says that they are gone. \
+        A node that came back without the keys that it should have kept is held (nodes.on-data-loss): accepting it says that they are gone. \
         And where a server claims to be the primary of a node with replicas, and nothing shows that it was promoted in the place of \
         the one before, accepting the node says that this server is to be followed: writes that it does not have are lost.",
     after_long_help = "Examples:\n  \

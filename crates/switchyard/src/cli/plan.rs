@@ -195,7 +195,7 @@ fn history(report: &HistoryReport) -> String {
             "\n{id}  {}  by {}\n    {}\n    {outcome}\n",
             ago(decision.at),
             decision.by,
-            decision.says
+            decision.message
         ));
     }
     out
@@ -213,7 +213,7 @@ pub(super) fn ago(seconds: u64) -> String {
 }
 
 fn decision(report: &DecisionReport) -> String {
-    let mut out = format!("{}\n", report.says);
+    let mut out = format!("{}\n", report.message);
     let rate = |rate: f64| count(rate.round() as u64);
     let row = |node: &NodeOutlookReport| {
         let NodeOutlookReport { node, requests_per_second, after_per_second, limit_per_second } = node;

@@ -38,7 +38,7 @@ const JOURNAL: &str = "moves.journal";
         changes nothing at the nodes, and refuses a state directory that has a slot map.\n\n\
         Where keys of one slot are at several nodes, as when a move was under way, the node with the most gets the slot. The others stay where they are and are \
         found there; `switchyard move --home` moves them later. Where one key is at several nodes it refuses: nobody can tell which copy counts. With \
-        --take-most the copy at the node of its slot counts; other copies stay and are not found any more.",
+        --prefer-largest-copy the copy at the node of its slot counts; other copies stay and are not found any more.",
     after_long_help = "Examples:\n  \
         switchyard recover -c /etc/switchyard.toml --dry-run\n  \
         switchyard recover --node 127.0.0.1:7001 --node 127.0.0.1:7002 --state-dir /var/lib/switchyard\n\n\
@@ -54,7 +54,7 @@ pub(crate) struct Arguments {
 
     /// If a key is at several nodes, use the copy at the node with the most keys of its slot
     #[arg(long)]
-    take_most: bool,
+    prefer_largest_copy: bool,
 }
 
 /// Number of keys of a node, by slot.
@@ -112,10 +112,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let (mut topology, shared) = assign(&counted)?;
     if !shared.is_empty() {
-        let strays = Strays::find(&topology, &shared, |i, visit| {
+        let misplaced = MisplacedKeys::find(&topology, &shared, |i, visit| {
             each_key(&mut connections[i], None, visit).with_context(|| format!("node {}", counted[i].name))
         })?;
-        topology = settle(topology, strays, arguments.take_most)?;
+        topology = settle(topology, misplaced, arguments.prefer_largest_copy)?;
     }
     for node in topology.nodes() {
         println!("node {} gets {} slots", node.name, count(topology.slots_of(node.id) as u64));
@@ -186,7 +186,7 @@ fn assign(nodes: &[Counted]) -> anyhow::Result<(Topology, BTreeSet<Slot>)> {
 
 /// Keys that exist on other nodes than the owner of their slot.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Strays {
+struct MisplacedKeys {
     at: BTreeMap<Arc<[u8]>, BTreeSet<NodeId>>,
     /// There are more than [`STRAYS_MAX`] keys. The list is incomplete.
     too_many: bool,
@@ -194,19 +194,19 @@ struct Strays {
 
 /// Maximum number of names in memory, about 2 GB. An aborted copy may have left a node's keys at another node, and only
 /// one of the two counts.
-const STRAYS_MAX: usize = 10_000_000;
+const MISPLACED_MAX: usize = 10_000_000;
 
 /// Visits all key names of the node with this index.
 type EachKey<'a> = &'a mut dyn FnMut(&[u8]) -> ControlFlow<()>;
 
-impl Strays {
+impl MisplacedKeys {
     /// Finds these keys by name: first at the nodes that do not own the slot, then checks which are also at the owner.
     fn find(
         topology: &Topology,
         shared: &BTreeSet<Slot>,
         mut each_key: impl FnMut(usize, EachKey<'_>) -> anyhow::Result<()>,
     ) -> anyhow::Result<Self> {
-        let mut strays = Self::default();
+        let mut misplaced = Self::default();
         let nodes: Vec<NodeId> = topology.nodes().map(|node| node.id).collect();
         for at_owner in [false, true] {
             for node in nodes.iter().copied() {
@@ -215,21 +215,21 @@ impl Strays {
                     if !shared.contains(&slot) || (topology.owner(slot) == node) != at_owner {
                         return ControlFlow::Continue(());
                     }
-                    let is_full = strays.at.len() == STRAYS_MAX;
-                    match strays.at.get_mut(key) {
+                    let is_full = misplaced.at.len() == MISPLACED_MAX;
+                    match misplaced.at.get_mut(key) {
                         Some(at) => drop(at.insert(node)),
                         None if at_owner => {}
                         None if is_full => {
-                            strays.too_many = true;
+                            misplaced.too_many = true;
                             return ControlFlow::Break(());
                         }
-                        None => drop(strays.at.insert(Arc::from(key), BTreeSet::from([node]))),
+                        None => drop(misplaced.at.insert(Arc::from(key), BTreeSet::from([node]))),
                     }
                     ControlFlow::Continue(())
                 })?;
             }
         }
-        Ok(strays)
+        Ok(misplaced)
     }
 }
 
@@ -237,15 +237,15 @@ impl Strays {
 const SHOWN: usize = 10;
 
 /// Returns the map that finds every key on a single node, or an error if there is none.
-fn settle(topology: Topology, strays: Strays, take_most: bool) -> anyhow::Result<Topology> {
-    if strays.too_many {
+fn settle(topology: Topology, misplaced: MisplacedKeys, prefer_largest_copy: bool) -> anyhow::Result<Topology> {
+    if misplaced.too_many {
         bail!(
-            "more than {STRAYS_MAX} keys are at other nodes than most keys of their slots: these nodes were not one fleet, or a copy of keys was under way. Remove the \
+            "more than {MISPLACED_MAX} keys are at other nodes than most keys of their slots: these nodes were not one fleet, or a copy of keys was under way. Remove the \
              keys that do not belong there"
         );
     }
     let name = |id: &NodeId| topology.node(*id).map_or_else(String::new, |node| node.name.clone());
-    let copies: Vec<_> = strays.at.iter().filter(|(_, at)| at.len() > 1).collect();
+    let copies: Vec<_> = misplaced.at.iter().filter(|(_, at)| at.len() > 1).collect();
     for (key, at) in copies.iter().take(SHOWN) {
         let at: Vec<String> = at.iter().map(name).collect();
         println!("key \"{}\" is at {}", key.escape_ascii(), at.join(" and "));
@@ -253,10 +253,10 @@ fn settle(topology: Topology, strays: Strays, take_most: bool) -> anyhow::Result
     if copies.len() > SHOWN {
         println!("and so are {} more", count((copies.len() - SHOWN) as u64));
     }
-    if !copies.is_empty() && !take_most {
+    if !copies.is_empty() && !prefer_largest_copy {
         bail!(
             "{} at several nodes, and nobody can tell which copy counts: a move was under way, or somebody else's keys are there. Remove the copies that do not \
-             belong there, or let --take-most decide for the node with the most keys of the slot",
+             belong there, or let --prefer-largest-copy decide for the node with the most keys of the slot",
             are(copies.len())
         );
     }
@@ -266,7 +266,7 @@ fn settle(topology: Topology, strays: Strays, take_most: bool) -> anyhow::Result
         println!("{copies} of keys at several nodes will not be found; what is there stays");
     }
     // A key that its slot owner lacks is placed at the first node that has it.
-    let alone: Vec<(Arc<[u8]>, NodeId)> = strays
+    let alone: Vec<(Arc<[u8]>, NodeId)> = misplaced
         .at
         .into_iter()
         .filter(|(key, at)| !at.contains(&topology.owner_of(key)))
@@ -327,18 +327,18 @@ mod tests {
     }
 
     /// Returns the map for nodes with these keys, all of one slot.
-    fn settled(nodes: &[&[&str]], take_most: bool) -> anyhow::Result<Topology> {
+    fn settled(nodes: &[&[&str]], prefer_largest_copy: bool) -> anyhow::Result<Topology> {
         let key = |suffix: &str| format!("{{a}}{suffix}").into_bytes();
         let counted: Vec<Counted> = (nodes.iter().enumerate())
             .map(|(i, keys)| node(&format!("n{i}:1"), &[(crc16_slot(b"a").number(), keys.len() as u64)]))
             .collect();
         let (topology, shared) = assign(&counted)?;
-        let strays = Strays::find(&topology, &shared, |i, visit| {
+        let misplaced = MisplacedKeys::find(&topology, &shared, |i, visit| {
             // Visits the first key twice, as SCAN may.
             let _ = nodes[i].iter().chain(nodes[i].first()).try_for_each(|name| visit(&key(name)));
             Ok(())
         })?;
-        settle(topology, strays, take_most)
+        settle(topology, misplaced, prefer_largest_copy)
     }
 
     #[test]
@@ -346,7 +346,7 @@ mod tests {
         let topology = settled(&[&["1"], &["2", "3"], &["4"]], false).expect("no key is twice");
         assert_eq!(["{a}1", "{a}2", "{a}3", "{a}4"].map(|key| topology.lives_at(key.as_bytes()).0), [0, 1, 1, 2]);
         let error = settled(&[&["1", "2"], &["2", "3", "4"]], false).expect_err("a key is twice").to_string();
-        assert!(error.contains("1 key is at several nodes") && error.contains("--take-most"), "{error}");
+        assert!(error.contains("1 key is at several nodes") && error.contains("--prefer-largest-copy"), "{error}");
         let topology = settled(&[&["1", "2", "9"], &["2", "3", "4", "5"], &["9"]], true).expect("told to");
         assert_eq!(["{a}1", "{a}2", "{a}3", "{a}9"].map(|key| topology.lives_at(key.as_bytes()).0), [0, 1, 1, 0]);
     }

@@ -18,7 +18,7 @@ enum With {
 
 /// Treatment of misplaced keys: keys on servers that twemproxy's rule does not select.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Strays {
+enum MisplacedKeys {
     /// Keep the keys, without serving them.
     Ignore,
     /// Delete the keys once, after the start.
@@ -56,7 +56,7 @@ pub(crate) struct Arguments {
     /// Create a slot map at a first start although another router serves the nodes. Keys are found only while neither
     /// router moves any: for measurements
     #[arg(long)]
-    beside_another_router: bool,
+    allow_other_router: bool,
 
     /// Address of twemproxy's stats, with nutcracker's names: one JSON document for each connection [default port:
     /// 22222]
@@ -73,7 +73,7 @@ pub(crate) struct Arguments {
         requires = "twemproxy_config",
         conflicts_with = "node"
     )]
-    strays: Strays,
+    misplaced_keys: MisplacedKeys,
 
     /// Check the configuration, show the effective values, and exit (as check-config)
     #[arg(short, long)]
@@ -90,7 +90,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     });
     let twemproxy = serve::TwemproxyFlags {
         stats: arguments.twemproxy_stats.clone(),
-        removes_strays: matches!(arguments.strays, Strays::Remove),
+        removes_misplaced: matches!(arguments.misplaced_keys, MisplacedKeys::Remove),
     };
-    serve::run(arguments.flags.sources(), standby, arguments.beside_another_router, &twemproxy)
+    serve::run(arguments.flags.sources(), standby, arguments.allow_other_router, &twemproxy)
 }

@@ -62,7 +62,7 @@ impl Verdict {
             return if standby.is_cut_off { Self::Degraded } else { Self::Healthy };
         }
         let readiness = status.readiness();
-        let has_unserved = readiness.slots_unserved() > 0 || status.troubles.iter().any(|trouble| trouble.slots > 0);
+        let has_unserved = readiness.slots_unserved() > 0 || status.warnings.iter().any(|warning| warning.slots > 0);
         if has_unserved || !readiness.serves {
             Self::Unserved
         } else if !readiness.is_whole() || !readiness.automation.is_empty() {
@@ -189,7 +189,7 @@ fn render_state(status: &StatusReport) -> String {
     } else {
         let word = if readiness.is_ready() { "READY IN PART" } else { "NOT READY" };
         let unserved = readiness.slots_unserved();
-        let moving: u64 = status.troubles.iter().map(|trouble| trouble.slots).sum();
+        let moving: u64 = status.warnings.iter().map(|warning| warning.slots).sum();
         let mut parts = Vec::new();
         if unserved > 0 {
             parts.push(format!("{} {} cannot be served", count(unserved), plural(unserved, "slot")));
@@ -201,7 +201,7 @@ fn render_state(status: &StatusReport) -> String {
         if limping > 0 {
             parts.push(format!("{limping} {} silent, busy or refusing writes", plural(limping, "node")));
         }
-        if status.troubles.iter().any(|trouble| trouble.id.is_none()) {
+        if status.warnings.iter().any(|warning| warning.id.is_none()) {
             parts.push("the state directory needs a look".to_owned());
         }
         if parts.is_empty() {
@@ -209,11 +209,11 @@ fn render_state(status: &StatusReport) -> String {
         }
         format!("{word}: {}", parts.join(", "))
     };
-    let troubles = status.troubles.iter().map(|trouble| trouble.what.clone()).chain(status.automation_troubles());
-    let troubles: String = troubles.map(|trouble| format!("{trouble}\n")).collect();
+    let warnings = status.warnings.iter().map(|warning| warning.what.clone()).chain(status.automation_warnings());
+    let warnings: String = warnings.map(|warning| format!("{warning}\n")).collect();
     let uptime = Duration::try_from_secs_f64(status.uptime_seconds).unwrap_or_default();
     format!(
-        "switchyard {}  {state}\nup {} (start {})  epoch {}  clients {}  commands {}\n{troubles}\n",
+        "switchyard {}  {state}\nup {} (start {})  epoch {}  clients {}  commands {}\n{warnings}\n",
         status.version,
         describe_time(uptime),
         status.incarnation,
@@ -247,8 +247,8 @@ mod tests {
         assert_eq!(verdict("", [up, up]), Verdict::Healthy);
         assert_eq!(verdict("", [up, down]), Verdict::Healthy, "the second node owns no slots");
         assert_eq!(verdict("", [down, up]), Verdict::Unserved);
-        assert_eq!(verdict(r#","troubles":[{"slots":0,"what":"the disk is full"}]"#, [up, up]), Verdict::Degraded);
-        assert_eq!(verdict(r#","troubles":[{"id":1,"slots":3,"what":"move 1 waits"}]"#, [up, up]), Verdict::Unserved);
+        assert_eq!(verdict(r#","warnings":[{"slots":0,"what":"the disk is full"}]"#, [up, up]), Verdict::Degraded);
+        assert_eq!(verdict(r#","warnings":[{"id":1,"slots":3,"what":"move 1 waits"}]"#, [up, up]), Verdict::Unserved);
         assert_eq!(
             verdict(r#","automation":[{"name":"planner","mode":"on","rests":"why"}]"#, [up, up]),
             Verdict::Degraded

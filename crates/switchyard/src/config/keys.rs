@@ -11,7 +11,7 @@ use switchyard_control::moves::{DURABILITIES, name_of, named};
 use switchyard_control::planner::{Mode, POLICIES};
 use switchyard_policy::migration::Goal;
 use switchyard_resp::units::{format_size, format_time};
-use switchyard_router::{EmptyReturn, KEY_RATE_MAX, OnMissed, Reads, Reports};
+use switchyard_router::{KEY_RATE_MAX, OnDataLoss, OnMissed, Reads, Reports};
 
 use super::listener::{LimitConfig, ListenerConfig, parse_mode};
 use super::memory::MemoryMax;
@@ -177,8 +177,8 @@ const GB: u64 = 1 << 30;
 /// Default port of Sentinels.
 const SENTINEL_PORT: u16 = 26379;
 
-const EMPTY_RETURNS: [(EmptyReturn, &str); 3] =
-    [(EmptyReturn::Serve, "serve"), (EmptyReturn::Hold, "hold"), (EmptyReturn::Auto, "auto")];
+const ON_DATA_LOSS: [(OnDataLoss, &str); 3] =
+    [(OnDataLoss::Serve, "serve"), (OnDataLoss::Hold, "hold"), (OnDataLoss::Auto, "auto")];
 
 /// Accepts a policy by name. The error for a planned policy differs from that for an unknown one.
 fn read_autoscale_policy(raw: &Raw) -> Result<switchyard_policy::autoscale::Policy, String> {
@@ -476,7 +476,7 @@ keys! {
         "Names of settings, or patterns such as \"maxmemory*\", that clients may change at every node by CONFIG SET. Settings that belong \
          to one node (ports, files, passwords) are refused all the same. A node that joins gets notify-keyspace-events and \
          maxmemory-policy of the other nodes if the list has these names.";
-    "empty-return" Reload [] word(EMPTY_RETURNS) live.empty_return,
+    "on-data-loss" Reload ["empty-return"] word(ON_DATA_LOSS) live.on_data_loss,
         "What is done with a node that restarted and lost the keys that it had. serve: it is served, its keys are gone. hold: it is \
          treated as down until SWITCHYARD ACCEPT, or until it has them again. auto: hold where it keeps its data on disk (appendonly, \
          save) and commands of the last second cannot have removed the keys, else serve.";
@@ -522,7 +522,7 @@ keys! {
         "Moves in which a node takes part at the same time, as source or as target; more wait.";
     "big-key" Reload ["large-key", "big-keys"] size(0..=GB) live.big_key,
         "Values that take at least so many bytes of a node's memory are copied in pieces, so that nobody waits for the whole. 0: none.";
-    "bring-home-timeout" Reload ["home-timeout"] time(Duration::ZERO..=HOUR) live.bring_home_timeout,
+    "colocate-timeout" Reload ["bring-home-timeout", "home-timeout"] time(Duration::ZERO..=HOUR) live.colocate_timeout,
         "How long a command that needs keys together waits for those that were moved alone (move --keys) to be brought home. 0s: they are \
          not brought home, and it is refused with CROSSSLOT.";
 
@@ -544,18 +544,18 @@ keys! {
         "Bytes that all copies may take. They are the first to go where memory is short.";
     "keys-max" Reload [] count(1..=1_000_000) live.hot_copies.knobs.keys_max,
         "Keys that may have copies at a time.";
-    "reads-min" Reload ["threshold"] count(1..=10_000_000) live.hot_copies.knobs.reads_min,
+    "min-reads-per-second" Reload ["reads-min", "threshold"] count(1..=10_000_000) live.hot_copies.knobs.min_reads_per_second,
         "Reads in a second from which on a key is copied, with four more for each write of it.";
-    "adds-max" Reload ["update-rate"] count(1..=100_000) live.hot_copies.knobs.adds_max,
+    "admissions-per-second" Reload ["adds-max", "update-rate"] count(1..=100_000) live.hot_copies.knobs.admissions_per_second,
         "Keys that may be added in a second.";
-    "stays" Reload ["deletion-delay"] time(Duration::ZERO..=HOUR) live.hot_copies.knobs.stays,
+    "deletion-delay" Reload ["stays"] time(Duration::ZERO..=HOUR) live.hot_copies.knobs.deletion_delay,
         "How long a key that is not read much any more keeps its copies.";
     "value-max" Reload [] size(KB..=16 << 20) live.hot_copies.reply_max,
         "Replies of more bytes than this are not copied.";
-    "life-max" Reload ["ttl"] time_or_never(Duration::ZERO..=DAY) live.hot_copies.life_max,
+    "ttl" Reload ["life-max"] time_or_never(Duration::ZERO..=DAY) live.hot_copies.ttl,
         "Longest life of a copy; then its node is read again. Bounds changes past the router that the node does not announce (SWAPDB, DEBUG, a loaded dump). 0s: as long as \
          the key lives.";
-    "never" Reload ["exclude"] texts live.hot_copies.never,
+    "exclude" Reload ["never"] texts live.hot_copies.exclude,
         "Keys that begin with one of these are never copied.";
     "allow" Reload ["include", "prefixes"] texts live.hot_copies.only,
         "Where there are some, only keys that begin with one of these are copied.";
@@ -603,9 +603,9 @@ keys! {
         "Too much to do must last so long. The policy static does not wait.";
     "down-after" Reload [] by(read_ms, |ms| time(Duration::from_millis(*ms))) autoscale.knobs.down_after,
         "Too little to do must last so long. The policy static does not wait.";
-    "up-pause" Reload ["cooldown"] by(read_ms, |ms| time(Duration::from_millis(*ms))) autoscale.knobs.up_pause,
+    "up-cooldown" Reload ["up-pause", "cooldown"] by(read_ms, |ms| time(Duration::from_millis(*ms))) autoscale.knobs.up_cooldown,
         "Pause between a change and the next node that is added.";
-    "down-pause" Reload [] by(read_ms, |ms| time(Duration::from_millis(*ms))) autoscale.knobs.down_pause,
+    "down-cooldown" Reload ["down-pause"] by(read_ms, |ms| time(Duration::from_millis(*ms))) autoscale.knobs.down_cooldown,
         "Pause between a change and the next node that is removed.";
     "schedule" Reload [] by(|raw| autoscale::Schedule::parse(&raw.texts()?), |schedule| list(schedule.texts())) autoscale.knobs.schedule,
         "The least number of nodes by weekday and time in UTC, such as \"Fri 18:00 at least 6\" and \"daily 08:00 at least 3\". A line holds until the next.";

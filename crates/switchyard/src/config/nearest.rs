@@ -80,6 +80,15 @@ pub(super) fn unknown_section(written: &str) -> String {
 /// Error for a `--set` with an unknown key.
 pub(super) fn unknown_path(written: &str) -> String {
     let paths = || keys::CONFIG.iter().map(|key| key.path());
+    let lower = written.to_ascii_lowercase();
+    // Before the spelling: `autoscale.up-pause` is closer to `up-after` than to its new name.
+    let renamed = keys::CONFIG.iter().find(|key| {
+        let name = lower.strip_prefix(key.section.name()).and_then(|rest| rest.strip_prefix('.'));
+        name.is_some_and(|name| key.elsewhere.contains(&name))
+    });
+    if let Some(key) = renamed {
+        return format!("unknown key \"{written}\"; here it is called \"{}\"", key.path());
+    }
     let by_name = || paths().find(|path| path.rsplit_once('.').is_some_and(|(_, name)| name == written));
     let near = paths().filter_map(|path| Some((slip(written, &path)?, path))).min().map(|(_, path)| path);
     match near.or_else(by_name) {
@@ -112,6 +121,9 @@ mod tests {
             (Section::Nodes, "command_timeout", "did you mean \"command-timeout\"?"),
             (Section::Clients, "Max-Clients", "did you mean \"max-clients\"?"),
             (Section::Clients, "requirepass", "here it is called \"password\""),
+            (Section::HotCopies, "life-max", "here it is called \"ttl\""),
+            (Section::HotCopies, "never", "here it is called \"exclude\""),
+            (Section::Nodes, "empty-return", "here it is called \"on-data-loss\""),
             (Section::Top, "maxclients", "here it is called \"max-clients\" in [clients]"),
             (Section::Nodes, "max-clients", "it belongs in [clients]"),
             (Section::Node, "workers", "it belongs at the top of the file, before the first [section]"),
@@ -133,7 +145,10 @@ mod tests {
         assert!(unknown_section("client").ends_with("did you mean [clients]?"));
         assert!(unknown_section("servers").ends_with("did you mean [[node]]?"));
         assert!(unknown_section("zebra").contains("known are [clients]"));
-        assert!(unknown_path("clients.maxclients").ends_with("did you mean \"clients.max-clients\"?"));
+        assert!(unknown_path("clients.maxclients").ends_with("here it is called \"clients.max-clients\""));
+        assert!(unknown_path("hot-copies.stays").ends_with("here it is called \"hot-copies.deletion-delay\""));
+        assert!(unknown_path("autoscale.up-pause").ends_with("here it is called \"autoscale.up-cooldown\""));
+        assert!(unknown_path("clients.max-client").ends_with("did you mean \"clients.max-clients\"?"));
         assert!(unknown_path("max-clients").ends_with("did you mean \"clients.max-clients\"?"));
         assert!(unknown_path("zebra").contains("--example"));
     }

@@ -238,10 +238,10 @@ impl Shared {
         self.servers.is_empty()
     }
 
-    /// Error for `--strays remove`.
+    /// Error for `--misplaced-keys remove`.
     pub(crate) fn refusal(&self) -> Problems {
         let text = format!(
-            "--strays remove is refused: {self}, so keys of the other pool would be deleted. Leave --strays remove out, or give each pool servers of its own"
+            "--misplaced-keys remove is refused: {self}, so keys of the other pool would be deleted. Leave --misplaced-keys remove out, or give each pool servers of its own"
         );
         Problems(vec![Problem::new(text)])
     }
@@ -400,7 +400,10 @@ mod tests {
                 "{server}: {:?}",
                 resolved.warnings
             );
-            assert!(!is_shared || shared.refusal().to_string().contains("--strays remove is refused: pool a shares"));
+            assert!(
+                !is_shared
+                    || shared.refusal().to_string().contains("--misplaced-keys remove is refused: pool a shares")
+            );
         }
     }
 

@@ -219,7 +219,7 @@ fn storage(node: &Seen, notes: &mut Notes<'_>) {
     if !append_only && node.config.get("save").is_some_and(String::is_empty) {
         notes.warning("persistence",
             "it keeps nothing over a restart (appendonly no, save \"\")",
-            "fine for a cache; else set appendonly yes. A node that comes back empty is served as it is unless nodes.empty-return is \"hold\"",
+            "fine for a cache; else set appendonly yes. A node that comes back empty is served as it is unless nodes.on-data-loss is \"hold\"",
         );
     }
     for (field, what) in
@@ -377,7 +377,7 @@ fn written_past_copies(nodes: &[&Seen], notes: &mut Notes<'_>) {
     notes.note(
         "hot copies",
         format!("clients write past the router at {}: hot copies of what they write are given until the node has told of it (CLIENT TRACKING), a moment later", names.join(", ")),
-        "where even that moment is too long, name the keys in hot-copies.never, or set hot-copies.mode = \"off\"",
+        "where even that moment is too long, name the keys in hot-copies.exclude, or set hot-copies.mode = \"off\"",
     );
 }
 

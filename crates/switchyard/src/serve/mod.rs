@@ -58,13 +58,13 @@ pub(crate) struct TwemproxyFlags {
     /// Address of the stats port, if it is enabled.
     pub(crate) stats: Option<String>,
     /// Whether to delete misplaced keys: keys on servers that the placement rule does not select.
-    pub(crate) removes_strays: bool,
+    pub(crate) removes_misplaced: bool,
 }
 
 impl TwemproxyFlags {
     /// Refuses to remove misplaced keys if other pools share a server. `None` if they are not removed.
     fn shared(&self, config: &Config, names: &mut Names) -> Result<Option<Shared>, Problems> {
-        let shared = if self.removes_strays { config.shared_servers(names) } else { None };
+        let shared = if self.removes_misplaced { config.shared_servers(names) } else { None };
         shared.map_or(Ok(None), |shared| if shared.is_none() { Ok(Some(shared)) } else { Err(shared.refusal()) })
     }
 }
@@ -311,15 +311,15 @@ pub(crate) fn run(
     let autoscaler = AutoscaleThread::start(running.threads(), Arc::clone(&fleet.operator))?;
     let doubt = shared.as_ref().and_then(Shared::doubt);
     if let Some(doubt) = &doubt {
-        warn!("--strays remove has no effect: {doubt}. Start again when they do");
+        warn!("--misplaced-keys remove has no effect: {doubt}. Start again when they do");
     }
-    let strays_in = (shared.is_some() && doubt.is_none()).then_some(live.database);
+    let misplaced_in = (shared.is_some() && doubt.is_none()).then_some(live.database);
     let care = NodeMaintenance::start(
         Arc::clone(&running),
         processes,
         Arc::clone(placement.store()),
         Arc::clone(&moves),
-        strays_in,
+        misplaced_in,
     )?;
     let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
     let nodes = resolved.nodes;

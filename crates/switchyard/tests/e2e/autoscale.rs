@@ -365,7 +365,7 @@ fn an_order_beyond_the_max_nodes_of_a_reload_ends() {
 #[test]
 fn the_load_adds_a_node_and_its_end_removes_it() {
     let settings = "mode = \"on\"\npolicy = \"model\"\ncapacity = 300\nmin-nodes = 2\nmax-nodes = 3\n\
-        up-after = \"1s\"\ndown-after = \"2s\"\nup-pause = \"1s\"\ndown-pause = \"2s\"";
+        up-after = \"1s\"\ndown-after = \"2s\"\nup-cooldown = \"1s\"\ndown-cooldown = \"2s\"";
     let Some(fleet) = Fleet::start(&server(""), settings) else { return };
     // Far more than 480 requests per second.
     checked(&fleet.site, || fleet.wait_for_nodes(3));

@@ -15,7 +15,7 @@ use crate::support::{Client, Node, Site, SiteOptions, Value, bulk, encode, int, 
 const EXAMPLE: &str = "switchyard move --from";
 
 /// Moves are slow on a busy machine.
-const PATIENT: &str = "[moves]\nbring-home-timeout = \"60s\"\n";
+const PATIENT: &str = "[moves]\ncolocate-timeout = \"60s\"\n";
 
 /// Number of moves started because commands needed keys, from the report of all moves.
 fn colocations(scene: &Scene) -> usize {
@@ -384,7 +384,7 @@ fn a_colocation_does_not_wait_for_other_moves_of_its_nodes() {
 
 #[test]
 fn nobody_waits_longer_than_allowed() {
-    let Some(scene) = Scene::with("[moves]\nbring-home-timeout = \"300ms\"\n") else { return };
+    let Some(scene) = Scene::with("[moves]\ncolocate-timeout = \"300ms\"\n") else { return };
     let mut client = scene.site.client();
     client.cmd("MSET {t}a 1 {t}b 2");
     scene.part("{t}b");
@@ -412,7 +412,7 @@ fn nobody_waits_longer_than_allowed() {
 fn a_colocation_goes_on_after_a_crash() {
     // Enough keys that the move is in progress when the router ends: the wait of a client has no timeout.
     const KEYS: usize = 30_000;
-    let config = "[moves]\nbring-home-timeout = \"10m\"\nmax-rate = \"50kb\"\n";
+    let config = "[moves]\ncolocate-timeout = \"10m\"\nmax-rate = \"50kb\"\n";
     let Some(mut scene) = Scene::with(config) else { return };
     let mut client = scene.site.client();
     let value = |n: usize| format!("{n} {}", "x".repeat(100));
@@ -552,7 +552,7 @@ fn who_waits_at_a_node_for_keys_that_are_parted_is_told() {
 #[test]
 fn a_node_that_stands_still_delays_only_what_concerns_it() {
     // Longer than this test takes: a client that waits for the node gets no reply.
-    let config = "[nodes]\ncommand-timeout = \"10m\"\n[moves]\nbring-home-timeout = \"2m\"\n".to_owned();
+    let config = "[nodes]\ncommand-timeout = \"10m\"\n[moves]\ncolocate-timeout = \"2m\"\n".to_owned();
     let Some(site) = Site::router_only(3, &SiteOptions::config(config)) else { return };
     let mut client = site.client();
     let mut owned_by_first = (0..).map(|n| format!("{{{n}}}")).filter(|tag| {

@@ -10,7 +10,7 @@ fn site(persistent: bool, policy: &str) -> Option<Site> {
     let args: &[&str] = if persistent { &["--appendonly", "yes", "--appendfsync", "always"] } else { &[] };
     let args = args.iter().map(|arg| (*arg).to_owned()).collect();
     let node = NodeOptions { args, ..NodeOptions::default() };
-    let set = [format!("nodes.empty-return={policy}"), "clients.default-user-rules=operator".into()];
+    let set = [format!("nodes.on-data-loss={policy}"), "clients.default-user-rules=operator".into()];
     let args = set.into_iter().flat_map(|set| ["--set".to_owned(), set]).collect();
     let router = RouterOptions { args, nodes_may_be_down: true, ..RouterOptions::default() };
     let site = Site::router_only(2, &SiteOptions { node, router })?;

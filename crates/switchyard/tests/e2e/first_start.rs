@@ -454,7 +454,7 @@ fn a_node_that_another_router_uses_neither_joins_nor_takes_part_in_a_move() {
     let other = Router::start(&addresses(&others), &RouterOptions::default());
     let text = refused(site.router(), &format!("nodes add {}", others[0].address()));
     assert!(text.contains("is used by another router"), "{text}");
-    let beside = RouterOptions::args(&["--beside-another-router"]);
+    let beside = RouterOptions::args(&["--allow-other-router"]);
     let beside = Router::start(&addresses(site.nodes()), &beside);
     let [from, to] = [0, 1].map(|node: usize| site.nodes()[node].address());
     let line = format!("move --from {from} --to {to} --all --wait");

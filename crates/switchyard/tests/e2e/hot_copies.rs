@@ -126,7 +126,14 @@ fn is_ok(value: &Value) -> bool {
 fn what_is_read_much_is_answered_by_the_router() {
     for reports in ["periodic", "instant"] {
         let reports = format!("telemetry.reports={reports}");
-        let args = ["--set", "hot-copies.reads-min=50", "--set", &reports, "--set", "telemetry.instant-threshold=100"];
+        let args = [
+            "--set",
+            "hot-copies.min-reads-per-second=50",
+            "--set",
+            &reports,
+            "--set",
+            "telemetry.instant-threshold=100",
+        ];
         let Some(site) = Site::router_only(2, &SiteOptions::router(RouterOptions::args(&args))) else { return };
         let mut client = site.client();
         client.cmd("SET hot value");
@@ -310,7 +317,7 @@ fn a_node_that_comes_back_with_older_data_is_believed_at_once() {
         node,
         ..SiteOptions::router(RouterOptions {
             workers: 4,
-            ..RouterOptions::args(&["--set", "hot-copies.admission=all", "--set", "nodes.empty-return=serve"])
+            ..RouterOptions::args(&["--set", "hot-copies.admission=all", "--set", "nodes.on-data-loss=serve"])
         })
     };
     let Some(mut site) = Site::router_only(1, &options) else { return };

@@ -194,7 +194,7 @@ fn a_reload_takes_effect_at_once() {
         std::fs::write(site.router().config_file(), config(section)).expect("written");
         site.router().process().signal(rustix::process::Signal::HUP);
     };
-    for section in ["admission = \"all\"\nnever = [\"secret:\"]", "admission = \"all\"\nallow = [\"plain:\"]"] {
+    for section in ["admission = \"all\"\nexclude = [\"secret:\"]", "admission = \"all\"\nallow = [\"plain:\"]"] {
         reload(section);
         until("the key has no copies any more", || hits_of_reads(&site, "secret:1", "v") == 0);
         warm(&mut client, "plain:1", "v");

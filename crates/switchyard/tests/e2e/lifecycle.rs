@@ -76,7 +76,7 @@ fn a_second_router_on_the_same_port_or_state_is_refused() {
         ("state directory", fresh(), fresh(), router.state_dir()),
     ] {
         // Without this flag it would be refused because of the first router.
-        let options = RouterOptions::args(&["--beside-another-router"]);
+        let options = RouterOptions::args(&["--allow-other-router"]);
         let mut rival = router.start_beside(&options, listen, admin, &state);
         let status = rival.wait(Duration::from_secs(20));
         assert!(!status.success(), "a second serve on the same {what} must be refused");
@@ -196,7 +196,7 @@ fn keys_are_found_again_after_a_restart_with_nodes_in_any_order() {
     }
     addresses.reverse();
     // Without any state: the same nodes in another order yield the same map.
-    let beside = vec!["--beside-another-router".to_owned()];
+    let beside = vec!["--allow-other-router".to_owned()];
     let forgetful = Router::start(&addresses, &RouterOptions { args: beside, ..RouterOptions::default() });
     let mut client = Client::connect(forgetful.address());
     let missing = (0..n).filter(|i| client.cmd(&format!("GET stay{i}")) == Value::Nil).count();

@@ -229,6 +229,6 @@ fn a_rolling_restart_costs_errors_and_no_wrong_reply() {
 /// Uses nodes that lose their keys: shows that the test above would detect it.
 #[test]
 fn a_rolling_restart_that_loses_keys_is_found_out() {
-    let Some((summary, _)) = rolling_restart(&[], "[nodes]\nempty-return = \"serve\"\n") else { return };
+    let Some((summary, _)) = rolling_restart(&[], "[nodes]\non-data-loss = \"serve\"\n") else { return };
     assert!(summary.total.wrong > 0, "{:?}", summary.total);
 }

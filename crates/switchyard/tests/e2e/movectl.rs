@@ -433,12 +433,12 @@ fn a_lost_state_directory_is_made_anew_from_the_keys() {
     let conflict = run(["recover"].into_iter().chain(nodes));
     assert_eq!(conflict.code, 1);
     assert!(
-        conflict.err.contains("1 key is at several nodes") && conflict.err.contains("--take-most"),
+        conflict.err.contains("1 key is at several nodes") && conflict.err.contains("--prefer-largest-copy"),
         "{}",
         conflict.err
     );
     assert!(conflict.out.contains("key \"key:1\" is at "), "{}", conflict.out);
-    let told = run(["recover", "--take-most"].into_iter().chain(nodes));
+    let told = run(["recover", "--prefer-largest-copy"].into_iter().chain(nodes));
     assert_eq!(told.code, 0, "{}", told.err);
     assert!(told.out.contains("1 copy of keys at several nodes will not be found"), "{}", told.out);
     assert!(told.out.contains("1 key is elsewhere than most keys of the slot"), "{}", told.out);

@@ -109,14 +109,14 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
     let Some(mut scene) = Scene::start() else { return };
     let admin = scene.site.router().admin();
     scene.begin(SLOWLY);
-    let text = refused(scene.site.router(), "moves abort 1 --lose-target");
+    let text = refused(scene.site.router(), "moves abort 1 --abandon-target");
     assert!(text.contains("answers, so nothing has to be lost"), "{text}");
     let text = refused(scene.site.router(), &format!("nodes remove {}", scene.name(1)));
     assert!(text.contains("switchyard moves abort 1`"), "the number of the move: {text}");
 
     scene.site.node_mut(1).kill();
     let target = scene.name(1);
-    eventually("it is said that the move waits", || scene.status().contains("--lose-target"));
+    eventually("the status shows that the move waits", || scene.status().contains("--abandon-target"));
     let status = scene.status();
     assert!(
         status.contains("READY IN PART") && status.contains("keys of 1 slot on the way cannot be used"),
@@ -139,27 +139,27 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
     assert!(is_down(&mut client, &scene.key(moved[0])), "it may be there");
 
     // Reports the keys that would be lost, without any change.
-    let said = done(scene.site.router(), "moves abort 1 --lose-target --dry-run");
+    let said = done(scene.site.router(), "moves abort 1 --abandon-target --dry-run");
     assert!(
         said.contains("nothing is done yet") && said.contains("keys at most") && said.contains("are lost"),
         "{said}"
     );
     assert!(is_down(&mut client, &scene.key(moved[0])));
     let said = done(scene.site.router(), "moves abort 1");
-    assert!(said.contains("stops when") && said.contains("--lose-target"), "{said}");
+    assert!(said.contains("stops when") && said.contains("--abandon-target"), "{said}");
     let aborting = wait_for(scene.site.router(), 1, "aborting");
-    assert!(aborting["doing"].as_str().is_some_and(|doing| doing.starts_with("aborting: ")), "{aborting}");
+    assert!(aborting["activity"].as_str().is_some_and(|activity| activity.starts_with("aborting: ")), "{aborting}");
     // It does not continue after a restart either, and accepts the abort then.
     scene.restart_router();
     wait_for(scene.site.router(), 1, "aborting");
     eventually("the target is known to be away", || scene.status().contains(&format!("{target} is down")));
-    eventually("the leg is taken up", || scene.status().contains("--lose-target"));
-    let said = done(scene.site.router(), "moves abort 1 --lose-target");
+    eventually("the leg is taken up", || scene.status().contains("--abandon-target"));
+    let said = done(scene.site.router(), "moves abort 1 --abandon-target");
     assert!(said.contains("ends without"), "{said}");
     let ended = wait_for(scene.site.router(), 1, "stopped");
     let lost = ended["keys_lost"].as_u64().expect("a number");
     assert!(lost >= moved.len() as u64 && lost <= moved.len() as u64 + 200, "{} have moved: {ended}", moved.len());
-    assert!(ended["doing"].as_str().is_some_and(|why| why.contains("was given up")), "{ended}");
+    assert!(ended["activity"].as_str().is_some_and(|why| why.contains("was given up")), "{ended}");
     let log = scene.site.router().process().expect_log(&["Fingerprints are in"]);
     assert!(!log.contains("key:"), "no key is named: {log}");
 
@@ -236,7 +236,9 @@ fn a_move_that_cannot_use_a_node_that_answers_says_why_and_ends_with_it_or_witho
         eventually("it is said what is refused", || scene.status().contains("it refuses CLIENT KILL ID"));
         let said = done(scene.site.router(), "moves abort 1 --dry-run");
         assert!(
-            said.contains("when it reaches") && said.contains("refuses CLIENT KILL") && said.contains("--lose-target"),
+            said.contains("when it reaches")
+                && said.contains("refuses CLIENT KILL")
+                && said.contains("--abandon-target"),
             "{said}"
         );
         if granted {
@@ -247,7 +249,7 @@ fn a_move_that_cannot_use_a_node_that_answers_says_why_and_ends_with_it_or_witho
             continue;
         }
         let left = scene.at(0);
-        let said = done(scene.site.router(), "moves abort 1 --lose-target");
+        let said = done(scene.site.router(), "moves abort 1 --abandon-target");
         assert!(said.contains("ends without"), "{said}");
         wait_for(scene.site.router(), 1, "stopped");
         scene.all_there(left.iter().copied());
@@ -280,9 +282,9 @@ fn where_neither_node_can_be_used_nothing_is_given_up() {
         }
         assert_eq!(boss.cmd("EXEC").items(), [Value::Int(1), ok()]);
     }
-    eventually("it is said that the move waits", || scene.status().contains("abort 1 --lose-"));
+    eventually("the status shows that the move waits", || scene.status().contains("abort 1 --abandon-"));
     for side in ["source", "target"] {
-        let text = refused(scene.site.router(), &format!("moves abort 1 --lose-{side}"));
+        let text = refused(scene.site.router(), &format!("moves abort 1 --abandon-{side}"));
         assert!(text.contains("does not answer either") || text.contains("so nothing has to be lost"), "{text}");
     }
     for boss in &mut bosses {
@@ -301,19 +303,19 @@ fn a_move_whose_source_is_lost_for_good_is_ended_without_it() {
         scene.site.node_mut(0).kill();
         let moved = scene.at(1);
         assert!(moved.len() > 30 && moved.len() < KEYS);
-        eventually("it is said that the move waits", || scene.status().contains("--lose-source"));
+        eventually("the status shows that the move waits", || scene.status().contains("--abandon-source"));
         if restarts {
             scene.restart_router();
             eventually("the source is known to be away", || {
                 scene.status().contains(&format!("{} is down", scene.name(0)))
             });
         }
-        let said = done(scene.site.router(), "moves abort 1 --lose-source");
+        let said = done(scene.site.router(), "moves abort 1 --abandon-source");
         // Listed keys that have not moved.
         let lost = said.split("lost, ").nth(1).and_then(|text| text.split(' ').next()?.parse::<usize>().ok());
         assert!(said.contains("ends without") && lost.is_some_and(|lost| lost <= KEYS - moved.len()), "{said}");
         let ended = wait_for(scene.site.router(), 1, "stopped");
-        assert!(ended["doing"].as_str().is_some_and(|why| why.contains("was given up")), "{ended}");
+        assert!(ended["activity"].as_str().is_some_and(|why| why.contains("was given up")), "{ended}");
         let there = scene.at(1);
         scene.all_there(there.iter().copied());
         assert!(moved.iter().all(|number| there.contains(number)), "nothing that had moved is lost");

@@ -107,8 +107,8 @@ impl Scene {
     }
 
     /// Current activity of the move, or the reason for its end.
-    fn doing(&self) -> String {
-        the_move(&self.router, 1)["doing"].as_str().unwrap_or_default().to_owned()
+    fn activity(&self) -> String {
+        the_move(&self.router, 1)["activity"].as_str().unwrap_or_default().to_owned()
     }
 
     /// Waits until clients are affected.
@@ -120,7 +120,7 @@ impl Scene {
 
     #[track_caller]
     fn until_it_does(&self, what: &str) {
-        eventually(&format!("it says {what:?}"), || self.doing().contains(what));
+        eventually(&format!("the activity contains {what:?}"), || self.activity().contains(what));
     }
 }
 
@@ -193,9 +193,9 @@ impl Scene {
             Some(the_move(&self.router, 1)["state"].clone()).filter(|state| state != "running")
         });
         assert!(
-            state == "stopped" && (self.doing().contains("OOM") || self.doing().contains("room")),
+            state == "stopped" && (self.activity().contains("OOM") || self.activity().contains("room")),
             "{}",
-            self.doing()
+            self.activity()
         );
         assert_eq!(target.cmd("CONFIG SET maxmemory 0"), ok());
     }
@@ -327,7 +327,7 @@ fn the_target_refuses_restore() {
         let state = eventually("the move ends", || {
             Some(the_move(&scene.router, 1)["state"].clone()).filter(|state| state != "running")
         });
-        assert!(state == "stopped" && scene.doing().contains("restore"), "{}", scene.doing());
+        assert!(state == "stopped" && scene.activity().contains("restore"), "{}", scene.activity());
         assert_eq!(target.cmd("ACL SETUSER default +restore"), ok());
     });
     assert!(tally.is_none_or(|tally| tally.broken == 0 && tally.errors.is_empty()));

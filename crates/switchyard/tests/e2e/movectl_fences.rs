@@ -61,7 +61,7 @@ fn what_an_aborted_move_has_sent_is_not_executed_in_the_next_one() {
     eventually("a removal is under way", || target.holds_one());
     target.refuse(true);
     eventually("it is given up", || {
-        the_move(&scene.router, 1)["doing"].as_str()?.contains("waiting for").then_some(())
+        the_move(&scene.router, 1)["activity"].as_str()?.contains("waiting for").then_some(())
     });
     done(&scene.router, "moves abort 1");
     wait_for(&scene.router, 1, "stopped");
@@ -109,7 +109,7 @@ fn functions_that_an_aborted_move_has_sent_do_not_come_back() {
     eventually("they are under way", || target.holds_one());
     target.refuse(true);
     eventually("it is given up", || {
-        the_move(&scene.router, 1)["doing"].as_str()?.contains("waiting for").then_some(())
+        the_move(&scene.router, 1)["activity"].as_str()?.contains("waiting for").then_some(())
     });
     done(&scene.router, "moves abort 1");
     wait_for(&scene.router, 1, "stopped");

@@ -158,7 +158,7 @@ fn a_value_that_the_target_never_takes_ends_the_move() {
     assert_eq!(scene.site.nodes()[1].cmd("CONFIG SET proto-max-bulk-len 1mb"), ok());
     scene.begin("--goal fast");
     let ended = wait_for(scene.site.router(), 1, "stopped");
-    assert!(ended["doing"].as_str().is_some_and(|why| why.contains("in the middle of the same keys")), "{ended}");
+    assert!(ended["activity"].as_str().is_some_and(|why| why.contains("in the middle of the same keys")), "{ended}");
     assert_eq!(client.call(&["GET", &scene.key(0)]), bulk(large.as_str()));
     assert_eq!(client.call(&["SET", &scene.key(0), &value(0)]), ok());
     scene.all_there();

@@ -332,7 +332,7 @@ fn two_moves_of_one_node_wait_for_each_other() {
     done(router, "moves pause 2");
     assert_eq!(the_move(router, 2)["state"], "paused");
     done(router, "moves abort 2");
-    assert_eq!(the_move(router, 2)["doing"], "aborted before it began");
+    assert_eq!(the_move(router, 2)["activity"], "aborted before it began");
     done(router, "moves abort 1");
     wait_for(router, 1, "stopped");
     all_there(&mut client);
@@ -401,8 +401,8 @@ fn a_full_disk_delays_moves_and_nobody_else() {
     assert!(status.contains("the state directory needs a look"), "before anything has been tried: {status}");
     eventually("it says what it waits for", || {
         let report = report();
-        let doing = report["moves"][0]["doing"].as_str().unwrap_or_default().to_owned();
-        report["journal"]["trouble"].is_string() || doing.contains("cannot be")
+        let activity = report["moves"][0]["activity"].as_str().unwrap_or_default().to_owned();
+        report["journal"]["write_error"].is_string() || activity.contains("cannot be")
     });
     all_there(&mut client);
     assert_eq!(client.cmd("SET during 2"), ok());
@@ -410,7 +410,7 @@ fn a_full_disk_delays_moves_and_nobody_else() {
     eventually("it goes on by itself", || report()["moves"].as_array().is_some_and(Vec::is_empty));
     let ended = report()["ended"].as_array().and_then(|ended| ended.last().cloned()).expect("it has ended");
     assert_eq!(ended["state"], "done", "{ended}");
-    assert!(report()["journal"]["trouble"].is_null());
+    assert!(report()["journal"]["write_error"].is_null());
     all_there(&mut client);
 }
 
@@ -487,8 +487,8 @@ fn a_leg_whose_records_cannot_be_written_waits_and_goes_on_by_itself() {
     let moved = the_move(router, 1)["keys_moved"].as_u64();
     let told = eventually("it says what it waits for", || {
         let report = report(router);
-        let doing = report["moves"][0]["doing"].as_str().unwrap_or_default().to_owned();
-        (report["journal"]["trouble"].is_string() && doing.contains("cannot be written")).then_some(doing)
+        let activity = report["moves"][0]["activity"].as_str().unwrap_or_default().to_owned();
+        (report["journal"]["write_error"].is_string() && activity.contains("cannot be written")).then_some(activity)
     });
     assert!(told.contains("moves wait until it can be"), "{told}");
     // Keys without a recorded move are unusable, and their clients get an error in time. All other keys are served.
@@ -513,7 +513,7 @@ fn a_leg_whose_records_cannot_be_written_waits_and_goes_on_by_itself() {
 
     rustix::process::prlimit(pid, Resource::Fsize, free).expect("free again");
     wait_for(router, 1, "done");
-    assert!(report(router)["journal"]["trouble"].is_null());
+    assert!(report(router)["journal"]["write_error"].is_null());
     all_there(&mut site.client());
     assert_eq!((total(&site.nodes()[0]), total(&site.nodes()[1])), (0, KEYS as i64));
     let log = router.process().log();

@@ -257,7 +257,7 @@ fn fails_over(failover: &Failover) {
     groups.servers[place][0].kill();
     if !by_sentinels {
         eventually("it waits", || {
-            the_move(&groups.router, 1)["doing"].as_str().is_some_and(|doing| doing.contains("waiting for"))
+            the_move(&groups.router, 1)["activity"].as_str().is_some_and(|activity| activity.contains("waiting for"))
         });
         let promoted = &groups.servers[place][1];
         assert_eq!(promoted.cmd("REPLICAOF NO ONE"), ok());

@@ -169,7 +169,7 @@ fn a_key_moves_alone_and_comes_home() {
 #[test]
 fn commands_of_several_keys_are_right_or_refused() {
     // Commands that need keys together cause their return (`colocate`), unless that is disabled.
-    let Some(scene) = Scene::with("[moves]\nbring-home-timeout = \"0s\"\n") else { return };
+    let Some(scene) = Scene::with("[moves]\ncolocate-timeout = \"0s\"\n") else { return };
     let mut client = scene.site.client();
     for line in ["SET {t}a 1", "SET {t}b 2", "SADD {t}s x y", "SADD {t}r y z", "RPUSH {t}l 1 2", "RPUSH {t}m 3"] {
         client.cmd(line);

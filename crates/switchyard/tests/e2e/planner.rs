@@ -94,18 +94,21 @@ fn a_node_with_hot_keys_is_relieved_and_it_says_why() {
     let first = decisions(&site).pop().expect("a decision");
     assert_eq!((&first["by"], &first["id"]), (&Json::from("planner"), &Json::from(1)));
     assert!(
-        first["says"].as_str().is_some_and(|says| says.contains("its limit is") && says.contains("moving")),
+        first["message"].as_str().is_some_and(|message| message.contains("its limit is") && message.contains("moving")),
         "{first}"
     );
     // The same decision on the recorded numbers.
     let again = json(site.router(), "plan replay 1");
-    assert_eq!((&again["steps"], &again["says"], &again["nodes"]), (&first["steps"], &first["says"], &first["nodes"]));
+    assert_eq!(
+        (&again["steps"], &again["message"], &again["nodes"]),
+        (&first["steps"], &first["message"], &first["nodes"])
+    );
     assert!(refused(site.router(), "plan replay 999").contains("there is no decision 999"));
     let addresses: Vec<_> = site.nodes().iter().map(crate::support::Node::address).collect();
     site.router_mut().restart(&addresses);
     assert_eq!(
-        decisions(&site).pop().map(|kept| kept["says"].clone()),
-        Some(first["says"].clone()),
+        decisions(&site).pop().map(|kept| kept["message"].clone()),
+        Some(first["message"].clone()),
         "a restart keeps what was decided"
     );
 }
@@ -183,7 +186,10 @@ fn a_node_short_of_memory_gives_slots_to_nodes_with_room() {
     node.cmd(&format!("CONFIG SET maxmemory {most}"));
     until_within(PATIENCE, "the node uses less than nine tenths", || used(node) < most / 10 * 9);
     let first = decisions(&site).pop().expect("a decision");
-    assert!(first["says"].as_str().is_some_and(|says| says.contains("of memory, and its limit is")), "{first}");
+    assert!(
+        first["message"].as_str().is_some_and(|message| message.contains("of memory, and its limit is")),
+        "{first}"
+    );
     done(site.router(), "automation off");
     until_within(PATIENCE, "no move is open", || {
         json(site.router(), "moves")["moves"].as_array().is_none_or(Vec::is_empty)
@@ -233,7 +239,7 @@ fn slots_are_evened_by_the_load_that_is_seen() {
             let plan = json(site.router(), "balance --by load --dry-run");
             (!plan["moves"].as_array()?.is_empty()).then_some(plan)
         });
-        assert!(said["notes"][0].as_str().is_some_and(|says| says.contains("its limit is")), "{said}");
+        assert!(said["notes"][0].as_str().is_some_and(|message| message.contains("its limit is")), "{said}");
         until_within(PATIENCE, "a busy slot has another owner", || {
             // Refused while the previous moves are in progress.
             crate::movectl::run_cli(site.router(), "balance --by load");

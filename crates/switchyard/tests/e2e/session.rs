@@ -215,7 +215,7 @@ fn a_router_logs_in_at_its_nodes() {
     let addresses: Vec<_> = site.nodes().iter().map(Node::address).collect();
     let options = RouterOptions {
         config: "[nodes]\nusername = \"switch\"\npassword = \"other\"\n".into(),
-        args: vec!["--beside-another-router".to_owned()],
+        args: vec!["--allow-other-router".to_owned()],
         ..RouterOptions::default()
     };
     let router = crate::support::Router::start(&addresses, &options);

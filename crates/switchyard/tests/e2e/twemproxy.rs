@@ -267,7 +267,7 @@ fn keys_at_other_servers_stop_no_start() {
         assert_eq!(client.cmd("SET everywhere 2"), ok());
         assert_eq!(client.cmd("GET everywhere"), bulk("2"));
         let found = client.cmd("SCAN 0 COUNT 1000");
-        assert_eq!(found.items()[1].items().len(), 1, "strays are not served");
+        assert_eq!(found.items()[1].items().len(), 1, "misplaced keys are not served");
     }
     assert_eq!(fleet.nodes.iter().filter(|node| node.cmd("GET everywhere") == bulk("2")).count(), 2);
     stop(switchyard);
@@ -275,7 +275,7 @@ fn keys_at_other_servers_stop_no_start() {
 }
 
 #[test]
-fn strays_are_removed_where_that_is_asked_for() {
+fn misplaced_keys_are_removed_if_configured() {
     let fleet = Fleet::start();
     let keys: Vec<String> = (0..3000).map(|n| format!("key:{n}")).collect();
     for node in &fleet.nodes {
@@ -288,12 +288,12 @@ fn strays_are_removed_where_that_is_asked_for() {
         // In a database that the pool does not use.
         assert_eq!((client.cmd("SELECT 3"), client.cmd("SET other x")), (ok(), ok()));
     }
-    let flags = ["--strays", "remove", "--set", "clients.default-user-rules=operator"];
+    let flags = ["--misplaced-keys", "remove", "--set", "clients.default-user-rules=operator"];
     let switchyard = fleet.switchyard_with(&flags);
     // Of all copies of a key, each pool keeps the one on the server that its rule selects.
     for (port, nodes) in fleet.listen.into_iter().zip([&fleet.nodes[..3], &fleet.nodes[3..]]) {
         let sizes = || nodes.iter().map(|node| node.cmd("DBSIZE").int()).collect::<Vec<_>>();
-        until("the strays are gone", || (sizes().iter().sum::<i64>() == 3000).then_some(()));
+        until("the misplaced keys are gone", || (sizes().iter().sum::<i64>() == 3000).then_some(()));
         assert!(sizes().iter().all(|size| *size > 0));
         let mut client = client(port);
         for key in &keys {
@@ -311,7 +311,7 @@ fn strays_are_removed_where_that_is_asked_for() {
         assert_eq!((client.cmd("SELECT 3"), client.cmd("GET other")), (ok(), bulk("x")));
     }
     until("each server is counted", || {
-        (switchyard.log().matches("of other servers (--strays remove)").count() == 5).then_some(())
+        (switchyard.log().matches("of other servers (--misplaced-keys remove)").count() == 5).then_some(())
     });
     // A key that a move has placed elsewhere is not misplaced, also after a restart. On a server unrelated to the move
     // it is.
@@ -322,9 +322,9 @@ fn strays_are_removed_where_that_is_asked_for() {
     until("the key has moved", || (fleet.nodes[owner].cmd("EXISTS key:1") == int(0)).then_some(()));
     assert_eq!(alpha.cmd("SET key:1 moved"), ok());
     stop(switchyard);
-    assert_eq!(fleet.nodes[other].cmd("SET key:1 stray"), ok());
+    assert_eq!(fleet.nodes[other].cmd("SET key:1 misplaced"), ok());
     let _again = fleet.switchyard_with(&flags);
-    until("the stray is gone", || (fleet.nodes[other].cmd("EXISTS key:1") == int(0)).then_some(()));
+    until("the misplaced key is gone", || (fleet.nodes[other].cmd("EXISTS key:1") == int(0)).then_some(()));
     assert_eq!(client(fleet.listen[0]).cmd("GET key:1"), bulk("moved"));
     assert_eq!(fleet.nodes[target].cmd("GET key:1"), bulk("moved"));
 }
@@ -355,10 +355,10 @@ fn keys_of_another_pool_at_a_shared_server_stay() {
         let _ = std::fs::remove_file(&log);
         Process::start("switchyard", command, &log)
     };
-    let mut refused = start(&path, "state", &["--strays", "remove"]);
+    let mut refused = start(&path, "state", &["--misplaced-keys", "remove"]);
     assert_eq!(refused.wait(Duration::from_secs(20)).code(), Some(2), "{}", refused.log());
     let why = format!(
-        "--strays remove is refused: pool one shares servers with other pools of the file ({} with pool two)",
+        "--misplaced-keys remove is refused: pool one shares servers with other pools of the file ({} with pool two)",
         address(1)
     );
     assert!(refused.log().contains(&why), "{}", refused.log());
@@ -422,8 +422,10 @@ fn keys_of_another_pool_at_a_shared_server_stay() {
     let own = |node: &Node| node.cmd("KEYS own:*").items().len();
     let before = own(&nodes[1]);
     assert!(before > 20, "{before}");
-    let removing = start(&first, "first", &["--strays", "remove"]);
-    until("the other router is noticed", || removing.log().contains("strays are removed later: node").then_some(()));
+    let removing = start(&first, "first", &["--misplaced-keys", "remove"]);
+    until("the other router is noticed", || {
+        removing.log().contains("misplaced keys are removed later: node").then_some(())
+    });
     assert!(removing.log().contains("another router has an ownership record there"), "{}", removing.log());
     // The other server belongs only to this router.
     assert_eq!(own(&nodes[1]), before);

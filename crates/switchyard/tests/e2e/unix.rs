@@ -54,7 +54,7 @@ fn clients_come_through_a_socket_of_the_file_system() {
     let state = TempDir::new().expect("a directory");
     let any = |port| std::net::SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, port));
     // Without this flag it would be refused because another router serves the nodes.
-    let args = vec!["--beside-another-router".to_owned()];
+    let args = vec!["--allow-other-router".to_owned()];
     let rival = RouterOptions { args, ..options(&path).router };
     let mut rival = site.router().start_beside(
         &rival,

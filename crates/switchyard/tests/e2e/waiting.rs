@@ -138,7 +138,7 @@ fn wait_over_several_nodes_is_the_smallest_of_those_written_to() {
 
 #[test]
 fn wait_confirms_no_write_to_a_process_that_was_replaced() {
-    let options = SiteOptions::router(RouterOptions::args(&["--set", "nodes.empty-return=serve"]));
+    let options = SiteOptions::router(RouterOptions::args(&["--set", "nodes.on-data-loss=serve"]));
     let Some(mut site) = Site::router_only(1, &options) else { return };
     let _replica = replica_of(&site.nodes()[0]);
     let mut client = site.client();
@@ -179,7 +179,7 @@ fn wait_follows_keys_that_moved_to_another_node() {
 
 #[test]
 fn wait_confirms_no_write_that_a_node_lost_between_two_moves() {
-    let options = SiteOptions::router(RouterOptions::args(&["--set", "nodes.empty-return=serve"]));
+    let options = SiteOptions::router(RouterOptions::args(&["--set", "nodes.on-data-loss=serve"]));
     let Some(mut site) = Site::router_only(3, &options) else { return };
     let names: Vec<String> = site.nodes().iter().map(|node| node.address().to_string()).collect();
     let _replicas = [replica_of(&site.nodes()[0]), replica_of(&site.nodes()[2])];
@@ -204,7 +204,7 @@ fn a_process_that_was_replaced_gets_no_more_commands() {
     let (old, new) = (Node::start(&NodeOptions::default()), Node::start(&NodeOptions::default()));
     let _replica = replica_of(&new);
     let relay = Relay::start(old.address());
-    let router = Router::start(&[relay.address()], &RouterOptions::args(&["--set", "nodes.empty-return=serve"]));
+    let router = Router::start(&[relay.address()], &RouterOptions::args(&["--set", "nodes.on-data-loss=serve"]));
     // Enough clients that both workers are most likely used.
     let mut clients: Vec<Client> = (0..16).map(|_| Client::connect(router.address())).collect();
     for (number, client) in clients.iter_mut().enumerate() {

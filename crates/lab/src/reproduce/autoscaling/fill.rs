@@ -108,7 +108,7 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
 
 fn one(bench: &Bench<'_>) -> Result<Measured> {
     let most = NODES.to_string();
-    let keys = [("max-nodes", &*most), ("max-memory", THRESHOLD), ("up-after", "1s"), ("up-pause", "1s")];
+    let keys = [("max-nodes", &*most), ("max-memory", THRESHOLD), ("up-after", "1s"), ("up-cooldown", "1s")];
     let grown =
         Grown::start(bench, &keys, &["--maxmemory", MEMORY, "--maxmemory-policy", "noeviction", "--appendonly", "no"])?;
     let mut client = Client::connect(grown.site.entry)?;

@@ -32,9 +32,9 @@ const PIPELINE: usize = 16;
 const OBJECTIVE: Duration = Duration::from_millis(10);
 /// Delays and cooldowns of the autoscaler.
 const UP_AFTER: &str = "1s";
-const UP_PAUSE: &str = "10s";
+const UP_COOLDOWN: &str = "10s";
 const DOWN_AFTER: Duration = Duration::from_secs(5);
-const DOWN_PAUSE: Duration = Duration::from_secs(15);
+const DOWN_COOLDOWN: Duration = Duration::from_secs(15);
 /// Interval between samples.
 const LOOK: Duration = Duration::from_millis(250);
 /// Time for which responses must stay within the objective.
@@ -66,7 +66,7 @@ struct Measured {
     most_nodes: usize,
     /// Fall of the load.
     fell: f64,
-    /// Earliest removal of a node, after `down-after` and `down-pause`.
+    /// Earliest removal of a node, after `down-after` and `down-cooldown`.
     may_go: f64,
     /// Decision to remove a node.
     goes: f64,
@@ -110,7 +110,7 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
     row("it has joined", &|run| run.joined, "the load rose");
     row("it has its share", &|run| run.filled, "the load rose");
     row("answers are within the objective, and stay there", &|run| run.well, "the load rose");
-    row("a node may go: `down-after` and `down-pause` are over", &|run| run.may_go - run.fell, "the load fell");
+    row("a node may go: `down-after` and `down-cooldown` are over", &|run| run.may_go - run.fell, "the load fell");
     row("the autoscaler decides that it goes", &|run| run.goes - run.may_go, "it may go");
     row("it is drained", &|run| run.drained - run.may_go, "it may go");
     row("its server is stopped", &|run| run.ended - run.may_go, "it may go");
@@ -155,14 +155,14 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
         notes: vec![format!(
             "One node with {cpu} of a processor can do {} GET and SET in a second, {} at a time. The load is {PART} of that, and then four times as much at once; later it falls back. \
              Requests come in an open loop: their times count from when they should have been sent. `[autoscale]` has the policy `threshold` with `max-response-time = {} ms`, \
-             `up-after = {UP_AFTER}`, `up-pause = {UP_PAUSE}`, `down-after = {} s` and `down-pause = {} s`; servers come by `[autoscale.local]`, with the same part of a processor. \
+             `up-after = {UP_AFTER}`, `up-cooldown = {UP_COOLDOWN}`, `down-after = {} s` and `down-cooldown = {} s`; servers come by `[autoscale.local]`, with the same part of a processor. \
              The most nodes were {}. The first node has more to do than it can while it gives half of its keys away: their number decides how soon that helps.",
             Spread::of(all.iter().map(|run| run.capacity))
                 .map_or(String::new(), |spread| spread.text(|value| thousands(value as u64))),
             connections * PIPELINE,
             OBJECTIVE.as_millis(),
             DOWN_AFTER.as_secs(),
-            DOWN_PAUSE.as_secs(),
+            DOWN_COOLDOWN.as_secs(),
             all.iter().map(|run| run.most_nodes).max().unwrap_or(0),
         )],
         tables: vec![("Goals".to_owned(), goals), ("Stages".to_owned(), stages)],
@@ -255,9 +255,9 @@ fn one(bench: &Bench<'_>, settings: &Settings, size: u64) -> Result<Measured> {
         ("max-nodes", "4".to_owned()),
         ("max-response-time", format!("{}ms", OBJECTIVE.as_millis())),
         ("up-after", UP_AFTER.to_owned()),
-        ("up-pause", UP_PAUSE.to_owned()),
+        ("up-cooldown", UP_COOLDOWN.to_owned()),
         ("down-after", format!("{}s", DOWN_AFTER.as_secs())),
-        ("down-pause", format!("{}s", DOWN_PAUSE.as_secs())),
+        ("down-cooldown", format!("{}s", DOWN_COOLDOWN.as_secs())),
     ];
     let limits = limits.each_ref().map(|(key, value)| (*key, value.as_str()));
     let mut grown = Grown::start(bench, &limits, &["--appendonly", "no"])?;
@@ -330,7 +330,7 @@ fn one(bench: &Bench<'_>, settings: &Settings, size: u64) -> Result<Measured> {
     let (last, _) = watch.runs.remove(1).finish()?;
     watch.count(&last.tally);
     let fell = watch.now();
-    let may_go = (fell + DOWN_AFTER.as_secs_f64()).max(changed + DOWN_PAUSE.as_secs_f64());
+    let may_go = (fell + DOWN_AFTER.as_secs_f64()).max(changed + DOWN_COOLDOWN.as_secs_f64());
     let mut drained = None;
     let standing = loop {
         let standing = watch.look()?;

@@ -214,7 +214,7 @@ fn configuration(server: &Path, nodes: &[SocketAddr], rate: u32) -> anyhow::Resu
          [hot-copies]\nmode = \"auto\"\n\n\
          [telemetry]\nsample = 4\n\n\
          [autoscale]\nmode = \"on\"\npolicy = \"model\"\ncapacity = {capacity}   # requests in a second of each node\nmin-nodes = 2\nmax-nodes = 3\n\
-         up-after = \"2s\"\ndown-after = \"5s\"\nup-pause = \"1s\"\ndown-pause = \"3s\"\n\n\
+         up-after = \"2s\"\ndown-after = \"5s\"\nup-cooldown = \"1s\"\ndown-cooldown = \"3s\"\n\n\
          [autoscale.local]\ncommand = [{command}]\nports = \"{port}-{last}\"\n{nodes}",
         // Below the load of a node before a key is hot: a Zipfian distribution alone must not overload a node.
         least = rate / 4 * 3,

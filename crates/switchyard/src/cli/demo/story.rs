@@ -193,7 +193,7 @@ impl Story<'_> {
         let Some(id) = decision.id else { return };
         if let Entry::Vacant(place) = self.decisions.entry(id) {
             place.insert(None);
-            self.narrate(Kind::Decided, &format!("{}, decision {id}: {}", decision.by, decision.says));
+            self.narrate(Kind::Decided, &format!("{}, decision {id}: {}", decision.by, decision.message));
             let keys: Vec<_> = decision.steps.iter().filter(|step| step.key.is_some()).collect();
             if let Some(first) = keys.first() {
                 let key = first.key.as_deref().unwrap_or_default();

@@ -1,5 +1,5 @@
 //! Removes misplaced keys: keys at servers where twemproxy's list of servers does not place them
-//! (`serve --strays remove`).
+//! (`serve --misplaced-keys remove`).
 //!
 //! Changes of the list leave such keys over the years. No command reads them, so they only take memory; but their
 //! values may be older or newer than the fleet's, and an operator may need them. So they are removed only on request,
@@ -25,7 +25,7 @@ const PAGES_AT_ONCE: usize = 20;
 
 /// Progress at each node.
 #[derive(Debug)]
-pub(crate) struct Strays {
+pub(crate) struct MisplacedKeys {
     /// Database of the pool. Other databases do not belong to it.
     database: u32,
     nodes: BTreeMap<NodeId, Removal>,
@@ -43,7 +43,7 @@ enum Removal {
     Done,
 }
 
-impl Strays {
+impl MisplacedKeys {
     pub(crate) fn of(database: u32) -> Self {
         Self { database, nodes: BTreeMap::new(), reasons: Reasons::default() }
     }
@@ -51,11 +51,11 @@ impl Strays {
 
 impl Moves {
     /// Removes some misplaced keys of each node that is not done yet.
-    pub(crate) fn remove_strays(&self, strays: &mut Strays) {
+    pub(crate) fn remove_misplaced(&self, misplaced: &mut MisplacedKeys) {
         let Some((status, access)) = self.running.with(|router| (router.status(), router.node_access())) else {
             return;
         };
-        let is_left = |node: &NodeId| !matches!(strays.nodes.get(node), Some(Removal::Done));
+        let is_left = |node: &NodeId| !matches!(misplaced.nodes.get(node), Some(Removal::Done));
         let up: Vec<NodeId> =
             status.nodes.iter().filter(|node| node.link == Link::Up).map(|node| node.id).filter(is_left).collect();
         for node in up {
@@ -74,7 +74,7 @@ impl Moves {
                 continue;
             }
             let done = self.meet(access).and_then(|(mut asked, process)| {
-                let done = strays.go_on(&mut asked, (node, &process.run_id), &left, &topology);
+                let done = misplaced.go_on(&mut asked, (node, &process.run_id), &left, &topology);
                 if done.is_err() {
                     // The node may still execute the command. No other node relies on this one before the end of the
                     // connection is confirmed.
@@ -83,14 +83,14 @@ impl Moves {
                 done
             });
             if let Err(why) = done {
-                strays.reasons.note(node, "strays", why);
+                misplaced.reasons.note(node, "misplaced keys", why);
             }
             drop(turn);
         }
     }
 }
 
-impl Strays {
+impl MisplacedKeys {
     /// Continues the scan of a node. `left`: slots whose keys moves have left at the node. These keys are no misplaced
     /// keys; `copies` removes them.
     fn go_on(
@@ -116,16 +116,16 @@ impl Strays {
                 return Err(format!("node {}: a SCAN of no known form", asked.node.name));
             };
             let keys: Vec<Key> = page.items().iter().map(|key| Key::from(key.bytes())).collect();
-            let strays: Vec<&Key> =
+            let misplaced: Vec<&Key> =
                 keys.iter().filter(|key| !is_temporary(key) && is_misplaced(topology, id, left, key)).collect();
-            if !strays.is_empty() {
-                asked.unlink(self.database, &strays)?;
-                *removed += strays.len();
+            if !misplaced.is_empty() {
+                asked.unlink(self.database, &misplaced)?;
+                *removed += misplaced.len();
             }
             *cursor = next.bytes().to_vec();
             if cursor == b"0" {
                 info!(
-                    "node {}: removed {} of other servers (--strays remove)",
+                    "node {}: removed {} of other servers (--misplaced-keys remove)",
                     asked.node.name,
                     counted(*removed, "key")
                 );
