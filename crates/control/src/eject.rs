@@ -39,10 +39,10 @@ const EJECTED: &str = "ejected";
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Pause after a failed ejection, because requests wait in each attempt.
-const AGAIN: Duration = Duration::from_secs(5);
+const RETRY_PAUSE: Duration = Duration::from_secs(5);
 
 /// Additional time, beyond the command timeout, for commands in flight at a lost server to fail.
-const BEYOND: Duration = Duration::from_secs(2);
+const EXTRA_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Ejects nodes of a pool. Without a rule, only returns nodes that are ejected.
 #[derive(Debug)]
@@ -89,7 +89,7 @@ impl Ejector {
         let kept: BTreeMap<u16, Vec<Slot>> = load_json(&*store, EJECTED)?;
         let ejected: BTreeMap<NodeId, Vec<Slot>> =
             kept.into_iter().map(|(node, slots)| (NodeId(node), slots)).collect();
-        moves.keep_away_from(ejected.clone());
+        moves.set_ejected(ejected.clone());
         let inner = Inner {
             ejections: Ejections::new(NEVER, ejected),
             is_on: false,
@@ -135,7 +135,7 @@ impl Ejector {
             ejected,
         );
         let times = nodes.iter().map(|node| of(node, counted(node).0));
-        page.counters_of("node_ejections", "How often the node was ejected", times);
+        page.labelled_counters("node_ejections", "How often the node was ejected", times);
         let at = nodes.iter().map(|node| of(node, counted(node).1));
         page.gauges(
             "node_ejected_at_seconds",
@@ -161,7 +161,7 @@ impl Ejector {
     }
 
     /// Checks the nodes and executes the due steps.
-    fn look(&self) {
+    fn check_nodes(&self) {
         let Some(topology) = self.placement.topology().filter(|topology| topology.placement().continuum().is_some())
         else {
             return;
@@ -188,7 +188,7 @@ impl Ejector {
                 continue;
             }
             // Its keys follow the list without it.
-            self.let_back(*node, "it is not in the list of servers any more: its slots stay where they are");
+            self.end_ejection(*node, "it is not in the list of servers any more: its slots stay where they are");
         }
         let Some(facts) = self.facts(&topology, &ejected, patience) else { return };
         let steps = {
@@ -212,7 +212,7 @@ impl Ejector {
                 }
                 Step::Eject { node, to } => self.eject(node, &to, &topology, patience),
                 Step::Return { node, from } => self.bring_back(node, from),
-                Step::Back { node } => self.let_back(node, "all of its slots are back, and it is served again"),
+                Step::Back { node } => self.end_ejection(node, "all of its slots are back, and it is served again"),
             }
         }
     }
@@ -260,7 +260,7 @@ impl Ejector {
         }
         // Removing keys would use the map that is about to change, and a move would change the map that the removal at
         // the stand-ins uses.
-        let Some(_turn) = self.moves.turn_to_eject(node, to) else { return };
+        let Some(_turn) = self.moves.reserve_for_ejection(node, to) else { return };
         let (before, after) = {
             let inner = self.inner();
             (inner.ejections.ejected(), inner.ejections.with(node, to))
@@ -274,15 +274,15 @@ impl Ejector {
         let access = self.running.with(Router::node_access).unwrap_or_default();
         let outcome = self.moves.stand_ins(to, topology, &access).and_then(|stand_ins| {
             let keep = || self.still_fails(node, patience).and_then(|()| self.keep(&after));
-            self.moves.eject(node, to, stand_ins, patience.saturating_add(BEYOND), keep, forget)
+            self.moves.eject(node, to, stand_ins, patience.saturating_add(EXTRA_TIMEOUT), keep, forget)
         });
         let name = self.moves.name(node);
         if let Err(why) = outcome {
             if !before.contains_key(&node) {
                 self.running.with(|router| router.slots_are_back(node));
             }
-            self.moves.keep_away_from(before);
-            return self.note_trouble(node, format!("it fails, and cannot be ejected now: {why}"), Some(AGAIN));
+            self.moves.set_ejected(before);
+            return self.note_trouble(node, format!("it fails, and cannot be ejected now: {why}"), Some(RETRY_PAUSE));
         }
         let slots: usize = to.values().map(Vec::len).sum();
         let others: Vec<String> = to.keys().map(|other| self.moves.name(*other)).collect();
@@ -295,7 +295,7 @@ impl Ejector {
             inner.trouble.remove(&node);
             inner.ejections.ejected()
         };
-        self.moves.keep_away_from(ejected);
+        self.moves.set_ejected(ejected);
         warn!(
             "node {name} is ejected: {} went to {}, without the keys that it has",
             counted(slots, "slot"),
@@ -344,7 +344,7 @@ impl Ejector {
     }
 
     /// Ends the ejection of a node.
-    fn let_back(&self, node: NodeId, why: &str) {
+    fn end_ejection(&self, node: NodeId, why: &str) {
         let mut ejected = self.inner().ejections.ejected();
         ejected.remove(&node);
         if let Err(why) = self.keep(&ejected) {
@@ -357,7 +357,7 @@ impl Ejector {
             inner.returning.remove(&node);
         }
         self.running.with(|router| router.slots_are_back(node));
-        self.moves.keep_away_from(ejected);
+        self.moves.set_ejected(ejected);
         info!("node {} is ejected no more: {why}", self.moves.name(node));
     }
 }
@@ -395,7 +395,7 @@ impl EjectThread {
             if ejector.moves.is_stopping() {
                 return ControlFlow::Break(());
             }
-            ejector.look();
+            ejector.check_nodes();
             ControlFlow::Continue(())
         };
         let thread = threads.repeat("eject", || PERIOD, body).context("cannot start a thread")?;

@@ -35,7 +35,7 @@ const GONE: Duration = Duration::from_secs(3);
 pub type ProgressCallback = fn(&str);
 
 /// Initial state of a router without a slot map.
-pub struct Beginning {
+pub struct InitialState {
     /// Slot map.
     pub topology: Topology,
     /// Reason why no node may be used yet.
@@ -48,22 +48,22 @@ pub fn begin(
     patience: Duration,
     beside: bool,
     tell: ProgressCallback,
-) -> anyhow::Result<Beginning> {
+) -> anyhow::Result<InitialState> {
     let primaries = primaries(nodes);
     if !beside {
-        refuse_beside_another(&primaries, patience, tell)?;
+        refuse_second_router(&primaries, patience, tell)?;
     }
     match first_start(&primaries, patience, &tell)? {
         FirstStart::Place { topology, owner } => {
             log_single_owner(owner);
-            Ok(Beginning { topology, held: None })
+            Ok(InitialState { topology, held: None })
         }
         FirstStart::Refused(why) => bail!(why),
         FirstStart::Unknown(why) => {
-            let held = yet_to_look(&why);
+            let held = unexamined_text(&why);
             warn!("{held}");
             let names: Vec<String> = nodes.iter().map(|node| node.name.clone()).collect();
-            Ok(Beginning { topology: Topology::even(&names)?, held: Some(held) })
+            Ok(InitialState { topology: Topology::even(&names)?, held: Some(held) })
         }
     }
 }
@@ -71,26 +71,26 @@ pub fn begin(
 /// Like [`begin`], for a list of servers that determines the location of each key, so that the map does not depend on
 /// the nodes' keys. Misplaced keys are normal in a fleet that twemproxy served. They only use memory, so this does not
 /// search for them.
-pub fn begin_on(
+pub fn begin_on_continuum(
     continuum: Continuum,
     nodes: &[NodeAddress],
     patience: Duration,
     beside: bool,
     tell: ProgressCallback,
-) -> anyhow::Result<Beginning> {
+) -> anyhow::Result<InitialState> {
     let primaries = primaries(nodes);
     if !beside {
-        refuse_beside_another(&primaries, patience, tell)?;
+        refuse_second_router(&primaries, patience, tell)?;
     }
     if let Some(why) = unfit_for_a_map(&primaries, patience) {
         bail!(why);
     }
-    Ok(Beginning { topology: Topology::on_continuum(Arc::new(continuum)), held: None })
+    Ok(InitialState { topology: Topology::on_continuum(Arc::new(continuum)), held: None })
 }
 
 /// Fails while another router serves these nodes, because that router has its own map. A new map may fit the keys now,
 /// but not after the other router moves some.
-fn refuse_beside_another(primaries: &[NodeAccess], patience: Duration, tell: ProgressCallback) -> anyhow::Result<()> {
+fn refuse_second_router(primaries: &[NodeAccess], patience: Duration, tell: ProgressCallback) -> anyhow::Result<()> {
     let until = Instant::now() + GONE;
     let mut told = false;
     while let Some(node) = served_by_another(primaries, None, patience) {
@@ -98,14 +98,14 @@ fn refuse_beside_another(primaries: &[NodeAccess], patience: Duration, tell: Pro
             tell(&format!("another router serves node {}: looks for {} s whether it ends", node.name, GONE.as_secs()));
         }
         if Instant::now() >= until {
-            bail!(beside_another(node));
+            bail!(second_router_text(node));
         }
         std::thread::sleep(Duration::from_millis(100));
     }
     Ok(())
 }
 
-fn beside_another(node: &NodeAccess) -> String {
+fn second_router_text(node: &NodeAccess) -> String {
     format!(
         "this is a first start, and another router serves node {}: keys that the other moves would not be found here. Use its state directory \
          (--state-dir, and --standby to wait until it has ended), or stop it first. Where neither ever moves keys: --allow-other-router",
@@ -122,7 +122,7 @@ fn log_single_owner(owner: Option<(String, u64)>) {
     }
 }
 
-fn yet_to_look(why: &str) -> String {
+fn unexamined_text(why: &str) -> String {
     format!(
         "this is a first start, and no key is served before it is known what each node holds: {why}. See to that node, or start without it and add it later \
          (`switchyard nodes add`)"
@@ -187,14 +187,14 @@ fn look(
     patience: Duration,
     tell: ProgressCallback,
 ) -> Result<(), (String, Duration)> {
-    let again = |error: anyhow::Error| (yet_to_look(&format!("{error:#}")), AGAIN);
+    let again = |error: anyhow::Error| (unexamined_text(&format!("{error:#}")), AGAIN);
     let (Some(topology), Some(access)) = (placement.topology(), running.with(switchyard_router::Router::node_access))
     else {
         return Err(again(anyhow!("the router is stopping")));
     };
     let nodes: Vec<NodeAccess> = topology.nodes().filter_map(|node| access.get(&node.id).cloned()).collect();
     if let Some(node) = own.and_then(|own| served_by_another(&nodes, Some(own), patience)) {
-        return Err((beside_another(node), AGAIN));
+        return Err((second_router_text(node), AGAIN));
     }
     match first_start(&nodes, patience, &tell).map_err(|error| again(error.into()))? {
         FirstStart::Place { topology, owner } => {
@@ -204,6 +204,6 @@ fn look(
             Ok(())
         }
         FirstStart::Refused(why) => Err((why, AGAIN_REFUSED)),
-        FirstStart::Unknown(why) => Err((yet_to_look(&why), AGAIN)),
+        FirstStart::Unknown(why) => Err((unexamined_text(&why), AGAIN)),
     }
 }

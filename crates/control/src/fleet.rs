@@ -8,7 +8,7 @@ use switchyard_policy::topology::Topology;
 use switchyard_router::{Limited, Link, Status};
 
 use crate::admin::{
-    LimitedReport, LinkReport, NodeReport, NotReady, Operation, Readiness, Refused, Source, StatusReport,
+    LimitedReport, LinkReport, NodeReport, Operation, OperationError, Readiness, Source, StatusReport, UnreachableNode,
 };
 use crate::eject::Ejector;
 use crate::health;
@@ -147,7 +147,7 @@ impl Fleet {
 
 impl Source for Fleet {
     fn status(&self) -> StatusReport {
-        let report = self.running.look(|phase| match phase {
+        let report = self.running.with_phase(|phase| match phase {
             Phase::Serving { router, topology } => self.report(&router.status(), topology, false),
             Phase::Draining { status, topology, .. } => self.report(status, topology, true),
             // Unreachable, because no request is answered before the router serves.
@@ -158,12 +158,12 @@ impl Source for Fleet {
         StatusReport { warnings, automation: self.operator.automation_states(), ..report }
     }
 
-    fn operate(&self, operation: Operation, who: &str) -> Result<serde_json::Value, Refused> {
+    fn operate(&self, operation: Operation, who: &str) -> Result<serde_json::Value, OperationError> {
         self.operator.operate(operation, who)
     }
 
     fn metrics(&self) -> String {
-        let mut page = Page::behind(self.running.look(|phase| match phase {
+        let mut page = Page::after_router(self.running.with_phase(|phase| match phase {
             Phase::Serving { router, .. } => router.metrics(),
             Phase::Draining { metrics, .. } => metrics.clone(),
             Phase::Starting => String::new(),
@@ -189,15 +189,16 @@ impl Source for Fleet {
         page.finish()
     }
 
-    fn accept(&self, node: &str) -> Result<(), Refused> {
+    fn accept(&self, node: &str) -> Result<(), OperationError> {
         self.running.accept(node)?;
         tracing::warn!(node, "an operator has accepted the node as it is");
         Ok(())
     }
 
     fn ready(&self) -> Readiness {
-        if self.running.look(|phase| matches!(phase, Phase::Starting)) {
-            let not_ready = vec![NotReady { address: "all".to_owned(), slots: 0, reason: "starting".to_owned() }];
+        if self.running.with_phase(|phase| matches!(phase, Phase::Starting)) {
+            let not_ready =
+                vec![UnreachableNode { address: "all".to_owned(), slots: 0, reason: "starting".to_owned() }];
             return Readiness { not_ready, ..Readiness::default() };
         }
         self.status().readiness()

@@ -21,7 +21,7 @@ const IDENTITY: &str = "moves";
 
 /// First byte of an entry: a policy record, or the summary of compacted records.
 const RECORD: u8 = 0;
-const KEPT: u8 = 1;
+const SUMMARY: u8 = 1;
 
 /// Minimum length for compaction while moves are open, in bytes.
 const LENGTH_MIN: u64 = 4 << 20;
@@ -193,11 +193,11 @@ impl Ledger {
         let mut replay = Replay::default();
         for entry in &opened.entries {
             match entry.split_first() {
-                Some((&KEPT, kept)) => {
+                Some((&SUMMARY, kept)) => {
                     let kept: PersistedState =
                         serde_json::from_slice(kept).map_err(|error| unknown(error.to_string()))?;
                     replay.last = replay.last.max(kept.last);
-                    found.take_over(kept);
+                    found.restore(kept);
                 }
                 Some((&RECORD, bytes)) => {
                     // Checksums exclude damage, so an unreadable record is from another version.
@@ -251,7 +251,7 @@ impl Ledger {
 
     /// Slots whose keys may be at the node although it does not own them, because moves took them away from it.
     #[must_use]
-    pub fn left_at(&self, node: NodeId) -> Vec<Slot> {
+    pub fn leftover_slots(&self, node: NodeId) -> Vec<Slot> {
         self.state().left.get(&node).map(|slots| slots.iter().copied().collect()).unwrap_or_default()
     }
 
@@ -264,12 +264,12 @@ impl Ledger {
     }
 
     /// Records that a node has no unused copies left, unless the number has changed. A restart may restore the entry.
-    pub fn copies_are_gone(&self, node: NodeId, number: u64) {
+    pub fn clear_copies(&self, node: NodeId, number: u64) {
         let mut state = self.state();
         if state.copies.get(&node).is_some_and(|(of, _)| *of == number) {
             state.copies.remove(&node);
             drop(state);
-            self.shorten();
+            self.compact();
         }
     }
 
@@ -282,22 +282,22 @@ impl Ledger {
         };
         let copies: Vec<(NodeId, Vec<Slot>)> =
             state.copies.iter().map(|(node, (_, slots))| (*node, parts_of(slots))).collect();
-        copies.iter().filter(|(_, new)| !new.is_empty()).for_each(|(node, new)| state.may_have_copies(*node, new));
+        copies.iter().filter(|(_, new)| !new.is_empty()).for_each(|(node, new)| state.add_possible_copies(*node, new));
         for slots in state.left.values_mut() {
             let new = parts_of(slots);
             slots.extend(new);
         }
         drop(state);
         // Moves of the new slots are recorded after this.
-        self.shorten();
+        self.compact();
     }
 
     /// Compacts the journal if that saves enough.
-    fn shorten(&self) {
+    fn compact(&self) {
         let state = Arc::clone(&self.state);
         self.journal.replace(Box::new(move |length| {
             let state = state.lock().unwrap_or_else(PoisonError::into_inner);
-            state.is_worth_it(length).then(|| state.content())
+            state.should_compact(length).then(|| state.content())
         }));
     }
 
@@ -332,7 +332,7 @@ impl Ledger {
         };
         self.journal.append(of, entries, kind, Box::new(durable));
         if shorter {
-            self.shorten();
+            self.compact();
         }
     }
 
@@ -351,13 +351,13 @@ fn random() -> std::io::Result<u128> {
 }
 
 impl State {
-    fn take_over(&mut self, kept: PersistedState) {
+    fn restore(&mut self, kept: PersistedState) {
         self.last = self.last.max(kept.last);
         for (node, ranges) in kept.left {
             self.left.entry(NodeId(node)).or_default().extend(slots_in(ranges));
         }
         for (node, ranges) in kept.copies {
-            self.may_have_copies(NodeId(node), &slots_in(ranges));
+            self.add_possible_copies(NodeId(node), &slots_in(ranges));
         }
     }
 
@@ -402,7 +402,7 @@ impl State {
                     if open.copies_first {
                         let target = open.target;
                         self.left.entry(target).or_default().extend(slots.iter().copied());
-                        self.may_have_copies(target, slots);
+                        self.add_possible_copies(target, slots);
                     }
                 }
                 add(self, move_id, None);
@@ -454,21 +454,21 @@ impl State {
                 }
                 // The node may have been down when its copies should have been removed.
                 if copies_first && !source_given_up {
-                    self.may_have_copies(other, &slots);
+                    self.add_possible_copies(other, &slots);
                 }
             }
             Record::Ended { move_id } => drop(self.open.remove(move_id)),
         }
     }
 
-    fn may_have_copies(&mut self, node: NodeId, slots: &[Slot]) {
+    fn add_possible_copies(&mut self, node: NodeId, slots: &[Slot]) {
         self.numbers += 1;
         let (number, copies) = self.copies.entry(node).or_default();
         *number = self.numbers;
         copies.extend(slots.iter().copied());
     }
 
-    fn is_worth_it(&self, length: u64) -> bool {
+    fn should_compact(&self, length: u64) -> bool {
         let needed: usize = self.open.values().flat_map(|open| &open.entries).map(|entry| entry.bytes.len()).sum();
         self.open.is_empty() || length > LENGTH_MIN.max(4 * needed as u64)
     }
@@ -481,7 +481,7 @@ impl State {
             .filter(|(_, slots)| !slots.is_empty())
             .map(|(node, slots)| (node.0, ranges(slots)))
             .collect();
-        let mut kept = vec![KEPT];
+        let mut kept = vec![SUMMARY];
         let copies = self.copies.iter().filter(|(_, (_, slots))| !slots.is_empty());
         let copies = copies.map(|(node, (_, slots))| (node.0, ranges(slots))).collect();
         let document =
@@ -605,7 +605,7 @@ mod tests {
         let (opened, store) = open(dir.path());
         let open_move = &opened.replay.open[&MOVE];
         assert_eq!((open_move.handed_over.len(), open_move.leg.as_ref().map(|l| l.slots.len())), (10, Some(10)));
-        assert_eq!(opened.ledger.left_at(NodeId(0)), slots(0..10));
+        assert_eq!(opened.ledger.leftover_slots(NodeId(0)), slots(0..10));
         assert_eq!(opened.ledger.fingerprints().of(b"key"), secret, "the secret is made once");
         let before = opened.replay.clone();
         // A compacted journal has the same meaning.
@@ -626,10 +626,10 @@ mod tests {
         let (opened, _store) = open(dir.path());
         assert!(opened.replay.open.is_empty());
         assert_eq!(opened.ledger.next_move(), MoveId(2), "numbers are never given twice");
-        assert_eq!(opened.ledger.left_at(NodeId(0)), slots(0..10));
+        assert_eq!(opened.ledger.leftover_slots(NodeId(0)), slots(0..10));
         let left = slots(10..15);
         assert_eq!(
-            opened.ledger.left_at(NodeId(1)),
+            opened.ledger.leftover_slots(NodeId(1)),
             left,
             "a leg that went back has left nothing, unless its target was given up"
         );
@@ -639,8 +639,8 @@ mod tests {
         opened.ledger.split(&[(slot(700), slot(3)), (slot(701), slot(12)), (slot(702), slot(99))]);
         drop((opened, _store));
         let (opened, _store) = open(dir.path());
-        assert_eq!(opened.ledger.left_at(NodeId(0)), [slots(0..10), slots(700..701)].concat());
-        assert_eq!(opened.ledger.left_at(NodeId(1)), [slots(10..15), slots(701..702)].concat());
+        assert_eq!(opened.ledger.leftover_slots(NodeId(0)), [slots(0..10), slots(700..701)].concat());
+        assert_eq!(opened.ledger.leftover_slots(NodeId(1)), [slots(10..15), slots(701..702)].concat());
     }
 
     #[test]
@@ -653,7 +653,7 @@ mod tests {
             ("a version of records", vec![RECORD, 200, 8, 1]),
             ("a kind of record", vec![RECORD, 1, 200, 1]),
             ("a field more", [&[RECORD][..], &with_more].concat()),
-            ("a field of what was kept", [&[KEPT][..], br#"{"last":1,"left":{},"colours":[]}"#].concat()),
+            ("a field of what was kept", [&[SUMMARY][..], br#"{"last":1,"left":{},"colours":[]}"#].concat()),
         ] {
             let dir = tempfile::tempdir().expect("a temporary directory");
             let (opened, store) = open(dir.path());
@@ -701,13 +701,17 @@ mod tests {
                 Record::Ended { move_id: MoveId(7) },
             ],
         );
-        assert_eq!(opened.ledger.left_at(NodeId(1)), slots(0..10));
+        assert_eq!(opened.ledger.leftover_slots(NodeId(1)), slots(0..10));
 
         let names: Vec<switchyard_policy::migration::Key> = vec![b"a"[..].into(), b"b"[..].into()];
         record(&opened.ledger, &[begun(MOVE), Record::Keys { move_id: MOVE, keys: names.clone() }]);
         record(&opened.ledger, &leg(0, 0..10));
         record(&opened.ledger, &[Record::LegEnded { move_id: MOVE, leg: 0, owner: Side::Target }]);
-        assert_eq!(opened.ledger.left_at(NodeId(1)), slots(0..10), "other keys of these slots may still be left there");
+        assert_eq!(
+            opened.ledger.leftover_slots(NodeId(1)),
+            slots(0..10),
+            "other keys of these slots may still be left there"
+        );
         let shorter = opened.ledger.state().content();
         opened.ledger.journal.replace(Box::new(|_| Some(shorter)));
         drop((opened, store));

@@ -16,7 +16,7 @@ use switchyard_policy::topology::NodeId;
 use switchyard_router::Traffic;
 
 /// Maximum age of a measurement.
-const STAYS: Duration = Duration::from_secs(10);
+const AGE_MAX: Duration = Duration::from_secs(10);
 
 /// Load according to a server's INFO. Missing fields are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -85,7 +85,7 @@ impl<T> LastTwo<T> {
     }
 
     fn is_fresh(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.last.0) < STAYS
+        now.saturating_duration_since(self.last.0) < AGE_MAX
     }
 
     /// Seconds between the samples, the older sample, and the newer one.

@@ -64,7 +64,7 @@ pub struct Page(String);
 
 impl Page {
     /// Starts a page with the router's own metrics.
-    pub fn behind(router: String) -> Self {
+    pub fn after_router(router: String) -> Self {
         match router.strip_suffix("# EOF\n") {
             Some(text) => Self(text.to_owned()),
             None => Self(router),
@@ -122,7 +122,7 @@ impl Page {
     }
 
     /// Adds counters that differ by labels. Label values are escaped.
-    pub fn counters_of(
+    pub fn labelled_counters(
         &mut self,
         name: &str,
         help: &str,

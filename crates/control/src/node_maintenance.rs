@@ -23,7 +23,7 @@ use switchyard_resp::reply;
 use switchyard_router::{Link, NodeAccess, Repeating};
 use tracing::{debug, info, warn};
 
-use crate::moves::{Copies, MisplacedKeys, Moves};
+use crate::moves::{CopyRemoval, MisplacedKeys, Moves};
 use crate::nodes::{Functions, NodeConnection, functions};
 use crate::processes::Processes;
 use crate::running::Running;
@@ -33,7 +33,7 @@ use crate::store::RedbStore;
 const PERIOD: Duration = Duration::from_millis(250);
 
 /// Timeout for ending a connection at a node. Short, because other nodes wait.
-const SHORT_PATIENCE: Duration = Duration::from_secs(1);
+const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Timeout for a node's reply.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The running thread.
 pub struct NodeMaintenance {
     thread: Repeating,
-    remember: Box<dyn Fn()>,
+    store_processes: Box<dyn Fn()>,
 }
 
 impl NodeMaintenance {
@@ -58,25 +58,25 @@ impl NodeMaintenance {
             let (running, processes, store) = (Arc::clone(&running), Arc::clone(&processes), Arc::clone(&store));
             Box::new(move || processes.note(&store, &running))
         };
-        let mut known = Known::default();
-        let mut copies = Copies::default();
+        let mut known = ComparedNodes::default();
+        let mut copies = CopyRemoval::default();
         let mut misplaced = misplaced_in.map(MisplacedKeys::of);
         let body = move || {
             processes.note(&store, &running);
-            end_what_is_left(&running);
-            look_after(&running, &mut known);
+            end_unanswered_connections(&running);
+            compare_functions(&running, &mut known);
             moves.remove_copies(&mut copies);
             misplaced.iter_mut().for_each(|misplaced| moves.remove_misplaced(misplaced));
             ControlFlow::Continue(())
         };
         let thread = threads.repeat("care", || PERIOD, body).context("cannot start a thread")?;
-        Ok(Self { thread, remember })
+        Ok(Self { thread, store_processes: remember })
     }
 
     /// Ends the thread while the router still serves, after storing the router's knowledge in the state directory. A
     /// query in progress is abandoned.
     pub fn stop(self) {
-        (self.remember)();
+        (self.store_processes)();
         self.thread.stop();
     }
 }
@@ -96,20 +96,20 @@ impl From<String> for CopyFailure {
 }
 
 /// Ends connections with unanswered commands that store functions.
-fn end_what_is_left(running: &Running) {
+fn end_unanswered_connections(running: &Running) {
     let Some((left, access)) = running.with(|router| (router.functions_left(), router.node_access())) else { return };
     for (node, connection) in left {
         // A node that has left the fleet needs no confirmation.
-        if access.get(&node).is_none_or(|access| is_over(access, &connection)) {
+        if access.get(&node).is_none_or(|access| has_ended(access, &connection)) {
             running.with(|router| router.connection_ended(node, connection));
         }
     }
 }
 
 /// Whether no command sent on a connection can be executed any more: the node confirms it, or is another process.
-fn is_over(node: &NodeAccess, left: &Process) -> bool {
+fn has_ended(node: &NodeAccess, left: &Process) -> bool {
     let ended = || -> Option<bool> {
-        let mut connection = NodeConnection::open(node, SHORT_PATIENCE).ok()?;
+        let mut connection = NodeConnection::open(node, KILL_TIMEOUT).ok()?;
         if run_id(&mut connection)? != left.run_id {
             return Some(true);
         }
@@ -127,14 +127,14 @@ fn run_id(connection: &mut NodeConnection) -> Option<String> {
 
 /// Nodes at the last comparison of functions.
 #[derive(Default)]
-struct Known {
+struct ComparedNodes {
     processes: BTreeMap<NodeId, String>,
     /// Whether there was a single node, whose functions may use every key.
     was_one: bool,
 }
 
 /// Compares functions if a node is a new process, or if the number of nodes has changed between one and several.
-fn look_after(running: &Running, known: &mut Known) {
+fn compare_functions(running: &Running, known: &mut ComparedNodes) {
     let looked = running.with(|router| (router.status(), router.node_access(), router.is_one_node()));
     let Some((status, access, is_one)) = looked else { return };
     let up: BTreeMap<NodeId, String> =
@@ -166,7 +166,7 @@ fn look_after(running: &Running, known: &mut Known) {
     }
     let why = match share_functions(running, &mut nodes) {
         Ok(()) => {
-            *known = Known { processes: up, was_one: is_one };
+            *known = ComparedNodes { processes: up, was_one: is_one };
             return;
         }
         Err(CopyFailure::Failed(why)) => why,
@@ -230,17 +230,17 @@ fn renew(
 }
 
 /// A node with a connection to it.
-type Met<'a> = (NodeId, &'a NodeAccess, NodeConnection);
+type ConnectedNode<'a> = (NodeId, &'a NodeAccess, NodeConnection);
 
 /// Connects to a node that replies.
-fn meet((id, node): (NodeId, &NodeAccess)) -> Result<Met<'_>, String> {
+fn meet((id, node): (NodeId, &NodeAccess)) -> Result<ConnectedNode<'_>, String> {
     let mut connection = NodeConnection::open(node, PATIENCE).map_err(|why| format!("node {} {why}", node.name))?;
     run_id(&mut connection).ok_or_else(|| format!("node {} does not answer", node.name))?;
     Ok((id, node, connection))
 }
 
 /// Copies the functions of the other nodes to nodes without any.
-fn share_functions(running: &Running, nodes: &mut [Met<'_>]) -> Result<(), CopyFailure> {
+fn share_functions(running: &Running, nodes: &mut [ConnectedNode<'_>]) -> Result<(), CopyFailure> {
     let (mut having, mut lacking) = (Vec::new(), Vec::new());
     for (id, node, connection) in nodes {
         let mut found = functions(connection);

@@ -20,7 +20,7 @@ const EPOCHS: &str = "epochs";
 
 /// Number of epochs reserved by one write to the store. Maps that differ only in transit are published often and not
 /// stored.
-const EPOCHS_KEPT_FREE: u64 = 100;
+const EPOCHS_RESERVED: u64 = 100;
 
 /// The current slot map, which only this type changes. A change is stored before it is published.
 ///
@@ -43,19 +43,19 @@ struct Map {
     /// The first start has not examined the nodes' keys yet: the map serves no key, and is not stored.
     is_provisional: bool,
     /// Minimum epoch of the next start, so that no epoch is used twice.
-    free_from: u64,
+    epoch_min: u64,
 }
 
 impl Map {
     /// Reserves epochs, so that the next start begins above this one. A failure is ignored, because no decision
     /// compares epochs of two starts.
-    fn keep_free(&mut self, store: &RedbStore, epoch: u64) {
-        if epoch < self.free_from {
+    fn reserve_epochs(&mut self, store: &RedbStore, epoch: u64) {
+        if epoch < self.epoch_min {
             return;
         }
-        let free_from = epoch + EPOCHS_KEPT_FREE;
+        let free_from = epoch + EPOCHS_RESERVED;
         match save_json(store, EPOCHS, &free_from) {
-            Ok(()) => self.free_from = free_from,
+            Ok(()) => self.epoch_min = free_from,
             Err(error) => debug!("the epoch may fall at the next start: {error}"),
         }
     }
@@ -63,7 +63,7 @@ impl Map {
 
 /// Result of applying a list of nodes.
 #[derive(Debug)]
-pub struct Settled {
+pub struct AppliedNodes {
     /// Current map.
     pub topology: Arc<Topology>,
     /// Names of new nodes, which own no slots.
@@ -81,7 +81,7 @@ impl Placement {
         let store = Arc::new(RedbStore::open(directory)?);
         let free_from = load_json(&*store, EPOCHS)?;
         let topology = store.load_topology()?.map(|stored| Arc::new(stored.at_epoch(free_from)));
-        Ok(Self { store, running, map: Mutex::new(Map { topology, free_from, ..Map::default() }) })
+        Ok(Self { store, running, map: Mutex::new(Map { topology, epoch_min: free_from, ..Map::default() }) })
     }
 
     /// The store, which also contains other modules' documents.
@@ -138,7 +138,7 @@ impl Placement {
 
     /// Updates the map for the configured nodes, and makes it durable. Calls `before` before publishing it, so that new
     /// nodes are reachable when the map is published.
-    pub fn settle(&self, wanted: &[String], before: impl FnOnce(&Settled)) -> anyhow::Result<Settled> {
+    pub fn apply_nodes(&self, wanted: &[String], before: impl FnOnce(&AppliedNodes)) -> anyhow::Result<AppliedNodes> {
         let mut map = self.map();
         let placed = Topology::place(map.topology.as_deref(), wanted)?;
         for node in &placed.removed {
@@ -163,7 +163,7 @@ impl Placement {
         };
         map.topology = Some(Arc::clone(&topology));
         let name = |id| topology.node(id).map(|node| node.name.clone());
-        let settled = Settled {
+        let settled = AppliedNodes {
             joined: placed.joined.iter().filter_map(|id| name(*id)).collect(),
             removed: placed.removed.into_iter().map(|node| (node.id, node.name)).collect(),
             changed: placed.changed,
@@ -201,12 +201,12 @@ impl Placement {
     }
 
     /// Retains source and target as nodes until the move has ended.
-    pub(crate) fn take_part(&self, id: MoveId, nodes: [NodeId; 2]) {
+    pub(crate) fn retain_nodes(&self, id: MoveId, nodes: [NodeId; 2]) {
         self.map().taking_part.insert(id, nodes);
     }
 
     /// Ends the retention of a move's nodes.
-    pub(crate) fn part(&self, id: MoveId) {
+    pub(crate) fn release_nodes(&self, id: MoveId) {
         self.map().taking_part.remove(&id);
     }
 
@@ -231,7 +231,7 @@ impl Placement {
         let all = map.transits.values().flatten().map(|(transit, slots)| (*transit, slots.as_slice()));
         match topology.with_transits(all) {
             Ok(next) => {
-                map.keep_free(&self.store, next.epoch());
+                map.reserve_epochs(&self.store, next.epoch());
                 let next = Arc::new(next);
                 map.transits.retain(|_, transits| !transits.is_empty());
                 map.topology = Some(Arc::clone(&next));
@@ -268,7 +268,7 @@ impl Placement {
                 topology.keys_handed_over(slots, of_slots, owner)
             }
         };
-        self.in_force(&mut map, id, slots, next)
+        self.store_and_publish(&mut map, id, slots, next)
     }
 
     /// Makes each of these nodes the owner of its slots, atomically. Ends the transit of the slots.
@@ -281,11 +281,11 @@ impl Placement {
         let next = to.iter().fold((*topology).clone(), |topology, (node, slots)| topology.handed_over(slots, *node));
         let mut slots: Vec<Slot> = to.values().flatten().copied().collect();
         slots.sort_unstable();
-        self.in_force(&mut map, id, &slots, next)
+        self.store_and_publish(&mut map, id, &slots, next)
     }
 
     /// Stores and publishes a map in which these slots of a move are no longer in transit.
-    fn in_force(&self, map: &mut Map, id: MoveId, slots: &[Slot], next: Topology) -> Result<(), String> {
+    fn store_and_publish(&self, map: &mut Map, id: MoveId, slots: &[Slot], next: Topology) -> Result<(), String> {
         self.store.save_topology(&next).map_err(|error| format!("cannot keep the slot map: {error}"))?;
         let next = Arc::new(next);
         if let Some(transits) = map.transits.get_mut(&id) {
@@ -336,7 +336,7 @@ mod tests {
         let before = {
             let placement = Placement::open(dir.path(), Arc::default()).expect("opens");
             assert_eq!(placement.next_incarnation().expect("counts"), 1);
-            let settled = placement.settle(&first, |_| {}).expect("places");
+            let settled = placement.apply_nodes(&first, |_| {}).expect("places");
             assert!(settled.changed && settled.joined.is_empty() && settled.removed.is_empty());
             let refused = Placement::open(dir.path(), Arc::default()).map(|_| ()).expect_err("locked").to_string();
             assert!(refused.contains("in use"), "{refused}");
@@ -346,7 +346,7 @@ mod tests {
         let second = named(&[7003, 7002, 7001]);
         let placement = Placement::open(dir.path(), Arc::default()).expect("opens again");
         assert_eq!(placement.next_incarnation().expect("counts"), 2);
-        let settled = placement.settle(&second, |_| {}).expect("places");
+        let settled = placement.apply_nodes(&second, |_| {}).expect("places");
         assert_eq!(settled.joined, ["127.0.0.1:7003"]);
         assert_eq!(settled.topology.epoch(), before.epoch() + 1);
         assert_eq!(settled.topology.ranges().collect::<Vec<_>>(), before.ranges().collect::<Vec<_>>(), "nothing moved");
@@ -356,11 +356,11 @@ mod tests {
             assert_eq!(access[&NodeId(number)].address.map(|a| a.port()), Some(port));
         }
 
-        let error = placement.settle(&named(&[7003]), |_| {}).expect_err("owners are missing").to_string();
+        let error = placement.apply_nodes(&named(&[7003]), |_| {}).expect_err("owners are missing").to_string();
         assert!(error.contains("127.0.0.1:7001") && error.contains("slots"), "{error}");
-        let settled = placement.settle(&first, |_| {}).expect("the node without slots may go");
+        let settled = placement.apply_nodes(&first, |_| {}).expect("the node without slots may go");
         assert_eq!(settled.removed, [(NodeId(2), "127.0.0.1:7003".to_owned())]);
-        let unchanged = placement.settle(&first, |_| {}).expect("places");
+        let unchanged = placement.apply_nodes(&first, |_| {}).expect("places");
         assert!(!unchanged.changed && Arc::ptr_eq(&unchanged.topology, &settled.topology));
     }
 
@@ -369,10 +369,10 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let nodes = named(&[7001, 7002]);
         let placement = Placement::open(dir.path(), Arc::default()).expect("opens");
-        let before = placement.settle(&nodes, |_| {}).expect("places").topology;
+        let before = placement.apply_nodes(&nodes, |_| {}).expect("places").topology;
         let slots: Vec<Slot> = (0..10).filter_map(Slot::new).collect();
         let (id, source, target) = (MoveId(1), NodeId(0), NodeId(1));
-        placement.take_part(id, [source, target]);
+        placement.retain_nodes(id, [source, target]);
         let transit = Transit { move_id: id, source, target, stage: Stage::Moving { leg: 0 }, keys_only: false };
         let epoch = placement.set_transits(id, vec![(transit, slots.clone())]).expect("few");
         assert_eq!(epoch, before.epoch() + 1);
@@ -390,14 +390,14 @@ mod tests {
         assert!(!placement.is_in_transit(id));
 
         // Epochs that were published but not stored count as well: the next start reuses no epoch.
-        for _ in 0..EPOCHS_KEPT_FREE + 1 {
+        for _ in 0..EPOCHS_RESERVED + 1 {
             placement.set_transits(MoveId(2), vec![(other, vec![Slot::new(20).expect("a slot")])]).expect("few");
         }
         placement.set_transits(MoveId(2), Vec::new()).expect("none");
         let last = placement.topology().expect("a map").epoch();
         drop(placement);
         let placement = Placement::open(dir.path(), Arc::default()).expect("opens again");
-        let again = placement.settle(&nodes, |_| {}).expect("places").topology;
+        let again = placement.apply_nodes(&nodes, |_| {}).expect("places").topology;
         assert!(again.epoch() > last, "{} after {last}", again.epoch());
         assert_eq!(again.owner(slots[9]), target);
         placement.hand_over(id, &slots, None, source).expect("stored under a higher epoch");
@@ -408,12 +408,12 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let nodes = named(&[7001]);
         let placement = Placement::open(dir.path(), Arc::default()).expect("opens");
-        placement.settle(&nodes, |_| {}).expect("places");
-        placement.settle(&named(&[7001, 7002]), |_| {}).expect("joins");
-        placement.take_part(MoveId(4), [NodeId(0), NodeId(1)]);
-        let error = placement.settle(&nodes, |_| {}).expect_err("the target of a move").to_string();
+        placement.apply_nodes(&nodes, |_| {}).expect("places");
+        placement.apply_nodes(&named(&[7001, 7002]), |_| {}).expect("joins");
+        placement.retain_nodes(MoveId(4), [NodeId(0), NodeId(1)]);
+        let error = placement.apply_nodes(&nodes, |_| {}).expect_err("the target of a move").to_string();
         assert!(error.contains("takes part in move 4"), "{error}");
-        placement.part(MoveId(4));
-        placement.settle(&nodes, |_| {}).expect("it may go now");
+        placement.release_nodes(MoveId(4));
+        placement.apply_nodes(&nodes, |_| {}).expect("it may go now");
     }
 }

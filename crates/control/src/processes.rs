@@ -19,7 +19,7 @@ use tracing::warn;
 
 use crate::ledger::Ledger;
 use crate::nodes::NodeConnection;
-use crate::nodes::holdings::{SAMPLE, Sampled, at_once, has_each, one_server_twice, sample};
+use crate::nodes::holdings::{SAMPLE, Sampled, duplicate_server, exists_each, in_parallel, sample};
 use crate::running::Running;
 use crate::store::{RedbStore, Store, load_json, save_json};
 
@@ -45,10 +45,10 @@ struct Process {
 }
 
 /// A relative change of the number of keys up to 1/32 is not stored, because each write waits for the disk.
-const NEWS_ONE_IN: u64 = 32;
+const KEYS_TOLERANCE: u64 = 32;
 
 /// A smaller change of the expiry time is not stored, in milliseconds.
-const NEWS_MS: u64 = 60_000;
+const EXPIRY_TOLERANCE_MS: u64 = 60_000;
 
 impl Process {
     fn of(known: KnownProcess) -> Self {
@@ -59,20 +59,21 @@ impl Process {
     fn known(self) -> KnownProcess {
         let Self { run_id, had_keys, keys, gone_by_ms, persists, is_held, is_marked } = self;
         // Add the tolerance, because the stored time may be earlier by up to that.
-        let data = Known { keys: keys.max(u64::from(had_keys)), gone_by_ms: gone_by_ms.map(|at| at + NEWS_MS) };
+        let data =
+            Known { keys: keys.max(u64::from(had_keys)), gone_by_ms: gone_by_ms.map(|at| at + EXPIRY_TOLERANCE_MS) };
         KnownProcess { run_id, data, persists, is_held, is_marked }
     }
 
     /// Whether the difference is too small to be stored.
-    fn is_as(&self, other: &Self) -> bool {
+    fn is_similar(&self, other: &Self) -> bool {
         let facts = |process: &Self| (process.had_keys, process.persists, process.is_held, process.is_marked);
         let is_near = |(a, b): (Option<u64>, Option<u64>)| {
-            a.is_some() == b.is_some() && a.unwrap_or(0).abs_diff(b.unwrap_or(0)) < NEWS_MS
+            a.is_some() == b.is_some() && a.unwrap_or(0).abs_diff(b.unwrap_or(0)) < EXPIRY_TOLERANCE_MS
         };
         self.run_id == other.run_id
             && facts(self) == facts(other)
             && is_near((self.gone_by_ms, other.gone_by_ms))
-            && self.keys.abs_diff(other.keys) <= self.keys.max(other.keys) / NEWS_ONE_IN
+            && self.keys.abs_diff(other.keys) <= self.keys.max(other.keys) / KEYS_TOLERANCE
     }
 }
 
@@ -113,13 +114,13 @@ pub(crate) fn samples<'a>(
     };
     placed
         .iter()
-        .zip(at_once(&placed, look))
+        .zip(in_parallel(&placed, look))
         .filter_map(|((_, access), found)| Some((access.name.as_str(), found?)))
         .collect()
 }
 
 /// Maximum number of keys queried at an owner.
-const ASKED_MAX: usize = 10_000;
+const QUERIED_MAX: usize = 10_000;
 
 /// Keys at nodes that moves took them from, by owner, with the node where they were found. Normally these are
 /// duplicates.
@@ -131,7 +132,7 @@ struct LeftOver {
 impl LeftOver {
     fn note(&mut self, owner: NodeId, at: NodeId, key: &[u8]) {
         let keys = self.of.entry(owner).or_default();
-        if keys.len() < ASKED_MAX {
+        if keys.len() < QUERIED_MAX {
             keys.push((at, key.to_vec()));
         }
     }
@@ -145,7 +146,7 @@ impl LeftOver {
             let names: Vec<&[u8]> = keys.iter().map(|(_, key)| &key[..]).collect();
             let access = topology.node(*owner).and_then(|owner| nodes.iter().find(|access| access.name == owner.name));
             let connection = access.and_then(|access| NodeConnection::open(access, patience).ok());
-            let Some(has) = connection.and_then(|mut connection| has_each(&mut connection, &names).ok()) else {
+            let Some(has) = connection.and_then(|mut connection| exists_each(&mut connection, &names).ok()) else {
                 continue;
             };
             for ((at, _), _) in keys.iter().zip(has).filter(|(_, has)| !has) {
@@ -192,7 +193,7 @@ impl Processes {
         // Before the first contact with a node, an empty map is no news.
         let is_as = |before: &BTreeMap<String, Process>| {
             before.len() == known.len()
-                && known.iter().all(|(name, process)| before.get(name).is_some_and(|before| before.is_as(process)))
+                && known.iter().all(|(name, process)| before.get(name).is_some_and(|before| before.is_similar(process)))
         };
         if processes.as_ref().map_or(known.is_empty(), is_as) {
             return;
@@ -227,7 +228,7 @@ impl Processes {
     ///
     /// # Errors
     /// If the map belongs to other nodes.
-    pub fn recognise(
+    pub fn check_map(
         &self,
         directory: &Path,
         topology: &Topology,
@@ -247,7 +248,7 @@ impl Processes {
         };
         let look = |at_most| samples(topology, nodes, patience, self.site.as_deref(), at_most, &left, is_elsewhere);
         let mut found = look(Some(SAMPLE));
-        if let Some(why) = one_server_twice(found.iter().map(|(name, found)| (*name, found.run_id.as_str()))) {
+        if let Some(why) = duplicate_server(found.iter().map(|(name, found)| (*name, found.run_id.as_str()))) {
             bail!(why);
         }
         // An ownership record at any node distinguishes an old copy from the newest. Without one, only the keys do, and

@@ -9,14 +9,14 @@ use switchyard_policy::topology::Topology;
 use switchyard_router::{Router, Status, Threads};
 use tokio::sync::broadcast;
 
-use crate::admin::Refused;
-use crate::failover::Needs;
+use crate::admin::OperationError;
+use crate::failover::ReplicaRequirements;
 use crate::health::Health;
 use crate::loads::Loads;
 use crate::seat::Seats;
 
 /// Interval between checks whether an accepted node is served.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Holds the router from its start until it is drained. Readers hold the lock briefly; draining takes the router out.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub struct Running {
     /// Names of nodes with a server that claims without proof to be the primary.
     claimed: Mutex<BTreeSet<String>>,
     /// Positions that replicas must reach before they are read.
-    needs: Needs,
+    needs: ReplicaRequirements,
     /// Loads of nodes.
     loads: Loads,
     /// Health of nodes.
@@ -47,7 +47,7 @@ impl Default for Running {
             served: <_>::default(),
             accepted: broadcast::Sender::new(16),
             claimed: Mutex::default(),
-            needs: Needs::default(),
+            needs: ReplicaRequirements::default(),
             loads: Loads::default(),
             health: Health::default(),
             seats: OnceLock::new(),
@@ -96,13 +96,13 @@ impl Running {
     }
 
     /// Reads the phase. A panic of an earlier reader does not poison it.
-    pub(crate) fn look<R>(&self, look: impl FnOnce(&Phase) -> R) -> R {
+    pub(crate) fn with_phase<R>(&self, look: impl FnOnce(&Phase) -> R) -> R {
         look(&self.phase.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Calls `look` with the router. `None` before it serves, and after draining has begun.
+    /// Calls `with_phase` with the router. `None` before it serves, and after draining has begun.
     pub fn with<R>(&self, look: impl FnOnce(&Router) -> R) -> Option<R> {
-        self.look(|phase| match phase {
+        self.with_phase(|phase| match phase {
             Phase::Serving { router, .. } => Some(look(router)),
             Phase::Starting | Phase::Draining { .. } => None,
         })
@@ -114,17 +114,19 @@ impl Running {
     /// # Errors
     /// If there is no such node, or it has nothing to accept: accepting in advance would hide a later loss. Also if the
     /// node was accepted, but still cannot be served.
-    pub(crate) fn accept(&self, node: &str) -> Result<(), Refused> {
+    pub(crate) fn accept(&self, node: &str) -> Result<(), OperationError> {
         let is_held = self
             .with(|router| router.accept_empty(node))
             .ok_or_else(|| {
-                Refused::Unavailable("the router is not serving: it is starting, or was told to stop".to_owned())
+                OperationError::Unavailable("the router is not serving: it is starting, or was told to stop".to_owned())
             })?
             .ok_or_else(|| {
-                Refused::Wrong(format!("this router serves no node \"{node}\"; `switchyard nodes list` shows them"))
+                OperationError::Invalid(format!(
+                    "this router serves no node \"{node}\"; `switchyard nodes list` shows them"
+                ))
             })?;
         if !is_held && !self.is_claimed(node) {
-            return Err(Refused::Conflict(format!(
+            return Err(OperationError::Conflict(format!(
                 "nothing of node {node} waits to be accepted: it is not held because it came back empty, and no server claims to be its primary without \
                  proof"
             )));
@@ -140,7 +142,7 @@ impl Running {
                 return Ok(());
             }
             if Instant::now() >= until {
-                return Err(Refused::Failed(if is_claimed {
+                return Err(OperationError::Failed(if is_claimed {
                     format!(
                         "node {node} keeps its primary, which still answers; accept the other server once that is gone"
                     )
@@ -150,7 +152,7 @@ impl Running {
                     )
                 }));
             }
-            std::thread::sleep(LOOK_AGAIN);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -174,7 +176,7 @@ impl Running {
     }
 
     /// Positions that replicas must reach before they are read, requested by moves.
-    pub(crate) fn needs(&self) -> &Needs {
+    pub(crate) fn needs(&self) -> &ReplicaRequirements {
         &self.needs
     }
 

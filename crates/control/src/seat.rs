@@ -68,7 +68,7 @@ struct PersistedState {
 
 impl PersistedState {
     /// Router that used the state directory before the router that has locked this store.
-    fn predecessor(&self, found: &Found, store: Option<&str>) -> Predecessor {
+    fn predecessor(&self, found: &NodesState, store: Option<&str>) -> Predecessor {
         match store {
             _ if self.term == 0 && found.term == 0 => Predecessor::None,
             Some(store) if self.store.as_deref() == Some(store) && !self.holder.is_empty() => {
@@ -116,9 +116,9 @@ impl std::fmt::Debug for OwnershipConnection {
 
 /// While it lives, records state that keys are moving.
 #[derive(Debug)]
-pub(crate) struct Beginning<'a>(&'a AtomicUsize);
+pub(crate) struct LegStartGuard<'a>(&'a AtomicUsize);
 
-impl Drop for Beginning<'_> {
+impl Drop for LegStartGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -131,7 +131,12 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Seats {
     /// Takes ownership with the next term. If moves are open, raises the version: they continue now, which makes
     /// earlier copies of the state directory invalid.
-    pub fn take(placement: &Arc<Placement>, site: &str, has_open_moves: bool, found: &Found) -> anyhow::Result<Self> {
+    pub fn take(
+        placement: &Arc<Placement>,
+        site: &str,
+        has_open_moves: bool,
+        found: &NodesState,
+    ) -> anyhow::Result<Self> {
         let store = placement.store();
         let last: PersistedState = load_json(&**store, DOCUMENT)?;
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -164,7 +169,7 @@ impl Seats {
 
     /// Raises the version before the location of keys changes, so that existing copies of the state directory become
     /// older. The next records at the nodes contain it.
-    pub(crate) fn raise(&self) -> Result<(), String> {
+    pub(crate) fn raise_version(&self) -> Result<(), String> {
         let mut kept = locked(&self.kept);
         let next = PersistedState { version: kept.version + 1, ..kept.clone() };
         save_json(&**self.placement.store(), DOCUMENT, &next)
@@ -181,10 +186,10 @@ impl Seats {
         &self,
         running: &Running,
         nodes: impl IntoIterator<Item = NodeId>,
-    ) -> Result<Beginning<'_>, String> {
+    ) -> Result<LegStartGuard<'_>, String> {
         self.beginning.fetch_add(1, Ordering::AcqRel);
-        let beginning = Beginning(&self.beginning);
-        self.raise()?;
+        let beginning = LegStartGuard(&self.beginning);
+        self.raise_version()?;
         let access = running.with(switchyard_router::Router::node_access).ok_or("the router is being stopped")?;
         for node in nodes {
             let access = access.get(&node).ok_or("a node of the move is gone")?;
@@ -263,14 +268,14 @@ impl Seats {
         OwnershipRecord {
             is_moving,
             beat: self.beat.load(Ordering::Relaxed),
-            nodes: self.having_keys(is_moving),
+            nodes: self.nodes_with_keys(is_moving),
             ..self.seat.mark()
         }
     }
 
     /// Names of the nodes that have keys, or are about to get some. Empty before the location of keys is known: a first
     /// start with an unreachable node may start again without it.
-    fn having_keys(&self, is_moving: bool) -> Vec<String> {
+    fn nodes_with_keys(&self, is_moving: bool) -> Vec<String> {
         let Some(topology) = self.placement.topology().filter(|_| !self.placement.is_provisional()) else {
             return Vec::new();
         };
@@ -375,7 +380,7 @@ impl SeatThread {
 
 /// State of the nodes before the start.
 #[derive(Debug)]
-pub struct Found {
+pub struct NodesState {
     /// Highest term of a record.
     term: u64,
 }
@@ -459,7 +464,7 @@ pub fn look(
     directory: &Path,
     nodes: &[NodeAddress],
     standby: Option<(Standby, Wait<'_>)>,
-) -> anyhow::Result<Option<Found>> {
+) -> anyhow::Result<Option<NodesState>> {
     let kept: PersistedState = load_json(store, DOCUMENT)?;
     let Some(site) = Ledger::site_in(store)? else {
         let has_map = store.load_topology()?.is_some();
@@ -479,7 +484,7 @@ pub fn look(
                 directory.display()
             ),
         }
-        return Ok(Some(Found { term: 0 }));
+        return Ok(Some(NodesState { term: 0 }));
     };
     let mut lookout = StandbyProbe { site, nodes: Vec::new() };
     for node in nodes {
@@ -542,20 +547,20 @@ pub fn look(
         }
     }
     check(&looks, &kept, directory, nodes)?;
-    Ok(Some(Found { term: marks(&looks).map(|mark| mark.term).max().unwrap_or(0) }))
+    Ok(Some(NodesState { term: marks(&looks).map(|mark| mark.term).max().unwrap_or(0) }))
 }
 
 /// State of a node, or the reason why it keeps no records.
-type Looked = Result<Observation, String>;
+type ProbeResult = Result<Observation, String>;
 
-fn marks(looks: &[Looked]) -> impl Iterator<Item = &OwnershipRecord> {
+fn marks(looks: &[ProbeResult]) -> impl Iterator<Item = &OwnershipRecord> {
     looks.iter().filter_map(|look| match look {
         Ok(Observation::Seen { mark, .. }) => mark.as_ref(),
         _ => None,
     })
 }
 
-fn check(looks: &[Looked], kept: &PersistedState, directory: &Path, nodes: &[NodeAddress]) -> anyhow::Result<()> {
+fn check(looks: &[ProbeResult], kept: &PersistedState, directory: &Path, nodes: &[NodeAddress]) -> anyhow::Result<()> {
     for (look, node) in looks.iter().zip(nodes) {
         if let Ok(Observation::Seen { mark: Some(mark), .. }) = look
             && mark.version > kept.version
@@ -580,7 +585,7 @@ struct StandbyProbe {
 }
 
 impl StandbyProbe {
-    fn look(&mut self) -> Vec<Looked> {
+    fn look(&mut self) -> Vec<ProbeResult> {
         let site = self.site.as_str();
         std::thread::scope(|scope| {
             let asked: Vec<_> = self

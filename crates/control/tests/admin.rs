@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use switchyard_control::admin::{
     Access, Admin, AdminAccess, AdminError, AdminOptions, AutomationState, LinkReport, NodeReport, NodesReport,
-    Operation, Refused, Source, StatusReport, Token, Warning,
+    Operation, OperationError, Source, StatusReport, Token, Warning,
 };
 use tokio::sync::oneshot;
 
@@ -17,13 +17,13 @@ use tokio::sync::oneshot;
 struct Fake(Mutex<(StatusReport, String)>);
 
 impl Source for Fake {
-    fn accept(&self, node: &str) -> Result<(), Refused> {
+    fn accept(&self, node: &str) -> Result<(), OperationError> {
         let mut fake = self.0.lock().expect("not poisoned");
         if !fake.0.nodes.iter().any(|known| known.address == node) {
-            return Err(Refused::Wrong(format!("there is no node {node}")));
+            return Err(OperationError::Invalid(format!("there is no node {node}")));
         }
         if fake.1.starts_with("accepted") {
-            return Err(Refused::Conflict("nothing of it waits to be accepted".to_owned()));
+            return Err(OperationError::Conflict("nothing of it waits to be accepted".to_owned()));
         }
         fake.1 = format!("accepted {node}");
         Ok(())
@@ -40,10 +40,12 @@ impl Source for Fake {
     }
 
     /// Returns the operation as text.
-    fn operate(&self, operation: Operation, who: &str) -> Result<Value, Refused> {
+    fn operate(&self, operation: Operation, who: &str) -> Result<Value, OperationError> {
         assert!(who.contains("127.0.0.1:"), "{who}");
         match operation {
-            Operation::RemoveNode(request) => Err(Refused::Conflict(format!("{} still owns slots", request.address))),
+            Operation::RemoveNode(request) => {
+                Err(OperationError::Conflict(format!("{} still owns slots", request.address)))
+            }
             operation => Ok(json!({ "asked": format!("{operation:?}") })),
         }
     }

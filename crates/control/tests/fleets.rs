@@ -44,7 +44,7 @@ fn fleet(directory: &Path, nodes: &[TcpListener]) -> Arc<Fleet> {
     let placement = Arc::new(Placement::open(directory, Arc::clone(&running)).expect("a state directory of its own"));
     let fleet =
         Fleet::open(directory, Arc::clone(&running), placement, Arc::new(Fixed), Sync::Always, |_| {}).expect("opens");
-    let topology = fleet.placement.settle(&names, |_| {}).expect("places").topology;
+    let topology = fleet.placement.apply_nodes(&names, |_| {}).expect("places").topology;
     let live = RuntimeSettings { nodes: access(&topology, &addresses), ..RuntimeSettings::default() };
     let settings = Settings {
         listen: vec![ListenerSettings::tcp("127.0.0.1:0".parse().expect("an address"))],

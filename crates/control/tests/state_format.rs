@@ -134,7 +134,11 @@ fn facts(directory: &Path) -> Vec<String> {
     facts.push(format!("the next move is number {}", ledger.next_move().0));
     let numbers = |slots: &[Slot]| slots.iter().map(|slot| slot.number().to_string()).collect::<Vec<_>>().join(",");
     for node in topology.nodes() {
-        facts.push(format!("keys of these slots may be left at {}: {}", node.id.0, numbers(&ledger.left_at(node.id))));
+        facts.push(format!(
+            "keys of these slots may be left at {}: {}",
+            node.id.0,
+            numbers(&ledger.leftover_slots(node.id))
+        ));
     }
     for (id, open) in &replay.open {
         let named = [("its slots are", &open.slots), ("of these are handed over", &open.handed_over)];

@@ -13,7 +13,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 
 use super::listener::Peer;
-use super::routes::{is_for_all, refuse};
+use super::routes::{needs_no_token, refuse};
 use super::token::{Proofs, SCHEME};
 use super::{Access, AdminAccess, AdminOptions};
 
@@ -55,7 +55,7 @@ impl Guard {
     /// Whether the host may be used to reach this port. Refuses only browsers led here through a foreign name (DNS
     /// rebinding). The attack needs a name that the attacker can point anywhere, so IP addresses are fine, and so are
     /// names that always mean this machine.
-    fn knows_host(&self, authority: &Authority) -> bool {
+    fn accepts_host(&self, authority: &Authority) -> bool {
         let host = authority.host().to_ascii_lowercase();
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         if bare.parse::<IpAddr>().is_ok() {
@@ -66,7 +66,7 @@ impl Guard {
     }
 
     /// Whether the request comes from a page of this port, or from no web page.
-    fn knows_origin(&self, request: &Request) -> bool {
+    fn accepts_origin(&self, request: &Request) -> bool {
         let Some(origin) = request.headers().get(ORIGIN) else { return true };
         let host = origin
             .to_str()
@@ -78,7 +78,7 @@ impl Guard {
 
     /// Whether the request carries the token itself, or proof of a generated token. Restores the body if it was read
     /// for the proof.
-    async fn shows_token(&self, access: &Access, request: Request) -> (bool, Request) {
+    async fn verify_token(&self, access: &Access, request: Request) -> (bool, Request) {
         let given = request
             .headers()
             .get(AUTHORIZATION)
@@ -99,7 +99,7 @@ impl Guard {
             return (false, Request::from_parts(parts, Body::empty()));
         };
         let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
-        let good = self.proofs.take(token, self.address, proof, parts.method.as_str(), path, &body);
+        let good = self.proofs.accept(token, self.address, proof, parts.method.as_str(), path, &body);
         (good, Request::from_parts(parts, Body::from(body)))
     }
 }
@@ -153,7 +153,7 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, 
     let Some(authority) = authority else {
         return Err(refuse(path, StatusCode::BAD_REQUEST, "the request needs one valid Host header"));
     };
-    if !guard.knows_host(&authority) {
+    if !guard.accepts_host(&authority) {
         let message = format!(
             "this admin port is not known as \"{}\" (a protection against web pages that would reach it through a name of theirs); \
              use its IP address or localhost, or add the name to the host names allowed for the admin port",
@@ -162,7 +162,7 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, 
         return Err(refuse(path, StatusCode::MISDIRECTED_REQUEST, &message));
     }
     // Another site's page can make a browser send a change here. Browsers then name the page's origin.
-    if !only_reads(request.method()) && !guard.knows_origin(&request) {
+    if !only_reads(request.method()) && !guard.accepts_origin(&request) {
         return Err(refuse(
             path,
             StatusCode::FORBIDDEN,
@@ -170,7 +170,7 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, 
         ));
     }
     let access = guard.access.now();
-    let (shown, mut request) = guard.shows_token(&access, request).await;
+    let (shown, mut request) = guard.verify_token(&access, request).await;
     let path = request.uri().path();
     let file = match &*access {
         Access::Given(_) | Access::ReadOnly { .. } => None,
@@ -178,7 +178,7 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, 
     };
     let trusted = shown || (!matches!(*access, Access::Given(_)) && only_reads(request.method()));
     // Health checks have no token. They only learn whether the router is ready.
-    if !trusted && !is_for_all(path) {
+    if !trusted && !needs_no_token(path) {
         if let Access::ReadOnly { why } = &*access {
             return Err(refuse(path, StatusCode::SERVICE_UNAVAILABLE, why));
         }
@@ -211,7 +211,7 @@ mod tests {
         let access = AdminAccess::new(Access::Given(Token::new("t").expect("a token")));
         let options = AdminOptions { access, host_names: vec!["Router-1.example".into()], tls: None };
         let guard = Guard::new(SocketAddr::from(([127, 0, 0, 1], 6381)), options);
-        let knows = |host: &'static str| guard.knows_host(&Authority::from_static(host));
+        let knows = |host: &'static str| guard.accepts_host(&Authority::from_static(host));
         let known = "localhost LOCALHOST:6381 localhost.:6381 switchyard.localhost 127.0.0.1:6381 10.1.2.3 [::1]:6381 [fe80::1] router-1.example:6381";
         for host in known.split(' ') {
             assert!(knows(host), "{host}");

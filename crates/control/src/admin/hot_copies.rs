@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::moves::{Refused, wrong};
+use super::moves::{OperationError, invalid};
 
 /// State of hot copies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,16 +54,16 @@ impl HotCopiesRequest {
     ///
     /// # Errors
     /// If the fields do not name exactly one action.
-    pub fn order(self) -> Result<HotCopiesOrder, Refused> {
+    pub fn order(self) -> Result<HotCopiesOrder, OperationError> {
         match (self.verb.as_str(), self.key, self.prefix, self.all) {
             ("off", None, None, false) => Ok(HotCopiesOrder::Suspend(true)),
             ("on", None, None, false) => Ok(HotCopiesOrder::Suspend(false)),
             ("evict", Some(key), None, false) => Ok(HotCopiesOrder::EvictKey(key.into_bytes())),
             ("evict", None, Some(prefix), false) => Ok(HotCopiesOrder::EvictPrefix(prefix.into_bytes())),
             ("evict", None, None, true) => Ok(HotCopiesOrder::EvictAll),
-            ("evict", ..) => Err(wrong("which copies? Give one of key, prefix, and all")),
-            ("off" | "on", ..) => Err(wrong("off and on are for all keys: key, prefix and all go with evict")),
-            (other, ..) => Err(wrong(format!("there is no {other:?} to do with hot copies: evict, off or on"))),
+            ("evict", ..) => Err(invalid("which copies? Give one of key, prefix, and all")),
+            ("off" | "on", ..) => Err(invalid("off and on are for all keys: key, prefix and all go with evict")),
+            (other, ..) => Err(invalid(format!("there is no {other:?} to do with hot copies: evict, off or on"))),
         }
     }
 }
@@ -83,7 +83,7 @@ pub enum HotCopiesOrder {
 
 /// Result of an order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HotCopiesDone {
+pub struct HotCopiesResult {
     /// Result as a sentence.
     pub message: String,
     /// State afterwards: `on`, `off` or `suspended`.
@@ -114,7 +114,7 @@ mod tests {
             r#"{"do": "on", "all": true}"#,
             r#"{"do": "explode"}"#,
         ] {
-            assert!(matches!(order(text), Err(Refused::Wrong(_))), "{text}");
+            assert!(matches!(order(text), Err(OperationError::Invalid(_))), "{text}");
         }
         assert!(serde_json::from_str::<HotCopiesRequest>(r#"{"do": "off", "for": 5}"#).is_err());
     }

@@ -43,24 +43,24 @@ impl Connected<IncomingStream<'_, BoundedListener>> for Peer {
 }
 
 #[derive(Default)]
-struct Open {
+struct OpenConnections {
     last: u64,
-    by_number: HashMap<u64, Place>,
+    by_number: HashMap<u64, OpenConnection>,
 }
 
 /// An open connection: the time of its last write (or accept), and the channel that closes it.
-struct Place {
+struct OpenConnection {
     used: Instant,
     end: oneshot::Sender<()>,
 }
 
-impl Open {
+impl OpenConnections {
     fn oldest(&self) -> Option<(u64, Instant)> {
         self.by_number.iter().map(|(number, place)| (*number, place.used)).min_by_key(|(_, used)| *used)
     }
 }
 
-fn lock(open: &Mutex<Open>) -> MutexGuard<'_, Open> {
+fn lock(open: &Mutex<OpenConnections>) -> MutexGuard<'_, OpenConnections> {
     open.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -68,7 +68,7 @@ fn lock(open: &Mutex<Open>) -> MutexGuard<'_, Open> {
 pub(super) struct BoundedListener {
     listener: TcpListener,
     permits: Arc<Semaphore>,
-    open: Arc<Mutex<Open>>,
+    open: Arc<Mutex<OpenConnections>>,
     idle_max: Duration,
     busy_idle_max: Duration,
     tls: Option<AdminTls>,
@@ -85,7 +85,7 @@ impl BoundedListener {
     }
 
     /// Reserves a connection. If all are in use, closes the longest idle one as soon as its idle time permits.
-    async fn place(&self) -> OwnedSemaphorePermit {
+    async fn acquire_permit(&self) -> OwnedSemaphorePermit {
         let mut not_before = Instant::now();
         loop {
             let free = Arc::clone(&self.permits).acquire_owned();
@@ -112,7 +112,7 @@ impl Listener for BoundedListener {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Connection, SocketAddr) {
-        let permit = self.place().await;
+        let permit = self.acquire_permit().await;
         // axum's own accept waits out errors such as exhausted file descriptors.
         let (stream, address) = Listener::accept(&mut self.listener).await;
         let idle_max = self.idle_max;
@@ -122,10 +122,18 @@ impl Listener for BoundedListener {
         let mut open = lock(&self.open);
         open.last += 1;
         let number = open.last;
-        open.by_number.insert(number, Place { used: Instant::now(), end });
+        open.by_number.insert(number, OpenConnection { used: Instant::now(), end });
         drop(open);
         (
-            Connection { stream, deadline, idle_max, number, ended, open: Arc::clone(&self.open), _permit: permit },
+            Connection {
+                stream,
+                deadline,
+                idle_max,
+                number,
+                evicted: ended,
+                open: Arc::clone(&self.open),
+                _permit: permit,
+            },
             address,
         )
     }
@@ -143,8 +151,8 @@ pub(super) struct Connection {
     idle_max: Duration,
     number: u64,
     /// Fires when the connection must make room for another.
-    ended: oneshot::Receiver<()>,
-    open: Arc<Mutex<Open>>,
+    evicted: oneshot::Receiver<()>,
+    open: Arc<Mutex<OpenConnections>>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -157,7 +165,7 @@ impl Drop for Connection {
 impl Connection {
     /// Result for a socket that is not ready: pending, or timed out.
     fn wait<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
-        if !self.ended.is_terminated() && Pin::new(&mut self.ended).poll(context).is_ready() {
+        if !self.evicted.is_terminated() && Pin::new(&mut self.evicted).poll(context).is_ready() {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         ready!(self.deadline.as_mut().poll(context));

@@ -29,23 +29,23 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 
 pub use autoscale::{AutoscaleChange, AutoscaleEvent, AutoscaleReport, AutoscaleRequest};
-pub use hot_copies::{HotCopiesDone, HotCopiesOrder, HotCopiesReport, HotCopiesRequest};
+pub use hot_copies::{HotCopiesOrder, HotCopiesReport, HotCopiesRequest, HotCopiesResult};
 pub use load::{LoadReport, NodeLoadReport, SlotLoadReport};
 pub use moves::{
-    Abandon, AbortRequest, AddNodeRequest, BalanceRequest, BigKeyReport, ExceptionsReport, GoalRequest, HomeReport,
-    HotKeyReport, HotKeysReport, HotNodeReport, HowRequest, JournalReport, KeyReport, MaxRateRequest, MisplacedReport,
+    Abandon, AbortRequest, AddNodeRequest, BalanceRequest, BigKeyReport, ExceptionsReport, GoalRequest, HotKeyReport,
+    HotKeysReport, HotNodeReport, JournalReport, KeyReport, MaxRateRequest, MisplacedReport, MoveOptionsRequest,
     MoveReport, MoveRequest, MoveState, MovesReport, NodeMisplacedReport, NodeRequest, NodeSlotsReport, Operation,
-    PaperRequest, PlanReport, PlannedReport, RangeReport, Refused, SlotsReport, SteerRequest, TransitReport,
-    WhereReport,
+    OperationError, PaperRequest, PlanReport, PlannedReport, RangeReport, ReturnedKeysReport, SlotsReport,
+    SteerRequest, TransitReport, WhereReport,
 };
-pub(crate) use moves::{conflict, wrong};
+pub(crate) use moves::{conflict, invalid};
 pub use planner::{
     AlternativeReport, AutomationReport, AutomationRequest, DecisionReport, HistoryReport, NodeOutlookReport,
     PlanRequest, PriceReport, StepReport,
 };
 pub use report::{
-    AutomationState, LimitedReport, LinkReport, NodeReport, NodesReport, NotReady, Readiness, Silence, Source,
-    StandbyReport, StatusReport, TokenReport, Warning,
+    AutomationState, LimitedReport, LinkReport, NodeReport, NodesReport, Readiness, Silence, Source, StandbyReport,
+    StatusReport, TokenReport, UnreachableNode, Warning,
 };
 
 pub use thread::{AdminThread, access};

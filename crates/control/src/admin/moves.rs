@@ -130,7 +130,7 @@ pub struct MoveRequest {
     pub dry_run: bool,
     /// Options of the move.
     #[serde(flatten)]
-    pub how: HowRequest,
+    pub how: MoveOptionsRequest,
 }
 
 /// The slot map.
@@ -333,7 +333,7 @@ pub struct KeyReport {
 
 /// Options of a move.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct HowRequest {
+pub struct MoveOptionsRequest {
     /// `fast`, `balanced` or `gentle`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub goal: Option<String>,
@@ -455,7 +455,7 @@ pub struct AddNodeRequest {
     pub allow_limits: bool,
     /// Options of these moves.
     #[serde(flatten)]
-    pub how: HowRequest,
+    pub how: MoveOptionsRequest,
 }
 
 /// A node to drain, undrain or remove.
@@ -466,7 +466,7 @@ pub struct NodeRequest {
     /// For a drain: only return the plan.
     pub dry_run: bool,
     /// Options of the moves.
-    pub how: HowRequest,
+    pub how: MoveOptionsRequest,
 }
 
 /// A request to balance, or to move everything away from the node in the path.
@@ -481,14 +481,14 @@ pub struct BalanceRequest {
     pub by: Option<String>,
     /// Options of the moves.
     #[serde(flatten)]
-    pub how: HowRequest,
+    pub how: MoveOptionsRequest,
 }
 
 /// Reason why an operation was not performed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum OperationError {
     /// The request is invalid.
-    Wrong(String),
+    Invalid(String),
     /// The request conflicts with the present state.
     Conflict(String),
     /// The operation failed.
@@ -497,20 +497,20 @@ pub enum Refused {
     Unavailable(String),
 }
 
-pub(crate) fn wrong(text: impl Into<String>) -> Refused {
-    Refused::Wrong(text.into())
+pub(crate) fn invalid(text: impl Into<String>) -> OperationError {
+    OperationError::Invalid(text.into())
 }
 
-pub(crate) fn conflict(text: impl Into<String>) -> Refused {
-    Refused::Conflict(text.into())
+pub(crate) fn conflict(text: impl Into<String>) -> OperationError {
+    OperationError::Conflict(text.into())
 }
 
-impl Refused {
+impl OperationError {
     /// Reason as text.
     #[must_use]
     pub fn text(&self) -> &str {
         match self {
-            Self::Wrong(text) | Self::Conflict(text) | Self::Failed(text) | Self::Unavailable(text) => text,
+            Self::Invalid(text) | Self::Conflict(text) | Self::Failed(text) | Self::Unavailable(text) => text,
         }
     }
 
@@ -519,7 +519,7 @@ impl Refused {
     pub fn map(self, text: impl FnOnce(&str) -> String) -> Self {
         let text = text(self.text());
         match self {
-            Self::Wrong(_) => Self::Wrong(text),
+            Self::Invalid(_) => Self::Invalid(text),
             Self::Conflict(_) => Self::Conflict(text),
             Self::Failed(_) => Self::Failed(text),
             Self::Unavailable(_) => Self::Unavailable(text),
@@ -572,12 +572,12 @@ pub struct MovesReport {
     pub message: String,
     /// Keys returned to their slot owners because commands needed them, since the router's start, by command.
     #[serde(default)]
-    pub brought_home: Vec<HomeReport>,
+    pub brought_home: Vec<ReturnedKeysReport>,
 }
 
 /// Keys returned to their slot owners because a client's command needed several keys on one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HomeReport {
+pub struct ReturnedKeysReport {
     /// Name of the command.
     pub command: String,
     /// Number of keys, counted under the command that needed them first.
@@ -622,7 +622,7 @@ pub enum MoveState {
 impl MoveState {
     /// Whether the move has ended.
     #[must_use]
-    pub fn is_over(self) -> bool {
+    pub fn has_ended(self) -> bool {
         matches!(self, Self::Done | Self::Stopped)
     }
 }
@@ -674,7 +674,7 @@ pub struct MoveReport {
     pub pattern: Option<String>,
     /// Commands that need the keys on their slot owner, if the router started this move for them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub home_for: Vec<HomeReport>,
+    pub home_for: Vec<ReturnedKeysReport>,
     /// Whether the planner started the move.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub planned: bool,

@@ -67,7 +67,7 @@ pub(super) fn page(status: &StatusReport, moves: &MovesReport, token_file: Optio
 /// State of the router, as a CSS class and as text.
 fn state(status: &StatusReport) -> (&'static str, &'static str) {
     let readiness = status.readiness();
-    match (readiness.is_ready(), readiness.is_whole()) {
+    match (readiness.is_ready(), readiness.is_complete()) {
         _ if readiness.standby.is_some() => ("some", "waiting as a standby"),
         (true, true) => ("all", "ready"),
         (true, false) => ("some", "ready, but not for every key"),

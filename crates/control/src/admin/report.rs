@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::moves::{Operation, Refused};
+use super::moves::{Operation, OperationError};
 
 /// Source of all data that the admin API serves: a [`crate::Fleet`].
 ///
@@ -21,15 +21,15 @@ pub trait Source: Send + Sync + 'static {
     ///
     /// # Errors
     /// If there is no node of that name, or it has nothing to accept.
-    fn accept(&self, node: &str) -> Result<(), Refused>;
+    fn accept(&self, node: &str) -> Result<(), OperationError>;
 
     /// Performs the operation, and returns its result as JSON. The log names `who` as its origin.
     ///
     /// # Errors
     /// If the operation was refused or failed, with the reason.
-    fn operate(&self, operation: Operation, who: &str) -> Result<serde_json::Value, Refused> {
+    fn operate(&self, operation: Operation, who: &str) -> Result<serde_json::Value, OperationError> {
         let _ = (operation, who);
-        Err(Refused::Unavailable("this router has no moves".to_owned()))
+        Err(OperationError::Unavailable("this router has no moves".to_owned()))
     }
 
     /// Whether traffic should be sent here.
@@ -237,7 +237,7 @@ pub struct Readiness {
     /// Whether the router is shutting down.
     pub draining: bool,
     /// Unreachable nodes that own slots.
-    pub not_ready: Vec<NotReady>,
+    pub not_ready: Vec<UnreachableNode>,
     /// Whether some slot owner is reachable, and none remains to be tried for the first time.
     pub serves: bool,
     /// Problems other than unreachable nodes.
@@ -258,7 +258,7 @@ impl Readiness {
 
     /// Whether every key is usable.
     #[must_use]
-    pub fn is_whole(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.is_ready() && self.not_ready.is_empty() && self.warnings.is_empty()
     }
 
@@ -271,7 +271,7 @@ impl Readiness {
 
 /// An unreachable node that owns slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NotReady {
+pub struct UnreachableNode {
     /// Address as written in the configuration.
     pub address: String,
     /// Number of slots.
@@ -303,7 +303,7 @@ impl StatusReport {
                     (Some(silence), Some(link)) => format!("{silence}; {link}"),
                     (silence, link) => silence.or(link)?,
                 };
-                Some(NotReady { address: node.address.clone(), slots: node.slots, reason })
+                Some(UnreachableNode { address: node.address.clone(), slots: node.slots, reason })
             })
             .collect();
         let mut owners = self.nodes.iter().filter(|node| node.slots > 0);

@@ -22,7 +22,7 @@ use super::hot_copies::HotCopiesRequest;
 use super::listener::Peer;
 use super::moves::{
     AbortRequest, AddNodeRequest, BalanceRequest, GoalRequest, HotKeysReport, MaxRateRequest, MoveRequest, MovesReport,
-    NodeRequest, Operation, Refused, SteerRequest,
+    NodeRequest, Operation, OperationError, SteerRequest,
 };
 use super::page::{Entry, counted, page};
 use super::planner::{AutomationRequest, PlanRequest};
@@ -80,7 +80,7 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
             "of some keys of each node, how many the slot map looks for elsewhere: no client finds those; as JSON",
             get(misplaced),
         ),
-        (WHERE, "where keys are: ?key=NAME, as often as wanted; as JSON", get(whereabouts)),
+        (WHERE, "where keys are: ?key=NAME, as often as wanted; as JSON", get(locate_keys)),
         (
             HOT_KEYS,
             "the keys of each node that are used most: ?count=10; with their names where the request carries the token; as JSON",
@@ -131,7 +131,7 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
 }
 
 /// Whether the path needs no token: health checks, and the location of the token file.
-pub(super) fn is_for_all(path: &str) -> bool {
+pub(super) fn needs_no_token(path: &str) -> bool {
     path == HEALTH || path == READY || path == TOKEN
 }
 
@@ -238,7 +238,7 @@ async fn status(State(source): State<Shared>) -> Result<Response, Response> {
     let readiness = status.readiness();
     let body = Body {
         ready: readiness.is_ready(),
-        whole: readiness.is_whole(),
+        whole: readiness.is_complete(),
         slots_unserved: readiness.slots_unserved(),
         status,
     };
@@ -259,17 +259,17 @@ async fn accept(State(source): State<Shared>, Path(node): Path<String>) -> Resul
     match query_source(ACCEPT, source, move |source| source.accept(&name)).await? {
         Ok(()) => Ok(Json(Body { accepted: node }).into_response()),
         // Only the name in the path can be wrong.
-        Err(Refused::Wrong(why)) => Err(refuse(ACCEPT, StatusCode::NOT_FOUND, &why)),
+        Err(OperationError::Invalid(why)) => Err(refuse(ACCEPT, StatusCode::NOT_FOUND, &why)),
         Err(refused) => Err(refuse(ACCEPT, status_of(&refused), refused.text())),
     }
 }
 
-fn status_of(refused: &Refused) -> StatusCode {
+fn status_of(refused: &OperationError) -> StatusCode {
     match refused {
-        Refused::Wrong(_) => StatusCode::BAD_REQUEST,
-        Refused::Conflict(_) => StatusCode::CONFLICT,
-        Refused::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
-        Refused::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+        OperationError::Invalid(_) => StatusCode::BAD_REQUEST,
+        OperationError::Conflict(_) => StatusCode::CONFLICT,
+        OperationError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        OperationError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
     }
 }
 
@@ -301,7 +301,7 @@ async fn load(State(source): State<Shared>, from: From) -> Result<Response, Resp
 
 /// Parses `?load=2&without=NODE&policy=NAME`.
 #[allow(clippy::result_large_err)] // same type as the async handlers
-fn supposed(query: &str, named: bool) -> Result<PlanRequest, Response> {
+fn parse_plan_query(query: &str, named: bool) -> Result<PlanRequest, Response> {
     let wrong = |why: &str| refuse(PLAN, StatusCode::BAD_REQUEST, why);
     let mut request = PlanRequest { named, ..PlanRequest::default() };
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -325,7 +325,7 @@ async fn plan(
     uri: Uri,
     from: From,
 ) -> Result<Response, Response> {
-    let request = supposed(uri.query().unwrap_or_default(), named)?;
+    let request = parse_plan_query(uri.query().unwrap_or_default(), named)?;
     operate(PLAN, source, from, Operation::Plan(request)).await
 }
 
@@ -404,7 +404,7 @@ async fn misplaced(State(source): State<Shared>, from: From) -> Result<Response,
 }
 
 /// Parses `?key=a&key=b`. Names of keys are bytes, so they may be no valid text.
-fn keys_of(query: &str) -> Option<Vec<Vec<u8>>> {
+fn parse_keys(query: &str) -> Option<Vec<Vec<u8>>> {
     let named = |pair: &str| decoded(pair.strip_prefix("key=")?);
     let keys: Vec<Vec<u8>> = query.split('&').filter(|pair| !pair.is_empty()).map(named).collect::<Option<_>>()?;
     if keys.is_empty() { None } else { Some(keys) }
@@ -429,8 +429,8 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-async fn whereabouts(State(source): State<Shared>, from: From, uri: Uri) -> Result<Response, Response> {
-    let Some(keys) = keys_of(uri.query().unwrap_or_default()) else {
+async fn locate_keys(State(source): State<Shared>, from: From, uri: Uri) -> Result<Response, Response> {
+    let Some(keys) = parse_keys(uri.query().unwrap_or_default()) else {
         return Err(refuse(
             WHERE,
             StatusCode::BAD_REQUEST,
@@ -541,11 +541,13 @@ async fn steer(source: Shared, from: From, id: &str, what: SteerRequest) -> Resu
 /// Unwraps the body, or returns an error response.
 #[allow(clippy::result_large_err)] // same type as the async handlers
 fn body<T>(path: &str, given: Given<T>) -> Result<T, Response> {
-    given.map(|Json(value)| value).map_err(|rejection| refuse(path, rejection.status(), &plain(&rejection)))
+    given
+        .map(|Json(value)| value)
+        .map_err(|rejection| refuse(path, rejection.status(), &describe_rejection(&rejection)))
 }
 
 /// Describes a rejected body without axum's own wording.
-fn plain(rejection: &JsonRejection) -> String {
+fn describe_rejection(rejection: &JsonRejection) -> String {
     let text = rejection.body_text();
     let JsonRejection::JsonDataError(_) = rejection else { return text };
     let text = text.split_once(": ").map_or(text.as_str(), |(_, what)| what);
@@ -564,7 +566,7 @@ fn plain(rejection: &JsonRejection) -> String {
 fn body_or_default<T: Default>(path: &str, given: GivenOrNot<T>) -> Result<T, Response> {
     match given {
         Ok(given) => Ok(given.map(|Json(value)| value).unwrap_or_default()),
-        Err(rejection) => Err(refuse(path, rejection.status(), &plain(&rejection))),
+        Err(rejection) => Err(refuse(path, rejection.status(), &describe_rejection(&rejection))),
     }
 }
 
@@ -626,7 +628,7 @@ mod tests {
 
     #[test]
     fn keys_in_a_query_are_bytes() {
-        let keys = |query| keys_of(query);
+        let keys = |query| parse_keys(query);
         assert_eq!(keys("key=user%3A1&key=a+b&key=%FF"), Some(vec![b"user:1".to_vec(), b"a b".to_vec(), vec![0xff]]));
         assert_eq!(keys("key="), Some(vec![Vec::new()]), "the empty key is one");
         for wrong in ["", "name=x", "key=%F", "key=%zz"] {

@@ -20,7 +20,7 @@ pub struct AdminThread {
     /// Bound address.
     pub address: SocketAddr,
     /// Delivers the source, which starts the responses.
-    go: Option<oneshot::Sender<Arc<dyn Source>>>,
+    source_sender: Option<oneshot::Sender<Arc<dyn Source>>>,
     stop: oneshot::Sender<()>,
     thread: JoinHandle<()>,
 }
@@ -58,12 +58,12 @@ impl AdminThread {
             })
             .context("cannot start a thread")?;
         let address = outcome.recv().context("the admin thread has ended")??;
-        Ok(Self { address, go: Some(go), stop, thread })
+        Ok(Self { address, source_sender: Some(go), stop, thread })
     }
 
     /// Starts answering requests.
     pub fn serve(&mut self, source: Arc<dyn Source>) {
-        if let Some(go) = self.go.take() {
+        if let Some(go) = self.source_sender.take() {
             let _ = go.send(source);
         }
     }
@@ -89,7 +89,7 @@ pub fn access(token: Option<&Secret>, state_dir: &Path) -> Access {
         Ok((token, file)) => return Access::Made { token, file },
         Err(error) => error,
     };
-    let (kept, state_dir) = (Token::kept(state_dir), state_dir.display());
+    let (kept, state_dir) = (Token::load_existing(state_dir), state_dir.display());
     match kept {
         Ok((token, file)) => {
             warn!(

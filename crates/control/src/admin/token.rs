@@ -48,7 +48,7 @@ impl Token {
     /// Whether the bytes equal the token. The comparison takes constant time for a given length; the length is no
     /// secret.
     pub(super) fn is(&self, given: &[u8]) -> bool {
-        same(given, self.0.as_bytes())
+        constant_time_eq(given, self.0.as_bytes())
     }
 
     /// Returns the proof, for the `Authorization` header, that the sender of this request to this address has the
@@ -97,7 +97,7 @@ impl Token {
     ///
     /// # Errors
     /// If there is no usable token.
-    pub fn kept(state_dir: &Path) -> io::Result<(Self, PathBuf)> {
+    pub fn load_existing(state_dir: &Path) -> io::Result<(Self, PathBuf)> {
         let path = fs::canonicalize(state_dir)?.join(FILE);
         Ok((Self::find(&path)?, path))
     }
@@ -193,7 +193,7 @@ pub(super) struct Proofs(Mutex<HashMap<[u8; 32], u64>>);
 
 impl Proofs {
     /// Whether `proof` (the part after the scheme) proves that the sender has the token, and has not been used before.
-    pub(super) fn take(
+    pub(super) fn accept(
         &self,
         token: &Token,
         to: SocketAddr,
@@ -213,7 +213,7 @@ impl Proofs {
         else {
             return false;
         };
-        if !same(given.as_bytes(), hex(&mac).as_bytes()) {
+        if !constant_time_eq(given.as_bytes(), hex(&mac).as_bytes()) {
             return false;
         }
         let mut used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -222,7 +222,7 @@ impl Proofs {
     }
 }
 
-fn same(given: &[u8], expected: &[u8]) -> bool {
+fn constant_time_eq(given: &[u8], expected: &[u8]) -> bool {
     given.len() == expected.len()
         && given.iter().zip(expected).fold(0, |difference, (a, b)| black_box(difference | (a ^ b))) == 0
 }
@@ -276,8 +276,8 @@ mod tests {
         assert_eq!(Token::find(&path).expect("found"), first);
         let (second, _) = Token::make(dir.path()).expect("made");
         assert_ne!(first, second);
-        assert_eq!(Token::kept(dir.path()).expect("kept"), (second, path));
-        assert!(Token::kept(&dir.path().join("elsewhere")).is_err());
+        assert_eq!(Token::load_existing(dir.path()).expect("kept"), (second, path));
+        assert!(Token::load_existing(&dir.path().join("elsewhere")).is_err());
     }
 
     #[test]
@@ -318,24 +318,24 @@ mod tests {
         let here = SocketAddr::from(([127, 0, 0, 1], 6381));
         let there = SocketAddr::from(([127, 0, 0, 1], 7381));
         let proof = || token.prove(here, "POST", "/a", b"body").expect("random bytes")[SCHEME.len()..].to_owned();
-        assert!(!proofs.take(&token, there, &proof(), "POST", "/a", b"body"));
-        assert!(!proofs.take(&token, here, &proof(), "POST", "/b", b"body"));
-        assert!(!proofs.take(&token, here, &proof(), "PUT", "/a", b"body"));
-        assert!(!proofs.take(&token, here, &proof(), "POST", "/a", b"Body"));
-        assert!(!proofs.take(&other, here, &proof(), "POST", "/a", b"body"));
+        assert!(!proofs.accept(&token, there, &proof(), "POST", "/a", b"body"));
+        assert!(!proofs.accept(&token, here, &proof(), "POST", "/b", b"body"));
+        assert!(!proofs.accept(&token, here, &proof(), "PUT", "/a", b"body"));
+        assert!(!proofs.accept(&token, here, &proof(), "POST", "/a", b"Body"));
+        assert!(!proofs.accept(&other, here, &proof(), "POST", "/a", b"body"));
         let once = proof();
-        assert!(proofs.take(&token, here, &once, "POST", "/a", b"body"));
-        assert!(!proofs.take(&token, here, &once, "POST", "/a", b"body"), "not twice");
-        assert!(proofs.take(&token, here, &proof(), "POST", "/a", b"body"));
+        assert!(proofs.accept(&token, here, &once, "POST", "/a", b"body"));
+        assert!(!proofs.accept(&token, here, &once, "POST", "/a", b"body"), "not twice");
+        assert!(proofs.accept(&token, here, &proof(), "POST", "/a", b"body"));
         let now = now_ms();
         for at in [now - PROOF_MS - 1000, now + PROOF_MS + 1000] {
             let at_text = at.to_string();
             let parts: [&[u8]; 5] = [at_text.as_bytes(), b"00", b"POST", b"/a", b"body"];
             let late = format!("{at}.00.{}", hex(&token.mac(here, &parts).expect("a key")));
-            assert!(!proofs.take(&token, here, &late, "POST", "/a", b"body"));
+            assert!(!proofs.accept(&token, here, &late, "POST", "/a", b"body"));
         }
         for noise in ["", ".", "..", "1.2.3", "1.2.3.4", "x.y.z"] {
-            assert!(!proofs.take(&token, here, noise, "POST", "/a", b"body"), "{noise}");
+            assert!(!proofs.accept(&token, here, noise, "POST", "/a", b"body"), "{noise}");
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use switchyard_policy::autoscale::Observed;
 use switchyard_policy::topology::NodeId;
 
-use super::intent::Started;
+use super::intent::StartedServer;
 use super::removal::Evidence;
 use crate::nodes::NodeAddress;
 
@@ -27,7 +27,7 @@ pub(crate) trait FleetActions: Evidence {
     /// Addresses of all nodes and their replicas.
     fn addresses(&self) -> BTreeSet<String>;
     /// Load of the fleet. `started`: nodes that may be removed.
-    fn observed(&self, started: &BTreeMap<String, Started>) -> Observed;
+    fn observed(&self, started: &BTreeMap<String, StartedServer>) -> Observed;
     /// `run_id` of each node's process, by name, as far as the router knows it.
     fn run_ids(&self) -> BTreeMap<String, String>;
     /// Whether an operator has switched all automation off.

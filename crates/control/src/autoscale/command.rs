@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use super::removal::Proof;
-use super::{Chosen, CommandConfig, Provisioner, Settings, Started};
+use super::{CommandConfig, Provisioner, ServerLocation, Settings, StartedServer};
 use crate::nodes::parse_endpoint;
 
 /// Maximum length of an answer, in bytes.
@@ -27,10 +27,10 @@ const ANSWER_MAX: u64 = 1 << 16;
 const SHOWN: usize = 200;
 
 /// Limit of the program's standard error, in bytes. Later writes fail.
-const COMPLAINTS_MAX: u64 = 1 << 20;
+const STDERR_MAX: u64 = 1 << 20;
 
 /// Last part of it that is read, in bytes.
-const COMPLAINTS_READ: u64 = 1 << 12;
+const STDERR_READ: u64 = 1 << 12;
 
 #[derive(Serialize)]
 struct Request<'a> {
@@ -66,11 +66,16 @@ impl Program {
 }
 
 impl Provisioner for Program {
-    fn choose(&self, _number: u64, _taken: &BTreeSet<String>) -> Result<Option<Chosen>, String> {
+    fn choose(&self, _number: u64, _taken: &BTreeSet<String>) -> Result<Option<ServerLocation>, String> {
         Ok(None)
     }
 
-    fn start(&self, number: u64, _chosen: Option<(&str, &Started)>, _settings: Settings<'_>) -> Result<String, String> {
+    fn start(
+        &self,
+        number: u64,
+        _chosen: Option<(&str, &StartedServer)>,
+        _settings: Settings<'_>,
+    ) -> Result<String, String> {
         let answer = self.run_action("start", number, None)?;
         let shown: String =
             String::from_utf8_lossy(&answer).trim().chars().filter(|c| !c.is_control()).take(SHOWN).collect();
@@ -79,7 +84,7 @@ impl Provisioner for Program {
         parse_endpoint(&address).map_err(|_| form())
     }
 
-    fn stop(&self, started: &Started, address: &str, _proof: Proof) -> Result<Option<String>, String> {
+    fn stop(&self, started: &StartedServer, address: &str, _proof: Proof) -> Result<Option<String>, String> {
         self.run_action("stop", started.number, Some(address)).map(|_| None)
     }
 }
@@ -88,9 +93,9 @@ impl Provisioner for Program {
 ///
 /// A file in memory rather than a pipe: a server that the program has started may keep its standard error, and would
 /// get SIGPIPE after this router ends.
-struct Complaints(File);
+struct StderrBuffer(File);
 
-impl Complaints {
+impl StderrBuffer {
     fn new() -> Result<Self, String> {
         let file = memfd_create("stderr", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
         file.map(|file| Self(file.into()))
@@ -117,7 +122,7 @@ impl Complaints {
     /// Returns the last lines, without control characters.
     fn lines(&self) -> Vec<String> {
         let length = self.length();
-        let mut bytes = vec![0; length.min(COMPLAINTS_READ) as usize];
+        let mut bytes = vec![0; length.min(STDERR_READ) as usize];
         let start = length - bytes.len() as u64;
         if self.0.read_exact_at(&mut bytes, start).is_err() {
             return Vec::new();
@@ -146,7 +151,7 @@ pub(super) fn run(words: &[String], line: &str, timeout: Duration) -> Result<Vec
     let Some((program, words)) = words.split_first() else {
         return Err("[autoscale.command] names no program: put back the one that was there".to_owned());
     };
-    let complaints = Complaints::new()?;
+    let complaints = StderrBuffer::new()?;
     let mut child = Command::new(program)
         .args(words)
         .stdin(Stdio::piped())
@@ -169,7 +174,7 @@ pub(super) fn run(words: &[String], line: &str, timeout: Duration) -> Result<Vec
     });
     let end = Instant::now() + timeout;
     let failure = loop {
-        if complaints.length() > COMPLAINTS_MAX {
+        if complaints.length() > STDERR_MAX {
             complaints.seal();
         }
         match child.try_wait() {

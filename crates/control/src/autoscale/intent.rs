@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use switchyard_policy::autoscale::{Millis, Now, State};
 
-use super::Way;
+use super::ProvisionerKind;
 
 /// Maximum number of events in the history.
 const EVENTS: usize = 100;
@@ -23,7 +23,7 @@ pub(super) struct Intent {
     /// Whether an operator has paused the policy.
     pub(super) is_paused: bool,
     /// Nodes that a provisioner has started, by name.
-    pub(super) started: BTreeMap<String, Started>,
+    pub(super) started: BTreeMap<String, StartedServer>,
     /// Change in progress.
     pub(super) change: Option<Change>,
     /// Events, the latest last.
@@ -38,11 +38,11 @@ pub(super) struct Intent {
 
 /// A server that a provisioner has started. The record alone does not justify a stop: see [`super::removal`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Started {
+pub(crate) struct StartedServer {
     /// Number of the change that started it.
     pub(super) number: u64,
     /// Provisioner of the server, which may differ from the configured one.
-    pub(super) way: Way,
+    pub(super) way: ProvisionerKind,
     /// Directory of a local server, with a random token in its name. `None`: not local, or started by a version that
     /// named directories by number.
     #[serde(default)]
@@ -70,9 +70,9 @@ pub(super) enum LastSeen {
     Process(String),
 }
 
-impl Started {
+impl StartedServer {
     /// Returns the record of a server at its start.
-    pub(super) fn new(number: u64, way: Way) -> Self {
+    pub(super) fn new(number: u64, way: ProvisionerKind) -> Self {
         Self { number, way, home: None, host: None, seen: LastSeen::Never }
     }
 }
@@ -82,7 +82,7 @@ impl Started {
 pub(super) struct Change {
     pub(super) number: u64,
     /// Provisioner. A server is stopped by the provisioner that started it.
-    pub(super) way: Way,
+    pub(super) way: ProvisionerKind,
     pub(super) stage: Stage,
     /// Whether the fleet is overloaded, so that the new node gets its share as fast as possible.
     #[serde(default)]
@@ -202,7 +202,7 @@ impl Intent {
     }
 
     /// Ends a change whose server did not stop after `attempts` attempts. Its server may keep running.
-    pub(super) fn give_up_stop(&mut self, now: Now, attempts: u32) {
+    pub(super) fn abandon_stop(&mut self, now: Now, attempts: u32) {
         let Some(Change { stage: Stage::Stop(address, _), number, failures, .. }) = &self.change else { return };
         if *failures < attempts {
             return;
@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn a_record_of_an_earlier_version_proves_nothing_about_a_server() {
         let mut intent: Intent = serde_json::from_str(FORMER).expect("the format of an earlier version");
-        let started = Started { seen: LastSeen::Unknown, ..Started::new(3, Way::Local) };
+        let started = StartedServer { seen: LastSeen::Unknown, ..StartedServer::new(3, ProvisionerKind::Local) };
         assert_eq!(intent.started, BTreeMap::from([("127.0.0.1:7101".to_owned(), started)]));
         let now = Now { run: 1_000_000, wall: 1_000_000 };
         intent.resume(now, 10_000);

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, getpgid, kill_process_group};
 
 use super::removal::Proof;
-use super::{Chosen, LocalConfig, Process, Provisioner, Settings, Started};
+use super::{LocalConfig, Process, Provisioner, ServerLocation, Settings, StartedServer};
 use crate::sockets;
 
 /// Maximum time for a server to stop before it is killed. It has no keys any more.
@@ -60,7 +60,7 @@ impl Local {
         Self { config, state: state.to_owned(), host: this_host() }
     }
 
-    fn home(&self, started: &Started) -> PathBuf {
+    fn home(&self, started: &StartedServer) -> PathBuf {
         started.home.clone().unwrap_or_else(|| former_directory(&self.state).join(started.number.to_string()))
     }
 
@@ -106,7 +106,7 @@ impl Local {
         let groups = Self::groups(home);
         match Self::listener(port, &groups) {
             _ if !groups.is_empty() => Ok(()),
-            Ok(None) => Err(format!("the server ended at once: {}", last_words(home))),
+            Ok(None) => Err(format!("the server ended at once: {}", last_log_line(home))),
             _ => Err(format!(
                 "the server at port {port} went to the background, where it is not found again: stop it, and have it stay (\"daemonize no\")"
             )),
@@ -203,7 +203,7 @@ fn quoted(text: &str) -> String {
 }
 
 /// Last line of a server's output.
-fn last_words(home: &Path) -> String {
+fn last_log_line(home: &Path) -> String {
     let text = fs::read(home.join(LOG)).unwrap_or_default();
     let end = String::from_utf8_lossy(&text[text.len().saturating_sub(SHOWN)..]);
     end.lines().last().unwrap_or("it has written nothing").trim().to_owned()
@@ -231,7 +231,7 @@ fn port_of(address: &str) -> Result<u16, String> {
 }
 
 impl Provisioner for Local {
-    fn choose(&self, number: u64, taken: &BTreeSet<String>) -> Result<Option<Chosen>, String> {
+    fn choose(&self, number: u64, taken: &BTreeSet<String>) -> Result<Option<ServerLocation>, String> {
         let (first, last) = self.config.ports;
         let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
         let address = |port: u16| format!("127.0.0.1:{port}");
@@ -239,10 +239,15 @@ impl Provisioner for Local {
         let port = free.ok_or_else(|| format!("all ports {first}-{last} of [autoscale.local] are in use"))?;
         let folder = self.config.directory.clone().unwrap_or_else(|| default_directory(&self.state));
         let home = folder.join(format!("{number}-{}", token()?));
-        Ok(Some(Chosen { address: address(port), home: Some(home), host: Some(self.host.clone()) }))
+        Ok(Some(ServerLocation { address: address(port), home: Some(home), host: Some(self.host.clone()) }))
     }
 
-    fn start(&self, _number: u64, chosen: Option<(&str, &Started)>, settings: Settings<'_>) -> Result<String, String> {
+    fn start(
+        &self,
+        _number: u64,
+        chosen: Option<(&str, &StartedServer)>,
+        settings: Settings<'_>,
+    ) -> Result<String, String> {
         let (address, started) = chosen.ok_or("no port was chosen")?;
         let home = self.home(started);
         match self.process(started, address) {
@@ -257,7 +262,7 @@ impl Provisioner for Local {
         Ok(address.to_owned())
     }
 
-    fn process(&self, started: &Started, address: &str) -> Process {
+    fn process(&self, started: &StartedServer, address: &str) -> Process {
         let port = match port_of(address) {
             Ok(port) => port,
             Err(why) => return Process::Foreign(why),
@@ -278,7 +283,7 @@ impl Provisioner for Local {
         Some(self.host.clone())
     }
 
-    fn stop(&self, started: &Started, address: &str, proof: Proof) -> Result<Option<String>, String> {
+    fn stop(&self, started: &StartedServer, address: &str, proof: Proof) -> Result<Option<String>, String> {
         let home = self.home(started);
         if proof.covers_process() {
             let groups = Self::groups(&home);
@@ -293,7 +298,7 @@ impl Provisioner for Local {
         Ok(kept.map(|kept| format!("its directory may have keys and is kept as {}", kept.display())))
     }
 
-    fn revive(&self, started: &Started, address: &str, settings: Settings<'_>) -> Option<Result<(), String>> {
+    fn revive(&self, started: &StartedServer, address: &str, settings: Settings<'_>) -> Option<Result<(), String>> {
         let home = self.home(started);
         if !Self::groups(&home).is_empty() {
             return None;
@@ -314,7 +319,7 @@ impl Provisioner for Local {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Way;
+    use super::super::ProvisionerKind;
     use super::super::removal::{Evidence, Inspected, prove};
     use super::*;
 
@@ -324,13 +329,17 @@ mod tests {
     }
 
     /// Returns an unused port, and a record of a server there.
-    fn record(local: &Local, number: u64) -> (String, Started) {
+    fn record(local: &Local, number: u64) -> (String, StartedServer) {
         let port =
             TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|bound| bound.local_addr()).expect("a port").port();
         let home = default_directory(&local.state).join(format!("{number}-{}", token().expect("random bits")));
         (
             format!("127.0.0.1:{port}"),
-            Started { home: Some(home), host: Some(this_host()), ..Started::new(number, Way::Local) },
+            StartedServer {
+                home: Some(home),
+                host: Some(this_host()),
+                ..StartedServer::new(number, ProvisionerKind::Local)
+            },
         )
     }
 
@@ -350,12 +359,12 @@ mod tests {
         }
     }
 
-    fn stop(local: &Local, address: &str, started: &Started) -> Result<Option<String>, String> {
+    fn stop(local: &Local, address: &str, started: &StartedServer) -> Result<Option<String>, String> {
         let proof = prove(Some(started), address, &Nothing, local).map_err(|kept| kept.to_string())?;
         local.stop(started, address, proof)
     }
 
-    fn wait_for(process: &Process, local: &Local, address: &str, started: &Started) {
+    fn wait_for(process: &Process, local: &Local, address: &str, started: &StartedServer) {
         while local.process(started, address) != *process {
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -402,7 +411,7 @@ mod tests {
         let here = local(dir.path(), &["sleep", "60"]);
         let (address, started) = record(&here, 1);
         for host in [Some("another".to_owned()), None] {
-            let started = Started { host, ..started.clone() };
+            let started = StartedServer { host, ..started.clone() };
             fs::create_dir_all(here.home(&started)).expect("made");
             assert_eq!(here.process(&started, &address), Process::OtherHost);
             assert!(

@@ -30,7 +30,7 @@ use crate::nodes::parse_endpoint;
 use crate::planner::Mode;
 
 pub(crate) use actions::{FleetActions, OpenMoves};
-pub(crate) use intent::{Event, Started};
+pub(crate) use intent::{Event, StartedServer};
 pub use local::{default_directory, former_directory};
 pub(crate) use messages::reason_text;
 pub(crate) use reconcile::{Autoscaler, Autoscaling, is_same};
@@ -46,7 +46,7 @@ pub const POLICIES: [(Policy, &str); 3] =
 /// Kind of provisioner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Way {
+pub enum ProvisionerKind {
     /// Processes on the router's machine.
     Local,
     /// Running servers that wait for use.
@@ -55,7 +55,7 @@ pub enum Way {
     Command,
 }
 
-impl Way {
+impl ProvisionerKind {
     /// Name in the configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -134,13 +134,14 @@ impl AutoscaleConfig {
     ///
     /// # Errors
     /// If several kinds are configured.
-    pub fn provisioner(&self) -> Result<Option<Way>, String> {
+    pub fn provisioner(&self) -> Result<Option<ProvisionerKind>, String> {
         let ways = [
-            (Way::Local, !self.local.command.is_empty()),
-            (Way::Standby, !self.standby.is_empty()),
-            (Way::Command, !self.command.run.is_empty()),
+            (ProvisionerKind::Local, !self.local.command.is_empty()),
+            (ProvisionerKind::Standby, !self.standby.is_empty()),
+            (ProvisionerKind::Command, !self.command.run.is_empty()),
         ];
-        let given: Vec<Way> = ways.into_iter().filter(|(_, is_given)| *is_given).map(|(way, _)| way).collect();
+        let given: Vec<ProvisionerKind> =
+            ways.into_iter().filter(|(_, is_given)| *is_given).map(|(way, _)| way).collect();
         match given.as_slice() {
             [] => Ok(None),
             [way] => Ok(Some(*way)),
@@ -153,7 +154,7 @@ impl AutoscaleConfig {
     }
 
     /// Kind of provisioner for a new server.
-    fn way(&self) -> Result<Way, String> {
+    fn way(&self) -> Result<ProvisionerKind, String> {
         self.provisioner()?.ok_or_else(|| {
             "no provisioner is configured: add [autoscale.local], [autoscale.standby] or [autoscale.command] (docs/autoscaling.md)"
                 .to_owned()
@@ -162,20 +163,20 @@ impl AutoscaleConfig {
 
     /// Creates a provisioner, even one that is no longer configured: it may have servers to stop. `site` distinguishes
     /// this router from others.
-    fn provision(&self, way: Way, state: &Path, site: &str) -> Result<Box<dyn Provisioner>, String> {
+    fn provision(&self, way: ProvisionerKind, state: &Path, site: &str) -> Result<Box<dyn Provisioner>, String> {
         match way {
-            Way::Local => Ok(Box::new(local::Local::new(self.local.clone(), state))),
-            Way::Standby => Ok(Box::new(Standby(
+            ProvisionerKind::Local => Ok(Box::new(local::Local::new(self.local.clone(), state))),
+            ProvisionerKind::Standby => Ok(Box::new(Standby(
                 self.standby.iter().map(|server| parse_endpoint(server)).collect::<Result<_, _>>()?,
             ))),
-            Way::Command => Ok(Box::new(command::Program::new(self.command.clone(), site.to_owned()))),
+            ProvisionerKind::Command => Ok(Box::new(command::Program::new(self.command.clone(), site.to_owned()))),
         }
     }
 }
 
 /// Location of a new server, recorded before the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Chosen {
+struct ServerLocation {
     address: String,
     /// Directory of a local server.
     home: Option<PathBuf>,
@@ -209,16 +210,21 @@ trait Provisioner {
     ///
     /// # Errors
     /// If no location is left.
-    fn choose(&self, number: u64, taken: &BTreeSet<String>) -> Result<Option<Chosen>, String>;
+    fn choose(&self, number: u64, taken: &BTreeSet<String>) -> Result<Option<ServerLocation>, String>;
 
     /// Starts the server of this number, or finds it. Returns its address.
     ///
     /// # Errors
     /// If it cannot be started. The next call tries again.
-    fn start(&self, number: u64, chosen: Option<(&str, &Started)>, settings: Settings<'_>) -> Result<String, String>;
+    fn start(
+        &self,
+        number: u64,
+        chosen: Option<(&str, &StartedServer)>,
+        settings: Settings<'_>,
+    ) -> Result<String, String>;
 
     /// State of a server's process.
-    fn process(&self, _started: &Started, _address: &str) -> Process {
+    fn process(&self, _started: &StartedServer, _address: &str) -> Process {
         Process::Unknown
     }
 
@@ -231,12 +237,12 @@ trait Provisioner {
     ///
     /// # Errors
     /// Unless the server has certainly stopped. The next call needs a new proof.
-    fn stop(&self, _started: &Started, _address: &str, _proof: Proof) -> Result<Option<String>, String> {
+    fn stop(&self, _started: &StartedServer, _address: &str, _proof: Proof) -> Result<Option<String>, String> {
         Ok(None)
     }
 
     /// Restarts a server that should run and does not. `None`: it runs, or this provisioner does not manage it.
-    fn revive(&self, _started: &Started, _address: &str, _settings: Settings<'_>) -> Option<Result<(), String>> {
+    fn revive(&self, _started: &StartedServer, _address: &str, _settings: Settings<'_>) -> Option<Result<(), String>> {
         None
     }
 }
@@ -247,14 +253,19 @@ struct Standby(Vec<String>);
 /// Has no `stop`, because these servers are never stopped.
 impl Provisioner for Standby {
     /// Each number begins at another server, so that a server that cannot join does not block the others.
-    fn choose(&self, number: u64, taken: &BTreeSet<String>) -> Result<Option<Chosen>, String> {
+    fn choose(&self, number: u64, taken: &BTreeSet<String>) -> Result<Option<ServerLocation>, String> {
         let first = number as usize % self.0.len().max(1);
         let free = self.0.iter().cycle().skip(first).take(self.0.len()).find(|server| !taken.contains(*server));
-        free.map(|server| Some(Chosen { address: server.clone(), home: None, host: None }))
+        free.map(|server| Some(ServerLocation { address: server.clone(), home: None, host: None }))
             .ok_or_else(|| format!("all {} servers of [autoscale.standby] are in use", self.0.len()))
     }
 
-    fn start(&self, _number: u64, chosen: Option<(&str, &Started)>, _settings: Settings<'_>) -> Result<String, String> {
+    fn start(
+        &self,
+        _number: u64,
+        chosen: Option<(&str, &StartedServer)>,
+        _settings: Settings<'_>,
+    ) -> Result<String, String> {
         chosen.map(|(address, _)| address.to_owned()).ok_or_else(|| "no standby server was chosen".to_owned())
     }
 }

@@ -17,11 +17,11 @@ use switchyard_resp::units::counted;
 use tracing::{info, warn};
 
 use super::actions::{FleetActions, OpenMoves};
-use super::intent::{Change, DOCUMENT, Intent, LastSeen, Stage, Started};
+use super::intent::{Change, DOCUMENT, Intent, LastSeen, Stage, StartedServer};
 use super::local::credentials;
 use super::notify::notify;
 use super::removal::prove;
-use super::{AutoscaleConfig, Chosen, Event, Process, Provisioner, Way, reason_text};
+use super::{AutoscaleConfig, Event, Process, Provisioner, ProvisionerKind, ServerLocation, reason_text};
 use crate::planner::Mode;
 use crate::store::{RedbStore, StoreError, load_json, save_json};
 
@@ -52,7 +52,7 @@ struct Inner {
     noted: Option<SizeChange>,
     revived: Option<Millis>,
     /// Servers that had ended at the last check, with the result of restarting them.
-    fallen: BTreeMap<String, &'static str>,
+    failed_servers: BTreeMap<String, &'static str>,
     /// Last logged reason to rest.
     logged: Option<String>,
     /// Servers that an operator is adding now. They must not be stopped.
@@ -74,28 +74,28 @@ pub(crate) struct Autoscaler {
 
 /// An operator's `nodes add` of a server in progress.
 #[derive(Debug)]
-pub(crate) struct Joining<'a> {
+pub(crate) struct JoinGuard<'a> {
     autoscaler: &'a Autoscaler,
     address: String,
 }
 
-impl Joining<'_> {
+impl JoinGuard<'_> {
     /// Releases the autoscaler's claim to the server, which has joined. Withdraws a pending stop.
     pub(crate) fn joined(&self, now: Now) {
         self.autoscaler.disown(&self.address, now);
     }
 }
 
-impl Drop for Joining<'_> {
+impl Drop for JoinGuard<'_> {
     fn drop(&mut self) {
         self.autoscaler.inner().joining.remove(&self.address);
     }
 }
 
 /// A stop of a server in progress, from its proof on.
-struct Stopping<'a>(&'a Autoscaler);
+struct StopGuard<'a>(&'a Autoscaler);
 
-impl Drop for Stopping<'_> {
+impl Drop for StopGuard<'_> {
     fn drop(&mut self) {
         self.0.inner().stopping = None;
     }
@@ -113,7 +113,7 @@ enum Outcome {
     /// The next stage follows.
     Next(Stage),
     /// The location of a new server was chosen.
-    Chosen(Chosen),
+    Chosen(ServerLocation),
     /// The change has ended.
     Done(String),
     /// The attempt failed.
@@ -128,7 +128,7 @@ pub(crate) struct Autoscaling {
     pub(crate) config: AutoscaleConfig,
     pub(crate) wanted: Option<usize>,
     pub(crate) is_paused: bool,
-    pub(crate) started: BTreeMap<String, Started>,
+    pub(crate) started: BTreeMap<String, StartedServer>,
     /// Number, stage, start of the stage, and error of the last attempt.
     pub(crate) change: Option<(u64, String, Millis, Option<String>)>,
     pub(crate) decision: Option<Decision>,
@@ -197,7 +197,7 @@ impl Autoscaler {
 
     /// Sets the target number of nodes, for an operator. If the fleet already has that many (`has`), a server that has
     /// not joined yet is stopped.
-    pub(crate) fn want(&self, nodes: usize, has: usize, now: Now) -> Result<(), String> {
+    pub(crate) fn set_target(&self, nodes: usize, has: usize, now: Now) -> Result<(), String> {
         let config = self.inner().config.clone();
         let (least, most) = (config.knobs.nodes_min, config.knobs.nodes_max);
         if !(least..=most).contains(&nodes) {
@@ -214,7 +214,7 @@ impl Autoscaler {
             if nodes <= has {
                 intent.withdraw(now);
             }
-            intent.give_up_stop(now, ATTEMPTS);
+            intent.abandon_stop(now, ATTEMPTS);
             Some(intent.note(now, None, "decided", format!("somebody wants {}", counted(nodes, "node"))))
         })
     }
@@ -231,7 +231,7 @@ impl Autoscaler {
     ///
     /// # Errors
     /// If the server is being stopped now.
-    pub(crate) fn begin_join(&self, address: &str) -> Result<Joining<'_>, String> {
+    pub(crate) fn begin_join(&self, address: &str) -> Result<JoinGuard<'_>, String> {
         let mut inner = self.inner();
         if inner.stopping.as_ref().is_some_and(|stopping| is_same(stopping, address)) {
             return Err(format!(
@@ -239,7 +239,7 @@ impl Autoscaler {
             ));
         }
         inner.joining.insert(address.to_owned());
-        Ok(Joining { autoscaler: self, address: address.to_owned() })
+        Ok(JoinGuard { autoscaler: self, address: address.to_owned() })
     }
 
     /// Whether the server is being stopped now.
@@ -311,9 +311,9 @@ impl Autoscaler {
                     Ok(provisioner) => self.carry_out(&change, hands, &config, &*provisioner, now),
                     Err(why) => Outcome::Failed(why),
                 };
-                self.settle(&change, outcome, hands, now)
+                self.record_outcome(&change, outcome, hands, now)
             }
-            None => self.consider(&config, hands, now),
+            None => self.start_change_if_needed(&config, hands, now),
         };
         if let Err(why) = stepped {
             warn!("{why}");
@@ -326,7 +326,7 @@ impl Autoscaler {
     /// Restarts servers that were started and should still run.
     fn revive(
         &self,
-        provision: &dyn Fn(Way) -> Result<Box<dyn Provisioner>, String>,
+        provision: &dyn Fn(ProvisionerKind) -> Result<Box<dyn Provisioner>, String>,
         hands: &dyn FleetActions,
         now: Now,
     ) {
@@ -357,7 +357,7 @@ impl Autoscaler {
             }
             let number = server.number;
             let Some(revived) = provisioner.revive(server, address, &|address| settings(hands, address)) else {
-                self.inner().fallen.remove(address);
+                self.inner().failed_servers.remove(address);
                 continue;
             };
             let (kind, text) = match revived {
@@ -365,7 +365,7 @@ impl Autoscaler {
                 Err(why) => ("failed", format!("the server {address} has ended, and cannot be started again: {why}")),
             };
             // Report a server that ends repeatedly once, until it stays up.
-            let is_new = self.inner().fallen.insert(address.clone(), kind) != Some(kind);
+            let is_new = self.inner().failed_servers.insert(address.clone(), kind) != Some(kind);
             if is_new && let Err(why) = self.change(|intent| Some(intent.note(now, Some(number), kind, text))) {
                 warn!("{why}");
             }
@@ -374,8 +374,8 @@ impl Autoscaler {
 
     /// Records the latest process of a server. A local process counts only if the process group that was started holds
     /// the port.
-    fn note_seen(&self, address: &str, started: &Started, seen: LastSeen, provisioner: &dyn Provisioner) {
-        if started.seen == seen && (started.way != Way::Local || started.host.is_some()) {
+    fn note_seen(&self, address: &str, started: &StartedServer, seen: LastSeen, provisioner: &dyn Provisioner) {
+        if started.seen == seen && (started.way != ProvisionerKind::Local || started.host.is_some()) {
             return;
         }
         let host = match provisioner.process(started, address) {
@@ -398,14 +398,14 @@ impl Autoscaler {
     /// Records the process of a server that this change has started and that is not a node yet, as soon as it replies.
     fn identify(&self, change: &Change, address: &str, hands: &dyn FleetActions, provisioner: &dyn Provisioner) {
         let Some(started) = self.inner().intent.started.get(address).cloned() else { return };
-        let is_known = matches!(started.seen, LastSeen::Process(_)) && change.way != Way::Local;
+        let is_known = matches!(started.seen, LastSeen::Process(_)) && change.way != ProvisionerKind::Local;
         if started.number != change.number || is_known {
             return;
         }
         let seen = hands.inspect(address).ok().and_then(|seen| seen.run_id);
         match (seen, &started.seen) {
             (Some(run_id), _) => self.note_seen(address, &started, LastSeen::Process(run_id), provisioner),
-            (None, LastSeen::Never) if change.way == Way::Local => {
+            (None, LastSeen::Never) if change.way == ProvisionerKind::Local => {
                 self.note_seen(address, &started, LastSeen::Listening, provisioner)
             }
             (None, _) => {}
@@ -413,7 +413,12 @@ impl Autoscaler {
     }
 
     /// Starts a change if one is needed.
-    fn consider(&self, config: &AutoscaleConfig, hands: &dyn FleetActions, now: Now) -> Result<(), String> {
+    fn start_change_if_needed(
+        &self,
+        config: &AutoscaleConfig,
+        hands: &dyn FleetActions,
+        now: Now,
+    ) -> Result<(), String> {
         let (wanted, is_paused, started) = {
             let inner = self.inner();
             (inner.intent.wanted, inner.intent.is_paused, inner.intent.started.clone())
@@ -519,7 +524,7 @@ impl Autoscaler {
     fn begin_removal(
         &self,
         node: NodeId,
-        started: &BTreeMap<String, Started>,
+        started: &BTreeMap<String, StartedServer>,
         hands: &dyn FleetActions,
         now: Now,
         why: &str,
@@ -529,7 +534,13 @@ impl Autoscaler {
         self.begin((Stage::Drain(name.clone()), false), server.way, now, format!("{name} goes: {why}"))
     }
 
-    fn begin(&self, (stage, is_urgent): (Stage, bool), way: Way, now: Now, why: String) -> Result<(), String> {
+    fn begin(
+        &self,
+        (stage, is_urgent): (Stage, bool),
+        way: ProvisionerKind,
+        now: Now,
+        why: String,
+    ) -> Result<(), String> {
         self.change(|intent| {
             let number = intent.state.next();
             if !intent.state.bind(number) {
@@ -585,7 +596,8 @@ impl Autoscaler {
                 Err(why) => Outcome::GivenUp(why),
             },
             Stage::Provision(Some(address)) => {
-                let started = started.get(address).cloned().unwrap_or_else(|| Started::new(change.number, change.way));
+                let started =
+                    started.get(address).cloned().unwrap_or_else(|| StartedServer::new(change.number, change.way));
                 start(provisioner, change.number, Some((address, &started)), hands, &taken)
             }
             Stage::Join(address) if nodes.contains(address) => Outcome::Next(Stage::Fill(address.clone())),
@@ -596,13 +608,13 @@ impl Autoscaler {
                     // The program named a server that it did not start. Waiting does not help, and the server must not
                     // be stopped.
                     Err(why)
-                        if change.way == Way::Command
+                        if change.way == ProvisionerKind::Command
                             && let Some(used) = hands.in_use(address) =>
                     {
                         Outcome::GivenUp(format!("{why}. {address} is not stopped: {used}"))
                     }
                     Err(why) => {
-                        let hint = match change.way == Way::Local && why.contains("our user or password") {
+                        let hint = match change.way == ProvisionerKind::Local && why.contains("our user or password") {
                             true => {
                                 ". Add \"-\" to the end of command in [autoscale.local]: redis-server then reads the password from its standard input (docs/autoscaling.md). Then end this \
                                  server, which is started again"
@@ -610,7 +622,7 @@ impl Autoscaler {
                             false => "",
                         };
                         let why = format!("{why}{hint}");
-                        match change.way != Way::Standby && change.failures + 1 >= ATTEMPTS {
+                        match change.way != ProvisionerKind::Standby && change.failures + 1 >= ATTEMPTS {
                             true => self.give_up_join(address, why, provisioner),
                             false => Outcome::Failed(why),
                         }
@@ -632,7 +644,7 @@ impl Autoscaler {
                     (None, Stage::Drain(_)) if !nodes.contains(address) => {
                         Outcome::Next(Stage::Stop(address.clone(), None))
                     }
-                    (None, Stage::Drain(_)) if !started.contains_key(address) => self.keep(address, hands),
+                    (None, Stage::Drain(_)) if !started.contains_key(address) => self.give_up_removal(address, hands),
                     (None, Stage::Drain(_)) if hands.owns(address) => or_failed(hands.drain(address), &change.stage),
                     (None, Stage::Drain(_)) => Outcome::Next(Stage::Leave(address.clone())),
                     (None, Stage::Fill(_)) => or_failed(hands.fill(change.is_urgent), &Stage::Share(address.clone())),
@@ -657,7 +669,7 @@ impl Autoscaler {
                 }
             }
             Stage::Leave(node) if !nodes.contains(node) => Outcome::Next(Stage::Stop(node.clone(), None)),
-            Stage::Leave(node) if !started.contains_key(node) => self.keep(node, hands),
+            Stage::Leave(node) if !started.contains_key(node) => self.give_up_removal(node, hands),
             Stage::Leave(node) => {
                 // The last observation of its process while it is a node.
                 if let (Some(server), Some(run_id)) = (started.get(node), hands.run_ids().remove(node)) {
@@ -691,7 +703,7 @@ impl Autoscaler {
     }
 
     /// Gives up the removal of a node that an operator has listed or added.
-    fn keep(&self, node: &str, hands: &dyn FleetActions) -> Outcome {
+    fn give_up_removal(&self, node: &str, hands: &dyn FleetActions) -> Outcome {
         hands.undrain(node);
         Outcome::GivenUp(format!("an operator has listed or added {node}, so it stays"))
     }
@@ -716,10 +728,10 @@ impl Autoscaler {
                 ))
             }
         };
-        if change.way == Way::Standby {
+        if change.way == ProvisionerKind::Standby {
             return ended(None, "waits for use again");
         }
-        if address.is_empty() && change.way == Way::Local {
+        if address.is_empty() && change.way == ProvisionerKind::Local {
             return ended(None, "was never started");
         }
         if address.is_empty() {
@@ -732,7 +744,7 @@ impl Autoscaler {
         self.identify(change, address, hands, provisioner);
         let started = self.inner().intent.started.get(address).cloned();
         match (prove(started.as_ref(), address, hands, provisioner), started) {
-            (Err(kept), _) if kept.may_pass() && change.failures + 1 < ATTEMPTS => {
+            (Err(kept), _) if kept.is_transient() && change.failures + 1 < ATTEMPTS => {
                 Outcome::Failed(format!("{address} is not stopped: {kept}"))
             }
             (Err(kept), _) => Outcome::GivenUp(format!("{before}{address} is left alone: {kept}")),
@@ -745,25 +757,31 @@ impl Autoscaler {
     }
 
     /// Begins a stop, unless an operator is adding the server or has withdrawn the stop.
-    fn begin_stop(&self, change: &Change, address: &str) -> Option<Stopping<'_>> {
+    fn begin_stop(&self, change: &Change, address: &str) -> Option<StopGuard<'_>> {
         let mut inner = self.inner();
         let is_pending = inner.intent.change.as_ref().is_some_and(|there| there.stage == change.stage);
         let is_joining = inner.joining.iter().any(|joining| is_same(joining, address));
         (is_pending && !is_joining).then(|| {
             inner.stopping = Some(address.to_owned());
-            Stopping(self)
+            StopGuard(self)
         })
     }
 
     /// Records the result of a step. If an operator has withdrawn the change during the step, a started server is
     /// stopped.
-    fn settle(&self, change: &Change, outcome: Outcome, hands: &dyn FleetActions, now: Now) -> Result<(), String> {
+    fn record_outcome(
+        &self,
+        change: &Change,
+        outcome: Outcome,
+        hands: &dyn FleetActions,
+        now: Now,
+    ) -> Result<(), String> {
         let number = change.number;
         let Some(there) = self.inner().intent.change.clone() else { return Ok(()) };
         if there.stage != change.stage {
             return match (outcome, there.stage.clone()) {
                 (Outcome::Next(Stage::Join(address)), Stage::Stop(_, why)) => self.change(|intent| {
-                    intent.started.entry(address.clone()).or_insert_with(|| Started::new(number, change.way));
+                    intent.started.entry(address.clone()).or_insert_with(|| StartedServer::new(number, change.way));
                     intent.change = Some(Change { stage: Stage::Stop(address, why), ..there });
                     None
                 }),
@@ -798,18 +816,21 @@ impl Autoscaler {
                     missing.map(|missing| intent.note(now, Some(number), "retried", text(missing)))
                 })
             }
-            Outcome::Ordered { .. } => {
-                self.settle(change, Outcome::Failed("its moves end early (`switchyard moves`)".to_owned()), hands, now)
-            }
+            Outcome::Ordered { .. } => self.record_outcome(
+                change,
+                Outcome::Failed("its moves end early (`switchyard moves`)".to_owned()),
+                hands,
+                now,
+            ),
             Outcome::Waits(what) if change.error.as_ref() == Some(&what) => Ok(()),
             Outcome::Waits(what) => self.change(|intent| {
                 let waits_since = change.waits_since.or(Some(now.wall));
                 intent.change = Some(Change { error: Some(what.clone()), waits_since, ..change.clone() });
                 Some(intent.note(now, Some(number), "waits", format!("change {number} waits: {what}")))
             }),
-            Outcome::Chosen(Chosen { address, home, host }) => self.change(|intent| {
+            Outcome::Chosen(ServerLocation { address, home, host }) => self.change(|intent| {
                 if home.is_some() {
-                    let server = Started { home, host, ..Started::new(number, change.way) };
+                    let server = StartedServer { home, host, ..StartedServer::new(number, change.way) };
                     intent.started.insert(address.clone(), server);
                 }
                 intent.change = Some(change.at(Stage::Provision(Some(address)), now));
@@ -818,7 +839,7 @@ impl Autoscaler {
             Outcome::Next(stage) => self.change(|intent| {
                 // From here on the server must be stopped later.
                 if let Stage::Join(address) = &stage {
-                    intent.started.entry(address.clone()).or_insert_with(|| Started::new(number, change.way));
+                    intent.started.entry(address.clone()).or_insert_with(|| StartedServer::new(number, change.way));
                 }
                 intent.change = Some(change.at(stage, now));
                 None
@@ -846,7 +867,7 @@ impl Autoscaler {
             Outcome::Failed(why) => match &change.stage {
                 Stage::Provision(chosen) => self.discard(change, chosen.clone().unwrap_or_default(), why, now),
                 // The autoscaler did not start this server, and a different standby server may be able to join.
-                Stage::Join(address) if change.way == Way::Standby => self.change(|intent| {
+                Stage::Join(address) if change.way == ProvisionerKind::Standby => self.change(|intent| {
                     intent.started.remove(address);
                     let mut next = change.at(Stage::Provision(None), now);
                     next.tried.insert(address.clone());
@@ -919,7 +940,7 @@ fn wall() -> Millis {
 fn start(
     provisioner: &dyn Provisioner,
     number: u64,
-    chosen: Option<(&str, &Started)>,
+    chosen: Option<(&str, &StartedServer)>,
     hands: &dyn FleetActions,
     taken: &BTreeSet<String>,
 ) -> Outcome {
@@ -957,8 +978,8 @@ pub(crate) fn is_same(one: &str, other: &str) -> bool {
 fn attempts(change: &Change) -> u32 {
     match &change.stage {
         Stage::Provision(_) => STARTS,
-        Stage::Join(_) if change.way == Way::Standby => STANDBY_JOINS,
-        Stage::Join(_) if change.way == Way::Local => u32::MAX,
+        Stage::Join(_) if change.way == ProvisionerKind::Standby => STANDBY_JOINS,
+        Stage::Join(_) if change.way == ProvisionerKind::Local => u32::MAX,
         Stage::Stop(..) => u32::MAX,
         _ => ATTEMPTS,
     }

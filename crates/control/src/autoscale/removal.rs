@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::intent::{LastSeen, Started};
+use super::intent::{LastSeen, StartedServer};
 use super::{Process, Provisioner};
 
 /// State of a server from its own replies. INFO is queried last, so the number of keys is the newest fact.
@@ -58,7 +58,7 @@ enum State {
 
 /// Reason why a server is left alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum LeftAlone {
+pub(super) enum StopRefusal {
     /// No provisioner of this router has started it.
     NotOnRecord,
     /// Started on a machine other than this one.
@@ -75,14 +75,14 @@ pub(super) enum LeftAlone {
     Silent(String),
 }
 
-impl LeftAlone {
+impl StopRefusal {
     /// Whether a later attempt may succeed. Each attempt proves everything again.
-    pub(super) fn may_pass(&self) -> bool {
+    pub(super) fn is_transient(&self) -> bool {
         matches!(self, Self::Connected(_) | Self::Silent(_))
     }
 }
 
-impl fmt::Display for LeftAlone {
+impl fmt::Display for StopRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotOnRecord => write!(f, "it is not on record as started by this router's provisioner"),
@@ -101,41 +101,41 @@ impl fmt::Display for LeftAlone {
 /// Proves that the server at `address` is the one on record, empty and unused. Otherwise returns the reason to leave it
 /// alone.
 pub(super) fn prove(
-    started: Option<&Started>,
+    started: Option<&StartedServer>,
     address: &str,
     fleet: &dyn Evidence,
     provisioner: &dyn Provisioner,
-) -> Result<Proof, LeftAlone> {
-    let started = started.ok_or(LeftAlone::NotOnRecord)?;
+) -> Result<Proof, StopRefusal> {
+    let started = started.ok_or(StopRefusal::NotOnRecord)?;
     if let Some(why) = fleet.claim(address) {
-        return Err(LeftAlone::Used(why));
+        return Err(StopRefusal::Used(why));
     }
     match provisioner.process(started, address) {
-        Process::OtherHost => return Err(LeftAlone::Elsewhere),
-        Process::Foreign(why) => return Err(LeftAlone::OtherProcess(why)),
+        Process::OtherHost => return Err(StopRefusal::Elsewhere),
+        Process::Foreign(why) => return Err(StopRefusal::OtherProcess(why)),
         Process::Ended => return Ok(Proof(State::Ended)),
         Process::Silent if started.seen == LastSeen::Never => return Ok(Proof(State::NeverListened)),
-        Process::Silent => return Err(LeftAlone::Silent("does not listen at its port".to_owned())),
+        Process::Silent => return Err(StopRefusal::Silent("does not listen at its port".to_owned())),
         Process::Listens | Process::Unknown => {}
     }
-    let seen = fleet.inspect(address).map_err(LeftAlone::Silent)?;
+    let seen = fleet.inspect(address).map_err(StopRefusal::Silent)?;
     match (&started.seen, &seen.run_id) {
         (LastSeen::Process(known), Some(run_id)) if known == run_id => {}
         (LastSeen::Process(known), _) => {
-            return Err(LeftAlone::OtherProcess(format!("run_id {known} is on record, and another process replies")));
+            return Err(StopRefusal::OtherProcess(format!("run_id {known} is on record, and another process replies")));
         }
         (LastSeen::Unknown | LastSeen::Never | LastSeen::Listening, _) => {
-            return Err(LeftAlone::OtherProcess("no run_id of it is on record".to_owned()));
+            return Err(StopRefusal::OtherProcess("no run_id of it is on record".to_owned()));
         }
     }
     if let Some(user) = seen.user {
-        return Err(LeftAlone::Used(user));
+        return Err(StopRefusal::Used(user));
     }
     if seen.keys > 0 {
-        return Err(LeftAlone::Keys(seen.keys));
+        return Err(StopRefusal::Keys(seen.keys));
     }
     if seen.own_connections > 0 {
-        return Err(LeftAlone::Connected(seen.own_connections));
+        return Err(StopRefusal::Connected(seen.own_connections));
     }
     Ok(Proof(State::Empty))
 }
@@ -218,7 +218,7 @@ fn civil_date(days: u64) -> (u64, u64, u64) {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::{Chosen, Settings, Way};
+    use super::super::{ProvisionerKind, ServerLocation, Settings};
     use super::*;
 
     struct World {
@@ -238,15 +238,15 @@ mod tests {
     }
 
     impl Provisioner for World {
-        fn choose(&self, _: u64, _: &BTreeSet<String>) -> Result<Option<Chosen>, String> {
+        fn choose(&self, _: u64, _: &BTreeSet<String>) -> Result<Option<ServerLocation>, String> {
             Ok(None)
         }
 
-        fn start(&self, _: u64, _: Option<(&str, &Started)>, _: Settings<'_>) -> Result<String, String> {
+        fn start(&self, _: u64, _: Option<(&str, &StartedServer)>, _: Settings<'_>) -> Result<String, String> {
             Err("starts nothing".to_owned())
         }
 
-        fn process(&self, _: &Started, _: &str) -> Process {
+        fn process(&self, _: &StartedServer, _: &str) -> Process {
             self.process.clone()
         }
     }
@@ -262,9 +262,9 @@ mod tests {
         world
     }
 
-    fn judged(world: &World, run_id: Option<&str>) -> Result<Proof, LeftAlone> {
+    fn judged(world: &World, run_id: Option<&str>) -> Result<Proof, StopRefusal> {
         let seen = run_id.map_or(LastSeen::Never, |run_id| LastSeen::Process(run_id.to_owned()));
-        let started = Started { seen, ..Started::new(3, Way::Local) };
+        let started = StartedServer { seen, ..StartedServer::new(3, ProvisionerKind::Local) };
         prove(Some(&started), "a:1", world, world)
     }
 
@@ -280,42 +280,50 @@ mod tests {
     #[test]
     fn every_doubt_about_a_server_keeps_it() {
         let world = empty();
-        assert_eq!(prove(None, "a:1", &world, &world), Err(LeftAlone::NotOnRecord));
+        assert_eq!(prove(None, "a:1", &world, &world), Err(StopRefusal::NotOnRecord));
         for (world, run_id, kept) in [
-            (World { claim: Some("it is node a"), ..empty() }, Some("abc"), LeftAlone::Used("it is node a".to_owned())),
-            (World { process: Process::OtherHost, ..empty() }, Some("abc"), LeftAlone::Elsewhere),
+            (
+                World { claim: Some("it is node a"), ..empty() },
+                Some("abc"),
+                StopRefusal::Used("it is node a".to_owned()),
+            ),
+            (World { process: Process::OtherHost, ..empty() }, Some("abc"), StopRefusal::Elsewhere),
             (
                 World { process: Process::Silent, ..empty() },
                 Some("abc"),
-                LeftAlone::Silent("does not listen at its port".to_owned()),
+                StopRefusal::Silent("does not listen at its port".to_owned()),
             ),
             (
                 World { process: Process::Foreign("b".to_owned()), ..empty() },
                 Some("abc"),
-                LeftAlone::OtherProcess("b".to_owned()),
+                StopRefusal::OtherProcess("b".to_owned()),
             ),
             (
                 World { seen: Err("is silent".to_owned()), ..empty() },
                 Some("abc"),
-                LeftAlone::Silent("is silent".to_owned()),
+                StopRefusal::Silent("is silent".to_owned()),
             ),
-            (with(|seen| seen.keys = 1), Some("abc"), LeftAlone::Keys(1)),
-            (with(|seen| seen.user = Some("a client".to_owned())), Some("abc"), LeftAlone::Used("a client".to_owned())),
-            (with(|seen| seen.own_connections = 2), Some("abc"), LeftAlone::Connected(2)),
+            (with(|seen| seen.keys = 1), Some("abc"), StopRefusal::Keys(1)),
+            (
+                with(|seen| seen.user = Some("a client".to_owned())),
+                Some("abc"),
+                StopRefusal::Used("a client".to_owned()),
+            ),
+            (with(|seen| seen.own_connections = 2), Some("abc"), StopRefusal::Connected(2)),
         ] {
             assert_eq!(judged(&world, run_id), Err(kept));
         }
         let silent = World { process: Process::Silent, ..empty() };
         for seen in [LastSeen::Unknown, LastSeen::Listening] {
-            let started = Started { seen, ..Started::new(3, Way::Local) };
+            let started = StartedServer { seen, ..StartedServer::new(3, ProvisionerKind::Local) };
             assert!(
-                matches!(prove(Some(&started), "a:1", &silent, &silent), Err(LeftAlone::Silent(_))),
+                matches!(prove(Some(&started), "a:1", &silent, &silent), Err(StopRefusal::Silent(_))),
                 "only a new server has surely no key"
             );
         }
         for (seen, known) in [(Some("other"), Some("abc")), (None, Some("abc")), (Some("abc"), None)] {
             let world = with(|inspected| inspected.run_id = seen.map(str::to_owned));
-            assert!(matches!(judged(&world, known), Err(LeftAlone::OtherProcess(_))), "{seen:?} {known:?}");
+            assert!(matches!(judged(&world, known), Err(StopRefusal::OtherProcess(_))), "{seen:?} {known:?}");
         }
     }
 

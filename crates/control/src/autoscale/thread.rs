@@ -26,7 +26,7 @@ impl AutoscaleThread {
     pub fn start(threads: &Threads, operator: Arc<Operator>) -> anyhow::Result<Self> {
         let body = move || {
             // Take the next step at once after a completed one, because an overloaded node waits for the whole change.
-            while operator.look_and_scale() {}
+            while operator.scale_step() {}
             ControlFlow::Continue(())
         };
         let thread = threads.repeat("autoscaler", || INTERVAL, body).context("cannot start a thread")?;

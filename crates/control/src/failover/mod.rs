@@ -27,7 +27,7 @@ use crate::nodes::{NodeAddress, SentinelAddress, ServerName};
 use crate::running::Running;
 use crate::store::{RedbStore, Store, load_json, save_json};
 use names::Names;
-pub(crate) use needs::{Need, Needs};
+pub(crate) use needs::{ReplicaRequirement, ReplicaRequirements};
 
 /// Capacity of the event queue.
 const QUEUE: usize = 1024;
@@ -37,7 +37,7 @@ const NAMES: Duration = Duration::from_secs(1);
 
 /// A monitored node that has replicas.
 #[derive(Clone, Debug)]
-pub struct Watched {
+pub struct MonitoredNode {
     node: NodeId,
     name: String,
     access: NodeAccess,
@@ -58,8 +58,12 @@ fn host_document(node: &str) -> String {
 }
 
 /// Returns the nodes to monitor, each with its stored state.
-pub fn watched(topology: &Topology, nodes: &[NodeAddress], store: &RedbStore) -> anyhow::Result<Vec<Watched>> {
-    let mut watched = Vec::new();
+pub fn monitored_nodes(
+    topology: &Topology,
+    nodes: &[NodeAddress],
+    store: &RedbStore,
+) -> anyhow::Result<Vec<MonitoredNode>> {
+    let mut monitored_nodes = Vec::new();
     for node in nodes.iter().filter(|node| node.has_replicas()) {
         let Some(id) = topology.nodes().find(|known| known.name == node.name).map(|known| known.id) else { continue };
         let stored = store.load_primary(&node.name).with_context(|| format!("node {}", node.name))?;
@@ -81,7 +85,7 @@ pub fn watched(topology: &Topology, nodes: &[NodeAddress], store: &RedbStore) ->
                 tls.note_host(*address, name);
             }
         }
-        watched.push(Watched {
+        monitored_nodes.push(MonitoredNode {
             node: id,
             name: node.name.clone(),
             access: node.access(),
@@ -91,10 +95,10 @@ pub fn watched(topology: &Topology, nodes: &[NodeAddress], store: &RedbStore) ->
             watch,
         });
     }
-    Ok(watched)
+    Ok(monitored_nodes)
 }
 
-impl Watched {
+impl MonitoredNode {
     /// Stores the host name of the primary if the name or the primary has changed.
     fn keep_host(&mut self, primary: Option<SocketAddr>, store: &RedbStore) {
         let (Some(tls), Some(_)) = (&self.access.tls, &self.sentinel) else { return };
@@ -123,9 +127,13 @@ pub struct Observer {
 
 impl Observer {
     /// Starts monitoring, unless there are no such nodes.
-    pub fn start(watched: Vec<Watched>, store: Arc<RedbStore>, running: Arc<Running>) -> anyhow::Result<Self> {
+    pub fn start(
+        monitored_nodes: Vec<MonitoredNode>,
+        store: Arc<RedbStore>,
+        running: Arc<Running>,
+    ) -> anyhow::Result<Self> {
         let (stop, stopped) = oneshot::channel();
-        if watched.is_empty() {
+        if monitored_nodes.is_empty() {
             return Ok(Self { stop: None, thread: None });
         }
         let runtime =
@@ -133,7 +141,7 @@ impl Observer {
         let threads = running.threads().clone();
         let thread = threads
             .spawn("observer", move || {
-                runtime.block_on(observe(watched, &store, &running, stopped));
+                runtime.block_on(observe(monitored_nodes, &store, &running, stopped));
                 // Resolving a name may take long, and the result is no longer needed.
                 runtime.shutdown_background();
             })
@@ -154,7 +162,12 @@ impl Drop for Observer {
 /// Sends observations, with the index of their node.
 type Sender = mpsc::Sender<(usize, Event<SocketAddr>)>;
 
-async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running, mut stop: oneshot::Receiver<()>) {
+async fn observe(
+    mut monitored_nodes: Vec<MonitoredNode>,
+    store: &RedbStore,
+    running: &Running,
+    mut stop: oneshot::Receiver<()>,
+) {
     let began = Instant::now();
     let mut accepted = running.accepted();
     let (sender, mut seen) = mpsc::channel(QUEUE);
@@ -167,12 +180,12 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
     let mut servers: BTreeMap<usize, Servers> = BTreeMap::new();
     let (hurry, hurried) = watch::channel(false);
     // Moves that wait for replicas, with the index of their node.
-    let mut waiting: Vec<(usize, Need)> = Vec::new();
-    for (index, node) in watched.iter().enumerate() {
+    let mut waiting: Vec<(usize, ReplicaRequirement)> = Vec::new();
+    for (index, node) in monitored_nodes.iter().enumerate() {
         servers.insert(index, node.servers().1);
         if let Some(group) = &node.sentinel {
             for place in &group.sentinels {
-                tasks.spawn(sentinel::listen(
+                tasks.spawn(sentinel::monitor(
                     index,
                     place.clone(),
                     group.clone(),
@@ -184,16 +197,16 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
     }
     loop {
         asked.retain(|(index, server), task| {
-            let stays = watched[*index].watch.servers().any(|known| known == server);
+            let stays = monitored_nodes[*index].watch.servers().any(|known| known == server);
             if !stays {
                 task.abort();
-                if let Some(tls) = &watched[*index].access.tls {
+                if let Some(tls) = &monitored_nodes[*index].access.tls {
                     tls.forget_host(*server);
                 }
             }
             stays
         });
-        for (index, node) in watched.iter().enumerate() {
+        for (index, node) in monitored_nodes.iter().enumerate() {
             for server in node.watch.servers() {
                 let ask =
                     || tasks.spawn(server::query(index, *server, node.access.clone(), sender.clone(), hurried.clone()));
@@ -211,16 +224,16 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
                 None => return,
             },
             _ = look_ups.tick() => {
-                names.look_up(&watched);
+                names.start_resolving(&monitored_nodes);
                 None
             }
-            found = names.found() => found.and_then(|found| names.note(found, &mut watched, running)),
+            found = names.found() => found.and_then(|found| names.note(found, &mut monitored_nodes, running)),
             name = accepted.recv() => {
-                watched.iter().position(|node| Ok(&node.name) == name.as_ref()).map(|index| (index, Event::Accepted))
+                monitored_nodes.iter().position(|node| Ok(&node.name) == name.as_ref()).map(|index| (index, Event::Accepted))
             }
             needs = running.needs().take() => {
                 for need in needs {
-                    match watched.iter().position(|node| node.node == need.node) {
+                    match monitored_nodes.iter().position(|node| node.node == need.node) {
                         Some(index) => waiting.push((index, need)),
                         None => need.met(),
                     }
@@ -231,10 +244,10 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
         };
         let now_us = || began.elapsed().as_micros() as u64;
         if let Some((index, event)) = event {
-            step(&mut watched[index], event, now_us(), servers.entry(index).or_default(), store, running);
+            step(&mut monitored_nodes[index], event, now_us(), servers.entry(index).or_default(), store, running);
         }
         for (index, need) in std::mem::take(&mut waiting) {
-            let node = &mut watched[index];
+            let node = &mut monitored_nodes[index];
             let behind: Vec<SocketAddr> = node.watch.behind(&need.position).copied().collect();
             if !behind.is_empty() && Instant::now() < need.until {
                 waiting.push((index, need));
@@ -259,7 +272,7 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
 }
 
 fn step(
-    node: &mut Watched,
+    node: &mut MonitoredNode,
     event: Event<SocketAddr>,
     now_us: u64,
     servers: &mut Servers,
@@ -274,7 +287,7 @@ fn step(
 }
 
 fn apply(
-    node: &Watched,
+    node: &MonitoredNode,
     actions: Vec<Action<SocketAddr>>,
     servers: &mut Servers,
     store: &RedbStore,
@@ -284,7 +297,7 @@ fn apply(
     for action in actions {
         match action {
             Action::Record(record) => {
-                if let Some(Err(why)) = running.seats().map(|seats| seats.raise()) {
+                if let Some(Err(why)) = running.seats().map(|seats| seats.raise_version()) {
                     error!("nodes cannot be told that the state directory has changed: {why}");
                 }
                 if let Err(why) = store.save_primary(&node.name, &record) {

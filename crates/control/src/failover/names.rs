@@ -11,7 +11,7 @@ use switchyard_policy::failover::Event;
 use tokio::sync::mpsc;
 use tracing::info;
 
-use super::Watched;
+use super::MonitoredNode;
 use crate::running::Running;
 
 /// Capacity for results. Each name is resolved at most once at a time.
@@ -21,15 +21,15 @@ const QUEUE: usize = 64;
 type Place = (usize, usize);
 
 /// Result of resolving a name.
-pub(super) struct Found {
+pub(super) struct Resolution {
     place: Place,
     address: Result<SocketAddr, String>,
 }
 
 pub(super) struct Names {
     under_way: BTreeSet<Place>,
-    sender: mpsc::Sender<Found>,
-    found: mpsc::Receiver<Found>,
+    sender: mpsc::Sender<Resolution>,
+    found: mpsc::Receiver<Resolution>,
 }
 
 impl Names {
@@ -39,7 +39,7 @@ impl Names {
     }
 
     /// Starts look-ups of names without a server, or with a silent one.
-    pub(super) fn look_up(&mut self, watched: &[Watched]) {
+    pub(super) fn start_resolving(&mut self, watched: &[MonitoredNode]) {
         for (index, node) in watched.iter().enumerate() {
             for (number, name) in node.names.iter().enumerate() {
                 let is_in_doubt = name.address.is_none_or(|address| node.watch.is_silent(&address));
@@ -48,7 +48,7 @@ impl Names {
                 }
                 let (endpoint, sender) = (name.endpoint.clone(), self.sender.clone());
                 tokio::task::spawn_blocking(move || {
-                    let found = Found { place: (index, number), address: endpoint.resolve() };
+                    let found = Resolution { place: (index, number), address: endpoint.resolve() };
                     // Sending fails if the monitoring has ended.
                     let _ = sender.blocking_send(found);
                 });
@@ -57,7 +57,7 @@ impl Names {
     }
 
     /// Waits for the next result.
-    pub(super) async fn found(&mut self) -> Option<Found> {
+    pub(super) async fn found(&mut self) -> Option<Resolution> {
         self.found.recv().await
     }
 
@@ -65,8 +65,8 @@ impl Names {
     /// address is unchanged or belongs to another node's server.
     pub(super) fn note(
         &mut self,
-        found: Found,
-        watched: &mut [Watched],
+        found: Resolution,
+        watched: &mut [MonitoredNode],
         running: &Running,
     ) -> Option<(usize, Event<SocketAddr>)> {
         self.under_way.remove(&found.place);

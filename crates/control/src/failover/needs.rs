@@ -13,7 +13,7 @@ use switchyard_router::Done;
 use tokio::sync::Notify;
 
 /// Replicas of a node must have this position before clients may read moved slots from them.
-pub(crate) struct Need {
+pub(crate) struct ReplicaRequirement {
     pub(super) node: NodeId,
     /// Position of the node's primary after the move had written everything.
     pub(super) position: Position,
@@ -22,7 +22,7 @@ pub(crate) struct Need {
     done: Option<Done>,
 }
 
-impl Need {
+impl ReplicaRequirement {
     pub(crate) fn new(node: NodeId, position: Position, patience: Duration, done: Done) -> Self {
         Self { node, position, until: Instant::now() + patience, done: Some(done) }
     }
@@ -35,7 +35,7 @@ impl Need {
     }
 }
 
-impl Drop for Need {
+impl Drop for ReplicaRequirement {
     fn drop(&mut self) {
         if let Some(done) = self.done.take() {
             done(Err("whoever watches the replicas is being replaced".to_owned()));
@@ -45,19 +45,19 @@ impl Drop for Need {
 
 /// Needs that the thread has not taken yet.
 #[derive(Default)]
-pub(crate) struct Needs {
-    waiting: Mutex<Vec<Need>>,
+pub(crate) struct ReplicaRequirements {
+    waiting: Mutex<Vec<ReplicaRequirement>>,
     added: Notify,
 }
 
-impl Needs {
-    pub(crate) fn add(&self, need: Need) {
+impl ReplicaRequirements {
+    pub(crate) fn add(&self, need: ReplicaRequirement) {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(need);
         self.added.notify_one();
     }
 
     /// Waits until needs are present, and returns them.
-    pub(super) async fn take(&self) -> Vec<Need> {
+    pub(super) async fn take(&self) -> Vec<ReplicaRequirement> {
         loop {
             let waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
             if !waiting.is_empty() {
@@ -68,7 +68,7 @@ impl Needs {
     }
 }
 
-impl std::fmt::Debug for Needs {
+impl std::fmt::Debug for ReplicaRequirements {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Needs").finish_non_exhaustive()
     }

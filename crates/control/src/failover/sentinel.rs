@@ -21,7 +21,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 const RETRY: Duration = Duration::from_millis(500);
 
 /// Monitors a Sentinel. `tls`: TLS settings of the node, which store the host names of its servers.
-pub(super) async fn listen(
+pub(super) async fn monitor(
     node: usize,
     place: SentinelPlace,
     group: SentinelAddress,
@@ -32,7 +32,7 @@ pub(super) async fn listen(
     let SentinelPlace { endpoint, .. } = place;
     let mut told = false;
     loop {
-        let why = match attend(node, &endpoint, &access, (&group.master, tls.as_ref()), &sender).await {
+        let why = match follow(node, &endpoint, &access, (&group.master, tls.as_ref()), &sender).await {
             Ok(()) => return, // the observer has ended
             Err(why) => why,
         };
@@ -45,7 +45,7 @@ pub(super) async fn listen(
     }
 }
 
-async fn attend(
+async fn follow(
     node: usize,
     endpoint: &Endpoint,
     access: &NodeAccess,

@@ -17,7 +17,7 @@ use crate::nodes::wire::{Connection, refuse_error};
 const INTERVAL: Duration = Duration::from_millis(200);
 
 /// Interval while a move waits for replicas to reach a position.
-const HURRIED: Duration = Duration::from_millis(5);
+const FAST_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Maximum time since a replica's last contact with its primary, in seconds, for the replica to be read.
 const BEHIND_S: i64 = 10;
@@ -44,7 +44,7 @@ pub(super) async fn query(
         if sender.send((node, event)).await.is_err() {
             return;
         }
-        let pause = if *hurry.borrow_and_update() { HURRIED } else { INTERVAL };
+        let pause = if *hurry.borrow_and_update() { FAST_INTERVAL } else { INTERVAL };
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             still = hurry.changed() => if still.is_err() { return },

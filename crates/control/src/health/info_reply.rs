@@ -9,7 +9,7 @@ use switchyard_router::WriteRefusal;
 use crate::loads::{ServerLoad, field};
 
 /// Commands of a poll, in this order.
-pub(super) const QUESTIONS: [&[&str]; 5] = [
+pub(super) const COMMANDS: [&[&str]; 5] = [
     &["PING"],
     &["INFO"],
     &["CONFIG", "GET", "save"],
@@ -52,7 +52,7 @@ pub(super) struct Info {
     pub(super) refuses: Option<Refusal>,
 }
 
-/// Parses the replies to [`QUESTIONS`].
+/// Parses the replies to [`COMMANDS`].
 pub(super) fn read(answers: &[Vec<u8>]) -> InfoReply {
     let is_busy = answers.first().is_some_and(|pong| pong.starts_with(b"-BUSY"));
     let text = |answer: &[u8]| String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();

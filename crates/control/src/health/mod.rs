@@ -32,11 +32,11 @@ const SILENT: Duration = Duration::from_secs(2);
 const LAG: Duration = Duration::from_millis(600);
 
 /// Time for which a reply proves that a node replies.
-const HEARD: Duration = Duration::from_secs(3);
+const REPLY_VALID_FOR: Duration = Duration::from_secs(3);
 
 /// Time for which a client's refused write proves that the node refuses writes, because INFO does not contain every
 /// reason.
-const REFUSES: Duration = Duration::from_secs(10);
+const REFUSAL_VALID_FOR: Duration = Duration::from_secs(10);
 
 /// Health of all nodes.
 #[derive(Debug, Default)]
@@ -82,7 +82,7 @@ impl Node {
     }
 
     fn refusal(&self, now: Instant) -> Option<String> {
-        let by_clients = self.refused.filter(|(_, at)| now.saturating_duration_since(*at) < REFUSES);
+        let by_clients = self.refused.filter(|(_, at)| now.saturating_duration_since(*at) < REFUSAL_VALID_FOR);
         match (&self.refuses, by_clients) {
             (Some(refusal), _) => Some(refusal.to_string()),
             (None, Some((refusal, _))) => Some(format!("{} (clients got this error)", refusal.code())),
@@ -138,7 +138,7 @@ impl Health {
     pub(crate) fn condition(&self, node: NodeId, patience: Duration, now: Instant) -> Condition {
         let nodes = self.nodes();
         let Some(node) = nodes.get(&node) else { return Condition::Unknown };
-        let is_heard = node.replied_at.is_some_and(|heard| now.saturating_duration_since(heard) < HEARD);
+        let is_heard = node.replied_at.is_some_and(|heard| now.saturating_duration_since(heard) < REPLY_VALID_FOR);
         match node.is_gone || node.is_late(patience, now) {
             true => Condition::Fails,
             false if is_heard => Condition::Answers,

@@ -16,7 +16,7 @@ use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tracing::{debug, info, warn};
 
 use super::INTERVAL;
-use super::info_reply::{InfoReply, QUESTIONS, read};
+use super::info_reply::{COMMANDS, InfoReply, read};
 use crate::admin::Silence;
 use crate::nodes::Endpoint;
 use crate::nodes::wire::Connection;
@@ -212,7 +212,7 @@ async fn round(connection: &mut Option<Connection>, access: &NodeAccess) -> io::
             none.insert(Connection::open_within(CONNECT, address, access).await?.with_patience(GIVE_UP))
         }
     };
-    Ok(read(&connection.call_batch(&QUESTIONS).await?))
+    Ok(read(&connection.call_batch(&COMMANDS).await?))
 }
 
 /// Distributes a reply to its consumers.

@@ -167,7 +167,7 @@ pub enum Sync {
 
 impl Journal {
     /// Opens the journal in `directory`, which the caller has locked. `known`: a journal with this identity existed
-    /// before. `whole` returns the live entries if the file must be rewritten.
+    /// before. `snapshot` returns the live entries if the file must be rewritten.
     ///
     /// # Errors
     /// If the file cannot be read, is damaged, or is missing although it existed.
@@ -176,7 +176,7 @@ impl Journal {
         identity: u128,
         known: bool,
         sync: Sync,
-        whole: SnapshotSource,
+        snapshot: SnapshotSource,
     ) -> Result<Opened, JournalError> {
         let path = directory.join(FILE_NAME);
         let access = |action, why| JournalError::Access { action, file: path.clone(), why };
@@ -228,7 +228,7 @@ impl Journal {
             end: scanned.valid as u64,
             starved: false,
             in_doubt: false,
-            whole,
+            whole: snapshot,
             written: Arc::clone(&written),
         };
         let thread = std::thread::Builder::new()
@@ -351,7 +351,7 @@ impl Writer {
                     next = asked.try_recv().ok();
                 }
             }
-            self.write_what_may_be(&mut queue);
+            self.write_permitted(&mut queue);
             if let Some(shorter) = shorter.and_then(|shorter| shorter(self.end))
                 && let Err(error) = self.replace(&shorter)
             {
@@ -364,7 +364,7 @@ impl Writer {
     }
 
     /// Writes the entries that the queue permits, and refuses entries without room.
-    fn write_what_may_be(&mut self, queue: &mut Queue<(Vec<Vec<u8>>, Done)>) {
+    fn write_permitted(&mut self, queue: &mut Queue<(Vec<Vec<u8>>, Done)>) {
         let room = queue.select_next(|given| self.reserve(given));
         self.starved = room.starved.is_some();
         if let Some(error) = room.starved
@@ -395,7 +395,7 @@ impl Writer {
     /// Reserves space for the group, and for ending its moves.
     fn reserve(&mut self, group: &[Member]) -> io::Result<()> {
         if self.in_doubt {
-            self.make_anew()?;
+            self.rewrite()?;
         }
         let bytes: usize = group.iter().flat_map(|given| &given.records.0).map(|entry| entry.len() + 4).sum();
         reserve(&self.file, self.end, bytes as u64 + RESERVE)
@@ -425,7 +425,7 @@ impl Writer {
 
     fn try_write(&mut self, group: &[Member]) -> io::Result<()> {
         if self.in_doubt {
-            self.make_anew()?;
+            self.rewrite()?;
         }
         let mut frame = Vec::new();
         let entries = group.iter().flat_map(|given| given.records.0.iter().map(Vec::as_slice));
@@ -454,7 +454,7 @@ impl Writer {
     }
 
     /// Replaces a file that the disk has failed with a new one of all live entries.
-    fn make_anew(&mut self) -> io::Result<()> {
+    fn rewrite(&mut self) -> io::Result<()> {
         let content = (self.whole)();
         self.replace(&content)?;
         if self.in_doubt {
@@ -635,12 +635,12 @@ mod tests {
         let mut queue = Queue::default();
         let (first, outcome) = member(b"x", Kind::StartsMove);
         queue.push(first);
-        writer.write_what_may_be(&mut queue);
+        writer.write_permitted(&mut queue);
         let refused = outcome.recv().expect("an outcome").expect_err("refused");
         assert!(refused.contains("room"), "{refused}");
         let (second, outcome) = member(b"x", Kind::StartsLeg);
         queue.push(second);
-        writer.write_what_may_be(&mut queue);
+        writer.write_permitted(&mut queue);
         assert!(queue.has_waiting() && outcome.try_recv().is_err(), "it waits");
         assert!(write_error(&writer.written).is_some_and(|t| t.contains("another leg")));
     }
@@ -686,7 +686,7 @@ mod tests {
         let (member, outcome) = member(b"x", Kind::Required);
         let mut queue = Queue::default();
         queue.push(member);
-        writer.write_what_may_be(&mut queue);
+        writer.write_permitted(&mut queue);
         let why = outcome.recv().expect("an outcome").expect_err("not written");
         assert!(why.contains("until the router stopped"), "{why}");
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use switchyard_router::{NodeAccess, allows_config_set};
 
 use crate::nodes::NodeConnection;
-use crate::nodes::holdings::at_once;
+use crate::nodes::holdings::in_parallel;
 
 /// A setting that is compared, with the effect of a difference.
 struct Compared {
@@ -107,7 +107,7 @@ fn read(node: &mut NodeConnection) -> Result<Settings, String> {
 /// Compares a joining server with the nodes, and sets the settings that `config_set` (`nodes.config-set`) permits.
 /// Returns notes for operators: each change and each remaining difference. A server that refuses CONFIG GET is no
 /// error.
-pub(crate) fn make_alike(
+pub(crate) fn align_settings(
     server: &NodeAccess,
     nodes: &[NodeAccess],
     config_set: &[String],
@@ -122,7 +122,7 @@ pub(crate) fn make_alike(
     let mut failed: BTreeMap<&str, String> = BTreeMap::new();
     let mut is_set: BTreeSet<&str> = BTreeSet::new();
     for round in 1..=ROUNDS {
-        let nodes: Vec<(String, Settings)> = at_once(nodes, settings_of).into_iter().flatten().collect();
+        let nodes: Vec<(String, Settings)> = in_parallel(nodes, settings_of).into_iter().flatten().collect();
         if nodes.is_empty() {
             break;
         }

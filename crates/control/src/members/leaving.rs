@@ -33,7 +33,7 @@ pub fn leaving(
 ///
 /// # Errors
 /// If the store cannot be written.
-pub fn keep_places(store: &RedbStore, places: &BTreeMap<String, String>) -> anyhow::Result<()> {
+pub fn store_addresses(store: &RedbStore, places: &BTreeMap<String, String>) -> anyhow::Result<()> {
     let known: BTreeMap<String, String> = load_json(store, PLACES)?;
     if known != *places {
         save_json(store, PLACES, places)?;

@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 use crate::nodes::NodeAddress;
 use crate::store::{RedbStore, load_json, save_json};
 
-pub(crate) use alike::make_alike;
+pub(crate) use alike::align_settings;
 pub(crate) use drained::Drained;
-pub use leaving::{keep_places, leaving};
+pub use leaving::{leaving, store_addresses};
 pub use newcomer::FleetFacts;
 
 /// Store document of the changes.
@@ -25,15 +25,15 @@ const MEMBERS: &str = "nodes";
 
 /// Changes relative to the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Remembered {
+pub struct MemberChanges {
     /// Nodes that the configuration does not list.
     pub added: Vec<String>,
     /// Listed nodes that were removed.
     pub removed: Vec<String>,
 }
 
-impl Remembered {
-    fn forget_what_is_listed(&mut self, listed: &[String]) {
+impl MemberChanges {
+    fn drop_listed(&mut self, listed: &[String]) {
         self.added.retain(|name| !listed.contains(name));
         self.removed.retain(|name| listed.contains(name));
         for names in [&mut self.added, &mut self.removed] {
@@ -62,15 +62,19 @@ pub trait NodeList: Send + Sync + fmt::Debug {
 }
 
 /// Returns the stored changes without modifying them.
-pub fn recall(store: &RedbStore, listed: &[String]) -> anyhow::Result<Remembered> {
-    let mut remembered: Remembered = load_json(store, MEMBERS)?;
-    remembered.forget_what_is_listed(listed);
+pub fn load_changes(store: &RedbStore, listed: &[String]) -> anyhow::Result<MemberChanges> {
+    let mut remembered: MemberChanges = load_json(store, MEMBERS)?;
+    remembered.drop_listed(listed);
     Ok(remembered)
 }
 
 /// Applies `change` to the stored changes, and removes the entries that the configuration already contains.
-pub fn remember(store: &RedbStore, listed: &[String], change: Option<&MemberChange>) -> anyhow::Result<Remembered> {
-    let before: Remembered = load_json(store, MEMBERS)?;
+pub fn apply_change(
+    store: &RedbStore,
+    listed: &[String],
+    change: Option<&MemberChange>,
+) -> anyhow::Result<MemberChanges> {
+    let before: MemberChanges = load_json(store, MEMBERS)?;
     let mut after = before.clone();
     match change {
         Some(MemberChange::Add(name)) => {
@@ -83,7 +87,7 @@ pub fn remember(store: &RedbStore, listed: &[String], change: Option<&MemberChan
         }
         None => {}
     }
-    after.forget_what_is_listed(listed);
+    after.drop_listed(listed);
     if after != before {
         save_json(store, MEMBERS, &after)?;
     }
@@ -91,7 +95,7 @@ pub fn remember(store: &RedbStore, listed: &[String], change: Option<&MemberChan
 }
 
 /// Restores the previous changes after a change was refused.
-pub fn put_back(store: &RedbStore, before: &Remembered) -> anyhow::Result<()> {
+pub fn restore_changes(store: &RedbStore, before: &MemberChanges) -> anyhow::Result<()> {
     Ok(save_json(store, MEMBERS, before)?)
 }
 
@@ -106,8 +110,8 @@ mod tests {
         let names = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
         let listed = names(&["a:1", "b:1"]);
         let step = |listed: &[String], change: Option<MemberChange>| {
-            let remembered = remember(&store, listed, change.as_ref()).expect("saved");
-            assert_eq!(remember(&store, listed, None).expect("saved"), remembered, "it survives");
+            let remembered = apply_change(&store, listed, change.as_ref()).expect("saved");
+            assert_eq!(apply_change(&store, listed, None).expect("saved"), remembered, "it survives");
             (remembered.added, remembered.removed)
         };
         assert_eq!(step(&listed, Some(MemberChange::Add("c:1".into()))), (names(&["c:1"]), names(&[])));
@@ -122,9 +126,9 @@ mod tests {
         assert_eq!(step(&edited, None), (names(&[]), names(&[])), "the file says both by now");
         assert_eq!(step(&edited, Some(MemberChange::Remove("c:1".into()))), (names(&[]), names(&["c:1"])));
         // A refused removal of a node that is not listed leaves no entry.
-        let before = recall(&store, &edited).expect("is read");
+        let before = load_changes(&store, &edited).expect("is read");
         step(&edited, Some(MemberChange::Remove("d:1".into())));
-        put_back(&store, &before).expect("saved");
-        assert_eq!(recall(&store, &edited).expect("is read"), before);
+        restore_changes(&store, &before).expect("saved");
+        assert_eq!(load_changes(&store, &edited).expect("is read"), before);
     }
 }

@@ -11,11 +11,11 @@ use switchyard_resp::units::counted;
 use switchyard_router::{Limited, Link, NodeAccess, left_behind};
 use tracing::{error, warn};
 
-use super::make_alike;
+use super::align_settings;
 use crate::autoscale::Inspected;
-use crate::nodes::fit::{is_older, is_router, unfit};
-use crate::nodes::holdings::at_once;
-use crate::nodes::{Action, LOOKING, NodeAddress, NodeConnection, direct_clients, routers, servers, settled_list};
+use crate::nodes::fit::{is_older, is_router, unfit_reason};
+use crate::nodes::holdings::in_parallel;
+use crate::nodes::{Action, NodeAddress, NodeConnection, PROBE_NAME, direct_clients, routers, servers, settled_list};
 use crate::running::Running;
 
 /// The fleet that a server joins.
@@ -46,7 +46,7 @@ impl FleetFacts {
         Self {
             router: String::new(),
             site,
-            nodes: at_once(nodes, ask),
+            nodes: in_parallel(nodes, ask),
             databases,
             limited: Vec::new(),
             access: nodes.to_vec(),
@@ -61,7 +61,7 @@ impl FleetFacts {
         let up = status.nodes.iter().filter(|node| node.link == Link::Up && topology.node(node.id).is_some());
         let setting = up.filter_map(|node| databases_of(reached.get(&node.id)?, patience)).next();
         // Query the nodes, because the router may not have connected yet, or may know an earlier process.
-        let said = at_once(&status.nodes, |node| identify(reached.get(&node.id)?, patience));
+        let said = in_parallel(&status.nodes, |node| identify(reached.get(&node.id)?, patience));
         let nodes = status.nodes.into_iter().zip(said).map(|(node, said)| match said {
             Some(said) => (node.name, said.field("run_id").map(str::to_owned), said.version()),
             None => (node.name, node.run_id, node.version),
@@ -86,9 +86,9 @@ impl FleetFacts {
     pub fn refuse(mut self, newly_listed: &[&NodeAddress], config_set: &[String], patience: Duration) -> Vec<String> {
         let mut refused = Vec::new();
         for place in newly_listed {
-            match self.meet(place, patience) {
+            match self.check_server(place, patience) {
                 Ok((access, newcomer, notes)) => {
-                    let settings = make_alike(&access, &self.access, config_set, patience);
+                    let settings = align_settings(&access, &self.access, config_set, patience);
                     notes.iter().chain(&settings).for_each(|note| warn!("node {note}"));
                     if let Some(limits) = self.limits() {
                         warn!("node {} joins: from now on these commands of clients meet limits: {limits}", place.name);
@@ -109,7 +109,7 @@ impl FleetFacts {
     }
 
     /// Checks a server. Returns its access, its INFO and notes; or the reason why it may not join.
-    pub(crate) fn meet(
+    pub(crate) fn check_server(
         &self,
         place: &NodeAddress,
         patience: Duration,
@@ -137,7 +137,7 @@ impl FleetFacts {
             reply.error().map_or_else(|| Ok(reply.text()), |error| Err(format!("refuses {}: {error}", args[0])))
         };
         // Redis 6.2 lists no subcommands, so this connection needs a name.
-        query(&["CLIENT", "SETNAME", LOOKING])?;
+        query(&["CLIENT", "SETNAME", PROBE_NAME])?;
         let clients = settled_list(Action::Removal, || query(&["CLIENT", "LIST"]))?;
         let seen = Newcomer { info: query(&["INFO"])?, ..Newcomer::default() };
         Ok(self.inspected(&place.name, &clients, &seen))
@@ -242,7 +242,7 @@ fn judge(name: &str, newcomer: &Newcomer, fleet: &FleetFacts) -> Result<Vec<Stri
     if run_id == Some(&fleet.router) {
         return Err(format!("{name} is this router itself: a node must be a Redis or Valkey server behind it"));
     }
-    if let Some(why) = unfit(name, &newcomer.info, newcomer.is_router) {
+    if let Some(why) = unfit_reason(name, &newcomer.info, newcomer.is_router) {
         return Err(why);
     }
     let Some(run_id) = run_id else {
@@ -282,11 +282,11 @@ fn judge(name: &str, newcomer: &Newcomer, fleet: &FleetFacts) -> Result<Vec<Stri
             fleet.databases
         ));
     }
-    Ok(other_version(newcomer, fleet).into_iter().map(|note| format!("{name} {note}")).collect())
+    Ok(version_note(newcomer, fleet).into_iter().map(|note| format!("{name} {note}")).collect())
 }
 
 /// Warns if the server is older or newer than a node, because it may not be able to read the other's keys.
-fn other_version(newcomer: &Newcomer, fleet: &FleetFacts) -> Option<String> {
+fn version_note(newcomer: &Newcomer, fleet: &FleetFacts) -> Option<String> {
     let version = newcomer.version()?;
     let beside = |is: &dyn Fn(&str) -> bool| {
         let of = |(name, _, theirs): &(String, Option<String>, Option<String>)| {

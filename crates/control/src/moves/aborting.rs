@@ -18,7 +18,7 @@ use super::Moves;
 use super::colocate::ColocationEvent;
 use super::options::Options;
 use super::queue::{Planned, Steering};
-use crate::admin::{Abandon, AbortRequest, MoveState, MovesReport, Refused, Warning, conflict};
+use crate::admin::{Abandon, AbortRequest, MoveState, MovesReport, OperationError, Warning, conflict};
 use crate::journal::RESERVE;
 
 /// Outage of a leg's node, in seconds, after which it counts as lost.
@@ -48,13 +48,13 @@ pub(super) struct AbortFacts {
 }
 
 /// A node of a move that cannot be reached.
-pub(super) struct Unreached {
+pub(super) struct UnreachableSide {
     side: Side,
     pub(super) node: NodeId,
     seconds: f64,
 }
 
-impl Unreached {
+impl UnreachableSide {
     /// Returns the nodes that have been unreachable for at least this long.
     fn since(planned: &Planned, seconds: f64) -> Vec<Self> {
         let lost = planned.progress.as_ref().map_or([None; 2], |progress| progress.lost);
@@ -82,14 +82,14 @@ fn write_durably(path: &Path, text: &str) -> io::Result<()> {
 
 impl Moves {
     /// Aborts a move, or (dry run) returns what the abort would do.
-    pub(crate) fn abort(&self, id: MoveId, request: AbortRequest) -> Result<MovesReport, Refused> {
+    pub(crate) fn abort(&self, id: MoveId, request: AbortRequest) -> Result<MovesReport, OperationError> {
         self.refresh();
         let (look, unreached, activity) = {
             let state = self.state();
             let planned = state.open.get(&id).ok_or_else(|| state.not_open(id))?;
             (
-                self.look_of(id, planned),
-                Unreached::since(planned, 0.0),
+                self.abort_state(id, planned),
+                UnreachableSide::since(planned, 0.0),
                 planned.progress.as_ref().map(|progress| progress.activity.clone()),
             )
         };
@@ -167,14 +167,14 @@ impl Moves {
             }
         };
         if !request.dry_run {
-            self.end_soon(id, abandon)?;
+            self.request_end(id, abandon)?;
         }
         let mut report = self.report();
         report.message = message;
         Ok(report)
     }
 
-    pub(super) fn look_of(&self, id: MoveId, planned: &Planned) -> AbortFacts {
+    pub(super) fn abort_state(&self, id: MoveId, planned: &Planned) -> AbortFacts {
         let progress = planned.progress.as_ref();
         let handed_over = planned.resume.as_ref().map_or(0, |resume| resume.handed_over.len() as u64);
         // Before a mover resumes the leg, use the state that the previous router left.
@@ -192,7 +192,7 @@ impl Moves {
     }
 
     /// Ends a move that has not started, or makes a running mover end its leg.
-    fn end_soon(&self, id: MoveId, abandon: Option<Side>) -> Result<(), Refused> {
+    fn request_end(&self, id: MoveId, abandon: Option<Side>) -> Result<(), OperationError> {
         let in_order = self.in_order();
         let steering = {
             let state = self.state();
@@ -200,8 +200,8 @@ impl Moves {
             Steering { aborting: true, give_up: abandon.or(before.give_up), ..before }
         };
         // Store this before publishing it, because a restart continues from it.
-        if let Err(why) = self.keep(&in_order, Some((id, steering))) {
-            return Err(Refused::Failed(format!(
+        if let Err(why) = self.save_all_options(&in_order, Some((id, steering))) {
+            return Err(OperationError::Failed(format!(
                 "move {} goes on: it cannot be put on record that it is to end: {why}",
                 id.0
             )));
@@ -218,14 +218,14 @@ impl Moves {
         }
         drop(in_order);
         if !begun {
-            self.end_before_it_begins(id);
+            self.end_unstarted(id);
         }
         self.wake();
         Ok(())
     }
 
     /// Ends an aborted move without an open leg.
-    pub(super) fn end_before_it_begins(&self, id: MoveId) {
+    pub(super) fn end_unstarted(&self, id: MoveId) {
         let planned = {
             let mut state = self.state();
             let is_idle =
@@ -273,7 +273,7 @@ impl Moves {
 
     /// Records that a leg is about to end without a node. Durable on return, so the history of moves contains the loss
     /// even after a crash. Lost keys are identified by fingerprints only, because key names must not be disclosed.
-    pub(super) fn note_lost(&self, id: MoveId, node: NodeId, keys: &[Fingerprint], most: u64) {
+    pub(super) fn record_lost(&self, id: MoveId, node: NodeId, keys: &[Fingerprint], most: u64) {
         if let Some(planned) = self.state().open.get_mut(&id) {
             planned.lost = Some(most);
         }
@@ -339,9 +339,9 @@ impl Moves {
             topology.iter().flat_map(|topology| topology.slots()).filter(is_moving).count() as u64
         };
         let warnings = state.open.iter().filter_map(|(id, planned)| {
-            let (progress, look) = (planned.progress.as_ref(), self.look_of(*id, planned));
+            let (progress, look) = (planned.progress.as_ref(), self.abort_state(*id, planned));
             let names = |side| self.name(if side == Side::Source { planned.order.source } else { planned.order.target });
-            if let (Some(Unreached { side, seconds, .. }), Some(_)) = (Unreached::awaited(planned, LOST_PATIENCE), look.leg_left) {
+            if let (Some(UnreachableSide { side, seconds, .. }), Some(_)) = (UnreachableSide::awaited(planned, LOST_PATIENCE), look.leg_left) {
                 let (slots, activity) = (of_leg(*id), progress.map_or("", |progress| &progress.activity));
                 let (name, word) = (names(side), if side == Side::Source { "source" } else { "target" });
                 let keys = match side {
@@ -377,7 +377,7 @@ impl Moves {
             true => (RESERVE, "no move can begin"),
             false => (STORE_ROOM, "changes cannot be kept, and moves may have to wait,"),
         };
-        let room = self.store.room().filter(|room| *room < needed)?;
+        let room = self.store.free_bytes().filter(|room| *room < needed)?;
         let (room, needed) = (describe_size(room), describe_size(needed));
         Some(format!("{room} are free for the state directory {}: {cannot} before there are {needed}", directory()))
     }

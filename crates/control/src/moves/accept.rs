@@ -17,9 +17,10 @@ use super::messages::{DURABILITIES, name_of, named};
 use super::options::Options;
 use super::queue::Planned;
 use crate::admin::{
-    HowRequest, MovesReport, PaperRequest, PlanReport, PlannedReport, Refused, SteerRequest, conflict, wrong,
+    MoveOptionsRequest, MovesReport, OperationError, PaperRequest, PlanReport, PlannedReport, SteerRequest, conflict,
+    invalid,
 };
-use crate::nodes::check::{Own, PATIENCE, check_node};
+use crate::nodes::check::{PATIENCE, RouterIdentity, check_node};
 use crate::nodes::fit::is_older;
 use crate::operator::text_of;
 
@@ -35,10 +36,10 @@ const GROUPS_BY_KEY_MAX: u32 = 1 << 26;
 const BITS_MAX: u8 = 64;
 
 /// Returns the options of a published protocol, if requested.
-fn paper(request: &HowRequest, protocol: Protocol) -> Result<Option<Paper>, Refused> {
+fn paper(request: &MoveOptionsRequest, protocol: Protocol) -> Result<Option<Paper>, OperationError> {
     let Some(asked) = &request.paper else {
         if protocol == Protocol::Bloom {
-            return Err(wrong(
+            return Err(invalid(
                 "bloom is there as it was published only (--mode paper); what makes it correct is the default protocol",
             ));
         }
@@ -47,15 +48,15 @@ fn paper(request: &HowRequest, protocol: Protocol) -> Result<Option<Paper>, Refu
     let PaperRequest { tracker, groups, bits, no_forwarding } = &**asked;
     let name = name_of(&Protocol::ALL, protocol);
     let published = Paper::of(protocol)
-        .ok_or_else(|| wrong(format!("{name} has no mode paper: netmigrate, rocksteady, fulva and bloom have")))?;
+        .ok_or_else(|| invalid(format!("{name} has no mode paper: netmigrate, rocksteady, fulva and bloom have")))?;
     if !request.allow_key_loss {
-        return Err(wrong(format!(
+        return Err(invalid(format!(
             "{name} as it was published loses writes and shows old values, so it is only for comparisons: leave --mode paper out, or say that keys may be lost \
              (--allow-key-loss)"
         )));
     }
     let without_effect =
-        |what: &str, why: &str| Err(wrong(format!("{what} has no effect on {name} as it was published: {why}")));
+        |what: &str, why: &str| Err(invalid(format!("{what} has no effect on {name} as it was published: {why}")));
     if request.durability.is_some() {
         return without_effect("durability", "it waits for nothing that it stores");
     }
@@ -67,7 +68,7 @@ fn paper(request: &HowRequest, protocol: Protocol) -> Result<Option<Paper>, Refu
         .as_ref()
         .map(|kind| named(&kinds, kind))
         .transpose()
-        .map_err(|error| wrong(format!("tracker: {error}")))?;
+        .map_err(|error| invalid(format!("tracker: {error}")))?;
     let tracker = chosen.unwrap_or(published.tracker);
     if protocol == Protocol::Rocksteady && (chosen.is_some() || groups.is_some() || bits.is_some()) {
         return without_effect("a tracker", "everything counts as moved from the beginning");
@@ -84,34 +85,39 @@ fn paper(request: &HowRequest, protocol: Protocol) -> Result<Option<Paper>, Refu
     let (groups, most) =
         (groups.unwrap_or(published.groups), if protocol == Protocol::Bloom { GROUPS_BY_KEY_MAX } else { GROUPS_MAX });
     if !(1..=most).contains(&groups) {
-        return Err(wrong(format!("groups: {groups} is not between 1 and {most}")));
+        return Err(invalid(format!("groups: {groups} is not between 1 and {most}")));
     }
     let bits = bits.unwrap_or(published.bits);
     if !(1..=BITS_MAX).contains(&bits) {
-        return Err(wrong(format!("bits: {bits} is not between 1 and {BITS_MAX}")));
+        return Err(invalid(format!("bits: {bits} is not between 1 and {BITS_MAX}")));
     }
     Ok(Some(Paper { tracker, groups, bits, forwards: !no_forwarding, ..published }))
 }
 
 impl Moves {
     /// Current map, if moves are possible now.
-    pub(crate) fn topology_now(&self) -> Result<Arc<Topology>, Refused> {
+    pub(crate) fn topology_now(&self) -> Result<Arc<Topology>, OperationError> {
         if self.placement.is_provisional() {
             let why = "this is a first start, and it is not yet known what each node holds: `switchyard status` says which node does not answer";
-            return Err(Refused::Unavailable(why.to_owned()));
+            return Err(OperationError::Unavailable(why.to_owned()));
         }
         let serving = self.running.with(|_| ()).is_some() && !self.stopping.load(Ordering::Acquire);
         let topology = self.placement.topology().filter(|_| serving);
         topology.ok_or_else(|| {
-            Refused::Unavailable("the router is not serving: it is starting, or was told to stop".to_owned())
+            OperationError::Unavailable("the router is not serving: it is starting, or was told to stop".to_owned())
         })
     }
 
     /// Returns the options of a move: the request's, completed from the configuration.
-    pub(crate) fn how(&self, request: &HowRequest) -> Result<MoveOptions, Refused> {
+    pub(crate) fn how(&self, request: &MoveOptionsRequest) -> Result<MoveOptions, OperationError> {
         let tuning = self.tuning.read().unwrap_or_else(PoisonError::into_inner);
-        fn chosen<T: Copy>(what: &str, all: &[(T, &str)], word: Option<&String>, otherwise: T) -> Result<T, Refused> {
-            word.map_or(Ok(otherwise), |word| named(all, word)).map_err(|error| wrong(format!("{what}: {error}")))
+        fn chosen<T: Copy>(
+            what: &str,
+            all: &[(T, &str)],
+            word: Option<&String>,
+            otherwise: T,
+        ) -> Result<T, OperationError> {
+            word.map_or(Ok(otherwise), |word| named(all, word)).map_err(|error| invalid(format!("{what}: {error}")))
         }
         let config = tuning.config.how;
         let how = MoveOptions {
@@ -127,13 +133,13 @@ impl Moves {
         if how.protocol == Protocol::StopAndCopy {
             // MIGRATE removes each key at the source before anything is recorded or stored.
             if how.durability != Durability::Memory {
-                return Err(wrong(format!(
+                return Err(invalid(format!(
                     "stop-and-copy cannot keep durability {}: ask for durability memory, or use the default protocol",
                     name_of(&DURABILITIES, how.durability)
                 )));
             }
             if !request.allow_key_loss {
-                return Err(wrong(
+                return Err(invalid(
                     "stop-and-copy loses keys when a node restarts in the middle of the move, so it is only for comparisons: use the default protocol, \
                      or say that keys may be lost (--allow-key-loss)",
                 ));
@@ -143,13 +149,13 @@ impl Moves {
     }
 
     /// Changes a move that has not ended.
-    pub(crate) fn steer(&self, id: MoveId, what: &SteerRequest) -> Result<MovesReport, Refused> {
+    pub(crate) fn steer(&self, id: MoveId, what: &SteerRequest) -> Result<MovesReport, OperationError> {
         let steer = match what {
             SteerRequest::Pause => UserRequest::Pause,
             SteerRequest::Resume => UserRequest::Resume,
             SteerRequest::Abort(request) => return self.abort(id, *request),
             SteerRequest::Goal(word) => {
-                UserRequest::Goal(named(&Goal::ALL, word).map_err(|error| wrong(format!("goal: {error}")))?)
+                UserRequest::Goal(named(&Goal::ALL, word).map_err(|error| invalid(format!("goal: {error}")))?)
             }
             SteerRequest::MaxRate(rate) => UserRequest::MaxRate(rate.filter(|rate| *rate > 0)),
         };
@@ -197,32 +203,36 @@ impl Moves {
         dry_run: bool,
         topology: &Topology,
         orders: Vec<MoveOrder>,
-    ) -> Result<PlanReport, Refused> {
+    ) -> Result<PlanReport, OperationError> {
         if !dry_run {
             return self.accept(topology, orders);
         }
-        self.nodes_are_served(&orders)?;
+        self.check_nodes_served(&orders)?;
         let moves = orders.iter().map(|order| self.planned(None, order)).collect();
         Ok(PlanReport { dry_run, moves, notes: self.older_targets(&orders) })
     }
 
     /// Checks all preconditions and records moves. All orders must have the same options.
-    pub(crate) fn accept(self: &Arc<Self>, topology: &Topology, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
+    pub(crate) fn accept(
+        self: &Arc<Self>,
+        topology: &Topology,
+        orders: Vec<MoveOrder>,
+    ) -> Result<PlanReport, OperationError> {
         self.check(topology, &orders)?;
         self.accept_checked(orders)
     }
 
     /// Checks all preconditions.
-    pub(crate) fn check(&self, topology: &Topology, orders: &[MoveOrder]) -> Result<(), Refused> {
-        self.nothing_is_ejected(orders)?;
-        self.nothing_in_the_way(orders)?;
-        self.nodes_are_served(orders)?;
+    pub(crate) fn check(&self, topology: &Topology, orders: &[MoveOrder]) -> Result<(), OperationError> {
+        self.check_not_ejected(orders)?;
+        self.check_conflicts(orders)?;
+        self.check_nodes_served(orders)?;
         self.check_nodes(topology, orders)
     }
 
     /// Computes the continuum of a new list of servers and publishes the new map. Returns the map, and the slots that
     /// change servers.
-    pub(crate) fn lay_over(&self, list: &[Server]) -> Result<(Arc<Topology>, Vec<Slot>), Refused> {
+    pub(crate) fn apply_server_list(&self, list: &[Server]) -> Result<(Arc<Topology>, Vec<Slot>), OperationError> {
         // No move may be recorded in the meantime, because its slots would be slots of the old map.
         let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
         self.require_no_ejection()?;
@@ -231,12 +241,12 @@ impl Moves {
         }
         self.placement
             .lay_over(list, |parts| self.ledger.split(parts))
-            .map_err(|error| Refused::Failed(format!("{error:#}")))
+            .map_err(|error| OperationError::Failed(format!("{error:#}")))
     }
 
     /// Fails if a node of a move is held because it returned without its data: keys moved there would be lost when its
     /// data is restored, and its missing keys would count as deleted.
-    pub(super) fn nodes_are_served(&self, orders: &[MoveOrder]) -> Result<(), Refused> {
+    pub(super) fn check_nodes_served(&self, orders: &[MoveOrder]) -> Result<(), OperationError> {
         let held = self.running.with(switchyard_router::Router::held_nodes).unwrap_or_default();
         match orders.iter().flat_map(MoveOrder::nodes).find_map(|node| Some((node, held.get(&node)?))) {
             None => Ok(()),
@@ -263,7 +273,7 @@ impl Moves {
     }
 
     /// Fails if another move has these slots, or the journal accepts no records.
-    pub(super) fn nothing_in_the_way(&self, orders: &[MoveOrder]) -> Result<(), Refused> {
+    pub(super) fn check_conflicts(&self, orders: &[MoveOrder]) -> Result<(), OperationError> {
         {
             let state = self.state();
             for (id, planned) in &state.open {
@@ -279,21 +289,21 @@ impl Moves {
         }
         let error = self.ledger.status().write_error;
         if let Some(error) = error {
-            return Err(Refused::Failed(error));
+            return Err(OperationError::Failed(error));
         }
         Ok(())
     }
 
     /// Records moves whose nodes have just been checked, unless the state they were planned on has changed.
-    pub(crate) fn accept_checked(self: &Arc<Self>, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
+    pub(crate) fn accept_checked(self: &Arc<Self>, orders: Vec<MoveOrder>) -> Result<PlanReport, OperationError> {
         let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
-        self.nothing_is_ejected(&orders)?;
-        self.put_up(orders)
+        self.check_not_ejected(&orders)?;
+        self.record_orders(orders)
     }
 
     /// Records moves, while the caller holds `recording`.
-    pub(super) fn put_up(self: &Arc<Self>, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
-        self.nothing_in_the_way(&orders)?;
+    pub(super) fn record_orders(self: &Arc<Self>, orders: Vec<MoveOrder>) -> Result<PlanReport, OperationError> {
+        self.check_conflicts(&orders)?;
         let topology = self.topology_now()?;
         if let Some(order) = orders.iter().find(|order| !order.is_at_source(&topology)) {
             let source = self.name(order.source);
@@ -312,22 +322,22 @@ impl Moves {
         let reports = moves.iter().map(|(id, planned)| self.planned(Some(*id), &planned.order)).collect();
         let orders: Vec<MoveOrder> = moves.values().map(|planned| planned.order.clone()).collect();
         let notes = self.older_targets(&orders);
-        self.take_up(moves).map_err(Refused::Failed)?;
+        self.queue_moves(moves).map_err(OperationError::Failed)?;
         Ok(PlanReport { dry_run: false, moves: reports, notes })
     }
 
     /// Records moves and queues them.
-    pub(super) fn take_up(self: &Arc<Self>, moves: BTreeMap<MoveId, Planned>) -> Result<(), String> {
+    pub(super) fn queue_moves(self: &Arc<Self>, moves: BTreeMap<MoveId, Planned>) -> Result<(), String> {
         // Options first: a recorded move without options would continue with the configured ones after a crash.
         self.beside().extend(moves.iter().map(|(id, planned)| (*id, Options::of(planned))));
         self.try_save_options().inspect_err(|_| self.beside().retain(|id, _| !moves.contains_key(id)))?;
         for (id, planned) in &moves {
-            self.placement.take_part(*id, planned.order.nodes());
+            self.placement.retain_nodes(*id, planned.order.nodes());
         }
         let records = moves.iter().flat_map(|(id, planned)| planned.order.records(*id)).collect();
-        if let Err(why) = self.put_on_record(records, moves.keys().copied().collect()) {
+        if let Err(why) = self.record_with_timeout(records, moves.keys().copied().collect()) {
             for id in moves.keys() {
-                self.placement.part(*id);
+                self.placement.release_nodes(*id);
             }
             return Err(why);
         }
@@ -343,14 +353,14 @@ impl Moves {
 
     /// Records moves with a timeout. A record that becomes durable after the timeout is ended at once, because the
     /// client has received an error.
-    fn put_on_record(self: &Arc<Self>, records: Vec<Record>, ids: Vec<MoveId>) -> Result<(), String> {
+    fn record_with_timeout(self: &Arc<Self>, records: Vec<Record>, ids: Vec<MoveId>) -> Result<(), String> {
         let (told, outcome) = mpsc::sync_channel(1);
         let waits = Arc::new(AtomicBool::new(true));
         let (moves, still) = (Arc::clone(self), Arc::clone(&waits));
         let done = move |outcome: Result<(), String>| {
             let is_late = !still.swap(false, Ordering::AcqRel);
             match &outcome {
-                Ok(()) if is_late => ids.into_iter().for_each(|id| moves.take_off_record(id)),
+                Ok(()) if is_late => ids.into_iter().for_each(|id| moves.record_end(id)),
                 Ok(()) => {}
                 Err(_) => moves.beside().retain(|id, _| !ids.contains(id)),
             }
@@ -371,14 +381,14 @@ impl Moves {
         }
     }
 
-    pub(super) fn check_nodes(&self, topology: &Topology, orders: &[MoveOrder]) -> Result<(), Refused> {
+    pub(super) fn check_nodes(&self, topology: &Topology, orders: &[MoveOrder]) -> Result<(), OperationError> {
         let Some(how) = orders.first().map(|order| &order.how) else { return Ok(()) };
         let targets: BTreeSet<NodeId> = orders.iter().map(|order| order.target).collect();
         let nodes: BTreeSet<NodeId> = orders.iter().flat_map(MoveOrder::nodes).collect();
         debug_assert!(nodes.iter().all(|id| topology.node(*id).is_some()));
         let mut met: BTreeMap<String, NodeId> = BTreeMap::new();
         for id in nodes {
-            let run_id = self.check_one(id, targets.contains(&id), how)?;
+            let run_id = self.check_move_node(id, targets.contains(&id), how)?;
             // If both are one server, the target's existing keys would be the source's own.
             if !run_id.is_empty()
                 && let Some(other) = met.insert(run_id, id)
@@ -394,10 +404,15 @@ impl Moves {
     }
 
     /// Checks whether keys may move to or from a node, and returns its `run_id`. Blocks until the node replies.
-    pub(super) fn check_one(&self, id: NodeId, is_target: bool, how: &MoveOptions) -> Result<String, Refused> {
+    pub(super) fn check_move_node(
+        &self,
+        id: NodeId,
+        is_target: bool,
+        how: &MoveOptions,
+    ) -> Result<String, OperationError> {
         let access = self.running.with(Router::node_access).unwrap_or_default();
         let Some(access) = access.get(&id) else {
-            return Err(Refused::Failed(format!("it is not known how {} is reached", self.name(id))));
+            return Err(OperationError::Failed(format!("it is not known how {} is reached", self.name(id))));
         };
         check_node(access, self.patience(), is_target.then_some(how.durability), how.direct_clients, &self.own())
             .map_err(conflict)
@@ -409,8 +424,8 @@ impl Moves {
     }
 
     /// Names of this router's connections.
-    pub(crate) fn own(&self) -> Own {
+    pub(crate) fn own(&self) -> RouterIdentity {
         let run = self.running.with(|router| router.run_id().to_owned()).unwrap_or_default();
-        Own { site: self.site(), run }
+        RouterIdentity { site: self.site(), run }
     }
 }

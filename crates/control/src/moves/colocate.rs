@@ -20,7 +20,7 @@ use switchyard_router::{ColocatePort, ColocateRequest, Link, Router};
 use tracing::info;
 
 use super::Moves;
-use crate::admin::{HomeReport, HowRequest, Refused};
+use crate::admin::{MoveOptionsRequest, OperationError, ReturnedKeysReport};
 
 /// Interval between checks of the nodes that waiting clients need. Moves report their changes themselves.
 const HEALTH: Duration = Duration::from_millis(250);
@@ -29,7 +29,7 @@ const HEALTH: Duration = Duration::from_millis(250);
 const FRESH: Duration = Duration::from_secs(2);
 
 /// How long a returned key is remembered.
-const REMEMBERED: Duration = Duration::from_secs(3600);
+const WARN_PERIOD: Duration = Duration::from_secs(3600);
 
 /// Maximum number of remembered keys.
 const REMEMBERED_MAX: usize = 65_536;
@@ -44,7 +44,7 @@ pub(super) enum ColocationEvent {
     /// A colocation move has ended early.
     Stopped { keys: Arc<[Key]>, why: String },
     /// Result of checking both nodes: whether keys may move from the first to the second.
-    Checked { between: Pair, outcome: Result<(), Refused> },
+    Checked { between: Pair, outcome: Result<(), OperationError> },
 }
 
 /// Source and target.
@@ -53,8 +53,8 @@ type Pair = (NodeId, NodeId);
 /// Check of a pair of nodes.
 #[derive(Debug)]
 enum Check {
-    UnderWay(JoinHandle<()>),
-    Over(Instant, Result<(), Refused>),
+    Running(JoinHandle<()>),
+    Done(Instant, Result<(), OperationError>),
 }
 
 /// Statistics of returned keys, and the channel to the thread.
@@ -98,7 +98,7 @@ impl Colocations {
         for (command, keys) in home_for {
             *tally.keys.entry(command.clone()).or_default() += keys;
         }
-        tally.remembered.retain(|_, (since, _)| since.elapsed() < REMEMBERED);
+        tally.remembered.retain(|_, (since, _)| since.elapsed() < WARN_PERIOD);
         let now = Instant::now();
         for key in keys {
             if tally.remembered.len() < REMEMBERED_MAX || tally.remembered.contains_key(key) {
@@ -108,7 +108,7 @@ impl Colocations {
     }
 
     /// Number of returned keys, by command.
-    pub(super) fn report(&self) -> Vec<HomeReport> {
+    pub(super) fn report(&self) -> Vec<ReturnedKeysReport> {
         report_of(&self.tally().keys)
     }
 
@@ -118,7 +118,7 @@ impl Colocations {
         let lately: Vec<&(Instant, Arc<str>)> = keys
             .iter()
             .filter_map(|key| tally.remembered.get(key))
-            .filter(|(since, _)| since.elapsed() < REMEMBERED)
+            .filter(|(since, _)| since.elapsed() < WARN_PERIOD)
             .collect();
         let commands: BTreeSet<&str> = lately.iter().flat_map(|(_, commands)| commands.split(", ")).collect();
         (!lately.is_empty()).then(|| {
@@ -133,8 +133,8 @@ impl Colocations {
 }
 
 /// Converts the counts to a report.
-pub(super) fn report_of(keys: &BTreeMap<String, u64>) -> Vec<HomeReport> {
-    keys.iter().map(|(command, keys)| HomeReport { command: command.clone(), keys: *keys }).collect()
+pub(super) fn report_of(keys: &BTreeMap<String, u64>) -> Vec<ReturnedKeysReport> {
+    keys.iter().map(|(command, keys)| ReturnedKeysReport { command: command.clone(), keys: *keys }).collect()
 }
 
 impl ColocatePort for Moves {
@@ -193,7 +193,7 @@ impl Colocation {
                         refuse(self.waiting.extract_if(.., |w| w.request.wanted().concerns(&placement, &keys)), &why);
                     }
                     ColocationEvent::Checked { between, outcome } => {
-                        self.checks.insert(between, Check::Over(Instant::now(), outcome));
+                        self.checks.insert(between, Check::Done(Instant::now(), outcome));
                     }
                 }
             }
@@ -202,8 +202,8 @@ impl Colocation {
             self.waiting.extract_if(.., |w| w.until <= now).for_each(|w| w.request.done());
             self.checks.retain(|_, check| match check {
                 // The thread has delivered its result, or has panicked.
-                Check::UnderWay(thread) => !thread.is_finished(),
-                Check::Over(at, _) => at.elapsed() < FRESH,
+                Check::Running(thread) => !thread.is_finished(),
+                Check::Done(at, _) => at.elapsed() < FRESH,
             });
             if !self.waiting.is_empty() {
                 self.start_colocations();
@@ -237,18 +237,18 @@ impl Colocation {
         for colocation in plan.moves {
             let between = (colocation.source, colocation.target);
             let outcome = match self.checks.remove(&between) {
-                Some(Check::Over(_, outcome)) => outcome,
-                Some(Check::UnderWay(thread)) => {
-                    self.checks.insert(between, Check::UnderWay(thread));
+                Some(Check::Done(_, outcome)) => outcome,
+                Some(Check::Running(thread)) => {
+                    self.checks.insert(between, Check::Running(thread));
                     continue;
                 }
                 None => match self.begin_check(between) {
                     Ok(thread) => {
-                        self.checks.insert(between, Check::UnderWay(thread));
+                        self.checks.insert(between, Check::Running(thread));
                         continue;
                     }
                     Err(error) => {
-                        Err(Refused::Failed(format!("a thread that asks the nodes cannot be started: {error}")))
+                        Err(OperationError::Failed(format!("a thread that asks the nodes cannot be started: {error}")))
                     }
                 },
             };
@@ -304,8 +304,8 @@ impl Colocation {
         let check = move || {
             let (source, target) = between;
             let outcome = colocation_options(&moves).and_then(|how| {
-                moves.check_one(source, false, &how)?;
-                moves.check_one(target, true, &how).map(drop)
+                moves.check_move_node(source, false, &how)?;
+                moves.check_move_node(target, true, &how).map(drop)
             });
             moves.home.notify(ColocationEvent::Checked { between, outcome });
         };
@@ -324,8 +324,8 @@ impl Colocation {
 }
 
 /// Options of such a move: fast, because clients wait for it.
-fn colocation_options(moves: &Moves) -> Result<MoveOptions, Refused> {
-    moves.how(&HowRequest { goal: Some("fast".to_owned()), ..HowRequest::default() })
+fn colocation_options(moves: &Moves) -> Result<MoveOptions, OperationError> {
+    moves.how(&MoveOptionsRequest { goal: Some("fast".to_owned()), ..MoveOptionsRequest::default() })
 }
 
 #[cfg(test)]
@@ -342,7 +342,7 @@ mod tests {
         let text = home.warning(&keys).expect("two of them did");
         assert!(text.starts_with("2 of these keys") && text.contains("(EVAL, RENAME)"), "{text}");
         assert_eq!(home.warning(&keys[2..]), None);
-        let report = |command: &str, keys| HomeReport { command: command.to_owned(), keys };
+        let report = |command: &str, keys| ReturnedKeysReport { command: command.to_owned(), keys };
         assert_eq!(home.report(), [report("EVAL", 1), report("RENAME", 1)]);
     }
 }

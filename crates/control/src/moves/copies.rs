@@ -32,7 +32,7 @@ const REMEMBERED_MAX: usize = 100_000;
 
 /// Progress at each node.
 #[derive(Debug, Default)]
-pub(crate) struct Copies {
+pub(crate) struct CopyRemoval {
     nodes: BTreeMap<NodeId, Removal>,
     reasons: Reasons,
 }
@@ -60,15 +60,15 @@ struct Removal {
     cursor: Vec<u8>,
     removed: usize,
     /// Keys that their owners lack, with their database.
-    only_there: Vec<(u32, Key)>,
+    only_copies: Vec<(u32, Key)>,
 }
 
 /// Reserves nodes: none of their moves starts until this is dropped.
-pub(crate) struct Turn<'m>(&'m Moves);
+pub(crate) struct NodeReservation<'m>(&'m Moves);
 
-impl Drop for Turn<'_> {
+impl Drop for NodeReservation<'_> {
     fn drop(&mut self) {
-        self.0.state().cleaning.clear();
+        self.0.state().reserved.clear();
         self.0.wake();
     }
 }
@@ -103,7 +103,7 @@ impl<'a> ProbeConnection<'a> {
     }
 
     /// Ends an earlier connection at the same server process, so that no command sent on it is executed afterwards.
-    pub(super) fn end(&mut self, earlier: &Process, process: &Process) -> Result<(), String> {
+    pub(super) fn kill_connection(&mut self, earlier: &Process, process: &Process) -> Result<(), String> {
         if earlier.run_id != process.run_id {
             return Ok(());
         }
@@ -150,7 +150,7 @@ impl<'a> ProbeConnection<'a> {
 
 impl Moves {
     /// Removes some of the unused copies.
-    pub(crate) fn remove_copies(&self, copies: &mut Copies) {
+    pub(crate) fn remove_copies(&self, copies: &mut CopyRemoval) {
         let left = self.ledger.copies();
         copies.nodes.retain(|node, removal| left.get(node).is_some_and(|(number, _)| *number == removal.number));
         if left.is_empty() {
@@ -161,7 +161,9 @@ impl Moves {
         };
         for (node, (number, slots)) in left {
             let is_up = status.nodes.iter().any(|of| of.id == node && of.link == Link::Up);
-            let Some(turn) = self.turn_to_clean(node).filter(|_| is_up && access.contains_key(&node)) else { continue };
+            let Some(turn) = self.reserve_for_removal(node).filter(|_| is_up && access.contains_key(&node)) else {
+                continue;
+            };
             // Read the map only now: a move that ended in the meantime could have changed it.
             let Some(topology) = self.placement.topology() else { continue };
             if slots.iter().any(|slot| topology.transit(*slot).is_some()) {
@@ -170,7 +172,7 @@ impl Moves {
             match self.go_on(copies, node, (number, &slots), &access, &topology) {
                 Ok(true) => {
                     copies.nodes.remove(&node);
-                    self.ledger.copies_are_gone(node, number);
+                    self.ledger.clear_copies(node, number);
                 }
                 Ok(false) => {}
                 // The next call tries again.
@@ -185,34 +187,38 @@ impl Moves {
         self.running.with(Router::own_database).unwrap_or_default()
     }
 
-    pub(super) fn turn_to_clean(&self, node: NodeId) -> Option<Turn<'_>> {
+    pub(super) fn reserve_for_removal(&self, node: NodeId) -> Option<NodeReservation<'_>> {
         self.turn([node].into(), [node])
     }
 
     /// Reserves a node before its ejection, together with its stand-ins. Until the result is dropped, none of their
     /// moves starts, and no other thread removes keys by a map that the ejection is about to change. `None`: a removal
     /// is in progress, or a stand-in takes part in a move.
-    pub(crate) fn turn_to_eject(&self, node: NodeId, stand_ins: &BTreeMap<NodeId, Vec<Slot>>) -> Option<Turn<'_>> {
+    pub(crate) fn reserve_for_ejection(
+        &self,
+        node: NodeId,
+        stand_ins: &BTreeMap<NodeId, Vec<Slot>>,
+    ) -> Option<NodeReservation<'_>> {
         self.turn(stand_ins.keys().copied().chain([node]).collect(), stand_ins.keys().copied())
     }
 
     /// Reserves nodes, unless others are reserved or a node of `idle` takes part in a move.
-    fn turn(&self, nodes: BTreeSet<NodeId>, idle: impl IntoIterator<Item = NodeId>) -> Option<Turn<'_>> {
+    fn turn(&self, nodes: BTreeSet<NodeId>, idle: impl IntoIterator<Item = NodeId>) -> Option<NodeReservation<'_>> {
         let is_reserved = self.state().reserve(nodes, idle);
         // Construct this only if reserved: its drop releases whichever nodes are reserved, under the same lock.
-        is_reserved.then(|| Turn(self))
+        is_reserved.then(|| NodeReservation(self))
     }
 
     /// Returns true if no copies are left.
     fn go_on(
         &self,
-        copies: &mut Copies,
+        copies: &mut CopyRemoval,
         id: NodeId,
         (number, slots): (u64, &[Slot]),
         access: &BTreeMap<NodeId, NodeAccess>,
         topology: &Topology,
     ) -> Result<bool, String> {
-        let (mut asked, process) = self.meet(access.get(&id).ok_or("it is gone")?)?;
+        let (mut asked, process) = self.connect(access.get(&id).ok_or("it is gone")?)?;
         let run_id = process.run_id.clone();
         if copies.nodes.get(&id).is_none_or(|removal| removal.run_id != run_id) {
             let keyspace = asked.query(&[b"INFO", b"keyspace"])?.text();
@@ -223,7 +229,7 @@ impl Moves {
                 .filter(|database| own.is_none_or(|own| own == *database))
                 .collect();
             let begun =
-                Removal { number, run_id, databases, cursor: b"0".to_vec(), removed: 0, only_there: Vec::new() };
+                Removal { number, run_id, databases, cursor: b"0".to_vec(), removed: 0, only_copies: Vec::new() };
             copies.nodes.insert(id, begun);
         }
         let removal = copies.nodes.get_mut(&id).ok_or("it has not started")?;
@@ -238,7 +244,7 @@ impl Moves {
     }
 
     /// Connects to a node that this router may still modify. Returns the connection and its identity.
-    pub(super) fn meet<'a>(&self, node: &'a NodeAccess) -> Result<(ProbeConnection<'a>, Process), String> {
+    pub(super) fn connect<'a>(&self, node: &'a NodeAccess) -> Result<(ProbeConnection<'a>, Process), String> {
         let mut asked = ProbeConnection::open(node)?;
         // A router that takes over ends the connection by this name.
         if let Some(name) = self.running.with(|router| router.connection_name("care")) {
@@ -294,7 +300,7 @@ impl Removal {
                 at.select(database)?;
                 match at.query(&[b"EXISTS", &key])?.text() == "1" {
                     true => twice.push(key),
-                    false => self.only_there.push((database, key)),
+                    false => self.only_copies.push((database, key)),
                 }
             }
             if !twice.is_empty() {
@@ -305,7 +311,7 @@ impl Removal {
             if self.cursor == b"0" {
                 self.databases.pop_front();
             }
-            if self.only_there.len() >= REMEMBERED_MAX {
+            if self.only_copies.len() >= REMEMBERED_MAX {
                 break;
             }
             if Instant::now() >= until && !self.databases.is_empty() {
@@ -313,17 +319,17 @@ impl Removal {
             }
         }
         // An ejection may have made the node their owner in the meantime.
-        self.only_there.retain(|(_, key)| topology.lives_at(key) != node);
-        if are_all_that_is_left(self.only_there.len(), self.removed) {
+        self.only_copies.retain(|(_, key)| topology.lives_at(key) != node);
+        if are_all_that_is_left(self.only_copies.len(), self.removed) {
             warn!(
                 "node {} still has {} of slots that it does not own, and their owners have them not: clients have deleted them since, or servers were restored from \
                  snapshots of different times (docs/backup.md). They stay there until a move brings these slots to it (--purge-target)",
                 asked.node.name,
-                counted(self.only_there.len(), "key")
+                counted(self.only_copies.len(), "key")
             );
             return Ok(true);
         }
-        for of_database in std::mem::take(&mut self.only_there).chunk_by(|(one, _), (other, _)| one == other) {
+        for of_database in std::mem::take(&mut self.only_copies).chunk_by(|(one, _), (other, _)| one == other) {
             let keys: Vec<&Key> = of_database.iter().map(|(_, key)| key).collect();
             for keys in keys.chunks(500) {
                 asked.unlink(of_database[0].0, keys)?;

@@ -18,7 +18,7 @@ use tracing::info;
 
 use super::Moves;
 use super::copies::ProbeConnection;
-use crate::admin::{Abandon, AbortRequest, HowRequest, PlanReport, Refused, conflict};
+use crate::admin::{Abandon, AbortRequest, MoveOptionsRequest, OperationError, PlanReport, conflict};
 
 /// `COUNT` of a SCAN.
 const PAGE: &[u8] = b"1000";
@@ -37,19 +37,19 @@ pub(crate) struct StandIns<'a> {
 impl StandIns<'_> {
     /// Fails unless each server is still the same process: a restarted one may have loaded the misplaced keys from its
     /// disk.
-    fn are_the_same(&mut self) -> Result<(), String> {
+    fn check_same_processes(&mut self) -> Result<(), String> {
         self.connections.iter_mut().try_for_each(|asked| asked.query(&[b"PING"]).map(drop))
     }
 }
 
 impl Moves {
     /// Refuses moves from now on that involve these nodes, or the slots that will return to them.
-    pub(crate) fn keep_away_from(&self, ejected: BTreeMap<NodeId, Vec<Slot>>) {
+    pub(crate) fn set_ejected(&self, ejected: BTreeMap<NodeId, Vec<Slot>>) {
         self.state().ejected = ejected;
     }
 
     /// Fails if one of these moves involves an ejected node.
-    pub(super) fn nothing_is_ejected(&self, orders: &[MoveOrder]) -> Result<(), Refused> {
+    pub(super) fn check_not_ejected(&self, orders: &[MoveOrder]) -> Result<(), OperationError> {
         let ejected = self.state().ejected.clone();
         for (node, slots) in ejected {
             let slots: BTreeSet<Slot> = slots.into_iter().collect();
@@ -64,7 +64,7 @@ impl Moves {
     }
 
     /// Fails if any node is ejected.
-    pub(crate) fn require_no_ejection(&self) -> Result<(), Refused> {
+    pub(crate) fn require_no_ejection(&self) -> Result<(), OperationError> {
         let first = self.state().ejected.keys().next().copied();
         first.map_or(Ok(()), |node| Err(conflict(self.ejected_text(node))))
     }
@@ -80,7 +80,7 @@ impl Moves {
     pub(crate) fn moves_at(&self, node: NodeId) -> (Vec<NodeId>, bool) {
         let state = self.state();
         let at = state.open.values().filter(|planned| planned.order.nodes().contains(&node));
-        (at.map(|planned| planned.order.target).collect(), state.has_to_do_with(node))
+        (at.map(|planned| planned.order.target).collect(), state.is_involved(node))
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
@@ -88,7 +88,7 @@ impl Moves {
     }
 
     /// Ends the moves that involve a node, without it. Its keys in transit are lost.
-    pub(crate) fn end_without(&self, node: NodeId) -> Result<(), Refused> {
+    pub(crate) fn end_without(&self, node: NodeId) -> Result<(), OperationError> {
         let at: Vec<(MoveId, Abandon)> = {
             let state = self.state();
             let at = state.open.iter().filter(|(_, planned)| planned.order.nodes().contains(&node));
@@ -126,10 +126,10 @@ impl Moves {
         access: &'a BTreeMap<NodeId, NodeAccess>,
     ) -> Result<ProbeConnection<'a>, String> {
         let access = access.get(&node).ok_or_else(|| format!("it is not known how {} is reached", self.name(node)))?;
-        let (mut asked, process) = self.meet(access)?;
+        let (mut asked, process) = self.connect(access)?;
         // A removal still in flight would delete a key that a client is about to write there.
         for broken in self.running.with(|router| router.broken_connections(node)).unwrap_or_default() {
-            asked.end(&broken, &process)?;
+            asked.kill_connection(&broken, &process)?;
             self.running.with(|router| router.connection_ended(node, broken));
         }
         let mut remove = || -> Result<usize, String> {
@@ -240,9 +240,9 @@ impl Moves {
         let end = Instant::now() + bound;
         let outcome = loop {
             if is_drained() {
-                let raised = || seats.map_or(Ok(()), |seats| seats.raise());
+                let raised = || seats.map_or(Ok(()), |seats| seats.raise_version());
                 self.running.with(|router| router.keys_stay_behind(node));
-                break stand_ins.are_the_same().and_then(|()| keep()).and_then(|()| {
+                break stand_ins.check_same_processes().and_then(|()| keep()).and_then(|()| {
                     raised().and_then(|()| self.placement.hand_over_to(id, to)).inspect_err(|_| forget())
                 });
             }
@@ -267,23 +267,24 @@ impl Moves {
         self: &Arc<Self>,
         node: NodeId,
         from: BTreeMap<NodeId, Vec<Slot>>,
-    ) -> Result<PlanReport, Refused> {
+    ) -> Result<PlanReport, OperationError> {
         let access = self.running.with(Router::node_access).unwrap_or_default();
         let access = access
             .get(&node)
-            .ok_or_else(|| Refused::Failed(format!("it is not known how {} is reached", self.name(node))))?;
+            .ok_or_else(|| OperationError::Failed(format!("it is not known how {} is reached", self.name(node))))?;
         // Keys are about to be removed there. The checks of moves detect direct clients, but not ownership records of
         // other routers.
-        self.meet(access).map_err(conflict)?;
-        let how = MoveOptions { purge_target: true, direct_clients: false, ..self.how(&HowRequest::default())? };
+        self.connect(access).map_err(conflict)?;
+        let how =
+            MoveOptions { purge_target: true, direct_clients: false, ..self.how(&MoveOptionsRequest::default())? };
         let order =
             |(source, slots)| MoveOrder { source, target: node, slots, keys: None, how, cause: Cause::Requested(None) };
         let orders: Vec<MoveOrder> = from.into_iter().map(order).collect();
         let topology = self.topology_now()?;
-        self.nothing_in_the_way(&orders)?;
-        self.nodes_are_served(&orders)?;
+        self.check_conflicts(&orders)?;
+        self.check_nodes_served(&orders)?;
         self.check_nodes(&topology, &orders)?;
         let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
-        self.put_up(orders)
+        self.record_orders(orders)
     }
 }

@@ -12,7 +12,7 @@ use tracing::error;
 
 use super::Moves;
 use super::colocate::ColocationEvent;
-use crate::failover::Need;
+use crate::failover::ReplicaRequirement;
 
 impl Host for Moves {
     fn record(&self, records: Vec<Record>, done: Done) {
@@ -20,7 +20,7 @@ impl Host for Moves {
     }
 
     fn hand_over(&self, move_id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId, done: Done) {
-        let known = self.running.seats().map_or(Ok(()), |seats| seats.raise());
+        let known = self.running.seats().map_or(Ok(()), |seats| seats.raise_version());
         let outcome = known.and_then(|()| self.placement.hand_over(move_id, slots, keys, owner));
         // Keys may return before their move ends.
         self.home.notify(ColocationEvent::Look);
@@ -28,7 +28,7 @@ impl Host for Moves {
     }
 
     fn replicas_need(&self, node: NodeId, position: Position, patience: Duration, done: Done) {
-        self.running.needs().add(Need::new(node, position, patience, done));
+        self.running.needs().add(ReplicaRequirement::new(node, position, patience, done));
     }
 
     fn set_transits(&self, move_id: MoveId, transits: Vec<(Transit, Vec<Slot>)>) -> Result<u64, String> {
@@ -55,7 +55,7 @@ impl Host for Moves {
     }
 
     fn lost(&self, move_id: MoveId, node: NodeId, keys: &[Fingerprint], most: u64) {
-        self.note_lost(move_id, node, keys, most);
+        self.record_lost(move_id, node, keys, most);
     }
 
     fn ended(&self, move_id: MoveId, end: &MoveEnd) {
@@ -109,7 +109,7 @@ mod tests {
     /// Opens an executor on a state directory, without a router.
     fn executor(dir: &Path) -> (Arc<Placement>, Arc<Moves>) {
         let placement = Arc::new(Placement::open(dir, Arc::default()).expect("opens"));
-        placement.settle(&["127.0.0.1:7001", "127.0.0.1:7002"].map(str::to_owned), |_| {}).expect("places");
+        placement.apply_nodes(&["127.0.0.1:7001", "127.0.0.1:7002"].map(str::to_owned), |_| {}).expect("places");
         let moves = Moves::open(dir, Arc::clone(&placement), Arc::default(), Sync::Always).expect("opens");
         (placement, moves)
     }
@@ -148,7 +148,7 @@ mod tests {
             // The process dies here, so nothing else is stored.
         }
         let (_, moves) = executor(dir.path());
-        moves.end_before_it_begins(id);
+        moves.end_unstarted(id);
         let report = moves.report();
         let ended = report.ended.first().expect("it is over");
         let why = "127.0.0.1:7002 was given up: lost is at most 2 keys, moved there before";
@@ -273,7 +273,7 @@ mod tests {
         let go_on = hold_journal(&moves, planned(1).order.records(other).remove(0));
         let accepting = {
             let moves = Arc::clone(&moves);
-            std::thread::spawn(move || moves.take_up(BTreeMap::from([(id, accepted)])))
+            std::thread::spawn(move || moves.queue_moves(BTreeMap::from([(id, accepted)])))
         };
         while kept(&moves).is_empty() {
             std::thread::yield_now();

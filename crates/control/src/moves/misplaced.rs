@@ -59,7 +59,7 @@ impl Moves {
         let up: Vec<NodeId> =
             status.nodes.iter().filter(|node| node.link == Link::Up).map(|node| node.id).filter(is_left).collect();
         for node in up {
-            let Some(turn) = self.turn_to_clean(node) else { continue };
+            let Some(turn) = self.reserve_for_removal(node) else { continue };
             // Read the map only now, because keys might have arrived until the reservation. While others move, keys in
             // transit look misplaced, and each node is scanned only once.
             let topology = self.placement.topology();
@@ -73,7 +73,7 @@ impl Moves {
             if !left.is_empty() && topology.placement().continuum().is_some_and(|ring| ring.is_overlay()) {
                 continue;
             }
-            let done = self.meet(access).and_then(|(mut asked, process)| {
+            let done = self.connect(access).and_then(|(mut asked, process)| {
                 let done = misplaced.go_on(&mut asked, (node, &process.run_id), &left, &topology);
                 if done.is_err() {
                     // The node may still execute the command. No other node relies on this one before the end of the

@@ -34,11 +34,11 @@ use switchyard_resp::units::counted;
 use switchyard_router::{MoveEnd, MoveTask, Router, UserRequest};
 use tracing::{error, info, warn};
 
-pub(crate) use self::copies::Copies;
+pub(crate) use self::copies::CopyRemoval;
 use self::ended::{ENDED, EndedMove};
 pub(crate) use self::misplaced::MisplacedKeys;
 use self::options::{OPTIONS, Options, so_far};
-use self::queue::{Planned, State, Steering, Wanted};
+use self::queue::{MoverSettings, Planned, State, Steering};
 
 use crate::admin::{MoveReport, MoveState};
 use crate::ledger::Ledger;
@@ -103,7 +103,7 @@ pub struct Moves {
     keeping: Mutex<()>,
     /// Options of moves that may be on record and are not open: not yet, or no longer. A start after a crash resumes
     /// them with these options.
-    beside: Arc<Mutex<BTreeMap<MoveId, Options>>>,
+    unopened_options: Arc<Mutex<BTreeMap<MoveId, Options>>>,
     home: colocate::Colocations,
 }
 
@@ -155,7 +155,7 @@ impl Moves {
 
     /// Slots that moves have left at a node, whose keys may reappear there.
     pub fn left_at(&self, node: NodeId) -> Vec<Slot> {
-        self.ledger.left_at(node)
+        self.ledger.leftover_slots(node)
     }
 
     fn wake(&self) {
@@ -177,13 +177,13 @@ impl Moves {
             .spawn("moves", move || {
                 let mut kept = Instant::now();
                 while !moves.stopping.load(Ordering::Acquire) {
-                    moves.look();
+                    moves.advance();
                     if kept.elapsed() >= KEEP {
                         kept = Instant::now();
-                        moves.keep_what_is_done();
+                        moves.save_progress();
                         if moves.store.trouble().is_some() {
                             // The store reports later failures itself.
-                            let _ = moves.store.try_again();
+                            let _ = moves.store.retry_write();
                         }
                     }
                     match woken.recv_timeout(SAMPLE) {
@@ -198,7 +198,7 @@ impl Moves {
     }
 
     /// Reads progress, finishes ended moves, and starts queued ones.
-    fn look(self: &Arc<Self>) {
+    fn advance(self: &Arc<Self>) {
         let told = self.running.with(|router| {
             router.note_waits();
             router.moves()
@@ -210,7 +210,7 @@ impl Moves {
             state.note(progress);
             state.due(per_node_max)
         };
-        due.unwanted.into_iter().for_each(|id| self.end_before_it_begins(id));
+        due.aborted.into_iter().for_each(|id| self.end_unstarted(id));
         due.ended.into_iter().for_each(|id| self.finish(id));
         due.next.into_iter().for_each(|id| self.begin(id));
     }
@@ -221,11 +221,11 @@ impl Moves {
             let Some(planned) = state.open.get_mut(&id) else { return };
             let (order, steering) = (planned.order.clone(), planned.steering);
             // A mover always starts unpaused.
-            let begun_with = Wanted { steering: Steering { paused: false, ..steering }, ..planned.wanted() };
+            let begun_with = MoverSettings { steering: Steering { paused: false, ..steering }, ..planned.wanted() };
             let task = MoveTask {
                 id,
-                leftovers: self.ledger.left_at(order.target),
-                leftovers_at_source: self.ledger.left_at(order.source),
+                leftovers: self.ledger.leftover_slots(order.target),
+                leftovers_at_source: self.ledger.leftover_slots(order.source),
                 order,
                 aborted: steering.aborting,
                 give_up: steering.give_up,
@@ -242,7 +242,7 @@ impl Moves {
         match outcome {
             Some(Ok(())) => {
                 info!("move {} has begun: {}", id.0, self.describe(id));
-                self.steer_as_wanted(id, begun_with);
+                self.apply_steering(id, begun_with);
             }
             None => {}
             Some(Err(error)) => {
@@ -268,7 +268,7 @@ impl Moves {
 
     /// Repeats changes that an operator made since the order was read: the router did not know the move then. `heard`
     /// is the state that the mover knows.
-    fn steer_as_wanted(&self, id: MoveId, mut heard: Wanted) {
+    fn apply_steering(&self, id: MoveId, mut heard: MoverSettings) {
         loop {
             let Some(wanted) = self.state().open.get(&id).map(Planned::wanted) else { return };
             if wanted == heard {
@@ -325,7 +325,7 @@ impl Moves {
 
     /// Moves an open move to the ended ones. Readers find it in either list at any time.
     fn close(&self, id: MoveId, options: Options, report: MoveReport) {
-        self.placement.part(id);
+        self.placement.release_nodes(id);
         // A stopped move must not resume by itself.
         let options = if report.state == MoveState::Done { options } else { options.stopped() };
         self.beside().insert(id, options);
@@ -338,7 +338,7 @@ impl Moves {
         if let Err(error) = save_json(&*self.store, ENDED, &ended) {
             warn!("the list of moves that have ended cannot be kept: {error}");
         }
-        self.take_off_record(id);
+        self.record_end(id);
         self.save_options();
         self.home.notify(colocate::ColocationEvent::Look);
     }
@@ -350,7 +350,7 @@ impl Moves {
     }
 
     /// Saves the progress of moves for the next start.
-    fn keep_what_is_done(&self) {
+    fn save_progress(&self) {
         let mut is_new = false;
         for planned in self.state().open.values_mut() {
             if let Some(progress) = &planned.progress {
@@ -366,12 +366,12 @@ impl Moves {
     }
 
     fn beside(&self) -> MutexGuard<'_, BTreeMap<MoveId, Options>> {
-        self.beside.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unopened_options.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that a move must not be resumed. Its options are stored until the record is durable.
-    fn take_off_record(&self, id: MoveId) {
-        let beside = Arc::clone(&self.beside);
+    fn record_end(&self, id: MoveId) {
+        let beside = Arc::clone(&self.unopened_options);
         self.ledger.record(
             vec![Record::Ended { move_id: id }],
             Box::new(move |outcome| match outcome {
@@ -388,7 +388,7 @@ impl Moves {
     }
 
     /// Stores the options of all moves, with a changed steering for one of them.
-    fn keep(&self, _in_order: &MutexGuard<'_, ()>, but: Option<(MoveId, Steering)>) -> Result<(), String> {
+    fn save_all_options(&self, _in_order: &MutexGuard<'_, ()>, but: Option<(MoveId, Steering)>) -> Result<(), String> {
         let options: BTreeMap<u64, Options> = {
             let state = self.state();
             let steering = |id: MoveId, planned: &Planned| {
@@ -401,7 +401,7 @@ impl Moves {
     }
 
     fn try_save_options(&self) -> Result<(), String> {
-        self.keep(&self.in_order(), None)
+        self.save_all_options(&self.in_order(), None)
     }
 
     fn save_options(&self) {
@@ -409,7 +409,7 @@ impl Moves {
     }
 
     fn save_options_in(&self, in_order: &MutexGuard<'_, ()>) {
-        if let Err(error) = self.keep(in_order, None) {
+        if let Err(error) = self.save_all_options(in_order, None) {
             warn!("the options of moves cannot be kept: {error}");
         }
     }
@@ -442,7 +442,7 @@ impl Moves {
         let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
         drop(state);
         self.refresh();
-        self.keep_what_is_done();
+        self.save_progress();
         if !waited.timed_out() {
             return;
         }

@@ -8,7 +8,7 @@ use switchyard_policy::migration::{Goal, MoveOrder, Protocol, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 use switchyard_router::{MoveEnd, MoveProgress, MoveTotals, UserRequest};
 
-use crate::admin::{MoveReport, MoveState, Refused, conflict};
+use crate::admin::{MoveReport, MoveState, OperationError, conflict};
 
 /// Maximum number of ended moves in the history.
 const ENDED_MAX: usize = 100;
@@ -48,13 +48,13 @@ pub(super) struct Steering {
 
 /// Settings that a running mover accepts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Wanted {
+pub(super) struct MoverSettings {
     pub(super) steering: Steering,
     pub(super) goal: Goal,
     pub(super) max_rate: Option<u64>,
 }
 
-impl Wanted {
+impl MoverSettings {
     /// Returns the requests for a mover that knows `before`. Abandoning and aborting are irreversible.
     pub(super) fn since(self, before: Self) -> Vec<UserRequest> {
         let (new, old) = (self.steering, before.steering);
@@ -71,8 +71,8 @@ impl Wanted {
 
 impl Planned {
     /// Settings that the mover should have.
-    pub(super) fn wanted(&self) -> Wanted {
-        Wanted { steering: self.steering, goal: self.order.how.goal, max_rate: self.order.how.max_rate }
+    pub(super) fn wanted(&self) -> MoverSettings {
+        MoverSettings { steering: self.steering, goal: self.order.how.goal, max_rate: self.order.how.max_rate }
     }
 
     /// Whether an earlier router has moved some of its slots.
@@ -82,7 +82,7 @@ impl Planned {
 
     /// Returns the protocol that simultaneous moves must share, because moves by a published protocol share one
     /// tracker.
-    fn way(&self) -> Option<(Protocol, Paper)> {
+    fn shared_protocol(&self) -> Option<(Protocol, Paper)> {
         let how = &self.order.how;
         how.paper.map(|paper| (how.protocol, paper))
     }
@@ -109,7 +109,7 @@ impl Planned {
 pub(super) struct State {
     pub(super) open: BTreeMap<MoveId, Planned>,
     /// Nodes reserved for the removal of keys. None of their moves starts until the removal ends.
-    pub(super) cleaning: BTreeSet<NodeId>,
+    pub(super) reserved: BTreeSet<NodeId>,
     /// Ejected nodes, and the slots that will return to them. Other moves avoid both.
     pub(super) ejected: BTreeMap<NodeId, Vec<Slot>>,
     pub(super) ended: VecDeque<MoveReport>,
@@ -124,7 +124,7 @@ pub(super) struct Due {
     /// Moves whose movers have ended.
     pub(super) ended: Vec<MoveId>,
     /// Aborted moves without an open leg.
-    pub(super) unwanted: Vec<MoveId>,
+    pub(super) aborted: Vec<MoveId>,
     /// Moves to start.
     pub(super) next: Vec<MoveId>,
 }
@@ -140,7 +140,7 @@ impl State {
     }
 
     /// Whether a move runs at a node, or has a leg there that must continue.
-    pub(super) fn has_to_do_with(&self, node: NodeId) -> bool {
+    pub(super) fn is_involved(&self, node: NodeId) -> bool {
         let is_under_way = |planned: &Planned| {
             planned.begun && planned.end.is_none() || planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some())
         };
@@ -150,9 +150,9 @@ impl State {
     /// Reserves nodes for the removal of keys, if no others are reserved and no node of `idle` takes part in a move.
     /// Returns whether it succeeded.
     pub(super) fn reserve(&mut self, nodes: BTreeSet<NodeId>, idle: impl IntoIterator<Item = NodeId>) -> bool {
-        let is_free = self.cleaning.is_empty() && !idle.into_iter().any(|node| self.has_to_do_with(node));
+        let is_free = self.reserved.is_empty() && !idle.into_iter().any(|node| self.is_involved(node));
         if is_free {
-            self.cleaning = nodes;
+            self.reserved = nodes;
         }
         is_free
     }
@@ -168,8 +168,11 @@ impl State {
                 *busy.entry(node).or_default() += 1;
             }
         }
-        let mut way =
-            self.open.values().filter(|planned| planned.begun && planned.end.is_none()).find_map(Planned::way);
+        let mut way = self
+            .open
+            .values()
+            .filter(|planned| planned.begun && planned.end.is_none())
+            .find_map(Planned::shared_protocol);
         for (id, planned) in &mut self.open {
             if planned.end.is_some() {
                 due.ended.push(*id);
@@ -181,18 +184,18 @@ impl State {
             // A move with an open leg ignores the bound, because clients wait for its keys.
             let must = planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some());
             if planned.steering.aborting && !must {
-                due.unwanted.push(*id);
+                due.aborted.push(*id);
                 continue;
             }
-            if !must && planned.order.nodes().iter().any(|node| self.cleaning.contains(node)) {
+            if !must && planned.order.nodes().iter().any(|node| self.reserved.contains(node)) {
                 continue;
             }
             let free = planned.order.nodes().iter().all(|node| busy.get(node).copied().unwrap_or(0) < per_node_max);
             // Moves that clients need for colocation ignore the bound: otherwise clients could wait for hours.
             let may = (free || planned.order.needed_keys().is_some()) && !planned.steering.paused;
-            let agrees = planned.way().is_none_or(|own| way.is_none_or(|other| own == other));
+            let agrees = planned.shared_protocol().is_none_or(|own| way.is_none_or(|other| own == other));
             if must || may && agrees {
-                way = way.or(planned.way());
+                way = way.or(planned.shared_protocol());
                 for node in planned.order.nodes() {
                     *busy.entry(node).or_default() += 1;
                 }
@@ -222,7 +225,7 @@ impl State {
     }
 
     /// Returns the error for a change of a move that is not open.
-    pub(super) fn not_open(&self, id: MoveId) -> Refused {
+    pub(super) fn not_open(&self, id: MoveId) -> OperationError {
         if self.ended.iter().any(|report| report.id == id.0) {
             return conflict(format!("move {} is over", id.0));
         }
@@ -289,10 +292,10 @@ mod tests {
         );
         assert!(!state.reserve([other].into(), [other]), "one removal at a time");
         assert_eq!(state.due(1), Due::default(), "it would bring a key that the removal does not expect");
-        state.cleaning.clear();
+        state.reserved.clear();
         assert_eq!(state.due(1).next, ids(&[1]));
         assert!(!state.reserve([lost, stand_in].into(), [stand_in]), "the stand-in takes part in a move");
-        assert!(state.reserve([lost].into(), [lost]) && state.cleaning == [lost].into());
+        assert!(state.reserve([lost].into(), [lost]) && state.reserved == [lost].into());
     }
 
     #[test]
@@ -346,14 +349,14 @@ mod tests {
             open_leg(order(0, 1)),
         ];
         let mut state = State { open: (1..).map(MoveId).zip(open).collect(), ..State::default() };
-        assert_eq!(state.due(1), Due { ended: Vec::new(), unwanted: ids(&[6]), next: ids(&[1, 3, 4, 7]) });
-        assert_eq!(state.due(1), Due { unwanted: ids(&[6]), ..Due::default() }, "the second waits for its node");
+        assert_eq!(state.due(1), Due { ended: Vec::new(), aborted: ids(&[6]), next: ids(&[1, 3, 4, 7]) });
+        assert_eq!(state.due(1), Due { aborted: ids(&[6]), ..Due::default() }, "the second waits for its node");
         for id in ids(&[1, 4, 7]) {
             state.open.get_mut(&id).expect("open").end = Some(MoveEnd::Done);
         }
         assert_eq!(
             state.due(1),
-            Due { ended: ids(&[1, 4, 7]), unwanted: ids(&[6]), next: Vec::new() },
+            Due { ended: ids(&[1, 4, 7]), aborted: ids(&[6]), next: Vec::new() },
             "node 2 is busy"
         );
         assert_eq!(state.due(2).next, ids(&[2]));

@@ -5,7 +5,7 @@ use switchyard_policy::topology::MoveId;
 use switchyard_resp::units::counted;
 
 use super::Moves;
-use super::aborting::Unreached;
+use super::aborting::UnreachableSide;
 use super::colocate::report_of;
 use super::messages::{DURABILITIES, name_of};
 use super::queue::Planned;
@@ -53,7 +53,7 @@ impl Moves {
             _ if !planned.begun => "waits until its nodes are free".to_owned(),
             _ => "begins".to_owned(),
         };
-        let leg_left = self.look_of(id, planned).leg_left;
+        let leg_left = self.abort_state(id, planned).leg_left;
         let activity = match progress {
             Some(progress) if progress.phase == Some(Phase::Returning) && !planned.steering.aborting => {
                 format!("{}, going back", progress.activity)
@@ -111,7 +111,7 @@ impl Moves {
             report.keys_moved = progress.keys_moved;
             report.bytes_moved = progress.bytes_moved;
             report.leg_keys_left = leg_left;
-            report.waits_for = Unreached::awaited(planned, 0.0)
+            report.waits_for = UnreachableSide::awaited(planned, 0.0)
                 .filter(|_| leg_left.is_some())
                 .map(|unreached| self.name(unreached.node));
             report.keys_lost = report.keys_lost.max(progress.keys_lost);

@@ -51,10 +51,10 @@ impl Moves {
             |id: &MoveId, open: &OpenMove| open.leg.is_none() && ended.iter().any(|report| report.id == id.0);
         let over: Vec<MoveId> =
             opened.replay.open.iter().filter(|(id, open)| has_ended(id, open)).map(|(id, _)| *id).collect();
-        let mut open = open_moves(&placement, opened.replay, &mut options)?;
+        let mut open = restore_moves(&placement, opened.replay, &mut options)?;
         for id in &over {
             open.remove(id);
-            placement.part(*id);
+            placement.release_nodes(*id);
         }
         let state = State { open, ended, ..State::default() };
         let (wake, woken) = mpsc::channel();
@@ -72,10 +72,10 @@ impl Moves {
             stopping: AtomicBool::new(false),
             recording: Mutex::default(),
             keeping: Mutex::default(),
-            beside: Arc::default(),
+            unopened_options: Arc::default(),
             home: super::colocate::Colocations::default(),
         };
-        over.into_iter().for_each(|id| moves.take_off_record(id));
+        over.into_iter().for_each(|id| moves.record_end(id));
         Ok(Arc::new(moves))
     }
 }
@@ -90,7 +90,7 @@ fn empty(directory: &Path) -> std::io::Result<()> {
 }
 
 /// Makes the slot map agree with the journal.
-fn open_moves(
+fn restore_moves(
     placement: &Placement,
     replay: Replay,
     options: &mut BTreeMap<u64, Options>,
@@ -107,7 +107,7 @@ fn open_moves(
                 );
             }
         }
-        placement.take_part(id, [found.source, found.target]);
+        placement.retain_nodes(id, [found.source, found.target]);
         let late: Vec<Slot> = match &found.keys {
             None => found.handed_over.iter().copied().filter(|slot| topology.owner(*slot) == found.source).collect(),
             Some(keys) => {

@@ -6,7 +6,7 @@ use switchyard_policy::migration::Durability;
 use switchyard_resp::units::counted;
 use switchyard_router::{NodeAccess, left_behind};
 
-use super::{Action, Answer, LOOKING, NodeConnection, direct_clients, redis_version, routers, settled_list};
+use super::{Action, Answer, NodeConnection, PROBE_NAME, direct_clients, redis_version, routers, settled_list};
 
 /// Minimum timeout for a reply.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -15,42 +15,43 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) const REDIS_MIN: (u32, u32) = (6, 2);
 
 /// Test key, present at the node for at most one transaction.
-const TRIED: &str = "switchyard:temporary:tried";
+const TEST_KEY: &str = "switchyard:temporary:tried";
 
 /// Larger than any connection id.
-const NOBODY: &str = "9223372036854775807";
+const UNKNOWN_CLIENT_ID: &str = "9223372036854775807";
 
 /// Error text for a refused command, with a remedy.
-fn refuses(command: &str, error: &str) -> String {
+fn refusal_text(command: &str, error: &str) -> String {
     let is_for_want_of_a_right = error.starts_with("NOPERM") || error.to_ascii_lowercase().contains("unknown command");
     let advice = if is_for_want_of_a_right { ": let Switchyard's user run it there, under this name" } else { "" };
     format!("refuses {command}, which moves need ({error}){advice}")
 }
 
 /// Executes each command that moves need once. Returns `Err` for the first one that the node refuses.
-fn refuses_keys(node: &mut NodeConnection, is_target: bool) -> Result<(), String> {
+fn check_commands(node: &mut NodeConnection, is_target: bool) -> Result<(), String> {
     // The name prevents a concurrent move check from counting this connection as a client. Not essential, so an error
     // is ignored.
-    let _ = node.call(&["CLIENT", "SETNAME", LOOKING]);
+    let _ = node.call(&["CLIENT", "SETNAME", PROBE_NAME]);
     // Without CLIENT KILL, the effects of a broken connection remain unknown, and the move would wait.
-    let killed = node.call(&["CLIENT", "KILL", "ID", NOBODY]).map_err(|error| format!("does not answer: {error}"))?;
+    let killed =
+        node.call(&["CLIENT", "KILL", "ID", UNKNOWN_CLIENT_ID]).map_err(|error| format!("does not answer: {error}"))?;
     if let Some(error) = killed.error().filter(|error| !error.starts_with("ERR No such")) {
-        return Err(refuses("CLIENT KILL", &error));
+        return Err(refusal_text("CLIENT KILL", &error));
     }
-    let key = TRIED.as_bytes();
+    let key = TEST_KEY.as_bytes();
     if !is_target {
         // A source may be full, so nothing is stored there, and no transaction is used: a full node refuses that.
         for args in [&[&b"DUMP"[..], key][..], &[b"UNLINK", key], &[b"TIME"], &[b"SCAN", b"0", b"COUNT", b"1"]] {
             let answer = node.call(args).map_err(|error| format!("does not answer: {error}"))?;
             if let Some(error) = answer.error() {
-                return Err(refuses(&String::from_utf8_lossy(args[0]), &error));
+                return Err(refusal_text(&String::from_utf8_lossy(args[0]), &error));
             }
         }
         return Ok(());
     }
     let mut do_all = |commands: &[&[&[u8]]]| -> Result<Vec<Answer>, String> {
         let mut ask = |args: &[&[u8]]| node.call(args).map_err(|error| format!("does not answer: {error}"));
-        let refused = |args: &[&[u8]], error: String| refuses(&String::from_utf8_lossy(args[0]), &error);
+        let refused = |args: &[&[u8]], error: String| refusal_text(&String::from_utf8_lossy(args[0]), &error);
         let mut first = None;
         for args in std::iter::once(&[&b"MULTI"[..]][..]).chain(commands.iter().copied()) {
             first = first.or(ask(args)?.error().map(|error| refused(args, error)));
@@ -72,7 +73,7 @@ const GONE: Duration = Duration::from_secs(3);
 
 /// Identifies this router in the names of connections.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Own {
+pub(crate) struct RouterIdentity {
     pub(crate) site: String,
     pub(crate) run: String,
 }
@@ -84,7 +85,7 @@ pub(crate) fn check_node(
     patience: Duration,
     durability: Option<Durability>,
     allow_direct_clients: bool,
-    own: &Own,
+    own: &RouterIdentity,
 ) -> Result<String, String> {
     let name = &access.name;
     let mut node = NodeConnection::open(access, patience).map_err(|why| format!("node {name} {why}"))?;
@@ -101,7 +102,7 @@ pub(crate) fn check_node(
             "node {name} runs in cluster mode, where commands on keys of several slots are refused: set cluster-enabled no there"
         ));
     }
-    refuses_keys(&mut node, durability.is_some()).map_err(|why| format!("node {name} {why}"))?;
+    check_commands(&mut node, durability.is_some()).map_err(|why| format!("node {name} {why}"))?;
     let mut ask = |args: &[&str]| node.call(args).map_err(|error| format!("node {name} does not answer: {error}"));
     let newer = version.is_some_and(|version| version >= (7, 2));
     match durability {

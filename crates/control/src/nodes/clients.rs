@@ -11,10 +11,10 @@ use switchyard_resp::command::{CommandTable, Flags, Handling};
 const ROUTER: &str = "switchyard-";
 
 /// Name of short-lived connections that check a node.
-pub const LOOKING: &str = "switchyard-doctor";
+pub const PROBE_NAME: &str = "switchyard-doctor";
 
 /// Names of our other read-only connections.
-const OTHERS: [&str; 2] = [LOOKING, "switchyard-standby"];
+const OWN_READERS: [&str; 2] = [PROBE_NAME, "switchyard-standby"];
 
 /// Last commands of monitoring programs and of `redis-cli` before its first command, with all subcommands. A client may
 /// have used keys a moment ago, but a monitoring program repeats these commands, so only these do not forbid a removal.
@@ -33,7 +33,7 @@ const MONITORING: [&str; 11] = [
 ];
 
 /// Further last commands that do not forbid a move: health checks, replica handshakes, and administration.
-const ONLOOKING: [&str; 23] = [
+const HARMLESS_FOR_MOVES: [&str; 23] = [
     "",
     "null",
     "ping",
@@ -143,7 +143,7 @@ fn direct_client(table: &CommandTable, line: &str, action: Action) -> Option<(Di
     // Replicas, the primary, and MONITOR.
     let other_role = field("flags").contains(['S', 'M', 'O']);
     let name = field("name");
-    if line.trim().is_empty() || site_of(name).is_some() || OTHERS.contains(&name) || other_role {
+    if line.trim().is_empty() || site_of(name).is_some() || OWN_READERS.contains(&name) || other_role {
         return None;
     }
     let command = field("cmd").to_ascii_lowercase();
@@ -162,7 +162,7 @@ fn direct_client(table: &CommandTable, line: &str, action: Action) -> Option<(Di
         _ if name.starts_with(SENTINEL) => !uses_keys,
         _ if is_engaged => false,
         Action::Removal => is_in(&MONITORING),
-        Action::Move => is_in(&MONITORING) || is_in(&ONLOOKING),
+        Action::Move => is_in(&MONITORING) || is_in(&HARMLESS_FOR_MOVES),
     };
     let client = || DirectClient {
         address: field("addr").to_owned(),

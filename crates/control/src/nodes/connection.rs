@@ -59,7 +59,7 @@ impl Answer {
 
 /// Rewords a socket error: names the timeout, which the system calls a temporarily unavailable resource, and adds the
 /// remedy for a TLS failure.
-fn silence(tcp: &TcpStream, error: io::Error) -> io::Error {
+fn describe_error(tcp: &TcpStream, error: io::Error) -> io::Error {
     let patience = tcp.read_timeout().ok().flatten();
     match (error.kind(), patience, tls_failure(&error)) {
         (kind, _, Some(why)) => io::Error::new(kind, why),
@@ -84,7 +84,7 @@ fn handshake(tls: &NodeTls, address: SocketAddr, mut tcp: TcpStream) -> Result<i
             Some(why) => format!("makes no TLS connection: {why}"),
             None => format!(
                 "makes no TLS connection ({}): is this its TLS port, and is tls right for this node?",
-                silence(&tcp, error)
+                describe_error(&tcp, error)
             ),
         })?;
     }
@@ -138,7 +138,7 @@ impl NodeConnection {
         self.stream
             .write_all(&request)
             .and_then(|()| self.stream.flush())
-            .map_err(|error| silence(&self.tcp, error))?;
+            .map_err(|error| describe_error(&self.tcp, error))?;
         let mut scanner = ReplyScanner::default();
         let mut buffer = vec![0; 64 << 10];
         loop {
@@ -148,7 +148,7 @@ impl NodeConnection {
                 Ok(ReplyScan::Incomplete(_)) => return Err(io::Error::other("the reply is too large")),
                 Err(error) => return Err(io::Error::other(error.to_string())),
             }
-            match self.stream.read(&mut buffer).map_err(|error| silence(&self.tcp, error))? {
+            match self.stream.read(&mut buffer).map_err(|error| describe_error(&self.tcp, error))? {
                 0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has closed the connection")),
                 count => self.input.extend_from_slice(&buffer[..count]),
             }

@@ -31,7 +31,7 @@ pub(crate) fn is_older(version: &str, than: &str) -> bool {
 }
 
 /// Reason, from `INFO`, why a server cannot be a node.
-pub(crate) fn unfit(name: &str, info: &str, is_router: bool) -> Option<String> {
+pub(crate) fn unfit_reason(name: &str, info: &str, is_router: bool) -> Option<String> {
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
     if is_router {
         return Some(format!("{name} is a Switchyard router: a node must be a Redis or Valkey server"));

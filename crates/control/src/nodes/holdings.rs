@@ -17,7 +17,7 @@ use switchyard_router::{NodeAccess, mark_in, question_of, site_of_mark};
 
 use super::clients::routers;
 use super::connection::{Answer, NodeConnection};
-use super::fit::{is_router, unfit};
+use super::fit::{is_router, unfit_reason};
 use super::{NodeAddress, Server, servers};
 
 /// Maximum size of the first replies, in bytes. A server that sends more is no Redis server.
@@ -36,7 +36,7 @@ const SAMPLE_PAGES: u32 = 50;
 const PAGE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Interval between progress reports of a long search.
-const TELL: Duration = Duration::from_secs(5);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Result of the checks of a first start.
 #[derive(Debug)]
@@ -61,11 +61,11 @@ pub fn primaries(nodes: &[NodeAddress]) -> Vec<NodeAccess> {
         let first = if node.has_replicas() { servers(node).into_iter().next() } else { None };
         first.map_or_else(|| node.access(), |server: Server| server.access)
     };
-    at_once(nodes, one)
+    in_parallel(nodes, one)
 }
 
 /// Applies a function to all items in parallel, on one thread each.
-pub fn at_once<T: Sync, R: Send>(items: &[T], ask: impl Fn(&T) -> R + Sync) -> Vec<R> {
+pub fn in_parallel<T: Sync, R: Send>(items: &[T], ask: impl Fn(&T) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let asked: Vec<_> = items.iter().map(|item| scope.spawn(|| ask(item))).collect();
         asked.into_iter().filter_map(|asked| asked.join().ok()).collect()
@@ -81,7 +81,7 @@ pub fn served_by_another<'a>(nodes: &'a [NodeAccess], own: Option<&str>, patienc
         let list = connection.and_then(|mut connection| connection.call(&["CLIENT", "LIST"]).ok());
         list.is_some_and(|list| routers(&list.text()).iter().any(|site| Some(site.as_str()) != own))
     };
-    let served = at_once(nodes, is_served);
+    let served = in_parallel(nodes, is_served);
     nodes.iter().zip(served).find_map(|(node, served)| served.then_some(node))
 }
 
@@ -92,8 +92,9 @@ pub fn first_start(
     tell: &(dyn Fn(&str) + Sync),
 ) -> Result<FirstStart, PlaceError> {
     let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
-    let looks = at_once(nodes, |node| look(node, &names, patience).map_err(|why| format!("node {} {why}", node.name)));
-    let looks: Vec<Holding> = match looks.into_iter().collect() {
+    let looks =
+        in_parallel(nodes, |node| look(node, &names, patience).map_err(|why| format!("node {} {why}", node.name)));
+    let looks: Vec<NodeHoldings> = match looks.into_iter().collect() {
         Ok(looks) => looks,
         Err(why) => return Ok(FirstStart::Unknown(why)),
     };
@@ -106,11 +107,11 @@ pub fn first_start(
             "the state directory has no slot map, and {}. Choose one of these ways: give the state directory of this fleet (--state-dir); or list all of its nodes \
              here; or, where no map fits their keys, make it from where the keys are (`switchyard recover`, with all of the nodes); {}",
             others.describe(&node.name),
-            others.way_out(),
+            others.remedy_text(),
         )));
     }
     if let Some(why) =
-        one_server_twice(nodes.iter().zip(&looks).map(|(node, look)| (node.name.as_str(), look.run_id.as_str())))
+        duplicate_server(nodes.iter().zip(&looks).map(|(node, look)| (node.name.as_str(), look.run_id.as_str())))
     {
         return Ok(FirstStart::Refused(why));
     }
@@ -130,16 +131,16 @@ pub fn first_start(
 /// Reason, from the replies of the reachable nodes, why these nodes cannot be a fleet under any map.
 pub fn unfit_for_a_map(nodes: &[NodeAccess], patience: Duration) -> Option<String> {
     let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
-    let looks = at_once(nodes, |node| look(node, &names, patience).ok());
+    let looks = in_parallel(nodes, |node| look(node, &names, patience).ok());
     let answering = || nodes.iter().zip(&looks).filter_map(|(node, look)| Some((node, look.as_ref()?)));
     let unfit = answering().find_map(|(_, look)| look.unfit.as_ref());
     unfit
         .map(|why| format!("{why}. List it no more, or mend that, and start again"))
-        .or_else(|| one_server_twice(answering().map(|(node, look)| (node.name.as_str(), look.run_id.as_str()))))
+        .or_else(|| duplicate_server(answering().map(|(node, look)| (node.name.as_str(), look.run_id.as_str()))))
 }
 
 /// Error if two of these nodes, each with its `run_id`, are the same server.
-pub fn one_server_twice<'a>(nodes: impl Iterator<Item = (&'a str, &'a str)>) -> Option<String> {
+pub fn duplicate_server<'a>(nodes: impl Iterator<Item = (&'a str, &'a str)>) -> Option<String> {
     let mut met = BTreeMap::new();
     for (name, run_id) in nodes.filter(|(_, run_id)| !run_id.is_empty()) {
         if let Some(other) = met.insert(run_id, name) {
@@ -153,13 +154,13 @@ pub fn one_server_twice<'a>(nodes: impl Iterator<Item = (&'a str, &'a str)>) -> 
 
 /// Unlisted nodes that had keys of the same fleet.
 #[derive(Debug)]
-pub struct Others {
+pub struct UnlistedNodes {
     /// User that holds the ownership record.
     user: String,
     names: Vec<String>,
 }
 
-impl Others {
+impl UnlistedNodes {
     /// Describes the problem at the node of this name.
     pub fn describe(&self, node: &str) -> String {
         format!(
@@ -169,7 +170,7 @@ impl Others {
     }
 
     /// Remedy if the other nodes no longer belong to the fleet.
-    pub fn way_out(&self) -> String {
+    pub fn remedy_text(&self) -> String {
         format!(
             "or, if those nodes belong to it no more, remove what says so, at each node that is listed: `redis-cli ACL DELUSER {}`",
             self.user
@@ -179,14 +180,14 @@ impl Others {
 
 /// Finds unlisted nodes that had keys of the same fleet, by the ownership records that routers have left at this node
 /// ([`switchyard_policy::seat`]). Returns `None` if the node does not show its records.
-pub fn others(node: &mut NodeConnection, listed: &[&str]) -> Result<Option<Others>, String> {
+pub fn others(node: &mut NodeConnection, listed: &[&str]) -> Result<Option<UnlistedNodes>, String> {
     let mut ask = |args: &[&str]| node.call(args).map_err(|error| format!("does not answer ACL: {error}"));
     let users = ask(&["ACL", "USERS"])?;
     for user in users.items().iter().map(Answer::text).filter(|user| site_of_mark(user).is_some()) {
         let Ok(Some(mark)) = mark_in(&ask(&["ACL", "GETUSER", &user])?.0) else { continue };
         let names = mark.missing(listed);
         if !names.is_empty() {
-            return Ok(Some(Others { user, names }));
+            return Ok(Some(UnlistedNodes { user, names }));
         }
     }
     Ok(None)
@@ -200,18 +201,18 @@ fn is_marked(node: &mut NodeConnection) -> Result<bool, String> {
 
 /// State of a node before a first start.
 #[derive(Debug)]
-struct Holding {
+struct NodeHoldings {
     run_id: String,
     /// Keys of all databases, as counted by the node.
     keys: u64,
-    others: Option<Others>,
+    others: Option<UnlistedNodes>,
     /// Whether a router has served the node.
     is_marked: bool,
     /// Reason why it cannot be a node, regardless of its keys.
     unfit: Option<String>,
 }
 
-fn look(access: &NodeAccess, listed: &[&str], patience: Duration) -> Result<Holding, String> {
+fn look(access: &NodeAccess, listed: &[&str], patience: Duration) -> Result<NodeHoldings, String> {
     let mut node = NodeConnection::open(access, patience)?.with_answers_up_to(ANSWER_MAX);
     let marker = node.call(&["SWITCHYARD", "STATUS"]).map_err(|error| format!("does not answer: {error}"))?;
     let is_router = is_router(&marker);
@@ -227,8 +228,8 @@ fn look(access: &NodeAccess, listed: &[&str], patience: Duration) -> Result<Hold
     let keys = databases(&info("keyspace")?).map(|(_, keys)| keys).sum();
     let server = info("server")?;
     let run_id = server.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap_or_default().trim().to_owned();
-    let unfit = unfit(&access.name, &(server + &info("cluster")? + &info("replication")?), is_router);
-    Ok(Holding { run_id, keys, others, is_marked, unfit })
+    let unfit = unfit_reason(&access.name, &(server + &info("cluster")? + &info("replication")?), is_router);
+    Ok(NodeHoldings { run_id, keys, others, is_marked, unfit })
 }
 
 /// Parses the databases with keys, and their number of keys, from INFO.
@@ -281,7 +282,7 @@ pub fn each_key(
 ///
 /// # Errors
 /// If the node does not reply.
-pub fn has_each(node: &mut NodeConnection, names: &[&[u8]]) -> anyhow::Result<Vec<bool>> {
+pub fn exists_each(node: &mut NodeConnection, names: &[&[u8]]) -> anyhow::Result<Vec<bool>> {
     let mut has = vec![false; names.len()];
     let info = node.call(&["INFO", "keyspace"])?.text();
     for (database, _) in databases(&info) {
@@ -294,7 +295,7 @@ pub fn has_each(node: &mut NodeConnection, names: &[&[u8]]) -> anyhow::Result<Ve
 }
 
 /// A key at a node where the map does not place it. Its name must not be disclosed.
-struct Elsewhere {
+struct MisplacedKey {
     node: String,
     slot: u16,
     owner: String,
@@ -307,7 +308,7 @@ fn find_elsewhere(
     counts: &[(String, u64)],
     patience: Duration,
     tell: &(dyn Fn(&str) + Sync),
-) -> Result<Option<Elsewhere>, String> {
+) -> Result<Option<MisplacedKey>, String> {
     let is_over = AtomicBool::new(false);
     let numbered: Vec<(NodeId, &NodeAccess, u64)> = (0..)
         .map(NodeId)
@@ -316,14 +317,14 @@ fn find_elsewhere(
         .map(|((id, node), (_, keys))| (id, node, *keys))
         .filter(|(.., keys)| *keys > 0)
         .collect();
-    let found = at_once(&numbered, |(id, node, keys)| {
+    let found = in_parallel(&numbered, |(id, node, keys)| {
         let mut found = None;
         let (mut seen, mut told) = (0_u64, Instant::now());
         let mut connection = NodeConnection::open(node, patience.max(PAGE_PATIENCE))
             .map_err(|why| format!("node {} {why}", node.name))?;
         let looked = each_key(&mut connection, None, |key| {
             seen += 1;
-            if told.elapsed() >= TELL {
+            if told.elapsed() >= PROGRESS_INTERVAL {
                 told = Instant::now();
                 tell(&format!(
                     "node {}: looked at {seen} of {}, before it is known which node owns what",
@@ -334,7 +335,8 @@ fn find_elsewhere(
             let owner = topology.owner_of(key);
             if owner != *id {
                 let name = topology.node(owner).map_or_else(String::new, |owner| owner.name.clone());
-                found = Some(Elsewhere { node: node.name.clone(), slot: topology.slot_of(key).number(), owner: name });
+                found =
+                    Some(MisplacedKey { node: node.name.clone(), slot: topology.slot_of(key).number(), owner: name });
                 is_over.store(true, Ordering::Relaxed);
             }
             if is_over.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -354,7 +356,7 @@ fn find_elsewhere(
 
 /// Explains why no map can be chosen, with the remedies. `was_served`: the nodes already were a fleet, and all their
 /// keys are needed.
-fn refusal(counts: &[(String, u64)], found: &Elsewhere, was_served: bool) -> String {
+fn refusal(counts: &[(String, u64)], found: &MisplacedKey, was_served: bool) -> String {
     let having: Vec<String> = counts
         .iter()
         .filter(|(_, keys)| *keys > 0)

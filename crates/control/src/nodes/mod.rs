@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 use switchyard_router::{NodeAccess, NodeTls, Secret};
 
 pub(crate) use clients::settled_list;
-pub use clients::{Action, DirectClient, LOOKING, direct_clients, redis_version, routers};
+pub use clients::{Action, DirectClient, PROBE_NAME, direct_clients, redis_version, routers};
 pub use connection::{Answer, NodeConnection};
 pub use endpoint::{ENDPOINT_FORM, Endpoint};
 pub use libraries::{Functions, functions};

@@ -12,12 +12,12 @@ use switchyard_router::{Link, Router};
 
 use super::Operator;
 use crate::admin::{
-    AddNodeRequest, AutomationState, AutoscaleChange, AutoscaleEvent, AutoscaleReport, AutoscaleRequest, HowRequest,
-    MoveReport, MoveState, NodeRequest, PlanReport, Refused, conflict, wrong,
+    AddNodeRequest, AutomationState, AutoscaleChange, AutoscaleEvent, AutoscaleReport, AutoscaleRequest,
+    MoveOptionsRequest, MoveReport, MoveState, NodeRequest, OperationError, PlanReport, conflict, invalid,
 };
 use crate::autoscale::{
-    AutoscaleConfig, Autoscaling, Evidence, FleetActions, Inspected, OpenMoves, POLICIES, Started, Way, is_same,
-    reason_text,
+    AutoscaleConfig, Autoscaling, Evidence, FleetActions, Inspected, OpenMoves, POLICIES, ProvisionerKind,
+    StartedServer, is_same, reason_text,
 };
 use crate::members::FleetFacts;
 use crate::metrics::Page;
@@ -47,8 +47,8 @@ impl Operator {
     }
 
     /// Adds a node for an operator. The autoscaler neither stops it in the meantime nor removes it later.
-    pub(super) fn add_listed(&self, request: &AddNodeRequest) -> Result<PlanReport, Refused> {
-        let name = parse_endpoint(&request.address).map_err(|why| wrong(format!("{:?}: {why}", request.address)))?;
+    pub(super) fn add_listed(&self, request: &AddNodeRequest) -> Result<PlanReport, OperationError> {
+        let name = parse_endpoint(&request.address).map_err(|why| invalid(format!("{:?}: {why}", request.address)))?;
         let joining = self.autoscaler.begin_join(&name).map_err(conflict)?;
         let added = self.add_node(request)?;
         joining.joined(self.autoscaler.now());
@@ -56,7 +56,7 @@ impl Operator {
     }
 
     /// Observes the fleet and takes the next step. Returns whether another step can follow at once.
-    pub(crate) fn look_and_scale(&self) -> bool {
+    pub(crate) fn scale_step(&self) -> bool {
         self.moves.topology_now().is_ok_and(|topology| {
             let hands = FleetSnapshot { operator: self, topology: &topology };
             self.autoscaler.log_rest(self.autoscaler_is_held(&self.autoscaler.standing()));
@@ -64,7 +64,7 @@ impl Operator {
         })
     }
 
-    pub(super) fn autoscale(&self) -> Result<AutoscaleReport, Refused> {
+    pub(super) fn autoscale(&self) -> Result<AutoscaleReport, OperationError> {
         let standing = self.autoscaler.standing();
         let topology = self.moves.topology_now()?;
         let name = |node: NodeId| self.moves.name(node);
@@ -78,7 +78,7 @@ impl Operator {
         Ok(AutoscaleReport {
             mode: word(&Mode::ALL),
             policy: policy.to_owned(),
-            provisioner: provisioner.ok().flatten().map(|way| Way::name(way).to_owned()),
+            provisioner: provisioner.ok().flatten().map(|way| ProvisionerKind::name(way).to_owned()),
             rests,
             nodes: topology.nodes().len(),
             wanted: standing.wanted,
@@ -110,16 +110,18 @@ impl Operator {
         })
     }
 
-    pub(super) fn steer_autoscale(&self, request: &AutoscaleRequest) -> Result<AutoscaleReport, Refused> {
+    pub(super) fn steer_autoscale(&self, request: &AutoscaleRequest) -> Result<AutoscaleReport, OperationError> {
         match (request.verb.as_str(), request.nodes) {
             ("set-nodes", Some(nodes)) => {
                 let has = self.moves.topology_now()?.nodes().len();
-                self.autoscaler.want(nodes, has, self.autoscaler.now()).map_err(conflict)?;
+                self.autoscaler.set_target(nodes, has, self.autoscaler.now()).map_err(conflict)?;
             }
-            ("set-nodes", None) => return Err(wrong("how many nodes? Give \"nodes\"")),
-            ("pause", None) => self.autoscaler.pause(true).map_err(Refused::Failed)?,
-            ("resume", None) => self.autoscaler.pause(false).map_err(Refused::Failed)?,
-            (other, _) => return Err(wrong(format!("do: {other:?} is none of set-nodes (with nodes), pause, resume"))),
+            ("set-nodes", None) => return Err(invalid("how many nodes? Give \"nodes\"")),
+            ("pause", None) => self.autoscaler.pause(true).map_err(OperationError::Failed)?,
+            ("resume", None) => self.autoscaler.pause(false).map_err(OperationError::Failed)?,
+            (other, _) => {
+                return Err(invalid(format!("do: {other:?} is none of set-nodes (with nodes), pause, resume")));
+            }
         }
         self.autoscale()
     }
@@ -251,7 +253,7 @@ fn ids(begun: &PlanReport) -> Vec<u64> {
     begun.moves.iter().filter_map(|planned| planned.id).collect()
 }
 
-fn text(refused: Refused) -> String {
+fn text(refused: OperationError) -> String {
     refused.text().to_owned()
 }
 
@@ -283,7 +285,7 @@ impl FleetActions for FleetSnapshot<'_> {
         self.addresses_of(self.topology)
     }
 
-    fn observed(&self, started: &BTreeMap<String, Started>) -> Observed {
+    fn observed(&self, started: &BTreeMap<String, StartedServer>) -> Observed {
         let load = self.operator.observed(self.topology, 0);
         let status = self.operator.running.with(Router::status);
         let is_up = |id: NodeId| {
@@ -352,7 +354,7 @@ impl FleetActions for FleetSnapshot<'_> {
         if cut.is_some() || (!moves.is_empty() && moves.iter().all(|id| outcome(id).is_some())) {
             return cut;
         }
-        let how = self.operator.moves.how(&HowRequest::default());
+        let how = self.operator.moves.how(&MoveOptionsRequest::default());
         let rest = match how.and_then(|how| self.operator.share(self.topology, how, true)) {
             Ok(rest) => rest,
             Err(why) => return Some(format!("its share cannot be computed: {}", why.text())),
@@ -380,10 +382,11 @@ impl FleetActions for FleetSnapshot<'_> {
 
     fn fill(&self, is_urgent: bool) -> Result<Vec<u64>, String> {
         let goal = is_urgent.then(|| "fast".to_owned());
-        let how = self.operator.moves.how(&HowRequest { goal, ..HowRequest::default() }).map_err(text)?;
+        let how =
+            self.operator.moves.how(&MoveOptionsRequest { goal, ..MoveOptionsRequest::default() }).map_err(text)?;
         let _one = self.operator.plan();
-        self.operator.nothing_under_way("a node gets its share").map_err(text)?;
-        self.operator.give_share(how).map(|plan| ids(&plan)).map_err(text)
+        self.operator.check_no_open_moves("a node gets its share").map_err(text)?;
+        self.operator.start_share_moves(how).map(|plan| ids(&plan)).map_err(text)
     }
 
     fn drain(&self, node: &str) -> Result<Vec<u64>, String> {

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use switchyard_router::{HotCopiesStatus, Router};
 
 use super::Operator;
-use crate::admin::{HotCopiesDone, HotCopiesOrder, HotCopiesReport, Refused};
+use crate::admin::{HotCopiesOrder, HotCopiesReport, HotCopiesResult, OperationError};
 
 impl Operator {
-    fn hot_copies_status(&self) -> Result<HotCopiesStatus, Refused> {
-        self.running.with(Router::hot_copies).ok_or_else(not_now)
+    fn hot_copies_status(&self) -> Result<HotCopiesStatus, OperationError> {
+        self.running.with(Router::hot_copies).ok_or_else(unavailable)
     }
 
-    pub(super) fn hot_copies(&self) -> Result<HotCopiesReport, Refused> {
+    pub(super) fn hot_copies(&self) -> Result<HotCopiesReport, OperationError> {
         let status = self.hot_copies_status()?;
         let state = state(&status);
         let HotCopiesStatus { hits, fills, discarded, invalidations, copies, bytes, keys, refused, .. } = status;
@@ -26,7 +26,7 @@ impl Operator {
     ///
     /// An eviction by prefix evicts all keys. Each worker holds a part of the matching keys and would have to be
     /// queried; evicting everything costs one read per key and worker, and misses none.
-    pub(super) fn steer_hot_copies(&self, order: &HotCopiesOrder) -> Result<HotCopiesDone, Refused> {
+    pub(super) fn steer_hot_copies(&self, order: &HotCopiesOrder) -> Result<HotCopiesResult, OperationError> {
         let done = self.running.with(|router| match order {
             HotCopiesOrder::EvictKey(key) => {
                 router.evict_hot_copies(Some(key));
@@ -49,17 +49,17 @@ impl Operator {
                 false => "nobody had switched them off",
             },
         });
-        let mut message = done.ok_or_else(not_now)?.to_owned();
+        let mut message = done.ok_or_else(unavailable)?.to_owned();
         let status = self.hot_copies_status()?;
         if !status.is_on && *order == HotCopiesOrder::Suspend(false) {
             message.push_str("; but the configuration has hot-copies.mode = \"off\", so there are none");
         }
-        Ok(HotCopiesDone { message, state: state(&status) })
+        Ok(HotCopiesResult { message, state: state(&status) })
     }
 }
 
-fn not_now() -> Refused {
-    Refused::Unavailable("the router is starting or stopping".to_owned())
+fn unavailable() -> OperationError {
+    OperationError::Unavailable("the router is starting or stopping".to_owned())
 }
 
 fn state(status: &HotCopiesStatus) -> String {

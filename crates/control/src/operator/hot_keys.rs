@@ -7,11 +7,11 @@ use switchyard_policy::telemetry::{HotKey, HotNode};
 use switchyard_policy::topology::{Node, NodeId};
 
 use super::Operator;
-use crate::admin::{HotKeyReport, HotKeysReport, HotNodeReport, Refused};
+use crate::admin::{HotKeyReport, HotKeysReport, HotNodeReport, OperationError};
 
 impl Operator {
     /// Returns up to `keys` keys per node. `named`: with their names, which only some clients may read.
-    pub(super) fn hot_keys(&self, keys: usize, named: bool) -> Result<HotKeysReport, Refused> {
+    pub(super) fn hot_keys(&self, keys: usize, named: bool) -> Result<HotKeysReport, OperationError> {
         let topology = self.moves.topology_now()?;
         let hot = self.running.with(|router| router.hot_keys(keys)).unwrap_or_default();
         let mut hot: BTreeMap<NodeId, HotNode> = hot.into_iter().map(|hot| (hot.node, hot)).collect();

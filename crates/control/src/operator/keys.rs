@@ -16,7 +16,7 @@ use switchyard_resp::units::counted;
 use switchyard_router::Router;
 
 use super::{Operator, node_named};
-use crate::admin::{MoveRequest, PlanReport, Refused, conflict, wrong};
+use crate::admin::{MoveRequest, OperationError, PlanReport, conflict, invalid};
 use crate::nodes::NodeConnection;
 
 /// Timeout for one reply of a node.
@@ -32,19 +32,19 @@ impl Operator {
         topology: &Topology,
         request: &MoveRequest,
         how: MoveOptions,
-    ) -> Result<PlanReport, Refused> {
+    ) -> Result<PlanReport, OperationError> {
         if request.slots.is_some() || request.all {
-            return Err(wrong("give slots, or keys, not both"));
+            return Err(invalid("give slots, or keys, not both"));
         }
         if how.protocol != Protocol::Switchyard {
-            return Err(wrong("single keys move by the protocol switchyard only"));
+            return Err(invalid("single keys move by the protocol switchyard only"));
         }
         let source = if request.from.is_empty() { None } else { Some(node_named(topology, &request.from)?) };
         let sources = || source.map_or_else(|| topology.nodes_with_keys(), |source| vec![source]);
         let orders: Vec<MoveOrder> = match (&request.keys, request.home) {
             (pattern, true) => {
                 if !request.to.is_empty() {
-                    return Err(wrong("home says where the keys go: to the owners of their slots"));
+                    return Err(invalid("home says where the keys go: to the owners of their slots"));
                 }
                 sources()
                     .into_iter()
@@ -53,12 +53,12 @@ impl Operator {
             }
             (Some(pattern), false) => {
                 if request.to.is_empty() {
-                    return Err(wrong("to which node?"));
+                    return Err(invalid("to which node?"));
                 }
                 let target = node_named(topology, &request.to)?;
-                self.may_get_more(target)?;
+                self.check_not_drained(target)?;
                 if source == Some(target) {
-                    return Err(wrong(format!("source and target are the same node, {}", request.from)));
+                    return Err(invalid(format!("source and target are the same node, {}", request.from)));
                 }
                 let by_source: Vec<(NodeId, BTreeSet<Key>)> = match source {
                     // A single key is at a single node.
@@ -67,11 +67,11 @@ impl Operator {
                     }
                     _ => {
                         let matching = |source| Ok((source, self.matching(topology, source, pattern)?));
-                        sources()
-                            .into_iter()
-                            .filter(|source| *source != target)
-                            .map(matching)
-                            .collect::<Result<Vec<_>, Refused>>()?
+                        sources().into_iter().filter(|source| *source != target).map(matching).collect::<Result<
+                            Vec<_>,
+                            OperationError,
+                        >>(
+                        )?
                     }
                 };
                 let all: BTreeSet<Key> = by_source.iter().flat_map(|(_, keys)| keys).cloned().collect();
@@ -80,7 +80,7 @@ impl Operator {
                 away.filter_map(|(source, keys)| order(topology.placement(), source, target, keys, Some(pattern), how))
                     .collect()
             }
-            (None, false) => return Err(wrong("which keys?")),
+            (None, false) => return Err(invalid("which keys?")),
         };
         if orders.is_empty() {
             let from = if source.is_some() { request.from.as_str() } else { "any node" };
@@ -94,7 +94,7 @@ impl Operator {
                 false => format!("no key that lives at {from} matches, so there is nothing to move"),
             }));
         }
-        let (orders, left) = apart(topology.placement(), orders);
+        let (orders, left) = without_shared_slots(topology.placement(), orders);
         let away = orders.iter().filter(|_| !request.home).filter_map(|order| order.keys.clone());
         let mut notes: Vec<String> = away.filter_map(|keys| self.moves.home().warning(&keys)).collect();
         if left > 0 {
@@ -128,7 +128,7 @@ impl Operator {
 
     /// Keys of a node that match. A pattern without special characters is used as a name, whether the key exists or
     /// not.
-    fn matching(&self, topology: &Topology, source: NodeId, pattern: &str) -> Result<BTreeSet<Key>, Refused> {
+    fn matching(&self, topology: &Topology, source: NodeId, pattern: &str) -> Result<BTreeSet<Key>, OperationError> {
         if is_plain(pattern) {
             let at = topology.lives_at(pattern.as_bytes());
             if at != source {
@@ -144,7 +144,7 @@ impl Operator {
         let known =
             topology.exceptions().filter(|(key, at)| *at == source && glob::matches_key(pattern.as_bytes(), key));
         let mut found: BTreeSet<Key> = known.map(|(key, _)| Arc::clone(key)).collect();
-        let failed = |why: String| Refused::Failed(format!("node {} {why}", self.moves.name(source)));
+        let failed = |why: String| OperationError::Failed(format!("node {} {why}", self.moves.name(source)));
         let access = self.running.with(Router::node_access).unwrap_or_default();
         let access = access.get(&source).ok_or_else(|| failed("has no address that is known".to_owned()))?;
         let mut node = NodeConnection::open(access, PATIENCE).map_err(failed)?;
@@ -196,7 +196,12 @@ impl Operator {
 
     /// Checks that the limit of placement overrides permits these keys at `target`, in addition to the present
     /// overrides and those of open moves.
-    pub(super) fn check_room(&self, topology: &Topology, keys: &BTreeSet<Key>, target: NodeId) -> Result<(), Refused> {
+    pub(super) fn check_room(
+        &self,
+        topology: &Topology,
+        keys: &BTreeSet<Key>,
+        target: NodeId,
+    ) -> Result<(), OperationError> {
         let open = self.moves.open_keys();
         let all = keys.iter().chain(open.iter().flat_map(|keys| keys.iter()));
         topology.room_for_exceptions(all.map(|key| &**key), target).map_err(|error| conflict(error.to_string()))
@@ -204,7 +209,7 @@ impl Operator {
 }
 
 /// Removes keys so that no two orders share a slot. Returns the number of removed keys.
-pub(super) fn apart(placement: &Placement, orders: Vec<MoveOrder>) -> (Vec<MoveOrder>, usize) {
+pub(super) fn without_shared_slots(placement: &Placement, orders: Vec<MoveOrder>) -> (Vec<MoveOrder>, usize) {
     let (mut taken, mut left) = (BTreeSet::new(), 0);
     let mut some = |found: MoveOrder| {
         // Whole slots first, so that none of their keys moves elsewhere.
@@ -267,7 +272,8 @@ mod tests {
         let one = order(&Placement::Crc16, NodeId(0), NodeId(2), keys(&["{a}1", "{b}1"]), None, how);
         let other = order(&Placement::Crc16, NodeId(1), NodeId(2), keys(&["{a}2", "{a}3", "{c}1"]), None, how);
         let none = order(&Placement::Crc16, NodeId(3), NodeId(2), keys(&["{b}2"]), None, how);
-        let (orders, left) = apart(&Placement::Crc16, [one, other, none].into_iter().flatten().collect());
+        let (orders, left) =
+            without_shared_slots(&Placement::Crc16, [one, other, none].into_iter().flatten().collect());
         assert_eq!((orders.len(), left), (2, 3));
         let slots: Vec<Slot> = orders.iter().flat_map(|order| order.slots.clone()).collect();
         assert_eq!(slots.iter().collect::<BTreeSet<_>>().len(), slots.len());

@@ -6,7 +6,7 @@ use switchyard_policy::load::{NodeLoad, ObservedLoad, SlotLoad};
 use switchyard_policy::topology::{Slot, Topology};
 
 use super::Operator;
-use crate::admin::{LoadReport, NodeLoadReport, Refused, SlotLoadReport};
+use crate::admin::{LoadReport, NodeLoadReport, OperationError, SlotLoadReport};
 
 impl Operator {
     /// Load of the last seconds, with up to `keys` keys per node.
@@ -19,7 +19,7 @@ impl Operator {
         }
     }
 
-    pub(super) fn load(&self) -> Result<LoadReport, Refused> {
+    pub(super) fn load(&self) -> Result<LoadReport, OperationError> {
         let topology = self.moves.topology_now()?;
         let load = self.observed(&topology, 0);
         let mut slots: Vec<(Slot, SlotLoad)> =

@@ -10,15 +10,15 @@ use switchyard_policy::topology::NodeId;
 use switchyard_router::Router;
 
 use super::Operator;
-use crate::admin::{MisplacedReport, NodeMisplacedReport, Refused};
+use crate::admin::{MisplacedReport, NodeMisplacedReport, OperationError};
 use crate::nodes::holdings::SAMPLE;
 use crate::processes::{is_misplaced, samples};
 
 impl Operator {
     /// Checks a sample of each node that replies.
-    pub(super) fn misplaced(&self) -> Result<MisplacedReport, Refused> {
+    pub(super) fn misplaced(&self) -> Result<MisplacedReport, OperationError> {
         let topology = self.moves.topology_now()?;
-        let stopping = || Refused::Unavailable("the router is stopping".to_owned());
+        let stopping = || OperationError::Unavailable("the router is stopping".to_owned());
         let access = self.running.with(Router::node_access).ok_or_else(stopping)?;
         let nodes: Vec<_> = access.into_values().collect();
         let (seen, left) = (Mutex::new(Vec::<(NodeId, Vec<u8>)>::new()), |node| self.moves.left_at(node));

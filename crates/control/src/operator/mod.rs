@@ -28,8 +28,8 @@ use switchyard_resp::units::counted;
 use tracing::info;
 
 use crate::admin::{
-    Abandon, AutoscaleRequest, BalanceRequest, HotCopiesOrder, MoveRequest, NodeRequest, Operation, PlanReport,
-    PlanRequest, Refused, SteerRequest, conflict, wrong,
+    Abandon, AutoscaleRequest, BalanceRequest, HotCopiesOrder, MoveRequest, NodeRequest, Operation, OperationError,
+    PlanReport, PlanRequest, SteerRequest, conflict, invalid,
 };
 use crate::autoscale::Autoscaler;
 use crate::members::{Drained, NodeList};
@@ -43,10 +43,10 @@ pub use commands::CommandThread;
 pub(crate) use map::text_of;
 use map::{ranges_text, slots_report, where_report};
 pub use resp::listen;
-use ring::Ring;
+use ring::ServerList;
 
-fn json(value: &impl Serialize) -> Result<Value, Refused> {
-    serde_json::to_value(value).map_err(|error| Refused::Failed(error.to_string()))
+fn json(value: &impl Serialize) -> Result<Value, OperationError> {
+    serde_json::to_value(value).map_err(|error| OperationError::Failed(error.to_string()))
 }
 
 /// Performs operations on one fleet.
@@ -57,7 +57,7 @@ pub struct Operator {
     store: Arc<RedbStore>,
     list: Arc<dyn NodeList>,
     drained: Drained,
-    ring: Ring,
+    ring: ServerList,
     /// Names of the configured nodes.
     listed: RwLock<BTreeSet<String>>,
     /// Weights by node name.
@@ -83,7 +83,7 @@ impl Operator {
         list: Arc<dyn NodeList>,
     ) -> anyhow::Result<Arc<Self>> {
         let drained = Drained::load(&store)?;
-        let ring = Ring::load(&store)?;
+        let ring = ServerList::load(&store)?;
         let planner = Planner::open(Arc::clone(&store))?;
         let autoscaler = Autoscaler::open(Arc::clone(&store), directory.to_owned())?;
         let (listed, weights, capacities, planning) = <_>::default();
@@ -116,7 +116,7 @@ impl Operator {
     }
 
     /// Performs an operation, and writes it to the audit log.
-    pub(crate) fn operate(&self, operation: Operation, who: &str) -> Result<Value, Refused> {
+    pub(crate) fn operate(&self, operation: Operation, who: &str) -> Result<Value, OperationError> {
         let only_looks = matches!(
             operation,
             Operation::Moves
@@ -144,7 +144,7 @@ impl Operator {
         outcome
     }
 
-    fn execute(&self, operation: Operation, who: &str) -> Result<Value, Refused> {
+    fn execute(&self, operation: Operation, who: &str) -> Result<Value, OperationError> {
         let plan = match operation {
             Operation::Moves => return json(&self.moves.report()),
             Operation::Slots => return json(&slots_report(&*self.moves.topology_now()?)),
@@ -177,35 +177,35 @@ impl Operator {
         self.drained.has(name)
     }
 
-    fn begin_one(&self, request: &MoveRequest) -> Result<PlanReport, Refused> {
+    fn begin_one(&self, request: &MoveRequest) -> Result<PlanReport, OperationError> {
         let how = self.moves.how(&request.how)?;
         let _one = self.plan();
         let topology = self.moves.topology_now()?;
         if request.keys.is_some() || request.home {
             if how.paper.is_some() {
-                return Err(wrong(
+                return Err(invalid(
                     "protocols as published (--mode paper) move whole slots, and no keys without theirs",
                 ));
             }
             return self.begin_keys(&topology, request, how);
         }
         if request.to.is_empty() {
-            return Err(wrong("to which node?"));
+            return Err(invalid("to which node?"));
         }
         let target = node_named(&topology, &request.to)?;
         let source = if request.from.is_empty() { None } else { Some(node_named(&topology, &request.from)?) };
-        self.may_get_more(target)?;
+        self.check_not_drained(target)?;
         if source == Some(target) {
-            return Err(wrong(format!("source and target are the same node, {}", request.from)));
+            return Err(invalid(format!("source and target are the same node, {}", request.from)));
         }
         let slots = match (&request.slots, request.all, source) {
-            (Some(_), true, _) => return Err(wrong("give slots, or all, not both")),
+            (Some(_), true, _) => return Err(invalid("give slots, or all, not both")),
             (None, false, _) => {
-                return Err(wrong("which slots? Give slots, such as 0-100,200, or all, or a pattern of keys"));
+                return Err(invalid("which slots? Give slots, such as 0-100,200, or all, or a pattern of keys"));
             }
-            (None, true, None) => return Err(wrong("all slots of which node? Say from which")),
+            (None, true, None) => return Err(invalid("all slots of which node? Say from which")),
             (None, true, Some(source)) => topology.slots().filter(|slot| topology.owner(*slot) == source).collect(),
-            (Some(text), false, _) => parse_slots(text, topology.placement().slots()).map_err(wrong)?,
+            (Some(text), false, _) => parse_slots(text, topology.placement().slots()).map_err(invalid)?,
         };
         if let Some(source) = source {
             let foreign: Vec<Slot> = slots.iter().copied().filter(|slot| topology.owner(*slot) != source).collect();
@@ -236,20 +236,20 @@ impl Operator {
         self.moves.accept_unless(request.dry_run, &topology, orders(shifts, how))
     }
 
-    fn balance(&self, request: &BalanceRequest) -> Result<PlanReport, Refused> {
+    fn balance(&self, request: &BalanceRequest) -> Result<PlanReport, OperationError> {
         let how = self.moves.how(&request.how)?;
         let _one = self.plan();
         match request.by.as_deref() {
             None | Some("slots") => {}
             Some("load") => return self.balance_by_load(how, request.dry_run),
-            Some(other) => return Err(wrong(format!("by: {other:?} is neither slots nor load"))),
+            Some(other) => return Err(invalid(format!("by: {other:?} is neither slots nor load"))),
         }
         let topology = self.moves.topology_now()?;
-        self.nothing_under_way("the slots are evened")?;
+        self.check_no_open_moves("the slots are evened")?;
         self.share(&topology, how, request.dry_run)
     }
 
-    fn nothing_under_way(&self, before: &str) -> Result<(), Refused> {
+    fn check_no_open_moves(&self, before: &str) -> Result<(), OperationError> {
         let open: Vec<String> = self.moves.open_ids().iter().map(|id| id.0.to_string()).collect();
         if open.is_empty() {
             return Ok(());
@@ -351,13 +351,13 @@ fn orders(shifts: Vec<Shift>, how: MoveOptions) -> Vec<MoveOrder> {
     shifts.into_iter().map(order).collect()
 }
 
-fn node_named(topology: &Topology, name: &str) -> Result<NodeId, Refused> {
+fn node_named(topology: &Topology, name: &str) -> Result<NodeId, OperationError> {
     // The port may be omitted, as in the configuration.
     let full = parse_endpoint(name).unwrap_or_else(|_| name.to_owned());
     let found = topology.nodes().find(|node| node.name == name || node.name == full);
     found.map(|node| node.id).ok_or_else(|| {
         let known: Vec<&str> = topology.nodes().map(|node| node.name.as_str()).collect();
-        wrong(format!("there is no node {name:?}; there are: {}", known.join(", ")))
+        invalid(format!("there is no node {name:?}; there are: {}", known.join(", ")))
     })
 }
 

@@ -10,24 +10,24 @@ use switchyard_router::{Link, NodeAccess, Router};
 use tracing::{error, warn};
 
 use super::{Operator, node_named, orders};
-use crate::admin::{AddNodeRequest, NodeRequest, PlanReport, Refused, conflict, wrong};
-use crate::members::{FleetFacts, MemberChange, make_alike};
+use crate::admin::{AddNodeRequest, NodeRequest, OperationError, PlanReport, conflict, invalid};
+use crate::members::{FleetFacts, MemberChange, align_settings};
 use crate::nodes::check::check_node;
 use crate::nodes::parse_endpoint;
 
 impl Operator {
-    pub(super) fn drain_node(&self, request: &NodeRequest) -> Result<PlanReport, Refused> {
+    pub(super) fn drain_node(&self, request: &NodeRequest) -> Result<PlanReport, OperationError> {
         let how = self.moves.how(&request.how)?;
         let _one = self.plan();
         let topology = self.moves.topology_now()?;
         let node = node_named(&topology, &request.address)?;
-        self.nothing_under_way("a node is drained")?;
+        self.check_no_open_moves("a node is drained")?;
         // Regardless of the result of the moves, the node gets no slots until an operator undrains it.
         let mut weights = self.weights(&topology);
         weights.insert(node, 0);
         let shifts = balance::drain(&topology, node, &weights).map_err(|error| self.no_weight(&error))?;
         if (!shifts.is_empty() || topology.exceptions_at(node) > 0)
-            && let Some(way) = self.way_without(node)
+            && let Some(way) = self.unreachable_remedy(node)
         {
             return Err(conflict(way));
         }
@@ -46,10 +46,10 @@ impl Operator {
             return accept(true).map(|plan| PlanReport { notes: plan.notes.into_iter().chain(room).collect(), ..plan });
         }
         let was = self.drained.has(&name);
-        self.drained.set(&self.store, &name, true).map_err(Refused::Failed)?;
+        self.drained.set(&self.store, &name, true).map_err(OperationError::Failed)?;
         let accepted = accept(false);
         if accepted.is_err() && !was {
-            self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
+            self.drained.set(&self.store, &name, false).map_err(OperationError::Failed)?;
         }
         accepted
     }
@@ -78,7 +78,7 @@ impl Operator {
     }
 
     /// Refuses moves to a drained node, which would be a mistake.
-    pub(super) fn may_get_more(&self, target: NodeId) -> Result<(), Refused> {
+    pub(super) fn check_not_drained(&self, target: NodeId) -> Result<(), OperationError> {
         let name = self.moves.name(target);
         if self.drained.has(&name) {
             return Err(conflict(format!(
@@ -89,7 +89,7 @@ impl Operator {
     }
 
     /// Remedy for an unreachable node with data, which cannot be moved away.
-    pub(super) fn way_without(&self, node: NodeId) -> Option<String> {
+    pub(super) fn unreachable_remedy(&self, node: NodeId) -> Option<String> {
         let status = self.running.with(Router::status)?;
         let node = status.nodes.into_iter().find(|status| status.id == node)?;
         let Link::Down(why) = node.link else { return None };
@@ -102,7 +102,7 @@ impl Operator {
     }
 
     /// Lets a drained node receive slots again.
-    pub(super) fn undrain_node(&self, request: &NodeRequest) -> Result<PlanReport, Refused> {
+    pub(super) fn undrain_node(&self, request: &NodeRequest) -> Result<PlanReport, OperationError> {
         let _one = self.plan();
         let topology = self.moves.topology_now()?;
         let node = node_named(&topology, &request.address)?;
@@ -112,14 +112,19 @@ impl Operator {
                 "{name} is not drained; nodes get slots by `switchyard balance` and `switchyard move`"
             )));
         }
-        self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
+        self.drained.set(&self.store, &name, false).map_err(OperationError::Failed)?;
         let goes_on =
             |id: MoveId| format!("move {0} goes on and empties it; `switchyard moves abort {0}` ends that", id.0);
         Ok(PlanReport { notes: self.moves.leaving(node).into_iter().map(goes_on).collect(), ..PlanReport::default() })
     }
 
     /// Moves every node's share of the slots to it, or (dry run) returns the moves.
-    pub(super) fn share(&self, topology: &Topology, how: MoveOptions, dry_run: bool) -> Result<PlanReport, Refused> {
+    pub(super) fn share(
+        &self,
+        topology: &Topology,
+        how: MoveOptions,
+        dry_run: bool,
+    ) -> Result<PlanReport, OperationError> {
         if !topology.placement().is_crc16() {
             return self.share_by_ring(topology, how, dry_run);
         }
@@ -127,7 +132,7 @@ impl Operator {
         self.moves.accept_unless(dry_run, topology, orders(shifts, how))
     }
 
-    fn no_weight(&self, error: &balance::BalanceError) -> Refused {
+    fn no_weight(&self, error: &balance::BalanceError) -> OperationError {
         let drained = self.drained.all();
         conflict(match drained.is_empty() {
             true => error.to_string(),
@@ -138,7 +143,7 @@ impl Operator {
         })
     }
 
-    pub(super) fn remove_node(&self, request: &NodeRequest) -> Result<PlanReport, Refused> {
+    pub(super) fn remove_node(&self, request: &NodeRequest) -> Result<PlanReport, OperationError> {
         let _one = self.plan();
         let topology = self.moves.topology_now()?;
         let node = node_named(&topology, &request.address)?;
@@ -150,7 +155,7 @@ impl Operator {
         }
         let (slots, exceptions) = (topology.slots_of(node), topology.exceptions_at(node));
         if (slots > 0 || exceptions > 0)
-            && let Some(way) = self.way_without(node)
+            && let Some(way) = self.unreachable_remedy(node)
         {
             return Err(conflict(way));
         }
@@ -173,53 +178,53 @@ impl Operator {
             return Err(conflict("it is the only node"));
         }
         let name = self.moves.name(node);
-        self.list.change(MemberChange::Remove(name.clone())).map_err(Refused::Failed)?;
-        self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
+        self.list.change(MemberChange::Remove(name.clone())).map_err(OperationError::Failed)?;
+        self.drained.set(&self.store, &name, false).map_err(OperationError::Failed)?;
         Ok(PlanReport::default())
     }
 
     /// Adds a server as a node, with its share of the slots if requested. On an error nothing has changed.
-    pub(super) fn add_node(&self, request: &AddNodeRequest) -> Result<PlanReport, Refused> {
+    pub(super) fn add_node(&self, request: &AddNodeRequest) -> Result<PlanReport, OperationError> {
         let how = self.moves.how(&request.how)?;
         let _one = self.plan();
         let topology = self.moves.topology_now()?;
-        let name = parse_endpoint(&request.address).map_err(|why| wrong(format!("{:?}: {why}", request.address)))?;
+        let name = parse_endpoint(&request.address).map_err(|why| invalid(format!("{:?}: {why}", request.address)))?;
         if topology.nodes().any(|node| node.name == name) {
             if !request.rebalance {
                 return Err(conflict(format!(
                     "{name} is a node already; `switchyard balance` gives it its share of the slots"
                 )));
             }
-            self.nothing_under_way("it gets its share of the slots")?;
+            self.check_no_open_moves("it gets its share of the slots")?;
             // An operator who names a drained node here intends it to get slots again.
             let was_drained = self.drained.has(&name);
-            self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
-            let given = self.give_share(how);
+            self.drained.set(&self.store, &name, false).map_err(OperationError::Failed)?;
+            let given = self.start_share_moves(how);
             if given.is_err() && was_drained {
-                self.drained.set(&self.store, &name, true).map_err(Refused::Failed)?;
+                self.drained.set(&self.store, &name, true).map_err(OperationError::Failed)?;
             }
             return given;
         }
         if request.rebalance {
-            self.nothing_under_way("a node joins and gets its share of the slots")?;
+            self.check_no_open_moves("a node joins and gets its share of the slots")?;
         }
         let notes = self.check_newcomer(&topology, &name, request, how)?;
-        self.list.change(MemberChange::Add(name.clone())).map_err(Refused::Failed)?;
+        self.list.change(MemberChange::Add(name.clone())).map_err(OperationError::Failed)?;
         let settled = self.wait_for_link(&name).and_then(|()| {
             // Adjust settings before the node gets slots.
             let settings = self.make_alike(&name);
-            let plan = if request.rebalance { self.give_share(how)? } else { PlanReport::default() };
+            let plan = if request.rebalance { self.start_share_moves(how)? } else { PlanReport::default() };
             Ok((settings, plan))
         });
         match settled {
             Ok((settings, plan)) => {
                 Ok(PlanReport { notes: notes.into_iter().chain(settings).chain(plan.notes).collect(), ..plan })
             }
-            Err(refused) => Err(self.take_back(&name, refused)),
+            Err(refused) => Err(self.revert_join(&name, refused)),
         }
     }
 
-    pub(super) fn give_share(&self, how: MoveOptions) -> Result<PlanReport, Refused> {
+    pub(super) fn start_share_moves(&self, how: MoveOptions) -> Result<PlanReport, OperationError> {
         let topology = self.moves.topology_now()?;
         self.share(&topology, how, false)
     }
@@ -231,12 +236,12 @@ impl Operator {
         name: &str,
         request: &AddNodeRequest,
         how: MoveOptions,
-    ) -> Result<Vec<String>, Refused> {
+    ) -> Result<Vec<String>, OperationError> {
         let place = self.list.find(name).map_err(conflict)?;
         let patience = self.moves.patience();
         let fleet = FleetFacts::of(&self.running, topology, self.moves.site(), patience);
-        let fleet = fleet.ok_or_else(|| Refused::Unavailable("the router is stopping".to_owned()))?;
-        let (access, _, mut notes) = fleet.meet(&place, patience).map_err(conflict)?;
+        let fleet = fleet.ok_or_else(|| OperationError::Unavailable("the router is stopping".to_owned()))?;
+        let (access, _, mut notes) = fleet.check_server(&place, patience).map_err(conflict)?;
         if request.rebalance {
             check_node(&access, patience, Some(how.durability), how.direct_clients, &self.moves.own())
                 .map_err(conflict)?;
@@ -262,13 +267,13 @@ impl Operator {
         let (new, others): (Vec<NodeAccess>, Vec<NodeAccess>) =
             access.into_values().partition(|access| access.name == name);
         let notes: Vec<String> =
-            new.iter().flat_map(|server| make_alike(server, &others, &config_set, self.moves.patience())).collect();
+            new.iter().flat_map(|server| align_settings(server, &others, &config_set, self.moves.patience())).collect();
         notes.iter().for_each(|note| warn!("node {note}"));
         notes
     }
 
     /// Waits up to 5 s until a new node is connected. Returns the connection error otherwise.
-    fn wait_for_link(&self, name: &str) -> Result<(), Refused> {
+    fn wait_for_link(&self, name: &str) -> Result<(), OperationError> {
         let mut why = "does not answer the router's workers yet".to_owned();
         for _ in 0..100 {
             let link = self
@@ -281,11 +286,11 @@ impl Operator {
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        Err(Refused::Failed(format!("{name} {why}")))
+        Err(OperationError::Failed(format!("{name} {why}")))
     }
 
     /// Removes a node again, because a step after its addition failed. It owns nothing.
-    fn take_back(&self, name: &str, refused: Refused) -> Refused {
+    fn revert_join(&self, name: &str, refused: OperationError) -> OperationError {
         let outcome = match self.list.change(MemberChange::Remove(name.to_owned())) {
             Ok(()) => format!("{name} was not added"),
             Err(why) => {

@@ -14,11 +14,11 @@ use switchyard_policy::topology::{MoveId, NodeId, Placement, Slot, Topology};
 use switchyard_router::{Link, Router};
 use tracing::{info, warn};
 
-use super::keys::apart;
+use super::keys::without_shared_slots;
 use super::{Operator, node_named};
 use crate::admin::{
-    AutomationReport, AutomationRequest, DecisionReport, HistoryReport, HowRequest, PlanReport, PlanRequest, Refused,
-    conflict, wrong,
+    AutomationReport, AutomationRequest, DecisionReport, HistoryReport, MoveOptionsRequest, OperationError, PlanReport,
+    PlanRequest, conflict, invalid,
 };
 use crate::planner::{
     Decision, FleetContext, KEYS, Mode, Next, PLANNER, POLICIES, Planner, PlannerConfig, Standing, Words, names,
@@ -36,7 +36,7 @@ impl Operator {
     }
 
     /// Measures the load and performs the planner's next step.
-    pub(crate) fn look_and_plan(&self) {
+    pub(crate) fn plan_step(&self) {
         let Ok(topology) = self.moves.topology_now() else { return };
         let (load, now) = (self.observed(&topology, KEYS), Instant::now());
         self.planner.note(now, &topology, &load);
@@ -92,7 +92,7 @@ impl Operator {
     }
 
     /// Returns a plan for the present load. With `apply`, starts its moves.
-    pub(super) fn plan_now(&self, request: &PlanRequest, who: &str) -> Result<DecisionReport, Refused> {
+    pub(super) fn plan_now(&self, request: &PlanRequest, who: &str) -> Result<DecisionReport, OperationError> {
         let _one = self.plan();
         if let Some(id) = request.undo {
             return self.undo(id, request, who);
@@ -115,7 +115,7 @@ impl Operator {
         let mut report = DecisionReport { by: who.to_owned(), held, ..words.plan(&plan, policy) };
         if request.apply {
             if request.load.is_some() {
-                return Err(wrong(
+                return Err(invalid(
                     "a load that is only supposed is no reason to move anything: leave out `load`, or `apply`",
                 ));
             }
@@ -135,7 +135,7 @@ impl Operator {
     }
 
     /// Moves back the keys and slots of a decision that are still where it has moved them.
-    fn undo(&self, id: u64, request: &PlanRequest, who: &str) -> Result<DecisionReport, Refused> {
+    fn undo(&self, id: u64, request: &PlanRequest, who: &str) -> Result<DecisionReport, OperationError> {
         let decision = self.decision(id)?;
         let topology = self.moves.topology_now()?;
         let begun = decision.moves.iter().flatten().copied().map(MoveId);
@@ -188,10 +188,10 @@ impl Operator {
         })
     }
 
-    fn decision(&self, id: u64) -> Result<Decision, Refused> {
+    fn decision(&self, id: u64) -> Result<Decision, OperationError> {
         let found = self.planner.decision(id);
         found.ok_or_else(|| {
-            wrong(format!("there is no decision {id} (any more): `switchyard plan history` lists the last 64"))
+            invalid(format!("there is no decision {id} (any more): `switchyard plan history` lists the last 64"))
         })
     }
 
@@ -202,11 +202,11 @@ impl Operator {
         node: NodeId,
         around: &FleetContext,
         applies: bool,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), OperationError> {
         let name = self.moves.name(node);
         match () {
             () if around.down.contains(&node) => {
-                Err(conflict(self.way_without(node).unwrap_or_else(|| format!("{name} cannot be used now"))))
+                Err(conflict(self.unreachable_remedy(node).unwrap_or_else(|| format!("{name} cannot be used now"))))
             }
             () if around.busy.contains(&node) => Err(conflict(format!(
                 "{name} takes part in a move, so nothing else can be planned for it: let that end (`switchyard moves`)"
@@ -222,30 +222,35 @@ impl Operator {
     fn leaving(
         &self,
         leaver: Option<NodeId>,
-        begin: impl FnOnce() -> Result<PlanReport, Refused>,
-    ) -> Result<PlanReport, Refused> {
+        begin: impl FnOnce() -> Result<PlanReport, OperationError>,
+    ) -> Result<PlanReport, OperationError> {
         let Some(name) = leaver.map(|node| self.moves.name(node)).filter(|name| !self.drained.has(name)) else {
             return begin();
         };
-        self.drained.set(&self.store, &name, true).map_err(Refused::Failed)?;
+        self.drained.set(&self.store, &name, true).map_err(OperationError::Failed)?;
         let begun = begin();
         if begun.is_err() {
-            self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
+            self.drained.set(&self.store, &name, false).map_err(OperationError::Failed)?;
         }
         begun
     }
 
     /// Applies the overrides of a manual request. Unlike the planner, it does not wait whether a load lasts.
-    fn adapt(&self, problem: &mut Problem, previous: &mut Previous, request: &PlanRequest) -> Result<(), Refused> {
+    fn adapt(
+        &self,
+        problem: &mut Problem,
+        previous: &mut Previous,
+        request: &PlanRequest,
+    ) -> Result<(), OperationError> {
         if let Some(word) = &request.policy {
             let known = POLICIES.iter().find(|(_, name)| name == word);
             let all: Vec<&str> = POLICIES.iter().map(|(_, name)| *name).collect();
             problem.knobs.policy =
-                known.ok_or_else(|| wrong(format!("policy: {word:?} is none of {}", all.join(", "))))?.0;
+                known.ok_or_else(|| invalid(format!("policy: {word:?} is none of {}", all.join(", "))))?.0;
         }
         let times = request.load.unwrap_or(1.0);
         if !(0.0..=1000.0).contains(&times) {
-            return Err(wrong(format!("load: {times} is not between 0 and 1000")));
+            return Err(invalid(format!("load: {times} is not between 0 and 1000")));
         }
         for node in &mut problem.nodes {
             node.load *= times;
@@ -267,16 +272,16 @@ impl Operator {
         topology: &Topology,
         plan: &Plan,
         dry_run: bool,
-    ) -> Result<PlanReport, (BTreeSet<NodeId>, Refused)> {
+    ) -> Result<PlanReport, (BTreeSet<NodeId>, OperationError)> {
         let all = |refused| (nodes_of(&plan.steps), refused);
-        let how = self.moves.how(&HowRequest::default()).map_err(all)?;
+        let how = self.moves.how(&MoveOptionsRequest::default()).map_err(all)?;
         let orders = orders_of(topology.placement(), &plan.steps, how);
         for order in &orders {
             let room = || match &order.keys {
                 Some(keys) => self.check_room(topology, &keys.iter().cloned().collect(), order.target),
                 None => Ok(()),
             };
-            self.may_get_more(order.target)
+            self.check_not_drained(order.target)
                 .and_then(|()| room())
                 .map_err(|refused| (BTreeSet::from([order.target]), refused))?;
         }
@@ -284,9 +289,9 @@ impl Operator {
     }
 
     /// Balances nodes by load, regardless of the planner's mode.
-    pub(super) fn balance_by_load(&self, how: MoveOptions, dry_run: bool) -> Result<PlanReport, Refused> {
+    pub(super) fn balance_by_load(&self, how: MoveOptions, dry_run: bool) -> Result<PlanReport, OperationError> {
         let topology = self.moves.topology_now()?;
-        self.nothing_under_way("the load is evened")?;
+        self.check_no_open_moves("the load is evened")?;
         let (load, now) = (self.observed(&topology, KEYS), Instant::now());
         let (mut problem, mut previous) = self.planner.problem(now, &topology, &load, &self.around(&topology, &load));
         self.adapt(&mut problem, &mut previous, &PlanRequest::default())?;
@@ -310,12 +315,12 @@ impl Operator {
     }
 
     /// Repeats a decision on its stored input.
-    pub(super) fn replay(&self, id: u64, named: bool) -> Result<DecisionReport, Refused> {
+    pub(super) fn replay(&self, id: u64, named: bool) -> Result<DecisionReport, OperationError> {
         let decision = self.decision(id)?;
         let Decision { at, by, problem, previous, plan, .. } = decision;
         let name = |node| self.moves.name(node);
         // An undo is based on the previous decision, which is its reason.
-        let plan = if Planner::takes_back(&by) { plan } else { solve(&problem, &previous) };
+        let plan = if Planner::is_revert(&by) { plan } else { solve(&problem, &previous) };
         Ok(DecisionReport { id: Some(id), at, by, ..Words { name: &name, named }.plan(&plan, problem.knobs.policy) })
     }
 
@@ -336,13 +341,13 @@ impl Operator {
     }
 
     /// Switches all automation off or on.
-    pub(super) fn steer_automation(&self, request: &AutomationRequest) -> Result<AutomationReport, Refused> {
+    pub(super) fn steer_automation(&self, request: &AutomationRequest) -> Result<AutomationReport, OperationError> {
         let is_off = match request.verb.as_str() {
             "off" => true,
             "on" => false,
-            other => return Err(wrong(format!("do: {other:?} is neither on nor off"))),
+            other => return Err(invalid(format!("do: {other:?} is neither on nor off"))),
         };
-        self.planner.switch(is_off).map_err(Refused::Failed)?;
+        self.planner.switch(is_off).map_err(OperationError::Failed)?;
         Ok(self.automation())
     }
 }
@@ -377,7 +382,7 @@ fn orders_of(placement: &Placement, steps: &[Step], how: MoveOptions) -> Vec<Mov
             cause: Cause::Planned,
         }
     }));
-    let (mut orders, _) = apart(placement, orders);
+    let (mut orders, _) = without_shared_slots(placement, orders);
     // Keys first: they move quickly and carry most of the load.
     orders.sort_by_key(|order| order.keys.is_none());
     orders

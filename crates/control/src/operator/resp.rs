@@ -13,7 +13,7 @@ use tracing::warn;
 use super::{CommandThread, Operator};
 use crate::admin::{
     Abandon, AbortRequest, AddNodeRequest, AutomationRequest, AutoscaleRequest, BalanceRequest, HotCopiesOrder,
-    HotKeysReport, HowRequest, MoveRequest, NodeRequest, Operation, PaperRequest, PlanRequest, SteerRequest,
+    HotKeysReport, MoveOptionsRequest, MoveRequest, NodeRequest, Operation, PaperRequest, PlanRequest, SteerRequest,
 };
 
 /// Starts the thread that executes `SWITCHYARD` commands.
@@ -268,7 +268,7 @@ fn number(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("{text:?} is no number of a move"))
 }
 
-fn paper<'h>(how: &'h mut HowRequest, what: &str) -> Result<&'h mut PaperRequest, String> {
+fn paper<'h>(how: &'h mut MoveOptionsRequest, what: &str) -> Result<&'h mut PaperRequest, String> {
     how.paper.as_deref_mut().ok_or_else(|| format!("{what} is a setting of MODE paper, which comes before it"))
 }
 
@@ -279,7 +279,7 @@ fn count<N: std::str::FromStr>(what: &str, text: &str) -> Result<N, String> {
 /// Parses options: options of moves itself, others through `own`, which returns whether it consumed the value.
 fn read<'w>(
     words: &[&'w str],
-    how: &mut HowRequest,
+    how: &mut MoveOptionsRequest,
     mut own: impl FnMut(&str, Result<&'w str, String>) -> Result<bool, String>,
 ) -> Result<(), String> {
     let mut at = 0;

@@ -18,19 +18,19 @@ use switchyard_policy::topology::{Continuum, NodeId, Server, Slot, Topology};
 use tracing::{info, warn};
 
 use super::{Operator, orders};
-use crate::admin::{HowRequest, PlanReport, Refused, conflict};
+use crate::admin::{MoveOptionsRequest, OperationError, PlanReport, conflict};
 use crate::members::MemberChange;
 use crate::store::{RedbStore, StoreError, load_json, save_json};
 
 /// Store document: whether keys must still follow the current ring.
-const BEHIND: &str = "ring-is-behind";
+const PENDING: &str = "ring-is-behind";
 
 /// Retry interval for a list that could not be followed.
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// The list of the file, and the pending steps.
 #[derive(Debug)]
-pub(super) struct Ring(Mutex<Inner>);
+pub(super) struct ServerList(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -42,14 +42,14 @@ struct Inner {
     read: u64,
     followed: u64,
     /// Whether keys must still follow the current ring.
-    is_behind: bool,
+    is_pending: bool,
     /// Last error, and the time of the next attempt.
     trouble: Option<(String, Instant)>,
 }
 
-impl Ring {
+impl ServerList {
     pub(super) fn load(store: &RedbStore) -> Result<Self, StoreError> {
-        Ok(Self(Mutex::new(Inner { is_behind: load_json(store, BEHIND)?, ..Inner::default() })))
+        Ok(Self(Mutex::new(Inner { is_pending: load_json(store, PENDING)?, ..Inner::default() })))
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -61,12 +61,13 @@ impl Ring {
         self.inner().leaving.contains(name)
     }
 
-    fn set_behind(&self, store: &RedbStore, is_behind: bool) -> Result<(), Refused> {
+    fn set_behind(&self, store: &RedbStore, is_behind: bool) -> Result<(), OperationError> {
         let mut inner = self.inner();
-        if inner.is_behind != is_behind {
-            save_json(store, BEHIND, &is_behind)
-                .map_err(|error| Refused::Failed(format!("that keys follow a new list cannot be kept: {error}")))?;
-            inner.is_behind = is_behind;
+        if inner.is_pending != is_behind {
+            save_json(store, PENDING, &is_behind).map_err(|error| {
+                OperationError::Failed(format!("that keys follow a new list cannot be kept: {error}"))
+            })?;
+            inner.is_pending = is_behind;
         }
         Ok(())
     }
@@ -90,7 +91,7 @@ impl Operator {
             if inner.trouble.as_ref().is_some_and(|(_, again)| Instant::now() < *again) {
                 return;
             }
-            (inner.read > inner.followed || inner.is_behind, inner.leaving.clone())
+            (inner.read > inner.followed || inner.is_pending, inner.leaving.clone())
         };
         let followed = if is_due { self.follow_now() } else { Ok(()) };
         let left = leaving.iter().try_for_each(|name| self.release(name));
@@ -107,8 +108,8 @@ impl Operator {
         }
     }
 
-    fn follow_now(&self) -> Result<(), Refused> {
-        let how = self.moves.how(&HowRequest::default())?;
+    fn follow_now(&self) -> Result<(), OperationError> {
+        let how = self.moves.how(&MoveOptionsRequest::default())?;
         let _one = self.plan();
         let topology = self.moves.topology_now()?;
         let (listed, read) = {
@@ -128,8 +129,8 @@ impl Operator {
         }
         let known: BTreeSet<&str> = ring.servers().iter().map(|server| server.name.as_str()).collect();
         let list = self.list_of(&topology, |name| listed.contains(name) || known.contains(name));
-        let is_behind = self.ring.inner().is_behind;
-        let report = self.lay_over(&topology, list, is_behind, how, false)?;
+        let is_behind = self.ring.inner().is_pending;
+        let report = self.apply_list(&topology, list, is_behind, how, false)?;
         self.ring.inner().followed = read;
         if !report.moves.is_empty() {
             info!("keys follow the list of servers: {}", report.notes.join("; "));
@@ -138,7 +139,7 @@ impl Operator {
     }
 
     /// Removes a node that is no longer in the file, if it owns nothing.
-    fn release(&self, name: &str) -> Result<(), Refused> {
+    fn release(&self, name: &str) -> Result<(), OperationError> {
         let _one = self.plan();
         let topology = self.moves.topology_now()?;
         let node = topology.nodes().find(|node| node.name == name).map(|node| node.id);
@@ -153,8 +154,8 @@ impl Operator {
             // A reload in the meantime may list it again.
             Some(_) if !self.ring.is_leaving(name) => return Ok(()),
             Some(_) => {
-                self.list.change(MemberChange::Remove(name.to_owned())).map_err(Refused::Failed)?;
-                self.drained.set(&self.store, name, false).map_err(Refused::Failed)?;
+                self.list.change(MemberChange::Remove(name.to_owned())).map_err(OperationError::Failed)?;
+                self.drained.set(&self.store, name, false).map_err(OperationError::Failed)?;
                 info!("node {name} is not in the list of servers any more, has no keys left, and is gone");
             }
             None => {}
@@ -169,8 +170,8 @@ impl Operator {
         topology: &Topology,
         how: MoveOptions,
         dry_run: bool,
-    ) -> Result<PlanReport, Refused> {
-        self.lay_over(topology, self.list_of(topology, |_| true), true, how, dry_run)
+    ) -> Result<PlanReport, OperationError> {
+        self.apply_list(topology, self.list_of(topology, |_| true), true, how, dry_run)
     }
 
     /// Moves everything away from a node, by the ring without it.
@@ -181,9 +182,9 @@ impl Operator {
         name: &str,
         how: MoveOptions,
         dry_run: bool,
-    ) -> Result<PlanReport, Refused> {
+    ) -> Result<PlanReport, OperationError> {
         let stays = |other: &str| other != name && ring.servers().iter().any(|server| server.name == other);
-        self.lay_over(topology, self.list_of(topology, stays), false, how, dry_run)
+        self.apply_list(topology, self.list_of(topology, stays), false, how, dry_run)
     }
 
     /// Servers of a new ring: the included nodes that may get keys.
@@ -198,14 +199,14 @@ impl Operator {
 
     /// Overlays the ring with this list, and orders moves of the differing slots. `all`: also of slots that an operator
     /// has moved elsewhere.
-    fn lay_over(
+    fn apply_list(
         &self,
         topology: &Topology,
         list: Vec<Server>,
         all: bool,
         how: MoveOptions,
         dry_run: bool,
-    ) -> Result<PlanReport, Refused> {
+    ) -> Result<PlanReport, OperationError> {
         let mut sorted = list.clone();
         sorted.sort_unstable();
         let mut present = topology.placement().continuum().map(|ring| ring.servers().to_vec()).unwrap_or_default();
@@ -224,8 +225,9 @@ impl Operator {
                 .filter(|node| !in_list(&list, &node.name))
                 .flat_map(|node| Self::plan_returns(next, node.id, None, how))
                 .collect();
-            let shifts =
-                to_homes(next, |slot, owner| all || changed.binary_search(&slot).is_ok() || !in_list(&list, owner));
+            let shifts = shifts_to_owners(next, |slot, owner| {
+                all || changed.binary_search(&slot).is_ok() || !in_list(&list, owner)
+            });
             steps.extend(orders(shifts, how));
             steps
         };
@@ -246,10 +248,10 @@ impl Operator {
             return Err(refused);
         }
         self.moves.check(&next, &planned)?;
-        let was_behind = self.ring.inner().is_behind;
+        let was_behind = self.ring.inner().is_pending;
         self.ring.set_behind(&self.store, true)?;
         let planned = match is_new {
-            true => match self.moves.lay_over(&list) {
+            true => match self.moves.apply_server_list(&list) {
                 Ok((next, changed)) => steps(&next, &changed),
                 Err(refused) => {
                     self.ring.set_behind(&self.store, was_behind)?;
@@ -269,7 +271,7 @@ fn in_list(list: &[Server], name: &str) -> bool {
 }
 
 /// Returns shifts of slots to the servers where the ring places them. `wanted` selects by slot and name of its owner.
-fn to_homes(topology: &Topology, wanted: impl Fn(Slot, &str) -> bool) -> Vec<Shift> {
+fn shifts_to_owners(topology: &Topology, wanted: impl Fn(Slot, &str) -> bool) -> Vec<Shift> {
     let Some(ring) = topology.placement().continuum() else { return Vec::new() };
     let numbers: BTreeMap<&str, NodeId> = topology.nodes().map(|node| (node.name.as_str(), node.id)).collect();
     let mut by_way: BTreeMap<(NodeId, NodeId), Vec<Slot>> = BTreeMap::new();

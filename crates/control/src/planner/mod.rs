@@ -35,19 +35,19 @@ use crate::store::{RedbStore, StoreError};
 pub(crate) use history::{Decision, History};
 pub(crate) use messages::Words;
 pub(crate) use problem::{FleetContext, KEYS, names};
-use problem::{Looks, Seen, load_of};
-use rest::{Rest, Rests};
+use problem::{LoadHistory, LoadSample, load_of};
+use rest::{PauseReason, PauseState};
 pub(crate) use thread::PLANNER;
 pub use thread::PlannerThread;
 
 /// Loads that are compared with each other are not older.
 
 /// Maximum age of loads that are compared with each other.
-const LOOKS_FOR: Duration = Duration::from_secs(60);
+const LOAD_AGE_MAX: Duration = Duration::from_secs(60);
 
 /// Cooldown of moved keys and slots.
-const KEY_RESTS: Duration = Duration::from_secs(60);
-const SLOT_RESTS: Duration = Duration::from_secs(300);
+const KEY_COOLDOWN: Duration = Duration::from_secs(60);
+const SLOT_COOLDOWN: Duration = Duration::from_secs(300);
 
 /// Period in which earlier decisions at a node raise the evidence that its next one needs, so that a noisy load does
 /// not cause moves back and forth.
@@ -57,7 +57,7 @@ const STEADY_FOR: Duration = Duration::from_secs(300);
 const COLD_AFTER: Duration = Duration::from_secs(60);
 
 /// Minimum interval between such returns, each of several keys.
-const HOMECOMINGS: Duration = Duration::from_secs(60);
+const RETURN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Fraction of a node's mean load below which a key is cold.
 const COLD: f64 = 0.005;
@@ -76,7 +76,7 @@ const REFUSED_RESTS_MAX: Duration = Duration::from_secs(600);
 const LONG: Duration = Duration::from_secs(60);
 
 /// Minimum interval between history entries for the same decision while nothing is started.
-const NOTED_EVERY: Duration = Duration::from_secs(60);
+const HISTORY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Whether the planner decides, and acts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -204,19 +204,19 @@ enum Kind {
     /// A decision of the planner.
     Own,
     /// A decision of the planner that reverts another. The opposite has just been tried.
-    TakesBack,
+    Revert,
     /// An operator's plan.
     Requested,
     /// Return of cold keys. It relieves no node, so there is nothing to compare.
-    Homecoming,
+    ReturnCold,
 }
 
 impl Kind {
     fn of(by: &str, plan: &Plan) -> Self {
         match (by, plan.verdict) {
-            (OWN, Verdict::Fine) => Self::Homecoming,
+            (OWN, Verdict::Fine) => Self::ReturnCold,
             (OWN, _) => Self::Own,
-            (TAKES_BACK, _) => Self::TakesBack,
+            (TAKES_BACK, _) => Self::Revert,
             _ => Self::Requested,
         }
     }
@@ -235,7 +235,7 @@ struct Inner {
     config: PlannerConfig,
     kept: PersistedState,
     history: History,
-    seen: VecDeque<Seen>,
+    seen: VecDeque<LoadSample>,
     keys: BTreeMap<Name, Instant>,
     slots: BTreeMap<Slot, Instant>,
     over: Vec<NodeId>,
@@ -247,8 +247,8 @@ struct Inner {
     relieved: VecDeque<(Instant, BTreeSet<NodeId>)>,
     /// Nodes that refused a move: end of the pause, and number of refusals.
     refused: BTreeMap<NodeId, (Instant, u32)>,
-    at_work: Vec<Change>,
-    rests: Rests,
+    in_progress: Vec<Change>,
+    rests: PauseState,
     /// Decisions that have ended since the start, by outcome.
     outcomes: BTreeMap<&'static str, u64>,
     noted: Option<(Instant, Vec<(NodeId, NodeId)>)>,
@@ -330,14 +330,14 @@ impl Planner {
         let mut inner = self.inner();
         let kept = PersistedState { is_off, failures: 0, ..inner.kept.clone() };
         self.keep(&mut inner, kept)?;
-        inner.rests = Rests::default();
+        inner.rests = PauseState::default();
         Ok(())
     }
 
     /// Whether there is nothing to decide or to evaluate.
     pub(crate) fn is_idle(&self) -> bool {
         let inner = self.inner();
-        inner.config.mode == Mode::Off && inner.at_work.is_empty()
+        inner.config.mode == Mode::Off && inner.in_progress.is_empty()
     }
 
     fn keep(&self, inner: &mut Inner, kept: PersistedState) -> Result<(), String> {
@@ -352,8 +352,8 @@ impl Planner {
         let mut inner = self.inner();
         let nodes: BTreeMap<NodeId, f64> = topology.nodes().map(|node| (node.id, load_of(load, node.id))).collect();
         let mean = nodes.values().sum::<f64>() / nodes.len().max(1) as f64;
-        inner.seen.push_back(Seen { at: now, epoch: topology.epoch(), nodes });
-        let kept = inner.config.window.max(LOOKS_FOR);
+        inner.seen.push_back(LoadSample { at: now, epoch: topology.epoch(), nodes });
+        let kept = inner.config.window.max(LOAD_AGE_MAX);
         // Keep an additional load, so that they span the whole window.
         while inner.seen.get(1).is_some_and(|seen| now.saturating_duration_since(seen.at) >= kept) {
             inner.seen.pop_front();
@@ -387,7 +387,7 @@ impl Planner {
         inner.forget(now);
         let (knobs, cold) = (inner.knobs(now), inner.cold_now(now));
         let decisions = |node: NodeId| inner.relieved.iter().filter(|(_, nodes)| nodes.contains(&node)).count();
-        let looks = Looks { seen: &inner.seen, window: inner.config.window, decisions: &decisions };
+        let looks = LoadHistory { seen: &inner.seen, window: inner.config.window, decisions: &decisions };
         let mut problem = problem::problem(topology, load, &looks, around, &cold, knobs);
         let rests = |node: &&mut Node| inner.refused.get(&node.id).is_some_and(|(until, _)| now < *until);
         for node in problem.nodes.iter_mut().filter(|node| node.state == State::Ready).filter(rests) {
@@ -412,10 +412,10 @@ impl Planner {
         let mut inner = self.inner();
         // Read this before evaluating failures, so that the last of several failures is reverted, too.
         let acts = inner.acts(now);
-        if let Some((id, plan)) = self.look_back(&mut inner, now, acts, problem, is_open) {
+        if let Some((id, plan)) = self.evaluate_ended(&mut inner, now, acts, problem, is_open) {
             return Next::Begin(id, plan);
         }
-        if !inner.at_work.is_empty() || inner.config.mode == Mode::Off {
+        if !inner.in_progress.is_empty() || inner.config.mode == Mode::Off {
             return Next::Rest;
         }
         let plan = solve(problem, &previous);
@@ -433,7 +433,7 @@ impl Planner {
         let is_news = inner
             .noted
             .as_ref()
-            .is_none_or(|(at, known)| now.saturating_duration_since(*at) >= NOTED_EVERY && *known != ways);
+            .is_none_or(|(at, known)| now.saturating_duration_since(*at) >= HISTORY_INTERVAL && *known != ways);
         if !acts && !is_news {
             return Next::Rest;
         }
@@ -443,7 +443,7 @@ impl Planner {
     }
 
     /// Evaluates the decisions whose moves have ended. Returns a plan that reverts a failed decision, if `acts`.
-    fn look_back(
+    fn evaluate_ended(
         &self,
         inner: &mut Inner,
         now: Instant,
@@ -453,17 +453,17 @@ impl Planner {
     ) -> Option<(u64, Plan)> {
         let settled_at = now + inner.config.window + inner.config.interval;
         let mut next = None;
-        for mut change in std::mem::take(&mut inner.at_work) {
+        for mut change in std::mem::take(&mut inner.in_progress) {
             match &change.stage {
-                Stage::Moves(moves) if moves.iter().any(|id| is_open(*id)) => inner.at_work.push(change),
-                Stage::Moves(_) if change.kind == Kind::Homecoming => {
+                Stage::Moves(moves) if moves.iter().any(|id| is_open(*id)) => inner.in_progress.push(change),
+                Stage::Moves(_) if change.kind == Kind::ReturnCold => {
                     inner.history.ended(&self.store, change.decision, "done".to_owned())
                 }
                 Stage::Moves(_) => {
                     change.stage = Stage::Settles(settled_at);
-                    inner.at_work.push(change);
+                    inner.in_progress.push(change);
                 }
-                Stage::Settles(until) if now < *until => inner.at_work.push(change),
+                Stage::Settles(until) if now < *until => inner.in_progress.push(change),
                 Stage::Settles(_) => next = self.judge(inner, now, acts, problem, &change).or(next),
             }
         }
@@ -542,7 +542,7 @@ impl Planner {
     }
 
     /// Whether a decision reverts another, and so was not solved for.
-    pub(crate) fn takes_back(by: &str) -> bool {
+    pub(crate) fn is_revert(by: &str) -> bool {
         by == TAKES_BACK
     }
 
@@ -572,7 +572,7 @@ impl Planner {
         let nodes = nodes_of(&plan.steps);
         inner.refused.retain(|node, _| !nodes.contains(node));
         inner.remember(now, &plan);
-        inner.at_work.push(Change { decision, kind, plan, before, since: now, stage: Stage::Moves(moves) });
+        inner.in_progress.push(Change { decision, kind, plan, before, since: now, stage: Stage::Moves(moves) });
     }
 
     /// Records that the moves of a decision were refused, which pauses moves at these nodes.
@@ -597,7 +597,7 @@ impl Planner {
             StepSubject::Slots(_) => None,
         };
         let moving: BTreeSet<Name> =
-            inner.at_work.iter().flat_map(|change| change.plan.steps.iter().filter_map(key_of)).collect();
+            inner.in_progress.iter().flat_map(|change| change.plan.steps.iter().filter_map(key_of)).collect();
         let mut relocated = inner.kept.relocated.clone();
         relocated.0.retain(|key, node| {
             if moving.contains(key) {
@@ -630,25 +630,25 @@ impl Planner {
 
 impl Inner {
     /// Reason why it does not act, or not soon.
-    fn rest(&self, now: Instant) -> Option<Rest> {
+    fn rest(&self, now: Instant) -> Option<PauseReason> {
         let failures = self.kept.failures;
         let waits = || {
-            self.at_work.iter().find_map(|Change { decision, since, stage, .. }| match stage {
+            self.in_progress.iter().find_map(|Change { decision, since, stage, .. }| match stage {
                 Stage::Moves(moves) if now.saturating_duration_since(*since) >= LONG => {
-                    Some(Rest::Waits { decision: *decision, moves: moves.clone() })
+                    Some(PauseReason::Waits { decision: *decision, moves: moves.clone() })
                 }
                 _ => None,
             })
         };
         match self.rests.left(now) {
-            _ if self.kept.is_off => Some(Rest::Off),
-            Some(left) => Some(Rest::Failed { failures, left }),
+            _ if self.kept.is_off => Some(PauseReason::Off),
+            Some(left) => Some(PauseReason::Failed { failures, left }),
             None => waits(),
         }
     }
 
     fn acts(&self, now: Instant) -> bool {
-        self.config.mode == Mode::On && !matches!(self.rest(now), Some(Rest::Off | Rest::Failed { .. }))
+        self.config.mode == Mode::On && !matches!(self.rest(now), Some(PauseReason::Off | PauseReason::Failed { .. }))
     }
 
     fn count(&mut self, outcome: &'static str) {
@@ -681,14 +681,14 @@ impl Inner {
             let (kind, plan) = (Kind::of(&decision.by, &decision.plan), decision.plan.clone());
             let before = fullest_at(&decision.problem, &nodes_of(&plan.steps));
             let stage = Stage::Moves(moves.iter().copied().map(MoveId).collect());
-            self.at_work.push(Change { decision: id, kind, plan, before, since: now, stage });
+            self.in_progress.push(Change { decision: id, kind, plan, before, since: now, stage });
         }
     }
 
     fn forget(&mut self, now: Instant) {
         let is_within = |at: &Instant, time: Duration| now.saturating_duration_since(*at) < time;
-        self.keys.retain(|_, at| is_within(at, KEY_RESTS));
-        self.slots.retain(|_, at| is_within(at, SLOT_RESTS));
+        self.keys.retain(|_, at| is_within(at, KEY_COOLDOWN));
+        self.slots.retain(|_, at| is_within(at, SLOT_COOLDOWN));
         self.spent.retain(|(at, ..)| is_within(at, Duration::from_secs(3600)));
         self.relieved.retain(|(at, _)| is_within(at, STEADY_FOR));
         self.refused.retain(|_, (until, _)| is_within(until, REFUSED_RESTS_MAX));
@@ -709,7 +709,7 @@ impl Inner {
     }
 
     fn cold_now(&self, now: Instant) -> BTreeSet<Name> {
-        if self.homecoming_at.is_some_and(|at| now.saturating_duration_since(at) < HOMECOMINGS) {
+        if self.homecoming_at.is_some_and(|at| now.saturating_duration_since(at) < RETURN_INTERVAL) {
             return BTreeSet::new();
         }
         let is_due = |since: &Instant| now.saturating_duration_since(*since) >= COLD_AFTER;

@@ -33,7 +33,7 @@ const RATE_SECONDS: (f64, f64) = (1.0, 3.0);
 
 /// Loads of nodes at one time.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
+pub(super) struct LoadSample {
     pub(super) at: Instant,
     /// Epoch of the topology. Loads of different epochs are not compared.
     pub(super) epoch: u64,
@@ -76,9 +76,9 @@ pub(crate) fn names(load: &ObservedLoad) -> impl Iterator<Item = &[u8]> {
 }
 
 /// Recent loads, and the required evidence.
-pub(super) struct Looks<'l> {
+pub(super) struct LoadHistory<'l> {
     /// Loads, oldest first.
-    pub(super) seen: &'l VecDeque<Seen>,
+    pub(super) seen: &'l VecDeque<LoadSample>,
     pub(super) window: Duration,
     /// Number of recent decisions about a node. Each adds [`ERRORS`] to the evidence that its next one needs.
     pub(super) decisions: &'l dyn Fn(NodeId) -> usize,
@@ -90,7 +90,7 @@ const ERRORS: f64 = 4.0;
 pub(super) fn problem(
     topology: &Topology,
     load: &ObservedLoad,
-    Looks { seen, window, decisions }: &Looks<'_>,
+    LoadHistory { seen, window, decisions }: &LoadHistory<'_>,
     around: &FleetContext,
     cold: &BTreeSet<Name>,
     knobs: Knobs,
@@ -108,8 +108,9 @@ pub(super) fn problem(
             let capacity = around.capacities.get(&id).copied();
             // Without a capacity, the limit is a fraction of the total load, which may vary by itself. Scale the
             // compared load accordingly.
-            let all = |look: &Seen| look.nodes.values().sum::<f64>().max(1e-9);
-            let scale = |look: &Seen| if capacity.is_some() { 1.0 } else { seen.back().map_or(1.0, all) / all(look) };
+            let all = |look: &LoadSample| look.nodes.values().sum::<f64>().max(1e-9);
+            let scale =
+                |look: &LoadSample| if capacity.is_some() { 1.0 } else { seen.back().map_or(1.0, all) / all(look) };
             let loads: Vec<f64> =
                 seen.iter().map(|look| look.nodes.get(&id).copied().unwrap_or_default() * scale(look)).collect();
             let server = load.nodes.get(&id).copied().unwrap_or_default();

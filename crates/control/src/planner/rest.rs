@@ -18,7 +18,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(3600);
 
 /// A reason why the planner does not act.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Rest {
+pub(super) enum PauseReason {
     /// An operator has disabled all automation.
     Off,
     /// Decisions have failed in a row. The planner pauses and then retries.
@@ -37,7 +37,7 @@ pub(super) enum Rest {
     },
 }
 
-impl Rest {
+impl PauseReason {
     /// Reason and remedy as text.
     pub(super) fn text(&self) -> String {
         match self {
@@ -59,12 +59,12 @@ impl Rest {
 
 /// Pause after failures, and the reason that was logged last.
 #[derive(Debug, Default)]
-pub(super) struct Rests {
+pub(super) struct PauseState {
     until: Option<Instant>,
-    logged: Option<Discriminant<Rest>>,
+    logged: Option<Discriminant<PauseReason>>,
 }
 
-impl Rests {
+impl PauseState {
     /// Starts the pause after this number of consecutive failures. Ends it below [`FAILURES_MAX`].
     pub(super) fn failed(&mut self, now: Instant, failures: u32) {
         let pause = |more: u32| PAUSE.saturating_mul(1 << more.min(16)).min(PAUSE_MAX);
@@ -77,7 +77,7 @@ impl Rests {
     }
 
     /// Logs a reason once, and its end.
-    pub(super) fn log(&mut self, rest: Option<&Rest>) {
+    pub(super) fn log(&mut self, rest: Option<&PauseReason>) {
         let kind = rest.map(discriminant);
         if kind != self.logged {
             match rest {
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn the_pause_doubles_with_each_failure_up_to_an_hour() {
-        let (mut rests, now) = (Rests::default(), Instant::now());
+        let (mut rests, now) = (PauseState::default(), Instant::now());
         let mut after = |failures| {
             rests.failed(now, failures);
             rests.left(now).map(|left| left.as_secs())

@@ -103,7 +103,7 @@ fn a_decision_that_did_not_help_is_taken_back_once() {
     bench.compare(&problem([1300.0, 900.0], 0));
     assert!(bench.outcome(second).starts_with("the fullest of its nodes went"), "{}", bench.outcome(second));
     let takes_back =
-        bench.planner.decisions().into_iter().filter(|(_, decision)| Planner::takes_back(&decision.by)).count();
+        bench.planner.decisions().into_iter().filter(|(_, decision)| Planner::is_revert(&decision.by)).count();
     assert_eq!(takes_back, 1);
 }
 
@@ -116,7 +116,7 @@ fn a_plan_of_a_person_is_never_taken_back() {
     // The planner decides for itself, and the key stays for a minute.
     bench.compare(&worse());
     assert!(bench.outcome(id).starts_with("the fullest of its nodes went"), "{}", bench.outcome(id));
-    assert!(bench.planner.decisions().iter().all(|(_, decision)| !Planner::takes_back(&decision.by)));
+    assert!(bench.planner.decisions().iter().all(|(_, decision)| !Planner::is_revert(&decision.by)));
     assert_eq!(bench.planner.inner().kept.failures, 0);
 }
 
@@ -301,7 +301,7 @@ fn a_new_key_counts_for_what_is_certain_of_it() {
         board.segment([(NodeId(0), counts)].into(), 1_000_000);
         let load = ObservedLoad { keys: board.nodes(10).collect(), ..ObservedLoad::default() };
         let seen = VecDeque::new();
-        let looks = Looks { seen: &seen, window: Duration::from_secs(3), decisions: &|_| 0 };
+        let looks = LoadHistory { seen: &seen, window: Duration::from_secs(3), decisions: &|_| 0 };
         let problem =
             problem::problem(&topology, &load, &looks, &FleetContext::default(), &BTreeSet::new(), Knobs::default());
         let writes = problem.keys[0].writes;

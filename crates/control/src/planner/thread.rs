@@ -35,7 +35,7 @@ impl PlannerThread {
         };
         Ok(Self {
             _list: repeat("server-list", Operator::follow_list)?,
-            _planner: repeat(PLANNER, Operator::look_and_plan)?,
+            _planner: repeat(PLANNER, Operator::plan_step)?,
         })
     }
 }

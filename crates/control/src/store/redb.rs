@@ -158,7 +158,7 @@ impl RedbStore {
     ///
     /// # Errors
     /// If the write fails.
-    pub fn try_again(&self) -> Result<(), StoreError> {
+    pub fn retry_write(&self) -> Result<(), StoreError> {
         self.write(|transaction| {
             transaction.open_table(META)?.insert(FORMAT_KEY, FORMAT)?;
             Ok(())
@@ -167,7 +167,7 @@ impl RedbStore {
 
     /// Free space on the disk for this process, in bytes. `None` if the system does not report it.
     #[must_use]
-    pub fn room(&self) -> Option<u64> {
+    pub fn free_bytes(&self) -> Option<u64> {
         let disk = rustix::fs::statvfs(self.directory()).ok().filter(|disk| disk.f_blocks > 0)?;
         let free = if rustix::process::geteuid().is_root() { disk.f_bfree } else { disk.f_bavail };
         Some(free.saturating_mul(disk.f_frsize))
@@ -218,7 +218,7 @@ impl RedbStore {
 impl Store for RedbStore {
     fn load_topology(&self) -> Result<Option<Topology>, StoreError> {
         self.read(|transaction| match transaction.open_table(DOCUMENTS)?.get(TOPOLOGY_KEY)? {
-            Some(row) => decode(row.value(), || apart(&transaction.open_table(EXCEPTIONS)?)).map(Some),
+            Some(row) => decode(row.value(), || load_overrides(&transaction.open_table(EXCEPTIONS)?)).map(Some),
             None => Ok(None),
         })
     }
@@ -234,7 +234,7 @@ impl Store for RedbStore {
             let is_known = known.is_some();
             let stored = match (known, documents.get(TOPOLOGY_KEY)?) {
                 (Some(known), Some(_)) => Some(known),
-                (_, Some(row)) => Some(decode(row.value(), || apart(&exceptions))?),
+                (_, Some(row)) => Some(decode(row.value(), || load_overrides(&exceptions))?),
                 (_, None) => None,
             };
             if let Some(stored) = &stored {
@@ -284,7 +284,7 @@ impl Store for RedbStore {
             let table = transaction.open_table(DOCUMENTS)?;
             let Some(row) = table.get(primary_key(node).as_str())? else { return Ok(None) };
             let stored: PrimaryDocument = serde_json::from_slice(row.value())
-                .map_err(|error| unfit(&format!("record of the primary of {node}"), &error))?;
+                .map_err(|error| parse_failure(&format!("record of the primary of {node}"), &error))?;
             let PrimaryDocument { primary, config_epoch, replication_id } = stored;
             Ok(Some(Record { primary, config_epoch, replication_id }))
         })
@@ -319,7 +319,7 @@ impl Store for RedbStore {
     }
 
     fn unfit_document(&self, name: &str, error: &serde_json::Error) -> StoreError {
-        self.error(unfit(&format!("document \"{name}\""), error), "read")
+        self.error(parse_failure(&format!("document \"{name}\""), error), "read")
     }
 
     fn newest_version(&self) -> Option<String> {
@@ -333,7 +333,7 @@ impl Store for RedbStore {
 
 /// Returns the error for a document that cannot be parsed. Checksums exclude damage, so valid JSON with more fields or
 /// another form is from a newer version.
-fn unfit(document: &str, error: &serde_json::Error) -> Failure {
+fn parse_failure(document: &str, error: &serde_json::Error) -> Failure {
     let said = error.to_string();
     let is_newer =
         error.is_data() && ["unknown ", "invalid type", "invalid length"].iter().any(|start| said.starts_with(start));
@@ -487,10 +487,10 @@ fn encode(topology: &Topology) -> Vec<u8> {
 }
 
 /// Key, and the node where it lives.
-type Alone = (Arc<[u8]>, NodeId);
+type PlacedKey = (Arc<[u8]>, NodeId);
 
 /// All keys of [`EXCEPTIONS`].
-fn apart(table: &impl ReadableTable<&'static [u8], u16>) -> Result<Vec<Alone>, Failure> {
+fn load_overrides(table: &impl ReadableTable<&'static [u8], u16>) -> Result<Vec<PlacedKey>, Failure> {
     let mut all = Vec::new();
     for row in table.iter()? {
         let (key, node) = row?;
@@ -499,10 +499,10 @@ fn apart(table: &impl ReadableTable<&'static [u8], u16>) -> Result<Vec<Alone>, F
     Ok(all)
 }
 
-/// Parses a topology. `apart` reads the keys in the table.
-fn decode(bytes: &[u8], apart: impl FnOnce() -> Result<Vec<Alone>, Failure>) -> Result<Topology, Failure> {
+/// Parses a topology. `load_overrides` reads the keys in the table.
+fn decode(bytes: &[u8], apart: impl FnOnce() -> Result<Vec<PlacedKey>, Failure>) -> Result<Topology, Failure> {
     let bad = |what: String| Failure::Damaged(format!("its topology cannot be read: {what}"));
-    let document: Document = serde_json::from_slice(bytes).map_err(|error| unfit("topology", &error))?;
+    let document: Document = serde_json::from_slice(bytes).map_err(|error| parse_failure("topology", &error))?;
     let nodes = document.nodes.into_iter().map(|node| Node { id: NodeId(node.id), name: node.name }).collect();
     let ranges =
         document.ranges.into_iter().map(|(first, last, owner)| (NodeId(owner), RangeInclusive::new(first, last)));
@@ -525,7 +525,7 @@ fn decode(bytes: &[u8], apart: impl FnOnce() -> Result<Vec<Alone>, Failure>) -> 
         }
         None => {
             let key = |(name, node): &(String, u16)| Some((from_hex(name)?.into(), NodeId(*node)));
-            let keys: Option<Vec<Alone>> = document.exceptions.iter().map(key).collect();
+            let keys: Option<Vec<PlacedKey>> = document.exceptions.iter().map(key).collect();
             keys.ok_or_else(|| bad("the name of a key is not in hexadecimal".to_owned()))?
         }
     };

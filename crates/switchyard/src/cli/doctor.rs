@@ -253,7 +253,7 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
             // Keys in transit, or left behind by moves, are recorded only in the journal, which only the router reads.
             // A key that its owner has as well may be a leftover.
             let left = |_| Slot::all().collect();
-            match processes.recognise(&config.state_dir, topology, &primaries(&resolved.nodes), patience, left, false) {
+            match processes.check_map(&config.state_dir, topology, &primaries(&resolved.nodes), patience, left, false) {
                 Ok(doubts) => {
                     let advice =
                         "no harm where a move was under way when the router ended; else see where these keys come from";

@@ -1,7 +1,7 @@
 //! `switchyard hot-copies`: shows, evicts, suspends and resumes hot copies.
 
 use clap::{ArgGroup, Args, Subcommand};
-use switchyard_control::admin::{HotCopiesDone, HotCopiesReport, HotCopiesRequest};
+use switchyard_control::admin::{HotCopiesReport, HotCopiesRequest, HotCopiesResult};
 use switchyard_resp::units::{describe_size, plural};
 
 use super::Failure;
@@ -102,7 +102,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     };
     let client = AdminClient::new(flags)?;
-    client.print(&client.post_json(PATH, &request)?, |done: &HotCopiesDone| format!("{}\n", done.message))
+    client.print(&client.post_json(PATH, &request)?, |done: &HotCopiesResult| format!("{}\n", done.message))
 }
 
 fn render(report: &HotCopiesReport) -> String {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use switchyard_control::Processes;
 use switchyard_control::admin::{MisplacedReport, NodesReport};
-use switchyard_control::members::recall;
+use switchyard_control::members::load_changes;
 use switchyard_control::store::{RedbStore, Store, StoreError};
 use switchyard_policy::topology::Topology;
 
@@ -53,7 +53,7 @@ impl KnownFleet {
         }
         match RedbStore::open(&config.state_dir) {
             Ok(store) => {
-                let remembered = recall(&store, &config.node_names())?;
+                let remembered = load_changes(&store, &config.node_names())?;
                 config.apply_membership(&remembered.added, &remembered.removed)?;
                 Ok(match store.load_topology()? {
                     None => Self::Unplaced,

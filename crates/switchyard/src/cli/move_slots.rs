@@ -1,7 +1,7 @@
 //! `switchyard move`: moves slots or single keys from one node to another while they are in use.
 
 use clap::Args;
-use switchyard_control::admin::{HowRequest, MoveRequest, PaperRequest, PlanReport};
+use switchyard_control::admin::{MoveOptionsRequest, MoveRequest, PaperRequest, PlanReport};
 use switchyard_policy::migration::Protocol;
 use switchyard_policy::migration::tracker::Kind;
 use switchyard_resp::units::parse_rate;
@@ -66,8 +66,8 @@ pub(super) struct HowFlags {
 }
 
 impl HowFlags {
-    pub(super) fn request(&self) -> HowRequest {
-        HowRequest {
+    pub(super) fn request(&self) -> MoveOptionsRequest {
+        MoveOptionsRequest {
             goal: self.goal.clone(),
             max_rate: self.max_rate,
             durability: self.durability.clone(),

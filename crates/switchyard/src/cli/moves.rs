@@ -255,7 +255,7 @@ fn render(report: &MovesReport) -> String {
             keys(report),
             bytes(report),
             format!("{:.0}%", report.percent.floor()),
-            if report.state.is_over() { String::new() } else { format_rate(report.bytes_per_second) },
+            if report.state.has_ended() { String::new() } else { format_rate(report.bytes_per_second) },
             report.seconds_left.filter(|_| report.state == MoveState::Running).map(seconds).unwrap_or_default(),
             count(report.pulled),
             match report.holds {
@@ -296,7 +296,7 @@ fn render(report: &MovesReport) -> String {
 
 /// Moved keys, with the total if the keys are listed.
 fn keys(report: &MoveReport) -> String {
-    match report.listed && !report.state.is_over() {
+    match report.listed && !report.state.has_ended() {
         true => format!("{}/{}", count(report.keys_moved), count(report.keys_listed.max(report.keys_moved))),
         false => count(report.keys_moved),
     }
@@ -515,7 +515,7 @@ impl Bars {
 
 #[cfg(test)]
 mod tests {
-    use switchyard_control::admin::HomeReport;
+    use switchyard_control::admin::ReturnedKeysReport;
 
     use super::*;
 
@@ -550,7 +550,7 @@ mod tests {
             MoveReport { id: 6, state: MoveState::Stopped, activity: "the target is full".into(), ..running() };
         let journal =
             switchyard_control::admin::JournalReport { write_error: Some("no room".into()), ..Default::default() };
-        let home = |command: &str, keys| HomeReport { command: command.to_owned(), keys };
+        let home = |command: &str, keys| ReturnedKeysReport { command: command.to_owned(), keys };
         let colocations = MoveReport { id: 8, home_for: vec![home("RENAME", 1)], ..running() };
         let brought_home = vec![home("EVAL", 1200), home("RENAME", 3)];
         let shown = render(&MovesReport {

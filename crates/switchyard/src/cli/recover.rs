@@ -97,7 +97,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         let others = others(&mut connection, &listed).map_err(|why| anyhow!("node {} {why}", node.name))?;
         if let Some(others) = others {
-            return Err(anyhow!("{}. List them as well; {}", others.describe(&node.name), others.way_out()).into());
+            return Err(anyhow!("{}. List them as well; {}", others.describe(&node.name), others.remedy_text()).into());
         }
         let keys = count_keys(&mut connection).with_context(|| format!("node {}", node.name))?;
         println!(

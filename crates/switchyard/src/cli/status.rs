@@ -65,7 +65,7 @@ impl Verdict {
         let has_unserved = readiness.slots_unserved() > 0 || status.warnings.iter().any(|warning| warning.slots > 0);
         if has_unserved || !readiness.serves {
             Self::Unserved
-        } else if !readiness.is_whole() || !readiness.automation.is_empty() {
+        } else if !readiness.is_complete() || !readiness.automation.is_empty() {
             Self::Degraded
         } else {
             Self::Healthy
@@ -184,7 +184,7 @@ fn render_state(status: &StatusReport) -> String {
         format!("waits as a standby: {}", standby.waits_for)
     } else if status.draining {
         "draining: it was told to stop".to_owned()
-    } else if readiness.is_whole() {
+    } else if readiness.is_complete() {
         "ready: every slot is served".to_owned()
     } else {
         let word = if readiness.is_ready() { "READY IN PART" } else { "NOT READY" };

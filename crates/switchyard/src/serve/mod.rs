@@ -25,7 +25,7 @@ use sd_notify::NotifyState;
 use switchyard_control::admin::{self, AdminAccess, AdminError, AdminOptions, AdminThread, AdminTls, Source};
 use switchyard_control::autoscale::AutoscaleThread;
 use switchyard_control::eject::EjectThread;
-use switchyard_control::failover::{self, Observer, Watched};
+use switchyard_control::failover::{self, MonitoredNode, Observer};
 use switchyard_control::first_start;
 use switchyard_control::health::HealthThread;
 use switchyard_control::journal::Sync;
@@ -112,8 +112,8 @@ pub(crate) fn run(
     };
     let Some(placement) = opened.map(Arc::new) else { return Ok(()) };
     let read = config.clone();
-    let remembered = members::recall(placement.store(), &read.node_names())?;
-    if remembered != members::Remembered::default() {
+    let remembered = members::load_changes(placement.store(), &read.node_names())?;
+    if remembered != members::MemberChanges::default() {
         reload::warn_ignored(&config.apply_membership(&remembered.added, &remembered.removed)?);
         resolved = config.resolve(|_| None)?;
     }
@@ -154,7 +154,9 @@ pub(crate) fn run(
     let beginning = match placement.topology() {
         None => Some(match &config.pool {
             None => first_start::begin(&resolved.nodes, patience, beside, log_discovery)?,
-            Some(pool) => first_start::begin_on(pool.continuum()?, &resolved.nodes, patience, beside, log_discovery)?,
+            Some(pool) => {
+                first_start::begin_on_continuum(pool.continuum()?, &resolved.nodes, patience, beside, log_discovery)?
+            }
         }),
         Some(_) => None,
     };
@@ -186,12 +188,12 @@ pub(crate) fn run(
     fleet.operator.tune_autoscaler(&config.autoscale);
     let processes = Arc::new(Processes::load(placement.store())?);
     let held = match (beginning, placement.topology()) {
-        (Some(first_start::Beginning { topology, held }), _) => {
+        (Some(first_start::InitialState { topology, held }), _) => {
             placement.begin(topology, held.is_some())?;
             held
         }
         (None, Some(topology)) => {
-            let doubts = processes.recognise(
+            let doubts = processes.check_map(
                 &config.state_dir,
                 &topology,
                 &primaries(&resolved.nodes),
@@ -207,11 +209,11 @@ pub(crate) fn run(
     let seats = Arc::new(Seats::take(&placement, &moves.site(), !moves.open_ids().is_empty(), &found)?);
     let out = newly_listed_that_stay_out(placement.topology().as_deref(), &resolved, moves.site(), patience);
     let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
-    let settled = placement.settle(&wanted, |_| {})?;
-    // After `settle`: a refused start must change nothing.
-    members::remember(placement.store(), &read.node_names(), None)?;
+    let settled = placement.apply_nodes(&wanted, |_| {})?;
+    // After `apply_nodes`: a refused start must change nothing.
+    members::apply_change(placement.store(), &read.node_names(), None)?;
     if config.pool.is_some() {
-        members::keep_places(placement.store(), &config.node_places())?;
+        members::store_addresses(placement.store(), &config.node_places())?;
         let listed: Vec<String> =
             read.node_names().into_iter().filter(|name| !remembered.removed.contains(name)).collect();
         fleet.operator.tune_list(&listed, &leaving.into_keys().collect::<Vec<_>>(), true);
@@ -240,7 +242,7 @@ pub(crate) fn run(
         None => SignalWait::new()?,
     };
     let tls: Vec<bool> = resolved.listen.iter().map(|listener| listener.tls).collect();
-    let watched = failover::watched(&topology, &resolved.nodes, placement.store())?;
+    let watched = failover::monitored_nodes(&topology, &resolved.nodes, placement.store())?;
     let configured = Arc::new(Mutex::new(config.clone()));
     let settings = Settings {
         listen: resolved.listen,
@@ -250,7 +252,7 @@ pub(crate) fn run(
         threads: running.threads().clone(),
         site: moves.site(),
         seat: Some(seats.seat()),
-        servers: watched.iter().map(Watched::servers).collect(),
+        servers: watched.iter().map(MonitoredNode::servers).collect(),
         processes: processes.of(&topology),
         held: held.clone(),
         ports: Ports {

@@ -10,9 +10,9 @@ use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use switchyard_control::admin::{self, Access, AdminAccess, AdminTls};
-use switchyard_control::failover::{self, Observer, Watched};
+use switchyard_control::failover::{self, MonitoredNode, Observer};
 use switchyard_control::members::{
-    FleetFacts, MemberChange, NodeList, keep_places, leaving, put_back, recall, remember,
+    FleetFacts, MemberChange, NodeList, apply_change, leaving, load_changes, restore_changes, store_addresses,
 };
 use switchyard_control::nodes::NodeConnection;
 use switchyard_control::placement;
@@ -115,11 +115,11 @@ impl Reloader {
         let listed = self.read.node_names();
         let store = Arc::clone(self.fleet.placement.store());
         let said = |error: anyhow::Error| format!("{error:#}");
-        let before = recall(&store, &listed).map_err(said)?;
-        remember(&store, &listed, Some(change)).map_err(said)?;
+        let before = load_changes(&store, &listed).map_err(said)?;
+        apply_change(&store, &listed, Some(change)).map_err(said)?;
         self.apply_read(self.read.clone(), running, Some(change)).map(drop).map_err(|problems| {
             // Undo the stored change, so that the next reload does not repeat it.
-            let undone = put_back(&store, &before).map_err(said).err();
+            let undone = restore_changes(&store, &before).map_err(said).err();
             problems.into_iter().chain(undone).collect::<Vec<_>>().join("; ")
         })
     }
@@ -128,7 +128,7 @@ impl Reloader {
     pub(super) fn find(&self, name: &str) -> Result<NodeAddress, String> {
         let mut config = self.read.clone();
         let remembered =
-            recall(self.fleet.placement.store(), &config.node_names()).map_err(|error| format!("{error:#}"))?;
+            load_changes(self.fleet.placement.store(), &config.node_names()).map_err(|error| format!("{error:#}"))?;
         let added: Vec<String> = remembered.added.into_iter().chain([name.to_owned()]).collect();
         let removed: Vec<String> = remembered.removed.into_iter().filter(|removed| removed != name).collect();
         let joined = |problems| problem_lines(problems).join("; ");
@@ -155,7 +155,8 @@ impl Reloader {
         }
         let applied = self.apply_read(read.clone(), running, None)?;
         // After `apply_read`: a refused reload must change nothing.
-        remember(self.fleet.placement.store(), &read.node_names(), None).map_err(|error| vec![format!("{error:#}")])?;
+        apply_change(self.fleet.placement.store(), &read.node_names(), None)
+            .map_err(|error| vec![format!("{error:#}")])?;
         self.read = read;
         Ok(applied)
     }
@@ -213,7 +214,8 @@ impl Reloader {
         change: Option<&MemberChange>,
     ) -> Result<usize, Vec<String>> {
         let listed = config.node_names();
-        let remembered = recall(self.fleet.placement.store(), &listed).map_err(|error| vec![format!("{error:#}")])?;
+        let remembered =
+            load_changes(self.fleet.placement.store(), &listed).map_err(|error| vec![format!("{error:#}")])?;
         warn_ignored(&config.apply_membership(&remembered.added, &remembered.removed).map_err(problem_lines)?);
         let leaving = self.leaving(&config, &remembered.removed, change).map_err(|error| vec![format!("{error:#}")])?;
         config.keep_leaving(&leaving).map_err(problem_lines)?;
@@ -240,7 +242,7 @@ impl Reloader {
         let out = self.staying_out(&resolved.nodes, &live.config_set, change);
         let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
         let mut both = live.clone();
-        let settled = self.fleet.placement.settle(&wanted, |settled| {
+        let settled = self.fleet.placement.apply_nodes(&wanted, |settled| {
             live.nodes = placement::access(&settled.topology, &resolved.nodes);
             self.verify_credentials(&mut live);
             both = live.clone();
@@ -255,7 +257,7 @@ impl Reloader {
         self.fleet.operator.tune(&resolved.nodes);
         self.fleet.ejector.tune(resolved.ejection, config.command_timeout(), leaving.keys().cloned().collect());
         if config.pool.is_some() {
-            keep_places(self.fleet.placement.store(), &config.node_places())
+            store_addresses(self.fleet.placement.store(), &config.node_places())
                 .map_err(|error| vec![format!("{error:#}")])?;
             let listed: Vec<String> = listed.into_iter().filter(|name| !remembered.removed.contains(name)).collect();
             self.fleet.operator.tune_list(&listed, &leaving.into_keys().collect::<Vec<_>>(), change.is_none());
@@ -359,10 +361,10 @@ impl Reloader {
             return Ok(());
         }
         let store = Arc::clone(self.fleet.placement.store());
-        let watched = failover::watched(topology, &nodes, &store)?;
+        let watched = failover::monitored_nodes(topology, &nodes, &store)?;
         // Stop the previous observer first, so that it publishes nothing after this.
         self.observer = Observer::default();
-        let servers: BTreeMap<NodeId, Servers> = watched.iter().map(Watched::servers).collect();
+        let servers: BTreeMap<NodeId, Servers> = watched.iter().map(MonitoredNode::servers).collect();
         for node in topology.nodes() {
             running.with(|router| router.set_servers(node.id, servers.get(&node.id).cloned()));
         }

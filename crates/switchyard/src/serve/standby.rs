@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use switchyard_control::admin::{
-    Access, AdminOptions, AdminThread, Operation, Readiness, Refused, Source, StandbyReport, StatusReport, Token,
+    Access, AdminOptions, AdminThread, Operation, OperationError, Readiness, Source, StandbyReport, StatusReport, Token,
 };
 use switchyard_control::metrics::Page;
 use switchyard_control::seat::{Standby, Waiting};
@@ -138,14 +138,16 @@ impl Source for AdminSource {
         }
     }
 
-    fn accept(&self, node: &str) -> Result<(), Refused> {
-        self.fleet.get().map_or_else(|| Err(Refused::Unavailable(REFUSAL.to_owned())), |fleet| fleet.accept(node))
-    }
-
-    fn operate(&self, operation: Operation, who: &str) -> Result<serde_json::Value, Refused> {
+    fn accept(&self, node: &str) -> Result<(), OperationError> {
         self.fleet
             .get()
-            .map_or_else(|| Err(Refused::Unavailable(REFUSAL.to_owned())), |fleet| fleet.operate(operation, who))
+            .map_or_else(|| Err(OperationError::Unavailable(REFUSAL.to_owned())), |fleet| fleet.accept(node))
+    }
+
+    fn operate(&self, operation: Operation, who: &str) -> Result<serde_json::Value, OperationError> {
+        self.fleet
+            .get()
+            .map_or_else(|| Err(OperationError::Unavailable(REFUSAL.to_owned())), |fleet| fleet.operate(operation, who))
     }
 
     fn ready(&self) -> Readiness {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use switchyard_control::nodes::{LOOKING, NodeConnection};
+use switchyard_control::nodes::{NodeConnection, PROBE_NAME};
 use switchyard_policy::topology::{Slot, crc16_slot};
 use switchyard_resp::command::{Command, CommandTable, Lookup};
 use switchyard_resp::request::{Args, Limits, Scanner, inline_to_multibulk};
@@ -114,7 +114,7 @@ pub(crate) fn sample(access: &NodeAccess, time: Duration) -> Result<Sample, Stri
     let mut node = NodeConnection::open(access, PATIENCE)?;
     // Routers that connect later are recognized by their CLIENT SETNAME in the sample.
     let mut other = NodeConnection::open(access, PATIENCE)?;
-    let _ = other.call(&["CLIENT", "SETNAME", LOOKING]);
+    let _ = other.call(&["CLIENT", "SETNAME", PROBE_NAME]);
     let routers = routers(&mut other);
     let mut tally = Tally::default();
     let until = Instant::now() + time;
