@@ -201,7 +201,7 @@ impl Ejector {
             match step {
                 Step::Keep { node, why } => self.note_trouble(node, kept_text(&why), None),
                 Step::GiveUp { node } => {
-                    self.running.with(|router| router.return_was_interrupted(node));
+                    self.running.with(|router| router.note_interrupted_return(node));
                     if let Err(refused) = self.moves.end_without(node) {
                         self.note_trouble(
                             node,
@@ -279,7 +279,7 @@ impl Ejector {
         let name = self.moves.name(node);
         if let Err(why) = outcome {
             if !before.contains_key(&node) {
-                self.running.with(|router| router.slots_are_back(node));
+                self.running.with(|router| router.note_slots_returned(node));
             }
             self.moves.set_ejected(before);
             return self.note_trouble(node, format!("it fails, and cannot be ejected now: {why}"), Some(RETRY_PAUSE));
@@ -322,7 +322,7 @@ impl Ejector {
         if was_tried {
             // Its moves have ended early, or returned some of its slots, so outdated keys can no longer be
             // distinguished.
-            self.running.with(|router| router.return_was_interrupted(node));
+            self.running.with(|router| router.note_interrupted_return(node));
         }
         match self.moves.bring_back(node, from) {
             Ok(plan) => {
@@ -356,7 +356,7 @@ impl Ejector {
             inner.trouble.remove(&node);
             inner.returning.remove(&node);
         }
-        self.running.with(|router| router.slots_are_back(node));
+        self.running.with(|router| router.note_slots_returned(node));
         self.moves.set_ejected(ejected);
         info!("node {} is ejected no more: {why}", self.moves.name(node));
     }

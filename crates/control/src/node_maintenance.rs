@@ -97,11 +97,13 @@ impl From<String> for CopyFailure {
 
 /// Ends connections with unanswered commands that store functions.
 fn end_unanswered_connections(running: &Running) {
-    let Some((left, access)) = running.with(|router| (router.functions_left(), router.node_access())) else { return };
+    let Some((left, access)) = running.with(|router| (router.unconfirmed_functions(), router.node_access())) else {
+        return;
+    };
     for (node, connection) in left {
         // A node that has left the fleet needs no confirmation.
         if access.get(&node).is_none_or(|access| has_ended(access, &connection)) {
-            running.with(|router| router.connection_ended(node, connection));
+            running.with(|router| router.note_confirmed_connection(node, connection));
         }
     }
 }
@@ -142,7 +144,8 @@ fn compare_functions(running: &Running, known: &mut ComparedNodes) {
     let changed = is_one != known.was_one || up.iter().any(|(id, run_id)| known.processes.get(id) != Some(run_id));
     // Skip this while a command that stores functions may still be executed at a node.
     if !changed
-        || running.with(|router| router.functions_left().iter().all(|(node, _)| !up.contains_key(node))) != Some(true)
+        || running.with(|router| router.unconfirmed_functions().iter().all(|(node, _)| !up.contains_key(node)))
+            != Some(true)
     {
         return;
     }
@@ -156,7 +159,7 @@ fn compare_functions(running: &Running, known: &mut ComparedNodes) {
             }
         };
     // Another copy or a slow change is in progress. The next call tries again.
-    let Some(turn) = running.with(|router| router.turn_to_copy_functions()).flatten() else { return };
+    let Some(turn) = running.with(|router| router.begin_copy_of_functions()).flatten() else { return };
     let until = Instant::now() + PATIENCE;
     while !turn.is_alone() {
         if Instant::now() >= until {
@@ -171,7 +174,7 @@ fn compare_functions(running: &Running, known: &mut ComparedNodes) {
         }
         Err(CopyFailure::Failed(why)) => why,
         Err(CopyFailure::Left { why, node, connection }) => {
-            running.with(|router| router.leave_functions(node, connection, turn));
+            running.with(|router| router.note_unconfirmed_functions(node, connection, turn));
             why
         }
     };

@@ -52,7 +52,13 @@ const EXPIRY_TOLERANCE_MS: u64 = 60_000;
 
 impl Process {
     fn of(known: KnownProcess) -> Self {
-        let KnownProcess { run_id, data: Known { keys, gone_by_ms }, persists, is_held, is_marked } = known;
+        let KnownProcess {
+            run_id,
+            data: Known { keys, gone_by_ms },
+            persists,
+            is_held,
+            has_ownership_record: is_marked,
+        } = known;
         Self { run_id, had_keys: keys > 0, keys, gone_by_ms, persists, is_held, is_marked }
     }
 
@@ -61,7 +67,7 @@ impl Process {
         // Add the tolerance, because the stored time may be earlier by up to that.
         let data =
             Known { keys: keys.max(u64::from(had_keys)), gone_by_ms: gone_by_ms.map(|at| at + EXPIRY_TOLERANCE_MS) };
-        KnownProcess { run_id, data, persists, is_held, is_marked }
+        KnownProcess { run_id, data, persists, is_held, has_ownership_record: is_marked }
     }
 
     /// Whether the difference is too small to be stored.

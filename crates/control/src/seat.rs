@@ -19,7 +19,10 @@ use switchyard_policy::seat::{
     Observation, OwnershipRecord, OwnershipStatus, Predecessor, StandbyMonitor, TakeoverDecision,
 };
 use switchyard_policy::topology::NodeId;
-use switchyard_router::{Admission, Before, FleetOwnership, NodeAccess, left_behind, mark_in, question_of, why_not};
+use switchyard_router::{
+    Admission, EarlierRouters, FleetOwnership, NodeAccess, foreign_connections, parse_record, query_of_site,
+    refusal_reason,
+};
 use tracing::{debug, info, warn};
 
 use crate::ledger::Ledger;
@@ -151,7 +154,7 @@ impl Seats {
         };
         save_json(&**store, DOCUMENT, &kept)?;
         let nodes = placement.topology().iter().flat_map(|topology| topology.nodes()).map(|node| node.id).collect();
-        let before = Before { predecessor, nodes };
+        let before = EarlierRouters { predecessor, nodes };
         Ok(Self {
             seat: Arc::new(FleetOwnership::new(site, kept.term, holder, kept.version, before)),
             placement: Arc::clone(placement),
@@ -243,8 +246,8 @@ impl Seats {
             return Err("is not in use by the workers yet".to_owned());
         }
         let answer = connection.call(&self.seat.question()).map_err(|error| format!("does not answer: {error}"))?;
-        let standing = self.seat.judge(&access.name, &answer.0);
-        if let Some(why) = why_not(standing) {
+        let standing = self.seat.check_reply(&access.name, &answer.0);
+        if let Some(why) = refusal_reason(standing) {
             return Err(format!("is not ours: {why}"));
         }
         let mut refusal = answer.error();
@@ -292,11 +295,12 @@ impl Seats {
     /// Replaces the record at a node with a last one, if it is still ours.
     fn leave_mark(&self, at: &mut OwnershipConnection, mark: &OwnershipRecord) {
         let Some(Connected { access, connection, .. }) = &mut at.connection else { return };
-        let replaced =
-            connection.call(&self.seat.question()).and_then(|answer| match self.seat.judge(&access.name, &answer.0) {
+        let replaced = connection.call(&self.seat.question()).and_then(|answer| {
+            match self.seat.check_reply(&access.name, &answer.0) {
                 OwnershipStatus::Ours => connection.call(&self.seat.replacement(mark)).map(drop),
                 _ => Ok(()),
-            });
+            }
+        });
         if let Err(error) = replaced {
             debug!(node = %access.name, %error, "the last mark of this router cannot be left at a node");
         }
@@ -613,7 +617,7 @@ fn look_at(access: &NodeAccess, connection: &mut Option<NodeConnection>, site: &
                 none.insert(opened)
             }
         };
-        let mark = connection.call(&question_of(site)).map_err(|error| error.to_string())?;
+        let mark = connection.call(&query_of_site(site)).map_err(|error| error.to_string())?;
         let list = connection.call(&["CLIENT", "LIST"]).map_err(|error| error.to_string())?;
         Ok(Ok((mark, list)))
     };
@@ -625,9 +629,9 @@ fn look_at(access: &NodeAccess, connection: &mut Option<NodeConnection>, site: &
         }
         Ok(Err(refusal)) => Err(refusal),
         Ok(Ok((mark, list))) => {
-            let mark = mark_in(&mark.0)?;
+            let mark = parse_record(&mark.0)?;
             list.error().map_or(Ok(()), Err)?;
-            Ok(Observation::Seen { mark, connections: left_behind(&list.text(), site, "").len() })
+            Ok(Observation::Seen { mark, connections: foreign_connections(&list.text(), site, "").len() })
         }
     }
 }

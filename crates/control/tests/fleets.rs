@@ -56,7 +56,7 @@ fn fleet(directory: &Path, nodes: &[TcpListener]) -> Arc<Fleet> {
         seat: None,
         servers: BTreeMap::new(),
         processes: BTreeMap::new(),
-        held: None,
+        held_reason: None,
         ports: Ports::default(),
         live,
     };

@@ -27,7 +27,7 @@ const SCRIPT_SILENT: Duration = Duration::from_secs(10);
 impl Busy {
     /// Whether a pending slow command of this age shows that its node is busy. The minimum age is below the command
     /// timeout.
-    pub(crate) fn shows(age: Duration, is_script: bool, command_timeout: Duration) -> bool {
+    pub(crate) fn explains_silence(age: Duration, is_script: bool, command_timeout: Duration) -> bool {
         age > SLOW.min(command_timeout / 2) && !(is_script && age > SCRIPT_SILENT)
     }
 
@@ -37,7 +37,7 @@ impl Busy {
     }
 
     /// Whether a node was busy within this time. Commands that wait there get their whole timeout from that moment.
-    pub(crate) fn was(&self, node: NodeId, now_us: u64, within: Duration) -> bool {
+    pub(crate) fn was_busy(&self, node: NodeId, now_us: u64, within: Duration) -> bool {
         lock(&self.0).get(&node).is_some_and(|at_us| now_us.saturating_sub(*at_us) <= within.as_micros() as u64)
     }
 }
@@ -50,19 +50,23 @@ mod tests {
     fn a_node_stays_busy_for_as_long_as_others_may_wait() {
         let busy = Busy::default();
         let (node, patience) = (NodeId(1), Duration::from_micros(50));
-        assert!(!busy.was(node, 1000, patience));
+        assert!(!busy.was_busy(node, 1000, patience));
         busy.note(node, 1000);
         busy.note(node, 1020);
         assert!(
-            busy.was(node, 1070, patience) && !busy.was(node, 1071, patience) && !busy.was(NodeId(2), 1020, patience)
+            busy.was_busy(node, 1070, patience)
+                && !busy.was_busy(node, 1071, patience)
+                && !busy.was_busy(NodeId(2), 1020, patience)
         );
     }
 
     #[test]
     fn a_script_that_hangs_ends_being_busy() {
-        let shows = |age_ms, is_script| Busy::shows(Duration::from_millis(age_ms), is_script, Duration::from_secs(5));
+        let shows = |age_ms, is_script| {
+            Busy::explains_silence(Duration::from_millis(age_ms), is_script, Duration::from_secs(5))
+        };
         assert_eq!([1_000, 1_001, 10_000, 10_001].map(|age_ms| shows(age_ms, true)), [false, true, true, false]);
         assert!(shows(10_001, false) && shows(3_600_000, false));
-        assert!(Busy::shows(Duration::from_millis(251), false, Duration::from_millis(500)));
+        assert!(Busy::explains_silence(Duration::from_millis(251), false, Duration::from_millis(500)));
     }
 }

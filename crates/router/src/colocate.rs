@@ -22,12 +22,12 @@ pub trait ColocatePort: Send + Sync + fmt::Debug {
 pub struct ColocateRequest {
     wanted: ColocationRequest,
     command: String,
-    within: Duration,
-    place: Option<Place>,
+    timeout: Duration,
+    place: Option<ReplyTo>,
 }
 
 /// Destination of the answer.
-struct Place {
+struct ReplyTo {
     mailboxes: Arc<Mailboxes>,
     worker: usize,
     client: Handle,
@@ -43,8 +43,8 @@ impl ColocateRequest {
         worker: usize,
         (client, number): (Handle, u32),
     ) -> Self {
-        let place = Some(Place { mailboxes, worker, client, number });
-        Self { wanted, command: command.to_owned(), within, place }
+        let place = Some(ReplyTo { mailboxes, worker, client, number });
+        Self { wanted, command: command.to_owned(), timeout: within, place }
     }
 
     /// Returns the keys that must be at one node.
@@ -62,7 +62,7 @@ impl ColocateRequest {
     /// Maximum wait of the client, from its request.
     #[must_use]
     pub fn within(&self) -> Duration {
-        self.within
+        self.timeout
     }
 
     /// Reports success: by the last published topology, the keys are together.
@@ -76,8 +76,8 @@ impl ColocateRequest {
     }
 
     fn answer(&mut self, refusal: Option<&str>) {
-        if let Some(Place { mailboxes, worker, client, number }) = self.place.take() {
-            mailboxes.send(worker, Message::Home { client, number, refusal: refusal.map(Arc::from) });
+        if let Some(ReplyTo { mailboxes, worker, client, number }) = self.place.take() {
+            mailboxes.send(worker, Message::ColocateAnswer { client, number, refusal: refusal.map(Arc::from) });
         }
     }
 }

@@ -8,8 +8,8 @@ use std::sync::Mutex;
 use crate::shared::lock;
 
 /// Maximum number of cached replies, and maximum bytes of one.
-const HEARD_MAX: usize = 8;
-const HEARD_BYTES_MAX: usize = 2 << 20;
+const REPLIES_MAX: usize = 8;
+const REPLY_BYTES_MAX: usize = 2 << 20;
 
 /// Replies to COMMAND. Constant for a server process, and similar on all nodes.
 #[derive(Debug, Default)]
@@ -23,8 +23,8 @@ impl CommandReplyCache {
     pub(crate) fn note(&self, resp3: bool, request: &[u8], answer: &[u8]) {
         let mut known = lock(&self.0);
         known.retain(|(protocol, of, _)| *protocol != resp3 || of != request);
-        if request.len() + answer.len() <= HEARD_BYTES_MAX {
-            if known.len() >= HEARD_MAX {
+        if request.len() + answer.len() <= REPLY_BYTES_MAX {
+            if known.len() >= REPLIES_MAX {
                 known.remove(0);
             }
             known.push((resp3, request.to_vec(), answer.to_vec()));
@@ -54,12 +54,12 @@ mod tests {
             (heard.answer(false, b"COMMAND"), heard.answer(true, b"COMMAND")),
             (Some(b"new".to_vec()), Some(b"resp3".to_vec()))
         );
-        for number in 0..HEARD_MAX {
+        for number in 0..REPLIES_MAX {
             heard.note(false, &[number as u8], b"x");
         }
         let kept = lock(&heard.0).len();
-        assert_eq!((kept, heard.answer(false, b"COMMAND")), (HEARD_MAX, None));
-        heard.note(false, b"large", &vec![0; HEARD_BYTES_MAX]);
+        assert_eq!((kept, heard.answer(false, b"COMMAND")), (REPLIES_MAX, None));
+        heard.note(false, b"large", &vec![0; REPLY_BYTES_MAX]);
         assert_eq!(heard.answer(false, b"large"), None);
     }
 }

@@ -23,70 +23,70 @@ pub(crate) struct Connection {
 }
 
 #[derive(Debug)]
-struct Known {
+struct ConnectionEntry {
     connection: Connection,
     /// Closed, but the server process may still execute received commands.
-    is_left: bool,
+    is_broken: bool,
 }
 
 /// All known connections.
 #[derive(Debug, Default)]
-pub(crate) struct Connections(Mutex<Vec<Known>>);
+pub(crate) struct Connections(Mutex<Vec<ConnectionEntry>>);
 
 impl Connections {
     /// Adds a connection after its handshake.
-    pub(crate) fn began(&self, connection: Connection) {
-        lock(&self.0).push(Known { connection, is_left: false });
+    pub(crate) fn add(&self, connection: Connection) {
+        lock(&self.0).push(ConnectionEntry { connection, is_broken: false });
     }
 
     /// Marks a connection that was closed with commands in flight.
-    pub(crate) fn left(&self, connection: &Connection) {
+    pub(crate) fn mark_broken(&self, connection: &Connection) {
         let mut all = lock(&self.0);
-        let is_here = |known: &Known| known.is_left && known.connection.node == connection.node;
+        let is_here = |known: &ConnectionEntry| known.is_broken && known.connection.node == connection.node;
         if all.iter().filter(|known| is_here(known)).count() >= LEFT_MAX
             && let Some(oldest) = all.iter().position(is_here)
         {
             all.remove(oldest);
         }
-        all.iter_mut().filter(|known| known.connection == *connection).for_each(|known| known.is_left = true);
+        all.iter_mut().filter(|known| known.connection == *connection).for_each(|known| known.is_broken = true);
     }
 
     /// Removes a connection whose commands can no longer be executed.
-    pub(crate) fn ended(&self, connection: &Connection) {
+    pub(crate) fn remove(&self, connection: &Connection) {
         lock(&self.0).retain(|known| known.connection != *connection);
     }
 
     /// Marks all connections of a dead worker as broken. Returns them and the earlier broken connections of this
     /// worker.
-    pub(crate) fn left_by(&self, worker: usize) -> Vec<Connection> {
+    pub(crate) fn take_over_worker(&self, worker: usize) -> Vec<Connection> {
         let mut all = lock(&self.0);
         let of_worker = all.iter_mut().filter(|known| known.connection.worker == worker);
-        of_worker.map(|known| (known.is_left = true, known.connection.clone()).1).collect()
+        of_worker.map(|known| (known.is_broken = true, known.connection.clone()).1).collect()
     }
 
     /// Returns the client ids of broken connections to a process.
-    pub(crate) fn left_at(&self, node: NodeId, run_id: &str) -> Vec<u64> {
+    pub(crate) fn broken_at(&self, node: NodeId, run_id: &str) -> Vec<u64> {
         let all = lock(&self.0);
         all.iter()
-            .filter(|known| known.is_left && known.is_at(node, run_id))
+            .filter(|known| known.is_broken && known.is_at(node, run_id))
             .map(|known| known.connection.client_id)
             .collect()
     }
 
     /// Removes broken connections that the process has closed.
-    pub(crate) fn settled_at(&self, node: NodeId, run_id: &str, client_ids: &[u64]) {
+    pub(crate) fn remove_killed(&self, node: NodeId, run_id: &str, client_ids: &[u64]) {
         lock(&self.0).retain(|known| {
-            !(known.is_left && known.is_at(node, run_id) && client_ids.contains(&known.connection.client_id))
+            !(known.is_broken && known.is_at(node, run_id) && client_ids.contains(&known.connection.client_id))
         });
     }
 
     /// Drops broken connections to removed nodes.
-    pub(crate) fn forget_foreign(&self, is_known: impl Fn(NodeId) -> bool) {
-        lock(&self.0).retain(|known| !known.is_left || is_known(known.connection.node));
+    pub(crate) fn retain_nodes(&self, is_known: impl Fn(NodeId) -> bool) {
+        lock(&self.0).retain(|known| !known.is_broken || is_known(known.connection.node));
     }
 }
 
-impl Known {
+impl ConnectionEntry {
     fn is_at(&self, node: NodeId, run_id: &str) -> bool {
         self.connection.node == node && self.connection.run_id.as_deref() == Some(run_id)
     }
@@ -104,35 +104,35 @@ mod tests {
     fn leftovers_of_a_dead_worker_are_known_to_all() {
         let all = Connections::default();
         let (broken, open, others) = (at(0, 7, "a"), at(0, 8, "a"), at(1, 9, "a"));
-        [&broken, &open, &others].into_iter().for_each(|connection| all.began(connection.clone()));
-        all.left(&broken);
-        assert_eq!(all.left_by(0), [broken.clone(), open.clone()]);
-        assert_eq!(all.left_by(0), [broken.clone(), open], "its successor may die, too");
-        all.ended(&broken);
-        assert_eq!((all.left_by(0).len(), all.left_at(NodeId(1), "a")), (1, vec![8]));
+        [&broken, &open, &others].into_iter().for_each(|connection| all.add(connection.clone()));
+        all.mark_broken(&broken);
+        assert_eq!(all.take_over_worker(0), [broken.clone(), open.clone()]);
+        assert_eq!(all.take_over_worker(0), [broken.clone(), open], "its successor may die, too");
+        all.remove(&broken);
+        assert_eq!((all.take_over_worker(0).len(), all.broken_at(NodeId(1), "a")), (1, vec![8]));
     }
 
     #[test]
     fn leftovers_at_a_process_are_known_when_it_returns() {
         let all = Connections::default();
-        [at(0, 7, "a"), at(0, 7, "b"), at(1, 9, "a")].into_iter().for_each(|connection| all.began(connection));
-        all.left(&at(0, 7, "a"));
+        [at(0, 7, "a"), at(0, 7, "b"), at(1, 9, "a")].into_iter().for_each(|connection| all.add(connection));
+        all.mark_broken(&at(0, 7, "a"));
         // Another process may assign the same client id.
-        all.ended(&at(0, 7, "b"));
-        assert_eq!((all.left_at(NodeId(1), "a"), all.left_at(NodeId(1), "b")), (vec![7], vec![]));
-        all.settled_at(NodeId(1), "a", &[7]);
-        assert_eq!(all.left_at(NodeId(1), "a"), [0; 0]);
+        all.remove(&at(0, 7, "b"));
+        assert_eq!((all.broken_at(NodeId(1), "a"), all.broken_at(NodeId(1), "b")), (vec![7], vec![]));
+        all.remove_killed(NodeId(1), "a", &[7]);
+        assert_eq!(all.broken_at(NodeId(1), "a"), [0; 0]);
     }
 
     #[test]
     fn leftovers_at_processes_that_are_gone_are_bounded() {
         let all = Connections::default();
         for client_id in 0..LEFT_MAX as u64 + 10 {
-            all.began(at(0, client_id, "a"));
-            all.left(&at(0, client_id, "a"));
+            all.add(at(0, client_id, "a"));
+            all.mark_broken(&at(0, client_id, "a"));
         }
-        assert_eq!(all.left_by(0).len(), LEFT_MAX);
-        all.forget_foreign(|node| node != NodeId(1));
-        assert_eq!(all.left_by(0), []);
+        assert_eq!(all.take_over_worker(0).len(), LEFT_MAX);
+        all.retain_nodes(|node| node != NodeId(1));
+        assert_eq!(all.take_over_worker(0), []);
     }
 }

@@ -55,7 +55,7 @@ impl ExclusiveBounds {
     }
 
     /// Returns how many more connections of a kind may be opened.
-    pub(crate) fn left(&self, kind: usize, configured: usize) -> usize {
+    pub(crate) fn available(&self, kind: usize, configured: usize) -> usize {
         let of_kind = self.open[kind].load(Ordering::Relaxed);
         configured.saturating_sub(of_kind).min(self.bound(usize::MAX).saturating_sub(self.all()))
     }
@@ -85,7 +85,7 @@ impl ExclusiveBounds {
     }
 
     /// Releases a connection of this worker. Returns the workers that wait, as bits.
-    pub(crate) fn give_back(&self, worker: usize, kind: usize) -> u64 {
+    pub(crate) fn release(&self, worker: usize, kind: usize) -> u64 {
         self.open[kind].fetch_sub(1, Ordering::AcqRel);
         self.by_worker[worker][kind].sub(1);
         // All kinds: the node's limit is shared between them.
@@ -142,14 +142,14 @@ mod tests {
                             // Released before the limit is, so these connections were open at the same time.
                             most.fetch_max(taken[round % 2].fetch_add(1, Ordering::AcqRel) + 1, Ordering::Relaxed);
                             taken[round % 2].fetch_sub(1, Ordering::AcqRel);
-                            bounds.give_back(worker, round % 2);
+                            bounds.release(worker, round % 2);
                         }
                     }
                 });
             }
         });
         assert!((1..=3).contains(&most.load(Ordering::Relaxed)));
-        assert_eq!((bounds.left(0, 3), bounds.left(1, 3)), (3, 3));
+        assert_eq!((bounds.available(0, 3), bounds.available(1, 3)), (3, 3));
     }
 
     #[test]
@@ -157,9 +157,9 @@ mod tests {
         let bounds = ExclusiveBounds::new(2);
         bounds.set_clients_max(8);
         assert!((0..6).all(|n| bounds.take(n % 2, n % 3, 100)));
-        assert!((0..3).all(|kind| !bounds.take(0, kind, 100) && bounds.left(kind, 100) == 0));
+        assert!((0..3).all(|kind| !bounds.take(0, kind, 100) && bounds.available(kind, 100) == 0));
         bounds.set_waiting(1, 2, true);
-        assert_eq!(bounds.give_back(0, 0), 0b10, "of whatever kind");
+        assert_eq!(bounds.release(0, 0), 0b10, "of whatever kind");
         assert!(bounds.take(1, 2, 100) && bounds.set_waiting(1, 2, false) && !bounds.set_waiting(1, 2, false));
         bounds.forget_worker(1);
         assert!((0..4).all(|_| bounds.take(0, 1, 100)) && !bounds.take(0, 1, 100));

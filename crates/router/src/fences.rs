@@ -28,12 +28,12 @@ struct Fence {
     /// `run_id` of the process that has no connections of an earlier router.
     cleared: Option<String>,
     /// `run_id` of the process that refuses the query.
-    silent: Option<String>,
+    refused: Option<String>,
 }
 
 impl Fences {
     /// Records a connection that broke, or was dropped with commands in flight.
-    pub(crate) fn broke(&self, node: NodeId, process: Process) {
+    pub(crate) fn add_broken(&self, node: NodeId, process: Process) {
         let mut fences = lock(&self.0);
         let broken = &mut fences.entry(node).or_default().broken;
         if broken.iter().all(|(known, _)| *known != process) {
@@ -42,11 +42,11 @@ impl Fences {
     }
 
     /// Records a connection that broke while storing functions. Blocks changes of functions until its end is confirmed.
-    pub(crate) fn broke_with_functions(&self, node: NodeId, process: Process, turn: CopyTurn) {
+    pub(crate) fn add_broken_with_functions(&self, node: NodeId, process: Process, turn: CopyTurn) {
         let mut fences = lock(&self.0);
         let broken = &mut fences.entry(node).or_default().broken;
         broken.retain(|(known, _)| *known != process);
-        broken.push((process, Some(turn.leave())));
+        broken.push((process, Some(turn.leave_doubt())));
     }
 
     /// Returns broken connections that were storing functions.
@@ -66,7 +66,7 @@ impl Fences {
     }
 
     /// Removes connections after the node has confirmed their end or was replaced by another process.
-    pub(crate) fn ended(&self, node: NodeId, ended: &[Process]) {
+    pub(crate) fn remove_broken(&self, node: NodeId, ended: &[Process]) {
         if let Some(fence) = lock(&self.0).get_mut(&node) {
             fence.broken.retain(|(process, _)| !ended.contains(process));
         }
@@ -80,23 +80,23 @@ impl Fences {
     /// Whether the process has neither been cleared nor refused the query.
     pub(crate) fn is_query_useful(&self, node: NodeId, run_id: &str) -> bool {
         let knows = |of: &Option<String>| of.as_deref() == Some(run_id);
-        !lock(&self.0).get(&node).is_some_and(|fence| knows(&fence.cleared) || knows(&fence.silent))
+        !lock(&self.0).get(&node).is_some_and(|fence| knows(&fence.cleared) || knows(&fence.refused))
     }
 
     /// Records that the process refuses the query. Code that requires [`Self::is_cleared`] cannot proceed there.
-    pub(crate) fn note_silent(&self, node: NodeId, run_id: &str) {
-        lock(&self.0).entry(node).or_default().silent = Some(run_id.to_owned());
+    pub(crate) fn note_refused(&self, node: NodeId, run_id: &str) {
+        lock(&self.0).entry(node).or_default().refused = Some(run_id.to_owned());
     }
 
     /// Records that no connections of an earlier router are left.
-    pub(crate) fn cleared(&self, node: NodeId, run_id: &str) {
+    pub(crate) fn set_cleared(&self, node: NodeId, run_id: &str) {
         lock(&self.0).entry(node).or_default().cleared = Some(run_id.to_owned());
     }
 }
 
 /// Returns the client ids in a CLIENT LIST reply that belong to earlier processes of this router: same site, other
 /// incarnation.
-pub fn left_behind(list: &str, site: &str, incarnation: &str) -> Vec<u64> {
+pub fn foreign_connections(list: &str, site: &str, incarnation: &str) -> Vec<u64> {
     let field = |line: &str, name: &str| {
         line.split(' ').find_map(|field| field.strip_prefix(name)).unwrap_or_default().to_owned()
     };
@@ -120,20 +120,20 @@ mod tests {
         let process = |run_id: &str, client_id| Process { run_id: run_id.to_owned(), client_id };
         let (node, other) = (NodeId(0), NodeId(1));
         for (at, number) in [(node, 1), (node, 1), (node, 2), (other, 1)] {
-            fences.broke(at, process("a", number));
+            fences.add_broken(at, process("a", number));
         }
         assert_eq!(fences.broken(node), [process("a", 1), process("a", 2)]);
         let known = fences.broken(node);
         // A connection breaks while others are being confirmed.
-        fences.broke(node, process("a", 3));
-        fences.ended(node, &known);
+        fences.add_broken(node, process("a", 3));
+        fences.remove_broken(node, &known);
         assert_eq!((fences.broken(node), fences.broken(other)), (vec![process("a", 3)], vec![process("a", 1)]));
         assert!(!fences.is_cleared(node, "a") && fences.is_query_useful(node, "a"));
-        fences.note_silent(node, "a");
+        fences.note_refused(node, "a");
         assert!(
             !fences.is_cleared(node, "a") && !fences.is_query_useful(node, "a") && fences.is_query_useful(node, "b")
         );
-        fences.cleared(node, "a");
+        fences.set_cleared(node, "a");
         assert!(fences.is_cleared(node, "a") && !fences.is_cleared(node, "b") && !fences.is_cleared(other, "a"));
     }
 
@@ -142,15 +142,15 @@ mod tests {
         let (fences, turns) = (Fences::default(), FunctionTurns::default());
         let process = |client_id| Process { run_id: "a".to_owned(), client_id };
         let node = NodeId(0);
-        fences.broke(node, process(1));
-        fences.broke(node, process(2));
-        fences.broke_with_functions(node, process(2), turns.to_copy().expect("free"));
-        fences.broke(node, process(2));
+        fences.add_broken(node, process(1));
+        fences.add_broken(node, process(2));
+        fences.add_broken_with_functions(node, process(2), turns.begin_copy().expect("free"));
+        fences.add_broken(node, process(2));
         assert_eq!((fences.broken(node).len(), fences.with_functions()), (2, vec![(node, process(2))]));
-        fences.ended(node, &[process(1)]);
-        assert!(turns.to_change().is_none() && turns.to_copy().is_some());
-        fences.ended(node, &[process(2)]);
-        assert!(turns.to_change().is_some() && fences.with_functions().is_empty());
+        fences.remove_broken(node, &[process(1)]);
+        assert!(turns.begin_change().is_none() && turns.begin_copy().is_some());
+        fences.remove_broken(node, &[process(2)]);
+        assert!(turns.begin_change().is_some() && fences.with_functions().is_empty());
     }
 
     #[test]
@@ -160,7 +160,7 @@ mod tests {
              id=5 addr=10.0.0.1:7 name=switchyard-0the-1f-a0-0 db=0\n\
              id=6 addr=10.0.0.1:8 name=application db=0\n\
              id=7 addr=10.0.0.1:9 name= db=0\n";
-        assert_eq!(left_behind(list, "5ite", "2f-b0"), [3]);
-        assert_eq!(left_behind(list, "5ite", "2f-b"), [3, 4], "a name that only begins alike is another run");
+        assert_eq!(foreign_connections(list, "5ite", "2f-b0"), [3]);
+        assert_eq!(foreign_connections(list, "5ite", "2f-b"), [3, 4], "a name that only begins alike is another run");
     }
 }

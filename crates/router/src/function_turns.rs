@@ -13,10 +13,10 @@ use crate::shared::lock;
 
 /// Grants turns.
 #[derive(Debug, Default)]
-pub(crate) struct FunctionTurns(Arc<Mutex<UnderWay>>);
+pub(crate) struct FunctionTurns(Arc<Mutex<TurnState>>);
 
 #[derive(Clone, Copy, Debug, Default)]
-struct UnderWay {
+struct TurnState {
     changes: usize,
     /// A copy is in progress or waits for changes to end. Blocks further changes.
     copies: bool,
@@ -26,19 +26,19 @@ struct UnderWay {
 
 /// Permission to change functions. Released on drop.
 #[derive(Debug)]
-pub(crate) struct ChangeTurn(Arc<Mutex<UnderWay>>);
+pub(crate) struct ChangeTurn(Arc<Mutex<TurnState>>);
 
 /// Permission to copy functions, once [`CopyTurn::is_alone`]. Released on drop.
 #[derive(Debug)]
-pub struct CopyTurn(Arc<Mutex<UnderWay>>);
+pub struct CopyTurn(Arc<Mutex<TurnState>>);
 
 /// An unconfirmed copy. Resolved on drop.
 #[derive(Debug)]
-pub(crate) struct Doubt(Arc<Mutex<UnderWay>>);
+pub(crate) struct Doubt(Arc<Mutex<TurnState>>);
 
 impl FunctionTurns {
     /// Returns a turn for a change. `None` while there is a copy or a doubt.
-    pub(crate) fn to_change(&self) -> Option<ChangeTurn> {
+    pub(crate) fn begin_change(&self) -> Option<ChangeTurn> {
         let mut under_way = lock(&self.0);
         (!under_way.copies && under_way.doubts == 0).then(|| {
             under_way.changes += 1;
@@ -47,7 +47,7 @@ impl FunctionTurns {
     }
 
     /// Returns a turn for a copy. `None` while another copy has the turn.
-    pub(crate) fn to_copy(&self) -> Option<CopyTurn> {
+    pub(crate) fn begin_copy(&self) -> Option<CopyTurn> {
         let mut under_way = lock(&self.0);
         let is_free = !std::mem::replace(&mut under_way.copies, true);
         is_free.then(|| CopyTurn(self.0.clone()))
@@ -62,7 +62,7 @@ impl CopyTurn {
     }
 
     /// Ends the copy without a confirmation.
-    pub(crate) fn leave(self) -> Doubt {
+    pub(crate) fn leave_doubt(self) -> Doubt {
         lock(&self.0).doubts += 1;
         Doubt(self.0.clone())
     }
@@ -93,26 +93,26 @@ mod tests {
     #[test]
     fn a_copy_begins_behind_changes_and_before_others() {
         let turns = FunctionTurns::default();
-        let (one, other) = (turns.to_change().expect("free"), turns.to_change().expect("as many as there are"));
-        let copy = turns.to_copy().expect("nobody copies");
-        assert!(turns.to_copy().is_none() && turns.to_change().is_none(), "it would never come to its turn");
+        let (one, other) = (turns.begin_change().expect("free"), turns.begin_change().expect("as many as there are"));
+        let copy = turns.begin_copy().expect("nobody copies");
+        assert!(turns.begin_copy().is_none() && turns.begin_change().is_none(), "it would never come to its turn");
         drop(one);
         assert!(!copy.is_alone());
         drop(other);
-        assert!(copy.is_alone() && turns.to_change().is_none());
+        assert!(copy.is_alone() && turns.begin_change().is_none());
         drop(copy);
-        assert!(turns.to_change().is_some() && turns.to_copy().is_some());
+        assert!(turns.begin_change().is_some() && turns.begin_copy().is_some());
     }
 
     #[test]
     fn a_doubt_holds_up_changes_and_no_copy() {
         let turns = FunctionTurns::default();
-        let doubt = turns.to_copy().expect("free").leave();
-        assert!(turns.to_change().is_none());
-        let other = turns.to_copy().expect("free again").leave();
+        let doubt = turns.begin_copy().expect("free").leave_doubt();
+        assert!(turns.begin_change().is_none());
+        let other = turns.begin_copy().expect("free again").leave_doubt();
         drop(doubt);
-        assert!(turns.to_change().is_none(), "one is left");
+        assert!(turns.begin_change().is_none(), "one is left");
         drop(other);
-        assert!(turns.to_change().is_some());
+        assert!(turns.begin_change().is_some());
     }
 }

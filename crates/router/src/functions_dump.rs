@@ -45,7 +45,7 @@ fn length(rest: &mut &[u8]) -> Option<Result<usize, u8>> {
 }
 
 /// Decompresses LZF, as used in RDB files.
-fn unpacked(packed: &[u8], len: usize) -> Option<Vec<u8>> {
+fn decompress(packed: &[u8], len: usize) -> Option<Vec<u8>> {
     if len > UNPACKED_MAX {
         return None;
     }
@@ -79,7 +79,7 @@ fn string(rest: &mut &[u8]) -> Option<Vec<u8>> {
         Ok(len) => Some(take(rest, len)?.to_vec()),
         Err(3) => {
             let (packed, len) = (length(rest)?.ok()?, length(rest)?.ok()?);
-            unpacked(take(rest, packed)?, len)
+            decompress(take(rest, packed)?, len)
         }
         Err(_) => None,
     }
@@ -129,10 +129,10 @@ mod tests {
     #[test]
     fn packed_text_is_unpacked() {
         // "aaaaaaaaaa": one byte, then nine copied from one place back.
-        assert_eq!(unpacked(&[0, b'a', 7 << 5, 0, 0], 10).as_deref(), Some(&b"aaaaaaaaaa"[..]));
-        assert_eq!(unpacked(&[0, b'a', 7 << 5, 0, 0], 9), None);
-        assert_eq!(unpacked(&[0, b'a', 7 << 5, 0, 1], 10), None, "from before the beginning");
-        assert_eq!(unpacked(&[5, b'a'], 6), None);
+        assert_eq!(decompress(&[0, b'a', 7 << 5, 0, 0], 10).as_deref(), Some(&b"aaaaaaaaaa"[..]));
+        assert_eq!(decompress(&[0, b'a', 7 << 5, 0, 0], 9), None);
+        assert_eq!(decompress(&[0, b'a', 7 << 5, 0, 1], 10), None, "from before the beginning");
+        assert_eq!(decompress(&[5, b'a'], 6), None);
     }
 
     #[test]

@@ -69,7 +69,7 @@ struct Progress {
 /// Keys that are no longer cacheable. Their gates are shut until every worker has adopted the set without them: such a
 /// worker no longer raises the gates for its writes, and other workers would still serve their copies.
 #[derive(Debug)]
-struct Leaving {
+struct RemovedKeys {
     generation: u64,
     gates: Arc<Table>,
     shut: Vec<GateId>,
@@ -82,8 +82,8 @@ pub(crate) struct HotCopies {
     /// Generation of the set. Read by each worker once per turn.
     generation: AtomicU64,
     workers: Vec<Progress>,
-    leaving: Mutex<Vec<Leaving>>,
-    wanted: Mutex<Vec<(u64, Slot)>>,
+    removed: Mutex<Vec<RemovedKeys>>,
+    requested: Mutex<Vec<(u64, Slot)>>,
     noticed: Mutex<Notices>,
     /// Wakes the coordinator.
     bell: Condvar,
@@ -100,8 +100,8 @@ impl HotCopies {
             published: Mutex::new(published),
             generation: AtomicU64::new(0),
             workers: (0..workers).map(|_| Progress::default()).collect(),
-            leaving: Mutex::default(),
-            wanted: Mutex::default(),
+            removed: Mutex::default(),
+            requested: Mutex::default(),
             noticed: Mutex::default(),
             bell: Condvar::new(),
             is_stopped: AtomicBool::new(false),
@@ -132,7 +132,7 @@ impl HotCopies {
             shut.iter().for_each(|gate| published.gates.raise(*gate));
             let set = published.set.next(more, less);
             if !shut.is_empty() {
-                lock(&self.leaving).push(Leaving {
+                lock(&self.removed).push(RemovedKeys {
                     generation: set.generation(),
                     gates: published.gates.clone(),
                     shut,
@@ -146,7 +146,7 @@ impl HotCopies {
     fn release(&self) {
         let adopted =
             self.workers.iter().map(|worker| worker.adopted.load(Ordering::Acquire)).min().unwrap_or(u64::MAX);
-        lock(&self.leaving).retain(|leaving| {
+        lock(&self.removed).retain(|leaving| {
             let is_over = adopted >= leaving.generation;
             if is_over {
                 leaving.shut.iter().for_each(|gate| leaving.gates.lower(*gate));
@@ -195,18 +195,18 @@ impl HotCopies {
     // ---- invalidation at all workers ----
 
     /// Invalidates all copies of a node, before or after its process is replaced.
-    pub(crate) fn renew_node(&self, node: NodeId) {
+    pub(crate) fn invalidate_node(&self, node: NodeId) {
         lock(&self.published).gates.renew(GateId::of_node(node));
     }
 
     /// Invalidates all copies.
-    pub(crate) fn renew_all(&self) {
+    pub(crate) fn invalidate_all(&self) {
         let published = lock(&self.published);
         GateId::of_nodes().for_each(|gate| published.gates.renew(gate));
     }
 
     /// Invalidates the copies of a key.
-    pub(crate) fn renew_key(&self, hash: u64) {
+    pub(crate) fn invalidate_key(&self, hash: u64) {
         lock(&self.published).gates.renew(GateId::of_key(hash));
     }
 
@@ -225,8 +225,8 @@ impl HotCopies {
     // ---- for the coordinator ----
 
     /// Requests that a key becomes cacheable at once.
-    pub(crate) fn want(&self, hash: u64, slot: Slot) {
-        let mut wanted = lock(&self.wanted);
+    pub(crate) fn request_key(&self, hash: u64, slot: Slot) {
+        let mut wanted = lock(&self.requested);
         if wanted.len() < WANTED_MAX {
             wanted.push((hash, slot));
             if wanted.len() == 1 {
@@ -236,15 +236,15 @@ impl HotCopies {
     }
 
     /// Records the number of occurrences of a key among a worker's last commands to a node.
-    pub(crate) fn noticed(&self, worker: usize, hash: u64, slot: Slot, count: u8) {
+    pub(crate) fn note_frequent(&self, worker: usize, hash: u64, slot: Slot, count: u8) {
         if lock(&self.noticed).add(worker, hash, count) {
-            self.want(hash, slot);
+            self.request_key(hash, slot);
         }
     }
 
     pub(crate) fn stop(&self) {
         self.is_stopped.store(true, Ordering::Release);
-        let _wanted = lock(&self.wanted);
+        let _wanted = lock(&self.requested);
         self.bell.notify_one();
     }
 

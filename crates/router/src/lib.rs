@@ -47,7 +47,7 @@ mod worker;
 
 pub use colocate::{ColocatePort, ColocateRequest};
 pub use config_set::allows_config_set;
-pub use fences::left_behind;
+pub use fences::foreign_connections;
 pub use function_turns::CopyTurn;
 pub use limits::{KEY_RATE_MAX, KeyLimit};
 pub use listener::could_listen;
@@ -55,10 +55,12 @@ pub use memory::heap_used;
 pub use metrics::{Traffic, Waits, WriteRefusal};
 pub use mover::{
     BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveProgress, MoveTask, MoveTotals, UserRequest,
-    are_all_that_is_left,
+    may_be_only_copies,
 };
 pub use operator::{OperatorCommand, OperatorPort};
-pub use seat::{Admission, Before, FleetOwnership, mark_in, question_of, site_of_mark, why_not};
+pub use seat::{
+    Admission, EarlierRouters, FleetOwnership, parse_record, query_of_site, refusal_reason, site_of_record_user,
+};
 pub use settings::{
     Cluster, HotCopies, KnownProcess, ListenAddress, ListenerSettings, NodeAccess, OnDataLoss, OnMissed, Ports, Reads,
     Reports, RuntimeSettings, Secret, Servers, Settings, Telemetry,
@@ -239,7 +241,7 @@ impl Router {
             commands: Arc::new(CommandTable::builtin()),
             servers: Arc::new(settings.servers),
             moves: Arc::default(),
-            held: settings.held.map(Arc::from),
+            held: settings.held_reason.map(Arc::from),
         };
         let shared = Shared::new(
             workers,
@@ -394,8 +396,8 @@ impl Router {
     /// Invalidates all copies, or the copies of one key, on all workers at once.
     pub fn evict_hot_copies(&self, key: Option<&[u8]>) {
         match key {
-            Some(key) => self.shared.hot.renew_key(self.shared.board.fingerprints.of(key).0 as u64),
-            None => self.shared.hot.renew_all(),
+            Some(key) => self.shared.hot.invalidate_key(self.shared.board.fingerprints.of(key).0 as u64),
+            None => self.shared.hot.invalidate_all(),
         }
     }
 
@@ -408,7 +410,10 @@ impl Router {
                 let run_id = facts.run_id.as_deref()?.to_owned();
                 let data = facts.data.to_know(sent);
                 let NodeFacts { persists, is_held, is_marked, .. } = *facts;
-                Some((node.name.clone(), KnownProcess { run_id, data, persists, is_held, is_marked }))
+                Some((
+                    node.name.clone(),
+                    KnownProcess { run_id, data, persists, is_held, has_ownership_record: is_marked },
+                ))
             })
         });
         known.collect()
@@ -467,7 +472,7 @@ impl Router {
 
     /// Sets the address of a node's name for new connections. On an error the node keeps its address. The servers of a
     /// replicated node are not affected ([`Router::set_servers`]). Returns whether anything changed.
-    pub fn name_resolves(&self, node: NodeId, found: Result<SocketAddr, String>) -> bool {
+    pub fn set_resolved_address(&self, node: NodeId, found: Result<SocketAddr, String>) -> bool {
         let with = |plan: &RoutingSnapshot| {
             let access = plan.live.nodes.get(&node)?;
             let (address, unresolved) = match &found {
@@ -494,7 +499,7 @@ impl Router {
     }
 
     /// Discards changes by CONFIG SET and applies these settings. Returns false if there were no changes.
-    pub fn forget_config_set(&self, live: RuntimeSettings) -> bool {
+    pub fn discard_config_set(&self, live: RuntimeSettings) -> bool {
         let had_any = !self.shared.plan().overrides.is_empty();
         if had_any {
             self.shared.change_plan(|plan| plan.reconfigured(live, Arc::default()));
@@ -540,30 +545,30 @@ impl Router {
 
     /// The drain barrier of an unreachable node: its commands may still be executed if it returns, but no client
     /// receives a reply to them any more.
-    pub fn drained_of_the_lost(&self, epoch: u64, node: NodeId) -> bool {
+    pub fn drained_lost_node(&self, epoch: u64, node: NodeId) -> bool {
         self.shared.want_drained(epoch);
         self.shared.drained_of_the_lost(epoch, node)
     }
 
     /// Returns a turn to copy functions between nodes. Clients cannot change functions until it is dropped. The copy
     /// may start when earlier changes have ended ([`CopyTurn::is_alone`]). `None`: another copy is in progress.
-    pub fn turn_to_copy_functions(&self) -> Option<CopyTurn> {
-        self.shared.functions.to_copy()
+    pub fn begin_copy_of_functions(&self) -> Option<CopyTurn> {
+        self.shared.functions.begin_copy()
     }
 
     /// Records a connection without a reply that was storing functions. The turn lasts until its end is confirmed.
-    pub fn leave_functions(&self, node: NodeId, connection: Process, turn: CopyTurn) {
-        self.shared.fences.broke_with_functions(node, connection, turn);
+    pub fn note_unconfirmed_functions(&self, node: NodeId, connection: Process, turn: CopyTurn) {
+        self.shared.fences.add_broken_with_functions(node, connection, turn);
     }
 
     /// Returns all such connections. A caller must confirm their end.
-    pub fn functions_left(&self) -> Vec<(NodeId, Process)> {
+    pub fn unconfirmed_functions(&self) -> Vec<(NodeId, Process)> {
         self.shared.fences.with_functions()
     }
 
     /// Records a connection that broke with commands in flight. No move relies on the node before its end is confirmed.
-    pub fn connection_broke(&self, node: NodeId, connection: Process) {
-        self.shared.fences.broke(node, connection);
+    pub fn note_broken_connection(&self, node: NodeId, connection: Process) {
+        self.shared.fences.add_broken(node, connection);
     }
 
     /// Returns the connections to a node with an unconfirmed end, except those of workers.
@@ -572,17 +577,17 @@ impl Router {
     }
 
     /// Whether the node has confirmed the end of every connection that broke with commands in flight.
-    pub fn is_all_confirmed(&self, node: NodeId) -> bool {
+    pub fn has_no_unconfirmed_connections(&self, node: NodeId) -> bool {
         self.shared.fences.broken(node).is_empty()
             && self.shared.counters.iter().all(|worker| worker.node(node).unconfirmed.get() == 0)
     }
 
     /// Removes a connection after its end is confirmed or its process has ended.
-    pub fn connection_ended(&self, node: NodeId, connection: Process) {
-        self.shared.fences.ended(node, &[connection]);
+    pub fn note_confirmed_connection(&self, node: NodeId, connection: Process) {
+        self.shared.fences.remove_broken(node, &[connection]);
     }
 
-    /// Starts or resumes a move on its own thread, which reports to the order's [`Host`]; [`Host::ended`] is the last
+    /// Starts or resumes a move on its own thread, which reports to the order's [`Host`]; [`Host::remove_broken`] is the last
     /// call. If the router stops first, the journal has the state of the move.
     ///
     /// # Errors
@@ -594,7 +599,7 @@ impl Router {
 
     /// Starts to record keys that clients write in these slots of an ejected node, from the next epoch on. If the node
     /// returns as the same process, it can keep its other keys.
-    pub fn slots_go_away(&self, node: NodeId, slots: &[Slot], fingerprints: Fingerprinter) {
+    pub fn note_slots_ejected(&self, node: NodeId, slots: &[Slot], fingerprints: Fingerprinter) {
         let facts = |facts: &mut NodeFacts| facts.run_id.clone().filter(|_| !facts.is_held);
         let process = self.shared.with_facts(node, facts);
         let process = process.as_deref();
@@ -606,21 +611,21 @@ impl Router {
     }
 
     /// Makes WAIT confirm no earlier write to an ejected node: other nodes will serve its slots without its keys. Call
-    /// it when clients no longer receive replies of the node for these slots ([`Router::drained_of_the_lost`]), so that
+    /// it when clients no longer receive replies of the node for these slots ([`Router::drained_lost_node`]), so that
     /// every write there was recorded before.
-    pub fn keys_stay_behind(&self, node: NodeId) {
+    pub fn note_keys_left_behind(&self, node: NodeId) {
         self.shared.reigns.begin(node);
     }
 
     /// Ends the record of keys written while a node was ejected.
-    pub fn slots_are_back(&self, node: NodeId) {
+    pub fn note_slots_returned(&self, node: NodeId) {
         if self.shared.plan().moves.away.iter().any(|away| away.node == node) {
             self.shared.change_moves(|moves| moves.away.retain(|away| away.node != node));
         }
     }
 
     /// Makes an ejected node lose all its keys at its next return, because an earlier return was interrupted.
-    pub fn return_was_interrupted(&self, node: NodeId) {
+    pub fn note_interrupted_return(&self, node: NodeId) {
         self.shared.plan().moves.away.iter().filter(|away| away.node == node).for_each(|away| away.note_any());
     }
 
@@ -639,7 +644,7 @@ impl Router {
     /// the increase. Call it about once a second. Without a baseline, a move first measures for half a second.
     pub fn note_waits(&self) {
         let moving = lock(&self.shared.moves).values().any(|m| lock(&m.progress).end.is_none());
-        let mut lately = lock(&self.shared.waits_lately);
+        let mut lately = lock(&self.shared.recent_waits);
         if moving {
             lately.forget();
         } else {
@@ -718,7 +723,7 @@ impl Router {
 
     /// Commands that only work because there is a single node.
     pub fn limited(&self) -> Vec<Limited> {
-        self.shared.alone.counted()
+        self.shared.alone.all()
     }
 
     /// Counters of commands per node since the start. Not part of [`Router::status`], because only differences over
@@ -909,7 +914,7 @@ mod tests {
             seat: None,
             servers: BTreeMap::new(),
             processes: BTreeMap::new(),
-            held: None,
+            held_reason: None,
             ports: Ports::default(),
             live: RuntimeSettings::default(),
         };

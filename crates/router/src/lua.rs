@@ -64,7 +64,7 @@ const OLDER_PRELUDES: [(usize, [u8; 20]); 3] = [
 ];
 
 /// Splits a text after its shebang line.
-fn divided(body: &[u8]) -> (&[u8], &[u8]) {
+fn split_shebang(body: &[u8]) -> (&[u8], &[u8]) {
     if !body.starts_with(b"#!") {
         return (&[], body);
     }
@@ -82,9 +82,9 @@ pub(crate) enum UndeclaredKeys {
 }
 
 /// Analyses a script or a library.
-pub(crate) fn judge(body: &[u8], table: &CommandTable, beside: UndeclaredKeys) -> Verdict {
+pub(crate) fn analyse(body: &[u8], table: &CommandTable, beside: UndeclaredKeys) -> Verdict {
     let refused = |why: &str| Verdict::Refused(format!("ERR Switchyard does not run this script: {why}").into());
-    let (shebang, text) = divided(body);
+    let (shebang, text) = split_shebang(body);
     let engine = shebang.split(u8::is_ascii_whitespace).next().unwrap_or_default();
     if !shebang.is_empty() && !engine.eq_ignore_ascii_case(b"#!lua") {
         return refused("it is not written in Lua");
@@ -109,19 +109,19 @@ pub(crate) fn judge(body: &[u8], table: &CommandTable, beside: UndeclaredKeys) -
         // Most servers only have the older name.
         || facts.globals.contains(&b"server"[..])
         || !facts.members.iter().all(|member| is_known(member));
-    if open { Verdict::Wrapped(prelude::of_script(&facts, table, beside).into()) } else { Verdict::Proved }
+    if open { Verdict::Wrapped(prelude::script_prelude(&facts, table, beside).into()) } else { Verdict::Proved }
 }
 
 /// Inserts a prelude after the shebang, if any. Returned in parts to avoid a copy.
 pub(crate) fn with_prelude<'a>(body: &'a [u8], prelude: &'a str) -> [&'a [u8]; 3] {
-    let (shebang, text) = divided(body);
+    let (shebang, text) = split_shebang(body);
     [shebang, prelude.as_bytes(), text]
 }
 
 /// Returns a library with a check of all calls of its functions. `Err` has the reason for a refusal.
 pub(crate) fn wrapped_library(code: &[u8], table: &CommandTable) -> Result<Vec<u8>, Arc<str>> {
     let code = unwrapped_library(code).unwrap_or_else(|| code.to_vec());
-    match judge(&code, table, UndeclaredKeys::Slot) {
+    match analyse(&code, table, UndeclaredKeys::Slot) {
         Verdict::Refused(why) => Err(why),
         Verdict::Wrapped(prelude) if *prelude == *NOT_UNDERSTOOD => Ok(with_prelude(&code, "do return end ").concat()),
         _ => Ok(with_prelude(&code, &OF_LIBRARY).concat()),
@@ -130,7 +130,7 @@ pub(crate) fn wrapped_library(code: &[u8], table: &CommandTable) -> Result<Vec<u
 
 /// Whether a library, as stored by a node, has the router's check.
 pub fn is_wrapped_library(code: &[u8]) -> bool {
-    divided(code).1.starts_with(OF_LIBRARY.as_bytes())
+    split_shebang(code).1.starts_with(OF_LIBRARY.as_bytes())
 }
 
 /// Required form of libraries at nodes.
@@ -158,7 +158,7 @@ pub(crate) fn renewed_library(code: &[u8], wanted: Libraries, table: &CommandTab
 
 /// Returns the original library without the prelude of this router or of an older one.
 pub(crate) fn unwrapped_library(code: &[u8]) -> Option<Vec<u8>> {
-    let (shebang, text) = divided(code);
+    let (shebang, text) = split_shebang(code);
     let of_older =
         |(len, sha): &(usize, [u8; 20])| text.get(..*len).is_some_and(|front| Sha1::digest(front)[..] == sha[..]);
     let rest = text
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     fn judged(text: &str) -> &'static str {
-        match judge(text.as_bytes(), &CommandTable::builtin(), UndeclaredKeys::Slot) {
+        match analyse(text.as_bytes(), &CommandTable::builtin(), UndeclaredKeys::Slot) {
             Verdict::Proved => "proved",
             Verdict::Wrapped(prelude) if *prelude == *NOT_UNDERSTOOD => "not understood",
             Verdict::Wrapped(_) => "wrapped",
@@ -326,7 +326,7 @@ mod tests {
     fn preludes_stay_on_one_line_and_come_off_again() {
         let table = CommandTable::builtin();
         for script in ["return redis.call('GET','x')", "local r = redis return r.call('GET', getmetatable(''))"] {
-            let Verdict::Wrapped(prelude) = judge(script.as_bytes(), &table, UndeclaredKeys::Slot) else {
+            let Verdict::Wrapped(prelude) = analyse(script.as_bytes(), &table, UndeclaredKeys::Slot) else {
                 panic!("{script}")
             };
             assert!(!prelude.contains('\n'));

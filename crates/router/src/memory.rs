@@ -14,9 +14,9 @@ const ACCOUNTS: usize = 1 + 1024;
 
 /// Alone in its cache lines, because its worker writes it at every allocation.
 #[repr(align(128))]
-struct Place(AtomicI64);
+struct AccountCell(AtomicI64);
 
-static PLACES: [Place; ACCOUNTS] = [const { Place(AtomicI64::new(0)) }; ACCOUNTS];
+static PLACES: [AccountCell; ACCOUNTS] = [const { AccountCell(AtomicI64::new(0)) }; ACCOUNTS];
 
 /// Number of accounts ever opened, including the shared one.
 static OPENED: AtomicUsize = AtomicUsize::new(1);
@@ -43,7 +43,7 @@ pub(crate) fn note(bytes: i64) {
 
 /// Balance of this thread's account, bytes.
 #[inline]
-pub(crate) fn own() -> i64 {
+pub(crate) fn thread_balance() -> i64 {
     PLACES[MINE.get()].0.load(Relaxed)
 }
 
@@ -88,16 +88,16 @@ mod tests {
     #[test]
     fn what_one_thread_allocates_and_another_frees_adds_up() {
         let _here = Account::open();
-        let before = own();
+        let before = thread_balance();
         note(5000);
         let there = std::thread::spawn(|| {
             let _there = Account::open();
-            let before = own();
+            let before = thread_balance();
             note(-2000);
-            own() - before
+            thread_balance() - before
         });
         assert_eq!(there.join().expect("ended"), -2000);
-        assert_eq!(own() - before, 5000);
+        assert_eq!(thread_balance() - before, 5000);
         // The account is reused by the next thread, and its balance still counts.
         let again = std::thread::spawn(|| {
             let _again = Account::open();
@@ -106,7 +106,7 @@ mod tests {
         again.join().expect("ended");
         note(-5000);
         note(5000);
-        assert_eq!(own() - before, 5000);
+        assert_eq!(thread_balance() - before, 5000);
         assert!(OPENED.load(Relaxed) <= ACCOUNTS);
     }
 }

@@ -135,19 +135,19 @@ impl Waits {
 
 /// Snapshots of client waits, about one per second of the last half minute. Only from times without a move.
 #[derive(Debug, Default)]
-pub(crate) struct WaitsLately(VecDeque<(Instant, Waits)>);
+pub(crate) struct RecentWaits(VecDeque<(Instant, Waits)>);
 
-impl WaitsLately {
+impl RecentWaits {
     /// Minimum interval between snapshots.
-    const BETWEEN: Duration = Duration::from_secs(1);
-    const KEPT: usize = 31;
+    const INTERVAL_MIN: Duration = Duration::from_secs(1);
+    const SNAPSHOTS_MAX: usize = 31;
 
     /// Adds a snapshot if the last one is old enough.
     pub(crate) fn note(&mut self, now: Instant, waits: impl FnOnce() -> Waits) {
-        if self.0.back().is_some_and(|(last, _)| now.saturating_duration_since(*last) < Self::BETWEEN) {
+        if self.0.back().is_some_and(|(last, _)| now.saturating_duration_since(*last) < Self::INTERVAL_MIN) {
             return;
         }
-        if self.0.len() == Self::KEPT {
+        if self.0.len() == Self::SNAPSHOTS_MAX {
             self.0.pop_front();
         }
         self.0.push_back((now, waits()));
@@ -431,9 +431,9 @@ mod tests {
     fn waits_of_the_last_half_minute_are_known_until_a_move_begins() {
         let start = Instant::now();
         let second = Duration::from_secs(1);
-        let mut lately = WaitsLately::default();
+        let mut lately = RecentWaits::default();
         let waits = |number: u64| Waits([number; BUCKETS]);
-        let first = |lately: &WaitsLately, at: Instant| lately.since(at, 3 * second).map(|waits| waits.0[0]);
+        let first = |lately: &RecentWaits, at: Instant| lately.since(at, 3 * second).map(|waits| waits.0[0]);
         for quarter in 0..400 {
             lately.note(start + quarter * second / 4, || waits(u64::from(quarter)));
         }

@@ -27,7 +27,7 @@ pub struct OperatorCommand {
 }
 
 /// The client of an operator command.
-pub(crate) struct Asker {
+pub(crate) struct CallingClient {
     pub(crate) who: String,
     pub(crate) may_operate: bool,
     pub(crate) resp3: bool,
@@ -45,12 +45,12 @@ struct Place {
 impl OperatorCommand {
     pub(crate) fn new(
         words: Vec<Vec<u8>>,
-        asker: Asker,
+        asker: CallingClient,
         mailboxes: Arc<Mailboxes>,
         worker: usize,
         gather: Handle,
     ) -> Self {
-        let Asker { who, may_operate, resp3 } = asker;
+        let CallingClient { who, may_operate, resp3 } = asker;
         Self { words, who, may_operate, resp3, place: Some(Place { mailboxes, worker, gather, adopted: false }) }
     }
 

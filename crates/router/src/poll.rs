@@ -96,7 +96,7 @@ impl Poll {
     }
 
     /// Consumes a tick, so that the next one causes an event.
-    pub(crate) fn take_tick(&self) {
+    pub(crate) fn consume_tick(&self) {
         // Fails if there is no tick, which is harmless.
         let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
     }

@@ -94,7 +94,7 @@ impl Subscriptions {
     }
 
     /// Adds a client of this worker.
-    pub(crate) fn joined(&self, worker: usize, kind: Kind, name: &Arc<[u8]>) {
+    pub(crate) fn add_client(&self, worker: usize, kind: Kind, name: &Arc<[u8]>) {
         self.change(kind, name, |entry| match entry.clients.iter_mut().find(|(w, _)| *w == worker) {
             Some((_, count)) => *count += 1,
             None => entry.clients.push((worker, 1)),
@@ -102,7 +102,7 @@ impl Subscriptions {
     }
 
     /// Removes a client of this worker.
-    pub(crate) fn left(&self, worker: usize, kind: Kind, name: &Arc<[u8]>) {
+    pub(crate) fn remove_client(&self, worker: usize, kind: Kind, name: &Arc<[u8]>) {
         self.change(kind, name, |entry| {
             if let Some((_, count)) = entry.clients.iter_mut().find(|(w, _)| *w == worker) {
                 *count -= 1;
@@ -193,10 +193,10 @@ mod tests {
         let pattern: Arc<[u8]> = Arc::from(&b"news.*"[..]);
         assert!(all.is_empty());
         for worker in [0, 0, 1] {
-            all.joined(worker, Kind::Channel, &news);
+            all.add_client(worker, Kind::Channel, &news);
         }
-        all.joined(1, Kind::Pattern, &pattern);
-        all.joined(0, Kind::Shard, &news);
+        all.add_client(1, Kind::Pattern, &pattern);
+        all.add_client(0, Kind::Shard, &news);
         all.set_upstream(0, Kind::Channel, &news, node, true);
         all.set_upstream(0, Kind::Channel, &news, node, true);
         all.set_upstream(1, Kind::Channel, &news, node, true);
@@ -214,8 +214,8 @@ mod tests {
         assert_eq!(all.subscribers(Kind::Channel, b"news.1"), 3);
         all.forget_worker(0);
         assert_eq!(all.audience(Kind::Channel, b"news.1", node), (2, 2));
-        all.left(1, Kind::Channel, &news);
-        all.left(1, Kind::Pattern, &pattern);
+        all.remove_client(1, Kind::Channel, &news);
+        all.remove_client(1, Kind::Pattern, &pattern);
         all.set_upstream(1, Kind::Channel, &news, node, false);
         all.set_upstream(1, Kind::Pattern, &pattern, node, false);
         assert!(!all.is_empty());

@@ -15,20 +15,20 @@ pub(crate) fn bit_of(node: NodeId) -> u64 {
 
 /// Reigns of processes, over all nodes.
 #[derive(Debug)]
-pub(crate) struct Reigns {
+pub(crate) struct ProcessReplacements {
     /// Reigns so far.
     count: AtomicU64,
     /// By bit of a node: the number of its newest reign.
     newest: [AtomicU64; 64],
 }
 
-impl Default for Reigns {
+impl Default for ProcessReplacements {
     fn default() -> Self {
         Self { count: AtomicU64::new(0), newest: [const { AtomicU64::new(0) }; 64] }
     }
 }
 
-impl Reigns {
+impl ProcessReplacements {
     /// Returns the number of reigns so far.
     #[inline]
     pub(crate) fn count(&self) -> u64 {
@@ -42,7 +42,7 @@ impl Reigns {
     }
 
     /// Whether a reign at one of these nodes (as bits) has begun since there were `count` reigns.
-    pub(crate) fn have_begun(&self, nodes: u64, count: u64) -> bool {
+    pub(crate) fn has_replacement_since(&self, nodes: u64, count: u64) -> bool {
         (0..64).filter(|bit| nodes >> bit & 1 == 1).any(|bit| self.newest[bit].load(Ordering::Acquire) > count)
     }
 }
@@ -53,12 +53,15 @@ mod tests {
 
     #[test]
     fn a_reign_counts_for_its_own_node_and_from_its_beginning() {
-        let reigns = Reigns::default();
+        let reigns = ProcessReplacements::default();
         let (node, other) = (NodeId(3), NodeId(4));
         reigns.begin(node);
         let count = reigns.count();
-        assert!(reigns.have_begun(bit_of(node), 0) && !reigns.have_begun(bit_of(node), count));
+        assert!(reigns.has_replacement_since(bit_of(node), 0) && !reigns.has_replacement_since(bit_of(node), count));
         reigns.begin(other);
-        assert!(!reigns.have_begun(bit_of(node), count) && reigns.have_begun(bit_of(node) | bit_of(other), count));
+        assert!(
+            !reigns.has_replacement_since(bit_of(node), count)
+                && reigns.has_replacement_since(bit_of(node) | bit_of(other), count)
+        );
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use sha1::{Digest, Sha1};
 use switchyard_resp::command::CommandTable;
 
-use crate::lua::{UndeclaredKeys, Verdict, judge, with_prelude};
+use crate::lua::{UndeclaredKeys, Verdict, analyse, with_prelude};
 
 /// A script and its analysis.
 #[derive(Debug)]
@@ -35,8 +35,8 @@ pub(crate) fn sha_of(parts: &[&[u8]]) -> [u8; 40] {
 }
 
 impl Script {
-    pub(crate) fn judged(body: &[u8], sha: [u8; 40], table: &CommandTable, beside: UndeclaredKeys) -> Self {
-        let verdict = judge(body, table, beside);
+    pub(crate) fn analyse(body: &[u8], sha: [u8; 40], table: &CommandTable, beside: UndeclaredKeys) -> Self {
+        let verdict = analyse(body, table, beside);
         let mut script = Self { body: body.into(), sha, verdict, wrapped_sha: sha };
         if matches!(script.verdict, Verdict::Wrapped(_)) {
             script.wrapped_sha = sha_of(&script.wrapped());
@@ -80,8 +80,8 @@ pub(crate) struct Scripts {
 const SCRIPTS_BYTES_MAX: usize = 64 << 20;
 
 impl Scripts {
-    pub(crate) fn remember(&mut self, script: &Arc<Script>) {
-        if self.bytes + script.bytes() <= SCRIPTS_BYTES_MAX && self.named(&script.sha).is_none() {
+    pub(crate) fn store(&mut self, script: &Arc<Script>) {
+        if self.bytes + script.bytes() <= SCRIPTS_BYTES_MAX && self.by_client_sha(&script.sha).is_none() {
             self.bytes += script.bytes();
             self.by_sha.insert(script.wrapped_sha, script.clone());
             self.by_sha.insert(script.sha, script.clone());
@@ -89,7 +89,7 @@ impl Scripts {
     }
 
     /// Returns the script with this client hash, in upper or lower case.
-    pub(crate) fn named(&self, sha: &[u8]) -> Option<&Arc<Script>> {
+    pub(crate) fn by_client_sha(&self, sha: &[u8]) -> Option<&Arc<Script>> {
         let sha: [u8; 40] = sha.to_ascii_lowercase().try_into().ok()?;
         self.by_sha.get(&sha).filter(|script| script.sha == sha)
     }
@@ -123,7 +123,7 @@ mod tests {
         };
         for number in 0..100 {
             let body = text(number);
-            scripts.remember(&Arc::new(Script::judged(&body, sha_of(&[&body]), &table, UndeclaredKeys::Slot)));
+            scripts.store(&Arc::new(Script::analyse(&body, sha_of(&[&body]), &table, UndeclaredKeys::Slot)));
             assert!(scripts.bytes <= SCRIPTS_BYTES_MAX);
         }
         let mut kept: Vec<&Arc<Script>> = scripts.by_sha.values().collect();
@@ -131,12 +131,12 @@ mod tests {
         kept.dedup_by_key(|script| Arc::as_ptr(script));
         let really: usize = kept.iter().map(|script| script.bytes()).sum();
         assert_eq!((kept.len(), really), (63, scripts.bytes), "counted as kept");
-        let first = scripts.named(&sha_of(&[&text(0)])).expect("known").clone();
-        scripts.remember(&first);
+        let first = scripts.by_client_sha(&sha_of(&[&text(0)])).expect("known").clone();
+        scripts.store(&first);
         assert_eq!(Arc::strong_count(&first), 3, "by two hashes, and here");
         let wrapped = scripts.text(&first.wrapped_sha).expect("known");
         assert_eq!((sha_of(&[&wrapped]), scripts.text(&first.sha)), (first.wrapped_sha, Some(text(0))));
-        assert!(scripts.named(&first.sha.to_ascii_uppercase()).is_some());
-        assert!(scripts.named(&first.wrapped_sha).is_none(), "clients do not know what nodes execute");
+        assert!(scripts.by_client_sha(&first.sha.to_ascii_uppercase()).is_some());
+        assert!(scripts.by_client_sha(&first.wrapped_sha).is_none(), "clients do not know what nodes execute");
     }
 }

@@ -23,13 +23,13 @@ pub struct FleetOwnership {
     holder: String,
     version: AtomicU64,
     replaced: OnceLock<String>,
-    before: Before,
-    met: Mutex<BTreeMap<NodeId, Met>>,
+    before: EarlierRouters,
+    admissions: Mutex<BTreeMap<NodeId, NodeAdmission>>,
 }
 
 /// Earlier routers, as far as known from the state directory.
 #[derive(Clone, Debug, Default)]
-pub struct Before {
+pub struct EarlierRouters {
     /// Last router before this one.
     pub predecessor: Predecessor,
     /// Nodes of the slot map at the start. An earlier router may have served them.
@@ -38,7 +38,7 @@ pub struct Before {
 
 /// A node's process that has ended all connections of earlier routers.
 #[derive(Debug)]
-struct Met {
+struct NodeAdmission {
     run_id: String,
     /// Time from which commands may be sent. Until then an earlier router may reply from its hot copies.
     free_at: Instant,
@@ -47,7 +47,7 @@ struct Met {
 /// Whether a connection to a node may be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Admission {
-    /// The ownership record must first be read and passed to [`FleetOwnership::meet`].
+    /// The ownership record must first be read and passed to [`FleetOwnership::admit_process`].
     Unmet,
     /// Not before this time.
     Waits(Instant),
@@ -58,15 +58,15 @@ pub enum Admission {
 impl FleetOwnership {
     /// Creates the record of a router of this site. `holder` is unique among routers.
     #[must_use]
-    pub fn new(site: &str, term: u64, holder: String, version: u64, before: Before) -> Self {
+    pub fn new(site: &str, term: u64, holder: String, version: u64, before: EarlierRouters) -> Self {
         let (replaced, met) = (OnceLock::new(), Mutex::default());
-        Self { user: user_of(site), term, holder, version: AtomicU64::new(version), replaced, before, met }
+        Self { user: user_of(site), term, holder, version: AtomicU64::new(version), replaced, before, admissions: met }
     }
 
     /// Whether commands may be sent to this process of a node.
     #[must_use]
     pub fn admission(&self, node: NodeId, run_id: &str) -> Admission {
-        match lock(&self.met).get(&node).filter(|met| met.run_id == run_id) {
+        match lock(&self.admissions).get(&node).filter(|met| met.run_id == run_id) {
             None => Admission::Unmet,
             Some(met) if Instant::now() < met.free_at => Admission::Waits(met.free_at),
             Some(_) => Admission::Admitted,
@@ -76,8 +76,8 @@ impl FleetOwnership {
     /// Records the ownership record of a node's process. `answer` is the reply to [`Self::question`], sent after the
     /// node has confirmed the end of all connections of other routers. If one of these may have hot copies, no command
     /// is sent for [`TAKE_OVER_WAIT_US`]. Returns whether that time begins now.
-    pub fn meet(&self, node: NodeId, run_id: &str, answer: &[u8]) -> bool {
-        let mut all = lock(&self.met);
+    pub fn admit_process(&self, node: NodeId, run_id: &str, answer: &[u8]) -> bool {
+        let mut all = lock(&self.admissions);
         let before = all.get(&node);
         if before.is_some_and(|met| met.run_id == run_id) {
             return false;
@@ -90,7 +90,7 @@ impl FleetOwnership {
         let now = Instant::now();
         let free_at = if waits { now + Duration::from_micros(TAKE_OVER_WAIT_US) } else { now };
         let free_at = before.map_or(free_at, |met| met.free_at.max(free_at));
-        all.insert(node, Met { run_id: run_id.to_owned(), free_at });
+        all.insert(node, NodeAdmission { run_id: run_id.to_owned(), free_at });
         waits
     }
 
@@ -101,8 +101,8 @@ impl FleetOwnership {
 
     /// Records a node's process that stores no ownership records. Hot copies need a record, so the node is used at
     /// once.
-    pub fn meet_unmarked(&self, node: NodeId, run_id: &str) {
-        self.meet(node, run_id, b"-");
+    pub fn admit_process_without_record(&self, node: NodeId, run_id: &str) {
+        self.admit_process(node, run_id, b"-");
     }
 
     /// Record that this router stores at its nodes.
@@ -131,14 +131,14 @@ impl FleetOwnership {
     }
 
     /// Interprets a node's reply to [`Self::question`]. Remembers if another router has taken over.
-    pub fn judge(&self, node: &str, answer: &[u8]) -> OwnershipStatus {
-        let standing = match mark_in(answer) {
+    pub fn check_reply(&self, node: &str, answer: &[u8]) -> OwnershipStatus {
+        let standing = match parse_record(answer) {
             Err(_) => OwnershipStatus::Unmarked,
             Ok(None) => OwnershipStatus::Free,
             Ok(Some(mark)) => mark.standing(&self.mark()),
         };
         if let OwnershipStatus::Replaced { .. } = standing {
-            let _ = self.replaced.set(why_not(standing).unwrap_or_default() + &format!(" (at node {node})"));
+            let _ = self.replaced.set(refusal_reason(standing).unwrap_or_default() + &format!(" (at node {node})"));
         }
         standing
     }
@@ -152,7 +152,7 @@ impl FleetOwnership {
 
 /// Returns the reason why a node in this state must not be used, if so.
 #[must_use]
-pub fn why_not(standing: OwnershipStatus) -> Option<String> {
+pub fn refusal_reason(standing: OwnershipStatus) -> Option<String> {
     match standing {
         OwnershipStatus::Ours | OwnershipStatus::Free | OwnershipStatus::Unmarked => None,
         OwnershipStatus::Replaced { term } => {
@@ -185,13 +185,13 @@ fn setting(user: &str, first: &[&str], mark: &OwnershipRecord) -> Vec<String> {
 
 /// Command that reads a node's record of a site.
 #[must_use]
-pub fn question_of(site: &str) -> Vec<String> {
+pub fn query_of_site(site: &str) -> Vec<String> {
     question(&user_of(site))
 }
 
 /// Returns the site of this ACL user, if it is an ownership record.
 #[must_use]
-pub fn site_of_mark(user: &str) -> Option<&str> {
+pub fn site_of_record_user(user: &str) -> Option<&str> {
     user.strip_prefix(USER).filter(|site| site.len() == 8 && site.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
@@ -199,7 +199,7 @@ pub fn site_of_mark(user: &str) -> Option<&str> {
 ///
 /// # Errors
 /// With the text of a node that stores no records.
-pub fn mark_in(answer: &[u8]) -> Result<Option<OwnershipRecord>, String> {
+pub fn parse_record(answer: &[u8]) -> Result<Option<OwnershipRecord>, String> {
     if reply::is_error(answer) {
         return Err(String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned());
     }
@@ -224,41 +224,42 @@ mod tests {
             "*12\r\n$5\r\nflags\r\n*1\r\n+off\r\n$4\r\nkeys\r\n$35\r\n~holder:8:1f-a0 ~version:6 ~beat:3\r\n",
             "*10\r\n$4\r\nkeys\r\n*3\r\n$14\r\nholder:8:1f-a0\r\n$9\r\nversion:6\r\n$6\r\nbeat:3\r\n",
         ] {
-            assert_eq!(mark_in(answer.as_bytes()), Ok(Some(mark.clone())));
+            assert_eq!(parse_record(answer.as_bytes()), Ok(Some(mark.clone())));
         }
-        assert_eq!(mark_in(b"*-1\r\n"), Ok(None));
-        assert_eq!(mark_in(b"_\r\n"), Ok(None));
-        assert!(mark_in(b"-NOPERM no\r\n").is_err());
+        assert_eq!(parse_record(b"*-1\r\n"), Ok(None));
+        assert_eq!(parse_record(b"_\r\n"), Ok(None));
+        assert!(parse_record(b"-NOPERM no\r\n").is_err());
     }
 
     #[test]
     fn a_router_that_was_replaced_remembers_it() {
-        let seat = FleetOwnership::new("5ite", 7, "me".to_owned(), 2, Before::default());
+        let seat = FleetOwnership::new("5ite", 7, "me".to_owned(), 2, EarlierRouters::default());
         assert_eq!(seat.question(), ["ACL", "GETUSER", "switchyard-5ite"]);
         assert_eq!(seat.claim(), ["ACL", "SETUSER", "switchyard-5ite", "off", "~holder:7:me", "~version:2"]);
-        assert_eq!(seat.judge("a", b"*1\r\n$12\r\n~holder:7:me\r\n"), OwnershipStatus::Ours);
-        assert_eq!(seat.judge("a", b"-ERR unknown command\r\n"), OwnershipStatus::Unmarked);
+        assert_eq!(seat.check_reply("a", b"*1\r\n$12\r\n~holder:7:me\r\n"), OwnershipStatus::Ours);
+        assert_eq!(seat.check_reply("a", b"-ERR unknown command\r\n"), OwnershipStatus::Unmarked);
         assert_eq!(seat.replaced(), None);
-        assert_eq!(seat.judge("a", b"*1\r\n$13\r\n~holder:8:you\r\n"), OwnershipStatus::Replaced { term: 8 });
+        assert_eq!(seat.check_reply("a", b"*1\r\n$13\r\n~holder:8:you\r\n"), OwnershipStatus::Replaced { term: 8 });
         assert!(seat.replaced().is_some_and(|why| why.contains("term 8") && why.contains("node a")));
     }
 
     #[test]
     fn a_node_is_used_after_the_wait_for_a_router_that_may_have_copies() {
-        let before = Before { predecessor: Predecessor::Unknown, nodes: BTreeSet::from([NodeId(0), NodeId(1)]) };
+        let before =
+            EarlierRouters { predecessor: Predecessor::Unknown, nodes: BTreeSet::from([NodeId(0), NodeId(1)]) };
         let seat = FleetOwnership::new("5ite", 7, "me".to_owned(), 2, before);
         let (old, stopped) = (b"$27\r\n~holder:6:old ~holder:7:me\r\n", b"$26\r\n~holder:6:old ~stopped:old\r\n");
         assert_eq!(seat.admission(NodeId(0), "a"), Admission::Unmet);
-        seat.meet(NodeId(0), "a", old);
+        seat.admit_process(NodeId(0), "a", old);
         assert!(matches!(seat.admission(NodeId(0), "a"), Admission::Waits(_)));
-        seat.meet(NodeId(0), "a", stopped);
+        seat.admit_process(NodeId(0), "a", stopped);
         assert!(matches!(seat.admission(NodeId(0), "a"), Admission::Waits(_)), "a later reading shortens nothing");
         assert_eq!(seat.admission(NodeId(0), "b"), Admission::Unmet, "another process");
-        seat.meet(NodeId(0), "b", b"$12\r\n~holder:7:me\r\n");
+        seat.admit_process(NodeId(0), "b", b"$12\r\n~holder:7:me\r\n");
         assert!(matches!(seat.admission(NodeId(0), "b"), Admission::Waits(_)), "the wait of the node continues");
-        seat.meet(NodeId(1), "a", stopped);
-        seat.meet(NodeId(2), "a", b"*-1\r\n");
-        seat.meet(NodeId(3), "a", b"-NOPERM\r\n");
+        seat.admit_process(NodeId(1), "a", stopped);
+        seat.admit_process(NodeId(2), "a", b"*-1\r\n");
+        seat.admit_process(NodeId(3), "a", b"-NOPERM\r\n");
         assert!([1, 2, 3].iter().all(|node| seat.admission(NodeId(*node), "a") == Admission::Admitted));
     }
 }

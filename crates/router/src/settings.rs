@@ -54,7 +54,7 @@ pub struct Settings {
     /// Facts about the nodes' processes from an earlier run.
     pub processes: BTreeMap<NodeId, KnownProcess>,
     /// Reason why no node may be used, if so. Lifted by [`crate::Router::hold`].
-    pub held: Option<String>,
+    pub held_reason: Option<String>,
     /// Handlers of commands that workers do not execute.
     pub ports: Ports,
     /// Settings that a reload may change.
@@ -277,7 +277,7 @@ impl Default for HotCopies {
 
 impl HotCopies {
     /// Whether the name of a key allows copies.
-    pub fn may_be(&self, key: &[u8]) -> bool {
+    pub fn allows_key(&self, key: &[u8]) -> bool {
         let is_in = |prefixes: &[String]| prefixes.iter().any(|prefix| key.starts_with(prefix.as_bytes()));
         !is_in(&self.exclude) && (self.only.is_empty() || is_in(&self.only))
     }
@@ -376,7 +376,7 @@ pub struct KnownProcess {
     /// Whether another process without this data has replaced it. Then the node is not served.
     pub is_held: bool,
     /// Whether it stores the ownership record of the router ([`crate::FleetOwnership`]).
-    pub is_marked: bool,
+    pub has_ownership_record: bool,
 }
 
 /// Access to a node.

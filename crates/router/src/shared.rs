@@ -26,10 +26,10 @@ use crate::function_turns::FunctionTurns;
 use crate::hot_copies::HotCopies;
 use crate::limits::Limits;
 use crate::lua::Libraries;
-use crate::metrics::{WaitsLately, WorkerCounters};
+use crate::metrics::{RecentWaits, WorkerCounters};
 use crate::mover::{Moved, Moves, SharedMove, SharedTracker};
 use crate::pubsub::Subscriptions;
-use crate::reigns::Reigns;
+use crate::reigns::ProcessReplacements;
 use crate::scripts::Scripts;
 use crate::seat::FleetOwnership;
 use crate::settings::{KnownProcess, Ports, Reads, RuntimeSettings, Servers};
@@ -138,7 +138,7 @@ pub(crate) struct NodeFacts {
 impl NodeFacts {
     /// Returns facts from an earlier run of the router.
     pub(crate) fn known(process: KnownProcess) -> Self {
-        let KnownProcess { run_id, data, persists, is_held, is_marked } = process;
+        let KnownProcess { run_id, data, persists, is_held, has_ownership_record: is_marked } = process;
         Self { run_id: Some(run_id.into()), data: Data::known(data), persists, is_held, is_marked, ..Self::default() }
     }
 }
@@ -175,7 +175,7 @@ pub(crate) enum Message {
     /// Reply of a worker, as RESP.
     Answer { gather: Handle, part: u32, reply: Vec<u8> },
     /// This client of yours may now wait at a node ([`crate::wait_queues`]).
-    Turn { client: Handle },
+    WaitTurn { client: Handle },
     /// Reissue the blocking command of this client, behind another client's command.
     Recall { client: Handle },
     /// Memory is above the limit, and you have the biggest client.
@@ -185,13 +185,13 @@ pub(crate) enum Message {
     /// Fail clients that wait for these keys of a move (`None`: any) with this error.
     Refused { move_id: MoveId, keys: Option<Arc<[Fingerprint]>>, error: Arc<str> },
     /// The keys needed by command `number` of this client are together, or (with the reason) will not be soon.
-    Home { client: Handle, number: u32, refusal: Option<Arc<str>> },
+    ColocateAnswer { client: Handle, number: u32, refusal: Option<Arc<str>> },
     /// The mover has quiesced for this ticket.
-    Quiet { move_id: MoveId, ticket: u64 },
+    Quiesced { move_id: MoveId, ticket: u64 },
     /// Other workers have clients waiting for an exclusive connection of this kind to the node. Close unused ones.
-    WantRoom { node: NodeId, lane: Lane },
+    CloseUnused { node: NodeId, lane: Lane },
     /// An exclusive connection to the node may be available.
-    Room { node: NodeId },
+    ConnectionAvailable { node: NodeId },
     /// Result of a password check.
     Login { client: Handle, attempt: Attempt },
     #[cfg(test)]
@@ -272,12 +272,12 @@ pub(crate) struct Shared {
     pub(crate) seat: Option<Arc<FleetOwnership>>,
     pub(crate) fences: Arc<Fences>,
     /// Counts processes that have served the nodes.
-    pub(crate) reigns: Reigns,
+    pub(crate) reigns: ProcessReplacements,
     plan: Mutex<Arc<RoutingSnapshot>>,
     /// Number of the current plan. A worker with another number adopts the plan.
     pub(crate) generation: AtomicU64,
     /// Number of the plan that last changed primaries; and the adopted plan of each worker.
-    led_since: AtomicU64,
+    primaries_generation: AtomicU64,
     adopted: Vec<AtomicU64>,
     pub(crate) nodes: Mutex<BTreeMap<NodeId, NodeFacts>>,
     pub(crate) scripts: Mutex<Scripts>,
@@ -329,7 +329,7 @@ pub(crate) struct Shared {
     /// Threads of movers.
     pub(crate) movers: Mutex<Vec<JoinHandle<()>>>,
     /// Waits of clients in times without a move.
-    pub(crate) waits_lately: Mutex<WaitsLately>,
+    pub(crate) recent_waits: Mutex<RecentWaits>,
     /// Set by `drain`: stop accepting and reading, finish commands in flight.
     pub(crate) draining: AtomicBool,
     /// Set at the bound of a drain: close all remaining clients.
@@ -344,7 +344,7 @@ pub(crate) struct Shared {
     pub(crate) batched_sends: bool,
     /// Handlers of commands that workers do not execute.
     pub(crate) ports: Ports,
-    looking: Arc<Mutex<QuiesceLock>>,
+    quiesce_lock: Arc<Mutex<QuiesceLock>>,
     /// Turns of changing and copying functions.
     pub(crate) functions: FunctionTurns,
     /// Observer of all commands with keys.
@@ -372,11 +372,11 @@ struct QuiesceLock {
 pub(crate) struct QuiesceLockGuard(Arc<Mutex<QuiesceLock>>);
 
 /// Minimum time for which movers run between two quiesces, so that frequent operations cannot starve a move.
-const LOOK_REST: Duration = Duration::from_millis(50);
+const QUIESCE_REST: Duration = Duration::from_millis(50);
 
 impl Drop for QuiesceLockGuard {
     fn drop(&mut self) {
-        *lock(&self.0) = QuiesceLock { is_taken: false, not_before: Some(Instant::now() + LOOK_REST) };
+        *lock(&self.0) = QuiesceLock { is_taken: false, not_before: Some(Instant::now() + QUIESCE_REST) };
     }
 }
 
@@ -428,11 +428,11 @@ impl Shared {
             site,
             seat,
             fences: Arc::default(),
-            reigns: Reigns::default(),
+            reigns: ProcessReplacements::default(),
             incarnation: format!("{:x}-{:x}", std::process::id(), since_epoch.as_micros()),
             plan: Mutex::new(Arc::new(plan)),
             generation: AtomicU64::new(1),
-            led_since: AtomicU64::new(0),
+            primaries_generation: AtomicU64::new(0),
             adopted: (0..workers).map(|_| AtomicU64::new(0)).collect(),
             nodes: Mutex::default(),
             scripts: Mutex::default(),
@@ -463,7 +463,7 @@ impl Shared {
             moves: Mutex::default(),
             moved: Mutex::default(),
             movers: Mutex::default(),
-            waits_lately: Mutex::default(),
+            recent_waits: Mutex::default(),
             draining: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             cut: AtomicU64::new(0),
@@ -471,7 +471,7 @@ impl Shared {
             listeners_read_replicas,
             batched_sends,
             ports: Ports::default(),
-            looking: Arc::default(),
+            quiesce_lock: Arc::default(),
             functions: FunctionTurns::default(),
             tap: OnceLock::new(),
         })
@@ -509,15 +509,15 @@ impl Shared {
         self.change_plan(|plan| {
             let mut servers = (*plan.servers).clone();
             change(&mut servers);
-            self.led_since.store(self.generation.load(Ordering::Acquire) + 1, Ordering::Release);
+            self.primaries_generation.store(self.generation.load(Ordering::Acquire) + 1, Ordering::Release);
             RoutingSnapshot { servers: Arc::new(servers), ..plan.clone() }
         });
     }
 
     /// Makes all workers close connections to processes that no longer serve the nodes.
-    pub(crate) fn leave_other_processes(&self) {
+    pub(crate) fn make_workers_leave_old_processes(&self) {
         self.change_plan(|plan| {
-            self.led_since.store(self.generation.load(Ordering::Acquire) + 1, Ordering::Release);
+            self.primaries_generation.store(self.generation.load(Ordering::Acquire) + 1, Ordering::Release);
             plan.clone()
         });
     }
@@ -529,13 +529,13 @@ impl Shared {
     }
 
     /// Whether a worker with the plan of this number must leave servers or processes because of a newer plan.
-    pub(crate) fn are_others_to_be_left(&self, known: u64) -> bool {
-        self.led_since.load(Ordering::Acquire) > known
+    pub(crate) fn must_leave_servers(&self, known: u64) -> bool {
+        self.primaries_generation.load(Ordering::Acquire) > known
     }
 
     /// Whether no worker uses an old primary or a replaced process any more.
-    pub(crate) fn are_others_left(&self) -> bool {
-        let since = self.led_since.load(Ordering::Acquire);
+    pub(crate) fn all_left_old_servers(&self) -> bool {
+        let since = self.primaries_generation.load(Ordering::Acquire);
         self.adopted.iter().all(|adopted| adopted.load(Ordering::Acquire) >= since)
     }
 
@@ -601,13 +601,13 @@ impl Shared {
     }
 
     /// Acquires the permission to quiesce movers and access all keys. `None`: not now.
-    pub(crate) fn take_turn_to_look(&self) -> Option<QuiesceLockGuard> {
-        let mut looking = lock(&self.looking);
+    pub(crate) fn try_quiesce_lock(&self) -> Option<QuiesceLockGuard> {
+        let mut looking = lock(&self.quiesce_lock);
         if looking.is_taken || looking.not_before.is_some_and(|at| Instant::now() < at) {
             return None;
         }
         looking.is_taken = true;
-        Some(QuiesceLockGuard(self.looking.clone()))
+        Some(QuiesceLockGuard(self.quiesce_lock.clone()))
     }
 
     /// Returns the counts of exclusive connections to a node, over all workers.
@@ -725,16 +725,16 @@ mod tests {
     #[test]
     fn a_new_primary_is_used_when_all_have_left_the_one_before() {
         let shared = shared(2);
-        assert!(shared.are_others_left(), "there was none before");
+        assert!(shared.all_left_old_servers(), "there was none before");
         shared.change_servers(|servers| drop(servers.insert(NodeId(0), Servers::default())));
         let (number, _) = shared.own_plan();
         shared.adopted(0, number);
-        assert!(!shared.are_others_left(), "the other worker may still read at it");
+        assert!(!shared.all_left_old_servers(), "the other worker may still read at it");
         shared.adopted(1, u64::MAX);
-        assert!(shared.are_others_left(), "it has ended");
-        shared.leave_other_processes();
-        assert!(!shared.are_others_left(), "the first worker may still use the process before");
+        assert!(shared.all_left_old_servers(), "it has ended");
+        shared.make_workers_leave_old_processes();
+        assert!(!shared.all_left_old_servers(), "the first worker may still use the process before");
         shared.adopted(0, shared.own_plan().0);
-        assert!(shared.are_others_left());
+        assert!(shared.all_left_old_servers());
     }
 }

@@ -105,7 +105,7 @@ pub(crate) struct SingleNodeUsage(Mutex<BTreeMap<(String, Limit), u64>>);
 
 impl SingleNodeUsage {
     /// Returns the counts by command and limit.
-    pub(crate) fn counted(&self) -> Vec<Limited> {
+    pub(crate) fn all(&self) -> Vec<Limited> {
         lock(&self.0)
             .iter()
             .map(|((command, limit), count)| Limited { command: command.clone(), limit: *limit, count: *count })
@@ -125,11 +125,11 @@ mod tests {
         one.note("EVAL", Limit::Slots);
         one.note("EVAL", Limit::Unproved);
         other.note("EVAL", Limit::Unproved);
-        assert_eq!(all.counted(), []);
+        assert_eq!(all.all(), []);
         one.add_to(&all);
         other.add_to(&all);
         one.add_to(&all);
         let of = |limit, count| Limited { command: "EVAL".to_owned(), limit, count };
-        assert_eq!(all.counted(), [of(Limit::Slots, 1), of(Limit::Unproved, 3)]);
+        assert_eq!(all.all(), [of(Limit::Slots, 1), of(Limit::Unproved, 3)]);
     }
 }

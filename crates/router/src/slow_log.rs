@@ -82,7 +82,7 @@ pub(crate) fn shortened<'a>(args: impl ExactSizeIterator<Item = &'a [u8]>) -> Ve
 /// Shortens a truncated request in wire format (`*2\r
 /// $3\r
 /// ...`).
-pub(crate) fn shortened_beginning(request: &[u8]) -> Vec<Vec<u8>> {
+pub(crate) fn shorten_truncated(request: &[u8]) -> Vec<Vec<u8>> {
     let mut rest = request;
     let Some(count) = take_length(&mut rest, b'*') else { return Vec::new() };
     let mut kept: Vec<Vec<u8>> = Vec::new();
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn of_a_beginning_what_is_there_is_shown() {
         let shown = |request: &str| -> Vec<String> {
-            shortened_beginning(request.as_bytes()).into_iter().map(|arg| String::from_utf8(arg).unwrap()).collect()
+            shorten_truncated(request.as_bytes()).into_iter().map(|arg| String::from_utf8(arg).unwrap()).collect()
         };
         assert_eq!(shown("*3\r\n$5\r\nBLPOP\r\n$1\r\nq\r\n$1\r\n0\r\n"), ["BLPOP", "q", "0"]);
         assert_eq!(shown("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$2000000\r\n"), ["SET", "k", "... (2000000 more bytes)"]);

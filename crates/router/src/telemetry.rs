@@ -16,7 +16,7 @@ use crate::shared::lock;
 
 /// Sampled counts of a worker.
 #[derive(Debug)]
-pub(crate) struct Counted {
+pub(crate) struct WorkerCounts {
     /// Sampling rate: one of this many commands was counted. Each worker adapts it to its load.
     pub(crate) one_in: u32,
     /// Whether the segment ends. Otherwise the counts are handed over early because they are large.
@@ -59,7 +59,7 @@ impl Default for SharedBoard {
 
 impl SharedBoard {
     /// Adds counts of a worker since its last call. `ends`: ends the segment for all workers.
-    pub(crate) fn take(&self, counted: Counted, ends: bool) {
+    pub(crate) fn take(&self, counted: WorkerCounts, ends: bool) {
         let mut inner = lock(&self.inner);
         let scale = |count: u64| count * u64::from(counted.one_in);
         for (slot, more) in counted.slots {

@@ -38,7 +38,7 @@ enum Names {
     Same(ServerName<'static>),
     /// Each server's own host name, by address. Clones share the map, so a name from a Sentinel applies to all later
     /// connections.
-    Own(Arc<Mutex<BTreeMap<SocketAddr, ServerName<'static>>>>),
+    PerServer(Arc<Mutex<BTreeMap<SocketAddr, ServerName<'static>>>>),
 }
 
 impl NodeTls {
@@ -49,7 +49,7 @@ impl NodeTls {
 
     /// Verifies each server by its own name ([`NodeTls::note_host`]).
     pub fn with_own_names(config: Arc<ClientConfig>, identity: String) -> Self {
-        Self { config, identity, names: Names::Own(Arc::default()) }
+        Self { config, identity, names: Names::PerServer(Arc::default()) }
     }
 
     /// Returns the required certificate name of the server at `address`. Without a known host name, this is its IP
@@ -57,7 +57,7 @@ impl NodeTls {
     pub fn name_at(&self, address: SocketAddr) -> ServerName<'static> {
         match &self.names {
             Names::Same(name) => name.clone(),
-            Names::Own(names) => locked(names)
+            Names::PerServer(names) => locked(names)
                 .get(&address)
                 .cloned()
                 .unwrap_or_else(|| ServerName::IpAddress(IpAddr::from(address.ip()))),
@@ -67,7 +67,7 @@ impl NodeTls {
     /// Records the host of the server at `address`, from a Sentinel or the configuration. An IP address removes an
     /// earlier name.
     pub fn note_host(&self, address: SocketAddr, host: &str) {
-        let Names::Own(names) = &self.names else { return };
+        let Names::PerServer(names) = &self.names else { return };
         match ServerName::try_from(host.strip_suffix('.').unwrap_or(host)) {
             Ok(name @ ServerName::DnsName(_)) => drop(locked(names).insert(address, name.to_owned())),
             _ => drop(locked(names).remove(&address)),
@@ -78,20 +78,20 @@ impl NodeTls {
     pub fn host_at(&self, address: SocketAddr) -> Option<String> {
         match &self.names {
             Names::Same(_) => None,
-            Names::Own(names) => locked(names).get(&address).map(|name| name.to_str().into_owned()),
+            Names::PerServer(names) => locked(names).get(&address).map(|name| name.to_str().into_owned()),
         }
     }
 
     /// Forgets the host of a server that has left the node.
     pub fn forget_host(&self, address: SocketAddr) {
-        if let Names::Own(names) = &self.names {
+        if let Names::PerServer(names) = &self.names {
             locked(names).remove(&address);
         }
     }
 
     /// Adopts the host names of `before`, the same node until now; names that only this one has are added to both.
-    pub fn keep_hosts(&mut self, before: &Self) {
-        if let (Names::Own(new), Names::Own(old)) = (&mut self.names, &before.names)
+    pub fn adopt_hosts(&mut self, before: &Self) {
+        if let (Names::PerServer(new), Names::PerServer(old)) = (&mut self.names, &before.names)
             && !Arc::ptr_eq(new, old)
         {
             locked(old).append(&mut locked(new));
@@ -222,7 +222,7 @@ impl PartialEq for NodeTls {
         let same_names = match (&self.names, &other.names) {
             (Names::Same(name), Names::Same(other)) => name == other,
             // Current names of servers are not part of the configuration.
-            (Names::Own(_), Names::Own(_)) => true,
+            (Names::PerServer(_), Names::PerServer(_)) => true,
             _ => false,
         };
         self.identity == other.identity && same_names
@@ -241,7 +241,7 @@ impl fmt::Debug for NodeTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.names {
             Names::Same(name) => write!(f, "NodeTls({name:?}, {})", self.identity),
-            Names::Own(_) => write!(f, "NodeTls(own names, {})", self.identity),
+            Names::PerServer(_) => write!(f, "NodeTls(own names, {})", self.identity),
         }
     }
 }
@@ -282,7 +282,7 @@ mod tests {
         // A reload.
         let mut reloaded = own_names();
         reloaded.note_host(two, "redis-b");
-        reloaded.keep_hosts(&tls);
+        reloaded.adopt_hosts(&tls);
         assert_eq!((shown(&reloaded, one), shown(&tls, two)), ("redis-a".to_owned(), "redis-b".to_owned()));
         assert_eq!(reloaded, own_names(), "present names are no part of the configuration");
         tls.forget_host(two);

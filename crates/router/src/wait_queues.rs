@@ -42,7 +42,7 @@ impl WaitQueues {
     }
 
     /// Adds a blocking command. Returns whether it may be sent now; otherwise its worker later receives
-    /// [`Message::Turn`].
+    /// [`Message::WaitTurn`].
     pub(crate) fn enter(&self, slot: Slot, worker: usize, client: Handle) -> (Ticket, bool) {
         let mut line = lock(self.shard(slot));
         let ticket = self.ticket(slot);
@@ -51,7 +51,7 @@ impl WaitQueues {
     }
 
     /// Adds a command that cannot be sent yet, regardless of the queue.
-    pub(crate) fn enter_recalled(&self, slot: Slot, worker: usize, client: Handle) -> Ticket {
+    pub(crate) fn enter_reissued(&self, slot: Slot, worker: usize, client: Handle) -> Ticket {
         let mut line = lock(self.shard(slot));
         let ticket = self.ticket(slot);
         line.recall(slot, ticket.number, (worker, client));
@@ -64,7 +64,7 @@ impl WaitQueues {
     }
 
     /// Records that a reissued command has returned to its worker.
-    pub(crate) fn is_back(&self, ticket: Ticket, mailboxes: &Mailboxes) {
+    pub(crate) fn note_returned(&self, ticket: Ticket, mailboxes: &Mailboxes) {
         let next = lock(self.shard(ticket.slot)).on_ended(ticket.slot, ticket.number);
         notify(next, mailboxes);
     }
@@ -73,19 +73,19 @@ impl WaitQueues {
     /// commands that must be reissued first are notified now.
     pub(crate) fn is_turn(&self, ticket: Ticket, mailboxes: &Mailboxes) -> bool {
         let turn = lock(self.shard(ticket.slot)).turn(ticket.slot, ticket.number);
-        is_its(turn, mailboxes)
+        may_go(turn, mailboxes)
     }
 
     /// Like `is_turn`, and marks the command as sent if so.
     pub(crate) fn go(&self, ticket: Ticket, worker: usize, client: Handle, mailboxes: &Mailboxes) -> bool {
         let turn = lock(self.shard(ticket.slot)).try_send(ticket.slot, ticket.number, (worker, client));
-        is_its(turn, mailboxes)
+        may_go(turn, mailboxes)
     }
 
     /// Records that the command was seen at its node. Returns the next client, to be notified at once: all later
     /// commands wait for this.
     #[must_use]
-    pub(crate) fn seen(&self, ticket: Ticket) -> Option<ClientRef> {
+    pub(crate) fn note_seen_at_node(&self, ticket: Ticket) -> Option<ClientRef> {
         lock(self.shard(ticket.slot)).on_blocked(ticket.slot, ticket.number)
     }
 
@@ -106,11 +106,11 @@ impl WaitQueues {
 
 fn notify(next: impl IntoIterator<Item = ClientRef>, mailboxes: &Mailboxes) {
     for (worker, client) in next {
-        mailboxes.send(worker, Message::Turn { client });
+        mailboxes.send(worker, Message::WaitTurn { client });
     }
 }
 
-fn is_its(turn: Turn<ClientRef>, mailboxes: &Mailboxes) -> bool {
+fn may_go(turn: Turn<ClientRef>, mailboxes: &Mailboxes) -> bool {
     match turn {
         Turn::Ready => true,
         Turn::After(to_recall) => {

@@ -193,7 +193,7 @@ fn imports(code: &str, modules: &BTreeSet<&str>) -> BTreeSet<String> {
 }
 
 /// Returns the violations in these files.
-fn complaints(files: &BTreeMap<String, String>, worker: &[(&str, Sees)], owners: &[(&str, &[&str])]) -> Vec<String> {
+fn violations(files: &BTreeMap<String, String>, worker: &[(&str, Sees)], owners: &[(&str, &[&str])]) -> Vec<String> {
     let mut wrong = Vec::new();
     let modules: BTreeSet<&str> = files
         .keys()
@@ -236,7 +236,7 @@ fn complaints(files: &BTreeMap<String, String>, worker: &[(&str, Sees)], owners:
 
 #[test]
 fn each_file_of_a_worker_sees_what_its_room_may_see() {
-    let wrong = complaints(&files(), WORKER, OWNERS);
+    let wrong = violations(&files(), WORKER, OWNERS);
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
@@ -252,13 +252,13 @@ fn files_that_see_too_much_are_found() {
         ("impl Worker { fn f(&mut self) { self.clients_max; } }", true),
         ("impl Worker { fn f(&mut self) { self.clients.get(h); Request::of_ours(b); } }", true),
     ] {
-        assert_eq!(!complaints(&files("a.rs", code), &[("a.rs", Clients)], owners).is_empty(), is_wrong, "{code}");
+        assert_eq!(!violations(&files("a.rs", code), &[("a.rs", Clients)], owners).is_empty(), is_wrong, "{code}");
     }
     for (code, is_wrong) in [("use super::links::Links;", false), ("use super::{Stall, Worker};", true), ("", true)] {
         let owners: &[(&str, &[&str])] = &[("links.rs", &[]), ("a.rs", &["links"])];
-        assert_eq!(!complaints(&files("a.rs", code), &[], owners).is_empty(), is_wrong, "{code}");
+        assert_eq!(!violations(&files("a.rs", code), &[], owners).is_empty(), is_wrong, "{code}");
     }
-    assert_eq!(complaints(&files("a.rs", ""), &[], owners).len(), 1, "a file without a row");
+    assert_eq!(violations(&files("a.rs", ""), &[], owners).len(), 1, "a file without a row");
 }
 
 #[test]

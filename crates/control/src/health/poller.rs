@@ -194,7 +194,7 @@ impl Name {
         let running = Arc::clone(running);
         self.under_way = Some(tokio::task::spawn_blocking(move || {
             let found = endpoint.resolve();
-            let is_news = running.with(|router| router.name_resolves(node, found.clone())).unwrap_or(false);
+            let is_news = running.with(|router| router.set_resolved_address(node, found.clone())).unwrap_or(false);
             if let Ok(address) = found
                 && is_news
             {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use switchyard_policy::topology::Topology;
 use switchyard_resp::units::counted;
-use switchyard_router::{Limited, Link, NodeAccess, left_behind};
+use switchyard_router::{Limited, Link, NodeAccess, foreign_connections};
 use tracing::{error, warn};
 
 use super::align_settings;
@@ -162,7 +162,7 @@ impl FleetFacts {
         Inspected {
             user: node.or_else(replica).or_else(replicas).or_else(router).or_else(client),
             // No router has an empty run id, so this counts every connection of this site.
-            own_connections: left_behind(clients, &self.site, "").len(),
+            own_connections: foreign_connections(clients, &self.site, "").len(),
             keys: seen.keys().iter().map(|(_, keys)| keys).sum(),
             run_id,
         }

@@ -14,7 +14,7 @@ use switchyard_policy::migration::{Key, Process, is_temporary};
 use switchyard_policy::topology::{NodeId, Slot, Topology};
 use switchyard_resp::reply;
 use switchyard_resp::units::counted;
-use switchyard_router::{Link, NodeAccess, Router, are_all_that_is_left, site_of_mark, why_not};
+use switchyard_router::{Link, NodeAccess, Router, may_be_only_copies, refusal_reason, site_of_record_user};
 use tracing::{info, warn};
 
 use super::Moves;
@@ -118,7 +118,7 @@ impl<'a> ProbeConnection<'a> {
         let answer = |error: std::io::Error| format!("node {name}: {error}");
         // A node that refuses ACL has no router's record.
         let users = self.connection.call(&["ACL", "USERS"]).map_err(answer)?;
-        let others = |user: &String| site_of_mark(user).is_some_and(|other| other != site);
+        let others = |user: &String| site_of_record_user(user).is_some_and(|other| other != site);
         if let Some(user) = users.items().iter().map(Answer::text).find(others) {
             return Err(format!(
                 "node {name}: another router has an ownership record there, so keys may be its own, and none is removed. Give each router servers of its own. If that \
@@ -237,7 +237,7 @@ impl Moves {
         if done.is_err() {
             // The node may still execute the command. No other node relies on this one before the end of the connection
             // is confirmed.
-            self.running.with(|router: &Router| router.connection_broke(id, process));
+            self.running.with(|router: &Router| router.note_broken_connection(id, process));
             copies.nodes.remove(&id);
         }
         done
@@ -260,7 +260,7 @@ impl Moves {
         if let Some(seat) = self.running.seats().map(|seats| seats.seat()) {
             let words = seat.question();
             let answer = asked.connection.call(&words).map_err(|error| format!("node {}: {error}", node.name))?;
-            why_not(seat.judge(&node.name, &answer.0)).map_or(Ok(()), Err)?;
+            refusal_reason(seat.check_reply(&node.name, &answer.0)).map_or(Ok(()), Err)?;
         }
         asked.serves_no_others(&self.site())?;
         Ok((asked, Process { run_id, client_id }))
@@ -320,7 +320,7 @@ impl Removal {
         }
         // An ejection may have made the node their owner in the meantime.
         self.only_copies.retain(|(_, key)| topology.lives_at(key) != node);
-        if are_all_that_is_left(self.only_copies.len(), self.removed) {
+        if may_be_only_copies(self.only_copies.len(), self.removed) {
             warn!(
                 "node {} still has {} of slots that it does not own, and their owners have them not: clients have deleted them since, or servers were restored from \
                  snapshots of different times (docs/backup.md). They stay there until a move brings these slots to it (--purge-target)",

@@ -130,7 +130,7 @@ impl Moves {
         // A removal still in flight would delete a key that a client is about to write there.
         for broken in self.running.with(|router| router.broken_connections(node)).unwrap_or_default() {
             asked.kill_connection(&broken, &process)?;
-            self.running.with(|router| router.connection_ended(node, broken));
+            self.running.with(|router| router.note_confirmed_connection(node, broken));
         }
         let mut remove = || -> Result<usize, String> {
             // A pool's clients cannot select other databases.
@@ -180,7 +180,7 @@ impl Moves {
             Err(why) => {
                 // The node may still execute the command. No other node relies on this one before the end of the
                 // connection is confirmed.
-                self.running.with(|router: &Router| router.connection_broke(node, process));
+                self.running.with(|router: &Router| router.note_broken_connection(node, process));
                 Err(why)
             }
         }
@@ -231,17 +231,17 @@ impl Moves {
         let _until_it_is_in_transit = told.transpose()?;
         // Before any worker can send a write to a stand-in: the epoch below is published later.
         let slots: Vec<Slot> = to.values().flatten().copied().collect();
-        self.running.with(|router| router.slots_go_away(node, &slots, self.ledger.fingerprints()));
+        self.running.with(|router| router.note_slots_ejected(node, &slots, self.ledger.fingerprints()));
         let epoch = self.placement.set_transits(id, transits)?;
         let is_drained = || {
-            let is_confirmed = |router: &Router| to.keys().all(|other| router.is_all_confirmed(*other));
-            self.running.with(|router| router.drained_of_the_lost(epoch, node) && is_confirmed(router)).unwrap_or(false)
+            let is_confirmed = |router: &Router| to.keys().all(|other| router.has_no_unconfirmed_connections(*other));
+            self.running.with(|router| router.drained_lost_node(epoch, node) && is_confirmed(router)).unwrap_or(false)
         };
         let end = Instant::now() + bound;
         let outcome = loop {
             if is_drained() {
                 let raised = || seats.map_or(Ok(()), |seats| seats.raise_version());
-                self.running.with(|router| router.keys_stay_behind(node));
+                self.running.with(|router| router.note_keys_left_behind(node));
                 break stand_ins.check_same_processes().and_then(|()| keep()).and_then(|()| {
                     raised().and_then(|()| self.placement.hand_over_to(id, to)).inspect_err(|_| forget())
                 });

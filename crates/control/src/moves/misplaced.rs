@@ -78,7 +78,7 @@ impl Moves {
                 if done.is_err() {
                     // The node may still execute the command. No other node relies on this one before the end of the
                     // connection is confirmed.
-                    self.running.with(|router: &Router| router.connection_broke(node, process));
+                    self.running.with(|router: &Router| router.note_broken_connection(node, process));
                 }
                 done
             });

@@ -125,7 +125,7 @@ impl Moves {
             report.big_whole = progress.big.whole;
             report.big_whole_max_us = progress.big.whole_us_max;
             report.big_whole_last.clone_from(&progress.big.whole_last);
-            let big = progress.big.under_way.iter();
+            let big = progress.big.in_progress.iter();
             report.big = big
                 .map(|big| BigKeyReport {
                     kind: big.kind.to_owned(),

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::Durability;
 use switchyard_resp::units::counted;
-use switchyard_router::{NodeAccess, left_behind};
+use switchyard_router::{NodeAccess, foreign_connections};
 
 use super::{Action, Answer, NodeConnection, PROBE_NAME, direct_clients, redis_version, routers, settled_list};
 
@@ -148,7 +148,7 @@ pub(crate) fn check_node(
             ));
         }
         let list = list.text();
-        if left_behind(&list, &own.site, &own.run).is_empty() {
+        if foreign_connections(&list, &own.site, &own.run).is_empty() {
             break list;
         }
         // Two routers with separate copies of one slot map: each would miss the keys that the other moves. No flag

@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::{First, NodeId, PlaceError, Sample, Topology};
 use switchyard_resp::units::counted;
-use switchyard_router::{NodeAccess, mark_in, question_of, site_of_mark};
+use switchyard_router::{NodeAccess, parse_record, query_of_site, site_of_record_user};
 
 use super::clients::routers;
 use super::connection::{Answer, NodeConnection};
@@ -183,8 +183,8 @@ impl UnlistedNodes {
 pub fn others(node: &mut NodeConnection, listed: &[&str]) -> Result<Option<UnlistedNodes>, String> {
     let mut ask = |args: &[&str]| node.call(args).map_err(|error| format!("does not answer ACL: {error}"));
     let users = ask(&["ACL", "USERS"])?;
-    for user in users.items().iter().map(Answer::text).filter(|user| site_of_mark(user).is_some()) {
-        let Ok(Some(mark)) = mark_in(&ask(&["ACL", "GETUSER", &user])?.0) else { continue };
+    for user in users.items().iter().map(Answer::text).filter(|user| site_of_record_user(user).is_some()) {
+        let Ok(Some(mark)) = parse_record(&ask(&["ACL", "GETUSER", &user])?.0) else { continue };
         let names = mark.missing(listed);
         if !names.is_empty() {
             return Ok(Some(UnlistedNodes { user, names }));
@@ -196,7 +196,7 @@ pub fn others(node: &mut NodeConnection, listed: &[&str]) -> Result<Option<Unlis
 /// Whether any router has left an ownership record at a node, as far as the node shows it.
 fn is_marked(node: &mut NodeConnection) -> Result<bool, String> {
     let users = node.call(&["ACL", "USERS"]).map_err(|error| format!("does not answer ACL: {error}"))?;
-    Ok(users.items().iter().any(|user| site_of_mark(&user.text()).is_some()))
+    Ok(users.items().iter().any(|user| site_of_record_user(&user.text()).is_some()))
 }
 
 /// State of a node before a first start.
@@ -407,9 +407,9 @@ pub fn sample(
     let patience = if at_most.is_some() { patience } else { patience.max(PAGE_PATIENCE) };
     let mut node = NodeConnection::open(access, patience)?;
     let mark = site
-        .map(|site| node.call(&question_of(site)).map_err(|error| format!("does not answer ACL: {error}")))
+        .map(|site| node.call(&query_of_site(site)).map_err(|error| format!("does not answer ACL: {error}")))
         .transpose()?;
-    let is_marked = mark.and_then(|answer| mark_in(&answer.0).ok()).map(|mark| mark.is_some());
+    let is_marked = mark.and_then(|answer| parse_record(&answer.0).ok()).map(|mark| mark.is_some());
     let info = node.call(&["INFO", "server"]).map_err(|error| format!("does not answer INFO: {error}"))?.text();
     let run_id = info.lines().find_map(|line| line.trim().strip_prefix("run_id:")).unwrap_or_default().to_owned();
     let mut sample = Sample::default();

@@ -17,13 +17,13 @@ const STEP: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Minimum sampled commands per second for a reliable rate.
-const SURE: f64 = 4.0;
+const SAMPLES_MIN: f64 = 4.0;
 
 /// Keys considered per node.
 const KEYS: usize = 8192;
 
 /// Time after a change of the allowed keys in which requests are ignored: workers may not have adopted the change yet.
-const UNHEARD: Duration = Duration::from_secs(1);
+const IGNORE_REQUESTS: Duration = Duration::from_secs(1);
 
 /// Minimum interval between sets, because each makes every worker check all its copies.
 const REST: Duration = Duration::from_millis(5);
@@ -49,7 +49,7 @@ pub(crate) fn coordinate(shared: &Shared) {
             prefixes = Prefixes::of(settings);
             let gone = admission.forget();
             publish(shared, settings.knobs.all, Vec::new(), gone);
-            (next_step, hears_from) = (shared.uptime(), shared.uptime() + UNHEARD);
+            (next_step, hears_from) = (shared.uptime(), shared.uptime() + IGNORE_REQUESTS);
             continue;
         }
         let wanted = if shared.uptime() < hears_from { Vec::new() } else { wanted };
@@ -66,7 +66,7 @@ pub(crate) fn coordinate(shared: &Shared) {
                 bytes_max: settings.bytes_of_worker(shared.counters.len()),
                 ..settings.knobs
             };
-            let (came, went) = admission.step(seen(shared, settings), &knobs, now_us);
+            let (came, went) = admission.step(allowed_counts(shared, settings), &knobs, now_us);
             less = went;
             more.extend(came);
         }
@@ -90,7 +90,7 @@ impl Prefixes {
 
 /// Waits for requests, at most for `LOOK`, and takes them.
 fn wait(hot: &HotCopies) -> Vec<(u64, Slot)> {
-    let mut wanted = lock(&hot.wanted);
+    let mut wanted = lock(&hot.requested);
     if wanted.is_empty() && !hot.is_stopped.load(Ordering::Acquire) {
         wanted = hot.bell.wait_timeout(wanted, LOOK).unwrap_or_else(std::sync::PoisonError::into_inner).0;
     }
@@ -98,18 +98,18 @@ fn wait(hot: &HotCopies) -> Vec<(u64, Slot)> {
 }
 
 /// Returns the counts of all workers for allowed keys. A key in several databases counts as one.
-fn seen(shared: &Shared, settings: &settings::HotCopies) -> Vec<Admitted> {
+fn allowed_counts(shared: &Shared, settings: &settings::HotCopies) -> Vec<Admitted> {
     let mut all: Vec<Admitted> = Vec::new();
     let placement = shared.plan().topology.placement().clone();
     for (one_in, hot) in
         shared.board.nodes(KEYS).into_iter().flat_map(|node| node.keys.into_iter().map(move |key| (node.one_in, key)))
     {
         // One or two samples may be chance, whatever number of uses they represent.
-        if !settings.knobs.all && hot.rates.commands() < f64::from(one_in) * SURE {
+        if !settings.knobs.all && hot.rates.commands() < f64::from(one_in) * SAMPLES_MIN {
             continue;
         }
         // A name that was too long to store has no slot and no prefix.
-        let Some(key) = hot.name.key().filter(|key| settings.may_be(key)) else { continue };
+        let Some(key) = hot.name.key().filter(|key| settings.allows_key(key)) else { continue };
         let reads = hot.rates.reads + hot.rates.hits;
         let bytes = (hot.rates.reply_bytes / hot.rates.commands().max(1.0)) as u64;
         all.push(Admitted {

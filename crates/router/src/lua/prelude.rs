@@ -88,7 +88,7 @@ const OTHERS: [(&str, &str); 7] = [
 const NOTHING_ELSE: &str = "Z(c) end;";
 
 /// Returns the check for calls of commands with these entries.
-fn judging<'c>(codes: impl Iterator<Item = &'c str> + Clone) -> String {
+fn call_check<'c>(codes: impl Iterator<Item = &'c str> + Clone) -> String {
     let mut out = JUDGE.to_owned();
     let needed = |kind: &str| codes.clone().any(|code| code.starts_with(kind) && !matches!(code, "0" | "1" | "-"));
     OTHERS.iter().filter(|(kind, _)| needed(kind)).for_each(|(_, text)| out.push_str(text));
@@ -133,7 +133,7 @@ fn guard(own: &str) -> String {
 static LISTED: LazyLock<String> =
     LazyLock::new(|| entries().into_iter().fold(" ".to_owned(), |all, (name, code)| all + &name + ":" + &code + " "));
 
-static JUDGES_ALL: LazyLock<String> = LazyLock::new(|| judging(entries().iter().map(|(_, code)| code.as_str())));
+static JUDGES_ALL: LazyLock<String> = LazyLock::new(|| call_check(entries().iter().map(|(_, code)| code.as_str())));
 
 /// Check for a script that may call any command.
 static CALLS_ANY: LazyLock<String> = LazyLock::new(|| {
@@ -164,7 +164,7 @@ fn listed(facts: &Facts<'_>, table: &CommandTable) -> String {
     }
     // Unlisted commands have their keys at fixed positions, if they may be called.
     let unlisted = unknown.then_some("R");
-    let judging = judging(list.iter().map(|(_, code)| code.as_str()).chain(unlisted));
+    let judging = call_check(list.iter().map(|(_, code)| code.as_str()).chain(unlisted));
     let list = list.iter().fold(String::new(), |all, (name, code)| all + &format!("['{name}']='{code}',"));
     format!(
         "local N={{{list}}} local function I(c) return N[c] end;{}{judging}",
@@ -173,7 +173,7 @@ fn listed(facts: &Facts<'_>, table: &CommandTable) -> String {
 }
 
 /// Returns the prelude of a script.
-pub(super) fn of_script(facts: &Facts<'_>, table: &CommandTable, beside: UndeclaredKeys) -> String {
+pub(super) fn script_prelude(facts: &Facts<'_>, table: &CommandTable, beside: UndeclaredKeys) -> String {
     let mut out = String::with_capacity(4096);
     out.push_str(
         "local redis=(function() local R,E,T,F,L,O=redis,error,type,string.find,string.sub,string.lower local C,Q=R.call,R.pcall ",

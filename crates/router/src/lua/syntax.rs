@@ -399,7 +399,7 @@ impl<'a> Reader<'a> {
 
     fn function_statement(&mut self) -> Option<()> {
         let name = self.name()?;
-        let of_redis = self.note(name);
+        let of_redis = self.note_name(name);
         self.facts.changes_redis |= of_redis;
         self.facts.keys_escape |= self.is_keys(name);
         while self.accept(Token::Symbol("."))? {
@@ -560,7 +560,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Records the use of a name. Returns whether it is the global `redis` or `server`.
-    fn note(&mut self, name: &'a [u8]) -> bool {
+    fn note_name(&mut self, name: &'a [u8]) -> bool {
         if !self.is_global(name) {
             return false;
         }
@@ -579,7 +579,7 @@ impl<'a> Reader<'a> {
             }
             Token::Name(name) => {
                 self.advance()?;
-                if self.note(name) {
+                if self.note_name(name) {
                     self.of_redis()?
                 } else if self.is_keys(name) {
                     self.of_keys()?

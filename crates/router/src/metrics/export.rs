@@ -79,7 +79,7 @@ impl EncodeLabelSet for Labels {
 /// A labelled value.
 type Sample<T> = (Labels, T);
 
-fn alone<T>(value: T) -> [Sample<T>; 1] {
+fn unlabelled<T>(value: T) -> [Sample<T>; 1] {
     [(Labels(Vec::new()), value)]
 }
 
@@ -286,9 +286,9 @@ impl Collector for Scrape {
         self.encode_nodes(&mut page)?;
         self.encode_clients(&mut page)?;
         for (name, help, figure) in MOVED {
-            page.counters(name, help, alone(figure(&self.moved)))?;
+            page.counters(name, help, unlabelled(figure(&self.moved)))?;
         }
-        page.gauges("topology_epoch", "Epoch of the topology in use", alone(self.epoch))?;
+        page.gauges("topology_epoch", "Epoch of the topology in use", unlabelled(self.epoch))?;
         let (used, max) = self.memory;
         let max = if max == usize::MAX { 0 } else { max };
         let gauges = [
@@ -297,14 +297,17 @@ impl Collector for Scrape {
             ("memory_max", "Memory that the router may use (memory-max); 0 where there is no bound", max),
         ];
         for (name, help, bytes) in gauges {
-            page.family((name, help, Some(&Unit::Bytes)), MetricType::Gauge, alone(bytes as i64), |mut to, value| {
-                to.encode_gauge(value)
-            })?;
+            page.family(
+                (name, help, Some(&Unit::Bytes)),
+                MetricType::Gauge,
+                unlabelled(bytes as i64),
+                |mut to, value| to.encode_gauge(value),
+            )?;
         }
         page.family(
             ("uptime", "Time since the router started", Some(&Unit::Seconds)),
             MetricType::Gauge,
-            alone(self.uptime_s),
+            unlabelled(self.uptime_s),
             |mut to, value| to.encode_gauge(value),
         )
     }
@@ -382,26 +385,26 @@ impl Scrape {
 
     fn encode_clients(&self, page: &mut Page<'_>) -> fmt::Result {
         for (name, help, counter) in CLIENT_COUNTERS {
-            page.counters(name, help, alone(total(&self.workers, counter)))?;
+            page.counters(name, help, unlabelled(total(&self.workers, counter)))?;
         }
         for (name, help, gauge) in CLIENT_GAUGES {
-            page.gauges(name, help, alone(total(&self.workers, gauge)))?;
+            page.gauges(name, help, unlabelled(total(&self.workers, gauge)))?;
         }
         let help = "Answers for hot copies that were not kept, by why";
         let discarded =
             Discarded::ALL.map(|why| of("why", why.name(), total(&self.workers, |w| &w.hot.discarded[why as usize])));
         page.counters("hot_copies_discarded", help, discarded)?;
         let (keys, is_on) = self.hot;
-        page.gauges("hot_copies_keys", "Keys that may have hot copies now", alone(keys))?;
+        page.gauges("hot_copies_keys", "Keys that may have hot copies now", unlabelled(keys))?;
         page.gauges(
             "hot_copies_on",
             "1 where hot copies answer; 0 where they are switched off",
-            alone(u64::from(is_on)),
+            unlabelled(u64::from(is_on)),
         )?;
         page.gauges(
             "clients_max",
             "How many client connections there may be (max-clients)",
-            alone(self.clients_max as u64),
+            unlabelled(self.clients_max as u64),
         )?;
         let errors = Errors::of_all(&self.workers);
         page.counters(
@@ -429,10 +432,10 @@ impl Scrape {
         page.histograms(
             "failed_command_latency",
             "Time from reading a command until its reply is handed to the client's connection, for commands answered with an error",
-            alone(self.sum_of(|worker| &worker.failed)),
+            unlabelled(self.sum_of(|worker| &worker.failed)),
         )?;
         let help = "Time that a worker works between two waits, over all workers";
-        page.histograms("turn", help, alone(self.sum_of(|worker| &worker.turns)))?;
+        page.histograms("turn", help, unlabelled(self.sum_of(|worker| &worker.turns)))?;
         let busy = self
             .workers
             .iter()

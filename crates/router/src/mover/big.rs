@@ -30,7 +30,7 @@ pub struct BigKeys {
     /// Type, size, duration and reason of the last key that was moved whole. Empty if none.
     pub whole_last: String,
     /// Big keys being copied in pieces now.
-    pub under_way: Vec<BigKey>,
+    pub in_progress: Vec<BigKey>,
 }
 
 /// A big key that is being copied.
@@ -50,7 +50,7 @@ pub struct BigKey {
 
 /// A big key.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct BigKeyState {
     pub(super) bytes: u64,
     /// Reason why it is moved whole, if it is.
     pub(super) whole: Option<String>,
@@ -61,7 +61,7 @@ pub(super) struct Found {
 pub(super) struct Big {
     /// Minimum size of a big key in bytes, as of the listing. `None`: no key is big.
     limit: Option<u64>,
-    found: BTreeMap<Slot, BTreeMap<Place, Found>>,
+    found: BTreeMap<Slot, BTreeMap<Place, BigKeyState>>,
     /// Keys written since their size was queried.
     written: HashMap<Slot, HashSet<Key>>,
     written_count: usize,
@@ -110,7 +110,7 @@ impl Big {
     }
 
     /// Returns the big keys of the slots.
-    pub(super) fn of<'b>(&'b self, slots: &'b [Slot]) -> impl Iterator<Item = (&'b Place, &'b Found)> {
+    pub(super) fn of<'b>(&'b self, slots: &'b [Slot]) -> impl Iterator<Item = (&'b Place, &'b BigKeyState)> {
         slots.iter().filter_map(|slot| self.found.get(slot)).flatten()
     }
 
@@ -122,11 +122,11 @@ impl Big {
         self.found.contains_key(&slot)
     }
 
-    pub(super) fn get(&self, slot: Slot, place: &Place) -> Option<&Found> {
+    pub(super) fn get(&self, slot: Slot, place: &Place) -> Option<&BigKeyState> {
         self.found.get(&slot)?.get(place)
     }
 
-    pub(super) fn get_mut(&mut self, slot: Slot, place: &Place) -> Option<&mut Found> {
+    pub(super) fn get_mut(&mut self, slot: Slot, place: &Place) -> Option<&mut BigKeyState> {
         self.found.get_mut(&slot)?.get_mut(place)
     }
 
@@ -160,7 +160,8 @@ impl Big {
         self.refused |= reply::is_error(answer);
         match reply::integer(answer).and_then(|bytes| u64::try_from(bytes).ok()) {
             Some(bytes) if bytes >= limit => {
-                let found = self.found.entry(slot).or_default().entry(place).or_insert(Found { bytes, whole: None });
+                let found =
+                    self.found.entry(slot).or_default().entry(place).or_insert(BigKeyState { bytes, whole: None });
                 found.bytes = bytes;
             }
             _ => self.forget(slot, &place),
@@ -227,7 +228,7 @@ impl Mover {
                 for (key, answer) in some.iter().zip(&answers) {
                     self.big.note_size(self.placement.slot_of(key), (key.clone(), database), answer);
                 }
-                self.pump()?;
+                self.handle_messages_when_quiesced()?;
             }
         }
         Ok(())

@@ -168,7 +168,7 @@ impl Mover {
                 let keys: Vec<Key> = keys.into_iter().filter(is_wrong).map(Key::from).collect();
                 if !temporary.is_empty() {
                     let temporary: Vec<Key> = temporary.into_iter().map(Key::from).collect();
-                    self.sweep(side, &temporary)?;
+                    self.remove_stale_staging_keys(side, &temporary)?;
                 }
                 if !keys.is_empty() {
                     with(self, database, keys)?;
@@ -177,7 +177,7 @@ impl Mover {
                 if cursor == b"0" {
                     break;
                 }
-                self.pump()?;
+                self.handle_messages_when_quiesced()?;
             }
         }
         Ok(())
@@ -198,12 +198,12 @@ impl Mover {
     }
 
     /// Copies functions and known scripts to the target before it serves clients.
-    pub(super) fn give_functions(&mut self) -> Result<(), MoverExit> {
+    pub(super) fn copy_functions(&mut self) -> Result<(), MoverExit> {
         let hashes = lock(&self.shared.scripts).hashes();
         for sha in hashes {
             let Some(body) = lock(&self.shared.scripts).text(&sha) else { continue };
             self.call(Side::Target, &[b"SCRIPT", b"LOAD", &body])?;
-            self.pump()?;
+            self.handle_messages_when_quiesced()?;
         }
         // The turn blocks changes of functions until the target has this dump.
         let turn = self.turn_to_copy()?;
@@ -290,7 +290,7 @@ impl Mover {
             Ok(_) => Ok(Ok(turn)),
             Err(halt) => {
                 // The node may still execute the command after this move has ended.
-                self.shared.fences.broke_with_functions(node, process, turn);
+                self.shared.fences.add_broken_with_functions(node, process, turn);
                 Err(halt)
             }
         }
@@ -300,7 +300,7 @@ impl Mover {
     /// nodes.
     fn turn_to_copy(&mut self) -> Result<CopyTurn, MoverExit> {
         let turn = loop {
-            let free = self.shared.functions.to_copy().filter(|_| {
+            let free = self.shared.functions.begin_copy().filter(|_| {
                 let left = self.shared.fences.with_functions();
                 left.iter().all(|(node, _)| *node != self.life.order().source && *node != self.life.order().target)
             });
@@ -311,11 +311,11 @@ impl Mover {
                     self.wait(Duration::from_millis(5));
                 }
             }
-            self.pump()?;
+            self.handle_messages_when_quiesced()?;
         };
         while !turn.is_alone() {
             self.wait(Duration::from_millis(5));
-            self.pump()?;
+            self.handle_messages_when_quiesced()?;
         }
         Ok(turn)
     }
@@ -355,7 +355,7 @@ impl Mover {
 
     /// Whether an unexpected key at the target, in a slot of the move, may be removed. For pools, other databases of
     /// the server are off limits.
-    pub(super) fn may_be_removed(&self, database: u32, key: &[u8]) -> bool {
+    pub(super) fn is_removable(&self, database: u32, key: &[u8]) -> bool {
         let is_own = || self.placement.is_crc16() || database == self.shared.plan().live.database;
         self.life.order().how.purge_target && is_own()
             || self.leftovers.binary_search(&self.placement.slot_of(key)).is_ok()

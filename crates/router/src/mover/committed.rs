@@ -79,7 +79,7 @@ impl SharedLeg {
     }
 
     /// Returns an empty leg with the same tracker.
-    pub(crate) fn anew(&self) -> Self {
+    pub(crate) fn empty_with_tracker(&self) -> Self {
         Self::tracked(self.tracker.clone())
     }
 
@@ -91,7 +91,7 @@ impl SharedLeg {
     }
 
     /// Corrects the tracker's state of a group.
-    pub(crate) fn found(&self, group: Fingerprint, truth: State) {
+    pub(crate) fn correct_tracker(&self, group: Fingerprint, truth: State) {
         if let Some(tracker) = &self.tracker {
             tracker.0.write().unwrap_or_else(PoisonError::into_inner).correct(group, truth);
         }
@@ -292,7 +292,7 @@ impl SharedMove {
     }
 
     /// Queues a message without waking the mover.
-    pub(crate) fn note(&self, what: MoverMessage) {
+    pub(crate) fn send_without_wake(&self, what: MoverMessage) {
         lock(&self.queue).push(&self.placement, what);
     }
 
@@ -332,7 +332,7 @@ impl SharedMove {
         let so_far = self.touched_bytes.fetch_add(bytes, Ordering::Relaxed);
         // Above the limit the copy of this key restarts.
         let elements = elements.filter(|_| so_far < TOUCHED_MAX);
-        self.note(MoverMessage::Touched { key, elements });
+        self.send_without_wake(MoverMessage::Touched { key, elements });
     }
 
     pub(crate) fn ring(&self) {

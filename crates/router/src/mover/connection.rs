@@ -16,8 +16,8 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply::{ReplyScan, ReplyScanner};
 use switchyard_resp::{encode, reply};
 
-use crate::fences::left_behind;
-use crate::seat::{Admission, FleetOwnership, why_not};
+use crate::fences::foreign_connections;
+use crate::seat::{Admission, FleetOwnership, refusal_reason};
 use crate::settings::NodeAccess;
 use crate::worker::transport::{self, Received, Tls};
 
@@ -123,11 +123,11 @@ impl Connection {
 
     /// Marks the connection as lost because the server is no longer the node's primary.
     pub(super) fn abandon(&mut self) {
-        self.give_up("it is no longer the node's primary".to_owned());
+        self.mark_lost("it is no longer the node's primary".to_owned());
     }
 
     /// Marks the connection as lost. The first reason is kept.
-    pub(super) fn give_up(&mut self, why: String) {
+    pub(super) fn mark_lost(&mut self, why: String) {
         self.lost.get_or_insert(why);
     }
 
@@ -148,7 +148,12 @@ impl Connection {
     }
 
     /// Kills connections of earlier router processes at the node.
-    pub(super) fn end_strangers(&mut self, site: &str, incarnation: &str, patience: Duration) -> Result<(), String> {
+    pub(super) fn kill_foreign_connections(
+        &mut self,
+        site: &str,
+        incarnation: &str,
+        patience: Duration,
+    ) -> Result<(), String> {
         let list = self.call(&[b"CLIENT", b"LIST"], patience)?;
         if reply::is_error(&list) {
             let why = error_text(&list);
@@ -157,11 +162,11 @@ impl Connection {
             ));
         }
         let list = String::from_utf8_lossy(reply::text(&list).unwrap_or_default()).into_owned();
-        left_behind(&list, site, incarnation).into_iter().try_for_each(|id| self.kill(id, patience))
+        foreign_connections(&list, site, incarnation).into_iter().try_for_each(|id| self.kill(id, patience))
     }
 
     /// Claims the node for this router. Fails if another router owns it.
-    pub(super) fn take_seat(
+    pub(super) fn claim_ownership(
         &mut self,
         seat: &FleetOwnership,
         node: &str,
@@ -170,8 +175,8 @@ impl Connection {
     ) -> Result<(), String> {
         let asks = |connection: &mut Self| {
             let answer = connection.call_words(&seat.question(), patience)?;
-            let standing = seat.judge(node, &answer);
-            why_not(standing).map_or(Ok(standing), Err)
+            let standing = seat.check_reply(node, &answer);
+            refusal_reason(standing).map_or(Ok(standing), Err)
         };
         if asks(self)? != OwnershipStatus::Free {
             return Ok(());
@@ -180,7 +185,7 @@ impl Connection {
         if reply::is_error(&self.call_words(&seat.claim(), patience)?) {
             return Ok(());
         }
-        self.end_strangers(ours.0, ours.1, patience)?;
+        self.kill_foreign_connections(ours.0, ours.1, patience)?;
         match asks(self)? {
             OwnershipStatus::Free => Err("it did not keep the mark of this router".to_owned()),
             _ => Ok(()),
@@ -200,7 +205,7 @@ impl Connection {
                 Admission::Waits(until) => std::thread::sleep(until.saturating_duration_since(Instant::now())),
                 Admission::Unmet => {
                     let mark = self.call_words(&seat.question(), patience)?;
-                    seat.meet(node, &self.process.run_id, &mark);
+                    seat.admit_process(node, &self.process.run_id, &mark);
                 }
             }
         }
@@ -211,7 +216,7 @@ impl Connection {
     }
 
     /// Records a successful SELECT.
-    pub(super) fn is_in(&mut self, database: u32) {
+    pub(super) fn set_database(&mut self, database: u32) {
         self.database = database;
     }
 
@@ -232,7 +237,7 @@ impl Connection {
     /// Sends a command and waits for the reply. Requires an idle connection. After a timeout the connection counts as
     /// lost: a late reply would be taken for the next command's reply.
     pub(super) fn call(&mut self, args: &[&[u8]], patience: Duration) -> Result<Vec<u8>, String> {
-        self.call_alone(args, patience).inspect_err(|why| self.give_up(why.clone()))
+        self.call_alone(args, patience).inspect_err(|why| self.mark_lost(why.clone()))
     }
 
     fn call_alone(&mut self, args: &[&[u8]], patience: Duration) -> Result<Vec<u8>, String> {

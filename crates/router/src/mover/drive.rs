@@ -21,7 +21,7 @@ use tracing::{debug, warn};
 use super::connection::field;
 use super::replicas::CatchingUp;
 use super::run::{Mover, MoverExit};
-use super::side::{self, Content, DurabilityResult, Form, NodeRequest, REPLICAS_TRIES, Use};
+use super::side::{self, Content, DurabilityResult, Form, NodeRequest, REPLICAS_TRIES, UsageKind};
 use super::spool::Spool;
 use super::{MoverMessage, SharedLeg, UserRequest};
 use crate::shared::Message;
@@ -38,7 +38,7 @@ pub(super) struct Run {
     pub(super) slots: Vec<Slot>,
     pub(super) driver: Driver,
     /// Events not yet passed to the driver.
-    pub(super) happened: VecDeque<DriverEvent>,
+    pub(super) events: VecDeque<DriverEvent>,
     /// Start, number of keys, and source side of each batch in progress.
     begun: HashMap<BatchId, (Instant, usize, Side)>,
     pub(super) view: LegView<SharedLeg>,
@@ -49,7 +49,7 @@ pub(super) struct Run {
     /// Big keys of batches that are moved whole: type, bytes, reason.
     pub(super) whole: HashMap<BatchId, Vec<(&'static str, u64, String)>>,
     /// Databases of the source without expiring keys. After the drain, no other client writes the leg's keys there.
-    lasting: Vec<u32>,
+    databases_without_expiry: Vec<u32>,
     /// Whether the last batch contained only strings.
     strings: bool,
     /// Number of slots already taken from the key list.
@@ -67,12 +67,12 @@ pub(super) struct Run {
 impl Run {
     /// Returns the databases of a side in which no key of the leg expires.
     pub(super) fn lasting(&self, side: Side) -> &[u32] {
-        if side == Side::Source { &self.lasting } else { &[] }
+        if side == Side::Source { &self.databases_without_expiry } else { &[] }
     }
 
     /// Queues a protocol event for the driver.
     pub(super) fn on_event(&mut self, event: Event) {
-        self.happened.push_back(event.into());
+        self.events.push_back(event.into());
     }
 }
 
@@ -114,13 +114,13 @@ impl Mover {
         let mut run = Run {
             number,
             driver,
-            happened: VecDeque::new(),
+            events: VecDeque::new(),
             begun: HashMap::new(),
             view: LegView::new(Arc::new(SharedLeg::tracked(tracker)), scope, self.fingerprints).as_published(rules),
             catching_up: None,
             contents: HashMap::new(),
             whole: HashMap::new(),
-            lasting: Vec::new(),
+            databases_without_expiry: Vec::new(),
             strings: self.strings,
             taken: 0,
             next_tick: Instant::now(),
@@ -132,7 +132,7 @@ impl Mover {
         };
         run.on_event(Event::Met { source, target });
         let missing = [Side::Source, Side::Target].into_iter().filter(|side| self.end(*side).connection.is_none());
-        run.happened.extend(missing.map(|side| DriverEvent::Lost { side }));
+        run.events.extend(missing.map(|side| DriverEvent::Lost { side }));
         if self.life.is_aborted() {
             run.on_event(Event::RollBack);
         }
@@ -161,10 +161,10 @@ impl Mover {
             self.discard_in_leg();
             if Instant::now() >= run.next_tick {
                 run.next_tick = Instant::now() + TICK;
-                run.happened.push_back(DriverEvent::Tick);
+                run.events.push_back(DriverEvent::Tick);
             }
-            busy |= !run.happened.is_empty();
-            while let Some(what) = run.happened.pop_front() {
+            busy |= !run.events.is_empty();
+            while let Some(what) = run.events.pop_front() {
                 let mut to_do = Vec::new();
                 run.driver.step(what, self.now_us(), &mut to_do);
                 self.perform(&mut run, to_do);
@@ -173,8 +173,8 @@ impl Mover {
                 break outcome;
             }
             let mut progress = run.driver.progress();
-            progress.away *= u64::from(self.in_databases.max(1));
-            self.show(Some(progress));
+            progress.away *= u64::from(self.database_count.max(1));
+            self.publish_if_due(Some(progress));
             self.look_at_nodes();
             if let Some(pace) = self.new_pace(run.driver.progress()) {
                 run.on_event(Event::Pace(pace));
@@ -191,7 +191,7 @@ impl Mover {
             moves.legs.remove(&(self.id, number));
         });
         if !matches!(outcome, Outcome::Moved | Outcome::NotBegun { .. }) {
-            self.keeps_nothing_more();
+            self.mark_target_outdated();
         }
         if !matches!(outcome, Outcome::Moved) {
             self.list.set_target_is_clean(matches!(outcome, Outcome::NotBegun { .. }) && run.driver.target_is_clean());
@@ -209,7 +209,7 @@ impl Mover {
                 match self.end_mut(side).exchange(patience) {
                     Ok(done) if done.is_empty() => self.wait(Duration::from_millis(1)),
                     Ok(done) => done.into_iter().for_each(|(ask, answers)| match ask {
-                        NodeRequest::Look => self.note_work(side, &answers),
+                        NodeRequest::Look => self.note_load(side, &answers),
                         // Unknown sizes are queried again before their leg.
                         NodeRequest::Sizes { page, selected } => drop(self.sizes_answered(page, selected, &answers)),
                         _ => {}
@@ -237,10 +237,10 @@ impl Mover {
             DriverAction::Record { numbers, records } => {
                 let (own, leg) = (self.own.clone(), run.number);
                 let databases = run.driver.databases().len() as u32;
-                if databases > self.in_databases
+                if databases > self.database_count
                     && records.iter().any(|record| matches!(record, Record::LegMoving { .. }))
                 {
-                    self.in_databases = databases;
+                    self.database_count = databases;
                     self.host.databases(self.id, databases);
                 }
                 self.shown.records(records.len());
@@ -250,17 +250,18 @@ impl Mover {
                 );
             }
             DriverAction::View { away, double_read } => {
-                run.view = run.view.with_direction(Arc::new(run.view.committed().anew()), away, double_read)
+                run.view =
+                    run.view.with_direction(Arc::new(run.view.committed().empty_with_tracker()), away, double_read)
             }
             DriverAction::Publish => {
                 let epoch = self.publish_leg(run);
-                run.happened.push_back(DriverEvent::Published(epoch));
+                run.events.push_back(DriverEvent::Published(epoch));
             }
             DriverAction::Observe => {
                 let epoch =
                     self.publish_observed().inspect_err(|why| debug!(why, "the topology cannot be changed now")).ok();
                 epoch.into_iter().for_each(|epoch| self.shared.want_drained(epoch));
-                run.happened.push_back(DriverEvent::Published(epoch));
+                run.events.push_back(DriverEvent::Published(epoch));
             }
             DriverAction::Withdraw => {
                 self.shared.change_moves(|moves| {
@@ -272,7 +273,7 @@ impl Mover {
             DriverAction::Unlink { walk, side, database, keys } => self.end_mut(side).purge(walk, &keys, database),
             DriverAction::TakeListed => {
                 let taken = self.take_listed(run);
-                run.happened.push_back(DriverEvent::Taken(taken));
+                run.events.push_back(DriverEvent::Taken(taken));
             }
             DriverAction::Io(Io::Copy { batch, from, keys }) => {
                 run.contents.remove(&batch);
@@ -322,7 +323,7 @@ impl Mover {
             }
             DriverAction::Io(Io::Commit { keys }) => {
                 let fingerprints: Vec<Fingerprint> = keys.iter().map(|key| self.fingerprints.of(key)).collect();
-                keys.iter().for_each(|key| self.staged_is_moved(key));
+                keys.iter().for_each(|key| self.on_committed(key));
                 run.committed += keys.len() as u64;
                 if run.committed - run.driver.progress().keys_moved.min(run.committed) > ABSENT_MAX {
                     self.pacing.hurry(true);
@@ -364,13 +365,13 @@ impl Mover {
                 self.staging.drop_all();
             }
             DriverAction::Lost { side, keys } => {
-                let most = keys.len() as u64 * u64::from(self.in_databases.max(1));
+                let most = keys.len() as u64 * u64::from(self.database_count.max(1));
                 self.life.record_loss(side, most);
                 self.host.lost(self.id, self.end(side).node, &keys, most);
             }
             DriverAction::Io(Io::Track { groups, complete }) => run.view.committed().track(groups, complete),
             DriverAction::Io(Io::CorrectTracker { group, truth }) => {
-                run.view.committed().found(group, truth);
+                run.view.committed().correct_tracker(group, truth);
                 self.wake_workers(run.view.committed());
             }
             DriverAction::Io(Io::Report { text }) => {
@@ -435,10 +436,10 @@ impl Mover {
     /// incomplete.
     fn take_listed(&mut self, run: &mut Run) -> Option<(Vec<Key>, bool)> {
         // Messages about writes before the drain have been handled. Some of these writes may not have named their keys.
-        if run.slots.iter().any(|slot| self.list.lacks_some(*slot)) {
+        if run.slots.iter().any(|slot| self.list.is_incomplete(*slot)) {
             return None;
         }
-        let slots = Spool::together(run.slots.get(run.taken..)?);
+        let slots = Spool::leading_part(run.slots.get(run.taken..)?);
         match self.list.keys(slots) {
             Ok(keys) => {
                 run.taken += slots.len();
@@ -478,7 +479,7 @@ impl Mover {
                     run.on_event(Event::Pace(self.pacing.pace()));
                 }
                 MoverMessage::Recorded { leg, numbers, outcome } if leg == run.number => match outcome {
-                    Ok(()) => run.happened.push_back(DriverEvent::Recorded(numbers)),
+                    Ok(()) => run.events.push_back(DriverEvent::Recorded(numbers)),
                     Err(why) => {
                         // The journal retries until the router stops. The records take no effect; the next start
                         // resumes the leg.
@@ -492,7 +493,7 @@ impl Mover {
                     }
                 },
                 MoverMessage::HandedOver { leg, outcome } if leg == run.number => {
-                    run.happened.push_back(DriverEvent::HandedOver(outcome.is_ok()));
+                    run.events.push_back(DriverEvent::HandedOver(outcome.is_ok()));
                     if let Err(why) = outcome {
                         self.shown.set_activity(format!("the topology cannot be stored: {why}"));
                     }
@@ -571,9 +572,9 @@ impl Mover {
         if side == Side::Source {
             self.staged(run, OfStaged::SourceLost);
         }
-        self.position_unknown(run, side);
+        self.on_position_lost(run, side);
         self.sizes_unknown(side);
-        run.happened.push_back(DriverEvent::Lost { side });
+        run.events.push_back(DriverEvent::Lost { side });
     }
 
     fn answered(&mut self, run: &mut Run, side: Side, ask: NodeRequest, answers: Vec<Vec<u8>>) -> Result<(), String> {
@@ -644,7 +645,7 @@ impl Mover {
                 let evicted = field(&stats, "evicted_keys").and_then(|keys| keys.parse().ok()).unwrap_or(0);
                 run.on_event(Event::Confirmed { side, evicted });
             }
-            NodeRequest::Position => self.position_known(run, &answers),
+            NodeRequest::Position => self.on_position(run, &answers),
             NodeRequest::Secure { batch, durability, tried } => {
                 let refused = match side::secured(durability, &answers) {
                     DurabilityResult::Is(safe) => safe.err(),
@@ -697,7 +698,7 @@ impl Mover {
                 run.driver.scanned(walk, &cursor, keys.into_iter(), &topology, self.now_us(), &mut to_do);
                 self.perform(run, to_do);
             }
-            NodeRequest::Look => self.note_work(side, &answers),
+            NodeRequest::Look => self.note_load(side, &answers),
             NodeRequest::Sizes { page, selected } => {
                 return self.sizes_answered(page, selected, &answers).map_err(|why| format!("it {why}"));
             }
@@ -705,7 +706,7 @@ impl Mover {
                 if let Some(why) = refused(&answers) {
                     return Err(format!("it refuses to remove keys: {why}"));
                 }
-                run.happened.push_back(DriverEvent::Unlinked { walk });
+                run.events.push_back(DriverEvent::Unlinked { walk });
             }
         }
         Ok(())
@@ -722,10 +723,10 @@ impl Mover {
             Ok(()) => {
                 let databases = self.databases_in_use().unwrap_or_else(|_| run.driver.databases().to_vec());
                 // A new process may have expiring keys in other databases.
-                run.lasting.clear();
+                run.databases_without_expiry.clear();
                 self.drop_unusable(run.driver.is_ours());
                 if let Some(connection) = &self.end(side).connection {
-                    run.happened.push_back(DriverEvent::Restored {
+                    run.events.push_back(DriverEvent::Restored {
                         side,
                         process: connection.process.clone(),
                         databases,
@@ -764,10 +765,10 @@ impl Mover {
         // Direct clients, and writes during the copy, can set a TTL at any time.
         let how = self.life.order().how;
         if !run.driver.is_returning() && !how.direct_clients && !how.copies_while_served() {
-            run.lasting.clone_from(&self.lasting);
+            run.databases_without_expiry.clone_from(&self.databases_without_expiry);
         }
         run.moving_since = run.moving_since.or(Some(Instant::now()));
-        run.happened.push_back(DriverEvent::Drained { databases });
+        run.events.push_back(DriverEvent::Drained { databases });
     }
 
     /// Returns the plain form for strings, if this loses no usage or metadata.
@@ -778,12 +779,12 @@ impl Mover {
     }
 
     /// Returns which usage data of keys to copy. Only useful if both nodes keep it.
-    pub(super) fn usage(&self) -> Option<Use> {
+    pub(super) fn usage(&self) -> Option<UsageKind> {
         let both = |what: &str| self.source.policy.contains(what) && self.target.policy.contains(what);
         if both("lfu") {
-            Some(Use::Frequency)
+            Some(UsageKind::Frequency)
         } else if both("lru") {
-            Some(Use::Idle)
+            Some(UsageKind::Idle)
         } else {
             None
         }

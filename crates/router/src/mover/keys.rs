@@ -45,7 +45,7 @@ impl Mover {
     }
 
     /// Returns the keys of the remaining slots, in pages.
-    fn named(&self) -> Vec<Vec<Key>> {
+    fn remaining_keys(&self) -> Vec<Vec<Key>> {
         let keys = self.life.order().keys.iter().flat_map(|keys| keys.iter());
         let left: Vec<Key> =
             keys.filter(|key| self.life.slots_left().contains(&self.placement.slot_of(key))).cloned().collect();
@@ -53,7 +53,7 @@ impl Mover {
     }
 
     /// Returns the keys that a node has in its selected database.
-    pub(super) fn there(&mut self, side: Side, keys: &[Key]) -> Result<Vec<Key>, MoverExit> {
+    pub(super) fn existing_keys(&mut self, side: Side, keys: &[Key]) -> Result<Vec<Key>, MoverExit> {
         let mut args: Vec<&[u8]> = vec![b"EXISTS"];
         args.extend(keys.iter().map(|key| &key[..]));
         let answer = self.call(side, &args)?;
@@ -77,7 +77,7 @@ impl Mover {
                 Some(_) => there.push(key.clone()),
                 None => return Err(refused(self, b"-ERR it answers EXISTS with something else than a number\r\n")),
             }
-            self.pump()?;
+            self.handle_messages_when_quiesced()?;
         }
         Ok(there)
     }
@@ -94,9 +94,9 @@ impl Mover {
         self.shown.set_activity("looking at keys");
         self.begin_list();
         let was_refused = self.sizes_are_refused();
-        let named = self.named();
+        let named = self.remaining_keys();
         for key in named.iter().flatten() {
-            self.list.find(self.placement.slot_of(key), key);
+            self.list.add_listed(self.placement.slot_of(key), key);
         }
         for database in self.databases_in_use()? {
             self.select(Side::Source, database)?;
@@ -119,16 +119,16 @@ impl Mover {
     fn clear_target_of_keys(&mut self) -> Result<(), MoverExit> {
         self.shown.set_activity("looking for leftovers at the target");
         let (mut left_over, mut foreign) = (OrphanedKeys::default(), 0_usize);
-        let named = self.named();
+        let named = self.remaining_keys();
         for database in self.databases_in_use()? {
             self.select(Side::Target, database)?;
             for page in &named {
-                let there = self.there(Side::Target, page)?;
+                let there = self.existing_keys(Side::Target, page)?;
                 let (stale, others): (Vec<Key>, Vec<Key>) =
-                    there.into_iter().partition(|key| self.may_be_removed(database, key));
+                    there.into_iter().partition(|key| self.is_removable(database, key));
                 foreign += others.len();
                 self.remove_left_over(&mut left_over, database, &stale)?;
-                self.pump()?;
+                self.handle_messages_when_quiesced()?;
             }
         }
         self.end_left_over(left_over)?;
@@ -151,11 +151,11 @@ impl Mover {
         for database in self.databases_in_use()? {
             for page in all.chunks(AT_ONCE) {
                 self.select(Side::Source, database)?;
-                for key in self.there(Side::Source, page)? {
+                for key in self.existing_keys(Side::Source, page)? {
                     self.select(Side::Source, database)?;
-                    self.settle_late(database, &key, unchanged)?;
+                    self.handle_late_key(database, &key, unchanged)?;
                 }
-                self.pump()?;
+                self.handle_messages_when_quiesced()?;
             }
         }
         self.log_late_keys();

@@ -19,7 +19,7 @@ const AT_ONCE: usize = 1000;
 
 /// Queries sent to the source for one key.
 #[derive(Debug)]
-pub(super) struct LastRead {
+pub(super) struct DirtyRead {
     kind: Kind,
     name: Vec<u8>,
     elements: Vec<Element>,
@@ -28,7 +28,7 @@ pub(super) struct LastRead {
 
 /// Dirty elements that the staging key lacks.
 #[derive(Debug)]
-pub(super) struct Last {
+pub(super) struct MissingElements {
     pub(super) kind: Kind,
     pub(super) name: Vec<u8>,
     /// Elements (or bytes) at the source.
@@ -53,36 +53,36 @@ pub(super) fn request_dirty_elements(
     key: &Key,
     staged: &Staged,
     elements: Vec<Element>,
-) -> LastRead {
+) -> DirtyRead {
     connection.push(&[staged.kind.length(), key]);
     for some in elements.chunks(AT_ONCE) {
         staged.kind.request_elements(connection, key, some);
     }
-    LastRead { kind: staged.kind, name: staged.name.clone(), elements, copied: staged.copied }
+    DirtyRead { kind: staged.kind, name: staged.name.clone(), elements, copied: staged.copied }
 }
 
-impl LastRead {
+impl DirtyRead {
     /// Takes the replies. `None` if the value now has another type.
-    pub(super) fn take(&self, next: &mut impl FnMut() -> Vec<u8>) -> Option<Last> {
+    pub(super) fn take(&self, next: &mut impl FnMut() -> Vec<u8>) -> Option<MissingElements> {
         let count = next();
         let count = if reply::is_error(&count) { None } else { reply::integer(&count) };
         let mut all = Some(Piece::default());
         for some in self.elements.chunks(AT_ONCE) {
             let answer = next();
             all = all.zip(self.kind.take_elements(some, &answer)).map(|(mut all, piece)| {
-                all.there.extend(piece.there);
-                all.gone.extend(piece.gone);
+                all.present.extend(piece.present);
+                all.missing.extend(piece.missing);
                 all
             });
         }
         let (count, piece) = count.zip(all)?;
-        Some(Last { kind: self.kind, name: self.name.clone(), count, piece, bytes: self.copied })
+        Some(MissingElements { kind: self.kind, name: self.name.clone(), count, piece, bytes: self.copied })
     }
 }
 
 /// Sends a step to the target.
-pub(super) fn push(connection: &mut Connection, step: Step, item: &Item, last: &Last) {
-    let Last { kind, name, piece, .. } = last;
+pub(super) fn push(connection: &mut Connection, step: Step, item: &Item, last: &MissingElements) {
+    let MissingElements { kind, name, piece, .. } = last;
     let key = &item.place.0;
     connection.push(&[b"MULTI"]);
     match step {
@@ -109,7 +109,7 @@ pub(super) fn push(connection: &mut Connection, step: Step, item: &Item, last: &
 }
 
 /// Returns the result of a step.
-pub(super) fn shown(step: Step, item: &Item, last: &Last, answers: &[Vec<u8>]) -> StagingReply {
+pub(super) fn step_result(step: Step, item: &Item, last: &MissingElements, answers: &[Vec<u8>]) -> StagingReply {
     let exec = answers.last().map(Vec::as_slice).unwrap_or_default();
     if let Some(error) = answers.iter().find(|answer| reply::is_error(answer)) {
         return StagingReply::Refused(error_text(error));

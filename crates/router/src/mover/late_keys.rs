@@ -17,7 +17,7 @@ const REMEMBERED_MAX: usize = 20_000_000;
 pub(super) struct LateKeyCheck {
     moved: Moved,
     /// Whether `moved` is complete.
-    remembers_all: bool,
+    is_complete: bool,
     /// Server process of the source at the start of the move.
     first_source: Option<String>,
     /// Slots, ascending, in which an earlier move may have left keys at the source.
@@ -30,7 +30,7 @@ impl LateKeyCheck {
     pub(super) fn new(is_resumed: bool, leftovers: Vec<Slot>) -> Self {
         Self {
             moved: Moved::default(),
-            remembers_all: !is_resumed,
+            is_complete: !is_resumed,
             first_source: None,
             leftovers,
             late: LateKeys::default(),
@@ -38,7 +38,7 @@ impl LateKeyCheck {
     }
 
     /// Records the server process of the source at the first connection.
-    pub(super) fn met(&mut self, run_id: &str) {
+    pub(super) fn note_source_process(&mut self, run_id: &str) {
         self.first_source.get_or_insert_with(|| run_id.to_owned());
     }
 
@@ -49,13 +49,13 @@ impl LateKeyCheck {
         } else if self.moved.count < REMEMBERED_MAX {
             self.moved.note(keys);
         } else {
-            self.remembers_all = false;
+            self.is_complete = false;
         }
     }
 
     /// Whether this move has moved the key. `None` if unknown.
     fn was_moved(&mut self, key: Fingerprint) -> Option<bool> {
-        if self.moved.contains(key) { Some(true) } else { self.remembers_all.then_some(false) }
+        if self.moved.contains(key) { Some(true) } else { self.is_complete.then_some(false) }
     }
 
     pub(super) fn late(&self) -> LateKeys {
@@ -70,7 +70,7 @@ impl Mover {
         let unchanged = self.is_first_source();
         let slots: Vec<Slot> = self.life.order().slots.clone();
         self.walk(Side::Source, slots, |mover, database, keys| {
-            keys.into_iter().try_for_each(|key| mover.settle_late(database, &key, unchanged))
+            keys.into_iter().try_for_each(|key| mover.handle_late_key(database, &key, unchanged))
         })?;
         self.log_late_keys();
         Ok(())
@@ -83,7 +83,7 @@ impl Mover {
 
     /// Removes, moves or leaves a key that the source still has. `unchanged`: the source is still the process of the
     /// start.
-    pub(super) fn settle_late(&mut self, database: u32, key: &Key, unchanged: bool) -> Result<(), MoverExit> {
+    pub(super) fn handle_late_key(&mut self, database: u32, key: &Key, unchanged: bool) -> Result<(), MoverExit> {
         // A key with a placement override: this copy is older.
         let stale = self.life.order().keys.is_none() && self.shared.plan().topology.exception(key).is_some();
         match self.late_keys.was_moved(self.fingerprints.of(key)) {

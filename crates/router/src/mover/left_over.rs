@@ -15,10 +15,10 @@ use super::run::{Mover, MoverExit};
 /// have.
 const ONLY_THERE_MIN: usize = 20;
 
-/// Whether a node has suspiciously many keys that the owners of their slots lack. `only_there`: keys that the owners
+/// Whether a node has suspiciously many keys that the owners of their slots lack. `only_at_target`: keys that the owners
 /// lack. `twice`: keys that the owners have, too.
 #[must_use]
-pub const fn are_all_that_is_left(only_there: usize, twice: usize) -> bool {
+pub const fn may_be_only_copies(only_there: usize, twice: usize) -> bool {
     only_there >= ONLY_THERE_MIN && only_there > twice
 }
 
@@ -33,7 +33,7 @@ pub(super) struct OrphanedKeys {
     /// Removed keys: also at the source, or deleted there by clients.
     removed: usize,
     /// Keys that the source lacks, with their database.
-    only_there: Vec<(u32, Key)>,
+    only_at_target: Vec<(u32, Key)>,
 }
 
 impl Mover {
@@ -48,19 +48,19 @@ impl Mover {
             let told_to = self.life.order().how.purge_target;
             let at_source = match told_to {
                 true => keys.to_vec(),
-                false if self.select(Side::Source, database)? => self.there(Side::Source, keys)?,
+                false if self.select(Side::Source, database)? => self.existing_keys(Side::Source, keys)?,
                 false => Vec::new(),
             };
             // Same order as `keys`.
             let mut twice = at_source.iter().peekable();
             let only_there =
                 keys.iter().filter(|key| twice.next_if_eq(key).is_none()).map(|key| (database, key.clone()));
-            left.only_there.extend(only_there);
+            left.only_at_target.extend(only_there);
             if !at_source.is_empty() && self.select(Side::Target, database)? {
                 self.unlink(Side::Target, &at_source)?;
                 left.removed += at_source.len();
             }
-            if left.only_there.len() >= REMEMBERED_MAX {
+            if left.only_at_target.len() >= REMEMBERED_MAX {
                 self.decide(left)?;
             }
         }
@@ -78,8 +78,8 @@ impl Mover {
 
     /// Removes the keys that only the target has, or stops the move.
     fn decide(&mut self, left: &mut OrphanedKeys) -> Result<(), MoverExit> {
-        let only_there = std::mem::take(&mut left.only_there);
-        if are_all_that_is_left(only_there.len(), left.removed) {
+        let only_there = std::mem::take(&mut left.only_at_target);
+        if may_be_only_copies(only_there.len(), left.removed) {
             return Err(MoverExit::Stop(format!(
                 "{} still has {} of slots that it does not own, and {}, which owns them, has them not: they are what a node that was given up has kept, or servers were restored \
                  from snapshots of different times (docs/backup.md), or clients have deleted them since. Save them if they matter; then let the move remove them (--purge-target)",

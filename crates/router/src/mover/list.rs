@@ -50,7 +50,7 @@ impl List {
     }
 
     /// Adds a key found by the listing.
-    pub(super) fn find(&mut self, slot: Slot, key: &[u8]) {
+    pub(super) fn add_listed(&mut self, slot: Slot, key: &[u8]) {
         self.found += 1;
         self.add(slot, key);
     }
@@ -89,7 +89,7 @@ impl List {
     }
 
     /// Whether a slot may have unlisted keys.
-    pub(super) fn lacks_some(&self, slot: Slot) -> bool {
+    pub(super) fn is_incomplete(&self, slot: Slot) -> bool {
         self.incomplete.contains(&slot)
     }
 

@@ -28,13 +28,13 @@ struct Walk {
     /// A SCAN is in flight.
     scanning: bool,
     /// Pending queries, oldest first.
-    pending: VecDeque<Question>,
+    pending: VecDeque<Query>,
     /// Replies not processed yet.
     answers: Vec<Vec<u8>>,
 }
 
 /// Kind of a query. `Sizes` has several replies.
-enum Question {
+enum Query {
     Database,
     Scan,
     Sizes(Page),
@@ -85,7 +85,7 @@ struct Found {
 }
 
 impl Found {
-    fn is_to_be_cleared(&self) -> bool {
+    fn needs_clearing(&self) -> bool {
         !(self.temporary.is_empty() && self.elsewhere.is_empty() && self.left_over.is_empty())
     }
 }
@@ -111,11 +111,11 @@ impl Mover {
         };
         self.life.slots_left().iter().for_each(|slot| pass.is_ours[slot.index()] = true);
         loop {
-            let is_to_rest = self.listen()?;
+            let is_to_rest = self.poll_messages()?;
             let asked = Instant::now();
             // Other queries need an idle connection. Do not sleep with unread replies.
             let ends = self.life.is_cut_short() || pass.refused.is_some();
-            let pauses = ends || is_to_rest || pass.found.is_to_be_cleared();
+            let pauses = ends || is_to_rest || pass.found.needs_clearing();
             if !pauses {
                 self.send_requests(&mut pass);
             }
@@ -150,7 +150,7 @@ impl Mover {
             }
             let [of_source, of_target] = brought;
             of_source.into_iter().for_each(|(database, answer)| self.take_keys(&mut pass, database, answer));
-            of_target.into_iter().for_each(|(database, answer)| self.look_at_keys(&mut pass, database, &answer));
+            of_target.into_iter().for_each(|(database, answer)| self.check_target_keys(&mut pass, database, &answer));
             let taken = asked.elapsed();
             match self.life.order().how.goal {
                 Goal::Fast => {}
@@ -183,10 +183,10 @@ impl Mover {
         for (connection, walk) in [(&mut *at_source, &mut pass.source), (at_target, &mut pass.target)] {
             let Some(database) = walk.databases.last().copied().filter(|_| !walk.scanning) else { continue };
             if connection.select(database) {
-                walk.pending.push_back(Question::Database);
+                walk.pending.push_back(Query::Database);
             }
             connection.push(&[b"SCAN", &walk.cursor, b"COUNT", b"1000"]);
-            walk.pending.push_back(Question::Scan);
+            walk.pending.push_back(Query::Scan);
             walk.scanning = true;
         }
         for page in std::mem::take(&mut pass.pages) {
@@ -195,9 +195,9 @@ impl Mover {
             }
             let page = self.sizes.lengths.choose(page);
             if page.request(at_source) {
-                pass.source.pending.push_back(Question::Database);
+                pass.source.pending.push_back(Query::Database);
             }
-            pass.source.pending.push_back(Question::Sizes(page));
+            pass.source.pending.push_back(Query::Sizes(page));
         }
     }
 
@@ -208,23 +208,23 @@ impl Mover {
         let mut brought = Vec::new();
         for answer in std::mem::take(&mut walk.answers) {
             let refused = match walk.pending.front_mut() {
-                Some(Question::Sizes(page)) => {
+                Some(Query::Sizes(page)) => {
                     page.take(&answer, &mut self.sizes.lengths, &mut self.big);
                     if page.is_answered()
-                        && let Some(Question::Sizes(page)) = walk.pending.pop_front()
+                        && let Some(Query::Sizes(page)) = walk.pending.pop_front()
                     {
                         pass.pages.extend(page.rest());
                     }
                     continue;
                 }
-                Some(Question::Scan) => match walk.take(&answer) {
+                Some(Query::Scan) => match walk.take(&answer) {
                     Some(database) => {
                         brought.push((database, answer));
                         None
                     }
                     None => Some(format!("SCAN: {}", error_text(&answer))),
                 },
-                Some(Question::Database) => {
+                Some(Query::Database) => {
                     reply::is_error(&answer).then(|| format!("a database: {}", error_text(&answer)))
                 }
                 None => None,
@@ -252,7 +252,7 @@ impl Mover {
             let slot = topology.slot_of(key);
             // Leftover copies of keys with a placement override do not move with the slot.
             if pass.is_ours[slot.index()] && topology.exception(key).is_none() {
-                self.list.find(slot, key);
+                self.list.add_listed(slot, key);
                 let at = key.as_ptr().addr() - answer.as_ptr().addr();
                 keys.push((slot, at..at + key.len()));
             }
@@ -263,7 +263,7 @@ impl Mover {
     }
 
     /// Collects keys that the target should not have.
-    fn look_at_keys(&mut self, pass: &mut Pass, database: u32, answer: &[u8]) {
+    fn check_target_keys(&mut self, pass: &mut Pass, database: u32, answer: &[u8]) {
         let topology = self.shared.plan().topology.clone();
         for key in keys_of(answer) {
             if is_temporary(key) {
@@ -278,7 +278,7 @@ impl Mover {
                 match lives_at {
                     Some(_) => pass.found.elsewhere.push((database, key.into())),
                     None if self.may_stay(slot, key) => {}
-                    None if self.may_be_removed(database, key) => pass.found.left_over.push((database, key.into())),
+                    None if self.is_removable(database, key) => pass.found.left_over.push((database, key.into())),
                     None => pass.found.foreign += 1,
                 }
             }
@@ -289,7 +289,7 @@ impl Mover {
     fn clear(&mut self, found: &mut Found, looked: bool) -> Result<(), MoverExit> {
         for (side, database, key) in std::mem::take(&mut found.temporary) {
             if self.select(side, database)? {
-                self.sweep(side, &[key])?;
+                self.remove_stale_staging_keys(side, &[key])?;
             }
         }
         for (database, key) in std::mem::take(&mut found.elsewhere) {
@@ -327,7 +327,7 @@ impl Mover {
         let since = Instant::now();
         while !self.shared.drained_source(epoch, self.life.order().source) {
             self.shared.want_drained(epoch);
-            self.pump()?;
+            self.handle_messages_when_quiesced()?;
             self.wait(Duration::from_millis(5));
         }
         self.life.drained(since.elapsed().as_micros() as u64);

@@ -42,7 +42,7 @@ use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit};
 use crate::shared::{Shared, lock};
 pub use big::{BigKey, BigKeys};
 pub(crate) use committed::{MoverMessage, Moves, SharedLeg, SharedMove, SharedTracker};
-pub use left_over::are_all_that_is_left;
+pub use left_over::may_be_only_copies;
 pub use switchyard_policy::migration::{MoveEnd, UserRequest};
 
 /// Moves kept in memory, including ended moves.

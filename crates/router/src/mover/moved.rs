@@ -9,7 +9,7 @@ use switchyard_policy::migration::{Fingerprint, FingerprintSet};
 pub(super) struct Moved {
     pub(super) count: usize,
     /// Unsorted, in chunks: a single growing vector would be copied repeatedly and reserve up to twice its size.
-    noted: Vec<Vec<Fingerprint>>,
+    unsorted: Vec<Vec<Fingerprint>>,
     all: FingerprintSet,
 }
 
@@ -17,10 +17,10 @@ impl Moved {
     pub(super) fn note(&mut self, mut keys: &[Fingerprint]) {
         self.count += keys.len();
         while !keys.is_empty() {
-            if self.noted.last().is_none_or(|piece| piece.len() == piece.capacity()) {
-                self.noted.push(Vec::with_capacity(4096));
+            if self.unsorted.last().is_none_or(|piece| piece.len() == piece.capacity()) {
+                self.unsorted.push(Vec::with_capacity(4096));
             }
-            let Some(piece) = self.noted.last_mut() else { return };
+            let Some(piece) = self.unsorted.last_mut() else { return };
             let (now, then) = keys.split_at(keys.len().min(piece.capacity() - piece.len()));
             piece.extend_from_slice(now);
             keys = then;
@@ -28,7 +28,7 @@ impl Moved {
     }
 
     fn sort(&mut self) {
-        self.noted.drain(..).for_each(|piece| self.all.extend(piece));
+        self.unsorted.drain(..).for_each(|piece| self.all.extend(piece));
     }
 
     pub(super) fn forget(&mut self, keys: &[Fingerprint]) {

@@ -16,13 +16,13 @@ use crate::shared::lock;
 const PACE: Duration = Duration::from_millis(100);
 
 /// Interval between load queries to both nodes.
-const LOOK: Duration = Duration::from_millis(500);
+const LOAD_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Duration of the baseline measurement of client waits, before the move.
-const LEARN: Duration = Duration::from_millis(500);
+const BASELINE: Duration = Duration::from_millis(500);
 
 /// Minimum duration of earlier wait records to replace the baseline measurement.
-const LATELY: Duration = Duration::from_secs(3);
+const EARLIER_MIN: Duration = Duration::from_secs(3);
 
 /// Maximum collection time of client waits if commands are few.
 const FEW_WAITS: Duration = Duration::from_secs(2);
@@ -141,10 +141,10 @@ impl Pacing {
 
 impl Mover {
     /// Measures the baseline of client waits, before the move affects clients.
-    pub(super) fn learn_waits(&mut self) -> Result<(), MoverExit> {
+    pub(super) fn measure_baseline(&mut self) -> Result<(), MoverExit> {
         let began = self.shown.began();
-        let lately = lock(&self.shared.waits_lately).since(began, LATELY).cloned();
-        while lately.is_none() && self.life.order().how.goal != Goal::Fast && began.elapsed() < LEARN {
+        let lately = lock(&self.shared.recent_waits).since(began, EARLIER_MIN).cloned();
+        while lately.is_none() && self.life.order().how.goal != Goal::Fast && began.elapsed() < BASELINE {
             self.rest(Duration::from_millis(20))?;
         }
         self.pacing.begin(lately.as_ref(), Waits::so_far(&self.shared.counters));
@@ -156,18 +156,18 @@ impl Mover {
         self.pacing.renew(self.id, self.shown.moved(&leg), &self.shared.counters)
     }
 
-    /// Queries the load of both nodes every `LOOK`.
+    /// Queries the load of both nodes every `LOAD_INTERVAL`.
     pub(super) fn look_at_nodes(&mut self) {
-        if self.pacing.looked.elapsed() >= LOOK {
+        if self.pacing.looked.elapsed() >= LOAD_INTERVAL {
             self.pacing.looked = Instant::now();
-            self.source.look();
-            self.target.look();
+            self.source.request_load();
+            self.target.request_load();
         }
     }
 
     /// Records the load of a node from its reply.
-    pub(super) fn note_work(&mut self, side: Side, answers: &[Vec<u8>]) {
-        if let Some(cpu) = self.end_mut(side).worked(answers) {
+    pub(super) fn note_load(&mut self, side: Side, answers: &[Vec<u8>]) {
+        if let Some(cpu) = self.end_mut(side).cpu_share(answers) {
             self.pacing.node_cpu = Some(self.pacing.node_cpu.map_or(cpu, |other| other.max(cpu)));
         }
     }

@@ -32,18 +32,18 @@ pub(super) enum Cursor {
 #[derive(Debug, Default)]
 pub(super) struct Piece {
     /// Elements that exist, as arguments of the command that writes them.
-    pub(super) there: Vec<Vec<u8>>,
+    pub(super) present: Vec<Vec<u8>>,
     /// Elements that do not exist.
-    pub(super) gone: Vec<Vec<u8>>,
+    pub(super) missing: Vec<Vec<u8>>,
 }
 
 impl Piece {
     pub(super) fn is_empty(&self) -> bool {
-        self.there.is_empty() && self.gone.is_empty()
+        self.present.is_empty() && self.missing.is_empty()
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.there.iter().map(|arg| arg.len() as u64).sum()
+        self.present.iter().map(|arg| arg.len() as u64).sum()
     }
 }
 
@@ -135,9 +135,9 @@ impl Kind {
             Cursor::Scan(_) => {
                 let mut pair = reply::elements(answer);
                 let next = reply::text(pair.next()?)?.to_vec();
-                piece.there = reply::elements(pair.next()?).filter_map(reply::text).map(<[u8]>::to_vec).collect();
+                piece.present = reply::elements(pair.next()?).filter_map(reply::text).map(<[u8]>::to_vec).collect();
                 if self == Self::Zset {
-                    piece.there.chunks_exact_mut(2).for_each(|pair| pair.swap(0, 1));
+                    piece.present.chunks_exact_mut(2).for_each(|pair| pair.swap(0, 1));
                 }
                 (next != b"0").then_some(Cursor::Scan(next))
             }
@@ -145,12 +145,12 @@ impl Kind {
                 let got = if self == Self::String {
                     let bytes = reply::text(answer)?;
                     if !bytes.is_empty() {
-                        piece.there.push(bytes.to_vec());
+                        piece.present.push(bytes.to_vec());
                     }
                     bytes.len() as u64
                 } else {
-                    piece.there = reply::elements(answer).filter_map(reply::text).map(<[u8]>::to_vec).collect();
-                    piece.there.len() as u64
+                    piece.present = reply::elements(answer).filter_map(reply::text).map(<[u8]>::to_vec).collect();
+                    piece.present.len() as u64
                 };
                 (got == count).then_some(Cursor::At(at + got))
             }
@@ -181,13 +181,13 @@ impl Kind {
             let value = values.next()?;
             let is_there = if self == Self::Set { reply::integer(value)? == 1 } else { !reply::is_null(value) };
             if !is_there {
-                piece.gone.push(element.to_vec());
+                piece.missing.push(element.to_vec());
                 continue;
             }
             match self {
-                Self::Hash => piece.there.extend([element.to_vec(), reply::text(value)?.to_vec()]),
-                Self::Zset => piece.there.extend([reply::text(value)?.to_vec(), element.to_vec()]),
-                _ => piece.there.push(element.to_vec()),
+                Self::Hash => piece.present.extend([element.to_vec(), reply::text(value)?.to_vec()]),
+                Self::Zset => piece.present.extend([reply::text(value)?.to_vec(), element.to_vec()]),
+                _ => piece.present.push(element.to_vec()),
             }
         }
         Some(piece)
@@ -195,7 +195,7 @@ impl Kind {
 
     /// Writes a piece to a key. All replies are counts.
     pub(super) fn write(self, connection: &mut Connection, key: &[u8], piece: &Piece) {
-        for (command, all) in [(self.adds(), &piece.there), (self.removes(), &piece.gone)] {
+        for (command, all) in [(self.adds(), &piece.present), (self.removes(), &piece.missing)] {
             for some in all.chunks(ARGUMENTS) {
                 let mut args: Vec<&[u8]> = vec![command, key];
                 args.extend(some.iter().map(Vec::as_slice));
@@ -214,11 +214,11 @@ mod tests {
         let scan = Cursor::Scan(b"0".to_vec());
         let answer = b"*2\r\n$2\r\n17\r\n*4\r\n$1\r\na\r\n$1\r\n1\r\n$1\r\nb\r\n$1\r\n2\r\n";
         let (piece, next) = Kind::Hash.take(&scan, 10, answer).expect("a piece");
-        assert_eq!((piece.there.concat(), next), (b"a1b2".to_vec(), Some(Cursor::Scan(b"17".to_vec()))));
+        assert_eq!((piece.present.concat(), next), (b"a1b2".to_vec(), Some(Cursor::Scan(b"17".to_vec()))));
         let (piece, _) = Kind::Zset.take(&scan, 10, answer).expect("a piece");
-        assert_eq!(piece.there.concat(), b"1a2b");
+        assert_eq!(piece.present.concat(), b"1a2b");
         let (piece, next) = Kind::List.take(&Cursor::At(4), 2, b"*2\r\n$1\r\na\r\n$1\r\nb\r\n").expect("a piece");
-        assert_eq!((piece.there.concat(), next), (b"ab".to_vec(), Some(Cursor::At(6))));
+        assert_eq!((piece.present.concat(), next), (b"ab".to_vec(), Some(Cursor::At(6))));
         let (piece, next) = Kind::String.take(&Cursor::At(4), 9, b"$2\r\nab\r\n").expect("a piece");
         assert_eq!((piece.bytes(), next), (2, None));
         assert!(Kind::Hash.take(&scan, 10, b"-WRONGTYPE no\r\n").is_none());
@@ -228,11 +228,11 @@ mod tests {
     fn an_element_is_there_or_gone() {
         let elements: Vec<Element> = [&b"a"[..], b"b"].into_iter().map(Element::from).collect();
         let hash = Kind::Hash.take_elements(&elements, b"*2\r\n$1\r\n1\r\n$-1\r\n").expect("a piece");
-        assert_eq!((hash.there.concat(), hash.gone.concat()), (b"a1".to_vec(), b"b".to_vec()));
+        assert_eq!((hash.present.concat(), hash.missing.concat()), (b"a1".to_vec(), b"b".to_vec()));
         let set = Kind::Set.take_elements(&elements, b"*2\r\n:0\r\n:1\r\n").expect("a piece");
-        assert_eq!((set.there.concat(), set.gone.concat()), (b"b".to_vec(), b"a".to_vec()));
+        assert_eq!((set.present.concat(), set.missing.concat()), (b"b".to_vec(), b"a".to_vec()));
         let zset = Kind::Zset.take_elements(&elements, b"*2\r\n$3\r\n1.5\r\n*-1\r\n").expect("a piece");
-        assert_eq!((zset.there.concat(), zset.gone.concat()), (b"1.5a".to_vec(), b"b".to_vec()));
+        assert_eq!((zset.present.concat(), zset.missing.concat()), (b"1.5a".to_vec(), b"b".to_vec()));
         assert!(Kind::Hash.take_elements(&elements, b"-WRONGTYPE no\r\n").is_none());
         assert!(Kind::Hash.take_elements(&elements, b"*1\r\n$-1\r\n").is_none(), "one is missing");
     }

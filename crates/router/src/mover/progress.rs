@@ -29,7 +29,7 @@ pub(super) struct ProgressReport {
     /// Start of the current outage of source and target.
     unconnected: [Option<Instant>; 2],
     /// Last position with progress, and its time.
-    came: ((u64, usize, u64, Option<Phase>), Instant),
+    last_progress: ((u64, usize, u64, Option<Phase>), Instant),
 }
 
 impl ProgressReport {
@@ -47,7 +47,7 @@ impl ProgressReport {
             rate_from: (now, keys_moved, bytes_moved),
             rates: (0.0, 0.0),
             unconnected: [None; 2],
-            came: ((0, 0, 0, None), now),
+            last_progress: ((0, 0, 0, None), now),
         }
     }
 
@@ -89,7 +89,7 @@ impl ProgressReport {
 
 impl Mover {
     /// Publishes progress every `SHOW`, and checks for changed primaries.
-    pub(super) fn show(&mut self, leg: Option<Progress>) {
+    pub(super) fn publish_if_due(&mut self, leg: Option<Progress>) {
         if self.shown.at.elapsed() < SHOW {
             return;
         }
@@ -130,8 +130,8 @@ impl Mover {
         let left = total.saturating_sub(moved);
         let lost = self.note_unconnected();
         let is_at = (keys, self.life.slots_left().len(), total, leg.map(|leg| leg.phase));
-        if self.shown.came.0 != is_at || self.life.is_paused() {
-            self.shown.came = (is_at, Instant::now());
+        if self.shown.last_progress.0 != is_at || self.life.is_paused() {
+            self.shown.last_progress = (is_at, Instant::now());
         }
         let mut progress = lock(&self.own.progress);
         let shown_before = progress.clone();
@@ -144,7 +144,7 @@ impl Mover {
         progress.leg_away = leg.map(|leg| leg.away);
         progress.lost = lost;
         progress.keys_lost = self.life.keys_lost();
-        progress.idle_seconds = self.shown.came.1.elapsed().as_secs_f64();
+        progress.idle_seconds = self.shown.last_progress.1.elapsed().as_secs_f64();
         progress.keys_listed = total;
         progress.listed = self.list.is_whole();
         progress.keys_moved = moved;
@@ -152,7 +152,7 @@ impl Mover {
         progress.pulled = before.pulled + now.pulled;
         progress.repeated = before.repeated + now.repeated;
         progress.late = self.late_keys.late();
-        progress.big = BigKeys { under_way: self.staging.shown(), ..self.big.shown.clone() };
+        progress.big = BigKeys { in_progress: self.staging.shown(), ..self.big.shown.clone() };
         lock(&self.shared.moved).grow(&shown_before, &progress);
         progress.keys_per_second = self.shown.rates.0;
         progress.bytes_per_second = self.shown.rates.1;

@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(50);
 
 /// Maximum time to wait for [`super::Host::replicas_need`] to call back.
-const SILENT: Duration = Duration::from_secs(10);
+const CALLBACK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// State of a leg whose keys have all moved, and whose slots are not handed over yet.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl Mover {
         let node = self.end(*side).node;
         let plan = self.shared.plan();
         let are_read = plan.servers.contains_key(&node) && self.shared.are_replicas_read(&plan.live);
-        let is_silent = matches!(step, Step::Notified(since) if since.elapsed() > SILENT);
+        let is_silent = matches!(step, Step::Notified(since) if since.elapsed() > CALLBACK_TIMEOUT);
         if is_silent {
             warn!(
                 move_id = self.id.0,
@@ -76,7 +76,7 @@ impl Mover {
     }
 
     /// Handles the node's replication offset.
-    pub(super) fn position_known(&mut self, run: &mut Run, answers: &[Vec<u8>]) {
+    pub(super) fn on_position(&mut self, run: &mut Run, answers: &[Vec<u8>]) {
         let Some(CatchingUp { side, step: step @ Step::Queried }) = &mut run.catching_up else { return };
         let answer = answers.last().map(Vec::as_slice).unwrap_or_default();
         let info = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
@@ -98,7 +98,7 @@ impl Mover {
     }
 
     /// Repeats the query after a lost connection.
-    pub(super) fn position_unknown(&mut self, run: &mut Run, lost: Side) {
+    pub(super) fn on_position_lost(&mut self, run: &mut Run, lost: Side) {
         if let Some(CatchingUp { side, step: step @ Step::Queried }) = &mut run.catching_up
             && *side == lost
         {
@@ -114,6 +114,6 @@ impl Mover {
             return;
         }
         run.catching_up = None;
-        run.happened.push_back(DriverEvent::CaughtUp);
+        run.events.push_back(DriverEvent::CaughtUp);
     }
 }

@@ -104,7 +104,7 @@ impl Mover {
     }
 
     /// Marks all keys of the target as outdated: after a rollback it may have copies of keys in use at the source.
-    pub(super) fn keeps_nothing_more(&self) {
+    pub(super) fn mark_target_outdated(&self) {
         self.returning.iter().for_each(|returning| returning.away.note_any());
     }
 

@@ -70,9 +70,9 @@ pub(super) struct Mover {
     pub(super) tickets: BTreeMap<u64, usize>,
     databases: BTreeSet<u32>,
     /// Upper bound of keys per moved key name: the number of databases.
-    pub(super) in_databases: u32,
+    pub(super) database_count: u32,
     /// Databases of the source without expiring keys, as of the last query.
-    pub(super) lasting: Vec<u32>,
+    pub(super) databases_without_expiry: Vec<u32>,
     /// Whether the last batch contained only strings.
     pub(super) strings: bool,
 }
@@ -83,7 +83,7 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) {
     let host = task.host.clone();
     let (mut mover, first) = Mover::new(shared.clone(), own, task);
     let end = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let end = mover.live(first);
+        let end = mover.run_steps(first);
         // If the router stops, open work stays for the next start.
         if end.is_some() {
             mover.discard_all();
@@ -140,8 +140,8 @@ impl Mover {
             host,
         } = task;
         if let Some(leg) = resume.as_ref().and_then(|resume| resume.leg.as_ref()) {
-            shared.fences.broke(order.source, leg.source.clone());
-            shared.fences.broke(order.target, leg.target.clone());
+            shared.fences.add_broken(order.source, leg.source.clone());
+            shared.fences.add_broken(order.target, leg.target.clone());
         }
         let list = List::new(host.spool_directory().join(format!("move-{}", id.0)));
         // A resumed move has no list: keys may have been written under an earlier router.
@@ -184,8 +184,8 @@ impl Mover {
             shown,
             tickets: BTreeMap::new(),
             databases: BTreeSet::new(),
-            in_databases: databases,
-            lasting: Vec::new(),
+            database_count: databases,
+            databases_without_expiry: Vec::new(),
             strings: false,
             shared,
             own,
@@ -201,7 +201,7 @@ impl Mover {
 
     /// Performs steps until the move ends. Returns `None` if the router stops; the journal then has the state of the
     /// move.
-    fn live(&mut self, mut step: Step) -> Option<MoveEnd> {
+    fn run_steps(&mut self, mut step: Step) -> Option<MoveEnd> {
         loop {
             if let Step::End(end) = step {
                 return Some(end);
@@ -226,12 +226,12 @@ impl Mover {
                 self.rest(Duration::from_micros(us))?;
             }
             Step::Check => self.check()?,
-            Step::LearnWaits => self.learn_waits()?,
+            Step::LearnWaits => self.measure_baseline()?,
             Step::List if of_keys => self.list_named()?,
             Step::List => self.list()?,
             // After the drain of earlier commands: every command in flight now knows the move.
-            Step::Functions => self.give_functions()?,
-            Step::HandleRequests => self.pump()?,
+            Step::Functions => self.copy_functions()?,
+            Step::HandleRequests => self.handle_messages_when_quiesced()?,
             Step::Measure => {
                 self.measure_next()?;
                 return Ok(StepResult::Cut(self.next_leg(&[])));
@@ -319,14 +319,14 @@ impl Mover {
     pub(super) fn report_quiesced(&self) {
         self.own.share_temporary(self.staging.names());
         for (ticket, worker) in &self.tickets {
-            self.shared.mailboxes.send(*worker, Message::Quiet { move_id: self.id, ticket: *ticket });
+            self.shared.mailboxes.send(*worker, Message::Quiesced { move_id: self.id, ticket: *ticket });
         }
     }
 
     /// Handles messages between two long steps. Returns when no worker waits for a quiesce.
-    pub(super) fn pump(&mut self) -> Result<(), MoverExit> {
+    pub(super) fn handle_messages_when_quiesced(&mut self) -> Result<(), MoverExit> {
         loop {
-            self.listen()?;
+            self.poll_messages()?;
             if self.life.is_cut_short() {
                 return Err(MoverExit::Aborted);
             }
@@ -338,23 +338,23 @@ impl Mover {
     }
 
     /// Handles messages without waiting. Returns whether queries to the nodes must stop for now.
-    pub(super) fn listen(&mut self) -> Result<bool, MoverExit> {
+    pub(super) fn poll_messages(&mut self) -> Result<bool, MoverExit> {
         if self.is_stopped() {
             return Err(MoverExit::RouterStops);
         }
         for what in self.own.drain_messages() {
             self.note(what);
         }
-        self.show(None);
+        self.publish_if_due(None);
         Ok(self.life.is_paused() || !self.tickets.is_empty())
     }
 
     pub(super) fn while_paused(&mut self) -> Result<(), MoverExit> {
-        self.pump()?;
+        self.handle_messages_when_quiesced()?;
         while self.life.is_paused() {
             self.shown.set_activity("paused");
             self.wait(Duration::from_millis(50));
-            self.pump()?;
+            self.handle_messages_when_quiesced()?;
         }
         Ok(())
     }
@@ -363,7 +363,7 @@ impl Mover {
     pub(super) fn rest(&mut self, length: Duration) -> Result<(), MoverExit> {
         let (until, aborted) = (Instant::now() + length, self.life.is_aborted());
         while Instant::now() < until && self.life.is_aborted() == aborted {
-            self.pump()?;
+            self.handle_messages_when_quiesced()?;
             self.wait(until.saturating_duration_since(Instant::now()).min(Duration::from_millis(20)));
         }
         Ok(())
@@ -412,7 +412,7 @@ impl Mover {
         let patience = plan.live.connect_timeout;
         let name = self.shared.connection_name(format_args!("mover-{}", self.id.0));
         let mut connection = Connection::open(access, address, &name, patience)?;
-        self.is_served(node, &connection.process.run_id)?;
+        self.check_serving_process(node, &connection.process.run_id)?;
         let fences = &self.shared.fences;
         let broken = fences.broken(node);
         for dead in &broken {
@@ -421,13 +421,13 @@ impl Mover {
                 connection.kill(dead.client_id, patience)?;
             }
         }
-        fences.ended(node, &broken);
+        fences.remove_broken(node, &broken);
         if !fences.is_cleared(node, &connection.process.run_id) {
-            connection.end_strangers(&self.shared.site, &self.shared.incarnation, patience)?;
-            fences.cleared(node, &connection.process.run_id);
+            connection.kill_foreign_connections(&self.shared.site, &self.shared.incarnation, patience)?;
+            fences.set_cleared(node, &connection.process.run_id);
         }
         if let Some(seat) = &self.shared.seat {
-            connection.take_seat(seat, &access.name, (&self.shared.site, &self.shared.incarnation), patience)?;
+            connection.claim_ownership(seat, &access.name, (&self.shared.site, &self.shared.incarnation), patience)?;
             connection.wait_for_earlier_router(seat, node, patience)?;
         }
         if side == Side::Target {
@@ -435,12 +435,12 @@ impl Mover {
             self.list.set_target_is_clean(false);
         }
         if side == Side::Source {
-            self.late_keys.met(&connection.process.run_id);
+            self.late_keys.note_source_process(&connection.process.run_id);
         }
         let end = self.end_mut(side);
         end.next_try = None;
         end.connection = Some(connection);
-        end.learn(patience).inspect_err(|_| end.fail())?;
+        end.query_settings(patience).inspect_err(|_| end.fail())?;
         // A new process may run on another machine.
         self.query_clock(side).map_err(|halt| match halt {
             MoverExit::Stop(why) => why,
@@ -450,7 +450,7 @@ impl Mover {
 
     /// Checks that the process is the one that serves clients. If a node returned without its data, its future is
     /// undecided: keys stored there would be lost when the data is restored, and missing keys would count as deleted.
-    fn is_served(&self, node: NodeId, run_id: &str) -> Result<(), String> {
+    fn check_serving_process(&self, node: NodeId, run_id: &str) -> Result<(), String> {
         self.shared.with_facts(node, |facts| match &facts.run_id {
             Some(met) if **met != *run_id && facts.is_held => {
                 Err(facts.failure.clone().unwrap_or_else(|| "it came back without its data".to_owned()))
@@ -468,7 +468,7 @@ impl Mover {
         if self.end(side).connection.is_some() {
             return Ok(());
         }
-        self.pump()?;
+        self.handle_messages_when_quiesced()?;
         self.reach(side).map_err(|why| {
             self.end_mut(side).fail();
             MoverExit::Stop(why)
@@ -489,7 +489,7 @@ impl Mover {
             let is_ours = |database: &u32| !live.one_database || *database == live.database;
             self.databases.extend(found.iter().map(|(database, _)| *database).filter(is_ours));
             if side == Side::Source {
-                self.lasting =
+                self.databases_without_expiry =
                     found.into_iter().filter_map(|(database, expires)| (!expires).then_some(database)).collect();
             }
         }
@@ -525,7 +525,7 @@ impl Mover {
         let answer = self.call(side, &[b"SELECT", number.as_bytes()])?;
         let selected = !switchyard_resp::reply::is_error(&answer);
         if selected && let Some(connection) = &mut self.end_mut(side).connection {
-            connection.is_in(database);
+            connection.set_database(database);
         }
         Ok(selected)
     }
@@ -576,7 +576,7 @@ impl ListedKeys for Mover {
     }
 
     fn lacks_some(&self, slot: Slot) -> bool {
-        self.list.lacks_some(slot)
+        self.list.is_incomplete(slot)
     }
 }
 

@@ -26,13 +26,13 @@ use super::spool::Spool;
 const AT_ONCE: usize = 1000;
 
 /// Keys per query during a leg, whose own commands wait behind it.
-const BESIDE: usize = 300;
+const AT_ONCE_IN_LEG: usize = 300;
 
 /// Number of keys sampled with STRLEN to find out whether keys are strings.
 const SAMPLE: usize = 50;
 
 /// A string needs at most three times its length in memory, plus its key and this many bytes.
-const AROUND: u64 = 512;
+const OVERHEAD_MAX: u64 = 512;
 
 /// Keys of one size query.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub(super) struct Page {
     /// Number of replies so far.
     answered: usize,
     /// All keys need MEMORY USAGE.
-    is_unsure: bool,
+    by_memory_usage: bool,
     /// Possibly big keys, queried next with MEMORY USAGE.
     unsure: Vec<(Slot, Range<usize>)>,
 }
@@ -54,7 +54,7 @@ pub(super) struct Page {
 impl Page {
     /// `keys`: slot of each key, and place of its name in `text`.
     pub(super) fn new(database: u32, text: Arc<Vec<u8>>, keys: Vec<(Slot, Range<usize>)>) -> Self {
-        Self { database, text, keys, by_length: 0, answered: 0, is_unsure: false, unsure: Vec::new() }
+        Self { database, text, keys, by_length: 0, answered: 0, by_memory_usage: false, unsure: Vec::new() }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -95,7 +95,8 @@ impl Page {
 
     /// Returns the page of keys that need a second query. Call it after all replies.
     pub(super) fn rest(self) -> Option<Self> {
-        (!self.unsure.is_empty()).then(|| Self { is_unsure: true, ..Self::new(self.database, self.text, self.unsure) })
+        (!self.unsure.is_empty())
+            .then(|| Self { by_memory_usage: true, ..Self::new(self.database, self.text, self.unsure) })
     }
 }
 
@@ -115,7 +116,7 @@ impl Lengths {
     /// Chooses between STRLEN and MEMORY USAGE for a page.
     pub(super) fn choose(&self, mut page: Page) -> Page {
         page.by_length = match self.strings + self.others {
-            _ if self.refused || page.is_unsure => 0,
+            _ if self.refused || page.by_memory_usage => 0,
             known if known < SAMPLE => page.len().min(SAMPLE),
             known if self.strings * 10 >= known * 9 => page.len(),
             _ => 0,
@@ -152,7 +153,7 @@ impl Lengths {
         self.refused |= reply::is_error(answer);
         let Some(length) = reply::integer(answer).and_then(|length| u64::try_from(length).ok()) else { return false };
         self.strings += 1;
-        length.saturating_mul(3).saturating_add(key.len() as u64 * 2 + AROUND) < limit
+        length.saturating_mul(3).saturating_add(key.len() as u64 * 2 + OVERHEAD_MAX) < limit
     }
 }
 
@@ -248,7 +249,7 @@ impl Mover {
         {
             return;
         }
-        if let Some(page) = self.next_page(BESIDE) {
+        if let Some(page) = self.next_page(AT_ONCE_IN_LEG) {
             self.sizes.is_requested = true;
             self.source.query_sizes(page);
         }
@@ -284,7 +285,7 @@ impl Mover {
                 self.sizes.due.clear();
                 self.sizes.ahead.clear();
             }
-            let slots = Spool::together(self.sizes.ahead.make_contiguous()).to_vec();
+            let slots = Spool::leading_part(self.sizes.ahead.make_contiguous()).to_vec();
             if slots.is_empty() {
                 return None;
             }

@@ -48,7 +48,7 @@ struct Part {
 
 /// Failure to write the list.
 #[derive(Debug)]
-pub(super) struct Unlisted {
+pub(super) struct MissingKeys {
     pub(super) error: io::Error,
     /// Slots with missing keys, which must be listed from the node. The keys of all other slots are complete.
     pub(super) slots: BTreeSet<Slot>,
@@ -76,7 +76,7 @@ impl Spool {
     }
 
     /// Adds a key of a slot. If writes fail, keys stay in memory, up to twice the normal limit.
-    pub(super) fn add(&mut self, slot: Slot, key: &[u8]) -> Result<(), Unlisted> {
+    pub(super) fn add(&mut self, slot: Slot, key: &[u8]) -> Result<(), MissingKeys> {
         self.add_by(slot, key, |file, bytes, at| file.write_all_at(bytes, at))
     }
 
@@ -85,9 +85,9 @@ impl Spool {
         slot: Slot,
         key: &[u8],
         write: impl FnMut(&File, &[u8], u64) -> io::Result<()>,
-    ) -> Result<(), Unlisted> {
+    ) -> Result<(), MissingKeys> {
         let Ok(len) = u32::try_from(key.len()) else {
-            return Err(Unlisted { error: io::Error::other("a key of more than 4 GiB"), slots: [slot].into() });
+            return Err(MissingKeys { error: io::Error::other("a key of more than 4 GiB"), slots: [slot].into() });
         };
         self.parts[slot.index() / PART_SLOTS].add(slot, len, key);
         self.bytes += key.len() + 6;
@@ -95,7 +95,7 @@ impl Spool {
         if self.bytes <= self.try_again_at.unwrap_or(self.memory_max) {
             return Ok(());
         }
-        let outcome = self.write_out(write).map_err(|error| Unlisted { error, slots: self.drop_what_is_too_much() });
+        let outcome = self.write_out(write).map_err(|error| MissingKeys { error, slots: self.drop_largest_parts() });
         self.try_again_at = outcome.is_err().then_some(self.bytes + self.memory_max / 16);
         outcome
     }
@@ -128,7 +128,7 @@ impl Spool {
     }
 
     /// Drops keys to stay within the memory limit when writes fail. Returns their slots.
-    fn drop_what_is_too_much(&mut self) -> BTreeSet<Slot> {
+    fn drop_largest_parts(&mut self) -> BTreeSet<Slot> {
         let mut slots = BTreeSet::new();
         let every = vec![true; SLOT_COUNT];
         while self.bytes > 2 * self.memory_max {
@@ -144,7 +144,7 @@ impl Spool {
     }
 
     /// Returns the leading slots that share one part. `slots` is sorted.
-    pub(super) fn together(slots: &[Slot]) -> &[Slot] {
+    pub(super) fn leading_part(slots: &[Slot]) -> &[Slot] {
         let part = |slot: &Slot| slot.index() / PART_SLOTS;
         let count = slots.iter().take_while(|slot| part(slot) == part(&slots[0])).count();
         &slots[..count]
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(spool.count(one) as usize, found.len());
         let (mut left, mut by_parts) = (&slots[..], 0);
         while !left.is_empty() {
-            let first = Spool::together(left);
+            let first = Spool::leading_part(left);
             by_parts += spool.keys(first).expect("read").len();
             left = &left[first.len()..];
         }

@@ -65,7 +65,7 @@ pub(super) struct Staging {
     /// Earliest time of the next barrier while pieces are read.
     rests_until: Option<Instant>,
     /// Whether hash fields at the source can have a TTL. `None` if unknown.
-    mortal_fields: Option<bool>,
+    field_ttls_supported: Option<bool>,
 }
 
 impl Staging {
@@ -182,15 +182,15 @@ impl Mover {
         let patience = self.patience();
         for (side, answers) in [(Side::Source, source), (Side::Target, target)] {
             let Some(connection) = &mut self.end_mut(side).connection else {
-                return self.lost_both(side, "not connected");
+                return self.on_lost(side, "not connected");
             };
             let outcome = connection.exchange(answers);
             let silent = connection.unanswered > 0 && connection.last_reply.elapsed() > patience;
             if let Err(why) = outcome {
-                return self.lost_both(side, &why);
+                return self.on_lost(side, &why);
             }
             if silent {
-                return self.lost_both(side, &format!("it did not answer within {patience:?}"));
+                return self.on_lost(side, &format!("it did not answer within {patience:?}"));
             }
         }
         Ok(())
@@ -214,7 +214,7 @@ impl Mover {
     }
 
     /// Drops a lost side, and the other side if it has pending commands.
-    fn lost_both<T>(&mut self, side: Side, why: &str) -> Result<T, MoverExit> {
+    fn on_lost<T>(&mut self, side: Side, why: &str) -> Result<T, MoverExit> {
         let name = self.name(self.end(side).node);
         warn!(move_id = self.id.0, node = name, why, "a mover has lost its connection");
         self.shown.set_activity(format!("waiting for {name}: {why}"));
@@ -332,9 +332,9 @@ impl Mover {
     }
 
     /// Checks whether a big key still exists and can be staged, and prepares its staging.
-    fn look_at_big(&mut self, place: &Place, number: u64) -> Result<Inspection, MoverExit> {
+    fn check_big(&mut self, place: &Place, number: u64) -> Result<Inspection, MoverExit> {
         self.shown.set_activity(COPYING);
-        let (seen, staged) = self.seen_of(place)?;
+        let (seen, staged) = self.query_big(place)?;
         if let Some(mut staged) = staged {
             let name = format!("switchyard:temporary:{}:staging-{}-{number}", self.shared.incarnation, self.id.0);
             staged.name = name.into_bytes();
@@ -343,7 +343,7 @@ impl Mover {
         Ok(seen)
     }
 
-    fn seen_of(&mut self, place: &Place) -> Result<(Inspection, Option<Staged>), MoverExit> {
+    fn query_big(&mut self, place: &Place) -> Result<(Inspection, Option<Staged>), MoverExit> {
         let unfit = |why: String| Ok((Inspection::Unfit(why), None));
         if self.life.order().how.direct_clients {
             return unfit("clients use the nodes directly, and what they write is not known".to_owned());
@@ -411,7 +411,7 @@ impl Mover {
         for action in &to_do {
             match action {
                 Action::Inspect { place, number } => {
-                    let seen = self.look_at_big(place, *number)?;
+                    let seen = self.check_big(place, *number)?;
                     return Ok(vec![Event::Inspected { place: place.clone(), seen }]);
                 }
                 Action::Read { place } | Action::ReadAgain { place, .. } => self.select(Side::Source, place.1)?,
@@ -518,7 +518,7 @@ impl Mover {
         let Some(piece) = self.staging.all.get(place).and_then(|staged| staged.piece.as_ref()) else {
             return Ok(false);
         };
-        let fields: Vec<Vec<u8>> = piece.there.iter().step_by(2).cloned().collect();
+        let fields: Vec<Vec<u8>> = piece.present.iter().step_by(2).cloned().collect();
         if fields.is_empty() {
             return Ok(false);
         }
@@ -530,12 +530,12 @@ impl Mover {
     }
 
     fn fields_may_be_mortal(&mut self) -> Result<bool, MoverExit> {
-        if let Some(known) = self.staging.mortal_fields {
+        if let Some(known) = self.staging.field_ttls_supported {
             return Ok(known);
         }
         let answer = self.call(Side::Source, &[b"COMMAND", b"INFO", b"HPEXPIRETIME"])?;
         let known = reply::is_error(&answer) || reply::elements(&answer).next().is_some_and(|row| !reply::is_null(row));
-        self.staging.mortal_fields = Some(known);
+        self.staging.field_ttls_supported = Some(known);
         Ok(known)
     }
 
@@ -616,7 +616,7 @@ impl Mover {
     }
 
     /// Removes staging keys of earlier moves or earlier routers.
-    pub(super) fn sweep(&mut self, side: Side, keys: &[Key]) -> Result<(), MoverExit> {
+    pub(super) fn remove_stale_staging_keys(&mut self, side: Side, keys: &[Key]) -> Result<(), MoverExit> {
         let stale: Vec<Key> = keys.iter().filter(|key| self.is_left_over(key)).cloned().collect();
         if stale.is_empty() {
             return Ok(());

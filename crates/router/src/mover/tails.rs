@@ -8,9 +8,9 @@ use switchyard_policy::migration::{BatchId, Copied, Event, Key, Protocol, Side};
 use tracing::warn;
 
 use super::drive::Run;
-use super::last_piece::{self, Last};
+use super::last_piece::{self, MissingElements};
 use super::run::Mover;
-use super::side::{Content, Form, Known, Read, kind_of};
+use super::side::{Content, Form, Read, ReadContext, kind_of};
 
 /// Returns the value read for a place. Empty if the key does not exist.
 fn content_of<'c>(read: &'c [(Key, Vec<Content>)], place: &Place) -> &'c [Content] {
@@ -21,7 +21,7 @@ fn content_of<'c>(read: &'c [(Key, Vec<Content>)], place: &Place) -> &'c [Conten
 }
 
 /// Returns the dirty elements read for a place.
-fn last_of<'c>(read: &'c [(Key, Vec<Content>)], place: &Place) -> Option<&'c Last> {
+fn last_of<'c>(read: &'c [(Key, Vec<Content>)], place: &Place) -> Option<&'c MissingElements> {
     content_of(read, place).first().and_then(|content| content.last.as_deref())
 }
 
@@ -40,7 +40,7 @@ impl Mover {
         end.copy(
             batch,
             keys,
-            Known { databases: run.driver.databases(), lasting: run.lasting(from), staged },
+            ReadContext { databases: run.driver.databases(), lasting: run.lasting(from), staged },
             form,
             usage,
         );
@@ -66,7 +66,11 @@ impl Mover {
             Side::Source => (&mut self.source, Some(&self.staging)),
             Side::Target => (&mut self.target, None),
         };
-        end.copy_others(batch, read, Known { databases: run.driver.databases(), lasting: run.lasting(from), staged })
+        end.copy_others(
+            batch,
+            read,
+            ReadContext { databases: run.driver.databases(), lasting: run.lasting(from), staged },
+        )
     }
 
     /// Records big keys that were read whole, for the report at their end.
@@ -110,8 +114,11 @@ impl Mover {
             match action {
                 Action::Stored { batch, outcomes } => run.on_event(Event::Stored { batch, outcomes }),
                 Action::ReadWhole { batch, places } if self.source.connection.is_some() => {
-                    let known =
-                        Known { databases: run.driver.databases(), lasting: run.lasting(Side::Source), staged: None };
+                    let known = ReadContext {
+                        databases: run.driver.databases(),
+                        lasting: run.lasting(Side::Source),
+                        staged: None,
+                    };
                     self.source.copy_again(batch, places, known);
                 }
                 Action::ReadWhole { .. } => self.staged(run, OfStaged::SourceLost),
@@ -156,7 +163,7 @@ impl Mover {
             let (of_item, rest) = answers.split_at(item.replies.min(answers.len()));
             answers = rest;
             let of_item = match last_of(read, &item.place) {
-                Some(last) => last_piece::shown(step, &item, last, of_item),
+                Some(last) => last_piece::step_result(step, &item, last, of_item),
                 None => StagingReply::Unusable("what was read of it is gone".to_owned()),
             };
             shown.push((item.place, of_item));
@@ -201,7 +208,7 @@ impl Mover {
     }
 
     /// Discards the staging of a committed key. Its staging key is unused or has become the key.
-    pub(super) fn staged_is_moved(&mut self, key: &Key) {
+    pub(super) fn on_committed(&mut self, key: &Key) {
         if !self.staging.is_empty() {
             self.big.shown.in_pieces += self.staging.drop_key(key);
         }

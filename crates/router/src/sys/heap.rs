@@ -52,25 +52,25 @@ mod tests {
     use std::alloc::System;
 
     use super::*;
-    use crate::memory::{Account, own};
+    use crate::memory::{Account, thread_balance};
 
     #[test]
     fn what_is_allocated_grown_and_freed_is_counted() {
         let _account = Account::open();
         let heap = CountedHeap(System);
-        let before = own();
+        let before = thread_balance();
         let layout = Layout::from_size_align(1000, 8).expect("a layout");
         // SAFETY: the block is used with the layout and size that it has.
         unsafe {
             let block = heap.alloc(layout);
-            assert_eq!(own() - before, 1000);
+            assert_eq!(thread_balance() - before, 1000);
             let block = heap.realloc(block, layout, 5000);
-            assert_eq!(own() - before, 5000);
+            assert_eq!(thread_balance() - before, 5000);
             heap.dealloc(block, Layout::from_size_align(5000, 8).expect("a layout"));
             let zeroed = heap.alloc_zeroed(layout);
-            assert_eq!(own() - before, 1000);
+            assert_eq!(thread_balance() - before, 1000);
             heap.dealloc(zeroed, layout);
         }
-        assert_eq!(own(), before);
+        assert_eq!(thread_balance(), before);
     }
 }

@@ -83,7 +83,7 @@ impl Users {
         if name.is_empty() || name.len() > 256 || name.contains(|c: char| c.is_whitespace() || c.is_control()) {
             return Err("ERR Usernames can't contain spaces or null characters, and have 1 to 256 bytes".to_owned());
         }
-        if name == DEFAULT && self.default_user == DefaultUser::OfConfiguration {
+        if name == DEFAULT && self.default_user == DefaultUser::Configured {
             return Err(
                 "ERR the default user stands in the configuration (password and default-user-rules in [clients]), not in the users \
                         file: change it there, and send SIGHUP"
@@ -104,7 +104,7 @@ impl Users {
         }
         for word in words.iter().map(AsRef::as_ref) {
             user.change(word, &table)
-                .map_err(|why| format!("ERR Error in ACL SETUSER modifier '{}': {why}", hidden(word)))?;
+                .map_err(|why| format!("ERR Error in ACL SETUSER modifier '{}': {why}", redacted(word)))?;
         }
         if user.rules.len() + user.keys.len() + user.channels.len() > rules::WORDS_MAX {
             return Err(format!("ERR more than {} rules about one user", rules::WORDS_MAX));
@@ -178,7 +178,7 @@ impl Users {
 }
 
 /// Returns a word without secrets, for error replies and logs.
-fn hidden(word: &str) -> String {
+fn redacted(word: &str) -> String {
     match word.chars().next() {
         Some(sign @ ('>' | '<' | '#' | '!' | '$')) => format!("{sign}..."),
         _ => word.chars().take(64).collect(),

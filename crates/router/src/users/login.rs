@@ -61,11 +61,11 @@ impl Drop for Job {
 }
 
 /// Worker and handle of a waiting client.
-type Asker = (usize, Handle);
+type WaitingClient = (usize, Handle);
 
 /// State shared by workers and helpers.
 struct Waiting {
-    queue: Mutex<(Queue<Job, Asker>, bool)>,
+    queue: Mutex<(Queue<Job, WaitingClient>, bool)>,
     changed: Condvar,
 }
 
@@ -161,7 +161,7 @@ impl Logins {
     }
 
     /// Checks one password, in a helper thread.
-    fn settle(&self, digest: Digest, job: &Job) {
+    fn check_password(&self, digest: Digest, job: &Job) {
         let right = job.user.proofs.iter().any(|proof| match proof {
             Proof::Hash(hash) => PasswordHash::new(hash)
                 .is_ok_and(|hash| Argon2::default().verify_password(&job.password, &hash).is_ok()),
@@ -179,7 +179,7 @@ impl Logins {
         self.notify(askers, if right { Attempt::Right } else { Attempt::Wrong });
     }
 
-    fn notify(&self, askers: Vec<Asker>, attempt: Attempt) {
+    fn notify(&self, askers: Vec<WaitingClient>, attempt: Attempt) {
         for (worker, client) in askers {
             self.mailboxes.send(worker, Message::Login { client, attempt });
         }
@@ -231,7 +231,7 @@ fn help(waiting: &Waiting, logins: &Weak<Logins>) {
         let Some(logins) = logins.upgrade() else { return };
         logins.notify(std::mem::take(&mut late), Attempt::Busy);
         if let Some((digest, job)) = job {
-            logins.settle(digest, &job);
+            logins.check_password(digest, &job);
         }
     }
 }

@@ -225,7 +225,7 @@ impl User {
 
     /// Whether a client that logged in as `old` may stay. A changed password does not matter, as in Redis. Revoked
     /// channels do, because only a disconnect ends a subscription.
-    pub(crate) fn keeps(&self, old: &User) -> bool {
+    pub(crate) fn may_stay(&self, old: &User) -> bool {
         self.on && (self.all_channels || (!old.all_channels && self.channels == old.channels))
     }
 }
@@ -244,7 +244,7 @@ enum DefaultUser {
     /// A line of the users file, or `ACL SETUSER`.
     Listed,
     /// The configuration, although there is a users file.
-    OfConfiguration,
+    Configured,
     BuiltIn,
 }
 
@@ -286,7 +286,7 @@ impl Users {
             None => User::new(DEFAULT),
         };
         default.on = password.is_some();
-        let of = if password.is_some() { DefaultUser::OfConfiguration } else { DefaultUser::BuiltIn };
+        let of = if password.is_some() { DefaultUser::Configured } else { DefaultUser::BuiltIn };
         Ok(Self::assemble(users, default, of))
     }
 
@@ -308,7 +308,7 @@ impl Users {
         }
         let mut default = User::clone(&self.default);
         default.restrict(words).map_err(wrong)?;
-        Ok(Self::assemble(self.by_name, default, DefaultUser::OfConfiguration))
+        Ok(Self::assemble(self.by_name, default, DefaultUser::Configured))
     }
 
     /// The default user, which always exists.

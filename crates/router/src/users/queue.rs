@@ -53,7 +53,7 @@ impl Place {
 #[derive(Debug)]
 struct Waiting<W, A> {
     work: Option<W>,
-    askers: Vec<(Place, A)>,
+    clients: Vec<(Place, A)>,
     since: Instant,
 }
 
@@ -129,7 +129,7 @@ impl<W, A> Queue<W, A> {
         let mut out = Vec::new();
         let begun = match self.waiting.get_mut(&digest) {
             Some(waiting) => {
-                waiting.askers.push((place.clone(), asker));
+                waiting.clients.push((place.clone(), asker));
                 waiting.work.is_none()
             }
             None => {
@@ -140,12 +140,12 @@ impl<W, A> Queue<W, A> {
                     }
                 }
                 self.waiting
-                    .insert(digest, Waiting { work: Some(work()), askers: vec![(place.clone(), asker)], since: now });
+                    .insert(digest, Waiting { work: Some(work()), clients: vec![(place.clone(), asker)], since: now });
                 false
             }
         };
         if !begun {
-            let digests = self.line_of(&place);
+            let digests = self.queue_of(&place);
             if !digests.contains(&digest) {
                 digests.push_back(digest);
                 if digests.len() > LINE_MAX {
@@ -167,7 +167,7 @@ impl<W, A> Queue<W, A> {
         let late = late
             .iter()
             .filter_map(|digest| self.waiting.remove(digest))
-            .flat_map(|w| w.askers)
+            .flat_map(|w| w.clients)
             .map(|(_, asker)| asker)
             .collect();
         let mut soonest: Option<Instant> =
@@ -219,11 +219,11 @@ impl<W, A> Queue<W, A> {
     pub(super) fn finish(&mut self, digest: &Digest, right: bool, now: Instant) -> Vec<A> {
         let Some(done) = self.waiting.remove(digest) else { return Vec::new() };
         if !right {
-            let mut places: Vec<&Place> = done.askers.iter().map(|(place, _)| place).collect();
+            let mut places: Vec<&Place> = done.clients.iter().map(|(place, _)| place).collect();
             places.dedup();
             places.into_iter().for_each(|place| self.count_failure(place, now));
         }
-        done.askers.into_iter().map(|(_, asker)| asker).collect()
+        done.clients.into_iter().map(|(_, asker)| asker).collect()
     }
 
     /// Counts a wrong password.
@@ -245,7 +245,7 @@ impl<W, A> Queue<W, A> {
         self.failures.get(place).is_some_and(|f| f.count >= FAILURES_MAX && now < f.since + FAILURE_WINDOW)
     }
 
-    fn line_of(&mut self, place: &Place) -> &mut VecDeque<Digest> {
+    fn queue_of(&mut self, place: &Place) -> &mut VecDeque<Digest> {
         let at = self.turns.iter().position(|(from, _)| *from == place.from).unwrap_or_else(|| {
             self.turns.push_back((place.from, VecDeque::new()));
             self.turns.len() - 1
@@ -268,16 +268,16 @@ impl<W, A> Queue<W, A> {
 
     /// Drops the oldest entry of a queue. Returns its waiting clients.
     fn drop_oldest(&mut self, place: &Place) -> Vec<A> {
-        let Some(digest) = self.line_of(place).pop_front() else { return Vec::new() };
+        let Some(digest) = self.queue_of(place).pop_front() else { return Vec::new() };
         match self.waiting.get(&digest) {
             // In other queues as well, or already being checked.
-            Some(waiting) if waiting.work.is_none() || waiting.askers.iter().any(|(other, _)| other != place) => {
+            Some(waiting) if waiting.work.is_none() || waiting.clients.iter().any(|(other, _)| other != place) => {
                 Vec::new()
             }
             _ => self
                 .waiting
                 .remove(&digest)
-                .map(|w| w.askers.into_iter().map(|(_, asker)| asker).collect())
+                .map(|w| w.clients.into_iter().map(|(_, asker)| asker).collect())
                 .unwrap_or_default(),
         }
     }

@@ -95,7 +95,7 @@ pub(super) fn parse(text: &str) -> Result<BTreeMap<String, Arc<User>>, Vec<RuleE
 }
 
 /// Returns the printable part of an unknown word, which may be a misplaced password.
-fn shown(word: &str) -> String {
+fn printable(word: &str) -> String {
     let start: String = word.chars().take(1).collect();
     if word.chars().all(|c| c.is_ascii_alphanumeric() || "@|+-~%&*:.=_".contains(c)) && word.len() <= 64 {
         format!("\"{word}\"")
@@ -121,7 +121,7 @@ impl User {
             if matches!(&*word.to_ascii_lowercase(), "on" | "off" | "nopass" | "resetpass" | "reset")
                 || word.starts_with('$')
             {
-                return Err(format!("{} says who may log in, and not what they may do", shown(word)));
+                return Err(format!("{} says who may log in, and not what they may do", printable(word)));
             }
             self.apply(word, &table)?;
         }
@@ -180,12 +180,12 @@ impl User {
         }
         if let Some(rest) = word.strip_prefix('%') {
             let (letters, pattern) =
-                rest.split_once('~').ok_or_else(|| format!("{} has no ~; as in %R~app:*", shown(word)))?;
+                rest.split_once('~').ok_or_else(|| format!("{} has no ~; as in %R~app:*", printable(word)))?;
             let access = match letters.to_ascii_uppercase().as_str() {
                 "R" => Access::R,
                 "W" => Access::W,
                 "RW" | "WR" => Access::RW,
-                _ => return Err(format!("{}: between % and ~ stands R, W or RW", shown(word))),
+                _ => return Err(format!("{}: between % and ~ stands R, W or RW", printable(word))),
             };
             return self.add_key(access, pattern);
         }
@@ -223,7 +223,10 @@ impl User {
         if let Some((name, value)) = word.split_once('=') {
             return self.add_bound(name, value);
         }
-        Err(format!("Syntax error: {} is not understood; see docs/security.md for the words there are", shown(word)))
+        Err(format!(
+            "Syntax error: {} is not understood; see docs/security.md for the words there are",
+            printable(word)
+        ))
     }
 
     fn add_key(&mut self, access: Access, pattern: &str) -> Result<(), String> {
@@ -258,7 +261,7 @@ impl User {
             }
             _ => {
                 let there_are = "connections=, requests-per-second=, bytes-in-flight= and reads=";
-                return Err(format!("{} is not understood; there are {there_are}", shown(name)));
+                return Err(format!("{} is not understood; there are {there_are}", printable(name)));
             }
         }
         Ok(())
@@ -383,7 +386,7 @@ fn subject(name: &str, table: &CommandTable) -> Result<Subject, String> {
             return Ok(Subject::All);
         }
         let Some(categories) = Categories::named(&category) else {
-            return Err(format!("{UNKNOWN}: there is no category {}; `ACL CAT` lists them", shown(&category)));
+            return Err(format!("{UNKNOWN}: there is no category {}; `ACL CAT` lists them", printable(&category)));
         };
         return Ok(Subject::Category(categories, category));
     }
@@ -400,13 +403,13 @@ fn subject(name: &str, table: &CommandTable) -> Result<Subject, String> {
         } else {
             "rules about first arguments are not supported"
         };
-        return Err(format!("{UNKNOWN}: {}: {why}", shown(name)));
+        return Err(format!("{UNKNOWN}: {}: {why}", printable(name)));
     }
     // Commands of modules are unknown until a node with the module connects.
     if upper.contains('.') && upper.bytes().all(|b| b.is_ascii_graphic()) {
         return Ok(Subject::Command(upper));
     }
-    Err(format!("{UNKNOWN}: there is no command {}", shown(name)))
+    Err(format!("{UNKNOWN}: there is no command {}", printable(name)))
 }
 
 /// Checks that a hash is valid and not too expensive.

@@ -328,7 +328,7 @@ impl Worker {
         for node in nodes {
             let Some(main) = self.links.main(node) else { continue };
             let Some(link) = self.links.get(main) else { continue };
-            let is_busy = self.shared.busy.was(node, self.now_us, command_timeout);
+            let is_busy = self.shared.busy.was_busy(node, self.now_us, command_timeout);
             if link.phase != Phase::Up && !is_busy && self.now_us.saturating_sub(link.received_us) > patience_us {
                 self.break_waiting(node, "the node cannot be reached any more");
             } else if link.phase == Phase::Up && link.is_idle() {

@@ -195,9 +195,9 @@ impl Worker {
         };
         let (node, connection) = (link.node, link.connection(self.index));
         let Some(low) = link.oldest_epoch().filter(|_| link.may_be_executed() > 0) else {
-            return self.shared.connections.ended(&connection);
+            return self.shared.connections.remove(&connection);
         };
-        self.shared.connections.left(&connection);
+        self.shared.connections.mark_broken(&connection);
         let epoch = self.plan.topology.epoch();
         let epoch = epoch - u64::from((epoch as u32).wrapping_sub(low));
         let armed = link.head().map_or(0, |head| head.armed);
@@ -250,7 +250,7 @@ impl Worker {
         let age = |sent_us: u32| Duration::from_micros(u64::from((self.now_us as u32).wrapping_sub(sent_us)));
         for (_, link) in self.links.iter().filter(|(_, link)| link.is_slow() && link.phase == Phase::Up) {
             let is_script = |head: &Pending| head.class == CommandClass::Script as u8;
-            if link.head().is_some_and(|head| Busy::shows(age(head.sent_us), is_script(head), timeout)) {
+            if link.head().is_some_and(|head| Busy::explains_silence(age(head.sent_us), is_script(head), timeout)) {
                 self.shared.busy.note(link.node, self.now_us);
             }
         }
@@ -270,7 +270,7 @@ impl Worker {
                 }
                 Phase::Connecting | Phase::Securing | Phase::Handshake => {
                     let is_late = age_us > live.connect_timeout.as_micros() as u64;
-                    if is_late && !self.shared.busy.was(link.node, self.now_us, live.connect_timeout) {
+                    if is_late && !self.shared.busy.was_busy(link.node, self.now_us, live.connect_timeout) {
                         let doing = match link.phase {
                             Phase::Connecting => "take the connection",
                             Phase::Securing => "finish the TLS handshake",
@@ -321,7 +321,7 @@ impl Worker {
         } else {
             // Only checked if a command would time out.
             let is_old = link.head().is_some_and(|head| (self.now_us as u32).wrapping_sub(head.sent_us) > timeout_us);
-            is_old && self.shared.busy.was(link.node, self.now_us, timeout)
+            is_old && self.shared.busy.was_busy(link.node, self.now_us, timeout)
         };
         // A node that is sending a reply is alive, however long the reply takes.
         let mid_reply = !link.input.is_empty() || !matches!(link.body, Body::Whole(_));

@@ -23,7 +23,7 @@ use super::translate::refuses_resp3;
 use super::transport;
 use super::upstream::{Lane, Link, Phase, Purpose};
 use crate::fences;
-use crate::seat::{Admission, why_not};
+use crate::seat::{Admission, refusal_reason};
 use crate::settings::OnDataLoss;
 use crate::shared::{Commands, RoutingSnapshot, lock, unix_ms};
 use crate::slab::Handle;
@@ -114,7 +114,7 @@ fn greet_known(worker: &mut Worker, handle: Handle, info: &[u8]) {
     let returned = run_id_of(info).filter(|run_id| {
         lane != Lane::Replica && worker.shared.with_facts(node, |facts| facts.run_id.as_deref() != Some(run_id))
     });
-    let left = returned.map(|run_id| worker.shared.connections.left_at(node, &run_id)).unwrap_or_default();
+    let left = returned.map(|run_id| worker.shared.connections.broken_at(node, &run_id)).unwrap_or_default();
     if !left.is_empty() {
         // Not counted as zombies: while another process served, their commands could not be executed.
         let kill = |id: &u64| {
@@ -148,7 +148,7 @@ fn is_admitted(worker: &mut Worker, handle: Handle, info: &[u8], run_id: Option<
         Admission::Admitted => return true,
         // The node stores no ownership records, so no router has hot copies of its keys.
         Admission::Unmet if link.standing == OwnershipStatus::Unmarked => {
-            seat.meet_unmarked(link.node, run_id);
+            seat.admit_process_without_record(link.node, run_id);
             return true;
         }
         Admission::Waits(_) => link.greeting.push_back(NodeHandshake::Waits(info.to_vec())),
@@ -388,7 +388,7 @@ impl Worker {
             }
             (NodeHandshake::Returned(ended, info), _) => {
                 if let Some(run_id) = run_id_of(&info) {
-                    self.shared.connections.settled_at(node, &run_id, &ended);
+                    self.shared.connections.remove_killed(node, &run_id, &ended);
                 }
                 greet_known(self, handle, &info);
             }
@@ -405,7 +405,7 @@ impl Worker {
             (NodeHandshake::Claimed(info), _) => match self.learn_standing(handle, answer) {
                 Some(OwnershipStatus::Ours | OwnershipStatus::Unmarked) => {
                     if let (Some(seat), Some(run_id)) = (&self.shared.seat, run_id_of(&info))
-                        && seat.meet(node, &run_id, answer)
+                        && seat.admit_process(node, &run_id, answer)
                     {
                         info!(node = %self.node_name(node), "an earlier router may still reply from hot copies: nothing is sent to the node before their lease has ended");
                     }
@@ -416,7 +416,7 @@ impl Worker {
             },
             (NodeHandshake::LeftBehind(info), None) => {
                 let list = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
-                let left = fences::left_behind(&list, &self.shared.site, &self.shared.incarnation);
+                let left = fences::foreign_connections(&list, &self.shared.site, &self.shared.incarnation);
                 let Some((last, first)) = left.split_last() else { return self.nothing_is_left(handle, &info) };
                 info!(node = %self.node_name(node), connections = left.len(), "an earlier run of the router has left connections at the node: they are ended before it is used");
                 let kill = |id: &u64| ["CLIENT", "KILL", "ID", &id.to_string()].map(str::to_owned).to_vec();
@@ -436,7 +436,7 @@ impl Worker {
             // No move will be possible there, so no code relies on it.
             (NodeHandshake::LeftBehind(info), Some(error)) => {
                 if let Some(run_id) = run_id_of(&info) {
-                    self.shared.fences.note_silent(node, &run_id);
+                    self.shared.fences.note_refused(node, &run_id);
                 }
                 warn!(node = %self.node_name(node), error, "node refuses CLIENT LIST: what an earlier run of the router has sent there may still be executed");
                 self.link_is_up(handle, &info);
@@ -463,7 +463,7 @@ impl Worker {
 
     fn nothing_is_left(&mut self, handle: Handle, info: &[u8]) {
         if let (Some(link), Some(run_id)) = (self.links.get(handle), run_id_of(info)) {
-            self.shared.fences.cleared(link.node, &run_id);
+            self.shared.fences.set_cleared(link.node, &run_id);
         }
         match &self.shared.seat {
             Some(seat) if self.links.get(handle).is_some_and(|link| link.standing == OwnershipStatus::Free) => {
@@ -477,9 +477,9 @@ impl Worker {
     /// Records which router owns the node. Closes the connection if this router must not use it.
     fn learn_standing(&mut self, handle: Handle, answer: &[u8]) -> Option<OwnershipStatus> {
         let node = self.links.get(handle)?.node;
-        let standing = self.shared.seat.as_ref()?.judge(&self.node_name(node), answer);
+        let standing = self.shared.seat.as_ref()?.check_reply(&self.node_name(node), answer);
         self.links.get_mut(handle)?.standing = standing;
-        if let Some(why) = why_not(standing) {
+        if let Some(why) = refusal_reason(standing) {
             self.attempt_failed(handle, &why);
         }
         Some(standing)
@@ -562,7 +562,7 @@ impl Worker {
         }
         note_process(self, handle, run_id.as_ref());
         let Some(link) = self.links.get_mut(handle) else { return };
-        if link.lane != Lane::Replica && !self.shared.are_others_left() {
+        if link.lane != Lane::Replica && !self.shared.all_left_old_servers() {
             // A write here could be acknowledged while others still read at the old primary or process. They leave it
             // within a turn.
             return self.send_queries(handle, vec![(NodeHandshake::Others(info.to_vec()), vec!["PING".to_owned()])]);
@@ -580,7 +580,7 @@ impl Worker {
             self.links.mark(handle);
             return;
         }
-        self.shared.connections.began(link.connection(self.index));
+        self.shared.connections.add(link.connection(self.index));
         let (persists, knows_data, standing) = (link.persists, link.knows_data, link.standing);
         let name = self.node_name(node);
         let mut uncovered = None;
@@ -670,7 +670,7 @@ fn note_process(worker: &Worker, handle: Handle, run_id: Option<&Arc<str>>) {
             // No write of a client was sent to a node before its first process is known.
             worker.shared.reigns.begin(node);
             // Before any worker reads from it: values of the other process are stale.
-            worker.shared.hot.renew_node(node);
+            worker.shared.hot.invalidate_node(node);
             // Before any worker reads keys of a scan from it.
             lock(&worker.shared.scans).restarted(node, worker.shared.scan_tick());
         }
@@ -684,6 +684,6 @@ fn note_process(worker: &Worker, handle: Handle, run_id: Option<&Arc<str>>) {
     });
     if restarted {
         warn!(node = %worker.node_name(node), "node is another process than before: it was restarted, or a failover has replaced it; it has the keys that this process has");
-        worker.shared.leave_other_processes();
+        worker.shared.make_workers_leave_old_processes();
     }
 }

@@ -319,8 +319,8 @@ pub(super) fn copied(
         }
         Read::Fill if waits => begin(worker, Elements::read_by(&command.name), &asked)?,
         Read::Wait(number) if waits => number,
-        Read::Unarmed if hot.all && worker.plan.live.hot_copies.may_be(key) => {
-            shared.hot.want(asked.hash, plan.topology.slot_of(key));
+        Read::Unarmed if hot.all && worker.plan.live.hot_copies.allows_key(key) => {
+            shared.hot.request_key(asked.hash, plan.topology.slot_of(key));
             return None;
         }
         Read::Fill | Read::Wait(_) | Read::Miss | Read::Unarmed => return None,
@@ -496,8 +496,8 @@ fn exact_us() -> u64 {
 pub(super) fn noticed(worker: &mut Worker, key: &[u8], count: u8) {
     let hash = worker.observers.hot.hash(key);
     let is_news = worker.observers.hot.copies.set().get(hash).is_none();
-    if is_news && worker.plan.live.hot_copies.may_be(key) {
-        worker.shared.hot.noticed(worker.index, hash, worker.plan.topology.slot_of(key), count);
+    if is_news && worker.plan.live.hot_copies.allows_key(key) {
+        worker.shared.hot.note_frequent(worker.index, hash, worker.plan.topology.slot_of(key), count);
     }
 }
 

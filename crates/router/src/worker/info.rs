@@ -457,7 +457,7 @@ impl Worker {
             ("large_transfers".into(), large.to_string()),
         ];
         let mut limited: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for Limited { command, limit, count } in self.shared.alone.counted() {
+        for Limited { command, limit, count } in self.shared.alone.all() {
             limited
                 .entry(format!("limited_{}", command.to_ascii_lowercase()))
                 .or_default()

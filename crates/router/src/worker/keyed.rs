@@ -301,7 +301,7 @@ impl Worker {
             let late = self.observers.late.remove(&end).filter(|_| outcome != Outcome::Never);
             for (move_id, keys) in late.into_iter().flatten() {
                 if let Some(mover) = self.plan.moves.by_id.get(&move_id) {
-                    mover.note(MoverMessage::Written(keys));
+                    mover.send_without_wake(MoverMessage::Written(keys));
                 }
             }
             if let Some(tap) = &self.observers.tap {

@@ -19,7 +19,7 @@ use super::login::Login;
 use super::upstream::{Lane, Phase};
 use super::{Stall, Worker};
 use crate::metrics::Errors;
-use crate::operator::{Asker, OperatorCommand};
+use crate::operator::{CallingClient, OperatorCommand};
 use crate::settings::RuntimeSettings;
 use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
@@ -493,11 +493,11 @@ impl Worker {
 
 impl Worker {
     /// Returns the description of a client for operator commands.
-    pub(super) fn asker(&self, handle: Handle) -> Option<Asker> {
+    pub(super) fn asker(&self, handle: Handle) -> Option<CallingClient> {
         let client = self.clients.get(handle)?;
         let address = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
         let who = format!("the user {} from {address}", client.user.name());
-        Some(Asker { who, may_operate: client.user.is_operator(), resp3: client.resp3 })
+        Some(CallingClient { who, may_operate: client.user.is_operator(), resp3: client.resp3 })
     }
 
     /// Forwards a command to the operator. The reply comes through the mailbox.

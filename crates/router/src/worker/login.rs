@@ -208,7 +208,7 @@ impl Worker {
             let stays = match users.get(client.user.name().as_bytes()) {
                 // Clients without a login use the current default user.
                 Some(user) if !authenticated => self.become_user(handle, user.clone(), user.is_open()).is_ok(),
-                Some(user) if same || user.keeps(&client.user) => {
+                Some(user) if same || user.may_stay(&client.user) => {
                     if !same {
                         // Queued commands of a transaction were checked by the old rules.
                         self.abort_transaction(handle);

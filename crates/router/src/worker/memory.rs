@@ -132,7 +132,7 @@ impl Worker {
     /// Checks the budget if the worker has grown by much. Call it only while no client or connection is borrowed.
     #[inline]
     pub(super) fn watch_memory(&mut self) {
-        if memory::own() > self.memory.mark {
+        if memory::thread_balance() > self.memory.mark {
             let (used, budget) = self.weigh();
             if used > budget && (used > patience(budget) || self.now_us >= self.memory.rest_until_us) {
                 self.evict(budget);
@@ -167,7 +167,7 @@ impl Worker {
         }
         // All workers together cannot use up the remaining budget before one of them checks again.
         let share = budget.saturating_sub(used) / (4 * self.shared.counters.len());
-        self.memory.mark = memory::own() + STEP.max(i64::try_from(share).unwrap_or(i64::MAX / 2));
+        self.memory.mark = memory::thread_balance() + STEP.max(i64::try_from(share).unwrap_or(i64::MAX / 2));
         (used, budget)
     }
 
@@ -249,7 +249,7 @@ impl Worker {
             self.give_up(holding, used, budget);
             self.log_largest_holders(&holdings);
         }
-        self.memory.mark = memory::own() + STEP;
+        self.memory.mark = memory::thread_balance() + STEP;
     }
 
     fn give_up(&mut self, holding: Holding, used: usize, budget: usize) {

@@ -181,7 +181,7 @@ impl Worker {
         let door = accept::Acceptor::open(listeners, &poll)?;
         let (generation, plan) = shared.own_plan();
         // Commands of a panicked worker with this number may still run at the nodes.
-        let left_behind = shared.connections.left_by(index);
+        let left_behind = shared.connections.take_over_worker(index);
         let epoch = shared.drained[index].load(Ordering::Acquire);
         let mut zombies = zombies::Zombies::default();
         left_behind.into_iter().for_each(|connection| zombies.add(connection, epoch, 0));
@@ -332,7 +332,7 @@ impl Worker {
             Token::Link(handle) => self.on_link_ready(handle, event),
             Token::Listener(index) => self.accept(index as usize),
             Token::Tick => {
-                self.poll.take_tick();
+                self.poll.consume_tick();
                 self.next_tick_us = self.now_us;
             }
             Token::Wake => {
@@ -394,7 +394,7 @@ impl Worker {
         self.drop_foreign_links();
         self.follow_servers();
         outage::adopt(self);
-        if self.shared.are_others_to_be_left(known) {
+        if self.shared.must_leave_servers(known) {
             nodes::leave_other_processes(self);
         }
         self.shared.adopted(self.index, self.generation);
@@ -559,14 +559,14 @@ impl Worker {
         match message {
             Message::Login { client, attempt } => self.on_login(client, attempt),
             Message::Evict => self.on_evict_request(),
-            Message::WantRoom { node, lane } => self.make_room(node, lane),
-            Message::Room { node } => self.room_was_made(node),
+            Message::CloseUnused { node, lane } => self.make_room(node, lane),
+            Message::ConnectionAvailable { node } => self.room_was_made(node),
             Message::Committed => self.look_again(false),
-            Message::Home { client, number, refusal } => self.on_home(client, number, refusal),
-            Message::Turn { client } => self.on_turn(client),
+            Message::ColocateAnswer { client, number, refusal } => self.on_home(client, number, refusal),
+            Message::WaitTurn { client } => self.on_turn(client),
             Message::Recall { client } => self.on_recall(client),
             Message::Refused { move_id, keys, error } => self.refuse_moving(move_id, keys.as_deref(), &error),
-            Message::Quiet { move_id, ticket } => self.on_quiet(move_id, ticket),
+            Message::Quiesced { move_id, ticket } => self.on_quiet(move_id, ticket),
             Message::Answer { gather, part, reply } => self.gather_part(gather, part, &reply),
             Message::List { filter, from, gather, part } => {
                 let reply = self.list_clients(&filter);

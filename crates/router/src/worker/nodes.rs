@@ -44,7 +44,7 @@ impl Worker {
             self.drop_link(handle);
         }
         self.zombies.forget_foreign(&self.plan.topology);
-        self.shared.connections.forget_foreign(|node| self.plan.topology.node(node).is_some());
+        self.shared.connections.retain_nodes(|node| self.plan.topology.node(node).is_some());
     }
 
     /// Returns the connection of a shared lane. Creates it, not necessarily connected, if it is missing.

@@ -141,7 +141,7 @@ impl Worker {
     /// Requests room from other workers, for clients in line.
     fn want_room(&mut self, node: NodeId, lane: Lane) {
         for worker in (0..self.shared.mailboxes.len()).filter(|worker| *worker != self.index) {
-            self.shared.mailboxes.send(worker, Message::WantRoom { node, lane });
+            self.shared.mailboxes.send(worker, Message::CloseUnused { node, lane });
         }
     }
 
@@ -250,7 +250,7 @@ impl Worker {
         how_many: impl FnOnce(&Self, usize) -> usize,
     ) {
         let (bound, Some(place)) = (self.bound(lane).0, lane.pool()) else { return };
-        let Some(room) = self.exclusive_bounds(node).map(|bounds| bounds.left(place, bound)) else { return };
+        let Some(room) = self.exclusive_bounds(node).map(|bounds| bounds.available(place, bound)) else { return };
         let Some(pool) = self.links.pool(node, lane) else { return };
         let free = pool.free.iter().filter(|h| self.links.get(**h).is_some_and(|l| l.resp3 == resp3)).count();
         let (there, coming) = (free + pool.coming[usize::from(resp3)], pool.coming[0] + pool.coming[1]);
@@ -449,11 +449,11 @@ impl Worker {
             pool.free.retain(|h| *h != handle);
         }
         let (worker, Some(place)) = (self.index, link.lane.pool()) else { return };
-        let waiting = self.exclusive_bounds(link.node).map_or(0, |bounds| bounds.give_back(worker, place));
+        let waiting = self.exclusive_bounds(link.node).map_or(0, |bounds| bounds.release(worker, place));
         for worker in (0..self.shared.mailboxes.len())
             .filter(|worker| *worker != self.index && waiting & (1 << (worker % 64)) != 0)
         {
-            self.shared.mailboxes.send(worker, Message::Room { node: link.node });
+            self.shared.mailboxes.send(worker, Message::ConnectionAvailable { node: link.node });
         }
     }
 
@@ -539,7 +539,7 @@ impl Worker {
                     return false;
                 };
                 let is_late = self.now_us.saturating_sub(client.stalled_at_us) > patience_us
-                    && !self.shared.busy.was(node, self.now_us, self.plan.live.command_timeout);
+                    && !self.shared.busy.was_busy(node, self.now_us, self.plan.live.command_timeout);
                 if is_late {
                     late.push((*waiter, node, lane));
                 }

@@ -162,7 +162,7 @@ impl Worker {
         let waited_us = self.now_us.saturating_sub(quieting.since_us);
         let guard = quieting.movers()?;
         if !flushes && guard.turn.is_none() {
-            guard.turn = self.shared.take_turn_to_look();
+            guard.turn = self.shared.try_quiesce_lock();
             if guard.turn.is_none() {
                 return Some((false, waited_us));
             }
@@ -245,7 +245,7 @@ impl Worker {
         let now_us = self.now_us;
         let patience = self.plan.live.command_timeout;
         let Some(client) = self.clients.get_mut(handle) else { return Some(Flow::Close) };
-        let turn = self.shared.functions.to_change();
+        let turn = self.shared.functions.begin_change();
         let may = turn.is_some();
         if !may && client.in_flight() > 0 {
             return Some(Flow::Stall(Stall::Barrier));

@@ -261,7 +261,7 @@ impl Worker {
             return later; // after its earlier commands
         }
         client.lane = Lane::Blocking;
-        let ticket = self.shared.wait_queues.enter_recalled(slot, self.index, handle);
+        let ticket = self.shared.wait_queues.enter_reissued(slot, self.index, handle);
         self.wait_in_line(handle, raw, command.class() as u8, ticket, command.waits_us(args));
         Flow::Next
     }
@@ -270,7 +270,7 @@ impl Worker {
     fn is_here(&mut self, handle: Handle) {
         if let Some(waiting) = self.clients.get_mut(handle).and_then(|c| c.waiting.as_mut()) {
             waiting.state = State::Here;
-            self.shared.wait_queues.is_back(waiting.ticket, &self.shared.mailboxes);
+            self.shared.wait_queues.note_returned(waiting.ticket, &self.shared.mailboxes);
         }
         self.recalls.clients.push(handle);
         self.stall(handle, Stall::Turn);
@@ -549,10 +549,10 @@ impl Worker {
     fn is_there(&mut self, handle: Handle) {
         if let Some(waiting) = self.clients.get_mut(handle).and_then(|c| c.waiting.as_mut()) {
             waiting.state = State::There;
-            match self.shared.wait_queues.seen(waiting.ticket) {
+            match self.shared.wait_queues.note_seen_at_node(waiting.ticket) {
                 // In this turn: a message to this worker would arrive in the next one.
                 Some((worker, next)) if worker == self.index => self.on_turn(next),
-                Some((worker, next)) => self.shared.mailboxes.send(worker, Message::Turn { client: next }),
+                Some((worker, next)) => self.shared.mailboxes.send(worker, Message::WaitTurn { client: next }),
                 None => {}
             }
         }

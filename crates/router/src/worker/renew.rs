@@ -76,7 +76,7 @@ impl Worker {
         link.retiring = false;
         link.renewing = true;
         if lane != Lane::Replica {
-            self.shared.connections.ended(&connection);
+            self.shared.connections.remove(&connection);
         }
         info!(node = %self.node_name(node), "a connection is made anew with the new credentials");
         self.connect(handle);

@@ -258,7 +258,7 @@ impl Worker {
             }
             Purpose::Confirm => {
                 if let Some(connection) = self.zombies.end(pending.seq) {
-                    self.shared.connections.ended(&connection);
+                    self.shared.connections.remove(&connection);
                 }
                 self.count_zombies(node);
             }

@@ -196,13 +196,13 @@ impl Worker {
         if self.scripts_met.by_text.get(&hash).is_none_or(|script| *script.body != *body) {
             let sha = sha_of(&[body]);
             // Texts with the same hash can be constructed.
-            let known = lock(&self.shared.scripts).named(&sha).filter(|script| *script.body == *body).cloned();
+            let known = lock(&self.shared.scripts).by_client_sha(&sha).filter(|script| *script.body == *body).cloned();
             // Analyzed without the lock: a text may be long.
             let beside =
                 if self.plan.topology.placement().is_crc16() { UndeclaredKeys::Slot } else { UndeclaredKeys::Nothing };
             let script = known.unwrap_or_else(|| {
-                let script = Arc::new(Script::judged(body, sha, table, beside));
-                lock(&self.shared.scripts).remember(&script);
+                let script = Arc::new(Script::analyse(body, sha, table, beside));
+                lock(&self.shared.scripts).store(&script);
                 script
             });
             self.scripts_met.remember(hash, &script);
@@ -212,7 +212,7 @@ impl Worker {
 
     fn met_by_sha(&mut self, sha: &[u8]) -> Option<&Arc<Script>> {
         if self.scripts_met.named(sha).is_none() {
-            let script = lock(&self.shared.scripts).named(sha)?.clone();
+            let script = lock(&self.shared.scripts).by_client_sha(sha)?.clone();
             self.scripts_met.remember(rapidhash::v3::rapidhash_v3(&script.body), &script);
         }
         self.scripts_met.named(sha)
@@ -257,7 +257,7 @@ impl Worker {
                 let known = lock(&self.shared.scripts);
                 encode::header(&mut out, b'*', args.len() - 2);
                 for sha in args.iter().skip(2) {
-                    encode::integer(&mut out, i64::from(known.named(sha).is_some()));
+                    encode::integer(&mut out, i64::from(known.by_client_sha(sha).is_some()));
                 }
                 drop(known);
                 self.answer(handle, class, &out);
@@ -267,7 +267,7 @@ impl Worker {
                 // Known scripts are loaded at a node when needed; and a script that is at every node can be executed,
                 // whether or not it went through the router.
                 let scripts = lock(&self.shared.scripts);
-                let known = args.iter().skip(2).map(|sha| scripts.named(sha).is_some()).collect();
+                let known = args.iter().skip(2).map(|sha| scripts.by_client_sha(sha).is_some()).collect();
                 drop(scripts);
                 let mut request = Vec::new();
                 encode::command(&mut request, args.iter().collect::<Vec<_>>());

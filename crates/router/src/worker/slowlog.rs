@@ -18,7 +18,7 @@ use super::log_throttle::LogThrottle;
 use super::upstream::{Lane, Pending, Purpose};
 use crate::shared::lock;
 use crate::slab::Handle;
-use crate::slow_log::{SlowEntry, shortened, shortened_beginning};
+use crate::slow_log::{SlowEntry, shorten_truncated, shortened};
 
 /// Default count of SLOWLOG GET.
 const SHOWN: usize = 10;
@@ -104,7 +104,7 @@ impl Worker {
         let Some(link) = self.links.get(link_handle) else { return };
         let args = match pending.purpose {
             Purpose::Exec | Purpose::ExecWithoutMulti => vec![b"EXEC".to_vec()],
-            _ => shortened_beginning(link.loan().map_or(&[], |loan| &loan.began_with)),
+            _ => shorten_truncated(link.loan().map_or(&[], |loan| &loan.began_with)),
         };
         self.enter(link_handle, pending, took, args);
     }

@@ -15,7 +15,7 @@ use switchyard_resp::request::Args;
 use super::keyed::{Call, CommandSeq, KeyedCommand, writes};
 use super::transit::parsed;
 use crate::shared::RoutingSnapshot;
-use crate::telemetry::Counted;
+use crate::telemetry::WorkerCounts;
 
 /// Maximum number of counted keys of all nodes together, and minimum and maximum per node. The minimum is enough to
 /// find 18 of the 20 hottest of 10,000 keys by Zipf 0.9. More are for hot copies (up to thousands); with many nodes
@@ -385,7 +385,7 @@ impl Telemetry {
     }
 
     /// Returns the counts of a sample: once per segment, or earlier if there are too many of them.
-    pub(super) fn ended(&mut self, now_us: u64) -> Option<Counted> {
+    pub(super) fn ended(&mut self, now_us: u64) -> Option<WorkerCounts> {
         let ends = now_us >= self.ends_us;
         if !ends && self.counted < COUNTED_PER_SECOND / 2 {
             return None;
@@ -401,7 +401,7 @@ impl Telemetry {
             Some((NodeId(number as u16), segment.take()))
         };
         let nodes = self.segments.iter_mut().enumerate().filter_map(of_node).collect();
-        Some(Counted { one_in, ends, nodes, slots: self.slots.take() })
+        Some(WorkerCounts { one_in, ends, nodes, slots: self.slots.take() })
     }
 }
 

@@ -223,7 +223,7 @@ impl Worker {
             if *undeclared.get_or_insert_with(|| self.uses_undeclared(plan, command, args))
                 && let Some(mover) = mover
             {
-                mover.note(MoverMessage::WrittenAnything(plan.topology.slot_of(key)));
+                mover.send_without_wake(MoverMessage::WrittenAnything(plan.topology.slot_of(key)));
             }
         }
     }
@@ -236,7 +236,7 @@ impl Worker {
         }
         for (move_id, keys) in std::mem::take(&mut self.transit.written) {
             if let Some(mover) = self.plan.moves.by_id.get(&move_id) {
-                mover.note(MoverMessage::Written(keys));
+                mover.send_without_wake(MoverMessage::Written(keys));
             }
         }
     }
@@ -361,7 +361,7 @@ impl Worker {
             }
             let between = moving.move_id.and_then(|id| Some((id, self.plan.moves.by_id.get(&id)?)));
             if between.is_some_and(|(_, m)| {
-                [m.source, m.target].iter().any(|node| self.shared.busy.was(*node, self.now_us, patience))
+                [m.source, m.target].iter().any(|node| self.shared.busy.was_busy(*node, self.now_us, patience))
             }) {
                 continue;
             }

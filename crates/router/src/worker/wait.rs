@@ -202,7 +202,8 @@ impl Worker {
         }
         let Some(node) = wait.nodes.last().copied() else {
             let (numbers, about) = (std::mem::take(&mut wait.least), wait.about);
-            let is_lost = about.is_some_and(|about| self.shared.reigns.have_begun(about.nodes, about.since.reigns));
+            let is_lost =
+                about.is_some_and(|about| self.shared.reigns.has_replacement_since(about.nodes, about.since.reigns));
             let out = if is_lost { zeros(numbers.len()) } else { numbers_of(&numbers) };
             if let (Some(client), Some(About { nodes, began, .. })) = (self.clients.get_mut(handle), about) {
                 client.written = if is_lost { Written::Lost } else { Written::At { nodes, since: began } };

@@ -108,13 +108,13 @@ fn big_values_of_all_types_arrive_as_they_were() {
         seen
     };
     let before = look(&mut client);
-    fleet.completes(fleet.task(1, 0, 1));
+    fleet.run_to_end(fleet.task(1, 0, 1));
     let after = look(&mut client);
     for (number, (before, after)) in before.iter().zip(&after).enumerate() {
         assert!(before == after || number < 2, "number {number}");
     }
     let big = fleet.progress(1).big;
-    assert_eq!((big.in_pieces, big.whole, big.under_way.len()), (6, 0, 0), "{big:?}");
+    assert_eq!((big.in_pieces, big.whole, big.in_progress.len()), (6, 0, 0), "{big:?}");
     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
     assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), "5");
     no_temporary_keys(&fleet.servers[1]);
@@ -147,9 +147,9 @@ fn big_keys_of_later_legs_are_known_in_time() {
     hash(&mut client, &key("hash"), 20_000);
     assert_eq!(client.cmd(&format!("SETRANGE {} 3000000 end", key("string"))), "3000003");
     assert_eq!(client.cmd(&format!("HSET {} field value", key("few"))), "1");
-    fleet.completes(fleet.task(1, 0, 1));
+    fleet.run_to_end(fleet.task(1, 0, 1));
     let big = fleet.progress(1).big;
-    assert_eq!((big.in_pieces, big.whole, big.under_way.len()), (2, 0, 0), "{big:?}");
+    assert_eq!((big.in_pieces, big.whole, big.in_progress.len()), (2, 0, 0), "{big:?}");
     assert_eq!(fields(&mut client, &key("hash")).len(), 20_000);
     assert_eq!(client.cmd(&format!("STRLEN {}", key("string"))), "3000003");
     assert_eq!(client.cmd(&format!("HGET {} field", key("few"))), "value");
@@ -222,7 +222,7 @@ fn writes_to_a_big_hash_while_it_is_copied_are_all_there() {
                 changed
             }));
         }
-        fleet.completes(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Balanced));
+        fleet.run_to_end(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Balanced));
         std::thread::sleep(Duration::from_millis(100));
         stop.store(true, Ordering::Relaxed);
         for writer in writers {
@@ -293,7 +293,7 @@ fn writes_to_big_sets_while_they_are_copied_are_all_there() {
                 }
             }
         });
-        fleet.completes(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Balanced));
+        fleet.run_to_end(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Balanced));
         stop.store(true, Ordering::Relaxed);
         writer.join().expect("no error");
     });
@@ -331,7 +331,7 @@ fn a_key_that_becomes_another_one_while_it_is_copied() {
         hash(&mut client, key, 30_000);
     }
     fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
-    until("they are being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
+    until("they are being copied", || fleet.progress(1).big.in_progress.iter().any(|big| big.copied > 0));
     assert_eq!(client.cmd(&format!("PEXPIRE {} 50", keys[2])), "1");
     assert_eq!(client.cmd(&format!("DEL {}", keys[0])), "1");
     assert_eq!(client.cmd(&format!("HSET {} field1 new", keys[0])), "1");
@@ -374,7 +374,7 @@ fn what_changes_as_a_whole_all_the_time_moves_whole_and_that_is_reported() {
             }
             pushed
         });
-        fleet.completes(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
+        fleet.run_to_end(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
         stop.store(true, Ordering::Relaxed);
         writer.join().expect("no error")
     });
@@ -402,7 +402,9 @@ fn a_big_key_survives_the_death_of_anybody() {
             order.how.durability = Durability::Aof;
         }));
         // Under other load the move may have ended before this check.
-        until("it is being copied", || !fleet.progress(1).big.under_way.is_empty() || fleet.progress(1).end.is_some());
+        until("it is being copied", || {
+            !fleet.progress(1).big.in_progress.is_empty() || fleet.progress(1).end.is_some()
+        });
         for n in 0..200 {
             assert_eq!(client.cmd(&format!("HSET {key} field{n} new{n}")), "0");
         }
@@ -440,14 +442,14 @@ fn a_copy_that_is_given_up_leaves_nothing_and_is_not_seen() {
     let key = key_of(&fleet, 0, "hash");
     hash(&mut client, &key, 30_000);
     fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
-    until("it is being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
+    until("it is being copied", || fleet.progress(1).big.in_progress.iter().any(|big| big.copied > 0));
     assert_eq!(client.cmd("KEYS *"), format!("[{key}]"));
     assert_eq!(pages_of_keys(&mut client), std::slice::from_ref(&key));
     assert_eq!(client.cmd("RANDOMKEY"), key);
     assert_eq!(client.cmd("DBSIZE"), "1");
     assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), "1", "its pieces are there");
     until("INFO knows it", || client.cmd("INFO keyspace").contains("db0:keys=1,expires=0,"));
-    let under_way = fleet.progress(1).big.under_way;
+    let under_way = fleet.progress(1).big.in_progress;
     assert!(under_way.iter().all(|big| big.restarts == 0), "to look is not to write: {under_way:?}");
     fleet.router().steer_move(MoveId(1), UserRequest::Abort);
     assert!(matches!(fleet.wait_for(1), MoveEnd::Stopped(_)));
@@ -462,7 +464,7 @@ fn a_target_that_runs_full_while_a_big_key_is_copied_gives_back_what_it_has() {
     let key = key_of(&fleet, 0, "hash");
     hash(&mut client, &key, 30_000);
     fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
-    until("it is being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
+    until("it is being copied", || fleet.progress(1).big.in_progress.iter().any(|big| big.copied > 0));
     assert_eq!(fleet.servers[1].client().cmd("CONFIG SET maxmemory 1mb"), "OK");
     let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("it is full") };
     assert!(why.contains("OOM") || why.contains("room"), "{why}");
@@ -470,7 +472,7 @@ fn a_target_that_runs_full_while_a_big_key_is_copied_gives_back_what_it_has() {
     assert_eq!(fields(&mut client, &key).len(), 30_000);
     assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), "0");
     assert_eq!(fleet.servers[1].client().cmd("CONFIG SET maxmemory 0"), "OK");
-    fleet.completes(fleet.task(2, 0, 1));
+    fleet.run_to_end(fleet.task(2, 0, 1));
     let found = fields(&mut client, &key);
     assert!(found.len() == 30_000 && found["field0"] == "new");
     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
@@ -501,7 +503,7 @@ fn what_a_crash_has_left_is_removed_by_the_next_move() {
         }
     }
     assert_eq!(client.cmd("KEYS switchyard:*"), "[]", "nobody sees them before, either");
-    fleet.completes(fleet.task(1, 0, 1));
+    fleet.run_to_end(fleet.task(1, 0, 1));
     for server in &fleet.servers {
         no_temporary_keys(server);
     }
@@ -518,7 +520,7 @@ fn what_is_staged_ends_by_itself_whoever_dies() {
     let mut monitor = fleet.servers[1].client();
     assert_eq!(monitor.cmd("MONITOR"), "OK");
     fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
-    until("it is being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
+    until("it is being copied", || fleet.progress(1).big.in_progress.iter().any(|big| big.copied > 0));
     let mut target = fleet.servers[1].client();
     let staging = target.cmd("KEYS switchyard:*").replace(['[', ']'], "");
     assert_eq!(target.cmd(&format!("UNLINK {staging}")), "1");
@@ -556,7 +558,7 @@ fn what_is_flushed_while_it_is_copied_stays_away() {
     let key = key_of(&fleet, 0, "hash");
     hash(&mut client, &key, 30_000);
     fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
-    until("it is being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
+    until("it is being copied", || fleet.progress(1).big.in_progress.iter().any(|big| big.copied > 0));
     assert_eq!(client.cmd("FLUSHALL"), "OK");
     assert_eq!(client.cmd(&format!("HSET {key} field1 new")), "1");
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
@@ -571,7 +573,7 @@ fn where_clients_use_nodes_directly_big_keys_move_whole() {
     let mut client = fleet.client();
     let key = key_of(&fleet, 0, "hash");
     hash(&mut client, &key, 20_000);
-    fleet.completes(with(fleet.task(1, 0, 1), |order| order.how.direct_clients = true));
+    fleet.run_to_end(with(fleet.task(1, 0, 1), |order| order.how.direct_clients = true));
     let big = fleet.progress(1).big;
     assert_eq!((big.in_pieces, big.whole), (0, 1), "{big:?}");
     assert!(big.whole_last.contains("directly"), "{big:?}");
@@ -592,7 +594,7 @@ fn a_copy_that_is_not_whole_is_not_used() {
         ("OK".into(), "OK".into(), "OK".into())
     );
     fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
-    until("it is being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
+    until("it is being copied", || fleet.progress(1).big.in_progress.iter().any(|big| big.copied > 0));
     let mut target = fleet.servers[1].client();
     let staging = target.cmd("KEYS switchyard:*").replace(['[', ']'], "");
     let field = target.cmd(&format!("HRANDFIELD {staging}"));

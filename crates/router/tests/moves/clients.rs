@@ -42,7 +42,7 @@ fn scripts_and_functions_are_at_the_target_before_it_serves() {
                 count += 1;
             }
         });
-        fleet.completes(fleet.task(1, 0, 1));
+        fleet.run_to_end(fleet.task(1, 0, 1));
         stop.store(true, Ordering::Relaxed);
         caller.join().expect("no client saw anything wrong");
     });

@@ -57,7 +57,7 @@ fn with_replica_nothing_leaves_the_source_before_a_replica_of_the_target_has_it(
 fn slots_are_handed_over_when_replicas_have_what_has_moved() {
     let fleet = Fleet::new(2);
     fill(&mut fleet.client(), 1000);
-    fleet.completes(fleet.task(1, 0, 1));
+    fleet.run_to_end(fleet.task(1, 0, 1));
     assert!(fleet.keeper.needs.lock().expect("lock").is_empty(), "nobody is asked where a node has no replicas");
     let copy = replica(&fleet.servers[0]);
     fleet.keeper.replicas.lock().expect("lock").push(copy.address);
@@ -67,8 +67,8 @@ fn slots_are_handed_over_when_replicas_have_what_has_moved() {
         primary_is_nearest: false,
     };
     fleet.router().set_servers(fleet.node(0), Some(servers(&fleet.servers[0], &copy)));
-    fleet.completes(fleet.task(2, 1, 0));
-    fleet.completes(fleet.task(3, 0, 1));
+    fleet.run_to_end(fleet.task(2, 1, 0));
+    fleet.run_to_end(fleet.task(3, 0, 1));
     assert!(fleet.keeper.needs.lock().expect("lock").is_empty(), "nor where nobody reads them");
     let topology = fleet.keeper.topology.lock().expect("lock").clone();
     fleet.router().reconfigure(RuntimeSettings { reads: Reads::PreferReplica, ..settings(&topology, None).live });

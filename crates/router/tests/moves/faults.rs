@@ -29,7 +29,7 @@ fn leftovers_at_the_target_stop_a_move_unless_they_may_go() {
     let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("it must not overwrite or keep them") };
     assert!(why.contains(&format!("{} keys", theirs.len())), "{why}");
     assert_eq!(client.cmd(&format!("GET {{{}}}", theirs[0])), "value");
-    fleet.completes(with(fleet.task(2, 0, 1), |order| order.how.purge_target = true));
+    fleet.run_to_end(with(fleet.task(2, 0, 1), |order| order.how.purge_target = true));
     for n in 0..100 {
         assert_eq!(client.cmd(&format!("GET {{{n}}}")), "value");
     }
@@ -57,7 +57,7 @@ fn leftovers_of_a_move_are_removed_unless_they_are_all_that_is_left() {
     // Once the owner has most of them, stale copies are removed, and keys deleted by clients do not return.
     owned.iter().skip(5).for_each(|n| assert_eq!(client.cmd(&format!("SET {{{n}}} value")), "OK"));
     assert_eq!(client.cmd(&format!("DEL {{{}}}", owned[7])), "1");
-    fleet.completes(task(2));
+    fleet.run_to_end(task(2));
     for n in &owned {
         assert_eq!(client.cmd(&format!("GET {{{n}}}")), if *n == owned[7] { "(nil)" } else { "value" });
     }
@@ -269,7 +269,7 @@ fn a_target_that_runs_full_gives_back_what_it_has() {
         *count = fleet.servers[place].client().cmd("DBSIZE").parse::<u64>().expect("a number");
     }
     assert_eq!(counts[0] + counts[1], 4000, "no key is at two nodes");
-    fleet.completes(fleet.task(2, 0, 1));
+    fleet.run_to_end(fleet.task(2, 0, 1));
     all_there(&mut fleet.client(), 4000);
 }
 

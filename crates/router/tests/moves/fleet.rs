@@ -369,7 +369,7 @@ pub(crate) fn settings(topology: &Topology, password: Option<&str>) -> Settings 
         threads: Threads::default(),
         site: "fleet".to_owned(),
         processes: BTreeMap::new(),
-        held: None,
+        held_reason: None,
         ports: Ports::default(),
         seat: None,
         servers: BTreeMap::new(),
@@ -547,7 +547,7 @@ impl Fleet {
 
     /// Runs a move to its end.
     #[track_caller]
-    pub(crate) fn completes(&self, task: MoveTask) {
+    pub(crate) fn run_to_end(&self, task: MoveTask) {
         let id = task.id.0;
         self.begin(task);
         assert_eq!(self.wait_for(id), MoveEnd::Done);

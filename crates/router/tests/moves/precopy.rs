@@ -165,7 +165,7 @@ fn an_end_before_the_cut_leaves_the_source_as_it_is_and_nothing_at_the_target() 
         let MoveEnd::Stopped(_) = fleet.wait_for(1) else { panic!("{protocol:?}: it was told to end") };
         assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), before);
         all_there(&mut client, 2000);
-        fleet.completes(by(&fleet, 2, 0, 1, protocol));
+        fleet.run_to_end(by(&fleet, 2, 0, 1, protocol));
         all_there(&mut client, 2000);
     }
 }
@@ -187,7 +187,7 @@ fn a_router_that_ends_before_the_cut_is_on_record_leaves_the_source_the_owner() 
         all_there(&mut fleet.client(), 1000);
         assert!(!fleet.slots_of(fleet.node(0)).is_empty());
         fleet.keeper.records.lock().expect("lock").push(Record::Ended { move_id: MoveId(1) });
-        fleet.completes(by(&fleet, 2, 0, 1, protocol));
+        fleet.run_to_end(by(&fleet, 2, 0, 1, protocol));
         all_there(&mut fleet.client(), 1000);
     }
 }
@@ -298,7 +298,7 @@ fn copies_that_the_target_evicts_before_the_cut_are_noticed() {
     if let MoveEnd::Stopped(why) = fleet.wait_for(1) {
         assert!(why.contains("has evicted keys since copying began"), "{why}");
         is_there(&mut client);
-        fleet.completes(by(&fleet, 2, 0, 1, Protocol::Source));
+        fleet.run_to_end(by(&fleet, 2, 0, 1, Protocol::Source));
     }
     is_there(&mut client);
 }

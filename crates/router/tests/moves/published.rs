@@ -20,7 +20,7 @@ fn published(fleet: &Fleet, id: u64, protocol: Protocol, change: impl FnOnce(&mu
     })
 }
 
-fn ends(fleet: &Fleet, id: u64) {
+fn finish(fleet: &Fleet, id: u64) {
     fleet.router().steer_move(MoveId(id), UserRequest::MaxRate(None));
     fleet.router().steer_move(MoveId(id), UserRequest::Goal(Goal::Fast));
     assert_eq!(fleet.wait_for(id), MoveEnd::Done);
@@ -59,14 +59,14 @@ fn a_client_that_only_reads_sees_everything() {
             assert_eq!(client.cmd(&format!("MGET {}", keys.join(" "))), format!("[{}]", values.join(", ")));
         }
         assert!(fleet.progress(id).end.is_none(), "it was on its way all the time");
-        ends(&fleet, id);
+        finish(&fleet, id);
         all_there(&mut client, KEYS);
         // Back with the correct protocol.
         let back = with(fleet.task(id + 1, 1, 0), |order| {
             order.slots.truncate(8192);
             order.how.goal = Goal::Fast;
         });
-        fleet.completes(back);
+        fleet.run_to_end(back);
         all_there(&mut client, KEYS);
     }
 }
@@ -83,26 +83,26 @@ fn their_holes_are_there() {
     until("keys move", || fleet.progress(1).keys_moved > 10);
     let lost = missing(&mut client, &keys);
     assert!(lost > keys.len() / 2, "{lost} of {}", keys.len());
-    ends(&fleet, 1);
+    finish(&fleet, 1);
     assert_eq!(missing(&mut client, &keys), 0);
 
     let back = with(fleet.task(2, 1, 0), |order| order.how.goal = Goal::Fast);
-    fleet.completes(back);
+    fleet.run_to_end(back);
     // A filter with a single bit has false positives.
     fleet.begin(published(&fleet, 3, Protocol::Bloom, |paper| (paper.groups, paper.bits) = (200, 1)));
     until("some have moved", || fleet.progress(3).keys_moved > 50);
     let lost = missing(&mut client, &keys);
     assert!(lost > 0);
-    ends(&fleet, 3);
+    finish(&fleet, 3);
 
     // Rocksteady: the target owns all keys at once and counts from zero; later the copy overwrites the counters.
     let back = with(fleet.task(4, 1, 0), |order| order.how.goal = Goal::Fast);
-    fleet.completes(back);
+    fleet.run_to_end(back);
     fleet.begin(published(&fleet, 5, Protocol::Rocksteady, |_| {}));
     until("keys move", || fleet.progress(5).keys_moved > 0);
     let counted: Vec<&String> = keys.iter().filter(|key| client.cmd(&format!("INCR {key}")) == "1").collect();
     assert!(counted.len() > keys.len() / 2, "{} of {}", counted.len(), keys.len());
-    ends(&fleet, 5);
+    finish(&fleet, 5);
     let overwritten = counted.iter().filter(|key| client.cmd(&format!("GET {key}")).starts_with("value")).count();
     assert!(overwritten > counted.len() / 2, "{overwritten} of {}", counted.len());
 }
@@ -118,6 +118,6 @@ fn a_router_that_restarts_begins_again() {
     drop(client);
     fleet.restart();
     let mut client = fleet.client();
-    ends(&fleet, 1);
+    finish(&fleet, 1);
     all_there(&mut client, KEYS);
 }

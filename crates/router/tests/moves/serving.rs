@@ -54,7 +54,7 @@ fn every_type_time_to_live_and_database_arrives() {
         seen
     };
     let before = look(&mut client);
-    fleet.completes(fleet.task(1, 0, 1));
+    fleet.run_to_end(fleet.task(1, 0, 1));
     assert_eq!(look(&mut client), before);
     assert_eq!(client.cmd("SELECT 3"), "OK");
     for n in 0..40 {
@@ -64,7 +64,7 @@ fn every_type_time_to_live_and_database_arrives() {
     assert!(fleet.slots_of(fleet.node(0)).is_empty());
     assert!(fleet.progress(1).keys_moved > 0);
     // Back to the first node.
-    fleet.completes(fleet.task(2, 1, 0));
+    fleet.run_to_end(fleet.task(2, 1, 0));
     assert_eq!(client.cmd("SELECT 0"), "OK");
     assert_eq!(look(&mut client), before);
 }
@@ -100,7 +100,7 @@ fn strings_move_as_strings_and_what_is_among_them_as_it_is() {
     };
     let before = look(&mut client);
     fleet.servers[0].client().cmd("CONFIG RESETSTAT");
-    fleet.completes(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Fast));
+    fleet.run_to_end(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Fast));
     let calls = |server: usize, name: &str| {
         let all = fleet.servers[server].client().cmd("INFO commandstats");
         let counted = all.split_once(&format!("cmdstat_{name}:calls=")).map_or("0", |(_, rest)| rest);
@@ -244,7 +244,7 @@ fn who_waits_for_an_element_gets_it_wherever_the_list_is() {
         })
         .collect();
     std::thread::sleep(Duration::from_millis(100));
-    fleet.completes(fleet.task(1, 0, 1));
+    fleet.run_to_end(fleet.task(1, 0, 1));
     let mut pusher = fleet.client();
     for (key, client) in &mut waiting {
         assert_eq!(pusher.cmd(&format!("RPUSH {key} element")), "1");
@@ -254,7 +254,7 @@ fn who_waits_for_an_element_gets_it_wherever_the_list_is() {
     // The timeout of the command still applies.
     let mut impatient = fleet.client();
     impatient.post("BLPOP {short}list 1");
-    fleet.completes(fleet.task(2, 1, 0));
+    fleet.run_to_end(fleet.task(2, 1, 0));
     assert_eq!(impatient.reply(), "(nil)");
 }
 
@@ -266,7 +266,7 @@ fn a_watch_does_not_survive_the_hand_over_of_its_slot() {
         assert_eq!(client.cmd(&format!("SET {{k{n}}} 1")), "OK");
         assert_eq!(client.cmd(&format!("WATCH {{k{n}}}")), "OK");
     }
-    fleet.completes(fleet.task(1, 0, 1));
+    fleet.run_to_end(fleet.task(1, 0, 1));
     let mut other = fleet.client();
     for (n, client) in clients.iter_mut().enumerate() {
         assert_eq!(other.cmd(&format!("SET {{k{n}}} 2")), "OK");
@@ -286,12 +286,12 @@ fn a_watch_does_not_survive_that_its_key_was_away() {
         assert_eq!(client.cmd(&format!("WATCH {{k{n}}}")), "OK");
     }
     let mut other = fleet.client();
-    fleet.completes(fleet.task(1, 0, 1));
+    fleet.run_to_end(fleet.task(1, 0, 1));
     for n in 0..clients.len() {
         assert_eq!(other.cmd(&format!("SET {{k{n}}} 1")), "OK");
         assert_eq!(other.cmd(&format!("DEL {{k{n}}}")), "1");
     }
-    fleet.completes(fleet.task(2, 1, 0));
+    fleet.run_to_end(fleet.task(2, 1, 0));
     for (n, client) in clients.iter_mut().enumerate() {
         assert_eq!(client.cmd("MULTI"), "OK");
         assert_eq!(client.cmd(&format!("SET {{k{n}}} 3")), "QUEUED");
@@ -435,7 +435,7 @@ fn the_servers_own_way_moves_the_same_keys() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     fill(&mut client, 1000);
-    fleet.completes(with(fleet.task(1, 0, 1), |order| order.how.protocol = Protocol::StopAndCopy));
+    fleet.run_to_end(with(fleet.task(1, 0, 1), |order| order.how.protocol = Protocol::StopAndCopy));
     all_there(&mut client, 1000);
     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
 }
@@ -486,7 +486,7 @@ fn subscribers_to_keyspace_events_do_not_see_a_move() {
     fill(&mut client, 500);
     let mut subscriber = fleet.client();
     assert!(subscriber.cmd("PSUBSCRIBE __key*__:*").starts_with("[psubscribe"));
-    fleet.completes(fleet.task(1, 0, 1));
+    fleet.run_to_end(fleet.task(1, 0, 1));
     assert_eq!(client.cmd("DEL {7}"), "1");
     let seen = [subscriber.reply(), subscriber.reply()];
     assert_eq!(
@@ -501,7 +501,7 @@ fn nodes_may_ask_for_a_password() {
     let fleet = Fleet::with_password(vec![Server::start(&options), Server::start(&options)], Some("secret"));
     let mut client = fleet.client();
     fill(&mut client, 300);
-    fleet.completes(fleet.task(1, 0, 1));
+    fleet.run_to_end(fleet.task(1, 0, 1));
     all_there(&mut client, 300);
 }
 
@@ -602,7 +602,7 @@ fn no_element_is_missed_by_an_iteration_whose_key_moves() {
             pages += 1;
             assert!(cursor.parse::<i64>().is_ok() && pages < 1000, "{cursor}");
             if pages == 20 {
-                fleet.completes(fleet.task(id as u64 + 1, at, 1 - at));
+                fleet.run_to_end(fleet.task(id as u64 + 1, at, 1 - at));
                 at = 1 - at;
             }
             if cursor == "0" {

@@ -112,7 +112,7 @@ fn how_often_or_lately_a_key_was_used_goes_with_it() {
         for (place, key) in keys.iter().enumerate() {
             restore(key, 50 + place as u64);
         }
-        fleet.completes(fleet.task(1, 0, 1));
+        fleet.run_to_end(fleet.task(1, 0, 1));
         let mut target = fleet.servers[1].client();
         for (place, key) in keys.iter().enumerate() {
             let used: u64 = target.cmd(&format!("OBJECT {hint} {key}")).parse().expect("a number");
@@ -144,7 +144,7 @@ fn times_to_live_of_hash_fields_go_with_them() {
             assert_eq!(client.cmd(&format!("HSET {{{n}}} a 1 b 2 c 3")), "3");
             assert_eq!(client.cmd(&format!("HPEXPIREAT {{{n}}} {} FIELDS 1 b", ends(n))), "[1]");
         }
-        fleet.completes(fleet.task(1, 0, 1));
+        fleet.run_to_end(fleet.task(1, 0, 1));
         assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
         for n in 0..200 {
             assert_eq!(client.cmd(&format!("HPEXPIRETIME {{{n}}} FIELDS 3 a b c")), format!("[-1, {}, -1]", ends(n)));
@@ -172,7 +172,7 @@ fn a_big_hash_whose_fields_have_times_to_live_moves_whole() {
                 order.how.goal = if meanwhile { Goal::Gentle } else { Goal::Fast }
             }));
             if meanwhile {
-                until("it is being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
+                until("it is being copied", || fleet.progress(1).big.in_progress.iter().any(|big| big.copied > 0));
                 assert_eq!(client.cmd(&dies), "[1, 1]");
                 fleet.router().steer_move(MoveId(1), UserRequest::Goal(Goal::Fast));
             }

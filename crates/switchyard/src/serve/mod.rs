@@ -254,7 +254,7 @@ pub(crate) fn run(
         seat: Some(seats.seat()),
         servers: watched.iter().map(MonitoredNode::servers).collect(),
         processes: processes.of(&topology),
-        held: held.clone(),
+        held_reason: held.clone(),
         ports: Ports {
             operator: Some(operator::listen(Arc::clone(&fleet.operator))?),
             users: Some(users::listen(Arc::clone(&running), Arc::clone(&configured))?),

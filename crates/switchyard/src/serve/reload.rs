@@ -93,7 +93,7 @@ impl Reloader {
     pub(super) fn reload(&mut self, running: &Arc<Running>) {
         info!("reloading the configuration");
         let applied = self.apply(running).inspect(|_| {
-            if running.with(|router| router.forget_config_set(self.live.clone())).unwrap_or(false) {
+            if running.with(|router| router.discard_config_set(self.live.clone())).unwrap_or(false) {
                 info!("what CONFIG SET had changed is as the configuration says again");
             }
         });
@@ -379,7 +379,7 @@ fn keep_hosts(before: &[NodeAddress], nodes: &mut [NodeAddress]) {
     for node in nodes {
         let same = before.iter().find(|known| known.name == node.name);
         if let (Some(tls), Some(known)) = (&mut node.tls, same.and_then(|known| known.tls.as_ref())) {
-            tls.keep_hosts(known);
+            tls.adopt_hosts(known);
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use switchyard_policy::migration::{Copied, Durability, Stored};
 use switchyard_resp::reply;
 
-use super::{AskedOf, Content, Form, Payload, Placed, Read, Reading};
+use super::{Content, DatabaseCommands, Form, Payload, Placed, Read, Reading};
 use crate::mover::connection::error_text;
 /// Returns the result of a [`super::Ask::Copy`].
 pub(in crate::mover) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Result<Read, String> {
@@ -31,7 +31,7 @@ pub(in crate::mover) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Resul
     let mut only_one_by_one = false;
     // 0 would mean no expiry.
     let until = |expiry: i64| if expiry < 0 { 0 } else { (now_ms + expiry).max(1) };
-    for AskedOf { database, selected, expiry, together } in databases {
+    for DatabaseCommands { database, selected, expiry, together } in databases {
         if selected {
             let answer = next();
             if reply::is_error(&answer) {
@@ -123,7 +123,7 @@ pub(in crate::mover) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Resul
     let outcomes = contents.iter().zip(refused).map(outcome).collect();
     others.sort_unstable();
     others.dedup();
-    let read = Read { keys, outcomes, contents, others, unusable, only_one_by_one };
+    let read = Read { keys, outcomes, contents, not_strings: others, unusable, only_one_by_one };
     Ok(match first {
         Some(first) => together(*first, read),
         None => read,
@@ -252,7 +252,7 @@ mod tests {
     }
 
     fn reading(keys: &[&str], databases: &[(u32, bool)], absolute: bool, form: Form) -> Reading {
-        let databases = databases.iter().map(|(database, selected)| AskedOf {
+        let databases = databases.iter().map(|(database, selected)| DatabaseCommands {
             database: *database,
             selected: *selected,
             expiry: true,
@@ -309,7 +309,7 @@ mod tests {
         ]);
         let of = reading(&["a", "b", "c", "d"], &[(0, false)], true, Form::Plain);
         let first = copied(of, replies).expect("understood");
-        assert_eq!(first.others, [1]);
+        assert_eq!(first.not_strings, [1]);
         let then = Reading { first: Some(Box::new(first)), ..reading(&[], &[(0, false)], true, Form::Serialised) };
         let b = then.first.as_ref().map(|first| first.keys[1].clone()).expect("it is there");
         let read =
@@ -356,16 +356,20 @@ mod tests {
     fn of_many_read_together_those_without_a_string_are_read_once_more() {
         let read = |expiry: bool, texts: &[&str]| {
             let mut of = reading(&["a", "b", "c"], &[(0, false)], true, Form::Plain);
-            of.databases[0] = AskedOf { together: 2, expiry, ..of.databases[0] };
+            of.databases[0] = DatabaseCommands { together: 2, expiry, ..of.databases[0] };
             copied(of, answers(texts)).expect("understood")
         };
         let lasting = read(false, &["*2\r\n$2\r\nxx\r\n$-1\r\n", "*1\r\n$0\r\n\r\n"]);
-        assert_eq!((&lasting.others[..], lasting.only_one_by_one), (&[1][..], false));
+        assert_eq!((&lasting.not_strings[..], lasting.only_one_by_one), (&[1][..], false));
         assert_eq!(lasting.outcomes, [Copied::Taken { bytes: 2 }, Copied::Absent, Copied::Taken { bytes: 0 }]);
         assert_eq!((&lasting.contents[0][0].payload[..], lasting.contents[0][0].expires_ms), (&b"xx"[..], 0));
         let mortal = read(true, &[":5\r\n", ":-2\r\n", "*2\r\n$2\r\nxx\r\n$-1\r\n", ":-1\r\n", "*1\r\n$-1\r\n"]);
-        assert_eq!((&mortal.others[..], mortal.contents[0][0].expires_ms), (&[2][..], 5), "b is known not to be there");
+        assert_eq!(
+            (&mortal.not_strings[..], mortal.contents[0][0].expires_ms),
+            (&[2][..], 5),
+            "b is known not to be there"
+        );
         let refused = read(false, &["-NOPERM no\r\n", "*1\r\n$1\r\ny\r\n"]);
-        assert_eq!((&refused.others[..], refused.only_one_by_one), (&[0, 1][..], true));
+        assert_eq!((&refused.not_strings[..], refused.only_one_by_one), (&[0, 1][..], true));
     }
 }

@@ -20,7 +20,7 @@ use switchyard_resp::reply;
 pub(in crate::mover) use self::answers::{DurabilityResult, OneByOne, copied, scanned, secured, stored};
 use crate::fences::Fences;
 use crate::mover::connection::{Connection, field};
-use crate::mover::last_piece::{self, Last, LastRead};
+use crate::mover::last_piece::{self, DirtyRead, MissingElements};
 use crate::mover::sizes::Page;
 use crate::mover::staging::Staging;
 use crate::settings::NodeAccess;
@@ -53,7 +53,7 @@ const TOGETHER_BYTES: usize = 64 << 10;
 
 /// Usage data of a key to preserve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::mover) enum Use {
+pub(in crate::mover) enum UsageKind {
     /// `OBJECT FREQ`
     Frequency,
     /// `OBJECT IDLETIME`
@@ -102,7 +102,7 @@ pub(in crate::mover) struct Content {
     pub(in crate::mover) form: Form,
     pub(in crate::mover) payload: Payload,
     /// Dirty elements, for a staged value.
-    pub(in crate::mover) last: Option<Box<Last>>,
+    pub(in crate::mover) last: Option<Box<MissingElements>>,
     /// Expiry, Unix time in milliseconds. 0: never.
     pub(in crate::mover) expires_ms: i64,
     pub(in crate::mover) usage: Option<i64>,
@@ -183,22 +183,22 @@ pub(in crate::mover) enum Placed {
 #[derive(Debug)]
 pub(in crate::mover) struct Reading {
     keys: Vec<Key>,
-    databases: Vec<AskedOf>,
-    usage: Option<Use>,
+    databases: Vec<DatabaseCommands>,
+    usage: Option<UsageKind>,
     /// The node reports absolute expiry times, not only remaining times.
     absolute: bool,
     form: Form,
     /// Set for a repeated read of keys with unusable staging, without an action of the state machine.
     pub(in crate::mover) again: Option<Vec<Place>>,
     /// Staged keys, whose dirty elements are read.
-    staged: BTreeMap<Place, LastRead>,
+    staged: BTreeMap<Place, DirtyRead>,
     /// Result of the first read, if this one repeats keys that are not strings.
     first: Option<Box<Read>>,
 }
 
 /// Commands sent for one database.
 #[derive(Clone, Copy, Debug)]
-struct AskedOf {
+struct DatabaseCommands {
     database: u32,
     /// A SELECT was sent first.
     selected: bool,
@@ -215,7 +215,7 @@ pub(in crate::mover) struct Read {
     pub(in crate::mover) outcomes: Vec<Copied>,
     pub(in crate::mover) contents: Vec<Vec<Content>>,
     /// Places of keys that were read as strings and have another type.
-    others: Vec<usize>,
+    not_strings: Vec<usize>,
     /// Keys with unreadable dirty elements. Their staging keys are unusable.
     pub(in crate::mover) unusable: Vec<Place>,
     /// The node refuses MGET.
@@ -224,7 +224,7 @@ pub(in crate::mover) struct Read {
 
 /// Context of a read.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::mover) struct Known<'k> {
+pub(in crate::mover) struct ReadContext<'k> {
     /// Databases to read.
     pub(in crate::mover) databases: &'k [u32],
     /// Databases without expiring keys.
@@ -345,7 +345,7 @@ impl SideConnection {
     /// Drops the connection. The results of pending jobs are unknown.
     pub(in crate::mover) fn fail(&mut self) {
         if let Some(connection) = self.connection.take() {
-            self.fences.broke(self.node, connection.process);
+            self.fences.add_broken(self.node, connection.process);
         }
         let discards = self
             .jobs
@@ -400,15 +400,15 @@ impl SideConnection {
         &mut self,
         batch: BatchId,
         keys: Vec<Key>,
-        known: Known<'_>,
+        known: ReadContext<'_>,
         form: Form,
-        usage: Option<Use>,
+        usage: Option<UsageKind>,
     ) {
         self.read(batch, keys, known, form, usage, None);
     }
 
     /// Reads the whole values of keys with unusable staging.
-    pub(in crate::mover) fn copy_again(&mut self, batch: BatchId, places: Vec<Place>, known: Known<'_>) {
+    pub(in crate::mover) fn copy_again(&mut self, batch: BatchId, places: Vec<Place>, known: ReadContext<'_>) {
         let mut keys: Vec<Key> = places.iter().map(|(key, _)| key.clone()).collect();
         keys.sort_unstable();
         keys.dedup();
@@ -419,11 +419,17 @@ impl SideConnection {
     }
 
     /// Reads the keys that are not strings again. Without such keys, returns the result.
-    pub(in crate::mover) fn copy_others(&mut self, batch: BatchId, mut read: Read, known: Known<'_>) -> Option<Read> {
-        if read.others.is_empty() {
+    pub(in crate::mover) fn copy_others(
+        &mut self,
+        batch: BatchId,
+        mut read: Read,
+        known: ReadContext<'_>,
+    ) -> Option<Read> {
+        if read.not_strings.is_empty() {
             return Some(read);
         }
-        let keys = std::mem::take(&mut read.others).iter().filter_map(|place| read.keys.get(*place).cloned()).collect();
+        let keys =
+            std::mem::take(&mut read.not_strings).iter().filter_map(|place| read.keys.get(*place).cloned()).collect();
         self.read(batch, keys, known, Form::Serialised, None, Some(Box::new(read)));
         None
     }
@@ -432,9 +438,9 @@ impl SideConnection {
         &mut self,
         batch: BatchId,
         keys: Vec<Key>,
-        known: Known<'_>,
+        known: ReadContext<'_>,
         form: Form,
-        usage: Option<Use>,
+        usage: Option<UsageKind>,
         first: Option<Box<Read>>,
     ) {
         let Some(connection) = &mut self.connection else { return };
@@ -450,7 +456,7 @@ impl SideConnection {
         let one_by_one = form != Form::Plain || self.only_one_by_one || staging.is_some();
         let together = if one_by_one || keys.len() < TOGETHER_MIN || small < 2 { 1 } else { small };
         for database in known.databases.iter().copied() {
-            let of = AskedOf {
+            let of = DatabaseCommands {
                 database,
                 selected: connection.select(database),
                 expiry: !known.lasting.contains(&database),
@@ -479,8 +485,8 @@ impl SideConnection {
                 }
                 // The usage data must be read before the value, because reading counts as a use.
                 match usage {
-                    Some(Use::Frequency) => connection.push(&[b"OBJECT", b"FREQ", key]),
-                    Some(Use::Idle) => connection.push(&[b"OBJECT", b"IDLETIME", key]),
+                    Some(UsageKind::Frequency) => connection.push(&[b"OBJECT", b"FREQ", key]),
+                    Some(UsageKind::Idle) => connection.push(&[b"OBJECT", b"IDLETIME", key]),
                     None => {}
                 }
                 if of.expiry {
@@ -500,7 +506,12 @@ impl SideConnection {
     }
 
     /// Stores keys that do not exist.
-    pub(in crate::mover) fn store(&mut self, batch: BatchId, contents: &[(&Key, &[Content])], usage: Option<Use>) {
+    pub(in crate::mover) fn store(
+        &mut self,
+        batch: BatchId,
+        contents: &[(&Key, &[Content])],
+        usage: Option<UsageKind>,
+    ) {
         self.write(batch, contents, usage, None, None, vec![Stored::Stored; contents.len()]);
     }
 
@@ -509,7 +520,7 @@ impl SideConnection {
         &mut self,
         batch: BatchId,
         contents: &[(&Key, &[Content])],
-        usage: Option<Use>,
+        usage: Option<UsageKind>,
         databases: &[u32],
     ) {
         self.write(batch, contents, usage, None, Some(databases), vec![Stored::Stored; contents.len()]);
@@ -530,7 +541,7 @@ impl SideConnection {
         &mut self,
         batch: BatchId,
         contents: &[(&Key, &[Content])],
-        usage: Option<Use>,
+        usage: Option<UsageKind>,
         only: Option<&[OneByOne]>,
         over: Option<&[u32]>,
         so_far: Vec<Stored>,
@@ -580,7 +591,7 @@ impl SideConnection {
                 args.extend(over.map(|_| &b"REPLACE"[..]));
                 if let (Some(usage), Some(value)) = (usage, content.usage) {
                     scratch.1 = value.to_string();
-                    args.push(if usage == Use::Frequency { b"FREQ" } else { b"IDLETIME" });
+                    args.push(if usage == UsageKind::Frequency { b"FREQ" } else { b"IDLETIME" });
                     args.push(scratch.1.as_bytes());
                 }
                 connection.push(&args);
@@ -597,7 +608,7 @@ impl SideConnection {
         batch: BatchId,
         step: Step,
         mut items: Vec<last_piece::Item>,
-        lasts: &[&Last],
+        lasts: &[&MissingElements],
     ) {
         let Some(connection) = &mut self.connection else { return };
         let before = connection.unanswered;
@@ -723,7 +734,7 @@ impl SideConnection {
     }
 
     /// Requests the CPU use of the node.
-    pub(in crate::mover) fn look(&mut self) {
+    pub(in crate::mover) fn request_load(&mut self) {
         let Some(connection) = &mut self.connection else { return };
         connection.push(&[b"INFO", b"cpu"]);
         self.send(NodeRequest::Look, 1);
@@ -738,7 +749,7 @@ impl SideConnection {
     }
 
     /// Returns the CPU share of the node's main thread since the last report. `None` for the first report.
-    pub(in crate::mover) fn worked(&mut self, answers: &[Vec<u8>]) -> Option<f64> {
+    pub(in crate::mover) fn cpu_share(&mut self, answers: &[Vec<u8>]) -> Option<f64> {
         let info = String::from_utf8_lossy(reply::text(answers.first()?)?).into_owned();
         let seconds = |name: &str| field(&info, name)?.parse::<f64>().ok();
         // Before Redis 6.2 there is only the sum over all threads.
@@ -755,7 +766,7 @@ impl SideConnection {
     pub(in crate::mover) fn databases(&mut self, patience: Duration) -> Result<Databases, String> {
         let Some(connection) = &mut self.connection else { return Err("not connected".to_owned()) };
         // The caller continues without this connection and queries again after a reconnect.
-        let info = connection.info("keyspace", patience).inspect_err(|why| connection.give_up(why.clone()))?;
+        let info = connection.info("keyspace", patience).inspect_err(|why| connection.mark_lost(why.clone()))?;
         let database = |line: &str| {
             let (number, counts) = line.strip_prefix("db")?.split_once(':')?;
             // A missing count does not mean zero.
@@ -769,7 +780,7 @@ impl SideConnection {
     }
 
     /// Queries the eviction policy, the durability settings and keyspace notifications.
-    pub(in crate::mover) fn learn(&mut self, patience: Duration) -> Result<(), String> {
+    pub(in crate::mover) fn query_settings(&mut self, patience: Duration) -> Result<(), String> {
         let Some(connection) = &mut self.connection else { return Err("not connected".to_owned()) };
         let memory = connection.info("memory", patience)?;
         self.policy = field(&memory, "maxmemory_policy").unwrap_or_default().to_owned();
@@ -853,7 +864,7 @@ mod tests {
         end.purge(0, &keys, 0);
         end.discard(vec![(0, b"a".to_vec())]);
         end.scan(0, 0, b"0");
-        end.look();
+        end.request_load();
         assert!(end.is_idle() && !end.query_position());
     }
 }

@@ -90,7 +90,7 @@ impl Worker {
         if topic.subscribers.insert(handle) {
             subscriber.names[topic.kind as usize].insert(topic.name.clone(), topic_handle);
             subscriber.name_bytes += topic.name.len();
-            self.shared.subscriptions.joined(self.index, topic.kind, &topic.name);
+            self.shared.subscriptions.add_client(self.index, topic.kind, &topic.name);
             self.counters.subscriptions.add(1);
             self.counters.subscribers.add(u64::from(subscriber.total() == 1));
         }
@@ -107,7 +107,7 @@ impl Worker {
     fn leave_topic(&mut self, handle: Handle, topic_handle: Handle) {
         let Some(topic) = self.pubsub.topics.get_mut(topic_handle) else { return };
         if topic.subscribers.remove(&handle) {
-            self.shared.subscriptions.left(self.index, topic.kind, &topic.name);
+            self.shared.subscriptions.remove_client(self.index, topic.kind, &topic.name);
             self.counters.subscriptions.sub(1);
         }
         self.drop_unused_topic(topic_handle);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use switchyard_control::nodes::NodeConnection;
 use switchyard_resp::command::CommandTable;
-use switchyard_router::{NodeAccess, site_of_mark};
+use switchyard_router::{NodeAccess, site_of_record_user};
 
 use super::{Limit, OWN, PATIENCE, limit_of};
 use crate::config::counted;
@@ -28,7 +28,7 @@ pub(crate) fn calls(access: &NodeAccess) -> Result<Calls, String> {
             let mut ask = |args: &[&str]| node.call(args).map_err(|error| format!("does not answer: {error}"));
             let (clients, users) = (ask(&["CLIENT", "LIST"])?.text(), ask(&["ACL", "USERS"])?);
             // A router that has ended has left its ownership record.
-            let had_router = users.items().iter().any(|user| site_of_mark(&user.text()).is_some());
+            let had_router = users.items().iter().any(|user| site_of_record_user(&user.text()).is_some());
             if had_router || clients.lines().any(|line| line.contains(&format!(" name={OWN}"))) {
                 calls.retain(|name, _| !ROUTERS.contains(&name.as_str()));
             }
