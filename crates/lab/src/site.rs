@@ -15,7 +15,7 @@ use switchyard_bench::wire::Reply;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A process, and the command that restarts it.
-struct Place {
+struct ManagedProcess {
     name: String,
     address: SocketAddr,
     command: Command,
@@ -23,7 +23,7 @@ struct Place {
     starts: u32,
 }
 
-impl Place {
+impl ManagedProcess {
     fn start(&mut self, folder: &Path) -> Result<()> {
         self.starts += 1;
         // A separate log for each start, because the last lines before a kill matter.
@@ -59,9 +59,9 @@ impl Place {
 
 /// Processes of a cycle.
 pub struct Site {
-    router: Place,
+    router: ManagedProcess,
     admin: SocketAddr,
-    nodes: Vec<Place>,
+    nodes: Vec<ManagedProcess>,
     folder: PathBuf,
 }
 
@@ -84,7 +84,7 @@ impl Site {
                 "",
             ]);
             command.args(["--appendonly", "yes", "--appendfsync", "always"]);
-            let mut place = Place { name: format!("node{i}"), address, command, process: None, starts: 0 };
+            let mut place = ManagedProcess { name: format!("node{i}"), address, command, process: None, starts: 0 };
             place.start(folder)?;
             places.push(place);
         }
@@ -98,7 +98,8 @@ impl Site {
             command.args(["--node", &place.address.to_string()]);
         }
         command.args(serve_args);
-        let mut router = Place { name: "router".to_owned(), address: entry, command, process: None, starts: 0 };
+        let mut router =
+            ManagedProcess { name: "router".to_owned(), address: entry, command, process: None, starts: 0 };
         router.start(folder)?;
         Ok(Self { router, admin, nodes: places, folder: folder.to_owned() })
     }

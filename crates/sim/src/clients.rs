@@ -52,14 +52,14 @@ pub(crate) struct Command {
     /// Both nodes were read, and neither had the key.
     pub(crate) missed: bool,
     /// The fill that it waited for failed.
-    pub(crate) past: bool,
+    pub(crate) fill_failed: bool,
     marks: Marks,
     /// The client received an error: unknown outcome.
     is_unknown: bool,
 }
 
 impl World {
-    pub(crate) fn client_goes_on(&mut self, ix: usize) {
+    pub(crate) fn client_continues(&mut self, ix: usize) {
         let client = &self.clients[ix];
         if client.current.is_some() || !self.router_up {
             return;
@@ -99,7 +99,7 @@ impl World {
                 load: false,
                 node: 0,
                 missed: false,
-                past: false,
+                fill_failed: false,
                 marks,
                 is_unknown: false,
             },
@@ -197,7 +197,7 @@ impl World {
         }
     }
 
-    fn client_free(&mut self, ix: usize, op: u64) {
+    fn finish_command(&mut self, ix: usize, op: u64) {
         if self.clients[ix].current == Some(op) {
             self.clients[ix].current = None;
             // Watching clients sometimes pause, so that keys move in the meantime.
@@ -227,7 +227,7 @@ impl World {
     }
 
     /// Updates a client's watch after a reply: stores the value read, or ends the watch.
-    fn watch_goes_on(&mut self, ix: usize, op: &Op, reply: &Reply) {
+    fn update_watch(&mut self, ix: usize, op: &Op, reply: &Reply) {
         match (op, reply) {
             (Op::Watch(_), Reply::Ok) => {}
             (Op::Get(_), Reply::Value(seen)) => {
@@ -258,8 +258,8 @@ impl World {
         } else if !command.is_unknown {
             self.history.on_reply(&command.marks, &reply, now);
         }
-        self.watch_goes_on(command.client, &command.op, &reply);
-        self.client_free(command.client, op);
+        self.update_watch(command.client, &command.op, &reply);
+        self.finish_command(command.client, op);
     }
 
     /// Completes a FLUSHALL after all nodes have replied.
@@ -269,7 +269,7 @@ impl World {
             if !command.is_unknown {
                 self.history.on_reply(&command.marks, &Reply::Ok, now);
             }
-            self.client_free(command.client, op);
+            self.finish_command(command.client, op);
         }
     }
 
@@ -288,7 +288,7 @@ impl World {
         if !flush {
             self.ops.remove(&op);
         }
-        self.client_free(client, op);
+        self.finish_command(client, op);
     }
 
     /// Rejects a command that was not executed.
@@ -300,16 +300,16 @@ impl World {
         say!(self, "command {op}: refused");
         self.history.forget(&command.marks);
         self.unwatch(command.client);
-        self.client_free(command.client, op);
+        self.finish_command(command.client, op);
     }
 
     /// Rejects a command whose keys are on different nodes. Nothing was executed.
-    pub(crate) fn client_parted(&mut self, op: u64) {
+    pub(crate) fn client_cross_node(&mut self, op: u64) {
         let Some(command) = self.ops.remove(&op) else { return };
         say!(self, "command {op}: its keys live apart");
         self.history.forget(&command.marks);
         self.unwatch(command.client);
-        self.client_free(command.client, op);
+        self.finish_command(command.client, op);
     }
 
     /// Drops all client connections after a crash of the router.
@@ -329,13 +329,11 @@ impl World {
     pub(crate) fn clients_are_done(&self) -> bool {
         self.clients.iter().all(|client| match client.current {
             None => client.left == 0 && client.watch.is_none(),
-            Some(op) => {
-                self.ops.get(&op).is_some_and(|command| matches!(command.op, Op::Pop(_))) && !self.pop_can_go(op)
-            }
+            Some(op) => self.ops.get(&op).is_some_and(|command| matches!(command.op, Op::Pop(_))) && !self.can_pop(op),
         }) && self.ops.values().all(|command| matches!(command.op, Op::Pop(_)))
     }
 
-    fn pop_can_go(&self, op: u64) -> bool {
+    fn can_pop(&self, op: u64) -> bool {
         let Some(Command { op: Op::Pop(key), .. }) = self.ops.get(&op) else { return true };
         let node = self.lives_at(*key);
         self.nodes[node].keys.get(key).is_some_and(|entry| entry.expires_us.is_none_or(|end| end > self.clock(node)))

@@ -65,7 +65,7 @@ impl History {
             Op::Pop(key) => marks.push(self.add(*key, Act::Take(None), now_us, by)),
             Op::Put(key, field, value) => marks.push(self.add(*key, Act::Put(part(*field, *value), None), now_us, by)),
             Op::Cut(key, field) => marks.push(self.add(*key, Act::Cut(*field, None), now_us, by)),
-            Op::Expire(key, ttl_us) => marks.push(self.add(*key, Act::Live(*ttl_us, None), now_us, by)),
+            Op::Expire(key, ttl_us) => marks.push(self.add(*key, Act::Expire(*ttl_us, None), now_us, by)),
             Op::Several(ops) => ops.iter().for_each(|op| self.on_request(op, now_us, by, marks)),
             Op::Script(op) | Op::Function(_, op) => self.on_request(op, now_us, by, marks),
             Op::Watch(_) => {}
@@ -103,7 +103,11 @@ impl History {
                 (Act::Count(told), Some(Reply::Number(number))) => *told = Some(Some(*number)),
                 (Act::Count(told), Some(Reply::Error)) => *told = Some(None),
                 (
-                    Act::Remove(told) | Act::Push(_, told) | Act::Put(_, told) | Act::Cut(_, told) | Act::Live(_, told),
+                    Act::Remove(told)
+                    | Act::Push(_, told)
+                    | Act::Put(_, told)
+                    | Act::Cut(_, told)
+                    | Act::Expire(_, told),
                     Some(Reply::Number(number)),
                 ) => *told = Some(*number),
                 (Act::Take(told), Some(Reply::Value(Some(value)))) => *told = value.first().copied(),
@@ -122,7 +126,7 @@ impl History {
     }
 
     /// Records that an operation has taken effect at the latest now.
-    pub(crate) fn ends(&mut self, (key, index): (KeyIx, usize), now_us: u64) {
+    pub(crate) fn record_end(&mut self, (key, index): (KeyIx, usize), now_us: u64) {
         self.keys[key].operations[index].returned_us = now_us;
     }
 
@@ -224,7 +228,7 @@ fn has_changed(act: &Act) -> bool {
         | Act::Put(_, Some(_))
         | Act::Count(Some(Some(_)))
         | Act::Take(Some(_)) => true,
-        Act::Remove(told) | Act::Cut(_, told) | Act::Live(_, told) => *told == Some(1),
+        Act::Remove(told) | Act::Cut(_, told) | Act::Expire(_, told) => *told == Some(1),
         _ => false,
     }
 }

@@ -316,7 +316,7 @@ impl World {
     }
 
     /// Times out a client's wait.
-    pub(crate) fn impatient(&mut self, op: u64) {
+    pub(crate) fn time_out(&mut self, op: u64) {
         let Some(command) = self.ops.get(&op) else { return };
         let ix = command.worker;
         let nodes: Vec<usize> = (0..2).filter(|node| self.workers[ix].hot.sent.contains_key(&(op, *node))).collect();
@@ -341,7 +341,7 @@ impl World {
             self.hot.gates.renew(GateId::of_node(NodeId(node as u16)));
         }
         for mark in std::mem::take(&mut self.hot.unmet[node]) {
-            self.history.ends(mark, self.now);
+            self.history.record_end(mark, self.now);
         }
     }
 
@@ -358,7 +358,9 @@ impl World {
 
     /// Serves a read from a copy, or queues it behind a fill. Returns false if the node must serve it.
     pub(crate) fn hot_read(&mut self, op: u64, node: usize) -> bool {
-        let Some(Command { op: Op::Get(key), worker, past: false, .. }) = self.ops.get(&op) else { return false };
+        let Some(Command { op: Op::Get(key), worker, fill_failed: false, .. }) = self.ops.get(&op) else {
+            return false;
+        };
         let (key, ix) = (*key, *worker);
         if !self.hot.is_on {
             return false;

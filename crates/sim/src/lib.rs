@@ -75,7 +75,7 @@ pub fn run(seed: u64, scenario: &Scenario, planted: Option<Planted>, trace: bool
     if world.violation.is_none() {
         let (violation, unknown) = world.history.check();
         unchecked = unknown;
-        world.violation = violation.or_else(|| left_behind(&world)).or_else(|| find_leaked_staging(&world));
+        world.violation = violation.or_else(|| find_keys_left(&world)).or_else(|| find_leaked_staging(&world));
     }
     Run {
         seed,
@@ -95,7 +95,7 @@ pub fn run(seed: u64, scenario: &Scenario, planted: Option<Planted>, trace: bool
 }
 
 /// Returns a violation if keys of moved slots remain at the old node.
-fn left_behind(world: &World) -> Option<String> {
+fn find_keys_left(world: &World) -> Option<String> {
     (0..world.movers.len()).find_map(|lane| left_behind_by(world, lane))
 }
 

@@ -28,7 +28,7 @@ pub enum Act {
     /// Removal of a field, with whether it existed.
     Cut(u32, Option<i64>),
     /// New time to live in microseconds, with whether the key existed.
-    Live(u64, Option<i64>),
+    Expire(u64, Option<i64>),
     /// Write that took effect only because the key still had the first value.
     Swap(Option<Vec<u32>>, u32),
     /// Change to this value and exact expiry by another cause, such as a node that lost data.
@@ -177,7 +177,7 @@ fn apply_to(value: Option<&Value>, act: &Act, invoked_us: u64, returned_us: u64,
             let fits = told.is_none_or(|told| told == (before - list.len()) as i64);
             fits.then(|| (!list.is_empty()).then_some(Value { list, ends: value.and_then(|value| value.ends) }))
         }
-        Act::Live(ttl_us, told) => told.is_none_or(|told| told == i64::from(value.is_some())).then(|| {
+        Act::Expire(ttl_us, told) => told.is_none_or(|told| told == i64::from(value.is_some())).then(|| {
             let ends = Some((invoked_us.saturating_add(*ttl_us), returned_us.saturating_add(*ttl_us)));
             value.map(|value| Value { list: value.list.clone(), ends })
         }),

@@ -48,7 +48,7 @@ impl Known {
     }
 
     /// Returns an instance with the same tracker and no committed keys.
-    pub(crate) fn anew(&self) -> Arc<Self> {
+    pub(crate) fn without_commits(&self) -> Arc<Self> {
         Self::tracked(self.tracked.clone())
     }
 
@@ -291,7 +291,7 @@ impl World {
                     Some(conns) => self.double_read(ix, op, conns, true),
                     None => {
                         at.into_iter().for_each(|node| self.dial(ix, node.index()));
-                        self.after(300, Ev::Look { op });
+                        self.after(300, Ev::Dispatch { op });
                     }
                 };
             }
@@ -321,7 +321,7 @@ impl World {
         };
         self.workers[ix].waiting.remove(&op);
         let Some(node) = self.workers[ix].place(names.clone(), is_moving, undeclared, self.planted) else {
-            self.client_parted(op);
+            self.client_cross_node(op);
             return;
         };
         if self.hot_read(op, node) {
@@ -385,7 +385,7 @@ impl World {
     fn double_read_answered(&mut self, ix: usize, op: u64, node: usize, reply: Reply) {
         if !self.ops.contains_key(&op) {
             // The client has already received an error: unknown outcome.
-            return self.landed(ix, op);
+            return self.on_landed(ix, op);
         }
         let Some(flying) = self.workers[ix].flying.get_mut(&op) else { return };
         let believes_absence = flying.as_published && flying.double_read.as_ref().is_some_and(|asked| asked.len() > 1);
@@ -394,7 +394,7 @@ impl World {
             part.1 = Some(reply);
         }
         let answers: Option<Vec<Reply>> = asked.iter().map(|(_, answer)| answer.clone()).collect();
-        self.landed(ix, op);
+        self.on_landed(ix, op);
         let Some(answers) = answers else { return };
         let shown = answers.into_iter().rev().find(|answer| matches!(answer, Reply::Value(Some(_))));
         match shown {
@@ -502,7 +502,7 @@ impl World {
                 let is_all = zombies.is_empty();
                 self.hot_confirmed(ix, &ended, node);
                 for op in ended {
-                    self.landed(ix, op);
+                    self.on_landed(ix, op);
                 }
                 if is_all {
                     self.hot_settles(ix, node);
@@ -543,12 +543,12 @@ impl World {
                             self.workers[ix].flying.remove(&op);
                         }
                         let delay = self.random.delay_us();
-                        self.after(delay, Ev::AskAgain { op });
+                        self.after(delay, Ev::Resend { op });
                     }
                     reply => {
                         self.note_late(ix, op, node);
                         self.on_reply(op, node, reply);
-                        self.landed(ix, op);
+                        self.on_landed(ix, op);
                     }
                 }
             }
@@ -595,7 +595,7 @@ impl World {
         let gone: Vec<u64> = gone.into_iter().flat_map(|zombie| zombie.ops).collect();
         self.hot_confirmed(ix, &gone, node);
         for op in gone {
-            self.landed(ix, op);
+            self.on_landed(ix, op);
         }
         if self.workers[ix].links[node].zombies.is_empty() {
             self.hot_settles(ix, node);
@@ -610,7 +610,7 @@ impl World {
     }
 
     /// Records that a command is no longer in flight at one node.
-    pub(crate) fn landed(&mut self, ix: usize, op: u64) {
+    pub(crate) fn on_landed(&mut self, ix: usize, op: u64) {
         let Some(flying) = self.workers[ix].flying.get_mut(&op) else { return };
         flying.parts -= 1;
         if flying.parts == 0 {
@@ -655,7 +655,7 @@ impl World {
         ops.iter().for_each(|op| self.hot_over(ix, *op, node, how));
         match zombie {
             Some(accepted) => self.workers[ix].links[node].zombies.push(Zombie { accepted, ops }),
-            None => ops.into_iter().for_each(|op| self.landed(ix, op)),
+            None => ops.into_iter().for_each(|op| self.on_landed(ix, op)),
         }
         if let Owner::Worker(_) = owner {
             let link = &mut self.workers[ix].links[node];
@@ -691,12 +691,12 @@ impl World {
             return;
         }
         worker.view = view;
-        self.hot_places_anew(ix);
-        self.look_at_watches(ix);
+        self.hot_drop_moved(ix);
+        self.fail_stale_watches(ix);
         say!(self, "worker {ix} adopts {:?}", self.workers[ix].view);
         self.notify_again(ix);
-        self.unblock_again(ix);
-        self.look_again(ix, true);
+        self.unblock_outdated(ix);
+        self.redispatch_waiting(ix, true);
     }
 
     /// Reports the possible writes of blocked commands to the movers, as of now.
@@ -721,7 +721,7 @@ impl World {
     }
 
     /// Fails watches whose key is now used at another node, because the watching node would miss a change there.
-    fn look_at_watches(&mut self, ix: usize) {
+    fn fail_stale_watches(&mut self, ix: usize) {
         if self.bug(Bug::WatchReturns) {
             return;
         }
@@ -734,7 +734,7 @@ impl World {
     }
 
     /// Dispatches waiting commands again: all, or only the ones whose keys have arrived.
-    pub(crate) fn look_again(&mut self, ix: usize, all: bool) {
+    pub(crate) fn redispatch_waiting(&mut self, ix: usize, all: bool) {
         let waiting = &self.workers[ix].waiting;
         waiting.values().for_each(|waits| waits.register_again(ix));
         let due: Vec<u64> = waiting.iter().filter(|(_, waits)| all || waits.is_over()).map(|(op, _)| *op).collect();
@@ -751,7 +751,7 @@ impl World {
     }
 
     /// Ends commands blocked at a node since an earlier epoch, and dispatches them again.
-    pub(crate) fn unblock_again(&mut self, ix: usize) {
+    pub(crate) fn unblock_outdated(&mut self, ix: usize) {
         let worker = &self.workers[ix];
         if !worker.view.has_moving_slots() || self.bug(Bug::BlockedNotParked) {
             return;

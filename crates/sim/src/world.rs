@@ -126,22 +126,22 @@ pub(crate) enum Ev {
     Wanted { of: (MoveId, u32), keys: Vec<Key> },
     Mover(Lane, DriverEvent),
     Synced,
-    DiskIsWell,
+    DiskRepaired,
     Stored { lane: Lane, owner: usize, before: Option<Box<Topology>> },
     Dial { worker: usize, node: usize },
     DialMover { lane: Lane, side: usize },
     NextMove { lane: Lane },
     Rested { lane: Lane, turn: u64 },
     Staging { lane: Lane },
-    AskAgain { op: u64 },
-    Look { op: u64 },
+    Resend { op: u64 },
+    Dispatch { op: u64 },
     Client { client: usize },
     Fault(Fault),
     StartNode(usize),
     StartRouter,
     Continue(usize),
-    Hear(usize),
-    Fit(usize),
+    InboundRestored(usize),
+    MemoryFreed(usize),
     SetClock { node: usize, ahead_us: u64 },
     Arm,
     AdoptArmed { worker: usize, set: Arc<ArmedSet>, gates: Rc<Table> },
@@ -634,12 +634,12 @@ impl World {
             }
             Ev::Broke { conn } => {
                 if self.conns[conn as usize].owner_alive {
-                    self.broke(conn);
+                    self.on_break(conn);
                 }
             }
             Ev::Release { conn } => self.release(conn),
             Ev::Adopt { worker, view } => self.adopt(worker, view),
-            Ev::Committed { worker } => self.look_again(worker, false),
+            Ev::Committed { worker } => self.redispatch_waiting(worker, false),
             Ev::Refused { worker, move_id, keys } => self.refused(worker, move_id, keys.as_ref().map(|keys| &keys[..])),
             Ev::Wanted { of, keys } => {
                 if let Some(lane) = self.movers.iter().position(|mover| mover.leg() == of) {
@@ -648,16 +648,16 @@ impl World {
             }
             Ev::Mover(lane, what) => self.on_mover_event(lane, what),
             Ev::Synced => self.synced(),
-            Ev::DiskIsWell => self.disk_is_well(),
+            Ev::DiskRepaired => self.disk_is_well(),
             Ev::Stored { lane, owner, before } => self.stored(lane, owner, before),
             Ev::Dial { worker, node } => self.dial(worker, node),
             Ev::DialMover { lane, side } => self.dial_mover(lane, side),
             Ev::NextMove { lane } => self.next_move(lane),
             Ev::Rested { lane, turn } => self.rested(lane, turn),
             Ev::Staging { lane } => self.staging_is_due(lane),
-            Ev::AskAgain { op } => self.send_again(op),
-            Ev::Look { op } => self.look(op),
-            Ev::Client { client } => self.client_goes_on(client),
+            Ev::Resend { op } => self.send_again(op),
+            Ev::Dispatch { op } => self.look(op),
+            Ev::Client { client } => self.client_continues(client),
             Ev::Fault(fault) => self.fault(fault),
             Ev::StartNode(ix) => {
                 self.processes += 1;
@@ -670,14 +670,14 @@ impl World {
                 self.nodes[ix].stopped = false;
                 self.release_all(ix);
             }
-            Ev::Hear(ix) => self.release_all(ix),
-            Ev::Fit(ix) => self.nodes[ix].full = false,
+            Ev::InboundRestored(ix) => self.release_all(ix),
+            Ev::MemoryFreed(ix) => self.nodes[ix].full = false,
             Ev::SetClock { node, ahead_us } => self.nodes[node].ahead_us = ahead_us,
             Ev::Arm => self.arm(),
             Ev::AdoptArmed { worker, set, gates } => self.adopt_armed(worker, &set, gates),
             Ev::HotTurn { worker } => self.hot_turn(worker),
             Ev::RaiseLate { worker, op, node, raised } => self.raise_late(worker, op, node, raised),
-            Ev::Impatient { op } => self.impatient(op),
+            Ev::Impatient { op } => self.time_out(op),
             Ev::Sweep => self.sweep(),
         }
     }
@@ -709,7 +709,7 @@ impl World {
         }
     }
 
-    fn broke(&mut self, conn: u32) {
+    fn on_break(&mut self, conn: u32) {
         match self.conns[conn as usize].owner {
             Owner::Mover(lane) => self.mover_broke(lane, conn),
             Owner::Filling(worker) => self.fill_broke(worker, conn),
@@ -734,10 +734,10 @@ impl World {
             .collect();
         for conn in late {
             say!(self, "connection {conn} is silent and is given up");
-            self.broke(conn);
+            self.on_break(conn);
         }
         for worker in 0..self.workers.len() {
-            self.unblock_again(worker);
+            self.unblock_outdated(worker);
         }
         (0..self.movers.len()).for_each(|lane| self.on_mover_event(lane, DriverEvent::Tick));
         let every = if self.now > 300_000 { 10 * SWEEP_US } else { SWEEP_US };
@@ -757,10 +757,10 @@ impl World {
                     | Ev::StartNode(_)
                     | Ev::StartRouter
                     | Ev::Continue(_)
-                    | Ev::Hear(_)
-                    | Ev::Fit(_)
+                    | Ev::InboundRestored(_)
+                    | Ev::MemoryFreed(_)
                     | Ev::SetClock { .. }
-                    | Ev::DiskIsWell
+                    | Ev::DiskRepaired
             );
             if of_router && incarnation != self.incarnation {
                 continue;
@@ -778,11 +778,11 @@ impl World {
                 self.read_everything();
             }
             if self.now > END_US {
-                let text = self.what_is_stuck();
+                let text = self.stuck_report();
                 self.violated(format!("the run does not end: {text}"));
             }
         }
-        let text = self.what_is_stuck();
+        let text = self.stuck_report();
         self.violated(format!("nothing happens any more: {text}"));
     }
 
@@ -800,7 +800,7 @@ impl World {
             && self.clients_are_done()
     }
 
-    fn what_is_stuck(&self) -> String {
+    fn stuck_report(&self) -> String {
         let clients: Vec<String> = self.ops.values().map(|command| format!("{:?}", command.op)).collect();
         format!("mover: {}; commands: {}", self.mover_state(), clients.join(", "))
     }

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// Timeout of every wait, far more than needed, since the machine may be busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn switchyard() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_switchyard"));
@@ -60,7 +60,7 @@ impl Serve {
             (SocketAddr::from(([127, 0, 0, 1], free_port())), SocketAddr::from(([127, 0, 0, 1], free_port())));
         let socket = dir.path().join("notify");
         let notify = UnixDatagram::bind(&socket).expect("a socket");
-        notify.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        notify.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
         std::fs::write(dir.path().join("switchyard.toml"), config).expect("writing");
         let log = std::fs::File::create(dir.path().join("log")).expect("a file");
         let child = switchyard()
@@ -110,7 +110,7 @@ impl Serve {
 
     /// Waits until `count` lines of the log contain the text. A separate thread writes the log.
     fn expect_lines(&self, expected: &str, count: usize) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while self.log().lines().filter(|line| line.contains(expected)).count() < count {
             assert!(Instant::now() < end, "the log never said {expected:?} {count} times:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(10));
@@ -589,7 +589,7 @@ fn a_second_signal_ends_it_at_once() {
     serve.signal(Signal::TERM);
     serve.expect_log("SIGTERM: stopping");
     serve.signal(Signal::INT);
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     let status = loop {
         if let Some(status) = serve.child.try_wait().expect("its state") {
             break status;
@@ -636,7 +636,7 @@ fn the_limit_of_open_files_lowers_max_clients() {
         .spawn()
         .expect("the binary runs");
     let serve = Killed(child);
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !std::fs::read_to_string(&log).expect("the log").contains("max-clients lowered from 10000000 to ") {
         assert!(Instant::now() < end, "{}", std::fs::read_to_string(&log).expect("the log"));
         std::thread::sleep(Duration::from_millis(10));

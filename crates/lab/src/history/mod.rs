@@ -217,7 +217,7 @@ impl Recording {
         // A separate client, because it comes after all others.
         let mut reader = Client::new(shared, shared.settings.clients);
         let end = Instant::now() + LAST_READS;
-        let unread = objects.iter().filter(|(kind, name)| !reader.look(*kind, name, end)).count() as u64;
+        let unread = objects.iter().filter(|(kind, name)| !reader.read_object(*kind, name, end)).count() as u64;
         if shared.settings.clean {
             for (kind, name) in &objects {
                 for key in kind.keys(name) {
@@ -313,8 +313,8 @@ impl<'a> Client<'a> {
     }
 
     /// Reads an object at the end, repeatedly until it is answered.
-    fn look(&mut self, kind: Kind, name: &str, end: Instant) -> bool {
-        for command in workload::look(kind, &kind.keys(name)) {
+    fn read_object(&mut self, kind: Kind, name: &str, end: Instant) -> bool {
+        for command in workload::read_commands(kind, &kind.keys(name)) {
             while self.single(kind, name, command.clone()) != End::Answered {
                 if Instant::now() > end {
                     return false;

@@ -168,7 +168,7 @@ pub(super) fn next(kind: Kind, keys: &[String], tag: &str, rng: &mut Rng) -> Pla
 }
 
 /// Returns commands that each read a part of an object, and together all of it.
-pub(super) fn look(kind: Kind, keys: &[String]) -> Vec<Vec<String>> {
+pub(super) fn read_commands(kind: Kind, keys: &[String]) -> Vec<Vec<String>> {
     let on_key = |command: &str| vec![command.to_owned(), keys[0].clone()];
     match kind {
         Kind::Register | Kind::Counter => vec![on_key("GET")],

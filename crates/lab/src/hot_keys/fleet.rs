@@ -64,7 +64,7 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
     let _capped: Vec<_> = nodes.iter().map(|(node, _)| Capped::new(node.id(), SHARE)).collect::<Result<_>>()?;
     let (warm, seconds) = if settings.quick { (2, 2) } else { (8, 10) };
     let cell = |router: &Router, writes: u32, skew: f64| -> Result<Cell> {
-        settings.look_up()?;
+        settings.check_interrupted()?;
         let mix: Mix = format!("get={},set={}", 100 - writes, writes).parse()?;
         let mut run = load::start(&load(router, mix, Skew::Zipfian(skew), warm + seconds, 1))?;
         std::thread::sleep(Duration::from_secs(warm));

@@ -24,7 +24,7 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
     let benchmark = redis_benchmark::find()?;
     let requests = if settings.quick { 20_000 } else { 250_000_u64 };
     let cost = |router: &Router, fills: bool| -> Result<f64> {
-        settings.look_up()?;
+        settings.check_interrupted()?;
         let test = if fills { "set" } else { "get" };
         let mut command = Command::new(&benchmark);
         command.args([

@@ -78,7 +78,7 @@ pub fn run(settings: &Settings) -> Result<()> {
 }
 
 impl Settings {
-    fn look_up(&self) -> Result<()> {
+    fn check_interrupted(&self) -> Result<()> {
         ensure!(!self.stop.load(Ordering::Relaxed), "interrupted");
         Ok(())
     }

@@ -44,7 +44,7 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
         for (row, (bytes, pipeline, requests)) in ROWS.into_iter().enumerate() {
             Client::connect(direct)?.call(&[b"SET", b"hot", &vec![b'x'; bytes]], |_| ())?;
             for turn in 0..targets.len() {
-                settings.look_up()?;
+                settings.check_interrupted()?;
                 let target = (turn + round) % targets.len();
                 let (_, address, id) = targets[target];
                 // Copies must have the value of this row.

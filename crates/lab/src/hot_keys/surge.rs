@@ -17,10 +17,10 @@ use crate::reproduce::spread::Spread;
 const HOT: u64 = 200;
 /// As in the fleet, so that a node is the bottleneck.
 const SHARE: f64 = 0.1;
-const LOOK: Duration = Duration::from_millis(50);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(50);
 /// Samples per window, because one sample is short and noisy.
-const LOOKS: usize = 4;
-const BACK: f64 = 0.95;
+const WINDOW_SAMPLES: usize = 4;
+const RECOVERED_SHARE: f64 = 0.95;
 
 pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
     let server = process::find_redis_server()?;
@@ -83,9 +83,9 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
     // Interleaved, so that a machine that slows down affects all alike.
     for round in 0..rounds {
         for (at, router) in routers.iter().enumerate() {
-            settings.look_up()?;
+            settings.check_interrupted()?;
             let run = load::start(&of(router, format!("{at}-{round}:"), "get=1", HOT, Duration::from_secs(seconds))?)?;
-            for (all, value) in seen[at].iter_mut().zip(surged(run, seconds)?) {
+            for (all, value) in seen[at].iter_mut().zip(measure_surge(run, seconds)?) {
                 all.push(value);
             }
         }
@@ -102,11 +102,11 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
 
 /// Returns the time until the rate first reaches its final value, in seconds, the final rate, and the first rate, in
 /// thousands per second.
-fn surged(mut run: load::Run, seconds: u64) -> Result<[f64; 3]> {
+fn measure_surge(mut run: load::Run, seconds: u64) -> Result<[f64; 3]> {
     let (begun, mut looks) = (Instant::now(), Vec::new());
     let mut last = begun;
     while !run.is_finished() {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(SAMPLE_INTERVAL);
         let (replies, now) = (run.take_interval().replies as f64, Instant::now());
         looks.push((now.duration_since(begun).as_secs_f64(), replies / now.duration_since(last).as_secs_f64() / 1e3));
         last = now;
@@ -117,7 +117,10 @@ fn surged(mut run: load::Run, seconds: u64) -> Result<[f64; 3]> {
     let late: Vec<_> =
         looks.iter().copied().filter(|(at, _)| (seconds as f64 / 2.0..seconds as f64 - 0.2).contains(at)).collect();
     let end = mean(&late);
-    let reached = looks.windows(LOOKS).find(|window| mean(window) >= BACK * end).and_then(|window| window.first());
-    let back = reached.context("the rate of the end is never reached")?.0 - LOOK.as_secs_f64();
-    Ok([back.max(0.0), end, mean(&looks[..LOOKS.min(looks.len())])])
+    let reached = looks
+        .windows(WINDOW_SAMPLES)
+        .find(|window| mean(window) >= RECOVERED_SHARE * end)
+        .and_then(|window| window.first());
+    let back = reached.context("the rate of the end is never reached")?.0 - SAMPLE_INTERVAL.as_secs_f64();
+    Ok([back.max(0.0), end, mean(&looks[..WINDOW_SAMPLES.min(looks.len())])])
 }

@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// State of a move.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
+pub enum MoveState {
     /// Waiting or in progress.
     Open,
     /// The target owns all slots.
@@ -93,12 +93,12 @@ pub(crate) fn get(admin: SocketAddr, path: &str) -> Result<Value> {
 }
 
 /// Returns the state of a move from the report.
-pub fn standing(report: &Value, id: u64) -> Result<Standing> {
+pub fn state_of(report: &Value, id: u64) -> Result<MoveState> {
     let Some(one) = find(report, id) else { bail!("the report does not know move {id}: {report}") };
     Ok(match one["state"].as_str() {
-        Some("done") => Standing::Done,
-        Some("stopped") => Standing::Stopped(one["activity"].as_str().unwrap_or_default().to_owned()),
-        _ => Standing::Open,
+        Some("done") => MoveState::Done,
+        Some("stopped") => MoveState::Stopped(one["activity"].as_str().unwrap_or_default().to_owned()),
+        _ => MoveState::Open,
     })
 }
 
@@ -126,9 +126,9 @@ mod tests {
             r#"{"moves":[{"id":3,"state":"running"}],"ended":[{"id":1,"state":"done"},{"id":2,"state":"stopped","activity":"aborted"}]}"#,
         )
         .expect("JSON");
-        assert_eq!(standing(&report, 1).expect("known"), Standing::Done);
-        assert_eq!(standing(&report, 2).expect("known"), Standing::Stopped("aborted".to_owned()));
-        assert_eq!(standing(&report, 3).expect("known"), Standing::Open);
-        assert!(standing(&report, 4).is_err());
+        assert_eq!(state_of(&report, 1).expect("known"), MoveState::Done);
+        assert_eq!(state_of(&report, 2).expect("known"), MoveState::Stopped("aborted".to_owned()));
+        assert_eq!(state_of(&report, 3).expect("known"), MoveState::Open);
+        assert!(state_of(&report, 4).is_err());
     }
 }

@@ -26,8 +26,8 @@ use switchyard_bench::wire::{self, Reply};
 
 use super::slot::{SLOTS, slot_of};
 
-/// For [`Settings::under_way_max`]: above the queue length of a responsive server.
-pub(crate) const UNDER_WAY_MAX: usize = 2000;
+/// For [`Settings::in_flight_max`]: above the queue length of a responsive server.
+pub(crate) const IN_FLIGHT_MAX: usize = 2000;
 /// Time-out of the last replies.
 const LAST_REPLIES: Duration = Duration::from_secs(10);
 /// Maximum number of stored complaints; the first ones suffice.
@@ -47,7 +47,7 @@ pub struct Settings {
     /// Requests in flight per connection, in a closed loop.
     pub pipeline: usize,
     /// Maximum requests in flight per connection, in an open loop. Further ones wait, and their clocks run.
-    pub under_way_max: usize,
+    pub in_flight_max: usize,
     /// Keys, which all exist.
     pub keys: Arc<Keys>,
     /// Popularity of the keys.
@@ -379,12 +379,12 @@ impl Driver {
             driver.nodes.push((*address, of_node));
         }
         if settings.cluster {
-            driver.learn_owners()?;
+            driver.fetch_owners()?;
         }
         Ok(driver)
     }
 
-    fn learn_owners(&mut self) -> Result<()> {
+    fn fetch_owners(&mut self) -> Result<()> {
         let first = self.settings.nodes[0];
         let ranges = switchyard_bench::client::Client::connect(first)?.call(&[b"CLUSTER", b"SLOTS"], |reply| {
             let Reply::Array(ranges) = reply else { return Vec::new() };
@@ -437,7 +437,7 @@ impl Driver {
                 while due <= now {
                     let request = waiting.take().unwrap_or_else(|| self.draw(due));
                     let connection = self.connection_of(request.at as usize);
-                    if self.connections[connection].pending.len() >= self.settings.under_way_max {
+                    if self.connections[connection].pending.len() >= self.settings.in_flight_max {
                         waiting = Some(request);
                         break;
                     }

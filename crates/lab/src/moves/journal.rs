@@ -36,7 +36,7 @@ impl Throughput {
 
 impl Bench<'_> {
     pub(super) fn journal(&mut self) -> Result<()> {
-        let mut kept = [Journal::Durable, Journal::NotWaitedFor].map(|journal| Throughput {
+        let mut kept = [Journal::Durable, Journal::Unsynced].map(|journal| Throughput {
             journal,
             keys: 0,
             times: Vec::new(),

@@ -34,7 +34,7 @@ impl Limit {
     }
 
     /// Keys per second if they take turns.
-    pub(super) fn in_turn(&self) -> f64 {
+    pub(super) fn keys_per_second_in_turn(&self) -> f64 {
         self.keys as f64 / (self.dump + self.unlink + self.restore).as_secs_f64()
     }
 }

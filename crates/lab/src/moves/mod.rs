@@ -127,7 +127,7 @@ impl Speed {
 
 /// Observations of clients, without and with a move.
 #[derive(Debug, Clone)]
-struct Noticed {
+struct LoadedMove {
     way: String,
     rate: f64,
     capacity: f64,
@@ -145,7 +145,7 @@ struct Noticed {
 
 /// Moves under writes.
 #[derive(Debug, Clone, Default)]
-struct Converged {
+struct ConvergenceTest {
     tried: u32,
     done: u32,
     rate: f64,
@@ -162,8 +162,8 @@ pub struct Results {
     version: String,
     speeds: Vec<Speed>,
     limits: Vec<(usize, Limit)>,
-    noticed: Vec<Noticed>,
-    converged: Option<Converged>,
+    noticed: Vec<LoadedMove>,
+    converged: Option<ConvergenceTest>,
     big: Option<big::BigMove>,
     kept: Vec<journal::Throughput>,
     failures: Vec<String>,
@@ -413,7 +413,7 @@ impl Bench<'_> {
             connections: self.settings.connections,
             rate: None,
             pipeline: 4,
-            under_way_max: generator::UNDER_WAY_MAX,
+            in_flight_max: generator::IN_FLIGHT_MAX,
             keys: keys.clone(),
             popularity: Popularity::zipfian(keys.count() as u64, YCSB_THETA),
             writes: 0.05,
@@ -421,7 +421,7 @@ impl Bench<'_> {
         }
     }
 
-    fn move_under_load(&mut self, unloaded: Option<Duration>) -> Result<Noticed> {
+    fn move_under_load(&mut self, unloaded: Option<Duration>) -> Result<LoadedMove> {
         let layout = layout(self.settings.keys);
         let name = self.name("routed");
         let site = Routed::start(&self.programs, &self.settings.serve_args, &name, self.folder)?;
@@ -443,7 +443,12 @@ impl Bench<'_> {
         Ok(noticed)
     }
 
-    fn reshard_under_load(&mut self, pipeline: u32, rate: Option<f64>, unloaded: Option<Duration>) -> Result<Noticed> {
+    fn reshard_under_load(
+        &mut self,
+        pipeline: u32,
+        rate: Option<f64>,
+        unloaded: Option<Duration>,
+    ) -> Result<LoadedMove> {
         let layout = layout(self.settings.keys);
         let name = self.name("cluster");
         let cluster = Cluster::start(&self.programs, &name, self.folder)?;
@@ -474,7 +479,7 @@ impl Bench<'_> {
         servers: Vec<u32>,
         router: Option<u32>,
         relocate: impl FnOnce() -> Result<Duration>,
-    ) -> Result<Noticed> {
+    ) -> Result<LoadedMove> {
         self.print(format!("{way}: what can be had without a move"));
         let run = Run::start(&load)?;
         self.pause(Duration::from_secs(1))?;
@@ -517,7 +522,7 @@ impl Bench<'_> {
         control.tally.add(&run.take().tally);
         let (_, complaints) = run.finish()?;
         outcome?;
-        Ok(Noticed {
+        Ok(LoadedMove {
             way,
             rate,
             capacity,
@@ -549,7 +554,7 @@ impl Bench<'_> {
         let numbers: Vec<u64> = (0..).filter(|n| layout.is_in_first_half(*n)).take(keys as usize).collect();
         let data = Arc::new(Keys::new(numbers, 64, &layout));
         self.fill(&data, |_| site.entry, &name)?;
-        let mut converged = Converged { rate: self.settings.writes, keys, ..Converged::default() };
+        let mut converged = ConvergenceTest { rate: self.settings.writes, keys, ..ConvergenceTest::default() };
         for round in 0..self.settings.repeats {
             self.stopped()?;
             self.print(format!(

@@ -5,7 +5,7 @@ use std::{fmt::Write as _, path::Path, time::Duration};
 use anyhow::{Context as _, Result};
 use switchyard_bench::table::Table;
 
-use super::{Journal, Noticed, Results, SIZES, Settings, Speed, journal::Throughput};
+use super::{Journal, LoadedMove, Results, SIZES, Settings, Speed, journal::Throughput};
 use crate::document::{replace_between_marks, today};
 use crate::procfs::describe_machine;
 
@@ -113,7 +113,7 @@ fn shares(results: &Results) -> Table {
             rate(limit.restore),
             rate(limit.unlink),
             format!("{:.0}", limit.keys_per_second()),
-            format!("{:.0}", limit.in_turn()),
+            format!("{:.0}", limit.keys_per_second_in_turn()),
             share(of_size(false)),
             share(of_size(true)),
         ]);
@@ -148,7 +148,7 @@ fn noticed(results: &Results) -> Table {
     let mut table = Table::new(std::iter::once(String::new()).chain(ways));
     let ms = |share: f64, of: &super::Counts| of.tally.quantile(share).as_secs_f64() * 1e3;
     let per_second = |of: &super::Counts, time: Duration| of.tally.replies as f64 / time.as_secs_f64();
-    type Cell<'a> = &'a dyn Fn(&Noticed) -> String;
+    type Cell<'a> = &'a dyn Fn(&LoadedMove) -> String;
     let mut row = |name: &str, cell: Cell<'_>| {
         table.row(std::iter::once(name.to_owned()).chain(results.noticed.iter().map(cell)))
     };
@@ -264,7 +264,7 @@ fn kept(results: &Results) -> Table {
         table.row([
             match way.journal {
                 Journal::Durable => "on".to_owned(),
-                Journal::NotWaitedFor => "written, not waited for (unsafe, for this table only)".to_owned(),
+                Journal::Unsynced => "written, not waited for (unsafe, for this table only)".to_owned(),
             },
             way.keys.to_string(),
             way.times.len().to_string(),

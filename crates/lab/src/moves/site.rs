@@ -13,13 +13,13 @@ use switchyard_bench::process::{self, Process};
 use switchyard_bench::wire::Reply;
 
 use super::Layout;
-use super::admin::{self, Order, Standing};
+use super::admin::{self, MoveState, Order};
 use super::slot::SLOTS;
 
 /// Maximum time until both nodes of a cluster know each other.
 const CLUSTER_PATIENCE: Duration = Duration::from_secs(30);
 /// Interval between polls of a move.
-const LOOK: Duration = Duration::from_millis(25);
+const POLL_INTERVAL: Duration = Duration::from_millis(25);
 /// Arguments of a server without persistence.
 const PLAIN: [&str; 2] = ["--appendonly", "no"];
 /// The first slot of the second node.
@@ -31,7 +31,7 @@ pub(crate) enum Journal {
     /// The router waits until the record is on the disk.
     Durable,
     /// The router does not wait. Only to measure the cost of waiting.
-    NotWaitedFor,
+    Unsynced,
 }
 
 /// Paths of the needed programs.
@@ -247,7 +247,7 @@ impl Routed {
             command.arg("-c").arg(file);
         }
         command.args(serve_args);
-        if journal == Journal::NotWaitedFor {
+        if journal == Journal::Unsynced {
             command.env("SWITCHYARD_BENCH_UNSAFE_JOURNAL", "1");
         }
         let mut router = Process::start(&format!("{name}-router"), &command, folder)?;
@@ -286,17 +286,17 @@ impl Routed {
         let id = admin::begin(&programs.switchyard, self.admin, &order)?;
         loop {
             let report = admin::report(self.admin)?;
-            match admin::standing(&report, id)? {
-                Standing::Done => {
+            match admin::state_of(&report, id)? {
+                MoveState::Done => {
                     let took = begun.elapsed();
                     return Ok((took, admin::find(&report, id).cloned().unwrap_or_default()));
                 }
-                Standing::Stopped(why) => bail!("the move stopped: {why}"),
-                Standing::Open => {}
+                MoveState::Stopped(why) => bail!("the move stopped: {why}"),
+                MoveState::Open => {}
             }
             ensure!(begun.elapsed() < patience, "the move was not done within {patience:?}");
             tick()?;
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -336,7 +336,7 @@ pub(crate) fn wait_for(
             bail!("{} was not done within {patience:?}; the end of its output:\n{}", mover.name(), mover.log_tail());
         }
         tick()?;
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

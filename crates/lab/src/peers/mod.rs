@@ -454,8 +454,8 @@ impl Bench<'_> {
     }
 
     /// Returns the number of requests that arrived, by the nodes' statistics.
-    fn arrived(&self, command: Command) -> Result<Arrived> {
-        let mut sum = Arrived::default();
+    fn arrived(&self, command: Command) -> Result<ArrivedCounts> {
+        let mut sum = ArrivedCounts::default();
         for address in &self.addresses {
             let mut client = Client::connect(*address)?;
             sum.calls += command_calls(&client.text(&[b"INFO", b"commandstats"])?, command.name());
@@ -493,7 +493,7 @@ impl Bench<'_> {
 }
 
 #[derive(Debug, Default, Clone, Copy)]
-struct Arrived {
+struct ArrivedCounts {
     calls: u64,
     misses: u64,
 }

@@ -96,19 +96,19 @@ fn is_in_figure_2(cell: &Cell) -> bool {
 
 /// A compared variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Arm {
+struct Variant {
     name: &'static str,
     flags: &'static [&'static str],
 }
 
-const WITHOUT: Arm = Arm {
+const WITHOUT: Variant = Variant {
     name: "no filter",
     flags: &["--protocol", "bloom", "--mode", "paper", "--no-forwarding", "--allow-key-loss"],
 };
-const WITH: Arm =
-    Arm { name: "filter and forwarding", flags: &["--protocol", "bloom", "--mode", "paper", "--allow-key-loss"] };
-const SAFE: Arm = Arm { name: "switchyard", flags: &["--protocol", "switchyard"] };
-const ARMS: [Arm; 3] = [WITHOUT, WITH, SAFE];
+const WITH: Variant =
+    Variant { name: "filter and forwarding", flags: &["--protocol", "bloom", "--mode", "paper", "--allow-key-loss"] };
+const SAFE: Variant = Variant { name: "switchyard", flags: &["--protocol", "switchyard"] };
+const ARMS: [Variant; 3] = [WITHOUT, WITH, SAFE];
 
 /// Results of one run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -141,7 +141,7 @@ fn median(all: &[Measured], value: fn(&Measured) -> f64) -> Option<f64> {
 pub fn run(settings: &Settings) -> Result<()> {
     let Settings { conduct, scale } = settings;
     let cells = cells();
-    let runs: Vec<(Cell, Arm)> = cells.iter().flat_map(|cell| ARMS.map(|arm| (*cell, arm))).collect();
+    let runs: Vec<(Cell, Variant)> = cells.iter().flat_map(|cell| ARMS.map(|arm| (*cell, arm))).collect();
     let outcome = measure(
         conduct,
         &runs,
@@ -149,7 +149,7 @@ pub fn run(settings: &Settings) -> Result<()> {
         |(cell, arm)| format!("{}, Zipf {}, writes {} %", arm.name, plain(cell.zipf), plain(cell.writes_percent)),
         |bench, (cell, arm)| one(bench, scale, *cell, *arm),
     )?;
-    let of = |cell: &Cell, arm: Arm| -> &[Measured] {
+    let of = |cell: &Cell, arm: Variant| -> &[Measured] {
         let at = runs.iter().position(|run| *run == (*cell, arm));
         at.and_then(|at| outcome.results.get(at)).map(Vec::as_slice).unwrap_or_default()
     };
@@ -193,7 +193,7 @@ fn two_digits(value: f64) -> String {
     plain((value / unit).round() * unit)
 }
 
-fn losses<'a>(cells: &[Cell], of: impl Fn(&Cell, Arm) -> &'a [Measured]) -> Table {
+fn losses<'a>(cells: &[Cell], of: impl Fn(&Cell, Variant) -> &'a [Measured]) -> Table {
     let percent = |all: &[Measured]| {
         let spread = Spread::of(all.iter().map(lost_percent));
         spread.map_or(String::new(), |spread| spread.text(|value| format!("{value:.4} %")))
@@ -235,7 +235,7 @@ fn losses<'a>(cells: &[Cell], of: impl Fn(&Cell, Arm) -> &'a [Measured]) -> Tabl
     table
 }
 
-fn costs<'a>(cells: &[Cell], of: impl Fn(&Cell, Arm) -> &'a [Measured]) -> Table {
+fn costs<'a>(cells: &[Cell], of: impl Fn(&Cell, Variant) -> &'a [Measured]) -> Table {
     let head = [
         "arm",
         "Zipf",
@@ -287,9 +287,9 @@ fn panel<'a>(
     cells: &[Cell],
     is_in: fn(&Cell) -> bool,
     at: fn(&Cell) -> f64,
-    of: impl Fn(&Cell, Arm) -> &'a [Measured],
+    of: impl Fn(&Cell, Variant) -> &'a [Measured],
 ) -> Panel {
-    let line = |arm: Arm| {
+    let line = |arm: Variant| {
         let points = cells
             .iter()
             .filter(|cell| is_in(cell))
@@ -305,7 +305,7 @@ fn panel<'a>(
     }
 }
 
-fn one(bench: &Bench<'_>, scale: &Scale, cell: Cell, arm: Arm) -> Result<Measured> {
+fn one(bench: &Bench<'_>, scale: &Scale, cell: Cell, arm: Variant) -> Result<Measured> {
     let Conduct { patience, stop, .. } = bench.conduct;
     let together = ["--set".to_owned(), format!("moves.per-node-max={}", scale.targets)];
     let count = 1 + usize::from(scale.targets);
@@ -323,7 +323,7 @@ fn one(bench: &Bench<'_>, scale: &Scale, cell: Cell, arm: Arm) -> Result<Measure
         connections: scale.connections,
         rate: Some(scale.rate),
         pipeline: 1,
-        under_way_max: generator::UNDER_WAY_MAX,
+        in_flight_max: generator::IN_FLIGHT_MAX,
         keys: keys.clone(),
         popularity: Popularity::zipfian(keys.count() as u64, cell.zipf),
         writes: cell.writes_percent / 100.0,
@@ -396,7 +396,7 @@ mod tests {
     #[test]
     fn the_figures_have_the_papers_points() {
         let cells = cells();
-        let of = |_: &Cell, _: Arm| -> &[Measured] { &[] };
+        let of = |_: &Cell, _: Variant| -> &[Measured] { &[] };
         assert_eq!(cells.iter().filter(|cell| is_in_figure_1(cell)).count(), 5);
         assert_eq!(cells.iter().filter(|cell| is_in_figure_2(cell)).count(), 3);
         assert!(
@@ -406,7 +406,7 @@ mod tests {
                 .all(|line| line.points.is_empty())
         );
         let [without, with] = [[measured(300)], [measured(0)]];
-        let of = |_: &Cell, arm: Arm| -> &[Measured] { if arm == WITHOUT { &without } else { &with } };
+        let of = |_: &Cell, arm: Variant| -> &[Measured] { if arm == WITHOUT { &without } else { &with } };
         let panel = panel("t", "x", &cells, is_in_figure_2, |cell| cell.zipf, of);
         assert_eq!(panel.lines[0].points, [(0.9, 30.0), (0.95, 30.0), (0.99, 30.0)]);
         assert_eq!(panel.lines[2].points[0], (0.9, 0.0));

@@ -198,7 +198,7 @@ pub(super) fn one(bench: &Bench<'_>, load: &Load, cell: Cell, flags: &[&str]) ->
         connections: load.connections,
         rate: None,
         pipeline: 1,
-        under_way_max: generator::UNDER_WAY_MAX,
+        in_flight_max: generator::IN_FLIGHT_MAX,
         keys: keys.clone(),
         popularity: Popularity::zipfian(keys.count() as u64, YCSB_THETA),
         writes: cell.writes_percent / 100.0,

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 
-use crate::moves::admin::{self, Standing};
+use crate::moves::admin::{self, MoveState};
 use crate::moves::generator::{Counts, Run};
 use crate::moves::site::info;
 
 /// Interval between polls of moves, and so the precision of their duration.
-const ASK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Observations until the last move has finished.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub(super) fn until_done(
     stop: &AtomicBool,
 ) -> Result<Watched> {
     let took = loop {
-        stopped(stop)?;
+        check_interrupted(stop)?;
         if are_done(site, moves)? {
             break begun.elapsed();
         }
@@ -51,7 +51,7 @@ pub(super) fn until_done(
             begun.elapsed() < patience,
             "the moves were not done within {patience:?}; --patience gives them longer"
         );
-        std::thread::sleep(ASK);
+        std::thread::sleep(POLL_INTERVAL);
     };
     Ok(Watched { counts: run.take(), took })
 }
@@ -60,10 +60,10 @@ fn are_done(site: SocketAddr, moves: &[u64]) -> Result<bool> {
     let report = admin::report(site)?;
     let mut done = true;
     for id in moves {
-        match admin::standing(&report, *id)? {
-            Standing::Done => {}
-            Standing::Stopped(why) => bail!("move {id} stopped: {why}"),
-            Standing::Open => done = false,
+        match admin::state_of(&report, *id)? {
+            MoveState::Done => {}
+            MoveState::Stopped(why) => bail!("move {id} stopped: {why}"),
+            MoveState::Open => done = false,
         }
     }
     Ok(done)
@@ -74,13 +74,13 @@ pub(super) fn for_a_while(run: &Run, time: Duration, stop: &AtomicBool) -> Resul
     run.take();
     let begun = Instant::now();
     while begun.elapsed() < time {
-        stopped(stop)?;
-        std::thread::sleep(ASK.min(time));
+        check_interrupted(stop)?;
+        std::thread::sleep(POLL_INTERVAL.min(time));
     }
     Ok((run.take(), begun.elapsed()))
 }
 
-pub(super) fn stopped(stop: &AtomicBool) -> Result<()> {
+pub(super) fn check_interrupted(stop: &AtomicBool) -> Result<()> {
     ensure!(
         !stop.load(Ordering::Relaxed),
         "interrupted; what was measured is kept, and the same command goes on from there"

@@ -26,9 +26,9 @@ const HOT: &[u8] = HOT_NAME.as_bytes();
 /// node, and of each other node. The node is over its capacity, and another node has room for the key.
 const CAPACITY: u64 = 5000;
 const OF_KEY: f64 = 3000.0;
-const BESIDE: f64 = 2000.0;
+const OF_SAME_NODE: f64 = 2000.0;
 const OF_OTHERS: f64 = 1000.0;
-const ALL: f64 = OF_KEY + BESIDE + OF_OTHERS * (NODES - 1) as f64;
+const ALL: f64 = OF_KEY + OF_SAME_NODE + OF_OTHERS * (NODES - 1) as f64;
 
 /// Title of the table.
 pub(super) const TITLE: &str =
@@ -98,7 +98,7 @@ pub(super) fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Written> {
                     wait_turn(&mut rng, &mut due, gap);
                     let at = rng.unit() * ALL;
                     let keys = match at - OF_KEY {
-                        of_node if of_node < BESIDE => &cold[0],
+                        of_node if of_node < OF_SAME_NODE => &cold[0],
                         _ => &cold[1 + rng.below(NODES as u64 - 1) as usize],
                     };
                     let key = if at < OF_KEY { HOT } else { keys[rng.below(keys.len() as u64) as usize].as_bytes() };

@@ -23,7 +23,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use switchyard_bench::random::{Rng, mix};
 
 use crate::history::{self, Kind};
-use crate::moves::admin::{self, Order, Standing};
+use crate::moves::admin::{self, MoveState, Order};
 use crate::site::Site;
 use visitor::Visitor;
 
@@ -265,7 +265,7 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
                     recording.tally().operations,
                     if comes { "comes" } else { "goes" }
                 ));
-                let disturb = |site: &mut Site| visited(site, visitor, fault, &mut rng);
+                let disturb = |site: &mut Site| inject_during_visit(site, visitor, fault, &mut rng);
                 visitor.change(&settings.switchyard, &mut site, comes, disturb, &settings.stop)?;
                 tally.faults += u64::from(fault != Fault::None);
                 tally.visits += u64::from(!comes);
@@ -309,8 +309,8 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
             let (standing, in_pieces) = wait_until_over(&site, id, &settings.stop)?;
             tally.in_pieces += in_pieces;
             match standing {
-                Standing::Stopped(why) if fault == Fault::None => bail!("move {id} stopped, without a fault: {why}"),
-                Standing::Stopped(_) => tally.moves_stopped += 1,
+                MoveState::Stopped(why) if fault == Fault::None => bail!("move {id} stopped, without a fault: {why}"),
+                MoveState::Stopped(_) => tally.moves_stopped += 1,
                 _ => tally.moves += 1,
             }
         }
@@ -386,7 +386,7 @@ fn inject(site: &mut Site, fault: Fault, from: usize, to: usize, rng: &mut Rng) 
 }
 
 /// Injects a fault while a server joins or leaves. That server counts as the target.
-fn visited(site: &mut Site, visitor: &Visitor, fault: Fault, rng: &mut Rng) -> Result<()> {
+fn inject_during_visit(site: &mut Site, visitor: &Visitor, fault: Fault, rng: &mut Rng) -> Result<()> {
     std::thread::sleep(Duration::from_millis(rng.below(2500)));
     match fault {
         Fault::KillTarget => visitor.kill(),
@@ -401,14 +401,14 @@ fn visited(site: &mut Site, visitor: &Visitor, fault: Fault, rng: &mut Rng) -> R
 }
 
 /// Waits for the end of a move. Returns its final state, and the number of keys moved in pieces.
-fn wait_until_over(site: &Site, id: u64, stop: &AtomicBool) -> Result<(Standing, u64)> {
+fn wait_until_over(site: &Site, id: u64, stop: &AtomicBool) -> Result<(MoveState, u64)> {
     let end = Instant::now() + RECOVERY;
     loop {
         let standing = admin::report(site.admin())
-            .and_then(|report| Ok((admin::standing(&report, id)?, admin::moved_in_pieces(&report, id))));
+            .and_then(|report| Ok((admin::state_of(&report, id)?, admin::moved_in_pieces(&report, id))));
         match standing {
-            Ok((Standing::Open, _)) if Instant::now() > end => bail!("move {id} is not over after {RECOVERY:?}"),
-            Ok((Standing::Open, _)) => {}
+            Ok((MoveState::Open, _)) if Instant::now() > end => bail!("move {id} is not over after {RECOVERY:?}"),
+            Ok((MoveState::Open, _)) => {}
             Ok(over) => return Ok(over),
             Err(e) if Instant::now() > end => return Err(e),
             Err(_) => {} // the router is coming up

@@ -68,7 +68,7 @@ pub fn explore(bounds: Bounds, planted: Option<Planted>, states_max: usize) -> S
             }
             for choice in choices {
                 let mut after = state.clone();
-                let outcome = after.take(choice);
+                let outcome = after.apply(choice);
                 if seen.insert(identity(&after)) {
                     steps.push((number, Some(choice)));
                     let reached = steps.len() as u32 - 1;

@@ -61,7 +61,7 @@ struct Worker {
     epoch: u32,
     committed: [bool; KEYS],
     /// Published and not yet adopted.
-    news: VecDeque<(u32, View)>,
+    views: VecDeque<(u32, View)>,
     /// Committed keys with their epoch, not yet received.
     unreported: VecDeque<(u32, usize)>,
     request_count: usize,
@@ -215,7 +215,7 @@ impl State {
             view: View::Settled(0),
             epoch: 1,
             committed: [false; KEYS],
-            news: VecDeque::new(),
+            views: VecDeque::new(),
             unreported: VecDeque::new(),
             request_count: 0,
             current: None,
@@ -289,7 +289,7 @@ impl State {
             if worker.current.is_none() && worker.request_count < program(w, self.bounds.keys).len() {
                 all.push(Choice::Ask(w));
             }
-            if !worker.news.is_empty() {
+            if !worker.views.is_empty() {
                 all.push(Choice::Adopt(w));
             }
             if worker.unreported.front().is_some_and(|(epoch, _)| *epoch <= worker.epoch) {
@@ -358,7 +358,7 @@ impl State {
     }
 
     /// Applies an event. Returns a violation as an error.
-    pub(super) fn take(&mut self, choice: Choice) -> Result<(), String> {
+    pub(super) fn apply(&mut self, choice: Choice) -> Result<(), String> {
         match choice {
             Choice::Ask(w) => {
                 let op = program(w, self.bounds.keys)[self.workers[w].request_count];
@@ -369,7 +369,7 @@ impl State {
             Choice::Adopt(w) => {
                 let kept = self.bug(Bug::CommittedKept);
                 let worker = &mut self.workers[w];
-                if let Some((epoch, view)) = worker.news.pop_front() {
+                if let Some((epoch, view)) = worker.views.pop_front() {
                     worker.epoch = epoch;
                     worker.view = view;
                     if !kept {
@@ -531,7 +531,7 @@ impl State {
     fn publish(&mut self, view: View) {
         self.epoch += 1;
         for worker in &mut self.workers {
-            worker.news.push_back((self.epoch, view.clone()));
+            worker.views.push_back((self.epoch, view.clone()));
         }
     }
 
@@ -593,7 +593,7 @@ impl State {
             worker.flying.iter_mut().for_each(|flying| flying.orphan = true);
             (worker.epoch, worker.view, worker.committed) = (self.epoch, view.clone(), [false; KEYS]);
             (worker.current, worker.waits) = (None, false);
-            worker.news.clear();
+            worker.views.clear();
             worker.unreported.clear();
         }
         if let Some(moved) = ended {
@@ -721,7 +721,7 @@ impl State {
             }
             // Listed at once: after the drain only the mover changes the node.
             Action::List { .. } => {
-                let from = usize::from(matches!(self.workers_know(), View::RolledBack(_)));
+                let from = usize::from(matches!(self.last_view(), View::RolledBack(_)));
                 let there = keys().into_iter().filter(|key| self.nodes[from][ix(key)] != 0).collect();
                 events.push_back(Event::Listed { keys: there, end: true });
             }
@@ -762,8 +762,8 @@ impl State {
     }
 
     /// Last published view, adopted or not.
-    fn workers_know(&self) -> &View {
-        self.workers[0].news.back().map_or(&self.workers[0].view, |(_, view)| view)
+    fn last_view(&self) -> &View {
+        self.workers[0].views.back().map_or(&self.workers[0].view, |(_, view)| view)
     }
 
     /// Checks that the owner has everything and the other node nothing.

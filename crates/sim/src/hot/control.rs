@@ -133,7 +133,7 @@ impl World {
         let late: Vec<u32> = of.copies.fills_before(now.saturating_sub(LATE_US)).map(|(number, _)| number).collect();
         for number in late {
             self.workers[ix].hot.copies.discard_fill(number, Discarded::Lost);
-            self.waits_no_more(ix, number);
+            self.dispatch_fill_waiters(ix, number);
         }
         match self.random.below(100) {
             0 => self.workers[ix].hot.copies.clear(),
@@ -145,7 +145,7 @@ impl World {
     }
 
     /// Drops copies of keys that moved or are moving.
-    pub(crate) fn hot_places_anew(&mut self, ix: usize) {
+    pub(crate) fn hot_drop_moved(&mut self, ix: usize) {
         if !self.hot.is_on || self.bug(Bug::ServedOnItsWay) || self.bug(Bug::NotPlacedAnew) {
             return;
         }
@@ -169,7 +169,7 @@ impl World {
             of.sent.clear();
         }
         of.copies.limit(LIMITS.0, LIMITS.1);
-        waiting.into_iter().for_each(|number| self.waits_no_more(ix, number));
+        waiting.into_iter().for_each(|number| self.dispatch_fill_waiters(ix, number));
         let is_its = |owner| match owner {
             Owner::Worker(worker)
             | Owner::Blocking(worker, _)

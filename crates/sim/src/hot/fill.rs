@@ -46,7 +46,7 @@ impl World {
             let waiting = self.workers[ix].hot.fills.remove(&number).map(|(_, waiting)| waiting);
             waiting.into_iter().flatten().for_each(|op| self.on_reply(op, node, reply.clone()));
         } else {
-            self.waits_no_more(ix, number);
+            self.dispatch_fill_waiters(ix, number);
         }
     }
 
@@ -76,11 +76,11 @@ impl World {
     }
 
     /// Dispatches the reads that waited for a fill to the node.
-    pub(super) fn waits_no_more(&mut self, ix: usize, number: u32) {
+    pub(super) fn dispatch_fill_waiters(&mut self, ix: usize, number: u32) {
         let waiting = self.workers[ix].hot.fills.remove(&number).map(|(_, waiting)| waiting);
         for op in waiting.into_iter().flatten() {
             if let Some(command) = self.ops.get_mut(&op) {
-                command.past = true;
+                command.fill_failed = true;
                 self.look(op);
             }
         }
@@ -100,7 +100,7 @@ impl World {
                 let gates = of.gates.clone();
                 let ended = of.copies.end(&*gates, number, b"-", None, (self.now, self.now), |_, _| None);
                 debug_assert!(ended.is_err(), "its connection is lost");
-                self.waits_no_more(ix, number);
+                self.dispatch_fill_waiters(ix, number);
             }
         }
     }

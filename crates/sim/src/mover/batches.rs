@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use switchyard_policy::migration::staging::{Action, Counted, Event as OfStaged, Place, StagingReply, Step};
 use switchyard_policy::migration::{BatchId, Copied, Event, Key, Protocol, Side, Stored};
 
-use super::staging::as_they_are;
+use super::staging::elements_of;
 use super::{Lane, Mover, What, ix};
 use crate::node::{Cmd, Elements, Entry, KeyIx, Reply};
 use crate::planted::Bug;
@@ -189,7 +189,7 @@ impl World {
                 batch.content.insert(key, Content::Gone);
             }
             (Kind::Dump, Some(key), Reply::Tail(Some((expires_us, count, values)))) => {
-                let elements = as_they_are(batch.fields.get(&key).map(Vec::as_slice).unwrap_or_default(), values);
+                let elements = elements_of(batch.fields.get(&key).map(Vec::as_slice).unwrap_or_default(), values);
                 if let Some(name) = stager.name_of(key) {
                     batch.content.insert(key, Content::Last { name, count: *count, expires_us: *expires_us, elements });
                 }

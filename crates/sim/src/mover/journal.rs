@@ -188,7 +188,7 @@ impl World {
             }
         } else {
             let most = if self.bug(Bug::FirstMoveTakenUp) { 1 } else { usize::MAX };
-            replay.open.into_iter().take(most).for_each(|(id, open)| self.take_up(id, open));
+            replay.open.into_iter().take(most).for_each(|(id, open)| self.resume_move(id, open));
         }
         for lane in 0..self.movers.len() {
             let m = &mut self.movers[lane];
@@ -211,7 +211,7 @@ impl World {
     }
 
     /// Resumes a move.
-    fn take_up(&mut self, id: MoveId, open: OpenMove) {
+    fn resume_move(&mut self, id: MoveId, open: OpenMove) {
         let lane = self.lane_of_slot(open.slots[0]);
         let names = open.keys.as_ref().map(|keys| Rc::new(keys.iter().map(|key| self.key_ix(key)).collect()));
         let m = &mut self.movers[lane];
@@ -263,7 +263,7 @@ impl World {
     }
 
     /// Records that a mover has quiesced until the FLUSHALL ends.
-    pub(super) fn is_quiet(&mut self, lane: Lane) {
+    pub(super) fn on_quiesced(&mut self, lane: Lane) {
         let Some(flush) = &mut self.fleet.flush else { return };
         flush.quiet.insert(lane);
         let are_quiet = flush.quiet.len() == self.movers.len();
@@ -326,7 +326,7 @@ impl World {
 
     /// Checks for a single owner: after a leg, the side that lost the slots has no key of them, if its process is the
     /// one that the machine knew at the end.
-    pub(super) fn look_for_what_is_left(&mut self, lane: Lane, outcome: &Outcome) {
+    pub(super) fn check_keys_left(&mut self, lane: Lane, outcome: &Outcome) {
         let side = match outcome {
             Outcome::Moved => 0,
             Outcome::Returned { .. } => 1,

@@ -10,7 +10,7 @@ use switchyard_policy::migration::{
 };
 use switchyard_policy::topology::{MoveId, NodeId};
 
-use super::{Lane, Mover, SlotView, Stage, TRIES, ix};
+use super::{FAILED_STARTS_MAX, Lane, Mover, SlotView, Stage, ix};
 use crate::planted::Bug;
 use crate::world::{Ev, World, say};
 
@@ -86,7 +86,7 @@ impl World {
     }
 
     /// Handles the result of the current step.
-    pub(super) fn came(&mut self, lane: Lane, came: StepResult) {
+    pub(super) fn on_step_result(&mut self, lane: Lane, came: StepResult) {
         let now = self.now * FAST;
         self.movers[lane].barrier = None;
         let Some(life) = &mut self.movers[lane].life else { return };
@@ -102,7 +102,7 @@ impl World {
             self.movers[lane].step = Some(step.clone());
             // Staging and legs report by themselves that they have quiesced.
             if self.fleet.flush.is_some() && !matches!(step, Step::Stage(_) | Step::Leg(_)) {
-                self.is_quiet(lane);
+                self.on_quiesced(lane);
             }
             // A leg ends in another way.
             let is_left = !matches!(step, Step::Leg(_) | Step::End(_)) && self.is_cut_short(lane);
@@ -205,7 +205,7 @@ impl World {
     /// Ends a rest.
     pub(crate) fn rested(&mut self, lane: Lane, turn: u64) {
         if self.router_up && self.movers[lane].turn == turn && self.movers[lane].stage == Stage::Resting {
-            self.came(lane, StepResult::Done);
+            self.on_step_result(lane, StepResult::Done);
         }
     }
 
@@ -213,9 +213,11 @@ impl World {
     pub(super) fn reached(&mut self, lane: Lane, side: usize, is_there: bool) {
         let asks = matches!(self.movers[lane].step, Some(Step::Connect { side: asked, .. }) if ix(asked) == side);
         match self.movers[lane].stage {
-            Stage::Connecting if asks && is_there => self.came(lane, StepResult::Done),
-            Stage::Connecting if asks => self.came(lane, StepResult::Refused("its connection broke".to_owned())),
-            Stage::Listing if !is_there => self.came(lane, StepResult::Lost),
+            Stage::Connecting if asks && is_there => self.on_step_result(lane, StepResult::Done),
+            Stage::Connecting if asks => {
+                self.on_step_result(lane, StepResult::Refused("its connection broke".to_owned()))
+            }
+            Stage::Listing if !is_there => self.on_step_result(lane, StepResult::Lost),
             // Noticed at the next use.
             _ => {}
         }
@@ -235,12 +237,12 @@ impl World {
                 self.mover_event(lane, Event::GiveUp { side });
             }
         } else if self.is_cut_short(lane) {
-            self.came(lane, StepResult::Aborted);
+            self.on_step_result(lane, StepResult::Aborted);
         }
     }
 
     /// Continues a move after the end of a leg.
-    pub(super) fn life_goes_on(&mut self, lane: Lane, outcome: Outcome) {
+    pub(super) fn continue_life(&mut self, lane: Lane, outcome: Outcome) {
         let m = &mut self.movers[lane];
         match &outcome {
             Outcome::Moved => {
@@ -251,10 +253,10 @@ impl World {
             Outcome::NotBegun { .. } => m.tries += 1,
             Outcome::Returned { .. } => {}
         }
-        if m.tries >= TRIES {
+        if m.tries >= FAILED_STARTS_MAX {
             m.life.iter_mut().for_each(|life| life.on_user_request(UserRequest::Abort));
         }
-        self.came(lane, StepResult::Ended(outcome));
+        self.on_step_result(lane, StepResult::Ended(outcome));
     }
 
     fn end_move(&mut self, lane: Lane) {

@@ -31,7 +31,7 @@ impl World {
             None => {
                 self.movers[lane].list.of = self.movers[lane].links[0].process.map(|(process, _)| process);
                 self.movers[lane].list.is_whole = true;
-                self.came(lane, StepResult::Done);
+                self.on_step_result(lane, StepResult::Done);
             }
         }
     }

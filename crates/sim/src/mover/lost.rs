@@ -46,7 +46,7 @@ impl World {
     }
 
     /// Fails the commands that wait for a connection to an abandoned node, like the router does if a node is down.
-    pub(crate) fn fail_what_waits_for_the_lost(&mut self, lane: Lane) {
+    pub(crate) fn fail_commands_for_lost_node(&mut self, lane: Lane) {
         let Some(side) = self.given_up(lane) else { return };
         let node = self.movers[lane].node_of(ix(side));
         for worker in 0..self.workers.len() {
@@ -56,10 +56,10 @@ impl World {
                     self.workers[worker].wait_for(node, op);
                 } else if command.sent {
                     self.on_disconnect(op);
-                    self.landed(worker, op);
+                    self.on_landed(worker, op);
                 } else {
                     self.client_refused(op);
-                    self.landed(worker, op);
+                    self.on_landed(worker, op);
                 }
             }
         }

@@ -39,7 +39,7 @@ use crate::world::{Ev, Owner, What as Sent, World, say};
 /// Keys per SCAN.
 const SCAN_KEYS: usize = 2;
 /// Failed starts of a leg after which its move is aborted.
-const TRIES: u32 = 40;
+const FAILED_STARTS_MAX: u32 = 40;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum What {
@@ -419,7 +419,7 @@ impl World {
         let Some(epoch) = self.movers[lane].barrier.or_else(of_leg) else { return };
         let observing = self.movers[lane].shown == SlotView::Observed;
         // An abandoned side may execute earlier commands. It suffices that no client receives the replies.
-        self.fail_what_waits_for_the_lost(lane);
+        self.fail_commands_for_lost_node(lane);
         let lost = self.given_up(lane).map(|side| self.movers[lane].node_of(ix(side)));
         let has_drained = |worker: &crate::worker::Worker| match lost {
             Some(node) => worker.has_answered(epoch, node),
@@ -437,7 +437,7 @@ impl World {
             say!(self, "epoch {epoch} is drained");
             if self.movers[lane].barrier.take().is_some() {
                 if let Some(came) = self.observed(lane) {
-                    self.came(lane, came);
+                    self.on_step_result(lane, came);
                 }
             } else {
                 let now = self.databases_in_use(lane);
@@ -523,7 +523,7 @@ impl World {
         let (source, target) = (met(0), met(1));
         let missing: Vec<usize> = (0..2).filter(|side| !m.links[*side].ready).collect();
         for side in (0..2).filter(|side| !missing.contains(side)) {
-            self.noticed(lane, self.movers[lane].node_of(side));
+            self.on_process_known(lane, self.movers[lane].node_of(side));
         }
         if self.movers[lane].paper.is_some() {
             // Some keys after others, so that a copy is partial for some time.
@@ -551,7 +551,7 @@ impl World {
         self.note_left_at_target(lane, outcome);
         self.fleet.without.extend(self.given_up(lane).map(Side::other));
         if !is_without {
-            self.look_for_what_is_left(lane, outcome);
+            self.check_keys_left(lane, outcome);
         }
         let left = match outcome {
             Outcome::Moved => Some(self.movers[lane].source),
@@ -573,14 +573,14 @@ impl World {
         let is_asked = std::mem::take(&mut self.movers[lane].inbox).contains(&DriverEvent::Of(Event::Quiesce));
         self.staging_is_over(lane);
         if is_asked {
-            self.is_quiet(lane);
+            self.on_quiesced(lane);
         }
         self.movers[lane].watched.moved = *outcome == Outcome::Moved && !is_without;
         self.fleet.outcomes.push(format!("{outcome:?}"));
         if matches!(outcome, Outcome::NotBegun { .. }) {
             self.publish(lane, SlotView::Observed);
         }
-        self.life_goes_on(lane, outcome.clone());
+        self.continue_life(lane, outcome.clone());
     }
 
     // Connections.
@@ -662,7 +662,7 @@ impl World {
         self.fleet.cleared.insert(process);
         if self.movers[lane].driver.is_some() {
             if !self.movers[lane].watched.is_ending {
-                self.noticed(lane, node);
+                self.on_process_known(lane, node);
             }
             let side_of = if side == 0 { Side::Source } else { Side::Target };
             let process = Process { run_id: process.to_string(), client_id };
@@ -677,7 +677,7 @@ impl World {
     }
 
     /// Records that the machine knows the process at a node, so that outdated keys of the node must not count.
-    fn noticed(&mut self, lane: Lane, node: usize) {
+    fn on_process_known(&mut self, lane: Lane, node: usize) {
         self.noticed_if(lane, |unnoticed| unnoticed.node == node);
     }
 

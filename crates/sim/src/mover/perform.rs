@@ -21,7 +21,7 @@ impl World {
         if self.movers[lane].driver.is_none() {
             // During staging this is checked between two pieces.
             if what == DriverEvent::Of(Event::Quiesce) && self.movers[lane].stage != Stage::Staging {
-                self.is_quiet(lane);
+                self.on_quiesced(lane);
             }
             return;
         }
@@ -97,7 +97,7 @@ impl World {
             DriverAction::View { away, double_read } => {
                 let kept = self.bug(Bug::CommittedKept);
                 if let Some(view) = &mut self.movers[lane].view {
-                    let committed = if kept { view.committed().clone() } else { view.committed().anew() };
+                    let committed = if kept { view.committed().clone() } else { view.committed().without_commits() };
                     *view = view.with_direction(committed, away, double_read);
                 }
             }
@@ -197,7 +197,7 @@ impl World {
                 self.after(delay, Ev::Stored { lane, owner, before });
             }
             DriverAction::RollBack { .. } => self.staging_is_over(lane),
-            DriverAction::Io(Io::Quiet) => self.is_quiet(lane),
+            DriverAction::Io(Io::Quiet) => self.on_quiesced(lane),
             DriverAction::Lost { .. } => self.is_lost(lane),
             DriverAction::Io(Io::Report { .. }) => {}
             DriverAction::Io(Io::End(outcome)) => self.leg_ended(lane, &outcome),

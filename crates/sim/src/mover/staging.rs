@@ -109,7 +109,7 @@ fn fields_of(elements: &[Element]) -> Vec<u32> {
 }
 
 /// Converts current fields to elements to write.
-pub(super) fn as_they_are(fields: &[u32], values: &[Option<u32>]) -> Elements {
+pub(super) fn elements_of(fields: &[u32], values: &[Option<u32>]) -> Elements {
     let gone = fields.iter().zip(values).filter(|(_, value)| value.is_none()).map(|(field, _)| *field).collect();
     Elements { there: values.iter().copied().flatten().collect(), gone }
 }
@@ -226,7 +226,7 @@ impl World {
             return;
         }
         self.release_link(lane, 1 - side);
-        self.came(lane, StepResult::Lost);
+        self.on_step_result(lane, StepResult::Lost);
     }
 
     fn staging_later(&mut self, lane: Lane, at_most_us: u64) {
@@ -238,15 +238,15 @@ impl World {
 
     pub(crate) fn staging_is_due(&mut self, lane: Lane) {
         self.movers[lane].stager.is_due = false;
-        self.staging_goes_on(lane);
+        self.continue_staging(lane);
     }
 
-    fn staging_goes_on(&mut self, lane: Lane) {
+    fn continue_staging(&mut self, lane: Lane) {
         if self.movers[lane].stage != Stage::Staging || self.movers[lane].stager.machine.is_busy() {
             return;
         }
         if self.fleet.flush.is_some() {
-            self.is_quiet(lane);
+            self.on_quiesced(lane);
             self.staging_later(lane, SOON_US);
             return;
         }
@@ -269,7 +269,7 @@ impl World {
             self.share_staged(lane);
             self.note_early_tails(lane);
             self.discard_staged(lane);
-            self.came(lane, StepResult::Done);
+            self.on_step_result(lane, StepResult::Done);
             return;
         }
         self.act_on_staging(lane, actions);
@@ -364,7 +364,7 @@ impl World {
             Part::Fields(key, fields) => {
                 let same_type = match (reply, self.movers[lane].stager.copies.get_mut(&key)) {
                     (Reply::Fields(values), Some(copying)) => {
-                        copying.again = as_they_are(&fields, &values);
+                        copying.again = elements_of(&fields, &values);
                         true
                     }
                     _ => false,
@@ -379,7 +379,7 @@ impl World {
         if self.random.chance(300) {
             self.staging_later(lane, REST_US);
         } else {
-            self.staging_goes_on(lane);
+            self.continue_staging(lane);
         }
     }
 

@@ -64,13 +64,13 @@ impl World {
                         c.held_until_us = c.held_until_us.max(until);
                     }
                 }
-                self.at(until, Ev::Hear(ix));
+                self.at(until, Ev::InboundRestored(ix));
             }
             Fault::Full(ix) => {
                 self.nodes[ix].full = true;
                 let long = self.random.chance(300);
                 let when = self.random.between(5_000, if long { 3_000_000 } else { 60_000 });
-                self.after(when, Ev::Fit(ix));
+                self.after(when, Ev::MemoryFreed(ix));
             }
             Fault::RollBack => {
                 let lane = self.draw_lane();
@@ -84,7 +84,7 @@ impl World {
                 }) = true;
                 let long = self.random.chance(300);
                 let when = self.random.between(5_000, if long { 1_000_000 } else { 60_000 });
-                self.after(when, Ev::DiskIsWell);
+                self.after(when, Ev::DiskRepaired);
             }
             Fault::Panic => {
                 let worker = self.random.below(self.workers.len() as u64) as usize;

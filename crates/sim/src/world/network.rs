@@ -90,7 +90,7 @@ impl World {
             c.held_until_us = c.held_until_us.max(now + hold);
         }
         say!(self, "connection {conn} breaks");
-        self.broke(conn);
+        self.on_break(conn);
     }
 
     pub(super) fn arrive(&mut self, conn: u32, number: u64, request: u64, cmd: Cmd) {

@@ -57,10 +57,10 @@ pub(super) struct AdminFlags {
 const TOKEN_VARIABLE: &str = "SWITCHYARD_ADMIN_TOKEN";
 
 /// Timeout of a request.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Timeout of the probe for another service at the address.
-const MOMENT: Duration = Duration::from_millis(500);
+const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Connection settings of a router's admin port.
 pub(crate) struct AdminClient {
@@ -133,12 +133,12 @@ impl AdminClient {
             (None, Err(_)) => config.and_then(|config| config.admin_token),
         };
         let tls = https.then(|| flags.tls()).transpose()?;
-        Ok(Self { json: flags.json, ..Self::to(&endpoint, token.as_ref(), tls, PATIENCE)? })
+        Ok(Self { json: flags.json, ..Self::to(&endpoint, token.as_ref(), tls, REQUEST_TIMEOUT)? })
     }
 
     /// Returns the client for the router with this configuration.
     pub(super) fn of(config: &Config) -> anyhow::Result<Self> {
-        Self::of_at(config, &config.admin_listen, PATIENCE)
+        Self::of_at(config, &config.admin_listen, REQUEST_TIMEOUT)
     }
 
     /// Like [`AdminClient::of`], with a known admin address: the configuration may leave the port to the system.
@@ -154,7 +154,7 @@ impl AdminClient {
 
     /// Returns a client for a router on this machine that created its own token.
     pub(super) fn local(port: u16) -> anyhow::Result<Self> {
-        Self::to(&Endpoint::new("127.0.0.1", port), None, None, PATIENCE)
+        Self::to(&Endpoint::new("127.0.0.1", port), None, None, REQUEST_TIMEOUT)
     }
 
     /// Returns the state directory, which has the token created by the router. `None` if the configuration has a token.
@@ -293,8 +293,8 @@ impl AdminClient {
     fn speaks_resp(&self) -> bool {
         let ask = || -> std::io::Result<u8> {
             let address = self.endpoint.resolve().map_err(std::io::Error::other)?;
-            let mut stream = TcpStream::connect_timeout(&address, MOMENT)?;
-            stream.set_read_timeout(Some(MOMENT))?;
+            let mut stream = TcpStream::connect_timeout(&address, PROBE_TIMEOUT)?;
+            stream.set_read_timeout(Some(PROBE_TIMEOUT))?;
             stream.write_all(b"PING\r\n")?;
             let mut first = [0];
             stream.read_exact(&mut first)?;

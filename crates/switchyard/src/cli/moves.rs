@@ -303,10 +303,10 @@ fn keys(report: &MoveReport) -> String {
 }
 
 /// Interval of queries.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Maximum time to wait for a router that does not reply: moves continue after its restart.
-const AWAY_PATIENCE: Duration = Duration::from_secs(60);
+const ROUTER_RETURN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Shows the progress of moves until they end: of `ids`, or of all moves in progress.
 pub(super) fn watch(client: &AdminClient, ids: Option<&[u64]>, json: bool) -> Result<(), Failure> {
@@ -326,16 +326,17 @@ pub(super) fn watch(client: &AdminClient, ids: Option<&[u64]>, json: bool) -> Re
         let body = match client.get("/api/v1/moves") {
             Ok(body) => body,
             Err(error)
-                if watched.is_some() && away_since.is_none_or(|since: Instant| since.elapsed() < AWAY_PATIENCE) =>
+                if watched.is_some()
+                    && away_since.is_none_or(|since: Instant| since.elapsed() < ROUTER_RETURN_TIMEOUT) =>
             {
                 if away_since.is_none() {
                     eprintln!(
                         "{error:#}. Waits for the router for {} s: moves go on when it serves again",
-                        AWAY_PATIENCE.as_secs()
+                        ROUTER_RETURN_TIMEOUT.as_secs()
                     );
                 }
                 away_since.get_or_insert_with(Instant::now);
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL_INTERVAL);
                 continue;
             }
             Err(error) => return Err(error.into()),
@@ -359,7 +360,7 @@ pub(super) fn watch(client: &AdminClient, ids: Option<&[u64]>, json: bool) -> Re
             }
             return outcome(watched, &shown, json);
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

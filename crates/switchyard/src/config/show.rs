@@ -139,7 +139,7 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     /// Text such as `clients.max-clients: 10 -> 20`, or a sentence about a node.
-    pub(crate) what: String,
+    pub(crate) description: String,
     pub(crate) takes: AppliesOn,
 }
 
@@ -156,7 +156,7 @@ impl Config {
                     old.as_deref().unwrap_or("none"),
                     new.as_deref().unwrap_or("none")
                 );
-                (old != new).then_some(Change { what, takes: key.takes })
+                (old != new).then_some(Change { description: what, takes: key.takes })
             })
             .collect();
         let plain = |config: &Config| {
@@ -167,10 +167,10 @@ impl Config {
                 Some(pool) => format!("the listen address of pool {}", pool.name()),
                 None => "the [[listener]] tables".to_owned(),
             };
-            changes.push(Change { what, takes: AppliesOn::Restart });
+            changes.push(Change { description: what, takes: AppliesOn::Restart });
         }
         if self.limits != running.limits {
-            changes.push(Change { what: "the [[limit]] tables".to_owned(), takes: AppliesOn::Reload });
+            changes.push(Change { description: "the [[limit]] tables".to_owned(), takes: AppliesOn::Reload });
         }
         let by_name = |config: &Config, name: &str| -> Option<NodeConfig> {
             config.nodes.iter().find(|node| node.name().as_deref() == Some(name)).cloned()
@@ -193,7 +193,7 @@ impl Config {
                 (Some(old), Some(new)) if old.capacity != new.capacity => format!("node {name}: its capacity"),
                 _ => continue,
             };
-            changes.push(Change { what, takes: AppliesOn::Reload });
+            changes.push(Change { description: what, takes: AppliesOn::Reload });
         }
         changes
     }

@@ -412,7 +412,11 @@ fn a_reload_tells_what_changed_and_keeps_what_needs_a_restart() {
     .expect("good");
     let changes = next.changes_since(&running);
     let of = |takes| {
-        changes.iter().filter(|change| change.takes == takes).map(|change| change.what.as_str()).collect::<Vec<_>>()
+        changes
+            .iter()
+            .filter(|change| change.takes == takes)
+            .map(|change| change.description.as_str())
+            .collect::<Vec<_>>()
     };
     assert_eq!(
         of(AppliesOn::Reload),

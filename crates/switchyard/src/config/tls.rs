@@ -111,7 +111,7 @@ fn key(path: &Path, seen: &mut Seen, warnings: &mut Vec<String>) -> Result<Priva
 }
 
 /// Error for an unusable certificate and key.
-fn unfit(certificate: &Path, key: &Path, error: &rustls::Error) -> String {
+fn unusable_error(certificate: &Path, key: &Path, error: &rustls::Error) -> String {
     match error {
         // rustls supports no algorithm for this key.
         rustls::Error::General(_) => {
@@ -162,7 +162,8 @@ impl ServerFiles {
                     .with_client_cert_verifier(verifier.build().map_err(|error| format!("{}: {error}", ca.display()))?)
             }
         };
-        let config = builder.with_single_cert(chain, key).map_err(|error| unfit(certificate, key_file, &error))?;
+        let config =
+            builder.with_single_cert(chain, key).map_err(|error| unusable_error(certificate, key_file, &error))?;
         Ok(ServerTls { config: Arc::new(config), identity: seen.identity() })
     }
 
@@ -212,7 +213,9 @@ impl NodeFiles {
             (Some(certificate), Some(key_file)) => {
                 let chain = certificates(certificate, &mut seen)?;
                 let key = key(key_file, &mut seen, warnings)?;
-                builder.with_client_auth_cert(chain, key).map_err(|error| unfit(certificate, key_file, &error))?
+                builder
+                    .with_client_auth_cert(chain, key)
+                    .map_err(|error| unusable_error(certificate, key_file, &error))?
             }
             _ => return Err("tls-cert-file and tls-key-file go together: both, or none".to_owned()),
         };

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use switchyard_resp::command::why_not_covered;
 
-use super::{Finding, Level, Needs, Seen};
+use super::{Finding, Level, Needs, NodeFacts};
 use crate::config::counted;
 
 /// Clock skew from which a note is reported, in milliseconds.
@@ -52,7 +52,7 @@ fn number(map: &BTreeMap<String, String>, name: &str) -> Option<u64> {
 }
 
 /// Returns the findings about these nodes, worst first.
-pub(crate) fn examine(nodes: &[Seen], needs: &Needs) -> Vec<Finding> {
+pub(crate) fn examine(nodes: &[NodeFacts], needs: &Needs) -> Vec<Finding> {
     let mut found = Vec::new();
     for node in nodes {
         let mut notes = Notes { found: Vec::new(), node: Some(&node.name) };
@@ -74,7 +74,7 @@ pub(crate) fn examine(nodes: &[Seen], needs: &Needs) -> Vec<Finding> {
         }
         found.append(&mut notes.found);
     }
-    let up: Vec<&Seen> = nodes.iter().filter(|n| n.failure.is_none()).collect();
+    let up: Vec<&NodeFacts> = nodes.iter().filter(|n| n.failure.is_none()).collect();
     let mut notes = Notes { found, node: None };
     together(&up, &mut notes);
     if needs.hot_copies {
@@ -84,7 +84,7 @@ pub(crate) fn examine(nodes: &[Seen], needs: &Needs) -> Vec<Finding> {
     notes.found
 }
 
-fn server(node: &Seen, notes: &mut Notes<'_>) {
+fn server(node: &NodeFacts, notes: &mut Notes<'_>) {
     let info = |name: &str| node.info.get(name).map(String::as_str).unwrap_or_default();
     if node.info.is_empty() {
         return notes.error(
@@ -147,7 +147,7 @@ fn server(node: &Seen, notes: &mut Notes<'_>) {
 }
 
 /// Checks the role and replication state of a replica, which decide whether it can serve reads and take over.
-fn replica(node: &Seen, primary: SocketAddr, notes: &mut Notes<'_>) {
+fn replica(node: &NodeFacts, primary: SocketAddr, notes: &mut Notes<'_>) {
     let info = |name: &str| node.info.get(name).map(String::as_str).unwrap_or_default();
     if info("role") != "slave" {
         return notes.error(
@@ -198,7 +198,7 @@ fn replica(node: &Seen, primary: SocketAddr, notes: &mut Notes<'_>) {
 }
 
 /// Checks for clients that bypass the router. Harmless while a fleet is being taken over, but not once keys move.
-fn clients(node: &Seen, notes: &mut Notes<'_>) {
+fn clients(node: &NodeFacts, notes: &mut Notes<'_>) {
     let Some(first) = node.direct.iter().find(|client| client.writes).or(node.direct.first()) else { return };
     let writers = node.direct.iter().filter(|client| client.writes).count();
     let of = match writers {
@@ -213,7 +213,7 @@ fn clients(node: &Seen, notes: &mut Notes<'_>) {
     );
 }
 
-fn storage(node: &Seen, notes: &mut Notes<'_>) {
+fn storage(node: &NodeFacts, notes: &mut Notes<'_>) {
     let info = |name: &str| node.info.get(name).map(String::as_str).unwrap_or_default();
     let append_only = info("aof_enabled") == "1";
     if !append_only && node.config.get("save").is_some_and(String::is_empty) {
@@ -250,7 +250,7 @@ fn storage(node: &Seen, notes: &mut Notes<'_>) {
     }
 }
 
-fn limits(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
+fn limits(node: &NodeFacts, needs: &Needs, notes: &mut Notes<'_>) {
     let (least, most) = needs.connections;
     let max = number(&node.config, "maxclients").or_else(|| number(&node.info, "maxclients"));
     if let Some(max) = max {
@@ -302,7 +302,7 @@ fn limits(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
     }
 }
 
-fn rights(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
+fn rights(node: &NodeFacts, needs: &Needs, notes: &mut Notes<'_>) {
     if let Some(error) = &node.config_error {
         notes.note(
             "rights",
@@ -365,7 +365,7 @@ fn rights(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
 
 /// Hot copies are never older than writes through the router. Nodes report writes that bypass it. One finding for all
 /// nodes.
-fn written_past_copies(nodes: &[&Seen], notes: &mut Notes<'_>) {
+fn written_past_copies(nodes: &[&NodeFacts], notes: &mut Notes<'_>) {
     let names: Vec<&str> = nodes
         .iter()
         .filter(|node| node.direct.iter().any(|client| client.writes))
@@ -382,7 +382,7 @@ fn written_past_copies(nodes: &[&Seen], notes: &mut Notes<'_>) {
 }
 
 /// Checks that compare nodes with each other.
-fn together(nodes: &[&Seen], notes: &mut Notes<'_>) {
+fn together(nodes: &[&NodeFacts], notes: &mut Notes<'_>) {
     let mut same: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for node in nodes {
         if let Some(run_id) = node.info.get("run_id") {
@@ -456,7 +456,7 @@ fn together(nodes: &[&Seen], notes: &mut Notes<'_>) {
 }
 
 /// Groups the names of the nodes by value.
-fn by_value(nodes: &[&Seen], value: impl Fn(&Seen) -> Option<String>) -> BTreeMap<String, Vec<String>> {
+fn by_value(nodes: &[&NodeFacts], value: impl Fn(&NodeFacts) -> Option<String>) -> BTreeMap<String, Vec<String>> {
     let mut values: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for node in nodes {
         if let Some(value) = value(node) {
@@ -477,9 +477,9 @@ fn shown(values: &BTreeMap<String, Vec<String>>) -> String {
 mod tests {
     use super::*;
 
-    fn good(name: &str) -> Seen {
+    fn good(name: &str) -> NodeFacts {
         let map = |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-        Seen {
+        NodeFacts {
             name: name.to_owned(),
             loopback: true,
             info: map(&[
@@ -497,11 +497,11 @@ mod tests {
                 ("proto-max-bulk-len", "536870912"),
             ]),
             clock: Some((3, 1)),
-            ..Seen::default()
+            ..NodeFacts::default()
         }
     }
 
-    fn found(nodes: &[Seen]) -> Vec<(Level, &'static str)> {
+    fn found(nodes: &[NodeFacts]) -> Vec<(Level, &'static str)> {
         let needs = Needs { connections: (4, 80), argument_max: 512 << 20, check_scripts: true, hot_copies: true };
         examine(nodes, &needs).iter().map(|f| (f.level, f.check)).collect()
     }
@@ -513,7 +513,7 @@ mod tests {
 
     #[test]
     fn each_fault_is_found_and_the_worst_comes_first() {
-        type Fault = (fn(&mut Seen), Level, &'static str);
+        type Fault = (fn(&mut NodeFacts), Level, &'static str);
         let faults: [Fault; 18] = [
             (|n| n.failure = Some("cannot be reached".into()), Level::Error, "connection"),
             (|n| drop(n.info.insert("redis_version".into(), "5.0.7".into())), Level::Error, "version"),
@@ -545,7 +545,7 @@ mod tests {
             assert!(all.contains(&(level, check)), "{check}: {all:?}");
             assert!(all.windows(2).all(|w| w[0].0 >= w[1].0), "{all:?}");
         }
-        assert_eq!(found(&[good("a"), Seen { name: "b".into(), ..good("a") }]), [(Level::Error, "same server")]);
+        assert_eq!(found(&[good("a"), NodeFacts { name: "b".into(), ..good("a") }]), [(Level::Error, "same server")]);
     }
 
     #[test]
@@ -558,8 +558,8 @@ mod tests {
             command: "set".to_owned(),
             writes,
         };
-        let used = |name: &str, writes| Seen { direct: vec![client(writes)], ..good(name) };
-        let told = |nodes: &[Seen], hot_copies| {
+        let used = |name: &str, writes| NodeFacts { direct: vec![client(writes)], ..good(name) };
+        let told = |nodes: &[NodeFacts], hot_copies| {
             let needs = Needs { connections: (4, 80), argument_max: 512 << 20, check_scripts: true, hot_copies };
             examine(nodes, &needs)
                 .into_iter()
@@ -577,8 +577,8 @@ mod tests {
 
     #[test]
     fn a_replica_is_judged_as_one() {
-        let follower = |change: fn(&mut Seen)| {
-            let mut replica = Seen { replica_of: "10.0.0.1:6379".parse().ok(), ..good("a replica b") };
+        let follower = |change: fn(&mut NodeFacts)| {
+            let mut replica = NodeFacts { replica_of: "10.0.0.1:6379".parse().ok(), ..good("a replica b") };
             for (field, value) in
                 [("role", "slave"), ("master_host", "10.0.0.1"), ("master_port", "6379"), ("master_link_status", "up")]
             {
@@ -588,7 +588,7 @@ mod tests {
             found(&[good("a"), replica])
         };
         assert_eq!(follower(|_| ()), []);
-        type Fault = (fn(&mut Seen), Level, &'static str);
+        type Fault = (fn(&mut NodeFacts), Level, &'static str);
         let faults: [Fault; 6] = [
             (|n| n.failure = Some("cannot be reached".into()), Level::Warning, "connection"),
             (|n| drop(n.info.insert("role".into(), "master".into())), Level::Error, "role"),
@@ -605,7 +605,7 @@ mod tests {
     #[test]
     fn functions_are_compared() {
         use super::super::Functions;
-        let with = |name: &str, code: &[(&str, &str)]| Seen {
+        let with = |name: &str, code: &[(&str, &str)]| NodeFacts {
             functions: Some(Functions {
                 code: code.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
                 unchecked: Vec::new(),

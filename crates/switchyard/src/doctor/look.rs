@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use switchyard_control::nodes::{Action, Answer, NodeConnection, Server, direct_clients, functions, routers};
 
-use super::Seen;
+use super::NodeFacts;
 
 /// Timeout of a query.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Commands that the router or its clients need, called with arguments that change nothing.
 const TRIED: &[(&str, &[&str])] = &[
@@ -57,16 +57,16 @@ fn now_ms() -> i64 {
 }
 
 /// Queries one server.
-pub(crate) fn look(server: &Server) -> Seen {
+pub(crate) fn look(server: &Server) -> NodeFacts {
     let access = &server.access;
-    let mut seen = Seen {
+    let mut seen = NodeFacts {
         name: access.name.clone(),
         loopback: access.address.is_some_and(|a| a.ip().is_loopback()),
         authenticates: access.password.is_some(),
         replica_of: server.replica_of,
-        ..Seen::default()
+        ..NodeFacts::default()
     };
-    let mut connection = match NodeConnection::open(access, PATIENCE) {
+    let mut connection = match NodeConnection::open(access, REPLY_TIMEOUT) {
         Ok(connection) => connection,
         Err(failure) => {
             seen.failure = Some(failure);
@@ -79,7 +79,7 @@ pub(crate) fn look(server: &Server) -> Seen {
     seen
 }
 
-fn query_all(connection: &mut NodeConnection, seen: &mut Seen) -> std::io::Result<()> {
+fn query_all(connection: &mut NodeConnection, seen: &mut NodeFacts) -> std::io::Result<()> {
     let asked = now_ms();
     let time = connection.call(&["TIME"])?;
     let answered = now_ms();

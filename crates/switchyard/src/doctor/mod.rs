@@ -53,7 +53,7 @@ pub(crate) struct Needs {
 
 /// Data collected from a node.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct NodeFacts {
     pub(crate) name: String,
     pub(crate) loopback: bool,
     pub(crate) authenticates: bool,

@@ -26,14 +26,14 @@ const LINES_MAX: usize = 8192;
 const REPEATS_MAX: u32 = 50;
 
 /// Maximum duration of [`flush`].
-const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Minimum interval between log lines about omitted lines.
-const TELL_EVERY: Duration = Duration::from_secs(1);
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Target of audit lines, which are never omitted: a search for misuse needs all of them, and causing them takes
 /// permissions. Lines with the field [`REFUSED`] are the exception.
-const NEVER_LEFT_OUT: &str = "audit";
+const AUDIT_TARGET: &str = "audit";
 
 /// Field of lines about refused requests. A client without permissions can cause them at any rate.
 const REFUSED: &str = "refused";
@@ -79,7 +79,7 @@ impl std::fmt::Debug for Message {
 
 impl LogQueue {
     /// Returns the queue of this process, which writes to stderr.
-    pub(super) fn of_process() -> io::Result<Self> {
+    pub(super) fn for_process() -> io::Result<Self> {
         let queue = Self::to(io::stderr(), LINES_MAX)?;
         Ok(QUEUE.get_or_init(|| queue).clone())
     }
@@ -111,7 +111,7 @@ impl LogQueue {
 
     /// Returns a filter that limits repetitions to [`REPEATS_MAX`] per second.
     pub(super) fn without_repeats(&self) -> WithoutRepeats {
-        WithoutRepeats { left: self.left.clone(), began: Instant::now(), lately: Mutex::default() }
+        WithoutRepeats { left: self.left.clone(), began: Instant::now(), recent: Mutex::default() }
     }
 
     fn flush(&self, patience: Duration) {
@@ -132,15 +132,15 @@ impl LogQueue {
     }
 }
 
-/// Waits until the queued lines are written, at most [`FLUSH_PATIENCE`].
+/// Waits until the queued lines are written, at most [`FLUSH_TIMEOUT`].
 pub(crate) fn flush() {
     if let Some(queue) = QUEUE.get() {
-        queue.flush(FLUSH_PATIENCE);
+        queue.flush(FLUSH_TIMEOUT);
     }
 }
 
 /// Number of lines dropped because the queue was full, and number of omitted repetitions.
-pub(super) fn left_out() -> (u64, u64) {
+pub(super) fn omitted_counts() -> (u64, u64) {
     QUEUE.get().map_or((0, 0), |queue| {
         (queue.left.dropped.load(Ordering::Relaxed), queue.left.repeated.load(Ordering::Relaxed))
     })
@@ -149,7 +149,7 @@ pub(super) fn left_out() -> (u64, u64) {
 fn write_lines(mut sink: impl Write, receiver: &Receiver<Message>, left: &Left) {
     let (mut told, mut next) = ((0, 0), Instant::now());
     loop {
-        match receiver.recv_timeout(TELL_EVERY) {
+        match receiver.recv_timeout(REPORT_INTERVAL) {
             // A failure to write the log cannot be logged.
             Ok(Message::Line(line)) => {
                 let _ = sink.write_all(&line);
@@ -164,7 +164,7 @@ fn write_lines(mut sink: impl Write, receiver: &Receiver<Message>, left: &Left) 
         }
         let now = (left.dropped.load(Ordering::Relaxed), left.repeated.load(Ordering::Relaxed));
         if now != told && Instant::now() >= next {
-            next = Instant::now() + TELL_EVERY;
+            next = Instant::now() + REPORT_INTERVAL;
             let (dropped, repeated) = (now.0 - told.0, now.1 - told.1);
             tracing::warn!(
                 dropped,
@@ -223,15 +223,15 @@ pub(super) struct WithoutRepeats {
     left: Arc<Left>,
     began: Instant,
     /// By call site: the current second, and the number of lines in it.
-    lately: Mutex<HashMap<Identifier, (u64, u32)>>,
+    recent: Mutex<HashMap<Identifier, (u64, u32)>>,
 }
 
 impl WithoutRepeats {
     fn passes(&self, of: &Metadata<'_>, second: u64) -> bool {
-        if *of.level() > Level::INFO || (of.target() == NEVER_LEFT_OUT && of.fields().field(REFUSED).is_none()) {
+        if *of.level() > Level::INFO || (of.target() == AUDIT_TARGET && of.fields().field(REFUSED).is_none()) {
             return true;
         }
-        let mut lately = self.lately.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lately = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let (at, count) = lately.entry(of.callsite()).or_default();
         if *at != second {
             (*at, *count) = (second, 0);

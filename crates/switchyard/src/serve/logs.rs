@@ -21,7 +21,7 @@ impl Logs {
     pub(super) fn start(format: LogFormat, level: &LogLevel, pool: Option<&str>) -> anyhow::Result<Self> {
         let (filter, handle) = reload::Layer::new(level.filter());
         let registry = tracing_subscriber::registry().with(filter);
-        let queue = LogQueue::of_process().map_err(|error| anyhow!("cannot start the log: {error}"))?;
+        let queue = LogQueue::for_process().map_err(|error| anyhow!("cannot start the log: {error}"))?;
         let queue = match (pool, &format) {
             (None, _) => queue,
             (Some(pool), LogFormat::Json) => queue.with_json_field("pool", pool),

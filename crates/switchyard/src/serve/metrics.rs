@@ -8,7 +8,7 @@ use super::log_queue;
 
 /// Adds the metrics to the page. Values that the system does not provide are omitted.
 pub(super) fn add_process(page: &mut Page) {
-    let (queue, repeated) = log_queue::left_out();
+    let (queue, repeated) = log_queue::omitted_counts();
     let values = [("queue", queue as f64), ("repeated", repeated as f64)];
     page.counters("log_lines_left_out", "Lines of the log that were not written, by why", "why", values);
     let facts = [("version", env!("CARGO_PKG_VERSION")), ("commit", env!("SWITCHYARD_COMMIT"))];

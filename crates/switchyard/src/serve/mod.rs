@@ -49,7 +49,7 @@ use crate::cli::Failure;
 use crate::config::{Config, Names, NodeAddress, PoolConfig, Problems, Resolved, Shared, Sources, counted};
 pub(crate) use log_queue::flush as flush_log;
 use logs::Logs;
-use reload::{Asks, ReloadRequest, Reloader};
+use reload::{ReloadRequest, ReloadRequests, Reloader};
 use standby::StandbyWait;
 use twemproxy_stats::{ShownPools, StatsPort};
 
@@ -166,7 +166,7 @@ pub(crate) fn run(
     }
     admin_access.renew(admin::access(resolved.admin_token.as_ref(), &config.state_dir));
     // With several pools, the parent process serves the stats.
-    let stats = if pools::is_watched() { None } else { StatsPort::bind(stats)? };
+    let stats = if pools::is_supervised() { None } else { StatsPort::bind(stats)? };
     let (signal_wait, port) = match waits.map(StandbyWait::end) {
         Some((signals, port)) => (Some(signals), port),
         None => (None, None),
@@ -176,7 +176,7 @@ pub(crate) fn run(
         None => (AdminThread::bind(resolved.admin, options).map_err(explain_admin)?, None),
     };
     let (asks, asked) = mpsc::sync_channel(4);
-    let list = Arc::new(Asks(asks.clone()));
+    let list = Arc::new(ReloadRequests(asks.clone()));
     let (sync, about) = (waits_for_disk(), metrics::add_process);
     let fleet = Fleet::open(&config.state_dir, Arc::clone(&running), Arc::clone(&placement), list, sync, about)?;
     let moves = Arc::clone(&fleet.moves);
@@ -207,7 +207,7 @@ pub(crate) fn run(
         (None, None) => None,
     };
     let seats = Arc::new(Seats::take(&placement, &moves.site(), !moves.open_ids().is_empty(), &found)?);
-    let out = newly_listed_that_stay_out(placement.topology().as_deref(), &resolved, moves.site(), patience);
+    let out = refused_new_nodes(placement.topology().as_deref(), &resolved, moves.site(), patience);
     let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
     let settled = placement.apply_nodes(&wanted, |_| {})?;
     // After `apply_nodes`: a refused start must change nothing.
@@ -374,7 +374,7 @@ fn waits_for_disk() -> Sync {
 }
 
 /// Returns the nodes that are listed but not in the slot map, and may not join.
-fn newly_listed_that_stay_out(
+fn refused_new_nodes(
     topology: Option<&Topology>,
     resolved: &Resolved,
     site: String,

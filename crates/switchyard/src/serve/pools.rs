@@ -51,7 +51,7 @@ pub(super) fn end_with_parent() -> Result<(), Failure> {
 }
 
 /// Whether this is a pool's process with a supervising parent.
-pub(super) fn is_watched() -> bool {
+pub(super) fn is_supervised() -> bool {
     std::env::var_os(PARENT).is_some()
 }
 
@@ -59,7 +59,7 @@ pub(super) fn is_watched() -> bool {
 pub(super) fn report_ready(admin: SocketAddr) {
     let admin = format!("{ADMIN}{admin}");
     let ready = [NotifyState::Ready, NotifyState::Custom(&admin)];
-    notify(if is_watched() { &ready } else { &ready[..1] });
+    notify(if is_supervised() { &ready } else { &ready[..1] });
 }
 
 /// Runs a process for each pool until SIGTERM or SIGINT. `stats` is the address of twemproxy's stats port. `listed`
@@ -103,7 +103,7 @@ struct Pool {
     started: Instant,
     pause: Duration,
     /// Time of the next restart.
-    again: Option<Instant>,
+    restart_at: Option<Instant>,
 }
 
 impl Pool {
@@ -124,8 +124,8 @@ impl Pool {
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start a process for pool {}", self.name))?;
-        (self.signals, self.started, self.again) = (Some(signals), Instant::now(), None);
-        tokio::spawn(accompany(number, child, reports, wanted, news.clone()));
+        (self.signals, self.started, self.restart_at) = (Some(signals), Instant::now(), None);
+        tokio::spawn(supervise(number, child, reports, wanted, news.clone()));
         Ok(())
     }
 
@@ -143,7 +143,7 @@ fn arguments(pool: &str) -> impl Iterator<Item = OsString> {
 }
 
 /// Supervises the process of a pool until it ends.
-async fn accompany(
+async fn supervise(
     number: usize,
     mut child: Child,
     reports: UnixDatagram,
@@ -191,7 +191,7 @@ async fn watch(
             signals: None,
             started: Instant::now(),
             pause: PAUSE,
-            again: None,
+            restart_at: None,
         };
         pool.start(number, reports, &news)?;
         pools.push(pool);
@@ -233,13 +233,13 @@ async fn watch(
                         // A restart would fail again, or the two routers would end each other in turn.
                         (None, true) if how == "exit code 2" || how == "exit code 3" => {
                             error!("pool {}: its process ended ({how}) and is not started again; its own lines say why", pool.name);
-                            let is_over = pools.iter().all(|pool| pool.signals.is_none() && pool.again.is_none());
+                            let is_over = pools.iter().all(|pool| pool.signals.is_none() && pool.restart_at.is_none());
                             is_over.then(|| Err(Failure::Failed(anyhow!("no pool is served any more"))))
                         }
                         (None, true) => {
                             pool.pause = if pool.started.elapsed() >= STEADY { PAUSE } else { pool.pause };
                             error!("pool {}: its process ended ({how}) and starts again in {:?}", pool.name, pool.pause);
-                            pool.again = Some(Instant::now() + pool.pause);
+                            pool.restart_at = Some(Instant::now() + pool.pause);
                             pool.pause = (pool.pause * 2).min(PAUSE_MAX);
                             None
                         }
@@ -263,11 +263,11 @@ async fn watch(
                 if watchdog.is_some() {
                     notify(&[NotifyState::Watchdog]);
                 }
-                let due = |pool: &Pool| pool.again.is_some_and(|at| at <= Instant::now());
+                let due = |pool: &Pool| pool.restart_at.is_some_and(|at| at <= Instant::now());
                 for (number, pool) in pools.iter_mut().enumerate().filter(|(_, pool)| outcome.is_none() && due(pool)) {
                     if let Err(error) = pool.start(number, reports, &news) {
                         warn!("{error:#}");
-                        pool.again = Some(Instant::now() + pool.pause);
+                        pool.restart_at = Some(Instant::now() + pool.pause);
                     }
                 }
                 None

@@ -42,9 +42,9 @@ pub(super) enum ReloadRequest {
 
 /// Sends requests to the reload thread, the only one that changes the list of nodes.
 #[derive(Clone, Debug)]
-pub(super) struct Asks(pub(super) mpsc::SyncSender<ReloadRequest>);
+pub(super) struct ReloadRequests(pub(super) mpsc::SyncSender<ReloadRequest>);
 
-impl Asks {
+impl ReloadRequests {
     fn answered<T>(&self, ask: impl FnOnce(mpsc::SyncSender<Result<T, String>>) -> ReloadRequest) -> Result<T, String> {
         let (told, outcome) = mpsc::sync_channel(1);
         let ended = || "the router is stopping".to_owned();
@@ -53,7 +53,7 @@ impl Asks {
     }
 }
 
-impl NodeList for Asks {
+impl NodeList for ReloadRequests {
     fn find(&self, name: &str) -> Result<NodeAddress, String> {
         self.answered(|told| ReloadRequest::Find(name.to_owned(), told))
     }
@@ -163,7 +163,12 @@ impl Reloader {
 
     /// Returns the configured nodes that may not join: nodes that own no slots and fail a check. A node named in
     /// `change` was checked before; the others then wait for a reload.
-    fn staying_out(&self, nodes: &[NodeAddress], config_set: &[String], change: Option<&MemberChange>) -> Vec<String> {
+    fn refused_nodes(
+        &self,
+        nodes: &[NodeAddress],
+        config_set: &[String],
+        change: Option<&MemberChange>,
+    ) -> Vec<String> {
         let Some(topology) = self.fleet.placement.topology() else { return Vec::new() };
         let newly: Vec<&NodeAddress> =
             nodes.iter().filter(|node| topology.nodes().all(|known| known.name != node.name)).collect();
@@ -239,7 +244,7 @@ impl Reloader {
         // Joining nodes are reachable before the first command. Note the listed nodes first: the autoscaler must not
         // stop one of them from now on.
         self.fleet.operator.note_listed(&listed);
-        let out = self.staying_out(&resolved.nodes, &live.config_set, change);
+        let out = self.refused_nodes(&resolved.nodes, &live.config_set, change);
         let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
         let mut both = live.clone();
         let settled = self.fleet.placement.apply_nodes(&wanted, |settled| {
@@ -268,15 +273,16 @@ impl Reloader {
         let mut applied = 0;
         for change in &changes {
             match change.takes {
-                AppliesOn::Restart => warn!("{} needs a restart; it stays as it was until then", change.what),
+                AppliesOn::Restart => warn!("{} needs a restart; it stays as it was until then", change.description),
                 AppliesOn::Reload => {
                     applied += 1;
-                    info!("{}", change.what);
+                    info!("{}", change.description);
                 }
             }
         }
         applied += self.renew_admin_access(resolved.admin_token.as_ref(), &config.state_dir);
-        applied += log_changed_content(&self.live, &live, &changes.iter().map(|c| c.what.as_str()).collect::<Vec<_>>());
+        applied +=
+            log_changed_content(&self.live, &live, &changes.iter().map(|c| c.description.as_str()).collect::<Vec<_>>());
         for name in &settled.joined {
             info!("node {name} has joined; it owns no slots yet, so no keys are on it");
         }

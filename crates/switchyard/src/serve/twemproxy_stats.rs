@@ -21,7 +21,7 @@ use crate::config::{Config, Endpoint};
 const PORT: u16 = 22222;
 
 /// Timeout of a query. A pool that does not reply in time is omitted.
-const PATIENCE: Duration = Duration::from_secs(2);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Timeout for writing to a client.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -87,7 +87,7 @@ impl ShownPool {
     fn counts(&self) -> anyhow::Result<Counts> {
         let admin = *self.admin.lock().unwrap_or_else(PoisonError::into_inner);
         let admin = admin.ok_or_else(|| anyhow!("its process does not serve"))?;
-        Ok(Counts::of(&AdminClient::at(&self.config, admin, PATIENCE)?.get("/metrics")?))
+        Ok(Counts::of(&AdminClient::at(&self.config, admin, QUERY_TIMEOUT)?.get("/metrics")?))
     }
 }
 

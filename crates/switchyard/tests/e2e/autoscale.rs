@@ -14,7 +14,7 @@ use crate::support::relay::Relay;
 use crate::support::{Client, Site, SiteOptions, Value, ok, ports, until_within};
 
 /// Time for a server to start, join and get a third of the slots, or to be drained.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const CHANGE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Processes that write into a folder: the servers started by the router.
 pub(crate) fn servers(folder: &Path) -> Vec<Pid> {
@@ -79,7 +79,7 @@ impl Fleet {
     pub(crate) fn wait_for_nodes(&self, nodes: u64) {
         let mut last = Json::Null;
         let what = format!("there are {nodes} nodes");
-        until_within(PATIENCE, &what, || {
+        until_within(CHANGE_TIMEOUT, &what, || {
             last = self.standing();
             assert_ne!(last["events"][0]["kind"], "failed", "{last:#}");
             last["nodes"] == nodes && last["change"].is_null() && last["wanted"].is_null()
@@ -170,7 +170,7 @@ fn a_router_that_is_killed_goes_on_with_the_change() {
     // The server joins a while after its start.
     let Some(mut fleet) = Fleet::start(&server("sleep 2;"), "max-nodes = 3") else { return };
     fleet.want(3);
-    until_within(PATIENCE, "a server is started", || !servers(&fleet.folder).is_empty());
+    until_within(CHANGE_TIMEOUT, "a server is started", || !servers(&fleet.folder).is_empty());
     fleet.crash();
     fleet.wait_for_nodes(3);
     assert_eq!(servers(&fleet.folder).len(), 1, "it was found again, and not started twice");
@@ -178,7 +178,7 @@ fn a_router_that_is_killed_goes_on_with_the_change() {
         assert_eq!(fleet.site.client().cmd(&format!("SET key:{key} {key}")), ok());
     }
     fleet.want(2);
-    until_within(PATIENCE, "it is drained", || {
+    until_within(CHANGE_TIMEOUT, "it is drained", || {
         fleet.standing()["change"]["stage"].as_str().is_some_and(|stage| stage.contains("drained"))
     });
     fleet.crash();
@@ -195,7 +195,7 @@ fn a_new_server_that_is_killed_is_started_again() {
     let Some(fleet) = Fleet::start(&server("sleep 1;"), "max-nodes = 3") else { return };
     fleet.want(3);
     let stage = |words: &str| fleet.standing()["change"]["stage"].as_str().is_some_and(|stage| stage.contains(words));
-    until_within(PATIENCE, "it is joining", || stage("joining"));
+    until_within(CHANGE_TIMEOUT, "it is joining", || stage("joining"));
     end(&fleet.folder);
     fleet.wait_for_nodes(3);
     assert_eq!(servers(&fleet.folder).len(), 1);
@@ -220,9 +220,9 @@ fn a_share_that_is_cut_short_is_completed() {
     std::thread::sleep(Duration::from_millis(500));
     fleet.want(3);
     let open = || json(router, "moves")["moves"].as_array().cloned().unwrap_or_default();
-    let id = until_within(PATIENCE, "its share moves", || open().first().and_then(|first| first["id"].as_u64()));
+    let id = until_within(CHANGE_TIMEOUT, "its share moves", || open().first().and_then(|first| first["id"].as_u64()));
     done(router, &format!("moves pause {id}"));
-    until_within(PATIENCE, "the paused move is named", || {
+    until_within(CHANGE_TIMEOUT, "the paused move is named", || {
         fleet.standing()["change"]["error"]
             .as_str()
             .is_some_and(|error| error.contains(&format!("move {id} is paused")))
@@ -249,10 +249,10 @@ fn the_server_of_a_node_that_people_remove_is_stopped() {
     let router = fleet.site.router();
     std::fs::write(router.config_file(), "[autoscale.standby]\nservers = [\"127.0.0.1:1\"]\n").expect("written");
     router.process().signal(Signal::HUP);
-    until_within(PATIENCE, "it is reloaded", || fleet.standing()["provisioner"] == "standby");
+    until_within(CHANGE_TIMEOUT, "it is reloaded", || fleet.standing()["provisioner"] == "standby");
     done(router, &format!("nodes drain {started} --wait --goal fast"));
     done(router, &format!("nodes remove {started}"));
-    until_within(PATIENCE, "its server is stopped", || servers(&fleet.folder).is_empty());
+    until_within(CHANGE_TIMEOUT, "its server is stopped", || servers(&fleet.folder).is_empty());
     fleet.wait_for_nodes(2);
     assert_eq!(fleet.standing()["started"], Json::Array(Vec::new()));
 }
@@ -263,9 +263,9 @@ fn a_server_that_does_not_come_is_stopped_on_request() {
     let Some(fleet) = Fleet::start("'sh', '-c', 'exec sleep 600', '{port}'", "max-nodes = 3") else { return };
     fleet.want(3);
     let stage = |words: &str| fleet.standing()["change"]["stage"].as_str().is_some_and(|stage| stage.contains(words));
-    until_within(PATIENCE, "it is joining", || stage("joining") && servers(&fleet.folder).len() == 1);
+    until_within(CHANGE_TIMEOUT, "it is joining", || stage("joining") && servers(&fleet.folder).len() == 1);
     fleet.want(2);
-    until_within(PATIENCE, "nothing is under way", || fleet.standing()["change"].is_null());
+    until_within(CHANGE_TIMEOUT, "nothing is under way", || fleet.standing()["change"].is_null());
     assert_eq!(servers(&fleet.folder).len(), 0, "it was stopped");
     let standing = fleet.standing();
     assert!(standing["nodes"] == 2 && standing["started"] == Json::Array(Vec::new()), "{standing:#}");
@@ -280,7 +280,7 @@ fn a_server_that_cannot_start_is_given_up_and_named() {
     let command = "'sh', '-c', 'echo no such licence; exit 1', '{port}'";
     let Some(fleet) = Fleet::start(command, "max-nodes = 3") else { return };
     fleet.want(3);
-    let failed = until_within(PATIENCE, "it is given up", || {
+    let failed = until_within(CHANGE_TIMEOUT, "it is given up", || {
         let standing = fleet.standing();
         (standing["events"][0]["kind"] == "failed").then_some(standing)
     });
@@ -291,7 +291,7 @@ fn a_server_that_cannot_start_is_given_up_and_named() {
 
 /// Waits until a request has failed, and returns the reason.
 pub(crate) fn failure(fleet: &Fleet) -> String {
-    until_within(PATIENCE, "it is given up", || {
+    until_within(CHANGE_TIMEOUT, "it is given up", || {
         let standing = fleet.standing();
         let is_over = standing["events"][0]["kind"] == "failed" && standing["change"].is_null();
         (is_over && standing["wanted"].is_null()).then(|| standing["events"][0]["text"].to_string())
@@ -335,7 +335,7 @@ fn a_dead_standby_server_gives_way_to_the_next() {
     let Some(site) = Site::router_only(2, &SiteOptions::config(config)) else { return };
     let fleet = Fleet::of(site);
     fleet.want(3);
-    until_within(PATIENCE, "the other one has joined", || {
+    until_within(CHANGE_TIMEOUT, "the other one has joined", || {
         let standing = fleet.standing();
         standing["nodes"] == 3 && standing["change"].is_null()
     });
@@ -350,7 +350,7 @@ fn a_dead_standby_server_gives_way_to_the_next() {
 fn an_order_beyond_the_max_nodes_of_a_reload_ends() {
     let Some(fleet) = Fleet::start(&server("sleep 3;"), "max-nodes = 4") else { return };
     fleet.want(4);
-    until_within(PATIENCE, "the first is joining", || {
+    until_within(CHANGE_TIMEOUT, "the first is joining", || {
         !fleet.standing()["started"].as_array().expect("servers").is_empty()
     });
     let router = fleet.site.router();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::Value as Json;
 
-use crate::autoscale::{Fleet, PATIENCE, failure, server, servers};
+use crate::autoscale::{CHANGE_TIMEOUT, Fleet, failure, server, servers};
 use crate::movectl::{done, run_cli};
 use crate::support::node::default_program;
 use crate::support::{Client, Node, NodeOptions, Site, SiteOptions, int, ok, ports, until_within};
@@ -70,11 +70,11 @@ impl Named {
         fill(&self.fleet);
         std::fs::write(&self.outage, "").expect("written");
         self.fleet.want(2);
-        until_within(PATIENCE, "its stop was tried", || self.stops() > 0);
+        until_within(CHANGE_TIMEOUT, "its stop was tried", || self.stops() > 0);
     }
 
     fn wait_for_the_end_of_the_change(&self) {
-        until_within(PATIENCE, "no change is left", || self.fleet.standing()["change"].is_null());
+        until_within(CHANGE_TIMEOUT, "no change is left", || self.fleet.standing()["change"].is_null());
     }
 }
 
@@ -84,7 +84,7 @@ fn a_server_that_an_operator_adds_again_is_not_stopped() {
     named.leaves_in_an_outage();
     // The add is refused only while the program runs.
     let add = format!("nodes add {} --rebalance --wait --goal fast", named.server.address());
-    until_within(PATIENCE, "it is added", || run_cli(named.fleet.site.router(), &add).code == 0);
+    until_within(CHANGE_TIMEOUT, "it is added", || run_cli(named.fleet.site.router(), &add).code == 0);
     let stops = named.stops();
     std::fs::remove_file(&named.outage).expect("removed");
     named.wait_for_the_end_of_the_change();
@@ -93,7 +93,7 @@ fn a_server_that_an_operator_adds_again_is_not_stopped() {
     assert_eq!(named.fleet.standing()["started"], Json::Array(Vec::new()));
     // The operator's node stays, regardless of later requests.
     let two = done(named.fleet.site.router(), "autoscale set-nodes 2 --json");
-    until_within(PATIENCE, "the order has ended", || named.fleet.standing()["wanted"].is_null());
+    until_within(CHANGE_TIMEOUT, "the order has ended", || named.fleet.standing()["wanted"].is_null());
     assert_eq!((named.fleet.standing()["nodes"].as_u64(), named.stops()), (Some(3), stops), "{two}");
     nothing_is_lost(&named.fleet);
 }
@@ -229,11 +229,12 @@ fn a_local_server_reads_the_password_of_nodes_from_its_input() {
 fn a_local_server_without_the_password_of_nodes_is_named_with_a_remedy() {
     let Some(fleet) = with_password(&server("")) else { return };
     fleet.want(3);
-    let error =
-        until_within(PATIENCE, "it is refused", || fleet.standing()["change"]["error"].as_str().map(str::to_owned));
+    let error = until_within(CHANGE_TIMEOUT, "it is refused", || {
+        fleet.standing()["change"]["error"].as_str().map(str::to_owned)
+    });
     assert!(error.contains("refuses our user or password") && error.contains("standard input"), "{error}");
     // Another change would start one more server.
-    until_within(PATIENCE, "it is tried on", || texts(&fleet).contains("(it is tried on;"));
+    until_within(CHANGE_TIMEOUT, "it is tried on", || texts(&fleet).contains("(it is tried on;"));
     assert_eq!((servers(&fleet.folder).len(), fleet.standing()["change"]["error"].is_null()), (1, false));
 }
 

@@ -15,7 +15,7 @@ use crate::support::{Client, Node, Site, SiteOptions, Value, bulk, encode, int, 
 const EXAMPLE: &str = "switchyard move --from";
 
 /// Moves are slow on a busy machine.
-const PATIENT: &str = "[moves]\ncolocate-timeout = \"60s\"\n";
+const LONG_TIMEOUT: &str = "[moves]\ncolocate-timeout = \"60s\"\n";
 
 /// Number of moves started because commands needed keys, from the report of all moves.
 fn colocations(scene: &Scene) -> usize {
@@ -35,7 +35,7 @@ fn wait_until_at_rest(scene: &Scene) {
 
 #[test]
 fn what_a_command_needs_comes_home_and_no_more() {
-    let Some(scene) = Scene::with(PATIENT) else { return };
+    let Some(scene) = Scene::with(LONG_TIMEOUT) else { return };
     let mut client = scene.site.client();
     client.cmd("SET {t}other 1");
     scene.part("{t}other");
@@ -124,7 +124,7 @@ fn what_a_command_needs_comes_home_and_no_more() {
 
 #[test]
 fn what_came_home_is_shown_and_who_moves_it_again_is_told() {
-    let Some(scene) = Scene::with(PATIENT) else { return };
+    let Some(scene) = Scene::with(LONG_TIMEOUT) else { return };
     let mut client = scene.site.client();
     client.cmd("SET {t}secret value");
     scene.part("{t}secret");
@@ -160,7 +160,7 @@ fn what_came_home_is_shown_and_who_moves_it_again_is_told() {
 #[test]
 fn many_who_need_the_same_key_share_one_move() {
     const CLIENTS: usize = 300;
-    let Some(scene) = Scene::with(PATIENT) else { return };
+    let Some(scene) = Scene::with(LONG_TIMEOUT) else { return };
     let mut client = scene.site.client();
     client.cmd("MSET {t}a 0 {t}b 0");
     scene.part("{t}b");
@@ -179,7 +179,7 @@ fn many_who_need_the_same_key_share_one_move() {
 #[test]
 fn nothing_is_lost_or_seen_half_done_while_keys_are_moved_away_and_come_home() {
     const ROUNDS: usize = 8;
-    let Some(scene) = Scene::with(PATIENT) else { return };
+    let Some(scene) = Scene::with(LONG_TIMEOUT) else { return };
     let mut client = scene.site.client();
     client.cmd("MSET {t}a 0 {t}b 0 {t}c 0 {t}v 0 {t}w 0 {t}r1 round");
     client.cmd("SADD {t}s1 one stays");
@@ -292,7 +292,7 @@ fn nothing_is_lost_or_seen_half_done_while_keys_are_moved_away_and_come_home() {
 
 #[test]
 fn where_they_cannot_come_home_clients_are_told_why() {
-    let Some(mut scene) = Scene::with(PATIENT) else { return };
+    let Some(mut scene) = Scene::with(LONG_TIMEOUT) else { return };
     let mut client = scene.site.client();
     client.cmd("MSET {t}a 1 {t}b 2");
     for n in 0..400 {
@@ -359,7 +359,7 @@ fn where_they_cannot_come_home_clients_are_told_why() {
 /// Clients wait for the colocation, and the other move may take hours.
 #[test]
 fn a_colocation_does_not_wait_for_other_moves_of_its_nodes() {
-    let Some(scene) = Scene::with(PATIENT) else { return };
+    let Some(scene) = Scene::with(LONG_TIMEOUT) else { return };
     let mut client = scene.site.client();
     let (owner, other) = scene.nodes_of("{t}");
     let near = |n: &usize| scene.nodes_of(&format!("{{{n}}}")).0.address() == owner.address();
@@ -453,7 +453,7 @@ fn a_colocation_goes_on_after_a_crash() {
 fn a_function_has_all_of_its_slot_come_home() {
     const LIBRARY: &str = "#!lua name=of_slots\nredis.register_function('sum', function(keys, args) return redis.call('GET', keys[1]) + redis.call('GET', args[1]) end)\n\
         redis.register_function{function_name='peek', callback=function(keys, args) return redis.call('GET', args[1]) end, flags={'no-writes'}}";
-    let Some(scene) = Scene::with(PATIENT) else { return };
+    let Some(scene) = Scene::with(LONG_TIMEOUT) else { return };
     let mut client = scene.site.client();
     client.write(&encode(&["FUNCTION", "LOAD", LIBRARY]));
     let loaded = client.reply();
@@ -494,7 +494,7 @@ fn blocked(node: &Node) -> usize {
 /// the keys are returned first. If the keys stay together, the client continues to wait.
 #[test]
 fn who_waits_at_a_node_for_keys_that_are_parted_is_told() {
-    let Some(scene) = Scene::with(PATIENT) else { return };
+    let Some(scene) = Scene::with(LONG_TIMEOUT) else { return };
     let (owner, other) = scene.nodes_of("{t}");
     let mut client = scene.site.client();
     let mut asked = 0;

@@ -1,7 +1,7 @@
 //! Compares the router with a plain server: the same commands in the same order must give the same bytes.
 //!
 //! Redis itself is not deterministic everywhere. All allowed differences between two servers are listed by command in
-//! [`How`]. Everything else is compared byte by byte, in RESP2 and in RESP3.
+//! [`Comparison`]. Everything else is compared byte by byte, in RESP2 and in RESP3.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ pub(crate) type Command = Vec<Vec<u8>>;
 
 /// Method of comparing replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum How {
+enum Comparison {
     /// All bytes.
     Bytes,
     /// Members in any order: sets and hash tables are iterated in the order of a hash with a random seed per server.
@@ -29,29 +29,29 @@ enum How {
     Shape,
 }
 
-fn how(command: &Command) -> How {
+fn how(command: &Command) -> Comparison {
     let word = |i: usize| command.get(i).map(|w| String::from_utf8_lossy(w).to_ascii_uppercase()).unwrap_or_default();
     match (word(0).as_str(), word(1).as_str()) {
-        ("SMEMBERS" | "SINTER" | "SUNION" | "SDIFF" | "HKEYS" | "HVALS" | "KEYS", _) => How::Members,
+        ("SMEMBERS" | "SINTER" | "SUNION" | "SDIFF" | "HKEYS" | "HVALS" | "KEYS", _) => Comparison::Members,
         // Tests request at least all members, so that only the order is random.
         ("SPOP" | "SRANDMEMBER" | "HRANDFIELD" | "ZRANDMEMBER", _)
             if command.len() == 3 && !word(2).starts_with('-') =>
         {
-            How::Members
+            Comparison::Members
         }
-        ("SRANDMEMBER" | "HRANDFIELD" | "ZRANDMEMBER", _) => How::Shape,
-        ("HGETALL", _) => How::Pairs,
-        ("SSCAN", _) => How::CursorMembers,
-        ("HSCAN" | "ZSCAN", _) => How::CursorPairs,
-        ("TTL" | "PTTL" | "EXPIRETIME" | "PEXPIRETIME", _) => How::Sign,
+        ("SRANDMEMBER" | "HRANDFIELD" | "ZRANDMEMBER", _) => Comparison::Shape,
+        ("HGETALL", _) => Comparison::Pairs,
+        ("SSCAN", _) => Comparison::CursorMembers,
+        ("HSCAN" | "ZSCAN", _) => Comparison::CursorPairs,
+        ("TTL" | "PTTL" | "EXPIRETIME" | "PEXPIRETIME", _) => Comparison::Sign,
         // A set is dumped in the order of its hash table.
-        ("DUMP", _) => How::Shape,
-        ("OBJECT", "IDLETIME") | ("MEMORY", "USAGE") | ("XINFO", "CONSUMERS") => How::Shape,
-        ("XINFO", "STREAM") if command.len() > 3 => How::Shape,
+        ("DUMP", _) => Comparison::Shape,
+        ("OBJECT", "IDLETIME") | ("MEMORY", "USAGE") | ("XINFO", "CONSUMERS") => Comparison::Shape,
+        ("XINFO", "STREAM") if command.len() > 3 => Comparison::Shape,
         // The extended form contains the time since each delivery.
-        ("XPENDING", _) if command.len() > 3 => How::Shape,
-        ("XADD", _) if command.iter().any(|w| w == b"*") => How::Shape,
-        _ => How::Bytes,
+        ("XPENDING", _) if command.len() > 3 => Comparison::Shape,
+        ("XADD", _) if command.iter().any(|w| w == b"*") => Comparison::Shape,
+        _ => Comparison::Bytes,
     }
 }
 
@@ -74,7 +74,7 @@ fn shape(value: &Value) -> Value {
     }
 }
 
-fn canonical(how: How, raw: &[u8]) -> Value {
+fn canonical(how: Comparison, raw: &[u8]) -> Value {
     let reply = value::parse(raw);
     if let Some(error) = reply.error() {
         // The router itself finds the keys of XREAD, and so produces this error. The rest of its text differs between
@@ -83,18 +83,20 @@ fn canonical(how: How, raw: &[u8]) -> Value {
         return if error.starts_with(unbalanced) { Value::Error(unbalanced.into()) } else { reply };
     }
     match (how, &reply) {
-        (How::Members, Value::Array(v) | Value::Set(v)) => sorted(v),
-        (How::Pairs, Value::Array(v)) => sorted(&v.chunks(2).map(|p| Value::Array(p.to_vec())).collect::<Vec<_>>()),
-        (How::Pairs, Value::Map(v)) => {
+        (Comparison::Members, Value::Array(v) | Value::Set(v)) => sorted(v),
+        (Comparison::Pairs, Value::Array(v)) => {
+            sorted(&v.chunks(2).map(|p| Value::Array(p.to_vec())).collect::<Vec<_>>())
+        }
+        (Comparison::Pairs, Value::Map(v)) => {
             sorted(&v.iter().map(|(k, v)| Value::Array(vec![k.clone(), v.clone()])).collect::<Vec<_>>())
         }
-        (How::CursorMembers, Value::Array(v)) => Value::Array(vec![v[0].clone(), sorted(v[1].items())]),
-        (How::CursorPairs, Value::Array(v)) => {
+        (Comparison::CursorMembers, Value::Array(v)) => Value::Array(vec![v[0].clone(), sorted(v[1].items())]),
+        (Comparison::CursorPairs, Value::Array(v)) => {
             let pairs: Vec<Value> = v[1].items().chunks(2).map(|p| Value::Array(p.to_vec())).collect();
             Value::Array(vec![v[0].clone(), sorted(&pairs)])
         }
-        (How::Sign, Value::Int(n)) => value::int(if *n > 0 { 1 } else { *n }),
-        (How::Shape, other) => shape(other),
+        (Comparison::Sign, Value::Int(n)) => value::int(if *n > 0 { 1 } else { *n }),
+        (Comparison::Shape, other) => shape(other),
         (_, other) => other.clone(),
     }
 }
@@ -351,7 +353,11 @@ impl Generator {
                     .any(|w| w.starts_with(b"{tag") && !w.starts_with(format!("{{tag{tag}}}").as_bytes()));
                 // If later versions accept more arguments, the node refuses the command only at EXEC.
                 let surplus = command.iter().any(|w| w.ends_with(b"}surplus"));
-                if how(&command) == How::Bytes && !elsewhere && !surplus && !command[0].eq_ignore_ascii_case(b"SORT") {
+                if how(&command) == Comparison::Bytes
+                    && !elsewhere
+                    && !surplus
+                    && !command[0].eq_ignore_ascii_case(b"SORT")
+                {
                     break command;
                 }
             };

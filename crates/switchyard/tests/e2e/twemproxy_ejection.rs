@@ -310,7 +310,7 @@ fn a_server_that_hung_returns_without_old_values() {
 
 /// Checks the keys of a returning server, after clients have written some of them and deleted some. With `keeps`, the
 /// server keeps all other keys, otherwise none.
-fn write_while_away(lose: impl Fn(&mut Node), find: impl Fn(&mut Node), keeps: bool) {
+fn check_return_after_writes(lose: impl Fn(&mut Node), find: impl Fn(&mut Node), keeps: bool) {
     let mut pool = Pool::new("ketama");
     let router = pool.start("first.log");
     let mut client = connect(pool.listen);
@@ -370,12 +370,12 @@ fn write_while_away(lose: impl Fn(&mut Node), find: impl Fn(&mut Node), keeps: b
 
 #[test]
 fn a_server_that_stalled_keeps_keys_not_written_elsewhere() {
-    write_while_away(|node| node.freeze(), |node| node.thaw(), true);
+    check_return_after_writes(|node| node.freeze(), |node| node.thaw(), true);
 }
 
 #[test]
 fn a_server_that_restarted_keeps_none_of_its_keys() {
-    write_while_away(Node::kill, Node::restart, false);
+    check_return_after_writes(Node::kill, Node::restart, false);
 }
 
 #[test]

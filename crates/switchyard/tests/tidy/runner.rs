@@ -39,7 +39,7 @@ fn dir_name(path: &Path) -> &str {
 }
 
 /// A test binary with three tests. `shaky` passes on its second run, alone.
-fn planted(others: &str, failed: usize, code: usize) -> String {
+fn fake_tests(others: &str, failed: usize, code: usize) -> String {
     format!(
         "case $1 in\n\
          '') echo 'test good ... ok'; echo 'test shaky ... FAILED'; {others}\n\
@@ -53,15 +53,15 @@ fn planted(others: &str, failed: usize, code: usize) -> String {
 #[test]
 fn a_test_that_passes_alone_is_flaky_and_the_run_passes() {
     let flaky = "flaky (failed, then passed alone): x/planted: shaky\n";
-    assert_eq!(run(&planted("", 1, 101)), (Some(0), format!("{flaky}2 passed, 0 failed\n")));
-    let (code, end) = run(&planted("echo 'test bad ... FAILED'", 2, 101));
+    assert_eq!(run(&fake_tests("", 1, 101)), (Some(0), format!("{flaky}2 passed, 0 failed\n")));
+    let (code, end) = run(&fake_tests("echo 'test bad ... FAILED'", 2, 101));
     assert_eq!((code, end), (Some(1), format!("{flaky}FAILED: x/planted: bad\n2 passed, 1 failed\n")));
 }
 
 #[test]
 fn a_binary_that_does_not_end_as_it_should_fails_the_run() {
     for (failed, code) in [(1, 134), (2, 101)] {
-        let (ended, end) = run(&planted("", failed, code));
+        let (ended, end) = run(&fake_tests("", failed, code));
         assert!(
             ended == Some(1) && end.contains("did not come to its end") && end.ends_with("2 passed, 1 failed\n"),
             "{end}"

@@ -15,9 +15,9 @@ use switchyard_bench::table::Table;
 
 use super::super::figure::{self, Line, Panel};
 use super::super::published::autoscaling as says;
-use super::super::watch::stopped;
+use super::super::watch::check_interrupted;
 use super::super::{Bench, Section, measure, publish};
-use super::grown::Grown;
+use super::grown::GrowingFleet;
 use super::{KEYS, MEMORY, NODES, Settings};
 use crate::moves::site::keys_at;
 
@@ -109,8 +109,11 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
 fn one(bench: &Bench<'_>) -> Result<Measured> {
     let most = NODES.to_string();
     let keys = [("max-nodes", &*most), ("max-memory", THRESHOLD), ("up-after", "1s"), ("up-cooldown", "1s")];
-    let grown =
-        Grown::start(bench, &keys, &["--maxmemory", MEMORY, "--maxmemory-policy", "noeviction", "--appendonly", "no"])?;
+    let grown = GrowingFleet::start(
+        bench,
+        &keys,
+        &["--maxmemory", MEMORY, "--maxmemory-policy", "noeviction", "--appendonly", "no"],
+    )?;
     let mut client = Client::connect(grown.site.entry)?;
     let (mut rng, begun) = (Rng::new(1), Instant::now());
     let (mut points, mut errors, mut acknowledged) = (Vec::new(), 0, 0);
@@ -122,7 +125,7 @@ fn one(bench: &Bench<'_>) -> Result<Measured> {
         most_ms: longest.as_secs_f64() * 1e3,
     };
     for number in 0..KEYS {
-        stopped(&bench.conduct.stop)?;
+        check_interrupted(&bench.conduct.stop)?;
         std::thread::sleep(Duration::from_secs_f64(number as f64 / RATE).saturating_sub(begun.elapsed()));
         let value = vec![b'x'; 1 + rng.below(128) as usize];
         let sent = Instant::now();
@@ -145,7 +148,7 @@ fn one(bench: &Bench<'_>) -> Result<Measured> {
             break standing;
         }
         ensure!(Instant::now() < end, "a change was not over within {:?}: {standing:?}", bench.conduct.patience);
-        stopped(&bench.conduct.stop)?;
+        check_interrupted(&bench.conduct.stop)?;
         std::thread::sleep(Duration::from_millis(50));
     };
     let there: i64 = grown.servers(&standing).into_iter().map(keys_at).sum::<Result<_>>()?;

@@ -20,7 +20,7 @@ use crate::moves::site::{Routed, Servers, info_number};
 const PORTS: u16 = 40;
 
 /// A fleet that grows.
-pub(super) struct Grown {
+pub(super) struct GrowingFleet {
     pub(super) site: Routed,
     /// Servers with a limited share of a processor.
     capped: BTreeMap<SocketAddr, Capped>,
@@ -37,7 +37,7 @@ pub(super) struct Event {
 
 /// The state of the autoscaler.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Standing {
+pub(super) struct AutoscalerState {
     pub(super) nodes: usize,
     /// Started servers.
     pub(super) started: Vec<SocketAddr>,
@@ -47,7 +47,7 @@ pub(super) struct Standing {
     pub(super) events: Vec<Event>,
 }
 
-impl Standing {
+impl AutoscalerState {
     fn of(report: &Value) -> Result<Self> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let events = report["events"].as_array().into_iter().flatten();
@@ -72,7 +72,7 @@ impl Standing {
     }
 }
 
-impl Grown {
+impl GrowingFleet {
     /// Starts one node, and an autoscaler with these keys of `[autoscale]`. All servers have the arguments `server`.
     pub(super) fn start(bench: &Bench<'_>, keys: &[(&str, &str)], server: &[&str]) -> Result<Self> {
         let setpriv =
@@ -113,8 +113,8 @@ impl Grown {
     ///
     /// # Errors
     /// Fails if a change was abandoned.
-    pub(super) fn standing(&self) -> Result<Standing> {
-        let standing = Standing::of(&admin::get(self.site.admin, "/api/v1/autoscale")?)?;
+    pub(super) fn standing(&self) -> Result<AutoscalerState> {
+        let standing = AutoscalerState::of(&admin::get(self.site.admin, "/api/v1/autoscale")?)?;
         if let Some(why) = standing.failure() {
             anyhow::bail!("the autoscaler has failed: {why}");
         }
@@ -122,12 +122,12 @@ impl Grown {
     }
 
     /// Returns all servers: the first one and the started ones.
-    pub(super) fn servers(&self, standing: &Standing) -> Vec<SocketAddr> {
+    pub(super) fn servers(&self, standing: &AutoscalerState) -> Vec<SocketAddr> {
         self.site.addresses.iter().chain(&standing.started).copied().collect()
     }
 
     /// Limits the processor time of servers without a limit. A server that does not reply yet is limited the next time.
-    pub(super) fn cap(&mut self, standing: &Standing, cpu: f64) -> Result<()> {
+    pub(super) fn cap(&mut self, standing: &AutoscalerState, cpu: f64) -> Result<()> {
         self.capped.retain(|address, _| self.site.addresses.contains(address) || standing.started.contains(address));
         for address in self.servers(standing) {
             if self.capped.contains_key(&address) {
@@ -152,12 +152,12 @@ mod tests {
             "nodes": 2, "started": ["127.0.0.1:7101"], "change": {"stage": "127.0.0.1:7101 is joining"},
             "events": [{"at": 7, "kind": "decided", "text": "change 0: a node is added"}],
         });
-        let standing = Standing::of(&report).expect("a report");
+        let standing = AutoscalerState::of(&report).expect("a report");
         assert_eq!(standing.stage.as_deref(), Some("127.0.0.1:7101 is joining"));
         assert_eq!((standing.nodes, standing.started.len(), standing.events[0].at), (2, 1, 7));
         assert_eq!(standing.failure(), None);
         let failed = serde_json::json!({"nodes": 1, "events": [{"at": 7, "kind": "failed", "text": "no port"}]});
-        assert_eq!(Standing::of(&failed).expect("a report").failure(), Some("no port"));
-        assert!(Standing::of(&serde_json::json!({})).is_err());
+        assert_eq!(AutoscalerState::of(&failed).expect("a report").failure(), Some("no port"));
+        assert!(AutoscalerState::of(&serde_json::json!({})).is_err());
     }
 }

@@ -99,7 +99,7 @@ pub(super) fn load(
         connections,
         rate,
         pipeline: 1,
-        under_way_max: generator::UNDER_WAY_MAX,
+        in_flight_max: generator::IN_FLIGHT_MAX,
         keys: keys.clone(),
         popularity: Popularity::uniform(keys.count() as u64),
         writes: 0.1,

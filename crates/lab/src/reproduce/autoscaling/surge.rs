@@ -15,9 +15,9 @@ use switchyard_bench::table::Table;
 
 use super::super::figure::{self, Line, Panel};
 use super::super::spread::Spread;
-use super::super::watch::{for_a_while, stopped};
+use super::super::watch::{check_interrupted, for_a_while};
 use super::super::{Bench, Section, measure, publish};
-use super::grown::{Grown, Standing};
+use super::grown::{AutoscalerState, GrowingFleet};
 use super::{Settings, keys, load};
 use crate::moves::generator::{self, Run};
 
@@ -36,7 +36,7 @@ const UP_COOLDOWN: &str = "10s";
 const DOWN_AFTER: Duration = Duration::from_secs(5);
 const DOWN_COOLDOWN: Duration = Duration::from_secs(15);
 /// Interval between samples.
-const LOOK: Duration = Duration::from_millis(250);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
 /// Time for which responses must stay within the objective.
 const LASTS: Duration = Duration::from_secs(5);
 /// Maximum requests in flight per connection, as in clients with pools. Further ones wait there, and their clocks run.
@@ -191,7 +191,7 @@ fn highest(looks: &[Sample], value: fn(&Sample) -> f64) -> Vec<(f64, f64)> {
 /// Both loads, the fleet, and the samples.
 struct Watch<'a> {
     bench: &'a Bench<'a>,
-    grown: Grown,
+    grown: GrowingFleet,
     cpu: f64,
     runs: Vec<Run>,
     rose: Instant,
@@ -216,14 +216,14 @@ impl Watch<'_> {
     }
 
     /// Waits for the next sample, and takes it.
-    fn look(&mut self) -> Result<Standing> {
-        stopped(&self.bench.conduct.stop)?;
+    fn take_sample(&mut self) -> Result<AutoscalerState> {
+        check_interrupted(&self.bench.conduct.stop)?;
         ensure!(
             self.rose.elapsed() < self.bench.conduct.patience,
             "it was not over within {:?}",
             self.bench.conduct.patience
         );
-        std::thread::sleep(LOOK);
+        std::thread::sleep(SAMPLE_INTERVAL);
         let mut both = Tally::default();
         self.runs.iter().for_each(|run| both.add(&run.take().tally));
         self.count(&both);
@@ -231,7 +231,7 @@ impl Watch<'_> {
         self.grown.cap(&standing, self.cpu)?;
         let mean = match both.replies {
             // Without any reply, the responses take at least the interval.
-            0 => LOOK,
+            0 => SAMPLE_INTERVAL,
             _ => both.mean(),
         };
         self.looks.push((self.now(), mean.as_secs_f64() * 1e3, standing.nodes));
@@ -260,7 +260,7 @@ fn one(bench: &Bench<'_>, settings: &Settings, size: u64) -> Result<Measured> {
         ("down-cooldown", format!("{}s", DOWN_COOLDOWN.as_secs())),
     ];
     let limits = limits.each_ref().map(|(key, value)| (*key, value.as_str()));
-    let mut grown = Grown::start(bench, &limits, &["--appendonly", "no"])?;
+    let mut grown = GrowingFleet::start(bench, &limits, &["--appendonly", "no"])?;
     let entry = grown.site.entry;
     // Separate keys for each load, because it checks its reads and must know all writes.
     let [base, more] = [keys(0, size / 2), keys(size, size / 2)];
@@ -277,7 +277,7 @@ fn one(bench: &Bench<'_>, settings: &Settings, size: u64) -> Result<Measured> {
     let capacity = counts.tally.replies as f64 / took.as_secs_f64();
     let rate = capacity * PART;
     let paced = |keys, rate| {
-        Run::start(&generator::Settings { under_way_max: UNDER_WAY, ..load(entry, keys, connections, Some(rate)) })
+        Run::start(&generator::Settings { in_flight_max: UNDER_WAY, ..load(entry, keys, connections, Some(rate)) })
     };
     let calm = paced(&base, rate)?;
     for_a_while(&calm, settings.phase, &conduct.stop)?;
@@ -300,7 +300,7 @@ fn one(bench: &Bench<'_>, settings: &Settings, size: u64) -> Result<Measured> {
 
     let [mut started, mut joined] = [None, None];
     let (standing, well) = loop {
-        let standing = watch.look()?;
+        let standing = watch.take_sample()?;
         let stage = standing.stage.as_deref().unwrap_or_default();
         let now = watch.now();
         started = started.or_else(|| (!standing.started.is_empty()).then_some(now));
@@ -333,7 +333,7 @@ fn one(bench: &Bench<'_>, settings: &Settings, size: u64) -> Result<Measured> {
     let may_go = (fell + DOWN_AFTER.as_secs_f64()).max(changed + DOWN_COOLDOWN.as_secs_f64());
     let mut drained = None;
     let standing = loop {
-        let standing = watch.look()?;
+        let standing = watch.take_sample()?;
         let stage = standing.stage.as_deref().unwrap_or_default();
         drained = drained.or_else(|| {
             (stage.contains("leaving") || stage.contains("stopped") || standing.nodes < most_nodes).then(|| watch.now())

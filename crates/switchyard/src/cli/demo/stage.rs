@@ -24,7 +24,7 @@ const GRACE: Duration = Duration::from_secs(10);
 const DURABLE: [&str; 6] = ["--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0"];
 
 /// Maximum number of keys in a request for their places, limited by the request line.
-const ASKED_AT_ONCE: usize = 100;
+const KEYS_PER_REQUEST: usize = 100;
 
 /// A server started by the demo.
 struct Node {
@@ -104,7 +104,7 @@ impl Stage {
     /// Returns the nodes of keys, whether they exist or not.
     pub(super) fn places(&self, keys: &[Vec<u8>]) -> anyhow::Result<Vec<KeyReport>> {
         let mut places = Vec::new();
-        for some in keys.chunks(ASKED_AT_ONCE) {
+        for some in keys.chunks(KEYS_PER_REQUEST) {
             let query: Vec<String> =
                 some.iter().map(|key| format!("key={}", encoded(&String::from_utf8_lossy(key)))).collect();
             places.extend(self.get::<WhereReport>(&format!("/api/v1/where?{}", query.join("&")))?.keys);

@@ -16,7 +16,7 @@ use switchyard_router::{NodeAccess, spans_slots};
 use super::{Finding, Level};
 
 /// Timeout of a node's reply.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Start of the message when MONITOR is refused.
 const NO_MONITOR: &str = "refuses MONITOR";

@@ -13,7 +13,7 @@ use switchyard_resp::command::{Command, CommandTable, Lookup};
 use switchyard_resp::request::{Args, Limits, Scanner, inline_to_multibulk};
 use switchyard_router::NodeAccess;
 
-use super::{Limit, OWN, PATIENCE, limit_of};
+use super::{Limit, OWN, REPLY_TIMEOUT, limit_of};
 use crate::doctor::{Finding, Level};
 
 /// Maximum number of bytes of MONITOR output per node. MONITOR is costly for the node, and a longer sample adds little.
@@ -111,9 +111,9 @@ const DECLARE: &str = "the router answers CROSSSLOT, or stops the script: pass e
 
 /// Samples the commands of a node for `time`.
 pub(crate) fn sample(access: &NodeAccess, time: Duration) -> Result<Sample, String> {
-    let mut node = NodeConnection::open(access, PATIENCE)?;
+    let mut node = NodeConnection::open(access, REPLY_TIMEOUT)?;
     // Routers that connect later are recognized by their CLIENT SETNAME in the sample.
-    let mut other = NodeConnection::open(access, PATIENCE)?;
+    let mut other = NodeConnection::open(access, REPLY_TIMEOUT)?;
     let _ = other.call(&["CLIENT", "SETNAME", PROBE_NAME]);
     let routers = routers(&mut other);
     let mut tally = Tally::default();
@@ -133,7 +133,7 @@ fn routers(node: &mut NodeConnection) -> BTreeSet<String> {
 
 /// State of one client.
 #[derive(Debug, Default)]
-struct Seen {
+struct ClientSample {
     sample: Sample,
     /// Slots of watched keys and of the keys of its transaction.
     slots: BTreeSet<Slot>,
@@ -146,7 +146,7 @@ struct Seen {
 #[derive(Debug)]
 struct Tally {
     table: Arc<CommandTable>,
-    clients: BTreeMap<String, Seen>,
+    clients: BTreeMap<String, ClientSample>,
     /// Last script with its declared keys. The commands that a script calls follow its own line directly.
     script: Option<Script>,
 }
@@ -269,7 +269,7 @@ impl Tally {
     }
 }
 
-impl Seen {
+impl ClientSample {
     fn end_transaction(&mut self) {
         self.slots.clear();
         self.in_multi = false;

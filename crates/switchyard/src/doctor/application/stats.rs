@@ -6,7 +6,7 @@ use switchyard_control::nodes::NodeConnection;
 use switchyard_resp::command::CommandTable;
 use switchyard_router::{NodeAccess, site_of_record_user};
 
-use super::{Limit, OWN, PATIENCE, limit_of};
+use super::{Limit, OWN, REPLY_TIMEOUT, limit_of};
 use crate::config::counted;
 use crate::doctor::{Finding, Level};
 
@@ -19,7 +19,7 @@ const ROUTERS: &[&str] = &["EXEC", "MSETNX", "RENAMENX", "SWAPDB", "WATCH"];
 
 /// Returns a node's counts of clients' calls without errors.
 pub(crate) fn calls(access: &NodeAccess) -> Result<Calls, String> {
-    let mut node = NodeConnection::open(access, PATIENCE)?;
+    let mut node = NodeConnection::open(access, REPLY_TIMEOUT)?;
     let answer = node.call(&["INFO", "commandstats"]).map_err(|error| format!("does not answer: {error}"))?;
     match answer.error() {
         Some(error) => Err(format!("refuses INFO: {error}")),
