@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_programs_by_the_first_name_that_exists() {
+    fn programs_are_found_by_the_first_name_that_exists() {
         let found = find_program(&["no-such-program-here", "sh"]).expect("every machine has sh");
         assert!(found.ends_with("sh"));
         assert!(find_program(&["no-such-program-here"]).is_none());
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_ends_at_once_is_reported_with_its_own_words() {
+    fn a_server_that_exits_immediately_is_reported_with_its_output() {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let mut process =
             Process::start("sad", Command::new("sh").args(["-c", "echo no such luck; exit 3"]), dir.path())

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn same_seed_same_numbers() {
+    fn equal_seeds_give_equal_numbers() {
         let draw = |seed| {
             let (mut rng, z) = (Rng::new(seed), Popularity::scrambled(1000));
             (0..100).map(|_| z.next(&mut rng)).collect::<Vec<_>>()
@@ -171,7 +171,7 @@ mod tests {
 
     /// YCSB's `fnvhash64` with different arithmetic: octets by shifting, absolute value by comparison.
     #[test]
-    fn fnv_is_ycsbs() {
+    fn fnv_matches_ycsb() {
         let naive = |mut value: u64| {
             let mut hash = 0xCBF2_9CE4_8422_2325_u64 as i64;
             for _ in 0..8 {

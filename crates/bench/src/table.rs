@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn markdown_is_a_table_whatever_the_cells_hold() {
+    fn markdown_is_a_table_for_any_cell_content() {
         let expected = "\
 | proxy        |   µs |   x |
 | ------------ | ---: | --: |

@@ -144,14 +144,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn encodes_as_redis_reads() {
+    fn requests_are_encoded_as_redis_expects() {
         let mut out = Vec::new();
         encode(&mut out, &[b"SET", b"k", b""]);
         assert_eq!(out, b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$0\r\n\r\n");
     }
 
     #[test]
-    fn reads_every_kind_and_needs_every_byte() {
+    fn every_kind_of_reply_is_parsed_only_when_complete() {
         let bytes = b"*7\r\n+OK\r\n-ERR no\r\n:-7\r\n$3\r\na\r\n\r\n$-1\r\n*-1\r\n*1\r\n$0\r\n\r\n";
         let whole = Reply::Array(vec![
             Reply::Status(b"OK"),
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_not_a_reply() {
+    fn invalid_replies_are_refused() {
         for bad in [&b"hello\r\n"[..], b"$3\r\nabcdef\r\n", b":x\r\n", b"+a\rb", b"$99999999999999999999\r\n"] {
             assert!(parse(bad).is_err(), "{}", bad.escape_ascii());
         }

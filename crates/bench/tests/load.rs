@@ -68,7 +68,7 @@ fn a_change_from_outside_is_noticed() {
 }
 
 #[test]
-fn error_replies_are_errors_and_nothing_else() {
+fn error_replies_count_only_as_errors() {
     let (_node, address, _folder) = redis();
     let mut client = Client::connect(address).expect("it answers");
     client.ok(&[b"CONFIG", b"SET", b"requirepass", b"secret"]).expect("set");
@@ -82,7 +82,7 @@ fn error_replies_are_errors_and_nothing_else() {
 }
 
 #[test]
-fn an_open_loop_sends_what_was_due_and_charges_for_waiting() {
+fn an_open_loop_sends_due_requests_and_counts_their_wait() {
     let (_node, address, _folder) = redis();
     let settings = Settings {
         pace: Pace::Open { rate: 1000.0 },
@@ -103,7 +103,7 @@ fn an_open_loop_sends_what_was_due_and_charges_for_waiting() {
 }
 
 #[test]
-fn a_server_that_dies_is_a_lost_connection_and_no_wrong_reply() {
+fn a_server_crash_counts_as_a_lost_connection() {
     let (mut node, address, _folder) = redis();
     let mut run = load::start(&settings(address)).expect("it starts");
     while run.take_interval().replies == 0 && !run.is_finished() {
@@ -117,7 +117,7 @@ fn a_server_that_dies_is_a_lost_connection_and_no_wrong_reply() {
 }
 
 #[test]
-fn nonsense_is_wrong_and_does_not_hang() {
+fn an_invalid_reply_is_wrong_and_does_not_hang() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let address = listener.local_addr().expect("its address");
     std::thread::spawn(move || {
@@ -134,7 +134,7 @@ fn nonsense_is_wrong_and_does_not_hang() {
 }
 
 #[test]
-fn settings_that_cannot_work_are_refused() {
+fn invalid_settings_are_refused() {
     let (_node, address, _folder) = redis();
     for wrong in [
         Settings { connections: 0, ..settings(address) },

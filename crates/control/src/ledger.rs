@@ -560,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn legs_that_do_not_begin_leave_nothing_behind() {
+    fn legs_that_never_moved_keys_leave_no_entries() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (opened, store) = open(dir.path());
         let ledger = opened.ledger;
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_under_way_is_told_after_a_restart_and_what_was_left_behind_remembered() {
+    fn open_moves_and_leftover_slots_survive_a_restart() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (opened, store) = open(dir.path());
         assert_eq!(opened.replay, Replay::default());
@@ -644,7 +644,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_a_newer_version_are_refused_with_its_name_and_not_called_damaged() {
+    fn records_of_a_newer_version_are_refused_and_name_the_version() {
         let mut with_more = Vec::new();
         Record::Ended { move_id: MOVE }.encode(&mut with_more);
         with_more.push(1);

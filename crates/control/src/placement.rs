@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_is_published_and_stored_only_when_it_has_arrived() {
+    fn moves_are_published_at_once_and_stored_after_arrival() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let nodes = named(&[7001, 7002]);
         let placement = Placement::open(dir.path(), Arc::default()).expect("opens");
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_takes_part_in_a_move_stays() {
+    fn nodes_of_open_moves_cannot_be_removed() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let nodes = named(&[7001]);
         let placement = Placement::open(dir.path(), Arc::default()).expect("opens");

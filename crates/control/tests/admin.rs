@@ -196,7 +196,7 @@ impl Running {
 }
 
 #[test]
-fn a_node_is_accepted_by_post_and_by_whoever_may() {
+fn accepting_a_node_needs_post_and_rights() {
     let running = start(options(Some("t0ken"), &[]));
     let accepted = || running.fake.metrics() == "accepted 10.0.0.1:6379";
     let host = format!("Host: {}", running.address);
@@ -345,7 +345,7 @@ fn health_and_readiness() {
 }
 
 #[test]
-fn the_start_page_lists_what_there_is() {
+fn the_start_page_lists_all_paths() {
     let running = start(options(None, &[]));
     let page = running.get("/");
     assert_eq!(page.status, 200);
@@ -400,7 +400,7 @@ fn other_paths_and_methods() {
 }
 
 #[test]
-fn what_changes_something_is_asked_by_post() {
+fn changes_need_post() {
     let running = start(options(None, &[]));
     let token = "Authorization: Bearer made";
     let json_type = &["Content-Type: application/json", token][..];
@@ -492,7 +492,7 @@ fn what_changes_something_is_asked_by_post() {
 
 /// The command line never sends the token to a listener, but proves possession.
 #[test]
-fn a_proof_stands_for_the_token_that_was_made() {
+fn a_proof_replaces_the_generated_token() {
     let running = start(options(None, &[]));
     let token = Token::new("made").expect("a token");
     let (path, body) = ("/api/v1/moves/7/goal", r#"{"goal":"fast"}"#);
@@ -514,7 +514,7 @@ fn a_proof_stands_for_the_token_that_was_made() {
 }
 
 #[test]
-fn another_token_holds_from_the_next_request() {
+fn a_new_token_applies_from_the_next_request() {
     let options = options(Some("first"), &[]);
     let access = options.access.clone();
     let running = start(options);
@@ -534,7 +534,7 @@ fn another_token_holds_from_the_next_request() {
 }
 
 #[test]
-fn names_of_others_are_turned_away() {
+fn foreign_host_names_are_refused() {
     let running = start(options(None, &["router-1.example"]));
     for host in ["localhost:6381", "127.0.0.1", "[::1]:6381", "Router-1.example:6381"] {
         let answer = running.send(&["GET /api/v1/status HTTP/1.1", &format!("Host: {host}")]);
@@ -555,7 +555,7 @@ fn names_of_others_are_turned_away() {
 }
 
 #[test]
-fn the_token_is_asked_of_all_but_probes() {
+fn all_requests_except_probes_need_the_token() {
     let running = start(options(Some("s3cret"), &[]));
     let with = |path: &str, value: &str| {
         let request = format!("GET {path} HTTP/1.1");
@@ -602,7 +602,7 @@ fn stopping_does_not_wait_for_idle_clients() {
 }
 
 #[tokio::test]
-async fn ports_that_are_refused() {
+async fn unsafe_and_occupied_ports_are_refused() {
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"] {
         let address: SocketAddr = address.parse().expect("an address");
         let error = Admin::bind(address, options(None, &[])).await.expect_err("exposed");
@@ -620,7 +620,7 @@ async fn ports_that_are_refused() {
 }
 
 #[test]
-fn the_start_page_says_what_is_wrong() {
+fn the_start_page_shows_problems() {
     let running = start(options(None, &[]));
     {
         let mut fake = running.fake.0.lock().expect("not poisoned");

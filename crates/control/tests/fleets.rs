@@ -69,7 +69,7 @@ fn nodes(count: usize) -> Vec<TcpListener> {
 }
 
 #[test]
-fn two_fleets_in_one_process_know_nothing_of_each_other() {
+fn two_fleets_in_one_process_are_independent() {
     let (here, there) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
     let (its_nodes, others) = (nodes(2), nodes(3));
     let (one, other) = (fleet(here.path(), &its_nodes), fleet(there.path(), &others));

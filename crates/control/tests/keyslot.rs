@@ -55,7 +55,7 @@ fn start(directory: &Path) -> Option<Server> {
 }
 
 #[test]
-fn as_a_server_computes_it() {
+fn slots_agree_with_cluster_keyslot() {
     let directory = tempfile::tempdir().expect("a directory");
     let server = (0..5).find_map(|_| start(directory.path())).expect("redis-server starts");
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port)).expect("connected");

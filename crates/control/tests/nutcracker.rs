@@ -80,7 +80,7 @@ fn keys(count: usize) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn every_key_is_at_the_server_at_which_nutcracker_puts_it() {
+fn keys_are_placed_on_the_same_server_as_by_nutcracker() {
     let count = std::env::var(KEYS).ok().map_or(1000, |count| count.parse().expect("a number of keys"));
     let ports: Vec<u16> = (0..7).map(numbered_server).collect();
     let plain: Vec<(String, u32)> = ports.iter().map(|port| (format!("127.0.0.1:{port}"), 1)).collect();

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_between_the_marks_changes() {
+    fn only_text_between_the_marks_changes() {
         let document = "# Head\n<!-- t:begin -->\nold\n<!-- t:end -->\ntail\n";
         let once = replace_between_marks(document, "t", "new\n").expect("both marks");
         assert_eq!(once, "# Head\n<!-- t:begin -->\n\nnew\n\n<!-- t:end -->\ntail\n");
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_or_doubled_marks_are_an_error_not_a_lost_document() {
+    fn missing_or_repeated_marks_are_an_error() {
         assert!(replace_between_marks("no marks", "t", "x").is_err());
         assert!(replace_between_marks("<!-- t:begin -->", "t", "x").is_err());
         assert!(replace_between_marks("<!-- t:end --><!-- t:begin -->", "t", "x").is_err());

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_product_that_is_not_there_is_an_error_that_says_how_to_get_it() {
+    fn a_missing_product_error_names_the_remedy() {
         let folder = tempfile::tempdir().expect("a folder");
         let error = beside(&folder.path().join("switchyard-lab")).expect_err("the folder is empty").to_string();
         assert!(error.contains("cargo build -p switchyard") && error.contains("--switchyard"), "{error}");
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_found_beside_us_or_where_it_is_named() {
+    fn product_is_found_by_folder_or_by_flag() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("switchyard");
         std::os::unix::fs::symlink("/bin/sh", &path).expect("a program");

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drained_node_gives_to_those_who_have_least() {
+    fn a_drained_node_gives_to_the_nodes_with_the_fewest_slots() {
         let two = Topology::even(&names(2)).expect("two nodes");
         let three = Topology::place(Some(&two), &names(3)).expect("joins").topology;
         let shifts = drain(&three, NodeId(0), &BTreeMap::new()).expect("two are left");

@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_ejection_does_not_keep_others_from_returning() {
+    fn a_failed_ejection_does_not_block_the_return_of_others() {
         let home = fleet(Distribution::Ketama, &[1, 1, 1]);
         let (back, lost) = (NodeId(0), NodeId(1));
         let (mut topology, mut ejections) =
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn moves_and_lone_keys_keep_a_node() {
+    fn moves_and_placement_overrides_prevent_an_ejection() {
         let topology = fleet(Distribution::Ketama, &[1, 1]);
         let node = NodeId(0);
         let mut fails = facts(&topology, |other| other == node);
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn a_returning_process_keeps_what_was_not_written_elsewhere() {
+    fn a_returning_process_keeps_keys_not_written_elsewhere() {
         let (old, written) = (Fingerprint(1), Fingerprint(2));
         let mut elsewhere = Elsewhere::new(Some("a"));
         elsewhere.note(written);
@@ -544,7 +544,7 @@ mod tests {
         /// Servers fail and reply in any order. Slots of other nodes never move by an ejection, at least one server
         /// keeps slots, and in the end all slots have returned.
         #[test]
-        fn others_slots_stay_and_all_come_home(
+        fn slots_of_other_nodes_stay_and_all_slots_return(
             is_modula: bool,
             weights in prop::collection::vec(1_u32..4, 2..6),
             rounds in prop::collection::vec((any::<u8>(), 0_u64..1500), 1..30),

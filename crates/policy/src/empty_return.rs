@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_of_thousands_is_not_all_of_them() {
+    fn data_loss_is_judged_by_the_fraction_of_keys() {
         for (before, now, is_held, lost) in [
             (0, 0, false, false),
             (1, 0, false, true),
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn only_keys_that_must_be_there_are_missed() {
+    fn only_keys_that_must_exist_count_as_missing() {
         let mut data = Data::met(holdings(0), 0, sent(0, 0));
         assert_eq!(data.judge(sent(0, 0), 0, 9, false), Return::Intact);
         assert_eq!(data.judge(sent(1, 0), 0, 9, false), Return::Lost(1), "it was written to");
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_have_expired_meanwhile_are_not_missed() {
+    fn keys_expired_in_the_meantime_do_not_count_as_missing() {
         let all = Holdings { keys: 500, expires: 500, avg_ttl_ms: 4000 };
         let data = Data::met(all, 1000, sent(0, 0));
         assert_eq!(data.judge(sent(0, 0), 0, 4999, false), Return::Lost(500));
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn another_run_of_the_router_knows_as_much() {
+    fn a_restarted_router_has_the_same_knowledge() {
         let data = Data::met(Holdings { keys: 3, expires: 3, avg_ttl_ms: 50 }, 10, sent(5, 5));
         let later = Data::known(data.to_know(sent(5, 5)));
         for at_ms in [59, 60] {

@@ -575,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_primary_is_followed_to_where_its_name_leads() {
+    fn a_silent_primary_is_replaced_by_the_server_its_name_resolves_to() {
         let renamed = |from, to| Event::Renamed { from, to, is_first: true };
         let mut watch = settled();
         assert_eq!(changes(&step(&mut watch, 0, renamed(Some(OLD), OTHER))), []);
@@ -621,14 +621,14 @@ mod tests {
     }
 
     #[test]
-    fn a_demoted_primary_is_left_at_once() {
+    fn a_demoted_primary_is_left_immediately() {
         let mut watch = settled();
         step(&mut watch, 10, role_reported(NEW, primary("b", Some("a"))));
         assert_eq!(changes(&step(&mut watch, 20, role_reported(OLD, replica(NEW)))), [(NEW, Why::Demoted)]);
     }
 
     #[test]
-    fn a_copy_that_was_detached_is_not_followed() {
+    fn a_detached_copy_is_not_followed() {
         let mut watch = settled();
         // Promoted while the primary serves: neither the primary nor an operator confirms a takeover.
         for now in 0..100 {
@@ -638,7 +638,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_that_claims_to_be_primary_is_told_once_and_not_followed() {
+    fn an_unproven_primary_is_reported_once_and_not_followed() {
         let mut watch = PrimaryMonitor::new(vec![OLD, NEW], false, None);
         step(&mut watch, 0, role_reported(OLD, primary("a", None)));
         step(&mut watch, 0, Event::Silent { address: OLD });
@@ -655,7 +655,7 @@ mod tests {
     }
 
     #[test]
-    fn two_successors_are_one_too_many() {
+    fn two_promoted_replicas_are_not_followed() {
         let mut watch = PrimaryMonitor::new(vec![OLD, NEW, OTHER], false, None);
         step(&mut watch, 0, role_reported(OLD, primary("a", None)));
         step(&mut watch, 0, role_reported(NEW, primary("b", Some("a"))));
@@ -670,7 +670,7 @@ mod tests {
     }
 
     #[test]
-    fn the_old_primary_that_comes_back_is_not_followed_even_after_a_restart_of_ours() {
+    fn a_returned_old_primary_is_not_followed_after_a_router_restart() {
         let stored = Record { primary: NEW, config_epoch: 0, replication_id: Some("b".into()) };
         let mut watch = PrimaryMonitor::new(vec![OLD, NEW], false, Some(stored));
         assert_eq!(watch.primary(), Some(&NEW));
@@ -708,7 +708,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_announcement_does_not_bring_the_old_primary_back_while_the_new_one_is_silent() {
+    fn an_old_announcement_is_rejected_while_the_primary_is_silent() {
         let mut watch = failed_over();
         step(&mut watch, 0, role_reported(NEW, primary("b", Some("a"))));
         step(&mut watch, 0, Event::Silent { address: NEW });
@@ -726,7 +726,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_announcement_does_not_bring_the_old_primary_back_on_what_the_new_one_said_before_its_promotion() {
+    fn an_old_announcement_is_rejected_despite_a_role_before_promotion() {
         let mut watch = failed_over();
         step(&mut watch, 0, role_reported(NEW, replica(OLD)));
         assert_eq!(changes(&step(&mut watch, 0, Event::Announced { primary: OLD, config_epoch: 0 })), []);
@@ -734,7 +734,7 @@ mod tests {
     }
 
     #[test]
-    fn sentinels_that_were_set_up_anew_are_followed_to_a_primary_that_proves_its_descent() {
+    fn new_sentinels_are_followed_to_a_primary_with_proven_descent() {
         let mut watch = PrimaryMonitor::new(
             Vec::new(),
             true,
@@ -748,7 +748,7 @@ mod tests {
     }
 
     #[test]
-    fn only_replicas_that_follow_our_primary_closely_are_read() {
+    fn only_replicas_close_behind_the_primary_are_read() {
         let mut watch = PrimaryMonitor::new(vec![OLD, NEW, OTHER], false, None);
         step(&mut watch, 0, role_reported(OLD, primary("a", None)));
         assert_eq!(readable(step(&mut watch, 0, role_reported(NEW, replica(OLD)))), Some(vec![NEW]));
@@ -761,7 +761,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_that_lacks_what_was_moved_to_its_node_is_not_read_until_it_has_it() {
+    fn a_replica_is_read_only_after_it_has_keys_moved_to_its_node() {
         let mut watch = settled();
         let behind = |watch: &PrimaryMonitor<u8>| watch.behind(&at("a", 150)).copied().collect::<Vec<_>>();
         assert_eq!(behind(&watch), [NEW]);
@@ -782,7 +782,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_is_read_once_it_has_what_the_primary_had_when_it_was_first_seen() {
+    fn a_replica_is_read_once_it_has_the_primarys_initial_position() {
         let mut watch = PrimaryMonitor::new(vec![OLD, NEW, OTHER], false, None);
         assert_eq!(
             readable(step(&mut watch, 0, role_reported(NEW, replica(OLD)))),
@@ -807,7 +807,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_changes_only_for_a_clear_gain() {
+    fn the_nearest_server_changes_only_for_a_clear_gain() {
         let mut watch = PrimaryMonitor::new(vec![OLD, NEW], false, None);
         let seen = |address, role, round_trip_us| Event::RoleReported { address, role, round_trip_us };
         step(&mut watch, 0, seen(OLD, primary("a", None), 300));

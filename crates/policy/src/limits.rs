@@ -81,7 +81,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn as_many_as_said_get_through_and_no_more() {
+    fn the_configured_number_is_admitted_and_no_more() {
         for per_second in [1, 3, 100, 7777] {
             let rate = Rate { per_second };
             let mut bucket = 0;
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_exceed_a_limit_by_the_percentage_said_and_no_more() {
+    fn slices_exceed_a_limit_by_the_stated_percentage_at_most() {
         for seed in 1..=60u64 {
             let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let holders = 1 + next(&mut random) as usize % 64;
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_as_told_gets_through() {
+    fn a_client_that_waits_the_returned_time_is_admitted() {
         let rate = Rate { per_second: 10 };
         let mut bucket = 0;
         assert_eq!(admitted(rate, &mut bucket, 0, 1000, 1), 10);

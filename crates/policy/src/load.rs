@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_busiest_slots_of_a_sample_carry_what_is_expected() {
+    fn the_busiest_slots_of_a_sample_have_the_expected_load() {
         // 4,000 equal slots, except 100 with four times the load. A few samples each; every sample stands for 14 uses.
         let mut state = 1_u64;
         let mut draw = move || {

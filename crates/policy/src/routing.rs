@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_one_slot_go_to_its_owner_and_others_nowhere() {
+    fn keys_of_one_slot_go_to_its_owner_and_others_are_refused() {
         let topology = three();
         let owner = topology.owner_of(b"{a}1");
         assert!(
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn any_node_that_is_up_takes_its_turn() {
+    fn nodes_that_are_up_take_turns() {
         let topology = three();
         let chosen: Vec<_> = (0..4).map(|turn| anywhere(&topology, turn, |id| id.0 != 1).map(|id| id.0)).collect();
         assert_eq!(chosen, [Some(0), Some(2), Some(2), Some(0)]);

@@ -419,14 +419,14 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_asks_every_node_once_and_ends() {
+    fn a_scan_queries_every_node_once_and_ends() {
         let mut scans = Scans::new(of(3), NOW, 1);
         let once = [0, 1, 2].map(|node| [(Pass::First, node, 0), (Pass::First, node, 7)]).concat();
         assert_eq!(full_scan(&mut scans, 0, |_| {}), once);
     }
 
     #[test]
-    fn a_new_list_of_servers_begins_scans_anew() {
+    fn a_new_server_list_restarts_scans() {
         let servers = |names: &[&str]| {
             names.iter().map(|name| Server { name: (*name).to_owned(), weight: 1 }).collect::<Vec<_>>()
         };
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_keys_is_not_asked_until_keys_move_to_it() {
+    fn a_node_without_keys_is_not_scanned_until_keys_move_to_it() {
         let two = of(2);
         let names: Vec<String> = (0..3).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
         let topology = Arc::new(Topology::place(Some(&two), &names).expect("one joins").topology);
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moved_meanwhile_is_asked_for_again_and_nothing_else() {
+    fn only_slots_that_moved_during_the_scan_are_scanned_again() {
         let topology = of(3);
         let mut scans = Scans::new(topology.clone(), NOW, 1);
         let slots = topology.ranges_of(NodeId(2))[0].clone().take(3).filter_map(Slot::new).collect::<Vec<_>>();
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_outlives_the_removal_of_nodes_and_is_never_for_another_node() {
+    fn a_cursor_survives_node_removal_and_never_changes_its_node() {
         let topology = of(4);
         let owned: Vec<Slot> = Slot::all().filter(|slot| topology.owner(*slot) == NodeId(1)).collect();
         let drained = Arc::new(topology.handed_over(&owned, NodeId(3)));
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn cursors_that_mean_nothing_any_more_begin_anew_or_end() {
+    fn invalid_cursors_restart_or_end_a_scan() {
         let mut scans = Scans::new(of(2), NOW, 1);
         let begun = scans.begin(NOW);
         let old = scans.encode(Position { node: NodeId(1), inner: 5, ..begun }).expect("small");

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_says_what_its_words_say() {
+    fn a_record_is_restored_from_its_words() {
         let nodes = vec!["redis-a:6379".to_owned(), "[::1]:7001".to_owned()];
         let full = OwnershipRecord { is_moving: true, beat: 12, nodes, is_stopped: true, ..mark(3, "1f-a0", 7) };
         assert_eq!(full.missing(&["[::1]:7001", "b:1"]), ["redis-a:6379"]);
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn of_words_that_were_added_the_highest_count_and_of_equal_terms_the_first() {
+    fn the_highest_words_win_and_of_equal_terms_the_first() {
         let words = ["holder:2:old", "version:9", "beat:4", "holder:3:first", "version:5", "holder:3:second"];
         assert_eq!(OwnershipRecord::read(words), Some(OwnershipRecord { beat: 4, ..mark(3, "first", 9) }));
     }
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_router_serves_where_its_own_mark_is_and_takes_over_only_from_earlier_ones_that_knew_no_more() {
+    fn a_router_takes_over_only_from_earlier_terms_and_versions() {
         let own = mark(5, "me", 7);
         for (found, standing) in [
             (mark(5, "me", 9), OwnershipStatus::Ours),
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_standby_waits_for_a_router_that_beats_at_any_node() {
+    fn a_standby_waits_while_a_router_beats_at_any_node() {
         let mut watch = StandbyMonitor::new(3);
         let seen = |beat, connections| Observation::Seen {
             mark: Some(OwnershipRecord { beat, ..mark(1, "a", 0) }),
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_connection_is_left_a_standby_need_not_wait_for_silence() {
+    fn a_standby_need_not_wait_for_silence_without_connections() {
         let mut watch = StandbyMonitor::new(1);
         let seen = |connections| Observation::Seen { mark: Some(mark(1, "a", 0)), connections };
         watch.observe(0, seen(3), 0);
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_router_that_leaves_no_mark_is_not_taken_for_silent() {
+    fn a_router_without_a_record_is_not_considered_silent() {
         let mut watch = StandbyMonitor::new(1);
         let seen = |connections| Observation::Seen { mark: None, connections };
         watch.observe(0, seen(3), 0);
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_standby_that_reaches_half_of_the_nodes_or_less_takes_over_nothing() {
+    fn a_standby_that_reaches_at_most_half_of_the_nodes_waits() {
         let mut watch = StandbyMonitor::new(2);
         watch.observe(0, Observation::Seen { mark: None, connections: 0 }, 0);
         assert_eq!(watch.turn(60_000_000), TakeoverDecision::CutOff { reached: 1 });

@@ -292,7 +292,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nobody_overtakes_anybody(workers in 1_usize..4, steps in prop::collection::vec((0_usize..12, any::<usize>()), 0..400)) {
+        fn waits_keep_their_order(workers in 1_usize..4, steps in prop::collection::vec((0_usize..12, any::<usize>()), 0..400)) {
             let mut world = World::new(workers);
             for (what, number) in steps {
                 world.step(what, number);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_sent_is_recalled_until_it_is_seen() {
+    fn a_sent_wait_stays_recalled_until_it_is_confirmed() {
         let mut wait_queues = WaitQueues::default();
         assert!(wait_queues.enter(slot(), 1, 'a') && wait_queues.enter(slot(), 2, 'b'));
         wait_queues.recall(slot(), 1, 'a');
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_behind_at_the_node_is_recalled_first() {
+    fn a_later_wait_at_the_node_is_recalled_first() {
         let mut wait_queues = WaitQueues::default();
         assert!(wait_queues.enter(slot(), 1, 'a') && wait_queues.enter(slot(), 2, 'b'));
         wait_queues.recall(slot(), 1, 'a');

@@ -140,7 +140,7 @@ proptest! {
 }
 
 #[test]
-fn a_number_begins_one_change() {
+fn a_number_starts_one_change() {
     let mut state = State::default();
     let key = state.next();
     assert!(state.bind(key) && !state.bind(key) && !state.bind(key + 1));
@@ -150,7 +150,7 @@ fn a_number_begins_one_change() {
 }
 
 #[test]
-fn a_provisioner_that_failed_is_left_alone_for_a_while() {
+fn a_failed_provisioner_is_paused() {
     let knobs = Knobs { nodes_min: 3, up_cooldown: 30_000, ..Knobs::default() };
     let mut state = State::default();
     let at = |now| Observed { now: Now { run: now, wall: now }, nodes: Vec::new() };
@@ -175,7 +175,7 @@ fn a_provisioner_that_failed_is_left_alone_for_a_while() {
 }
 
 #[test]
-fn a_jump_of_the_wall_clock_moves_no_wait_and_a_restart_keeps_it() {
+fn wall_clock_jumps_change_no_wait_and_restarts_keep_it() {
     const T: u64 = 1_000_000_000_000;
     const HOUR: u64 = 3_600_000;
     let knobs = Knobs { down_after: 300_000, down_cooldown: 300_000, up_after: 0, up_cooldown: 0, ..Knobs::default() };
@@ -205,7 +205,7 @@ fn a_jump_of_the_wall_clock_moves_no_wait_and_a_restart_keeps_it() {
 }
 
 #[test]
-fn a_node_goes_only_where_the_others_have_memory() {
+fn a_node_is_removed_only_if_the_others_have_memory() {
     let node = |id: u16, used: u64, is_up: bool, may_go: bool| Node {
         id: NodeId(id),
         requests: Some(1.0),

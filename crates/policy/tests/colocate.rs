@@ -38,7 +38,7 @@ fn moves_of(plan: &Plan) -> Vec<(NodeId, NodeId, Vec<String>)> {
 }
 
 #[test]
-fn only_what_is_needed_comes_home_and_once_for_all_who_need_it() {
+fn only_required_keys_return_and_once_for_all_requests() {
     let topology = parted();
     let (home, near) = (node(&topology, 0), node(&topology, 1));
     let plan = propose(&topology, &[keys(&["{a}1"]), keys(&["{a}1"]), keys(&["{a}cold"]), keys(&[])], &[], &[]);
@@ -52,7 +52,7 @@ fn only_what_is_needed_comes_home_and_once_for_all_who_need_it() {
 }
 
 #[test]
-fn what_lives_at_several_nodes_comes_from_one_after_the_other() {
+fn keys_at_several_nodes_return_from_one_node_after_the_other() {
     let topology = parted();
     let slot = crc16_slot(b"{a}");
     let (home, near, far) = (node(&topology, 0), node(&topology, 1), node(&topology, 2));
@@ -77,7 +77,7 @@ fn what_lives_at_several_nodes_comes_from_one_after_the_other() {
 }
 
 #[test]
-fn a_slot_that_is_part_of_a_move_is_waited_for_or_said_to_be_stuck() {
+fn a_slot_in_a_move_is_waited_for_or_reported_as_stuck() {
     let topology = parted();
     let slots = [crc16_slot(b"{a}")];
     let (home, near, far) = (node(&topology, 0), node(&topology, 1), node(&topology, 2));
@@ -103,7 +103,7 @@ fn a_slot_that_is_part_of_a_move_is_waited_for_or_said_to_be_stuck() {
 }
 
 #[test]
-fn many_who_ask_do_not_begin_as_many_moves() {
+fn many_requests_do_not_start_as_many_moves() {
     let topology = parted();
     let (home, near) = (node(&topology, 0), node(&topology, 1));
     let others: Vec<[Slot; 1]> = (0..COLOCATE_MAX as u16)

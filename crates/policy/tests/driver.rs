@@ -96,7 +96,7 @@ fn patient(protocol: Protocol) -> Begin {
 }
 
 #[test]
-fn keys_come_from_the_list_as_they_are_asked_for() {
+fn keys_are_taken_from_the_list_as_required() {
     let mut driven = Driven::new(patient(Protocol::Switchyard));
     driven.drain();
     assert_eq!(driven.take(), [DriverAction::TakeListed]);
@@ -112,7 +112,7 @@ fn keys_come_from_the_list_as_they_are_asked_for() {
 }
 
 #[test]
-fn a_list_of_another_process_or_one_that_cannot_be_read_does_not_count() {
+fn a_list_that_is_unreadable_or_of_another_process_is_ignored() {
     let walks =
         |driven: &mut Driven| matches!(driven.take()[..], [DriverAction::Scan { side: Side::Source, database: 0, .. }]);
     let mut driven = Driven::new(Begin { listed_run_id: Some("another".to_owned()), ..patient(Protocol::Switchyard) });
@@ -126,7 +126,7 @@ fn a_list_of_another_process_or_one_that_cannot_be_read_does_not_count() {
 }
 
 #[test]
-fn what_lives_elsewhere_is_neither_purged_nor_moved() {
+fn keys_with_overrides_are_neither_purged_nor_moved() {
     let topology =
         Topology::even(&["0".to_owned(), "1".to_owned()]).expect("two nodes").handed_over(&[slot()], NodeId(0));
     let apart = key("{t}apart");
@@ -152,7 +152,7 @@ fn what_lives_elsewhere_is_neither_purged_nor_moved() {
 /// Regression: a protocol that rolls back without publishing to workers committed all keys, and workers used them at
 /// the target.
 #[test]
-fn all_is_committed_only_at_the_side_where_workers_look() {
+fn all_keys_are_committed_only_at_the_side_workers_use() {
     for back in [false, true] {
         let mut driven = Driven::new(patient(Protocol::StopAndCopy));
         driven.drain();
@@ -190,7 +190,7 @@ fn all_is_committed_only_at_the_side_where_workers_look() {
 
 #[test]
 #[should_panic(expected = "records of a leg are durable in their order")]
-fn a_record_that_is_durable_before_another_is_a_bug() {
+fn a_record_durable_out_of_order_is_a_bug() {
     let mut driven = Driven::new(begin(Protocol::Switchyard));
     driven.step(DriverEvent::Recorded(2..=2));
 }
@@ -213,7 +213,7 @@ fn netmigrate_reads_at_both_nodes() {
 }
 
 #[test]
-fn of_double_reads_a_sample_is_fetched() {
+fn a_sample_of_double_reads_is_fetched() {
     let one_in = |fetches_one_in| DoubleRead { source: "a".to_owned(), target: "b".to_owned(), fetches_one_in };
     assert_eq!((1..=1000).filter(|number| one_in(100).fetches(*number)).count(), 10);
     assert!(!(0..1000).any(|number| one_in(0).fetches(number)));
@@ -255,7 +255,7 @@ fn rocksteady_fetches_missing_keys_together() {
 /// Regression: a leg rolled back while its target was away, and keys that clients had written there in a new database
 /// remained.
 #[test]
-fn what_a_node_has_is_not_known_while_it_is_away() {
+fn keys_of_a_node_are_unknown_while_it_is_away() {
     let mut driven = Driven::new(patient(Protocol::Switchyard));
     driven.drain();
     driven.step(DriverEvent::Taken(Some((vec![key("{t}1")], true))));
@@ -293,7 +293,7 @@ fn what_a_node_has_is_not_known_while_it_is_away() {
 
 /// Regression: a leg without keys ended at a target that had restarted since its purge and had its old keys again.
 #[test]
-fn a_leg_ends_only_where_the_process_answers_that_was_purged() {
+fn a_leg_ends_only_if_the_purged_process_confirms() {
     let mut driven = Driven::new(patient(Protocol::Switchyard));
     let end = |driven: &mut Driven| driven.take().iter().any(|what| matches!(what, DriverAction::Record { .. }));
     driven.drain();

@@ -25,7 +25,7 @@ fn other(topology: &Topology, key: &[u8]) -> NodeId {
 }
 
 #[test]
-fn a_key_lives_elsewhere_and_comes_home() {
+fn a_key_moves_elsewhere_and_returns() {
     let before = three();
     let hot = key("{a}hot");
     let (home, away) = (before.owner_of(&hot), other(&before, &hot));
@@ -58,7 +58,7 @@ fn a_key_lives_elsewhere_and_comes_home() {
 }
 
 #[test]
-fn a_slot_that_moves_to_where_its_exception_lives_has_it_no_more() {
+fn a_slot_that_moves_to_an_overrides_node_drops_the_override() {
     let before = three();
     let (one, two) = (key("{a}1"), key("{a}2"));
     let home = before.owner_of(&one);
@@ -74,7 +74,7 @@ fn a_slot_that_moves_to_where_its_exception_lives_has_it_no_more() {
 }
 
 #[test]
-fn a_node_at_which_keys_live_stays_in_the_list() {
+fn a_node_with_placement_overrides_stays_in_the_list() {
     let all: Vec<String> = (0..3).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
     let two = Topology::even(&all[..2]).expect("two nodes");
     let three = Topology::place(Some(&two), &all).expect("one joins").topology;
@@ -89,7 +89,7 @@ fn a_node_at_which_keys_live_stays_in_the_list() {
 }
 
 #[test]
-fn what_was_stored_is_checked() {
+fn stored_overrides_are_validated() {
     let topology = three();
     let (a, b) = (key("a"), key("b"));
     let (slot, away) = (crc16_slot(&a).number(), other(&topology, &a));
@@ -104,7 +104,7 @@ fn what_was_stored_is_checked() {
 }
 
 #[test]
-fn there_is_a_bound() {
+fn overrides_are_bounded() {
     let topology = three();
     let away = other(&topology, b"a");
     let many: Vec<Arc<[u8]>> = (0..EXCEPTIONS_MAX).map(|i| key(&format!("{{a}}{i}"))).collect();
@@ -127,7 +127,7 @@ proptest! {
     /// After any moves, a key is at the node of its last move, and the directory contains exactly the keys that are not
     /// at their slot owner.
     #[test]
-    fn as_a_map_would_have_it(steps in prop::collection::vec((any::<bool>(), 0_u16..12, 0_u16..3), 0..40)) {
+    fn overrides_follow_a_model_through_moves(steps in prop::collection::vec((any::<bool>(), 0_u16..12, 0_u16..3), 0..40)) {
         let keys: Vec<Arc<[u8]>> = (0..12).map(|i| key(&format!("{{{}}}{i}", i % 4))).collect();
         let mut topology = three();
         let mut lives: BTreeMap<Arc<[u8]>, NodeId> = keys.iter().map(|k| (k.clone(), topology.owner_of(k))).collect();
@@ -160,7 +160,7 @@ proptest! {
 
 /// One change with the maximum number of overrides.
 #[test]
-fn a_change_of_many_lists_what_changed() {
+fn a_change_among_many_overrides_lists_only_the_change() {
     let keys: Vec<Arc<[u8]>> = (0..EXCEPTIONS_MAX).map(|number| key(&format!("key:{number}"))).collect();
     let alone =
         |topology: &Topology| keys.iter().map(|key| (Arc::clone(key), other(topology, key))).collect::<Vec<_>>();
@@ -178,7 +178,7 @@ proptest! {
     /// Compares the directory with a plain map through moves of keys and slots. The difference from any earlier state
     /// converts that state into the later one.
     #[test]
-    fn the_directory_is_as_a_plain_map(steps in prop::collection::vec((prop::collection::vec(0..40_u8, 0..6), 0..3_u16, any::<bool>()), 1..12)) {
+    fn the_directory_equals_a_plain_map(steps in prop::collection::vec((prop::collection::vec(0..40_u8, 0..6), 0..3_u16, any::<bool>()), 1..12)) {
         let mut topology = three();
         let mut plain: BTreeMap<Arc<[u8]>, NodeId> = BTreeMap::new();
         let mut states = vec![(topology.clone(), plain.clone())];

@@ -93,7 +93,7 @@ impl Driven {
 }
 
 #[test]
-fn what_a_restarted_source_shows_of_a_batch_that_was_read_before_goes() {
+fn old_keys_of_a_copied_batch_are_removed_at_a_restarted_source() {
     let (there, absent) = (key("there"), key("absent"));
     let mut driven = Driven::moving(Durability::Memory, &[there.clone(), absent.clone()]);
     driven.step(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }, Copied::Absent] });
@@ -136,7 +136,7 @@ fn keys_that_did_not_fit_into_a_batch_come_in_the_next_ones() {
 }
 
 #[test]
-fn what_was_read_is_stored_again_after_both_have_restarted() {
+fn copied_keys_are_stored_again_after_both_sides_restart() {
     let there = key("there");
     let mut driven = Driven::moving(Durability::Memory, std::slice::from_ref(&there));
     driven.step(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }] });
@@ -149,7 +149,7 @@ fn what_was_read_is_stored_again_after_both_have_restarted() {
 }
 
 #[test]
-fn a_target_that_keeps_what_it_stored_is_not_cleared() {
+fn a_target_that_keeps_its_stored_keys_is_not_cleared() {
     for (durability, cleared) in [(Durability::Memory, true), (Durability::Aof, false)] {
         let there = key("there");
         let mut driven = Driven::moving(durability, std::slice::from_ref(&there));
@@ -169,7 +169,7 @@ fn a_target_that_keeps_what_it_stored_is_not_cleared() {
 }
 
 #[test]
-fn committed_keys_are_put_on_record_anew_when_the_target_restarts() {
+fn committed_keys_are_recorded_again_when_the_target_restarts() {
     let there = key("there");
     let mut driven = Driven::moving(Durability::Memory, std::slice::from_ref(&there));
     driven.step(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }] });
@@ -193,7 +193,7 @@ fn committed_keys_are_put_on_record_anew_when_the_target_restarts() {
 
 /// Both nodes restarted with old data, and the router ended before the purge of the source.
 #[test]
-fn what_a_source_shows_of_committed_keys_is_purged_by_the_next_router_too() {
+fn the_next_router_purges_committed_keys_at_a_restarted_source() {
     let there = Fingerprinter::new(7).of(b"there");
     let (move_id, leg, keys) = (MoveId(1), 0, vec![there]);
     let LegOrder { source, target, slots, durability, .. } = orders(Durability::Memory);
@@ -217,7 +217,7 @@ fn what_a_source_shows_of_committed_keys_is_purged_by_the_next_router_too() {
 }
 
 #[test]
-fn nothing_is_committed_before_the_workers_know_that_a_leg_goes_back() {
+fn nothing_is_committed_before_workers_know_of_the_rollback() {
     let there = key("there");
     let mut driven = Driven::moving(Durability::Memory, std::slice::from_ref(&there));
     let open = OpenLeg {
@@ -319,7 +319,7 @@ fn record(record: Record) -> Action {
 }
 
 #[test]
-fn a_leg_that_gives_up_its_target_ends_at_the_source_when_nobody_can_be_answered_from_there() {
+fn a_leg_without_its_target_ends_at_the_source_after_the_drain() {
     let there = key("there");
     let mut driven = one_has_moved(&there, Side::Target);
     let (move_id, leg) = (MoveId(1), 0);
@@ -352,7 +352,7 @@ fn a_leg_that_gives_up_its_target_ends_at_the_source_when_nobody_can_be_answered
 }
 
 #[test]
-fn a_leg_that_gives_up_its_source_ends_at_the_target_with_what_was_read() {
+fn a_leg_without_its_source_ends_at_the_target_with_copied_keys() {
     let (there, read) = (key("there"), key("read"));
     let mut driven = one_has_moved(&there, Side::Target);
     driven.step(Event::Reconnected { side: Side::Target, process: process("t1") });
@@ -383,7 +383,7 @@ fn a_leg_that_gives_up_its_source_ends_at_the_target_with_what_was_read() {
 }
 
 #[test]
-fn who_asks_a_leg_to_rest_while_it_ends_or_has_ended_gets_the_word() {
+fn a_quiesce_request_is_confirmed_while_or_after_a_leg_ends() {
     let mut driven =
         Driven { leg: Leg::new(orders(Durability::Memory), Fingerprinter::new(7), None), actions: Vec::new() };
     driven.step(Event::Met { source: process("s1"), target: process("t1") });

@@ -149,14 +149,14 @@ const BEFORE: [&str; 6] = ["Reach", "Reach", "Check", "LearnWaits", "List", "Fun
 const A_LEG: [&str; 6] = ["Hear", "Measure", "Clocks", "Room", "Stage", "Leg"];
 
 #[test]
-fn a_move_that_nothing_is_in_the_way_of() {
+fn an_undisturbed_move_runs_its_steps_in_order() {
     let (names, end) = Moving::new(begin()).run_to_end();
     let expected: Vec<&str> = [&BEFORE[..], &A_LEG, &A_LEG, &A_LEG, &["LookBehind"]].concat();
     assert_eq!((names, end), (expected.iter().map(|name| (*name).to_owned()).collect(), MoveEnd::Done));
 }
 
 #[test]
-fn legs_are_counted_and_what_has_moved_is_no_longer_left() {
+fn legs_are_numbered_and_moved_slots_are_not_left() {
     let mut moving = Moving::new(begin()).until("Leg");
     assert_eq!(moving.step, Step::Leg(leg(0, &[1])));
     moving.succeed();
@@ -193,7 +193,7 @@ fn an_abort_in_a_leg_ends_the_move_with_the_leg() {
 }
 
 #[test]
-fn what_has_all_moved_is_not_aborted() {
+fn a_completely_moved_move_is_not_aborted() {
     let mut moving = Moving::new(begin()).until("LookBehind");
     moving.life.on_user_request(UserRequest::Abort);
     assert!(!moving.life.is_cut_short());
@@ -207,7 +207,7 @@ fn what_has_all_moved_is_not_aborted() {
 }
 
 #[test]
-fn a_step_whose_node_is_lost_is_done_again_when_both_are_reached() {
+fn a_step_repeats_after_a_lost_node_when_both_are_reached() {
     for name in ["Check", "LearnWaits", "List", "Functions", "Measure", "Clocks", "Room", "Stage", "LookBehind"] {
         let mut moving = Moving::new(begin()).until(name);
         let before = moving.step.clone();
@@ -228,7 +228,7 @@ fn a_step_whose_node_is_lost_is_done_again_when_both_are_reached() {
 }
 
 #[test]
-fn a_leg_whose_node_is_lost_before_it_begins_is_cut_anew() {
+fn a_leg_is_cut_again_if_its_node_is_lost_before_the_start() {
     let mut moving = Moving::new(begin()).until("Leg");
     moving.came(StepResult::Lost);
     assert_eq!(moving.step, Step::Connect { side: Side::Source, then: Box::new(Step::HandleRequests) });
@@ -236,7 +236,7 @@ fn a_leg_whose_node_is_lost_before_it_begins_is_cut_anew() {
 }
 
 #[test]
-fn what_a_node_refuses_ends_the_move() {
+fn a_refusal_by_a_node_ends_the_move() {
     for name in ["Check", "List", "Functions", "Measure", "Clocks", "Room", "Stage", "LookBehind"] {
         let mut moving = Moving::new(begin()).until(name);
         assert_eq!(*moving.came(StepResult::Refused("it has no room".to_owned())), stopped("it has no room"), "{name}");
@@ -244,7 +244,7 @@ fn what_a_node_refuses_ends_the_move() {
 }
 
 #[test]
-fn a_leg_that_has_not_begun_is_tried_again_when_the_source_answers_quickly() {
+fn an_unstarted_leg_is_tried_again_when_the_source_is_fast() {
     let mut moving = Moving::new(begin()).until("Leg");
     moving.life.drained(50_000);
     assert_eq!(moving.life.drain_patience_us(), 100_000);
@@ -263,7 +263,7 @@ fn a_leg_that_has_not_begun_is_tried_again_when_the_source_answers_quickly() {
 }
 
 #[test]
-fn nothing_is_known_of_the_drain_at_first() {
+fn the_drain_time_is_unknown_at_first() {
     let mut moving = Moving::new(begin()).until("Leg");
     assert_eq!(moving.life.drain_patience_us(), 40_000);
     moving.came(StepResult::Ended(Outcome::NotBegun { why: "no drain".to_owned() }));
@@ -296,7 +296,7 @@ fn a_paused_move_begins_no_leg() {
 }
 
 #[test]
-fn a_leg_that_was_left_open_comes_first() {
+fn an_open_leg_comes_first() {
     let mut moving = Moving::new(resumed());
     let left: Vec<Slot> = moving.life.slots_left().iter().copied().collect();
     assert_eq!((left, moving.life.open().map(|open| open.leg)), (slots(&[2, 3]), Some(4)));
@@ -306,7 +306,7 @@ fn a_leg_that_was_left_open_comes_first() {
 }
 
 #[test]
-fn a_leg_that_was_left_open_ends_each_way() {
+fn an_open_leg_can_end_each_way() {
     let open = || Moving::new(resumed()).until("Leg");
     assert_eq!(open().step, Step::Leg(leg(4, &[2])));
     let mut moving = open();
@@ -320,7 +320,7 @@ fn a_leg_that_was_left_open_ends_each_way() {
 }
 
 #[test]
-fn a_leg_that_had_not_begun_is_none_that_is_open() {
+fn an_unstarted_leg_is_not_open() {
     let mut begin = resumed();
     open(&mut begin).moving = false;
     let moving = Moving::new(begin);
@@ -377,7 +377,7 @@ fn waits_for(begin: Begin, absent: &[Side]) -> (Option<u64>, String) {
 }
 
 #[test]
-fn an_open_leg_goes_on_without_a_target_that_is_not_there_and_waits_for_its_source() {
+fn an_open_leg_continues_without_its_target_and_waits_for_source() {
     let told = |side: &str| format!("waiting for {side}: refused");
     assert_eq!(waits_for(resumed(), &[]), (Some(0), String::new()));
     assert_eq!(waits_for(resumed(), &[Side::Target]), (Some(3), told("right")));
@@ -393,7 +393,7 @@ fn an_open_leg_that_is_at_its_target_needs_no_source() {
 }
 
 #[test]
-fn an_open_leg_goes_on_without_a_source_that_the_user_has_given_up() {
+fn an_open_leg_continues_without_a_source_that_is_given_up() {
     let told = "waiting for left: refused".to_owned();
     let given_up = |side| Begin { aborted: true, give_up: Some(side), ..resumed() };
     assert_eq!(waits_for(given_up(Side::Source), &[Side::Source]), (Some(3), told));
@@ -412,7 +412,7 @@ fn an_open_leg_goes_on_without_a_source_that_the_user_has_given_up() {
 }
 
 #[test]
-fn a_side_that_is_given_up_by_the_journal_is_not_reached() {
+fn a_side_given_up_in_the_journal_is_not_contacted() {
     for (side, other) in [(Side::Source, Side::Target), (Side::Target, Side::Source)] {
         let mut begin = resumed();
         open(&mut begin).given_up = Some(side);
@@ -463,7 +463,7 @@ impl ListedKeys for Known {
 }
 
 #[test]
-fn a_leg_has_whole_slots_as_many_as_fit() {
+fn a_leg_has_as_many_whole_slots_as_fit() {
     let life = Moving::new(begin()).life;
     let cut = |of_slots: [(u32, u64, bool); 3], without: &[u16]| {
         let known = Known((1..).zip(of_slots).collect());

@@ -235,12 +235,12 @@ fn recent() -> impl Strategy<Value = Vec<usize>> {
 
 proptest! {
     #[test]
-    fn a_plan_is_one_that_may_be_carried_out(problem in problems(), recent in recent()) {
+    fn plans_are_executable(problem in problems(), recent in recent()) {
         may_be_carried_out(&problem, &recent, &solve)?;
     }
 
     #[test]
-    fn a_plan_that_was_carried_out_is_followed_by_none(problem in problems()) {
+    fn an_executed_plan_needs_no_other(problem in problems()) {
         needs_no_other_plan(&problem, &solve)?;
     }
 }
@@ -280,7 +280,7 @@ fn skewed() -> Problem {
 }
 
 #[test]
-fn the_hottest_keys_go_where_there_is_room() {
+fn the_hottest_keys_go_to_nodes_with_room() {
     let plan = solve(&skewed(), &Previous::default());
     assert_eq!(plan.verdict, Verdict::Relieved, "{plan:?}");
     assert!(after(&plan).iter().all(|load| (load - 4000.0).abs() <= 400.0), "{:?}", plan.nodes);
@@ -301,7 +301,7 @@ fn a_node_without_hot_keys_is_relieved_by_slots() {
 }
 
 #[test]
-fn a_spike_and_a_node_between_goal_and_limit_rest() {
+fn a_spike_and_a_node_between_goal_and_limit_cause_no_move() {
     let mut problem = skewed();
     problem.nodes[0].lasting = 3000.0;
     assert_eq!(solve(&problem, &Previous::default()).verdict, Verdict::Fine);
@@ -384,7 +384,7 @@ fn a_node_without_capacity_has_a_higher_floor() {
 }
 
 #[test]
-fn a_node_that_nothing_helps_hinders_no_other() {
+fn a_node_without_remedy_does_not_block_others() {
     let nodes = vec![node(0, 9000.0), node(1, 4000.0), node(2, 500.0), node(3, 500.0)];
     // Node 0 has one key that no node can take.
     let keys = vec![key("a", 0, 0, 9000.0), key("b", 1, 1, 900.0), key("c", 5, 1, 800.0)];
@@ -408,7 +408,7 @@ fn a_node_of_weight_0_gets_and_gives_nothing() {
 }
 
 #[test]
-fn a_key_that_hot_copies_take_stays() {
+fn a_key_served_by_hot_copies_does_not_move() {
     let mut problem = skewed();
     (problem.nodes[0].load, problem.nodes[0].lasting) = (6400.0, 6400.0);
     for key in &mut problem.keys {
@@ -419,7 +419,7 @@ fn a_key_that_hot_copies_take_stays() {
 }
 
 #[test]
-fn a_cold_key_goes_home_and_one_that_moved_lately_stays() {
+fn a_cold_key_returns_and_a_recently_moved_one_stays() {
     let mut problem = skewed();
     problem.nodes.iter_mut().for_each(|node| (node.load, node.lasting) = (4000.0, 4000.0));
     problem.keys = vec![
@@ -436,7 +436,7 @@ fn a_cold_key_goes_home_and_one_that_moved_lately_stays() {
 }
 
 #[test]
-fn a_node_that_leaves_gives_everything() {
+fn a_node_being_removed_gives_everything() {
     let mut problem = skewed();
     problem.nodes[2].state = State::Leaving;
     problem.keys.push(KeyAt { at: NodeId(2), ..key("d", 9, 0, 10.0) });
@@ -462,7 +462,7 @@ fn a_node_that_leaves_gives_everything() {
 }
 
 #[test]
-fn capacity_says_when_a_node_is_missing_or_too_many() {
+fn capacities_show_missing_and_excess_nodes() {
     let mut problem = skewed();
     problem.nodes.iter_mut().for_each(|node| node.capacity = Some(4000.0));
     let plan = solve(&problem, &Previous::default());
@@ -480,7 +480,7 @@ fn capacity_says_when_a_node_is_missing_or_too_many() {
 
 /// The paper's workload: 98, 1, and 1 % of the load, over twenty keys by Zipf.
 #[test]
-fn each_policy_of_the_paper_does_what_it_says() {
+fn each_policy_of_the_paper_follows_its_description() {
     let shares: Vec<f64> = (1..=20).map(|rank| 1.0 / f64::from(rank)).collect();
     let all: f64 = shares.iter().sum();
     let keys: Vec<KeyAt> = shares

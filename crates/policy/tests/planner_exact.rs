@@ -147,7 +147,7 @@ fn optimum(problem: &Problem, most: f64) -> Option<f64> {
 }
 
 #[test]
-fn plans_are_about_as_good_as_the_exact_ones() {
+fn plans_are_close_to_the_optimum() {
     let (mut solvable, mut missed, mut ratios) = (0, 0, Vec::new());
     for (seed, problem) in
         (0..).map(|seed| (seed, problem(seed))).filter(|(_, problem)| needs_a_plan(problem)).take(PROBLEMS as usize)

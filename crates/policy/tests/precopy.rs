@@ -115,7 +115,7 @@ fn written(count: usize) -> Event {
 }
 
 #[test]
-fn what_is_written_is_read_again_when_what_was_sent_before_has_ended() {
+fn written_keys_are_copied_again_after_earlier_commands_complete() {
     let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a"]);
     assert!(driven.take().contains(&Action::Observe), "what was sent before the leg is awaited first");
     driven.step(written(100));
@@ -137,7 +137,7 @@ fn what_is_written_is_read_again_when_what_was_sent_before_has_ended() {
 }
 
 #[test]
-fn for_the_last_keys_everybody_waits_and_one_record_makes_the_target_the_owner() {
+fn clients_wait_for_the_last_keys_and_one_record_sets_the_owner() {
     let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a"]);
     driven.gone.push(key("{t}0"));
     driven.step(Event::Drained);
@@ -161,7 +161,7 @@ fn for_the_last_keys_everybody_waits_and_one_record_makes_the_target_the_owner()
 }
 
 #[test]
-fn a_node_that_is_another_process_ends_what_was_copied() {
+fn a_new_process_of_a_node_voids_the_copies() {
     for (side, begun) in [(Side::Source, false), (Side::Target, false), (Side::Source, true), (Side::Target, true)] {
         let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a", "{t}b"]);
         driven.is_held = true;
@@ -186,7 +186,7 @@ fn a_node_that_is_another_process_ends_what_was_copied() {
 }
 
 #[test]
-fn after_a_crash_the_record_of_the_cut_decides() {
+fn the_cut_over_record_decides_after_a_crash() {
     for (cut_over, given_up) in [(false, None), (true, None), (false, Some(Side::Source)), (true, Some(Side::Source))] {
         let open = OpenLeg {
             leg: 0,
@@ -222,7 +222,7 @@ fn after_a_crash_the_record_of_the_cut_decides() {
 }
 
 #[test]
-fn after_a_crash_older_copies_are_not_served_where_the_source_is_lost() {
+fn old_copies_are_not_served_after_a_crash_with_the_source_lost() {
     let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}0", "{t}a"]);
     driven.step(Event::Drained);
     driven.step(written(2));
@@ -274,7 +274,7 @@ fn after_a_crash_older_copies_are_not_served_where_the_source_is_lost() {
 
 /// All keys are copied again, which is correct for any state of the source.
 #[test]
-fn copies_of_before_an_unnamed_write_are_past_until_they_are_removed() {
+fn copies_older_than_an_unnamed_write_are_void_until_removed() {
     let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a"]);
     driven.step(Event::Drained);
     driven.step(Event::Rewritten);
@@ -285,7 +285,7 @@ fn copies_of_before_an_unnamed_write_are_past_until_they_are_removed() {
 }
 
 #[test]
-fn a_target_that_evicts_keys_before_the_cut_gets_nothing() {
+fn a_target_that_evicts_keys_before_the_cut_over_gets_nothing() {
     for begun in [false, true] {
         let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a"]);
         driven.step(Event::Drained);
@@ -308,7 +308,7 @@ fn a_target_that_evicts_keys_before_the_cut_gets_nothing() {
 }
 
 #[test]
-fn after_the_cut_a_lost_source_is_not_waited_for() {
+fn a_lost_source_is_not_waited_for_after_the_cut_over() {
     let open = OpenLeg {
         leg: 0,
         slots: orders().slots,
@@ -338,7 +338,7 @@ fn after_the_cut_a_lost_source_is_not_waited_for() {
 
 /// A slow command that delays the drain must not cause another full copy.
 #[test]
-fn a_drain_that_takes_too_long_is_tried_again_behind_another_round() {
+fn a_slow_drain_is_tried_again_after_another_round() {
     let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a"]);
     driven.step(Event::Drained);
     driven.take();
@@ -357,7 +357,7 @@ fn a_drain_that_takes_too_long_is_tried_again_behind_another_round() {
 
 /// A copy made before the last write of a key does not match the replies to its clients.
 #[test]
-fn where_the_source_is_lost_no_key_is_served_as_it_was_before_its_last_write() {
+fn no_stale_key_is_served_if_the_source_is_lost() {
     let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}0", "{t}a"]);
     driven.step(Event::Drained);
     driven.step(written(2));

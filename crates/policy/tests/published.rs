@@ -15,7 +15,7 @@ fn rules(protocol: Protocol) -> (Paper, Rules) {
 }
 
 #[test]
-fn each_state_has_its_way() {
+fn each_state_has_its_destination() {
     use State::{Complete, InProgress, NotStarted, Unsure};
     use Way::{Both, Pull, Source, Target};
     for (protocol, reads, writes) in [
@@ -208,7 +208,7 @@ fn key(name: &str) -> Key {
 
 /// The filter of Bloom telemetry contains only keys at the target: five pairs of a thousand numbers each would fill it.
 #[test]
-fn where_each_key_is_a_group_nothing_else_is_tracked() {
+fn only_groups_of_listed_keys_are_tracked() {
     let mut driven =
         Driven::new(Protocol::Bloom, Paper { groups: 1000, ..paper(Protocol::Bloom) }, &["{t}1", "{t}2", "{t}3"], None);
     driven.meet();
@@ -222,7 +222,7 @@ fn where_each_key_is_a_group_nothing_else_is_tracked() {
 
 /// Clients keep creating keys at the source while the filter lacks them, which never changes.
 #[test]
-fn it_ends_where_keys_are_created_without_an_end() {
+fn a_move_ends_although_keys_are_created_endlessly() {
     let mut driven = Driven::new(Protocol::Bloom, paper(Protocol::Bloom), &["{t}1"], None);
     driven.creates = true;
     driven.meet();
@@ -232,7 +232,7 @@ fn it_ends_where_keys_are_created_without_an_end() {
 
 /// Endless reads of keys that exist nowhere cause endless pulls.
 #[test]
-fn it_ends_where_keys_are_pulled_without_an_end() {
+fn a_move_ends_although_keys_are_pulled_endlessly() {
     let mut driven = Driven::new(Protocol::Rocksteady, paper(Protocol::Rocksteady), &["{t}1"], None);
     driven.meet();
     for number in 0..1000 {
@@ -245,7 +245,7 @@ fn it_ends_where_keys_are_pulled_without_an_end() {
 
 /// If a router ends while the source is being emptied, the next one does not copy the remaining keys again.
 #[test]
-fn it_is_on_record_that_the_target_has_everything_before_the_source_is_emptied() {
+fn the_complete_copy_is_recorded_before_the_source_is_emptied() {
     let mut driven = Driven::new(Protocol::NetMigrate, paper(Protocol::NetMigrate), &["{t}1"], None);
     driven.meet();
     assert!(driven.is_over());
@@ -281,7 +281,7 @@ fn it_is_on_record_that_the_target_has_everything_before_the_source_is_emptied()
 }
 
 #[test]
-fn the_user_may_go_back_until_keys_are_on_their_way() {
+fn a_rollback_is_possible_until_keys_are_in_transit() {
     for is_announced in [false, true] {
         let mut driven = Driven::new(Protocol::NetMigrate, paper(Protocol::NetMigrate), &["{t}1"], None);
         if is_announced {
@@ -301,7 +301,7 @@ fn the_user_may_go_back_until_keys_are_on_their_way() {
 
 /// A node may be lost permanently before any key has moved.
 #[test]
-fn a_side_is_given_up_before_keys_are_on_their_way() {
+fn a_side_can_be_given_up_before_keys_are_in_transit() {
     let mut driven = Driven::new(Protocol::NetMigrate, paper(Protocol::NetMigrate), &["{t}1"], None);
     driven.holds_announcements = true;
     driven.meet();
@@ -315,7 +315,7 @@ fn a_side_is_given_up_before_keys_are_on_their_way() {
 }
 
 #[test]
-fn a_key_that_is_refused_again_and_again_does_not_hold_up_the_move() {
+fn a_repeatedly_refused_key_does_not_delay_the_move() {
     for protocol in [Protocol::NetMigrate, Protocol::Bloom] {
         let mut driven = Driven::new(protocol, paper(protocol), &["{t}1", "{t}2"], None);
         driven.refused = vec![key("{t}1")];
@@ -332,7 +332,7 @@ fn a_key_that_is_refused_again_and_again_does_not_hold_up_the_move() {
 
 /// A value written by a client at the target is newer than a pulled one.
 #[test]
-fn what_is_pulled_is_not_stored_over_what_is_there() {
+fn a_pulled_key_does_not_overwrite_an_existing_one() {
     let mut driven = Driven::new(Protocol::Rocksteady, paper(Protocol::Rocksteady), &["{t}1"], None);
     driven.step(Event::Pace(Pace { batch_keys: 1, batches: 0, interval_us: 0 }));
     driven.meet();
@@ -347,7 +347,7 @@ fn what_is_pulled_is_not_stored_over_what_is_there() {
 }
 
 #[test]
-fn an_adaptive_tracker_is_told_where_it_errs() {
+fn an_adaptive_tracker_receives_its_errors() {
     let found = |driven: &Driven| {
         let found = |action: &Action| {
             if let Action::Io(Io::CorrectTracker { truth, .. }) = action { Some(*truth) } else { None }

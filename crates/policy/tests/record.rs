@@ -72,14 +72,14 @@ fn record() -> impl Strategy<Value = Record> {
 
 proptest! {
     #[test]
-    fn bytes_and_back(record in record()) {
+    fn records_survive_encoding_and_decoding(record in record()) {
         let mut bytes = Vec::new();
         record.encode(&mut bytes);
         prop_assert_eq!(Record::decode(&bytes), Ok(record));
     }
 
     #[test]
-    fn a_part_is_no_record(record in record(), keep in 0.0..1.0_f64) {
+    fn a_truncated_record_is_rejected(record in record(), keep in 0.0..1.0_f64) {
         let mut bytes = Vec::new();
         record.encode(&mut bytes);
         bytes.truncate((bytes.len() as f64 * keep) as usize);
@@ -88,7 +88,7 @@ proptest! {
 
     /// Decoding is exact: hostile bytes neither become another record nor cause a panic.
     #[test]
-    fn hostile_bytes(mut bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0_u8..10) {
+    fn hostile_bytes_decode_to_their_record_or_an_error(mut bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0_u8..10) {
         if let Some(first) = bytes.first_mut() {
             *first = 1;
         }
@@ -142,7 +142,7 @@ fn journal() -> Vec<Record> {
 }
 
 #[test]
-fn a_leg_under_way() {
+fn replay_finds_a_leg_in_progress() {
     let replay = Replay::of(&journal()).expect("a journal");
     assert_eq!(replay.last, 4);
     let open = &replay.open[&MoveId(4)];
@@ -156,7 +156,7 @@ fn a_leg_under_way() {
 }
 
 #[test]
-fn a_leg_that_returned_and_one_that_moved() {
+fn replay_finds_returned_and_moved_legs() {
     let (move_id, leg) = (MoveId(4), 0);
     let mut records = journal();
     records.push(Record::RolledBack { move_id, leg, why: "OOM".into() });
@@ -194,7 +194,7 @@ fn a_leg_that_returned_and_one_that_moved() {
 }
 
 #[test]
-fn a_move_of_keys_is_told_them_before_its_first_leg() {
+fn a_move_of_keys_records_them_before_its_first_leg() {
     let mut records = journal();
     let names = |names: &[&str]| names.iter().map(|name| Key::from(name.as_bytes())).collect::<Vec<_>>();
     let keys = Record::Keys { move_id: MoveId(4), keys: names(&["a", "b"]) };
@@ -209,7 +209,7 @@ fn a_move_of_keys_is_told_them_before_its_first_leg() {
 }
 
 #[test]
-fn records_that_fit_nothing() {
+fn records_that_fit_no_move_are_errors() {
     let (move_id, leg) = (MoveId(4), 0);
     let misfits = [
         Record::Begun {

@@ -362,7 +362,7 @@ fn run(seed: u64, planted: InjectedBug) -> (usize, usize) {
 }
 
 #[test]
-fn no_key_that_is_there_all_the_time_is_missed() {
+fn no_key_present_throughout_is_missed() {
     let mut ended = 0;
     for seed in 1..=60 {
         let (scans, missed) = run(seed, InjectedBug::Nothing);

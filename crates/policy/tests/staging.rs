@@ -83,7 +83,7 @@ fn unusable(staging: &Staging, source: Option<&str>, target: Option<&str>) -> us
 }
 
 #[test]
-fn what_is_touched_while_a_key_is_copied_is_read_again_behind_a_later_barrier() {
+fn elements_changed_during_a_copy_are_read_again_after_a_barrier() {
     let mut staging = begun();
     barrier(&mut staging, 7);
     touch(&mut staging, "before");
@@ -129,7 +129,7 @@ fn what_is_touched_while_a_key_is_copied_is_read_again_behind_a_later_barrier() 
 }
 
 #[test]
-fn what_cannot_be_written_is_not_followed_by_what_was_read_again() {
+fn a_failed_write_is_not_followed_by_elements_read_again() {
     let mut staging = begun();
     barrier(&mut staging, 7);
     reach(&mut staging, 7);
@@ -147,7 +147,7 @@ fn what_cannot_be_written_is_not_followed_by_what_was_read_again() {
 }
 
 #[test]
-fn what_changes_as_a_whole_is_copied_again_under_another_name_and_at_last_moved_whole() {
+fn a_key_that_changes_completely_is_copied_again_then_moved_whole() {
     let mut staging = Staging::default();
     step(&mut staging, Event::Begin { big: vec![place()], ends: ends(1) });
     let mut numbers = vec![look(&mut staging)];
@@ -164,7 +164,7 @@ fn what_changes_as_a_whole_is_copied_again_under_another_name_and_at_last_moved_
 }
 
 #[test]
-fn who_did_not_know_that_a_key_is_staged_does_harm_only_once_it_is_copied() {
+fn an_untracked_write_voids_staging_only_during_the_copy() {
     let mut staging = begun();
     barrier(&mut staging, 2);
     step(&mut staging, Event::Written { key: place().0 });
@@ -176,7 +176,7 @@ fn who_did_not_know_that_a_key_is_staged_does_harm_only_once_it_is_copied() {
 }
 
 #[test]
-fn another_connection_copies_anew_and_what_vanished_too() {
+fn a_new_connection_or_a_vanished_key_restarts_the_copy() {
     let mut staging = begun();
     let dropped = step(&mut staging, Event::Begin { big: vec![place()], ends: ends(2) });
     assert_eq!(dropped, [Action::Drop { place: place() }]);
@@ -259,7 +259,7 @@ fn read_whole(places: &[Place]) -> Event {
 /// A late first reply: the target was lost in the meantime, and the second key, which was renamed there, has not been
 /// read completely yet. If it counted as read, nothing of it would be stored, and it would be removed at the source.
 #[test]
-fn an_answer_to_an_earlier_question_means_nothing() {
+fn a_reply_to_an_earlier_request_is_ignored() {
     let mut staging = Staging::default();
     let all = [place(), (Key::from(&b"other"[..]), 0)];
     stage(&mut staging, &all);
@@ -285,7 +285,7 @@ fn an_answer_to_an_earlier_question_means_nothing() {
 /// The value of the key in another database was stored with the others, and is not stored again: it would exist and
 /// count as another client's key.
 #[test]
-fn what_is_read_whole_is_read_where_it_was_staged_in_vain() {
+fn a_key_is_read_whole_only_in_the_database_with_failed_staging() {
     let mut staging = Staging::default();
     let two = [(place().0, 0), (place().0, 1)];
     stage(&mut staging, &two);
@@ -303,7 +303,7 @@ fn what_is_read_whole_is_read_where_it_was_staged_in_vain() {
 }
 
 #[test]
-fn what_was_staged_in_vain_is_read_whole() {
+fn a_key_with_failed_staging_is_read_whole() {
     for in_vain in [counted(true, false, 4), counted(false, false, 3), StagingReply::Unusable("no".to_owned())] {
         let mut staging = storing();
         let places = vec![place()];
@@ -320,7 +320,7 @@ fn what_was_staged_in_vain_is_read_whole() {
 }
 
 #[test]
-fn what_cannot_be_read_whole_is_refused_once() {
+fn a_key_that_cannot_be_read_whole_is_refused_once() {
     let mut staging = storing();
     finished(&mut staging, counted(false, false, 0));
     let refused = step(&mut staging, Event::SourceLost);
@@ -335,7 +335,7 @@ fn what_cannot_be_read_whole_is_refused_once() {
 }
 
 #[test]
-fn what_was_read_whole_and_is_stored_once_more_is_stored_like_any_other() {
+fn a_key_read_whole_is_stored_again_like_any_other() {
     let mut staging = storing();
     finished(&mut staging, counted(false, false, 0));
     step(&mut staging, read_whole(&[place()]));

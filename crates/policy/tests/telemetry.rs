@@ -70,7 +70,7 @@ fn hottest(board: &Board, keys: usize) -> Vec<HotKey> {
 
 proptest! {
     #[test]
-    fn a_count_is_never_too_low_and_what_was_seen_never_too_high(
+    fn counts_are_never_too_low_and_seen_uses_never_too_high(
         keys in proptest::collection::vec(prop_oneof![3 => 0_u64..6, 1 => 0_u64..60], 0..600),
         known in 1_usize..20,
     ) {
@@ -101,7 +101,7 @@ proptest! {
 
 /// Hash collisions cost time, but no key.
 #[test]
-fn keys_of_one_place_in_the_index_are_told_apart() {
+fn keys_with_equal_index_positions_are_distinguished() {
     let mut segment = Segment::new(8);
     for round in 0..50_u64 {
         for key in 0..12_u64 {
@@ -154,7 +154,7 @@ fn a_flood_of_random_keys_neither_hides_a_hot_key_nor_is_hot() {
 
 /// Two workers see half of the load each. Keys become hot and then cold.
 #[test]
-fn what_becomes_hot_is_reported_after_one_segment_and_what_was_hot_is_forgotten() {
+fn hot_keys_are_reported_after_one_segment_and_then_forgotten() {
     let zipf = Zipf::new(1000, 0.9);
     let (mut numbers, mut board) = (Numbers(3), Board::new(Weights::default()));
     let mut second = |board: &mut Board, first: u64| {
@@ -195,7 +195,7 @@ fn what_becomes_hot_is_reported_after_one_segment_and_what_was_hot_is_forgotten(
 }
 
 #[test]
-fn names_are_kept_where_they_are_short() {
+fn short_names_are_stored() {
     assert_eq!(Name::of(b"user:1").key(), Some(&b"user:1"[..]));
     assert_eq!(Name::of(&[b'x'; 64]).key().map(<[u8]>::len), Some(64));
     assert_eq!((Name::of(&[b'x'; 65]).key(), Name::NONE.key()), (None, None));
@@ -204,7 +204,7 @@ fn names_are_kept_where_they_are_short() {
 
 /// Keys with one name in different databases are different.
 #[test]
-fn keys_of_different_databases_are_told_apart() {
+fn keys_of_different_databases_are_distinguished() {
     let mut segment = Segment::new(8);
     for database in [0, 0, 0, 1, 1, 7] {
         segment.note(Identity::new(hash(1), database, b"k"), READ);
@@ -218,7 +218,7 @@ fn keys_of_different_databases_are_told_apart() {
 }
 
 #[test]
-fn what_a_hot_copy_answers_is_load_of_the_key_and_not_of_the_node() {
+fn hits_count_as_load_of_the_key_but_not_of_the_node() {
     let mut segment = Segment::new(8);
     let key = Identity::new(hash(1), 0, b"k");
     let uses = [(AccessKind::Hit, 60), (AccessKind::Read, 30), (AccessKind::Write, 10)];

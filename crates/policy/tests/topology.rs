@@ -72,7 +72,7 @@ fn numbers_follow_the_list_and_slots_follow_the_names() {
 }
 
 #[test]
-fn lists_that_cannot_be_placed() {
+fn invalid_node_lists_are_refused() {
     for place in [Topology::even as fn(&[String]) -> _, |names| {
         let stored = Topology::even(&list(&["a:1"]))?;
         Topology::place(Some(&stored), names).map(|placed| placed.topology)
@@ -130,7 +130,7 @@ fn numbers_run_out_with_an_error() {
 }
 
 #[test]
-fn parts_that_are_no_topology() {
+fn invalid_parts_are_refused() {
     let node = |id: u16, name: &str| Node { id: NodeId(id), name: name.into() };
     let two = || vec![node(0, "a:1"), node(1, "b:1")];
     let halves = [(NodeId(0), 0..=8191), (NodeId(1), 8192..=16383)];

@@ -73,7 +73,7 @@ fn the_formula_gives_the_published_table() {
 }
 
 #[test]
-fn one_four_and_sixteen_pairs_share_a_bloom_filter_as_the_formula_says() {
+fn pairs_that_share_a_bloom_filter_match_the_formula() {
     for layout in [Layout::Shared, Layout::Partitioned] {
         for (hashes, pairs) in [(4, 1), (4, 4), (4, 16), (2, 4), (7, 1)] {
             // Sixteen bits per group with one pair, four with four pairs, one with sixteen.
@@ -96,7 +96,7 @@ fn one_four_and_sixteen_pairs_share_a_bloom_filter_as_the_formula_says() {
 }
 
 #[test]
-fn and_both_filters() {
+fn pairs_that_share_counting_filters_match_the_formula() {
     for pairs in [1, 4, 16] {
         let filter = |cells| Filter { cells, hashes: 4, layout: Layout::Shared };
         let (complete, under_way) = (filter(1 << 22), filter(1 << 17));
@@ -141,7 +141,7 @@ fn is_allowed(kind: Kind, truth: State, said: State) -> bool {
 }
 
 #[test]
-fn no_tracker_errs_to_the_other_side() {
+fn trackers_err_only_in_the_permitted_direction() {
     for kind in Kind::ALL {
         assert_eq!(Kind::named(kind.name()), Some(kind));
         // So small that most answers for unstarted groups are wrong; and 8192 groups in progress fill no counter.
@@ -173,7 +173,7 @@ fn no_tracker_errs_to_the_other_side() {
 }
 
 #[test]
-fn an_adaptive_tracker_repairs_what_was_found() {
+fn an_adaptive_tracker_repairs_reported_errors() {
     let small = Filters::new(Geometry::netmigrate(1 << 8, 1 << 4));
     let mut tracker = Adaptive::new(small, 100);
     groups(1, 0..1 << 11).for_each(|group| tracker.complete(group));
@@ -200,7 +200,7 @@ fn an_adaptive_tracker_repairs_what_was_found() {
 
 /// Excluded by the papers: a group goes back from in progress to not started, although it was neither.
 #[test]
-fn what_collides_with_a_group_that_completes_seems_to_go_back() {
+fn a_group_colliding_with_a_completing_one_seems_to_go_back() {
     let filter = |cells| Filter { cells, hashes: 4, layout: Layout::Shared };
     let mut tracker = Filters::new(Geometry { complete: filter(1 << 22), under_way: Some(filter(64)) });
     groups(1, 0..16).for_each(|group| tracker.start(group));
@@ -223,7 +223,7 @@ fn a_counter_that_is_full_stays_until_the_reset() {
 }
 
 #[test]
-fn memory_is_what_the_geometry_says() {
+fn memory_matches_the_geometry() {
     for geometry in [Geometry::NETMIGRATE, Geometry::NETMIGRATE_SHIPPED, Geometry::BLOOM_TELEMETRY] {
         assert_eq!(Filters::new(geometry).bytes() as u64, geometry.bytes());
     }

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn writes_what_the_protocol_says() {
+    fn values_are_encoded_as_in_the_protocol() {
         let mut out = Vec::new();
         command(&mut out, [&b"GET"[..], b"k"]);
         integer(&mut out, i64::MIN);

@@ -139,7 +139,7 @@ mod tests {
     use super::{matches, matches_key, matches_nocase, matches_setting};
 
     #[test]
-    fn matches_as_redis_does() {
+    fn patterns_match_as_in_redis() {
         for (pattern, text, expected) in [
             ("*", "", false),
             ("**", "", false),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn case_makes_no_difference_for_settings_but_where_redis_sees_one() {
+    fn settings_ignore_case_exactly_as_redis_does() {
         for (pattern, expected) in [
             ("MAXCL*", true),
             ("[L-N]axclients", true),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn many_stars_cost_no_more_than_the_product_of_the_lengths() {
+    fn many_stars_cost_at_most_the_product_of_the_lengths() {
         let pattern = "a*".repeat(1000) + "b";
         assert!(!matches(pattern.as_bytes(), &[b'a'; 20_000]));
         assert!(matches(pattern.as_bytes(), &[&[b'a'; 20_000][..], b"b"].concat()));

@@ -334,7 +334,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_of_an_error_has_no_arguments() {
+    fn reported_errors_contain_no_arguments() {
         let refused = b"-ERR unknown command 'RESTORE', with args beginning with: 'user:1' '0' 'secret' \r\n";
         assert_eq!(redacted_error(refused), "ERR unknown command 'RESTORE'");
         let older =
@@ -368,7 +368,7 @@ mod tests {
     ];
 
     #[test]
-    fn finds_the_end_of_every_kind_however_the_bytes_are_cut() {
+    fn the_end_of_every_kind_of_reply_is_found_for_any_split() {
         for reply in REPLIES {
             let buf = [reply, &b"+NEXT\r\n"[..]].concat();
             for cut in 0..reply.len() {
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_not_a_reply() {
+    fn invalid_replies_are_refused() {
         assert!(ReplyFollower::default().follow(b"$3\r\nabcde").is_err());
         for bad in [
             &b"x\r\n"[..],
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn follows_a_reply_to_its_end_however_the_bytes_are_cut() {
+    fn a_reply_is_followed_to_its_end_for_any_split() {
         for reply in REPLIES {
             let buf = [reply, &b"+NEXT\r\n"[..]].concat();
             for cut in 0..reply.len() {
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_line_is_looked_through_once() {
+    fn a_long_line_is_searched_once() {
         let line = [b"*2\r\n+".as_slice(), &vec![b'x'; 3 << 20], b"\r\n:7\r\n"].concat();
         let mut scanner = ReplyScanner::default();
         let mut at = 0;
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_of_no_key_and_what_shows_one() {
+    fn replies_for_missing_keys_are_distinguished() {
         let of_none = [
             "$-1\r\n",
             "_\r\n",
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_replies_apart() {
+    fn replies_are_split_into_elements() {
         let array = b"*3\r\n:1\r\n*2\r\n$1\r\na\r\n*0\r\n$-1\r\n";
         let parts: Vec<_> = elements(array).collect();
         assert_eq!(parts, [&b":1\r\n"[..], b"*2\r\n$1\r\na\r\n*0\r\n", b"$-1\r\n"]);

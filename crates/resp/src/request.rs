@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_arguments_however_the_bytes_are_cut() {
+    fn arguments_are_found_for_any_split() {
         let bytes = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$12\r\nhello\r\nworld\r\n*1\r\n";
         let whole = bytes.len() - 4;
         for cut in 0..whole {
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_redis_says_of_broken_commands() {
+    fn invalid_commands_have_redis_error_texts() {
         for (bytes, error) in [
             (&b"*x\r\n"[..], ProtocolError::InvalidMultibulkLength),
             (b"*2147483648\r\n", ProtocolError::InvalidMultibulkLength),
@@ -565,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_who_has_not_authenticated() {
+    fn unauthenticated_clients_have_lower_limits() {
         let limits = Limits { authenticated: false, ..LIMITS };
         let mut scanner = Scanner::default();
         assert_eq!(scanner.scan(b"*11\r\n", &limits), Err(ProtocolError::UnauthenticatedMultibulkLength));
@@ -574,13 +574,13 @@ mod tests {
     }
 
     #[test]
-    fn marks_what_must_not_be_forwarded_as_it_is() {
+    fn commands_that_must_not_be_forwarded_unchanged_are_marked() {
         assert_eq!(scan(b"*1\r\n$4\r\nPINGxx"), Ok(Scan::Complete { len: 14, canonical: false }));
         assert_eq!(scan(b"*1\rx$4\r\nPING\r\n"), Ok(Scan::Complete { len: 14, canonical: false }));
     }
 
     #[test]
-    fn declares_a_large_argument_without_waiting_for_it() {
+    fn a_large_argument_is_reported_before_it_is_complete() {
         let mut scanner = Scanner::default();
         let bytes = b"*5\r\n$3\r\nSET\r\n$1\r\nk\r\n$5000000\r\nabc";
         let Ok(Scan::Large { data, len, after }) = scanner.scan(bytes, &LIMITS) else { panic!("not large") };
@@ -589,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn follows_a_large_command_to_its_end_however_the_bytes_are_cut() {
+    fn a_large_command_is_followed_to_its_end_for_any_split() {
         let tail = b"0123456789\r\n$2\r\nEX\r\n$2\r\n10\r\n*1\r\n";
         let end = tail.len() - 4;
         for first in 0..=end {
@@ -612,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn splits_inline_commands_as_redis_cli_does() {
+    fn inline_commands_are_split_as_in_redis_cli() {
         let split = |line: &str| {
             split_inline(line.as_bytes()).map(|a| a.iter().map(|x| x.escape_ascii().to_string()).collect::<Vec<_>>())
         };
@@ -627,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_of_an_argument_is_known_once_its_length_is() {
+    fn outstanding_bytes_are_known_once_the_length_is() {
         let limits = Limits { argument_max: 1000, large: usize::MAX, authenticated: true };
         let request = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$10\r\n0123456789\r\n";
         let header = request.len() - 12;

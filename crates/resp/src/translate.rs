@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_rise_in_the_shape_of_their_command() {
+    fn replies_are_converted_to_resp3_by_the_shape_of_their_command() {
         for (two, of, three) in [
             ("$-1\r\n", Shape::Map, "_\r\n"),
             ("*-1\r\n", Shape::Streams, "_\r\n"),
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_of_commands_whose_copies_are_kept_sink_to_what_they_were() {
+    fn copied_replies_convert_back_to_their_resp2_form() {
         for (three, of, two) in [
             ("_\r\n", Shape::Plain, Some("$-1\r\n")),
             ("$1\r\na\r\n", Shape::Plain, None),

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn formatted_values_parse_to_themselves() {
         for bytes in [0, 1, 999, 1000, 1024, 1536, 1 << 20, 256 << 20, 512 << 20, 3 << 30, 5_000_000, u64::MAX] {
             assert_eq!(parse_size(&format_size(bytes)), Some(bytes), "{bytes}");
         }

@@ -48,7 +48,7 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn every_command_of_a_stream_is_found_however_it_is_cut(commands in commands(), cuts in prop::collection::vec(1usize..64, 1..50)) {
+    fn every_command_of_a_stream_is_found_for_any_split(commands in commands(), cuts in prop::collection::vec(1usize..64, 1..50)) {
         let mut stream = Vec::new();
         for args in &commands {
             encode::command(&mut stream, args.iter().map(Vec::as_slice));
@@ -99,7 +99,7 @@ proptest! {
     }
 
     #[test]
-    fn every_reply_is_found_and_followed_however_it_is_cut(reply in reply(), cut in any::<prop::sample::Index>()) {
+    fn every_reply_is_found_and_followed_for_any_split(reply in reply(), cut in any::<prop::sample::Index>()) {
         let stream = [&reply[..], b"+NEXT\r\n"].concat();
         let cut = cut.index(reply.len());
         let mut scanner = ReplyScanner::default();
@@ -129,7 +129,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn a_translated_reply_is_one_whole_reply(answer in reply(), shape in 0usize..15) {
+    fn a_converted_reply_is_one_complete_reply(answer in reply(), shape in 0usize..15) {
         use switchyard_resp::translate::{Shape, to_resp3};
         let shapes = [
             Shape::Plain, Shape::Map, Shape::Set, Shape::Double, Shape::Doubles, Shape::Scored, Shape::ScoredFlat, Shape::Pairs,

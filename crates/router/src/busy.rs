@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_that_hangs_ends_being_busy() {
+    fn a_hanging_script_counts_as_busy_for_ten_seconds() {
         let shows = |age_ms, is_script| {
             Busy::explains_silence(Duration::from_millis(age_ms), is_script, Duration::from_secs(5))
         };

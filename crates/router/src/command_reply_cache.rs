@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_kept_by_request_and_protocol_and_few() {
+    fn cached_replies_are_keyed_by_request_and_protocol_and_bounded() {
         let heard = CommandReplyCache::default();
         heard.note(false, b"COMMAND", b"old");
         heard.note(false, b"COMMAND", b"new");

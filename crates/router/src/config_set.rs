@@ -85,7 +85,7 @@ mod tests {
     use crate::settings::RuntimeSettings;
 
     #[test]
-    fn zero_and_minus_one_mean_never() {
+    fn zero_and_minus_one_disable_a_setting() {
         let mut overrides = Overrides::default();
         let mut set = |name: &str, number| {
             let settable = SETTABLE.iter().find(|s| s.name == name).expect("a setting");

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_at_processes_that_are_gone_are_bounded() {
+    fn leftovers_of_ended_processes_are_bounded() {
         let all = Connections::default();
         for client_id in 0..LEFT_MAX as u64 + 10 {
             all.add(at(0, client_id, "a"));

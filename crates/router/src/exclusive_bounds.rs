@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bound_holds_over_all_workers_whoever_comes_when() {
+    fn connection_limit_holds_over_concurrent_workers() {
         let bounds = ExclusiveBounds::new(4);
         let most = AtomicUsize::new(0);
         let taken: [AtomicUsize; 2] = Default::default();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_takes_bounds_all_kinds_together() {
+    fn node_limit_applies_to_all_kinds_together() {
         let bounds = ExclusiveBounds::new(2);
         bounds.set_clients_max(8);
         assert!((0..6).all(|n| bounds.take(n % 2, n % 3, 100)));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_keeps_more_than_its_share_while_others_wait() {
+    fn workers_keep_at_most_their_share_while_others_wait() {
         let bounds = ExclusiveBounds::new(2);
         assert!(!bounds.is_above_share(0, 1, 4, 4), "nobody waits");
         bounds.set_waiting(1, 1, true);

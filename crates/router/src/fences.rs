@@ -115,7 +115,7 @@ mod tests {
     use crate::function_turns::FunctionTurns;
 
     #[test]
-    fn what_broke_is_remembered_until_its_end_is_confirmed() {
+    fn broken_connections_are_listed_until_their_end_is_confirmed() {
         let fences = Fences::default();
         let process = |run_id: &str, client_id| Process { run_id: run_id.to_owned(), client_id };
         let (node, other) = (NodeId(0), NodeId(1));
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_not_changed_before_what_was_to_store_some_has_ended() {
+    fn function_changes_wait_for_connections_that_store_functions() {
         let (fences, turns) = (Fences::default(), FunctionTurns::default());
         let process = |client_id| Process { run_id: "a".to_owned(), client_id };
         let node = NodeId(0);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn only_other_runs_of_the_same_router_are_ended() {
+    fn only_connections_of_other_runs_are_killed() {
         let list = "id=3 addr=10.0.0.1:5 name=switchyard-5ite-1f-a0-0 db=0\n\
              id=4 addr=10.0.0.1:6 name=switchyard-5ite-2f-b0-mover-7 db=0\n\
              id=5 addr=10.0.0.1:7 name=switchyard-0the-1f-a0-0 db=0\n\

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_begins_behind_changes_and_before_others() {
+    fn a_copy_follows_running_changes_and_blocks_later_ones() {
         let turns = FunctionTurns::default();
         let (one, other) = (turns.begin_change().expect("free"), turns.begin_change().expect("as many as there are"));
         let copy = turns.begin_copy().expect("nobody copies");
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_doubt_holds_up_changes_and_no_copy() {
+    fn a_doubt_blocks_changes_but_not_copies() {
         let turns = FunctionTurns::default();
         let doubt = turns.begin_copy().expect("free").leave_doubt();
         assert!(turns.begin_change().is_none());

@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gate_of_a_key_that_goes_is_shut_until_no_worker_gives_its_copies() {
+    fn gate_of_a_removed_key_is_shut_until_all_workers_adopt_the_set() {
         let hot = HotCopies::new(2);
         let (hash, slot) = (77 << 40, Slot::new(7).expect("a slot"));
         let gate = || hot.published().gates.load(GateId::of_key(hash));
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_panics_shuts_what_was_read_and_all_keys_come_anew() {
+    fn worker_panic_replaces_gates_and_restarts_all_keys() {
         let hot = HotCopies::new(2);
         hot.change(true, vec![(1, Slot::new(7).expect("a slot"))], Vec::new());
         let before = hot.published();
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_suspended_stays_so_with_new_gates() {
+    fn suspension_persists_across_new_gates() {
         let hot = HotCopies::new(1);
         assert!(hot.suspend(true) && !hot.suspend(true));
         hot.forget_worker(0);

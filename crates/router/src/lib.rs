@@ -902,7 +902,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_costs_a_worker_its_clients_and_no_more() {
+    fn worker_panic_disconnects_only_its_clients() {
         let topology = Topology::even(&["127.0.0.1:1".to_string()]).expect("one node");
         let settings = Settings {
             listen: vec![ListenerSettings::tcp("127.0.0.1:0".parse().expect("address"))],

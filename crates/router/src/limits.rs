@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_counted_apart() {
+    fn keys_have_separate_buckets() {
         let (limits, mut slices) = (Limits::default(), KeySlices::default());
         let mut admitted = |key: &str, now_us: u64| {
             (0..100).filter(|_| slices.take(&limits, 4, key.as_bytes(), 10, now_us).is_ok()).count()
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_given_back() {
+    fn quotas_are_released_on_drop() {
         let account = Arc::new(Account::default());
         let part = Arc::new(Part::new(account.clone(), 1));
         let mut first = ClientQuota::connect(part.clone(), Some(2)).expect("room");
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_is_taken_from_what_is_shared_once() {
+    fn shared_rate_is_written_once_per_slice() {
         let account = Arc::new(Account::default());
         let part = Part::new(account.clone(), 2);
         let mut writes = 0;
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_all_workers_stay_within_the_percentage() {
+    fn byte_limit_holds_within_the_slice_percentage() {
         const MAX: u64 = 100_000;
         let account = Arc::new(Account::default());
         let parts: Vec<Arc<Part>> = (0..4).map(|_| Arc::new(Part::new(account.clone(), 4))).collect();

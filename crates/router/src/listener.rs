@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_tried_without_taking_a_client() {
+    fn address_probe_accepts_no_client() {
         let tried = probe(([127, 0, 0, 1], 0).into()).expect("a free port");
         let address = tried.local_addr().expect("an address").as_socket().expect("an address of TCP");
         assert!(std::net::TcpStream::connect(address).is_err());
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unix_socket_has_its_mode_and_goes_with_the_router() {
+    fn unix_socket_has_its_mode_and_is_removed_on_drop() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("s");
         let first = bind(&[unix(&path, 0o660)], 2).map_err(|e| e.to_string()).expect("binds");
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_socket_that_nobody_listens_on_is_replaced() {
+    fn only_a_socket_without_listener_is_replaced() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("s");
         let other = UnixListener::bind(&path).expect("binds");

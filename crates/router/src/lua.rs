@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_uses_only_its_keys_is_proved() {
+    fn scripts_with_declared_keys_are_proved() {
         for body in [
             "",
             "return 1",
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_might_use_others_is_wrapped() {
+    fn scripts_with_possibly_undeclared_keys_are_wrapped() {
         for body in [
             "return redis.call('GET','x')",
             "return redis.call('GET',KEYS[1]..'x')",
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_uses_other_globals_is_refused_and_what_is_no_lua_is_not_understood() {
+    fn unlisted_globals_are_refused_and_invalid_lua_is_not_understood() {
         for body in [
             "return _G.redis.call('GET','x')",
             "return loadstring('return 1')()",
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn deep_and_wide_texts_end_early() {
+    fn deeply_nested_scripts_are_not_understood() {
         let nested =
             |open: &str, close: &str, depth: usize| format!("return {}1{}", open.repeat(depth), close.repeat(depth));
         assert_eq!(judged(&nested("(", ")", 150)), "proved");
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn preludes_stay_on_one_line_and_come_off_again() {
+    fn preludes_are_one_line_and_removable() {
         let table = CommandTable::builtin();
         for script in ["return redis.call('GET','x')", "local r = redis return r.call('GET', getmetatable(''))"] {
             let Verdict::Wrapped(prelude) = analyse(script.as_bytes(), &table, UndeclaredKeys::Slot) else {
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prelude_elsewhere_does_not_pass_for_the_check() {
+    fn a_prelude_in_another_place_is_no_check() {
         let table = CommandTable::builtin();
         let evil = format!("#!lua name=x\nlocal r = redis --[==[ \n{} ]==]", *OF_LIBRARY);
         assert!(!is_wrapped_library(evil.as_bytes()));
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_of_older_routers_get_the_present_check() {
+    fn libraries_of_older_routers_get_the_current_check() {
         let table = CommandTable::builtin();
         let older = include_str!("lua/prelude-0.1.0.lua");
         let (front, back) = ("#!lua name=x\n", "redis.register_function('f', function() return 1 end)");

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_thread_allocates_and_another_frees_adds_up() {
+    fn allocations_freed_by_another_thread_add_up() {
         let _here = Account::open();
         let before = thread_balance();
         note(5000);

@@ -428,7 +428,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_of_the_last_half_minute_are_known_until_a_move_begins() {
+    fn recent_waits_are_discarded_when_a_move_begins() {
         let start = Instant::now();
         let second = Duration::from_secs(1);
         let mut lately = RecentWaits::default();
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn traffic_is_that_of_all_workers_and_times_are_of_commands_that_do_not_wait() {
+    fn traffic_sums_workers_and_excludes_blocking_commands_from_times() {
         let workers = [Arc::<NodeCounters>::default(), Arc::default()];
         for (class, us) in [(CommandClass::Read, 100), (CommandClass::Many, 200), (CommandClass::Blocking, 5_000_000)] {
             workers.iter().for_each(|worker| {
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_below_the_bound_of_its_bucket_and_not_of_the_one_before() {
+    fn values_are_within_the_bounds_of_their_bucket() {
         for us in (0..5000).chain([1 << 20, (1 << 20) + 7]) {
             let bucket = bucket_of(us);
             assert!(us < upper_bound(bucket), "{us}");

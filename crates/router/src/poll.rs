@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_survive_the_kernel() {
+    fn tokens_roundtrip_through_epoll_data() {
         for token in [
             Token::Wake,
             Token::Tick,

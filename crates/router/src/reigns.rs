@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reign_counts_for_its_own_node_and_from_its_beginning() {
+    fn a_reign_counts_for_its_node_from_its_start() {
         let reigns = ProcessReplacements::default();
         let (node, other) = (NodeId(3), NodeId(4));
         reigns.begin(node);

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scripts_take_no_more_memory_than_they_may_and_each_is_kept_once() {
+    fn scripts_use_bounded_memory_and_are_stored_once() {
         let table = CommandTable::builtin();
         let mut scripts = Scripts::default();
         let text = |number: usize| {

@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mark_is_found_in_what_nodes_answer() {
+    fn ownership_records_are_parsed_from_node_replies() {
         let mark =
             OwnershipRecord { term: 8, holder: "1f-a0".to_owned(), version: 6, beat: 3, ..OwnershipRecord::default() };
         for answer in [
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_router_that_was_replaced_remembers_it() {
+    fn a_replaced_router_remembers_it() {
         let seat = FleetOwnership::new("5ite", 7, "me".to_owned(), 2, EarlierRouters::default());
         assert_eq!(seat.question(), ["ACL", "GETUSER", "switchyard-5ite"]);
         assert_eq!(seat.claim(), ["ACL", "SETUSER", "switchyard-5ite", "off", "~holder:7:me", "~version:2"]);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_used_after_the_wait_for_a_router_that_may_have_copies() {
+    fn node_use_waits_for_a_predecessor_with_hot_copies() {
         let before =
             EarlierRouters { predecessor: Predecessor::Unknown, nodes: BTreeSet::from([NodeId(0), NodeId(1)]) };
         let seat = FleetOwnership::new("5ite", 7, "me".to_owned(), 2, before);

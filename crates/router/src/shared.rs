@@ -700,7 +700,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_comes_with_its_own_number() {
+    fn a_plan_is_read_with_its_number() {
         let shared = shared(1);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -723,7 +723,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_primary_is_used_when_all_have_left_the_one_before() {
+    fn a_new_primary_is_used_after_all_workers_left_the_old() {
         let shared = shared(2);
         assert!(shared.all_left_old_servers(), "there was none before");
         shared.change_servers(|servers| drop(servers.insert(NodeId(0), Servers::default())));

@@ -89,7 +89,7 @@ mod tests {
     use super::Slab;
 
     #[test]
-    fn a_stale_handle_reaches_nobody() {
+    fn a_stale_handle_reaches_no_entry() {
         let mut slab = Slab::new();
         let first = slab.insert("a");
         assert_eq!(slab.remove(first), Some("a"));

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_beginning_what_is_there_is_shown() {
+    fn truncated_requests_are_shown_as_far_as_received() {
         let shown = |request: &str| -> Vec<String> {
             shorten_truncated(request.as_bytes()).into_iter().map(|arg| String::from_utf8(arg).unwrap()).collect()
         };

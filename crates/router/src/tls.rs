@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_verified_by_their_names_and_else_by_address() {
+    fn servers_are_verified_by_name_or_else_by_address() {
         let (one, two): (SocketAddr, SocketAddr) =
             ("10.0.0.1:6379".parse().expect("one"), "10.0.0.2:6379".parse().expect("one"));
         let tls = own_names();

@@ -235,7 +235,7 @@ fn violations(files: &BTreeMap<String, String>, worker: &[(&str, Sees)], owners:
 }
 
 #[test]
-fn each_file_of_a_worker_sees_what_its_room_may_see() {
+fn worker_files_access_only_their_layers() {
     let wrong = violations(&files(), WORKER, OWNERS);
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }

@@ -419,7 +419,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_is_what_was_read() {
+    fn encoded_replies_decode_unchanged() {
         for value in [None, Some(vec![]), Some(vec![7]), Some(vec![u32::MAX, 0, 1 << 31])] {
             assert_eq!(decode(&encode(&Reply::Value(value.clone()))), Reply::Value(value));
         }

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_happens_late_or_never_but_not_twice() {
+    fn unknown_operations_happen_at_most_once() {
         let count = op(0, UNKNOWN, Act::Count(None));
         let read = |at, value| op(at, at + 1, Act::Read(value));
         assert_eq!(check(&[count.clone(), read(50, None)], None, 0), Verdict::Fine);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_life_ends_in_time() {
+    fn a_time_to_live_ends_in_time() {
         let write = op(100, 110, Act::Write(1, Some(50)));
         let read = |at, value| op(at, at + 1, Act::Read(value));
         assert_eq!(check(&[write.clone(), read(140, Some(vec![1]))], None, 0), Verdict::Fine);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resurrection_is_seen() {
+    fn a_resurrection_is_detected() {
         let ops = [
             op(0, 1, Act::Push(7, Some(1))),
             op(2, 3, Act::Remove(Some(1))),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_on_a_condition_needs_it() {
+    fn conditional_writes_need_their_condition() {
         let swap = op(20, 30, Act::Swap(Some(vec![1]), 2));
         let read = op(40, 41, Act::Read(Some(vec![2])));
         let write = |from, value| op(from, from + 5, Act::Write(value, None));

@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_built_in_are_understood() {
+    fn built_in_scenarios_are_valid() {
         for (name, text) in BUILT_IN {
             Scenario::parse(name, text).expect(name);
         }

@@ -330,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_router_that_was_replaced_gives_no_old_value() {
+    fn a_replaced_router_serves_no_old_value() {
         let searched = search(None);
         assert_eq!(searched.violation, None);
         println!("{searched:?}");

@@ -29,7 +29,7 @@ fn wrong(protocol: &str, only: u32, tracker: u32) -> (usize, String) {
 }
 
 #[test]
-fn those_who_only_read_see_everything() {
+fn clients_that_only_read_see_every_key() {
     for protocol in ["netmigrate", "rocksteady", "fulva"] {
         for tracker in [PUBLISHED, EXACT] {
             let (count, first) = wrong(protocol, READS, tracker);

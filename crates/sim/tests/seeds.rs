@@ -88,7 +88,7 @@ fn stop_and_copy() {
 /// keys. The router therefore uses it only if that is allowed. After a fix of the protocol, add killed nodes to its
 /// scenario and delete this test.
 #[test]
-fn stop_and_copy_loses_keys_where_nodes_are_killed() {
+fn stop_and_copy_loses_keys_if_nodes_are_killed() {
     let text = switchyard_sim::scenario::BUILT_IN
         .iter()
         .find(|(name, _)| *name == "stop-and-copy")
@@ -170,12 +170,12 @@ fn movers() {
 }
 
 #[test]
-fn movers_between_nodes_that_forget() {
+fn movers_between_nodes_that_lose_data() {
     clean("movers-forget", SEEDS);
 }
 
 #[test]
-fn a_seed_is_one_run() {
+fn a_seed_determines_the_run() {
     let scenario = Scenario::built_in("rough").expect("it comes with the simulator");
     for seed in 0..20 {
         let first = switchyard_sim::run(seed, &scenario, None, true);
@@ -219,12 +219,12 @@ fn hot_copies_while_keys_move() {
 }
 
 #[test]
-fn hot_copies_of_keys_that_go_and_come_back() {
+fn hot_copies_of_keys_that_move_away_and_return() {
     hot("hot-returns", 500, 20_000);
 }
 
 #[test]
-fn hot_copies_where_anything_may_write() {
+fn hot_copies_with_arbitrary_writes() {
     hot("hot-rough", 700, 2_000);
 }
 

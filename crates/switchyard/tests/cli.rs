@@ -174,7 +174,7 @@ fn node(port: u16) -> String {
 }
 
 #[test]
-fn help_teaches() {
+fn help_has_examples_and_exit_codes() {
     let (code, out, _) = run(&["--help"]);
     assert_eq!(code, 0);
     for word in ["serve", "check-config", "status", "nodes", "Examples:", "Exit codes:"] {
@@ -212,7 +212,7 @@ fn help_teaches() {
 }
 
 #[test]
-fn a_check_exits_with_the_state_of_the_router() {
+fn status_check_exits_with_the_state_of_the_router() {
     let serve = Serve::start(&node(free_port()));
     let check =
         |admin: SocketAddr, more: &[&str]| run(&[&["status", "--check", "--admin", &admin.to_string()], more].concat());
@@ -232,7 +232,7 @@ fn a_check_exits_with_the_state_of_the_router() {
 }
 
 #[test]
-fn a_wrong_command_line_is_2_and_suggests() {
+fn a_wrong_command_line_exits_with_2_and_a_suggestion() {
     for (arguments, expected) in [
         (&["serv"][..], "'serve'"),
         (&["serve", "--worker", "2"], "'--workers'"),
@@ -256,7 +256,7 @@ fn a_wrong_command_line_is_2_and_suggests() {
 }
 
 #[test]
-fn check_config_shows_a_good_one_and_refuses_a_bad_one() {
+fn check_config_shows_a_good_file_and_refuses_a_bad_one() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let write = |name: &str, text: &str| {
         let path = dir.path().join(name);
@@ -313,7 +313,7 @@ fn a_closed_output_ends_a_command_quietly() {
 }
 
 #[test]
-fn the_example_passes_its_own_check() {
+fn the_example_passes_check_config() {
     let (code, example, _) = run(&["check-config", "--example"]);
     assert_eq!(code, 0);
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -336,7 +336,7 @@ fn an_open_listener_is_refused() {
 }
 
 #[test]
-fn a_refused_start_is_1_and_leaves_no_slot_map() {
+fn a_refused_start_exits_with_1_and_leaves_no_slot_map() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("its address").to_string();
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -363,7 +363,7 @@ fn a_refused_start_is_1_and_leaves_no_slot_map() {
 }
 
 #[test]
-fn status_without_a_router_is_1_and_says_what_to_do() {
+fn status_without_a_router_exits_with_1_and_a_remedy() {
     let nobody = format!("127.0.0.1:{}", free_port());
     for command in [&["status"][..], &["nodes", "list"]] {
         let (code, out, err) = run(&[command, &["--admin", &nobody]].concat());
@@ -386,7 +386,7 @@ fn status_without_a_router_is_1_and_says_what_to_do() {
 }
 
 #[test]
-fn serve_tells_systemd_and_stops_with_0() {
+fn serve_notifies_systemd_and_stops_with_0() {
     let serve = Serve::start(&node(7001));
     serve.expect_log(&format!(
         "not ready yet, no key is served: clients connect to {}; 1 node, 2 workers",
@@ -400,7 +400,7 @@ fn serve_tells_systemd_and_stops_with_0() {
 }
 
 #[test]
-fn the_admin_token_is_asked_for_and_found() {
+fn the_admin_token_is_required_and_found() {
     let serve = Serve::start(&format!("{}[admin]\ntoken = \"s3cret\"\n", node(7001)));
     let admin = serve.admin.to_string();
     let (code, _, err) = run(&["status", "--admin", &admin]);
@@ -436,7 +436,7 @@ fn post(admin: SocketAddr, path: &str, more: &str) -> String {
 }
 
 #[test]
-fn without_a_token_nothing_changes_and_the_command_line_finds_it() {
+fn changes_need_the_token_and_the_command_line_finds_it() {
     use std::os::unix::fs::PermissionsExt;
     let serve = Serve::start(&node(7001));
     let admin = serve.admin.to_string();
@@ -491,7 +491,7 @@ fn without_a_token_nothing_changes_and_the_command_line_finds_it() {
 
 /// A process that listens at the router's address receives no token, and no other file's content.
 #[test]
-fn a_stranger_at_the_admin_port_learns_no_token() {
+fn an_unknown_process_at_the_admin_port_learns_no_token() {
     use std::os::unix::fs::PermissionsExt;
     let serve = Serve::start(&node(7001));
     let state = serve.dir.path().join("state");
@@ -541,7 +541,7 @@ fn a_stranger_at_the_admin_port_learns_no_token() {
 }
 
 #[test]
-fn a_reload_applies_what_it_can_and_survives_mistakes() {
+fn a_reload_applies_allowed_changes_and_survives_mistakes() {
     let serve = Serve::start(&node(7001));
     serve.reload(&format!("pin = true\n[clients]\nmax-clients = 77\n[log]\nlevel = \"debug\"\n{}", node(7001)));
     serve.expect_log("clients.max-clients: 10000 -> 77");
@@ -573,7 +573,7 @@ fn a_reload_applies_what_it_can_and_survives_mistakes() {
 }
 
 #[test]
-fn a_second_signal_ends_it_at_once() {
+fn a_second_signal_stops_the_router_at_once() {
     // A node that accepts connections and never replies, with an endless timeout: the drain alone would take an hour.
     let mute = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = mute.local_addr().expect("its address").port();
@@ -602,7 +602,7 @@ fn a_second_signal_ends_it_at_once() {
 }
 
 #[test]
-fn logs_can_be_json() {
+fn logs_are_json_if_configured() {
     let serve = Serve::start(&format!("[log]\nformat = \"json\"\n{}", node(7001)));
     serve.signal(Signal::INT);
     serve.expect_log("stopped");

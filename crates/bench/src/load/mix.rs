@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mixes_and_sizes_are_read_and_refused() {
+    fn mixes_and_sizes_are_parsed_or_refused() {
         let mix: Mix = "get=80, SET=20".parse().expect("a mix");
         assert_eq!(mix.to_string(), "get=80,set=20");
         let mut rng = Rng::new(1);

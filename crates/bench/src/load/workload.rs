@@ -646,7 +646,7 @@ mod tests {
 
     /// A correct server never fails the checks, with pipelines of 8.
     #[test]
-    fn a_correct_server_is_never_accused() {
+    fn a_correct_server_passes_all_checks() {
         for sharing in [Sharing::Owned, Sharing::Shared] {
             let (connections, keys) = (3, 60);
             let workload = workload(sharing, keys_of_each(sharing, connections, keys));
@@ -717,7 +717,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_keys_still_tell_another_keys_value() {
+    fn a_value_of_another_shared_key_is_detected() {
         let workload = workload(Sharing::Shared, 50);
         let mut script = Script::new(workload.clone(), 1, 0, 2, 50);
         let value = |id, version| {
@@ -736,7 +736,7 @@ mod tests {
 
     /// After an error, both the state with and without the command are correct; another key's value is not.
     #[test]
-    fn an_error_is_not_counted_as_a_wrong_value_too() {
+    fn an_error_does_not_count_as_a_wrong_value() {
         let mut script = Script::new(workload(Sharing::Owned, 2), 1, 0, 1, 2);
         let mut server = Model::default();
         let (mut wrong, mut caught) = (0, 0);
@@ -762,7 +762,7 @@ mod tests {
 
     /// A server that ends has executed a command or never will. Afterwards only these two states are correct.
     #[test]
-    fn a_brief_doubt_leaves_two_states_and_no_third() {
+    fn a_brief_doubt_leaves_exactly_two_states() {
         let workload = Workload { doubt: Doubt::Brief, ..Arc::into_inner(workload(Sharing::Owned, 2)).expect("one") };
         let mut script = Script::new(workload.into(), 1, 0, 1, 2);
         let mut server = Model::default();
@@ -797,7 +797,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_is_too_old_is_stale() {
+    fn an_old_copy_is_stale() {
         let workload = workload(Sharing::OneWriter, 1);
         let mut writer = Script::new(workload.clone(), 1, 0, 2, 1);
         let mut reader = Script::new(workload, 1, 1, 2, 1);

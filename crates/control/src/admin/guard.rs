@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts() {
+    fn accepted_host_names() {
         let access = AdminAccess::new(Access::Given(Token::new("t").expect("a token")));
         let options = AdminOptions { access, host_names: vec!["Router-1.example".into()], tls: None };
         let guard = Guard::new(SocketAddr::from(([127, 0, 0, 1], 6381)), options);

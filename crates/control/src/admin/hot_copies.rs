@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_thing_is_asked_at_a_time() {
+    fn requests_need_exactly_one_action() {
         let order = |text: &str| serde_json::from_str::<HotCopiesRequest>(text).expect("a request").order();
         for (text, expected) in [
             (r#"{"do": "off"}"#, HotCopiesOrder::Suspend(true)),

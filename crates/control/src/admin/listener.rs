@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn where_all_places_are_taken_those_that_wait_longest_make_room() {
+    async fn longest_idle_connections_close_when_all_are_in_use() {
         let (mut listener, address) = bounded(2, Duration::from_secs(3600)).await;
         listener.busy_idle_max = Duration::from_millis(50);
         let clients = [(); 3].map(|()| TcpStream::connect(address));
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_that_never_ends_does() {
+    async fn unfinished_requests_time_out() {
         let (mut listener, address) = bounded(1, Duration::from_millis(50)).await;
         let mut client = TcpStream::connect(address).await.expect("connected");
         let (mut connection, _) = listener.accept().await;
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_that_nobody_reads_ends() {
+    async fn unread_responses_time_out() {
         let (mut listener, address) = bounded(1, Duration::from_millis(50)).await;
         let _client = TcpStream::connect(address).await.expect("connected");
         let (mut connection, _) = listener.accept().await;

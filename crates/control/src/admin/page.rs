@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_from_elsewhere_is_taken_for_more_than_text() {
+    fn external_text_is_escaped() {
         assert_eq!(escaped("a<b>&\"c\""), "a&lt;b&gt;&amp;&quot;c&quot;");
     }
 }

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_that_fit_no_header() {
+    fn tokens_that_do_not_fit_in_a_header_are_refused() {
         for text in ["", "two words", "line\n", "tökén"] {
             assert_eq!(Token::new(text), None, "{text:?}");
         }
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_made_anew_for_its_owner_only_and_found_again() {
+    fn tokens_are_regenerated_readable_by_the_owner_only() {
         let dir = tempfile::tempdir().expect("a directory");
         let victim = dir.path().join("victim");
         fs::write(&victim, "as it was").expect("written");

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_asked_in_json() {
+    fn programs_receive_requests_as_json() {
         let patient = Duration::from_secs(20);
         let echo = program(
             r#"read line; case "$line" in *'"action":"start","key":"site-3"'*) echo '{"address": "10.0.0.9:7000"}';; *) exit 3;; esac"#,

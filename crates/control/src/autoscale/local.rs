@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_ends_at_once_says_why() {
+    fn servers_that_end_at_once_are_reported_with_the_reason() {
         let dir = tempfile::tempdir().expect("a directory");
         let start = |local: &Local| {
             let (address, started) = record(local, 1);

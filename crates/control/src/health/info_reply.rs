@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn info_says_why_a_node_refuses_writes() {
+    fn refusal_of_writes_is_read_from_info() {
         assert_eq!(refusal("role:master\r\nrdb_last_bgsave_status:ok\r\nused_memory:9\r\nmaxmemory:0\r\n"), None);
         assert_eq!(refusal("role:slave\r\n").as_deref(), Some("READONLY it is a replica"));
         assert!(

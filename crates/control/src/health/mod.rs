@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_got_shows_for_a_while() {
+    fn refusals_seen_by_clients_are_reported_for_a_while() {
         let (health, start) = (Health::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         health.note_refusals(NODE, at(0), [0, 0, 0, 0]);

@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_acknowledged_is_there_after_a_restart() {
+    fn acknowledged_entries_survive_a_restart() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let opened = open(dir.path(), false);
         assert!(opened.entries.is_empty());
@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_wait_together_are_made_durable_together() {
+    fn concurrent_appends_share_one_sync() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let opened = open(dir.path(), false);
         let (told, outcomes) = channel();
@@ -628,7 +628,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_refuses_beginnings_and_delays_the_rest() {
+    fn a_full_disk_refuses_new_moves_and_delays_other_records() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         // Every write to this device fails with a full disk, and it cannot reserve space.
         let mut writer = writer("/dev/full", dir.path(), &[]);
@@ -646,7 +646,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_disk_refuses_is_written_in_order_once_it_can_be() {
+    fn failed_writes_are_retried_in_order() {
         // One device fails writes and cannot be truncated; the other accepts writes but cannot be synced.
         for device in ["/dev/full", "/dev/null"] {
             let dir = tempfile::tempdir().expect("a temporary directory");
@@ -679,7 +679,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_broken_disk_is_told_when_the_router_stops() {
+    fn pending_writes_fail_when_the_router_stops() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let mut writer = writer("/dev/full", &dir.path().join("nowhere"), &[]);
         writer.written.stopping.store(true, Ordering::Relaxed);

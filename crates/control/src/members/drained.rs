@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_drained_node_stays_so_until_somebody_says_otherwise() {
+    fn drained_nodes_stay_drained_until_undrained() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         {
             let store = RedbStore::open(dir.path()).expect("a store");

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_configuration_says_is_not_remembered_twice() {
+    fn changes_in_the_configuration_are_not_stored() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let store = RedbStore::open(dir.path()).expect("a store");
         let names = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();

@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_else_may_not_and_is_told_why() {
+    fn unfit_servers_are_refused_with_a_reason() {
         let with = |from: &str, to: &str| Newcomer { info: server("").info.replace(from, to), ..Newcomer::default() };
         let used = Newcomer { routers: ["0a1b2c3d", "deadbeef"].map(str::to_owned).into(), ..server("") };
         let lacking = Newcomer { lacks_databases: Some("ERR DB index is out of range".to_owned()), ..server("") };

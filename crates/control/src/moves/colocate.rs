@@ -333,7 +333,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_moves_a_key_away_again_is_told_that_it_came_home() {
+    fn moving_a_returned_key_away_gives_a_warning() {
         let home = Colocations::default();
         let keys: Vec<Key> = [&b"a"[..], b"b", b"c"].map(Key::from).to_vec();
         assert_eq!((home.warning(&keys), home.report()), (None, Vec::new()));

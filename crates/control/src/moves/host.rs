@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_is_on_record_before_the_leg_ends() {
+    fn lost_keys_are_recorded_before_the_leg_ends() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (id, slot) = (MoveId(1), Slot::new(0).expect("a slot"));
         {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_whose_end_is_noted_is_over_although_it_is_on_record() {
+    fn moves_in_the_history_are_ended_despite_an_open_record() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (id, slot) = (MoveId(1), Slot::new(0).expect("a slot"));
         {
@@ -188,7 +188,7 @@ mod tests {
 
     /// A crash while the journal removes a move must leave the move in the history.
     #[test]
-    fn the_end_of_a_move_is_in_the_history_before_the_journal_forgets_it() {
+    fn the_history_contains_a_move_before_the_journal_drops_it() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (_, moves) = executor(dir.path());
         let (id, slot) = (MoveId(1), Slot::new(0).expect("a slot"));
@@ -215,7 +215,7 @@ mod tests {
 
     /// After a restart, the node that had the keys may not be reachable.
     #[test]
-    fn a_name_that_has_moved_counts_once_for_each_database_also_after_a_restart() {
+    fn moved_names_count_once_per_database_after_a_restart() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (id, slot) = (MoveId(1), Slot::new(0).expect("a slot"));
         {
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn the_options_of_a_move_are_kept_as_long_as_it_may_be_on_record() {
+    fn move_options_are_stored_while_the_move_may_be_on_record() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (_, moves) = executor(dir.path());
         let planned = |number| Planned { begun: false, ..under_way(Slot::new(number).expect("a slot")) };
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_whose_mover_is_gone_with_a_leg_open_is_neither_begun_anew_nor_given_up() {
+    fn a_move_with_an_open_leg_and_no_mover_stays_begun() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (placement, moves) = executor(dir.path());
         let (id, slot) = (MoveId(1), Slot::new(0).expect("a slot"));

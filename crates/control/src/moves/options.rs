@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_move_goes_on_as_it_was_wanted() {
+    fn moves_resume_with_their_options() {
         let how = MoveOptions {
             goal: Goal::Gentle,
             max_rate: Some(7),

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mover_hears_what_was_wanted_since_and_nothing_twice() {
+    fn movers_receive_each_change_once() {
         let mut planned = Planned::new(order(0, 1));
         let before = planned.wanted();
         assert_eq!(before.since(before), []);
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_takes_part_in_so_many_moves_but_for_those_that_clients_wait_for() {
+    fn moves_per_node_are_limited_unless_clients_wait() {
         let needed = MoveOrder {
             keys: Some(Arc::from([Key::from(&b"k"[..])])),
             cause: Cause::Needed(BTreeMap::new()),

@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_far_a_move_is_goes_by_slots_until_all_keys_are_known() {
+    fn progress_counts_slots_until_all_keys_are_listed() {
         let report = MoveReport { slots: 100, slots_done: 25, keys_moved: 1500, ..MoveReport::default() };
         assert_eq!(percent(&report), 25.0);
         assert_eq!(percent(&MoveReport { listed: true, keys_listed: 3000, ..report.clone() }), 50.0);

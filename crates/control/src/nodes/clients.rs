@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_those_who_use_keys_count() {
+    fn only_clients_that_use_keys_count() {
         let list = "id=3 addr=10.0.0.1:5 laddr=10.0.0.9:6379 name= flags=N cmd=set user=default resp=2\n\
             id=4 addr=10.0.0.1:6 name=switchyard-0a1b2c3d-1f-62-0 flags=N cmd=set user=default\n\
             id=5 addr=10.0.0.2:6 name= flags=S cmd=replconf user=default\n\
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handshake_is_given_time_and_a_use_is_not() {
+    fn handshakes_are_awaited_and_uses_are_not() {
         let line = |command: &str| format!("id=3 addr=10.0.0.1:5 name= flags=N cmd={command} user=default\n");
         let settled = |commands: &[&str]| {
             let mut left = commands.iter();
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn routers_are_told_by_the_names_of_their_connections() {
+    fn routers_are_detected_by_connection_names() {
         let list = "id=4 addr=10.0.0.1:6 name=switchyard-0a1b2c3d-1f-62-0 flags=N cmd=set\n\
             id=5 addr=10.0.0.1:7 name=switchyard-0a1b2c3d-1f-62-mover flags=N cmd=get\n\
             id=6 addr=10.0.0.1:8 name=switchyard-doctor flags=N cmd=client\nid=7 addr=10.0.0.1:9 name=switchyard-deadbeef flags=N\n";

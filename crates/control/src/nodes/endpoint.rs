@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_as_people_write_them() {
+    fn addresses_are_parsed_in_all_common_forms() {
         for (text, shown) in [
             ("127.0.0.1:7001", "127.0.0.1:7001"),
             ("127.0.0.1", "127.0.0.1:6379"),
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_addresses_say_what_is_expected() {
+    fn errors_of_wrong_addresses_contain_the_expected_form() {
         for text in [
             "",
             ":7001",

@@ -61,7 +61,7 @@ mod tests {
     use super::is_older;
 
     #[test]
-    fn values_travel_to_newer_servers_only() {
+    fn values_are_readable_by_newer_servers_only() {
         for (version, than, expected) in [
             ("redis 7.0.15", "redis 7.2.4", true),
             ("redis 7.2.4", "redis 7.0.15", false),

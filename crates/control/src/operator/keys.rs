@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_go_home_to_the_owners_of_their_slots() {
+    fn placement_overrides_return_to_their_slot_owners() {
         let names: Vec<String> = (0..3).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
         let topology = Topology::even(&names).expect("three nodes");
         let keys: Vec<Key> =

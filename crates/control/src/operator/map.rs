@@ -82,7 +82,7 @@ pub(super) fn slots_report(topology: &Topology) -> SlotsReport {
     }
 }
 
-pub(super) fn where_report(topology: &Topology, keys: &[Vec<u8>]) -> WhereReport {
+pub(super) fn location_report(topology: &Topology, keys: &[Vec<u8>]) -> WhereReport {
     let shown = |bytes: &[u8]| match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
         Err(_) => bytes.escape_ascii().to_string(),
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_is_where_the_map_says() {
+    fn key_locations_agree_with_the_map() {
         let names: Vec<String> = (0..2).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
         let even = Topology::even(&names).expect("two nodes");
         let alone: Arc<[u8]> = b"{tag}alone".as_slice().into();
@@ -139,7 +139,7 @@ mod tests {
         let [exception] = &map.exceptions[..] else { panic!("{map:?}") };
         assert_eq!((exception.slot, exception.keys, &exception.node), (slot.number(), 1, &names[there.index()]));
 
-        let found = where_report(&moving, &[alone.to_vec(), b"{tag}other".to_vec(), vec![b'a', 0xff]]).keys;
+        let found = location_report(&moving, &[alone.to_vec(), b"{tag}other".to_vec(), vec![b'a', 0xff]]).keys;
         assert_eq!(
             (found[0].hash_tag.as_deref(), found[0].relocated, &found[0].node),
             (Some("tag"), true, &names[there.index()])

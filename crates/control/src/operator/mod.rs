@@ -41,7 +41,7 @@ use crate::store::RedbStore;
 
 pub use commands::CommandThread;
 pub(crate) use map::text_of;
-use map::{ranges_text, slots_report, where_report};
+use map::{ranges_text, slots_report, location_report};
 pub use resp::listen;
 use ring::ServerList;
 
@@ -149,7 +149,7 @@ impl Operator {
             Operation::Moves => return json(&self.moves.report()),
             Operation::Slots => return json(&slots_report(&*self.moves.topology_now()?)),
             Operation::Misplaced => return json(&self.misplaced()?),
-            Operation::Where(keys) => return json(&where_report(&*self.moves.topology_now()?, &keys)),
+            Operation::Where(keys) => return json(&location_report(&*self.moves.topology_now()?, &keys)),
             Operation::HotKeys { keys, named } => return json(&self.hot_keys(keys, named)?),
             Operation::Load => return json(&self.load()?),
             Operation::HotCopies => return json(&self.hot_copies()?),

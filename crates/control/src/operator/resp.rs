@@ -356,7 +356,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changes_the_fleet_needs_the_right() {
+    fn changes_need_operator_rights() {
         for (words, changes) in [
             (&["MOVES"][..], false),
             (&["BALANCE", "DRY-RUN"], false),
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_those_of_the_command_line() {
+    fn arguments_are_the_same_as_on_the_command_line() {
         let words = "move --from a:1 TO b:1 slots 0-5 --goal Fast MAX-RATE 10mb --purge-target allow-key-loss";
         let Ok(Operation::Move(request)) = parse(&words.split(' ').collect::<Vec<_>>()) else { panic!("a move") };
         assert_eq!((request.from.as_str(), request.to.as_str(), request.slots.as_deref()), ("a:1", "b:1", Some("0-5")));

@@ -92,7 +92,7 @@ impl Bench {
 }
 
 #[test]
-fn a_decision_that_did_not_help_is_taken_back_once() {
+fn decisions_without_effect_are_reverted_once() {
     let mut bench = Bench::new();
     let first = bench.begins(&before());
     let Next::Begin(second, plan) = bench.compare(&worse()) else { panic!("it is taken back") };
@@ -108,7 +108,7 @@ fn a_decision_that_did_not_help_is_taken_back_once() {
 }
 
 #[test]
-fn a_plan_of_a_person_is_never_taken_back() {
+fn plans_of_operators_are_never_reverted() {
     let mut bench = Bench::new();
     let plan = solve(&before(), &Previous::default());
     let id = bench.planner.record_requested("a person", before(), Previous::default(), plan.clone());
@@ -136,7 +136,7 @@ fn a_key_that_an_operator_has_moved_is_no_longer_the_planners() {
 }
 
 #[test]
-fn keys_recorded_without_a_node_are_taken_over() {
+fn keys_recorded_without_a_node_are_restored() {
     let kept: PersistedState =
         serde_json::from_str(r#"{"is_off": false, "relocated": [[107]]}"#).expect("the format of an earlier version");
     let bench = Bench::new();
@@ -149,7 +149,7 @@ fn keys_recorded_without_a_node_are_taken_over() {
 }
 
 #[test]
-fn nothing_is_taken_back_once_it_may_not_act() {
+fn nothing_is_reverted_while_the_planner_does_not_act() {
     for stop in [
         (|planner: &Planner| planner.switch(true).expect("is kept")) as fn(&Planner),
         |planner| planner.tune(&PlannerConfig { mode: Mode::Observe, ..PlannerConfig::default() }),
@@ -194,7 +194,7 @@ fn failures_in_a_row_lead_to_growing_pauses() {
 }
 
 #[test]
-fn the_budget_of_a_minute_comes_back_after_it() {
+fn the_budget_per_minute_is_restored_after_a_minute() {
     let mut bench = Bench::new();
     bench.planner.tune(&PlannerConfig {
         mode: Mode::On,
@@ -214,7 +214,7 @@ fn the_budget_of_a_minute_comes_back_after_it() {
 }
 
 #[test]
-fn a_restart_remembers_budgets_cooldowns_and_what_is_at_work() {
+fn budgets_cooldowns_and_open_decisions_survive_a_restart() {
     let mut bench = Bench::new();
     let id = bench.begins(&before());
     let again = Planner::open(Arc::clone(&bench.planner.store)).expect("opens again");
@@ -240,7 +240,7 @@ fn a_restart_remembers_budgets_cooldowns_and_what_is_at_work() {
 }
 
 #[test]
-fn a_refusal_rests_its_node_and_sets_no_cooldown() {
+fn refusals_pause_their_node_without_a_cooldown() {
     let mut bench = Bench::new();
     let Next::Begin(id, _) = bench.look(&before()) else { panic!("nothing is begun") };
     bench.planner.refused(bench.now, id, [NodeId(1)], "it is full");
@@ -256,7 +256,7 @@ fn a_refusal_rests_its_node_and_sets_no_cooldown() {
 }
 
 #[test]
-fn a_homecoming_is_over_when_its_moves_are() {
+fn returns_of_cold_keys_end_with_their_moves() {
     let mut bench = Bench::new();
     let mut cold = problem([500.0, 500.0], 1);
     (cold.keys[0].is_cold, cold.keys[0].writes) = (true, 1.0);
@@ -269,7 +269,7 @@ fn a_homecoming_is_over_when_its_moves_are() {
 }
 
 #[test]
-fn an_unreadable_decision_stops_no_start() {
+fn unreadable_decisions_do_not_prevent_a_start() {
     let bench = Bench::new();
     let plan = solve(&before(), &Previous::default());
     assert_eq!(plan.price, Price { keys: 1, ..plan.price });
@@ -281,7 +281,7 @@ fn an_unreadable_decision_stops_no_start() {
 }
 
 #[test]
-fn a_new_key_counts_for_what_is_certain_of_it() {
+fn new_keys_count_with_the_certain_part_of_their_load() {
     let topology = Topology::even(&["a".into()]).expect("a node");
     let mut board = Board::new(Weights::default());
     for second in 1..=6 {
@@ -377,7 +377,7 @@ fn noise_of_five_minutes_leads_to_two_decisions_at_most() {
 
 /// One key has 3,500 writes per second, and 160,000 others have 2,500 together. The sample contains some of these once.
 #[test]
-fn slots_promise_no_more_than_what_no_key_explains() {
+fn slot_loads_sum_to_at_most_the_unexplained_load() {
     let topology = Topology::even(&["a".into(), "b".into(), "c".into()]).expect("nodes");
     let hot = |name: String, writes: f64, seconds: f64| HotKey {
         hash: 0,

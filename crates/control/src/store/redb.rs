@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_says_once_what_the_system_said() {
+    fn errors_contain_the_system_error_once() {
         let dir = temporary();
         std::fs::create_dir(dir.path().join(FILE_NAME)).expect("a directory in its place");
         let error = RedbStore::open(dir.path()).expect_err("no file can be there");
@@ -638,7 +638,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_saved_is_there_after_reopening() {
+    fn stored_topologies_are_loaded_after_reopening() {
         let parent = temporary();
         let directory = parent.path().join("not/there/yet");
         let first = topology(&["a:1", "b:1", "c:1"]);
@@ -662,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_live_elsewhere_are_there_after_reopening() {
+    fn placement_overrides_are_loaded_after_reopening() {
         let parent = temporary();
         let first = topology(&["a:1", "b:1", "c:1"]);
         let keys: Vec<std::sync::Arc<[u8]>> =
@@ -748,7 +748,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_saved_survives_a_crash() {
+    fn stored_topologies_survive_a_crash() {
         let (directory, copy) = (temporary(), temporary());
         let store = RedbStore::open(directory.path()).expect("opens");
         let saved = topology(&["a:1", "b:1"]);
@@ -760,7 +760,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_newer_version_says_is_refused_with_its_name_and_not_called_damaged() {
+    fn content_of_a_newer_version_is_refused_and_names_the_version() {
         let directory = temporary();
         let first = topology(&["a:1"]);
         RedbStore::open(directory.path()).expect("opens").save_topology(&first).expect("saves");
@@ -852,7 +852,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_map_that_is_none_is_refused() {
+    fn invalid_stored_maps_are_refused() {
         let good = r#"{"epoch":3,"next_id":1,"nodes":[{"id":0,"name":"a:1"}],"ranges":[[0,16383,0]]}"#;
         for (bad, says) in [
             ("", "EOF"),
@@ -889,7 +889,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_gives_an_error_or_the_truth() {
+    fn damaged_files_give_an_error_or_the_original_content() {
         let directory = temporary();
         let saved = topology(&["a:1", "b:1"]);
         {

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_what_the_checker_reads() {
+    fn lines_have_the_format_of_the_checker() {
         let entry = |back, got| Entry {
             object: "o",
             client: 3,

@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_back() {
+    fn workload_names_parse() {
         for kind in Kind::ALL {
             assert_eq!(kind.name().parse::<Kind>().expect("a kind"), kind);
         }
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn every_plan_touches_only_its_objects_keys_and_no_value_twice() {
+    fn plans_use_only_keys_of_their_object_and_unique_values() {
         let mut rng = Rng::new(1);
         for kind in Kind::ALL {
             let keys = kind.keys("o1");

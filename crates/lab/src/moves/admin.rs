@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn standings_are_read() {
+    fn move_states_are_parsed() {
         let report: Value = serde_json::from_str(
             r#"{"moves":[{"id":3,"state":"running"}],"ended":[{"id":1,"state":"done"},{"id":2,"state":"stopped","activity":"aborted"}]}"#,
         )

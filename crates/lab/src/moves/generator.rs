@@ -690,7 +690,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_in_the_slots_that_the_layout_says() {
+    fn keys_are_in_the_slots_of_the_layout() {
         let layout = Layout::new(16);
         let mut seen = std::collections::BTreeMap::new();
         for number in 0..320 {

@@ -28,7 +28,7 @@ mod tests {
 
     /// 0x31C3 is from the specification of Redis Cluster; the others are from a server's CLUSTER KEYSLOT.
     #[test]
-    fn as_the_specification() {
+    fn slots_match_the_specification() {
         assert_eq!(crc16(b"123456789"), 0x31C3);
         for (key, slot) in [("foo", 12_182), ("{user1000}.following", 3443), ("{user1000}.followers", 3443), ("", 0)] {
             assert_eq!(slot_of(key.as_bytes()), slot, "{key}");

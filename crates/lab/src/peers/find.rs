@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_peer_says_what_to_do() {
+    fn a_missing_peer_error_names_the_remedy() {
         let error = find_predixy(None).expect_err("not given").to_string();
         assert!(error.contains("--predixy"), "{error}");
         let error = find_predixy(Some(Path::new("/nowhere/predixy"))).expect_err("not there").to_string();

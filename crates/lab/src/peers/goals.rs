@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_goal_for_every_row_names_the_rows_that_miss_it() {
+    fn a_goal_for_every_row_lists_the_missing_rows() {
         let cells = [
             (Peer::SWITCHYARD, GET_C50, 4.0, 150e3),
             (Peer::Envoy, GET_C50, 5.0, 140e3),
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn without_predixy_its_share_of_twemproxy_stands_in() {
+    fn missing_predixy_is_estimated_from_twemproxy() {
         let cells = [(Peer::SWITCHYARD, GET_P16, 0.45, 1e6), (Peer::Twemproxy, GET_P16, 2.5, 3e5)];
         let goals = judge(&results(&cells), &Peer::SWITCHYARD);
         let goal = of(&goals, "0.6 x predixy"); // 2.5 * 0.32 * 0.6 = 0.48
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_is_open_not_reached() {
+    fn goals_without_measurements_are_open() {
         let goals = judge(
             &results(&[(Peer::Predixy, GET_C512, 5.0, 1e5), (Peer::Direct, GET_C512, 0.0, 1e5)]),
             &Peer::SWITCHYARD,

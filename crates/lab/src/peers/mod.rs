@@ -520,7 +520,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_info_says() {
+    fn info_output_is_parsed() {
         let info =
             "# Commandstats\r\ncmdstat_getex:calls=7,usec=1\r\ncmdstat_get:calls=12,usec=3,usec_per_call=0.25\r\n";
         assert_eq!(command_calls(info, "get"), 12);

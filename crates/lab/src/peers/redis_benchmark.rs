@@ -131,13 +131,13 @@ mod tests {
         \"GET\",\"26315.79\",\"0.142\",\"0.008\",\"0.111\",\"0.351\",\"0.591\",\"0.991\"\n";
 
     #[test]
-    fn reads_what_redis_benchmark_prints() {
+    fn redis_benchmark_output_is_parsed() {
         let outcome = parse_csv(OUTPUT, "get").expect("the output of 7.0");
         assert_eq!(outcome, Outcome { requests_per_second: 26315.79, p50_ms: 0.111, p99_ms: 0.591 });
     }
 
     #[test]
-    fn says_what_is_missing() {
+    fn parse_errors_name_the_missing_part() {
         for (output, missing) in [
             (OUTPUT.replace("rps", "other"), "rps"),
             (OUTPUT.replace("26315.79", "inf"), "inf"),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_named_as_redis_benchmark_names_them() {
+    fn key_names_match_redis_benchmark() {
         assert_eq!(key(42), "key:000000000042");
     }
 }

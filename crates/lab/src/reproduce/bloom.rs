@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn results_are_kept_as_they_are() {
+    fn results_survive_serialization() {
         let text = serde_json::to_string(&measured(3)).expect("JSON");
         assert_eq!(serde_json::from_str::<Measured>(&text).expect("JSON"), measured(3));
     }

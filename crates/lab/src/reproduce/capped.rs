@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quota_is_never_below_what_the_kernel_takes() {
+    fn quota_is_never_below_the_kernel_minimum() {
         assert_eq!(quota_and_period(0.5).expect("enough"), (5000, 10_000));
         assert_eq!(quota_and_period(2.0).expect("enough"), (20_000, 10_000));
         assert_eq!(quota_and_period(0.05).expect("enough"), (1000, 20_000));

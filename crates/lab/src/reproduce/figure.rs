@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn it_has_the_points() {
+    fn figure_has_all_points() {
         let lines: [(&str, &[(f64, f64)]); 2] =
             [("one", &[(1.0, 30.0), (2.0, 3.0), (3.0, 0.3)]), ("two", &[(1.0, 0.0)])];
         let svg = svg(&[panel(Some(1e-4), &lines), panel(None, &[("one", &[(0.9, 1.0)])])]).expect("drawn");

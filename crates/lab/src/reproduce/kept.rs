@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn results_come_back_as_they_were() {
+    fn stored_results_are_read_unchanged() {
         let folder = folder();
         let path = folder.path().join("kept.jsonl");
         let mut kept = StoredResults::open(&path, "a".to_owned()).expect("no file yet");
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_was_cut_off_costs_only_itself() {
+    fn a_truncated_line_loses_only_its_own_result() {
         let folder = folder();
         let path = folder.path().join("kept.jsonl");
         let mut kept = StoredResults::open(&path, "a".to_owned()).expect("no file yet");

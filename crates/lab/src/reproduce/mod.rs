@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_section_brings_its_figures_along() {
+    fn publishing_a_section_writes_its_figures() {
         let folder = tempfile::tempdir().expect("a folder");
         let out = folder.path().join("page.md");
         fs::write(&out, "# Page\n<!-- reproduce-x:begin -->\n<!-- reproduce-x:end -->\n").expect("written");
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_the_digits_that_say_something() {
+    fn numbers_have_only_significant_digits() {
         assert_eq!([0.5, 10.0, 0.1 * 3.0, 0.95].map(plain), ["0.5", "10", "0.3", "0.95"]);
     }
 }

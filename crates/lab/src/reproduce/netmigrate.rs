@@ -343,20 +343,20 @@ mod tests {
     }
 
     #[test]
-    fn results_are_kept_as_they_are() {
+    fn results_survive_serialization() {
         let text = serde_json::to_string(&measured()).expect("JSON");
         assert_eq!(serde_json::from_str::<Measured>(&text).expect("JSON"), measured());
     }
 
     #[test]
-    fn no_two_cells_have_one_name() {
+    fn cell_names_are_unique() {
         assert_ne!(cell(0.0).title(), cell(0.5).title());
         assert_ne!(json!(cell(0.0)), json!(cell(0.5)));
         assert_ne!(json!(cell(0.0)), json!(Cell { target_cpu: Some(0.5), ..cell(0.0) }));
     }
 
     #[test]
-    fn published_numbers_stand_only_where_there_are_some() {
+    fn published_columns_appear_only_if_numbers_exist() {
         let all = [measured()];
         let ways: Vec<(&Way, &[Measured])> = WAYS.iter().map(|way| (way, all.as_slice())).collect();
         let with = table(&cell(10.0), &ways).to_text();
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panel_for_each_pair_of_servers() {
+    fn each_pair_of_servers_has_a_panel() {
         let other = Cell { source_cpu: Some(0.2), ..cell(0.0) };
         let panels = panels(&[cell(0.0), cell(5.0), other], "y", None, |_| vec![("a", 1.0)]);
         let points: Vec<usize> = panels.iter().map(|panel| panel.lines[0].points.len()).collect();

@@ -162,7 +162,7 @@ mod tests {
     use crate::reproduce::ways::WAYS;
 
     #[test]
-    fn every_cell_that_is_compared_has_its_numbers() {
+    fn every_compared_cell_has_published_numbers() {
         let rows: Vec<Row> = WAYS.iter().filter_map(|way| way.published).collect();
         assert_eq!(rows, [Row::Source, Row::Rocksteady, Row::NetMigrate, Row::Fulva]);
         for row in rows {

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_and_the_ends() {
+    fn median_and_range_are_shown() {
         assert_eq!(Spread::of([]), None);
         let whole = |value: f64| format!("{value:.0}");
         assert_eq!(Spread::of([3.0]).expect("one").text(whole), "3");

@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_settings_of_a_knob_are_the_same_and_published_ones_have_numbers() {
+    fn settings_are_unique_and_published_ones_have_numbers() {
         for knob in knobs() {
             let names: BTreeSet<_> = knob.settings.iter().map(|setting| &setting.name).collect();
             let flags: BTreeSet<_> = knob.settings.iter().map(|setting| &setting.flags).collect();

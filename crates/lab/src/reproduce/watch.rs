@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_servers_counted_is_read() {
+    fn server_counters_are_parsed() {
         let text = "# Commandstats\r\ncmdstat_get:calls=7,usec=1\r\ncmdstat_getex:calls=100,usec=1\r\ncmdstat_set:calls=2,usec=3\r\n";
         assert_eq!(Served::of_info(text), Served { commands: 9, bytes: 0 });
         let text = "total_net_input_bytes:10\r\ntotal_net_output_bytes:5\r\ntotal_net_repl_input_bytes:99\r\n";

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_are_the_same() {
+    fn kinds_of_moves_are_unique() {
         let names: BTreeSet<_> = WAYS.iter().map(|way| way.name).collect();
         let flags: BTreeSet<_> = WAYS.iter().map(|way| way.flags).collect();
         assert_eq!((names.len(), flags.len()), (WAYS.len(), WAYS.len()));

@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_or_other_is_seen() {
+    fn missing_and_changed_keys_are_detected() {
         for n in 0..12 {
             assert!(
                 !is_right(n, &Reply::Nil)

@@ -77,7 +77,7 @@ fn the_checkers_own_tests_pass() {
 }
 
 #[test]
-fn the_checker_tells_good_histories_from_bad_ones() {
+fn checker_accepts_good_histories_and_refuses_bad_ones() {
     let Some(checker) = checker() else { return };
     for (folder, code) in [("bad", 1), ("good", 0)] {
         for file in samples(folder) {
@@ -141,7 +141,7 @@ fn assert_linearizable(checker: &Path, summary: &Summary) {
 }
 
 #[test]
-fn what_clients_see_through_a_router_is_linearizable() {
+fn histories_through_a_router_are_linearizable() {
     let Some(checker) = checker() else { return };
     let folder = TempDir::new().expect("a folder");
     let site = Site::start(&router(), &[], 3, folder.path()).expect("it starts");
@@ -155,7 +155,7 @@ fn what_clients_see_through_a_router_is_linearizable() {
 /// With a node that hangs and one that is killed, operations without a reply stay open, and all others still have an
 /// order. The nodes persist acknowledged writes, as the guarantee requires.
 #[test]
-fn also_with_nodes_that_hang_and_die() {
+fn histories_are_linearizable_if_nodes_hang_and_die() {
     let Some(checker) = checker() else { return };
     let folder = TempDir::new().expect("a folder");
     let mut site = Site::start(&router(), &[], 2, folder.path()).expect("it starts");

@@ -40,7 +40,7 @@ fn lines(summary: &Summary) -> Vec<Value> {
 }
 
 #[test]
-fn all_that_was_seen_is_written_down() {
+fn all_operations_are_recorded() {
     let (_node, address, folder) = redis();
     // No operation may time out, even on a busy machine.
     let settings =
@@ -75,7 +75,7 @@ fn all_that_was_seen_is_written_down() {
 /// A server hangs for longer than clients wait, and executes the received commands afterwards. Their outcome must stay
 /// open, and the keys are read again after its return.
 #[test]
-fn what_was_not_answered_stays_open() {
+fn unanswered_operations_stay_open() {
     let (node, address, folder) = redis();
     let settings = Settings { duration: Duration::from_secs(2), ..settings(address, &folder) };
     let recording = history::start(&settings).expect("it starts");

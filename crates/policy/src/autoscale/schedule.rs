@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_holds_until_the_next() {
+    fn an_entry_is_valid_until_the_next_one() {
         let week = schedule(&["Fri 18:00 at least 6", "sat 02:00 at least 2"]).expect("a schedule");
         // 2026-11-27 is a Friday.
         let friday = 1_795_737_600_000;
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn other_forms_are_refused() {
+    fn invalid_entries_are_refused() {
         for line in [
             "Fri 18 at least 6",
             "Fri 24:00 at least 6",

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_read_come_in_and_those_that_are_written_as_often_do_not() {
+    fn frequently_read_keys_are_admitted_unless_written_as_often() {
         let mut admission = Admission::default();
         let (more, less) = admission.step(
             [key(1, 500.0, 0.0), key(2, 5000.0, 1230.0), key(3, 90.0, 0.0), key(4, 300.0, 10.0)],
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hotter_key_takes_the_place_of_the_coldest_and_one_that_is_hardly_hotter_does_not() {
+    fn a_key_replaces_the_coldest_one_only_if_clearly_hotter() {
         let mut admission = Admission::default();
         admission.step([key(1, 500.0, 0.0), key(2, 200.0, 0.0)], &KNOBS, 0);
         let (more, less) = admission.step([key(1, 500.0, 0.0), key(2, 200.0, 0.0), key(3, 240.0, 0.0)], &KNOBS, 1);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cold_key_stays_for_a_while() {
+    fn a_cold_key_is_evicted_after_a_delay() {
         let mut admission = Admission::default();
         admission.step([key(1, 500.0, 0.0)], &KNOBS, 0);
         assert_eq!(admission.step([key(1, 60.0, 0.0)], &KNOBS, 5_000).1, []);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_keys_nor_bytes_are_more_than_may_be() {
+    fn limits_of_keys_and_bytes_hold() {
         let mut admission = Admission::default();
         let large = Admitted { bytes: 990, ..key(9, 9e6, 0.0) };
         admission.step([key(1, 500.0, 0.0), key(2, 600.0, 0.0)], &KNOBS, 0);
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_can_never_have_room_drives_nobody_out() {
+    fn a_key_larger_than_the_limit_evicts_no_other_key() {
         let mut admission = Admission::default();
         let huge = Admitted { bytes: 1001, ..key(9, 9e6, 0.0) };
         let others = [key(1, 500.0, 0.0), key(2, 600.0, 0.0)];
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wanted_at_once_comes_in_and_goes_where_it_proves_cold() {
+    fn a_requested_key_is_admitted_immediately_and_evicted_if_cold() {
         let mut admission = Admission::default();
         let slot = Slot::new(3).expect("a slot");
         assert_eq!(admission.admit_now([(5, slot), (5, slot), (6, slot), (7, slot)], &KNOBS, 0).len(), 2);

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_goes_and_comes_back_is_new() {
+    fn a_key_that_is_removed_and_added_again_is_new() {
         let back = ArmedSet::default().next([(7, slot(1))], []).next([], [7]).next([(7, slot(1))], []);
         assert_eq!(back.get(7).map(|armed| armed.since), Some(3));
     }

@@ -102,7 +102,7 @@ mod tests {
     const NODE: NodeId = NodeId(2);
 
     #[test]
-    fn a_lease_counts_from_when_the_beat_was_sent() {
+    fn a_lease_starts_when_its_beat_is_sent() {
         let mut beats = Beats::default();
         assert!(!beats.permits(NODE, 5));
         beats.filled(NODE, 1_000);

@@ -691,7 +691,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_takes_room_too() {
+    fn stored_commands_count_toward_the_memory_limit() {
         let (gates, mut copies) = copies();
         let long = vec![b'x'; 300 << 10];
         let mut begun = 0;
@@ -709,7 +709,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_asked_for_in_ever_new_forms_has_one_replaced_now_and_then() {
+    fn a_key_with_many_forms_replaces_one_per_interval() {
         let (gates, mut copies) = copies();
         let begun = |copies: &mut Copies, number: usize, now_us: u64| {
             let request = format!("SISMEMBER k {number}");
@@ -725,7 +725,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_given_until_its_key_is_written() {
+    fn a_copy_is_served_until_its_key_is_written() {
         let (gates, mut copies) = copies();
         assert_eq!(read(&gates, &mut copies, ASKED, 0), "Fill");
         assert_eq!(fill(&gates, &mut copies, "one", -1), Ok(()));
@@ -741,7 +741,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_was_given_is_found_again_as_long_as_it_is_good() {
+    fn a_recent_hit_is_found_again_while_it_is_valid() {
         let (gates, mut copies) = copies();
         let again = |copies: &mut Copies, request: &[u8], database: u32, now_us: u64| {
             copies.find_recent(&gates, 9, (database, request, false), || now_us).map(|again| again.reply.to_vec())
@@ -766,7 +766,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_beside_a_write_is_not_kept() {
+    fn a_read_concurrent_with_a_write_is_not_stored() {
         let (gates, mut copies) = copies();
         for gate in [GateId::of_key(ASKED.hash), GateId::of_node(NODE)] {
             read(&gates, &mut copies, ASKED, 0);
@@ -782,7 +782,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_given_only_while_its_node_confirms_beats() {
+    fn a_copy_is_served_only_while_its_node_confirms_beats() {
         let (gates, mut copies) = copies();
         read(&gates, &mut copies, ASKED, 0);
         assert_eq!(fill(&gates, &mut copies, "one", -1), Ok(()));
@@ -809,7 +809,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_ends_with_its_key() {
+    fn a_copy_expires_with_its_key() {
         let (gates, mut copies) = copies();
         read(&gates, &mut copies, ASKED, 0);
         assert_eq!(fill(&gates, &mut copies, "one", 500), Ok(()));
@@ -819,7 +819,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_ends_with_its_key_also_where_the_turn_has_lasted_long() {
+    fn a_copy_expires_with_its_key_during_a_long_turn() {
         let (gates, mut copies) = copies();
         read(&gates, &mut copies, ASKED, 0);
         assert_eq!(fill(&gates, &mut copies, "one", 60_000), Ok(()));
@@ -834,7 +834,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_used_copies_make_room_where_memory_is_full() {
+    fn the_least_used_copies_are_evicted_when_memory_is_full() {
         let (gates, mut copies) = copies();
         let slot = Slot::new(1).expect("a slot");
         let hashes = 1..=EVICTION_SAMPLES as u64;
@@ -864,7 +864,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_go_with_their_connection_their_place_and_their_arming() {
+    fn copies_are_dropped_with_connection_placement_or_cacheability() {
         let (gates, mut copies) = copies();
         let mut again = |gone: &dyn Fn(&mut Copies)| {
             assert_eq!(read(&gates, &mut copies, ASKED, 0), "Fill");
@@ -884,7 +884,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fill_comes_to_nothing_whose_key_has_been_elsewhere_meanwhile() {
+    fn a_fill_is_discarded_if_its_key_moved_and_returned() {
         let (gates, mut copies) = copies();
         for place in [None, Some(NodeId(1))] {
             assert_eq!(read(&gates, &mut copies, ASKED, 0), "Fill");
@@ -897,7 +897,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_and_what_is_too_large_are_not_asked_for_at_once_again() {
+    fn errors_and_large_replies_are_not_filled_again_immediately() {
         let (gates, mut copies) = copies();
         for (reply, why) in [("-WRONGTYPE", Discarded::Refused), (&"x".repeat(2_000), Discarded::Large)] {
             let now_us = if why == Discarded::Large { REST_US * 2 } else { 0 };
@@ -912,7 +912,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_used_is_swept_and_what_is_used_is_told() {
+    fn a_sweep_drops_unused_copies_and_returns_used_keys() {
         let (gates, mut copies) = copies();
         read(&gates, &mut copies, ASKED, 0);
         assert_eq!(fill(&gates, &mut copies, "one", -1), Ok(()));

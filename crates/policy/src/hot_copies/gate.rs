@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gate_counts_what_is_under_way_and_what_is_over() {
+    fn a_gate_counts_writes_in_flight_and_completed() {
         let mut gate = Gate::default();
         let mut add = |what: u64| {
             gate.0 = gate.0.wrapping_add(what);

@@ -82,7 +82,7 @@ mod tests {
     const NODE: NodeId = NodeId(3);
 
     #[test]
-    fn a_gate_is_shut_from_before_a_write_until_it_is_over() {
+    fn a_gate_is_shut_from_before_a_write_until_its_completion() {
         let (gates, mut holds, gate) = (OneThread::default(), WriteHolds::default(), GateId::of_key(5));
         holds.sent(&gates, 1, NODE, [gate, gate]);
         holds.sent(&gates, 1, NODE, [gate]);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_doubt_stays_shut_until_its_node_has_confirmed() {
+    fn a_lost_write_keeps_its_gates_shut_until_the_node_confirms() {
         let (gates, mut holds, gate) = (OneThread::default(), WriteHolds::default(), GateId::of_key(5));
         holds.sent(&gates, 1, NODE, [gate]);
         assert!(holds.over(&gates, 1, WriteOutcome::Doubtful));

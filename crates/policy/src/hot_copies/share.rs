@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_has_an_end_however_much_is_asked_for() {
+    fn a_turn_is_bounded_for_any_number_of_requests() {
         let mut share = TurnBudget::default();
         let hits: usize = (0..20).map(|_| run(&mut share, 1)).sum();
         assert!(hits * 60_000 < TURN + 2 * RUN_BYTES_MAX + 20 * 2 * 60_000, "{hits}");

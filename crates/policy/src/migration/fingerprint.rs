@@ -128,7 +128,7 @@ mod tests {
 
     /// From the reference implementation's `vectors_sip128`: key 00..0f, input 00, 01, ... of each length.
     #[test]
-    fn as_the_reference_implementation() {
+    fn fingerprints_match_the_siphash_reference_vectors() {
         let secret = u128::from_le_bytes(std::array::from_fn(|i| i as u8));
         let expected: [[u8; 16]; 3] = [
             [0xa3, 0x81, 0x7f, 0x04, 0xba, 0x25, 0xa8, 0xe6, 0x6d, 0xf6, 0x72, 0x14, 0xc7, 0x55, 0x02, 0x93],
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_around_a_word_differ() {
+    fn keys_of_different_lengths_have_different_fingerprints() {
         let make = Fingerprinter::new(7);
         let zeros = [0_u8; 300];
         let all: std::collections::BTreeSet<Fingerprint> = (0..300).map(|n| make.of(&zeros[..n])).collect();

@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn it_finds_what_is_borne_and_stays_below() {
+    fn the_rate_converges_below_the_limit_of_the_node() {
         for bearable in [10_000.0, 30_000.0, 300_000.0] {
             let mut pacer = Pacer::new(Goal::Balanced, None);
             settle(&mut pacer, bearable, 100);
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_long_goes_in_small_batches() {
+    fn slow_keys_are_moved_in_small_batches() {
         let mut pacer = Pacer::new(Goal::Balanced, None);
         let mut pace = pacer.pace();
         for _ in 0..50 {
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_batch_costs_whatever_is_in_it_makes_none_smaller() {
+    fn fixed_batch_cost_does_not_shrink_batches() {
         let mut pacer = Pacer::new(Goal::Balanced, None);
         let mut pace = pacer.pace();
         for n in 0..400_u32 {
@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_with_too_much_to_do_still_gives_its_keys_away() {
+    fn an_overloaded_node_still_moves_keys_at_a_minimum_rate() {
         for (goal, least) in [(Goal::Fast, 1_000.0), (Goal::Balanced, 100.0)] {
             for before_us in [5_000, 300_000] {
                 let mut pacer = Pacer::new(goal, None);
@@ -626,7 +626,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_in_bytes_is_kept() {
+    fn the_byte_rate_limit_is_respected() {
         let mut pacer = Pacer::new(Goal::Fast, Some(1_000_000));
         let mut pace = pacer.pace();
         for _ in 0..50 {
@@ -643,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn it_never_stands_still() {
+    fn the_rate_never_drops_to_zero() {
         let mut pacer = Pacer::new(Goal::Gentle, None);
         let mut pace = pacer.pace();
         for _ in 0..1000 {
@@ -654,7 +654,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_felt_all_the_time_costs_no_more_than_a_share_of_what_can_be_had() {
+    fn permanent_overload_leaves_a_share_of_the_reachable_rate() {
         for (goal, us_per_key, least, most) in [
             (Goal::Balanced, 20, 6_000.0, 9_000.0),
             (Goal::Balanced, 1_000, 100.0, 200.0),
@@ -692,7 +692,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_the_moves_doing_does_not_stop_it() {
+    fn overload_with_other_causes_does_not_stop_the_move() {
         let mut pacer = Pacer::new(Goal::Balanced, None);
         settle(&mut pacer, 20_000.0, 100);
         // Clients wait five times as long at any rate below the previous one.
@@ -718,7 +718,7 @@ mod tests {
     }
 
     #[test]
-    fn chance_is_not_answered() {
+    fn single_outliers_do_not_reduce_the_rate() {
         let mut pacer = Pacer::new(Goal::Balanced, None);
         let mut pace = pacer.pace();
         for n in 0..100 {

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_after_the_barrier_waits_for_the_next_one() {
+    fn elements_reported_after_a_barrier_wait_for_the_next() {
         let mut tail = DirtyElements::default();
         tail.touch([element("a"), element("b")]);
         assert!(tail.take(9).is_empty(), "no barrier yet");
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_counted_twice() {
+    fn repeated_elements_are_counted_once() {
         let mut tail = DirtyElements::default();
         tail.touch([element("a")]);
         tail.begin_round();
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_remembered_is_everything() {
+    fn too_many_dirty_elements_restart_the_copy() {
         let mut tail = DirtyElements::default();
         for n in 0..40_u32 {
             tail.touch([vec![n as u8; 1 << 20].into()]);

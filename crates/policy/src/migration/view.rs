@@ -626,7 +626,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_do_not_move_are_at_home() {
+    fn keys_outside_the_scope_stay_with_their_owner() {
         let known: Arc<Known> = Arc::default();
         let scope = Arc::new(Scope::new(vec![b"{t}1"[..].into()], MAKE));
         let legs: Legs<Known> = [((MoveId(1), 3), LegView::new(known, Some(scope), MAKE))].into();
@@ -638,7 +638,7 @@ mod tests {
     }
 
     #[test]
-    fn movers_are_told_once_and_again_of_a_leg_that_turned() {
+    fn keys_are_requested_once_per_direction_of_a_leg() {
         let (known, back) = (Arc::<Known>::default(), Arc::<Known>::default());
         let mut legs: Legs<Known> = [((MoveId(1), 3), LegView::new(known, None, MAKE))].into();
         let topology = topology(false);
@@ -670,7 +670,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_committed_while_a_worker_begins_to_wait_is_not_missed() {
+    fn a_commit_during_registration_is_not_missed() {
         let known: Arc<Known> = Arc::default();
         let legs: Legs<Known> = [((MoveId(1), 3), LegView::new(known.clone(), None, MAKE))].into();
         let look = look(&topology(false), &legs, &[b"{t}1"], false);
@@ -681,7 +681,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_leg_that_is_not_published_nothing_is_told_and_all_waits() {
+    fn keys_of_an_unpublished_leg_wait_without_requests() {
         let (topology, legs) = (topology(false), Legs::<Known>::new());
         let look = look(&topology, &legs, &[b"{t}1"], false);
         assert!(!look.is_over());

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_outside_of_a_decision_does_not_count() {
+    fn a_node_outside_the_decision_does_not_count() {
         let (mut problem, plan) = moved(1200.0, [850.0, 800.0], 400.0);
         assert!(matches!(review(&problem, &plan, 1.3), Review::Helped(_)));
         // A node with weight 0 that still has load does not count either.
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_down_or_moves_leaves_it_open() {
+    fn a_node_that_is_down_or_moving_makes_the_review_unclear() {
         for state in [State::Down, State::Busy] {
             let (mut problem, plan) = moved(2000.0, [2000.0, 500.0], 400.0);
             problem.nodes[1].state = state;
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_taken_back_only_where_that_helps() {
+    fn a_decision_is_reverted_only_if_that_helps() {
         // The target is fuller than the source was: the key returns.
         let (problem, plan) = moved(1080.0, [500.0, 1300.0], 400.0);
         assert!(matches!(review(&problem, &plan, 1.2), Review::Unhelpful(_)));
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn to_take_it_back_takes_budget_and_memory() {
+    fn a_revert_needs_budget_and_memory() {
         let (mut problem, Plan { steps, .. }) = moved(1080.0, [500.0, 1300.0], 400.0);
         problem.knobs.keys_max = 0;
         assert!(revert(&problem, &steps).is_err_and(|why| why.contains("budget")));

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_workers_notice_adds_up() {
+    fn counts_of_workers_are_summed() {
         let mut notices = Notices::default();
         assert!(notices.add(0, 1, 9), "one alone has seen enough");
         assert!(!notices.add(0, 2, 3) && !notices.add(0, 2, 4) && !notices.add(1, 2, 3));
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_noticed_at_its_ninth_use_among_two_hundred() {
+    fn a_key_is_reported_at_its_ninth_use_among_two_hundred() {
         let mut recent = Recent::for_workers(1);
         let mut others = 1_u64..;
         let mut noticed = Vec::new();
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_share_a_cell_are_told_apart() {
+    fn keys_that_share_a_counter_are_distinguished() {
         let mut recent = Recent::new(100, 9);
         for number in 0..1000_u64 {
             assert_eq!(recent.note((number % 20 * CELLS as u64) | 7), None, "each is five of a hundred");
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_have_shares() {
+    fn thresholds_are_divided_over_workers() {
         let mut of_four = Recent::for_workers(4);
         let noticed: Vec<_> =
             (0..50_u64).filter_map(|number| of_four.note(if number % 10 == 0 { 5 } else { 1000 + number })).collect();

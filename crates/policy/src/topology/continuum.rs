@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn the_search_agrees_with_a_plain_one() {
+    fn the_search_agrees_with_a_linear_one() {
         let continuum = of(Distribution::Ketama, servers(7));
         let points = continuum.table.points();
         let plain = |hash: u32| points.iter().position(|point| *point >= hash).unwrap_or(0);
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_are_those_of_the_file() {
+    fn hash_tags_are_those_of_the_file() {
         let scheme = Scheme { tag: Some(*b"<>"), ..Scheme::default() };
         let continuum = Continuum::new(scheme, servers(9)).expect("a continuum");
         assert_eq!(continuum.hashed_part(b"a<b>c"), b"b");
@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_that_are_none_are_refused() {
+    fn invalid_lists_are_refused() {
         let scheme = Scheme::default();
         assert_eq!(Continuum::new(scheme, []), Err(ContinuumError::ServerCount(0)));
         let twice = [servers(1), servers(2)].concat();
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_stored_comes_back_or_is_refused() {
+    fn a_stored_continuum_is_restored_or_refused() {
         for distribution in [Distribution::Ketama, Distribution::Modula] {
             let continuum = of(distribution, servers(4));
             assert_eq!(Continuum::try_from(continuum.stored()), Ok(continuum.clone()));

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_decide_where_they_can() {
+    fn key_counts_decide_if_sufficient() {
         let even = Topology::even(&["n0:1".to_owned(), "n1:1".to_owned()]).expect("nodes");
         assert_eq!(Topology::first(&nodes(&[0, 0])), Ok(First::Even(even.clone())));
         assert_eq!(Topology::first(&nodes(&[3, 1])), Ok(First::IfKeysFit(even)));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_is_foreign_where_nobody_is_known_and_keys_are_elsewhere() {
+    fn a_map_is_foreign_if_processes_are_unknown_and_keys_misplaced() {
         let of = |is_known, keys, elsewhere| Sample { is_known, keys, elsewhere };
         assert_eq!(judge(&[]), Fit::Fits);
         assert_eq!(judge(&[of(false, 1000, 0), of(false, 1000, 0)]), Fit::Fits);

@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hashes_of_nothing_are_zero_and_names_are_unique() {
+    fn hashes_of_empty_input_are_zero_and_names_are_unique() {
         assert!(Hash::ALL.iter().all(|hash| hash.of(b"") == 0));
         assert!(Hash::ALL.iter().all(|hash| Hash::by_name(hash.name()) == Some(*hash)));
         assert_eq!(Hash::by_name("random"), None);
@@ -291,7 +291,7 @@ mod tests {
     /// Expected values for "apple" from the tests of libmemcached (`tests/hash_results.h`), the origin of nutcracker's
     /// functions.
     #[test]
-    fn results_of_libmemcached_for_a_plain_key() {
+    fn hashes_match_the_test_results_of_libmemcached() {
         for (hash, result) in [
             (Hash::OneAtATime, 2_297_466_611_u32),
             (Hash::Md5, 3_195_025_439),

@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_only_where_slots_or_exceptions_are_or_move_to() {
+    fn keys_are_at_owners_overrides_and_ends_of_moves() {
         let names: Vec<String> = (0..6).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
         let two = Topology::even(&names[..2]).expect("two nodes");
         let six = Topology::place(Some(&two), &names).expect("four join").topology;

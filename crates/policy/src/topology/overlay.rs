@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn one_server_more_moves_only_what_becomes_its() {
+    fn an_added_server_moves_only_its_own_share() {
         let old = list(&[(1, 1), (2, 1), (3, 1)]);
         let new = list(&[(1, 1), (2, 1), (3, 1), (4, 1)]);
         let before = Continuum::new(Scheme::default(), old).expect("a continuum");
@@ -217,7 +217,7 @@ mod tests {
         /// Applies several lists in sequence: each key is unchanged before the moves of a step, and placed by the list
         /// of that step after them.
         #[test]
-        fn owners_are_the_old_lists_before_the_moves_and_the_new_ones_after(
+        fn owners_follow_the_old_list_before_moves_and_the_new_one_after(
             modula in any::<bool>(),
             hash in prop::sample::select(Hash::ALL.to_vec()),
             lists in prop::collection::vec(prop::collection::vec((0_u16..8, 1_u32..4), 1..8), 2..5),

@@ -255,7 +255,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn as_defined(key in prop::collection::vec(prop_oneof![
+        fn slots_match_the_definition(key in prop::collection::vec(prop_oneof![
             any::<u8>(),
             prop::sample::select(b"{}z|\x7a\x7b\x7c\x7d\xfb\xfd\x00".to_vec()),
         ].boxed(), 0..80)) {

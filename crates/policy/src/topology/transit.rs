@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn more_transits_than_marks_are_refused() {
+    fn too_many_transits_are_refused() {
         let topology = Topology::even(&names(2)).expect("two nodes");
         let slot = [Slot::new(5).expect("a slot")];
         let many = |count: u32| topology.with_transits((0..count).map(|leg| (moving(leg), &slot[..])));

@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folds_letters_and_nothing_else() {
+    fn only_letters_are_folded() {
         for byte in 0..=255u8 {
             let folded = upper(u64::from_le_bytes([byte, b'a', byte, b'z', byte, b'{', byte, b'`']));
             let b = byte.to_ascii_uppercase();

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_found_where_commands_name_them() {
+    fn elements_named_by_commands_are_found() {
         for (line, expected) in [
             ("HSET k f 1 g 2", "f g"),
             ("HMSET k f 1", "f"),
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_elements_touches_everything() {
+    fn commands_without_element_names_touch_everything() {
         for line in [
             "DEL k",
             "SPOP k",
@@ -123,13 +123,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_only_read_or_only_lives_longer_is_not_touched() {
+    fn reads_and_expiry_changes_touch_nothing() {
         assert_eq!(touched("EXPIRE k 10", usize::MAX, 0), Some(Vec::new()));
         assert_eq!(touched("SUNIONSTORE k a b", usize::MAX, 1), Some(Vec::new()));
     }
 
     #[test]
-    fn an_argument_that_is_not_there_yet_may_be_anything() {
+    fn a_missing_argument_touches_everything() {
         assert_eq!(touched("HSET k f 1 g 2", 3, 0), None);
         assert_eq!(touched("HSET k f 1", 3, 0), Some(vec!["f".to_owned()]));
         assert_eq!(touched("SADD k a", 2, 0), None);

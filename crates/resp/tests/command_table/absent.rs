@@ -49,7 +49,7 @@ fn plain_call(name: &str, arity: i16) -> Vec<String> {
 }
 
 #[test]
-fn a_read_of_a_missing_key_shows_none() {
+fn a_read_of_a_missing_key_does_not_prove_a_key() {
     let table = CommandTable::builtin();
     for server in servers() {
         let mut asked = 0;

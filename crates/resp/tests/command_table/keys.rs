@@ -196,7 +196,7 @@ fn repeats_an_option(call: &[Vec<u8>]) -> bool {
 }
 
 #[test]
-fn finds_the_keys_that_the_servers_find() {
+fn keys_match_those_found_by_servers() {
     let table = CommandTable::builtin();
     let mut wrong = Vec::new();
     let mut with_keys = 0;
@@ -230,7 +230,7 @@ fn finds_the_keys_that_the_servers_find() {
 
 /// Simulates modules: the server's own commands under names missing from the table.
 #[test]
-fn finds_keys_by_the_servers_own_specifications() {
+fn keys_are_found_by_the_servers_own_specifications() {
     for server in servers() {
         let mut client = server.client();
         let theirs = client.commands();
@@ -285,7 +285,7 @@ fn finds_keys_by_the_servers_own_specifications() {
 }
 
 #[test]
-fn specifications_that_make_no_sense_are_errors_not_guesses() {
+fn invalid_specifications_cause_errors() {
     let spec = |begin, find| KeySpec { begin, find, not_key: false, incomplete: false, access: Access::RW };
     let numbered = Find::Numbered { index: 0, first: 1, step: 1 };
     let all = Find::Range { last: -1, step: 1, limit: 0 };
@@ -357,7 +357,7 @@ fn sort_patterns_must_stay_in_the_slot() {
 }
 
 #[test]
-fn a_key_that_is_not_there_yet_is_waited_for() {
+fn a_key_not_yet_received_is_incomplete() {
     let table = CommandTable::builtin();
     let found = |line: &str, known| {
         let arguments = Arguments::new(&line.split(' ').collect::<Vec<_>>());
@@ -387,7 +387,7 @@ proptest! {
     /// For any arguments: no panic, no index of a missing argument, no more work than the number of arguments, and a
     /// partial command gives part of the complete result.
     #[test]
-    fn find_keys_survives_anything(
+    fn find_keys_accepts_any_arguments(
         id in any::<proptest::sample::Index>(),
         words in proptest::collection::vec(word(), 0..12),
         known in any::<proptest::sample::Index>(),
@@ -418,7 +418,7 @@ proptest! {
 
     /// Invalid replies to COMMAND add nothing harmful.
     #[test]
-    fn learning_survives_anything(bytes in proptest::collection::vec(any::<u8>(), 0..300), edits in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..6)) {
+    fn learning_accepts_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..300), edits in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..6)) {
         let mut real = b"*1\r\n*10\r\n$3\r\nfoo\r\n:-2\r\n*1\r\n+write\r\n:1\r\n:1\r\n:1\r\n*0\r\n*0\r\n*1\r\n*6\r\n$5\r\nflags\r\n*1\r\n+RW\r\n\
             $12\r\nbegin_search\r\n*4\r\n$4\r\ntype\r\n$5\r\nindex\r\n$4\r\nspec\r\n*2\r\n$5\r\nindex\r\n:1\r\n$9\r\nfind_keys\r\n*4\r\n$4\r\ntype\r\n\
             $5\r\nrange\r\n$4\r\nspec\r\n*6\r\n$7\r\nlastkey\r\n:0\r\n$7\r\nkeystep\r\n:1\r\n$5\r\nlimit\r\n:0\r\n*0\r\n".to_vec();

@@ -53,7 +53,7 @@ fn section() -> String {
 }
 
 #[test]
-fn the_page_says_of_every_command_who_answers_it() {
+fn the_page_lists_the_handling_of_every_command() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/compatibility.md");
     let page = std::fs::read_to_string(&path).expect("docs/results/compatibility.md");
     let (start, end) = ("<!-- commands: made by a test -->\n", "<!-- end of commands -->");

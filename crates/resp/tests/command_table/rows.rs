@@ -37,7 +37,7 @@ fn triple(keys: &Keys) -> (i32, i32, i32) {
 }
 
 #[test]
-fn rows_say_what_the_servers_say() {
+fn rows_match_the_servers() {
     let table = CommandTable::builtin();
     let mut wrong = Vec::new();
     for server in servers() {
@@ -81,7 +81,7 @@ fn nothing_is_left_to_learn_from_servers_without_modules() {
 }
 
 #[test]
-fn what_is_learnt_is_forwarded_only_where_its_keys_can_be_told() {
+fn a_learnt_command_is_forwarded_only_if_its_keys_are_known() {
     let learnt = |name: &str, flags: &[&str], first| LearntCommand {
         name: name.into(),
         arity: -2,
@@ -125,7 +125,7 @@ fn what_is_learnt_is_forwarded_only_where_its_keys_can_be_told() {
 }
 
 #[test]
-fn errors_have_redis_words() {
+fn errors_have_redis_texts() {
     let table = CommandTable::builtin();
     let text_of = |call: &[Vec<u8>]| -> Vec<u8> {
         let arguments = Arguments::new(call);
@@ -288,7 +288,7 @@ fn handling_fits_the_keys() {
 }
 
 #[test]
-fn how_long_a_call_may_wait() {
+fn blocking_calls_have_their_timeouts() {
     let table = CommandTable::builtin();
     for (words, wanted) in [
         (&["BLPOP", "a", "b", "1.5"][..], Some(1_500_000)),
@@ -311,7 +311,7 @@ fn how_long_a_call_may_wait() {
 }
 
 #[test]
-fn a_node_opens_no_command_to_strangers_and_names_none_with_unseen_signs() {
+fn learnt_commands_need_a_login_and_printable_names() {
     let learnt = |name: &str| LearntCommand {
         name: name.to_owned(),
         arity: 2,

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_code_is_a_word_in_capital_letters_and_nothing_else_of_an_error_is_kept() {
+    fn only_capitalized_first_words_are_error_codes() {
         for (reply, code) in [
             (&b"-WRONGTYPE Operation against a key\r\n"[..], "WRONGTYPE"),
             (b"!21\r\nNOSCRIPT No matching.\r\n", "NOSCRIPT"),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_bounded_and_workers_are_added_up() {
+    fn error_codes_are_bounded_and_summed_over_workers() {
         let workers = [Arc::<WorkerCounters>::default(), Arc::default()];
         let letters = |number: usize| [b'A' + (number / 26) as u8, b'A' + (number % 26) as u8];
         for _ in 0..2 {

@@ -373,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clocks_differ_by_no_more_than_is_certain() {
+    fn clock_skew_is_a_lower_bound() {
         assert_eq!(skew_us((5_000, 5_010), (1_000, 1_020)), 3_980);
         assert_eq!(skew_us((1_000, 1_020), (5_000, 5_010)), -3_980);
         assert_eq!(skew_us((0, 4_000), (1_000, 1_020)), 0, "an answer that was long under way tells little");

@@ -370,7 +370,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_mover_does_not_take_costs_bounded_memory() {
+    fn queued_messages_use_bounded_memory() {
         let mut queue = Queue::default();
         let key = |number: usize| Key::from(format!("key:{number}").into_bytes());
         queue.push(&Placement::Crc16, MoverMessage::Written(vec![key(0)]));
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_told_once() {
+    fn waiting_workers_are_notified_once() {
         let leg = SharedLeg::default();
         assert_eq!(leg.take_waiting(), 0);
         leg.will_wait(3);

@@ -377,7 +377,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_that_comes_late_is_not_taken_for_another() {
+    fn a_late_reply_is_not_matched_to_another_command() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("its address");
         let (go, gone) = (mpsc::channel::<()>(), mpsc::channel::<()>());
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_sends_without_end_is_given_up() {
+    fn endless_replies_fail_the_connection() {
         for (head, more) in [("$100000000000\r\n", "x"), ("*1000000000\r\n", ":1\r\n"), ("+", "x"), ("$", "1")] {
             let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
             let address = listener.local_addr().expect("its address");

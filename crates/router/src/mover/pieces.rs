@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_piece_is_what_its_command_takes() {
+    fn pieces_are_arguments_of_the_writing_command() {
         let scan = Cursor::Scan(b"0".to_vec());
         let answer = b"*2\r\n$2\r\n17\r\n*4\r\n$1\r\na\r\n$1\r\n1\r\n$1\r\nb\r\n$1\r\n2\r\n";
         let (piece, next) = Kind::Hash.take(&scan, 10, answer).expect("a piece");
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn an_element_is_there_or_gone() {
+    fn elements_are_present_or_missing() {
         let elements: Vec<Element> = [&b"a"[..], b"b"].into_iter().map(Element::from).collect();
         let hash = Kind::Hash.take_elements(&elements, b"*2\r\n$1\r\n1\r\n$-1\r\n").expect("a piece");
         assert_eq!((hash.present.concat(), hash.missing.concat()), (b"a1".to_vec(), b"b".to_vec()));

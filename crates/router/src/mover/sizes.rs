@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_small_string_for_certain_is_asked_once_more() {
+    fn possibly_big_keys_are_measured_by_memory_usage() {
         let (mut lengths, mut big) = (Lengths::default(), Big::new(Some(100_000)));
         let mut first = lengths.choose(page(&["small", "long", "hash", "refused"]));
         assert_eq!(first.by_length, 4);
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_ends_where_the_sizes_of_its_slots_say_that_it_is_large() {
+    fn batches_end_at_the_estimated_size_limit() {
         let mut lengths = Lengths::default();
         let keys: Vec<Key> = (0..1_000)
             .map(|n| format!("{{{}}}:{n}", if n < 100 { "small" } else { "large" }).as_bytes().into())
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn where_many_are_no_strings_their_lengths_are_not_asked() {
+    fn lengths_are_not_queried_if_many_keys_are_not_strings() {
         let names: Vec<String> = (0..200).map(|n| format!("key:{n}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         for (strings, then) in [(50, 200), (45, 200), (44, 0), (0, 0)] {

@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_come_back_by_slot_from_memory_and_from_files() {
+    fn keys_are_read_by_slot_from_memory_and_files() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut spool = Spool::new(dir.path().join("move-1"));
         let large = vec![b'x'; 1 << 20];
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_that_stop_in_the_middle_lose_no_key() {
+    fn partial_writes_lose_no_key() {
         let (mut torn, mut dropped) = (0, 0);
         for seed in 0..40 {
             let dir = tempfile::tempdir().expect("a directory");

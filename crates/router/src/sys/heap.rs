@@ -55,7 +55,7 @@ mod tests {
     use crate::memory::{Account, thread_balance};
 
     #[test]
-    fn what_is_allocated_grown_and_freed_is_counted() {
+    fn allocations_reallocations_and_frees_are_counted() {
         let _account = Account::open();
         let heap = CountedHeap(System);
         let before = thread_balance();

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn every_send_arrives_once_however_many_there_are() {
+    fn every_send_arrives_once_in_large_batches() {
         let Some(mut batch) = batch() else { return };
         let pairs: Vec<_> = (0..ENTRIES + 45).map(|_| UnixStream::pair().unwrap()).collect();
         let texts: Vec<String> = (0..pairs.len()).map(|n| format!("to {n}")).collect();
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_socket_and_a_closed_one_hold_up_nobody() {
+    fn full_and_closed_sockets_do_not_block_other_sends() {
         let Some(mut batch) = batch() else { return };
         let (full, _unread) = UnixStream::pair().unwrap();
         let (gone, peer) = UnixStream::pair().unwrap();
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_the_kernel_refuses_sends_nothing_and_says_so() {
+    fn a_refused_ring_sends_nothing_and_returns_an_error() {
         let Some(mut batch) = batch() else { return };
         let (ours, theirs) = UnixStream::pair().unwrap();
         theirs.set_nonblocking(true).unwrap();

@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_change_as_redis_has_it_and_all_words_or_none_are_taken() {
+    fn setuser_follows_redis_and_applies_all_words_or_none() {
         let users = Users::default();
         let users = users
             .with_changed("app", &["on", ">one", ">one", ">two", "~a:*", "+@read", "-@dangerous", "+get", "-get"])
@@ -235,7 +235,7 @@ mod tests {
 
     /// Rights implied by unrestricted access end with it.
     #[test]
-    fn who_is_restricted_later_may_run_no_scripts() {
+    fn users_restricted_later_may_not_run_scripts() {
         let users = Users::default().with_changed("app", &["on", "nopass", "~*", "&*", "+@all"]).expect("taken");
         assert!(users.get(b"app").expect("there").is_unrestricted());
         let users = users.with_changed("app", &["-flushall"]).expect("taken");
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_the_same_and_comments_stay() {
+    fn written_users_files_roundtrip_and_keep_comments() {
         let old =
             "# who made it\nuser  app   on nopass ~a:*   +@all\n\n# gone soon\nuser gone off\nuser changed on nopass\n";
         let users = Users::from_file(old, None).expect("good");

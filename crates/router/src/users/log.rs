@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_again_is_counted_and_the_rest_is_bounded() {
+    fn repeated_refusals_are_counted_and_entries_are_bounded() {
         let refused = |object: &str| Refused {
             reason: "key",
             context: "toplevel",

@@ -252,7 +252,7 @@ mod tests {
 
     /// A worker computes the digest, and a logged-in client may send arguments of any length.
     #[test]
-    fn what_is_too_long_for_a_password_is_wrong_and_nobody_hashes_it() {
+    fn overlong_passwords_are_rejected_without_hashing() {
         let users = Users::default().with_changed("app", &["on", ">secret"]).expect("taken");
         let logins = Arc::new(Logins::new(Arc::default()));
         let password = vec![b'x'; PASSWORD_MAX + 1];

@@ -308,7 +308,7 @@ mod tests {
     /// Each guesser sends its next guess as soon as one has failed, so guesses are always newer than the waiting
     /// client.
     #[test]
-    fn a_few_guessers_do_not_keep_out_who_waits_in_their_line() {
+    fn few_guessers_do_not_starve_a_waiting_client() {
         let now = Instant::now();
         let mut queue = Queue::new();
         let place = Place::new(at(1), "app");
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn one_password_is_checked_once_for_all_who_wait() {
+    fn a_password_is_checked_once_for_all_waiting_clients() {
         let now = Instant::now();
         let mut queue = Queue::new();
         for client in 0..1000 {
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_takes_no_turn_of_others_and_newcomers_of_its_own_line_have_a_chance() {
+    fn a_flood_takes_no_turns_of_other_queues_and_serves_new_clients() {
         let now = Instant::now();
         let mut queue = Queue::new();
         let mut dropped = 0;
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn who_fails_too_often_goes_slowly_and_still_gets_in() {
+    fn queues_with_many_failures_are_slow_but_served() {
         let mut now = Instant::now();
         let mut queue = Queue::new();
         for guess in 0..u64::from(FAILURES_MAX) {
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn many_lines_are_bounded_together_and_the_longest_gives_way() {
+    fn waiting_passwords_are_bounded_and_the_longest_queue_drops() {
         let now = Instant::now();
         let mut queue = Queue::new();
         let user = |number: u64| Place::new(at(1), &format!("user{number}"));
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_without_end() {
+    fn waiting_clients_time_out() {
         let now = Instant::now();
         let mut queue: Queue<u64, u32> = Queue::new();
         queue.enqueue(digest(1), Place::new(at(1), "app"), 1, || 1, now);
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn one_hosts_addresses_are_one() {
+    fn addresses_of_one_network_count_as_one() {
         let place = |text: &str| Place::new(Some(text.parse().expect("an address")), "app");
         assert_eq!(place("2001:db8::1"), place("2001:db8::ffff:1:2:3"));
         assert_ne!(place("2001:db8:0:1::1"), place("2001:db8:0:2::1"));

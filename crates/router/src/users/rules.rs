@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn users_are_read_as_they_are_shown() {
+    fn displayed_users_parse_to_the_same_rules() {
         for rules in [
             "off -@all",
             "on nopass ~* &* +@all allscripts",
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn words_in_capitals_are_the_same_words() {
+    fn words_are_case_insensitive() {
         let mixed = "USER App ON NoPass RESETKEYS %r~Data:* ~CACHE:* ALLCHANNELS +@ALL -@Dangerous +Config|GET ALLSCRIPTS Connections=3 READS=Nearest";
         let users = parse(mixed).expect("read");
         let line = "user App on nopass %R~Data:* ~CACHE:* &* +@all -@dangerous +config|get allscripts connections=3 reads=nearest";
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_with_their_line() {
+    fn errors_are_reported_with_their_line() {
         for (rules, expected) in [
             ("on", "nobody can log in"),
             ("on >secret", "Argon2id"),
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_user_is_on_only_where_somebody_said_so() {
+    fn default_user_is_enabled_only_if_configured() {
         let secret = crate::settings::Secret("pw".into());
         assert!(Users::default().default_user().is_open());
         assert!(!Users::without_file(Some(&secret)).default_user().is_open());
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_user_may_be_given_less() {
+    fn default_user_can_be_restricted() {
         let users = Users::default()
             .with_default_rules(&["-@dangerous", "+info", "resetkeys", "%R~a*", "connections=3"])
             .expect("good");
@@ -564,7 +564,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic_and_what_is_taken_is_shown_the_same(text in "(user [a-c]{1,2}( (on|off|nopass|~[a-z*]{0,3}|%[RW]{0,2}~a|&c|[+-]@?[a-z|]{0,8}|[+-]@(read|all|write)|reset|\\$argon2id\\$|[\\PC]{0,6}|allkeys|resetkeys)){0,6}\n?){0,4}") {
+        fn any_text_parses_without_panic_and_roundtrips(text in "(user [a-c]{1,2}( (on|off|nopass|~[a-z*]{0,3}|%[RW]{0,2}~a|&c|[+-]@?[a-z|]{0,8}|[+-]@(read|all|write)|reset|\\$argon2id\\$|[\\PC]{0,6}|allkeys|resetkeys)){0,6}\n?){0,4}") {
             if let Ok(users) = parse(&text) {
                 for user in users.values() {
                     let again = parse(&user.line(false)).expect("what is shown can be read");
@@ -574,7 +574,7 @@ mod tests {
         }
 
         #[test]
-        fn not_even_noise(text in any::<String>()) {
+        fn random_text_does_not_panic(text in any::<String>()) {
             let _ = parse(&text);
         }
     }

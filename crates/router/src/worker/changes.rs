@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_remove_keys_is_counted_by_keys() {
+    fn commands_that_remove_keys_are_counted_by_key() {
         let (commands, node) = (CommandTable::builtin(), NodeId(0));
         for (line, writes, removals) in [
             ("GET k", 0, 0),

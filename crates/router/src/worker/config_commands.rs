@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_take_over_a_node_is_private() {
+    fn settings_that_could_take_over_a_node_are_private() {
         for name in [
             "dir",
             "dbfilename",

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn what_all_say_is_said_as_it_is() {
+    fn values_that_all_nodes_share_are_returned_unchanged() {
         assert_eq!(chosen("save", &["3600 1 300 100", "3600 1 300 100"]), "3600 1 300 100");
         assert_eq!(chosen("maxmemory", &["0", "0"]), "0");
     }

@@ -357,7 +357,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_that_is_collected_takes_little_more_than_it_needs_and_few_copies() {
+    fn a_collected_request_needs_little_extra_memory_and_few_copies() {
         let declared = 80 << 20;
         for first in [45, 1000, 16 << 10, 64_000, 82_000, 128 << 10] {
             let (mut buffer, mut grown) = (Vec::with_capacity(first), 0);

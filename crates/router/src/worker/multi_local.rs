@@ -269,7 +269,7 @@ mod tests {
 
     /// Nodes are queried for one command at a time, and the cost per command is constant for long transactions.
     #[test]
-    fn what_is_asked_of_nodes_is_asked_in_order_and_once() {
+    fn queries_to_nodes_are_sent_in_order_and_once() {
         let mut own = LocalInMulti::default();
         own.queue(0, When::After, b"ROLE");
         own.queue(1, When::Before, b"INFO");

@@ -571,7 +571,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_of_clients_says_who_waits() {
+    fn a_list_of_clients_shows_blocked_ones() {
         let list = b"$99\r\nid=17 addr=1.2.3.4:5 name=flags=b flags=N db=0\nid=7 addr=1.2.3.4:6 name= flags=Ob db=0 cmd=blpop\n\r\n";
         assert!(is_shown_waiting(list, 7) && !is_shown_waiting(list, 17) && !is_shown_waiting(list, 1));
         assert!(is_shown_waiting(b"=19\r\ntxt:id=7 flags=b\n\r\n", 7) && !is_shown_waiting(b"$0\r\n\r\n", 7));

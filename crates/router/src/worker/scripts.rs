@@ -448,7 +448,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_name_the_hash_that_the_client_knows_in_the_words_of_every_version() {
+    fn script_errors_name_the_hash_of_the_client_in_every_version() {
         let (sent, known) = ([b'a'; 40], [b'b'; 40]);
         for text in [
             "-WRONGTYPE Operation against a key script: HASH, on @user_script:1.\r\n",

@@ -342,7 +342,7 @@ mod tests {
 
     /// Otherwise a command that a node may have executed would be reported as not executed.
     #[test]
-    fn what_a_socket_took_before_it_broke_counts_as_sent() {
+    fn bytes_accepted_by_a_broken_socket_count_as_sent() {
         let bytes = vec![b'x'; 200_000];
         for takes in [1, 1000, 70_000, 150_000] {
             let (mut tls, mut socket) = (session(), Breaks(takes));

@@ -847,7 +847,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_have_been_sent_may_be_executed() {
+    fn commands_possibly_sent_may_be_executed() {
         let mut link = link(Lane::Main);
         link.push(Request::of_ours(b"INCR k", 0, pending(Purpose::Client)));
         assert_eq!(link.may_be_executed(), 0);
@@ -877,7 +877,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_no_trace_of_use_leaves_none_and_others_do() {
+    fn no_touch_clients_leave_no_access_time_and_others_do() {
         let mut link = Link::new(NodeId(0), Lane::Main, false, 0, Arc::default(), 0);
         for (no_touch, request) in [(false, "a"), (true, "b"), (true, "c"), (false, "d")] {
             link.touch_as(no_touch, PENDING);

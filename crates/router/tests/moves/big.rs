@@ -63,7 +63,7 @@ fn fields(client: &mut Client, key: &str) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn big_values_of_all_types_arrive_as_they_were() {
+fn big_values_of_all_types_arrive_unchanged() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     let names = ["hash", "set", "zset", "list", "string"];
@@ -322,7 +322,7 @@ fn writes_to_big_sets_while_they_are_copied_are_all_there() {
 
 /// A key is deleted and recreated, expires, or changes its type during the copy. Its final state counts.
 #[test]
-fn a_key_that_becomes_another_one_while_it_is_copied() {
+fn keys_replaced_during_their_copy_keep_the_new_value() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     let names = ["again", "gone", "mortal", "other"];
@@ -352,7 +352,7 @@ fn a_key_that_becomes_another_one_while_it_is_copied() {
 
 /// A list under constant writes cannot be copied in pieces exactly. It moves whole, and this is reported.
 #[test]
-fn what_changes_as_a_whole_all_the_time_moves_whole_and_that_is_reported() {
+fn constantly_rewritten_lists_move_whole_and_are_reported() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     let key = key_of(&fleet, 0, "list");
@@ -389,7 +389,7 @@ fn what_changes_as_a_whole_all_the_time_moves_whole_and_that_is_reported() {
 /// After a crash of a node or the router during the copy, all acknowledged writes are present, and no staging key is
 /// left.
 #[test]
-fn a_big_key_survives_the_death_of_anybody() {
+fn a_big_key_survives_crashes_of_nodes_and_router() {
     let durable = ["--appendonly", "yes", "--appendfsync", "always", "--no-appendfsync-on-rewrite", "no"];
     let mut state = 17_u64;
     for round in 0..6 {
@@ -436,7 +436,7 @@ fn a_big_key_survives_the_death_of_anybody() {
 }
 
 #[test]
-fn a_copy_that_is_given_up_leaves_nothing_and_is_not_seen() {
+fn an_aborted_copy_is_invisible_and_leaves_no_key() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     let key = key_of(&fleet, 0, "hash");
@@ -458,7 +458,7 @@ fn a_copy_that_is_given_up_leaves_nothing_and_is_not_seen() {
 }
 
 #[test]
-fn a_target_that_runs_full_while_a_big_key_is_copied_gives_back_what_it_has() {
+fn a_full_target_returns_its_part_of_a_big_key() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     let key = key_of(&fleet, 0, "hash");
@@ -493,7 +493,7 @@ fn pages_of_keys(client: &mut Client) -> Vec<String> {
 
 /// Staging keys of earlier routers are removed at both nodes, and belong to no slot.
 #[test]
-fn what_a_crash_has_left_is_removed_by_the_next_move() {
+fn leftovers_of_a_crash_are_removed_by_the_next_move() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     fill(&mut client, 50);
@@ -512,7 +512,7 @@ fn what_a_crash_has_left_is_removed_by_the_next_move() {
 
 /// Every write to a staging key leaves it with a TTL, also if the key was removed before.
 #[test]
-fn what_is_staged_ends_by_itself_whoever_dies() {
+fn staging_keys_always_expire() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     let key = key_of(&fleet, 0, "hash");
@@ -552,7 +552,7 @@ fn what_is_staged_ends_by_itself_whoever_dies() {
 }
 
 #[test]
-fn what_is_flushed_while_it_is_copied_stays_away() {
+fn keys_flushed_during_their_copy_stay_deleted() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     let key = key_of(&fleet, 0, "hash");
@@ -568,7 +568,7 @@ fn what_is_flushed_while_it_is_copied_stays_away() {
 
 /// Writes past the router are not observed, so keys with direct clients are not copied in pieces.
 #[test]
-fn where_clients_use_nodes_directly_big_keys_move_whole() {
+fn big_keys_move_whole_with_direct_clients() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     let key = key_of(&fleet, 0, "hash");
@@ -583,7 +583,7 @@ fn where_clients_use_nodes_directly_big_keys_move_whole() {
 /// The elements of a copy are counted before it is used. If some are missing, the key is read again, whole. A key of
 /// the same name in another database is not read again, because it is already stored.
 #[test]
-fn a_copy_that_is_not_whole_is_not_used() {
+fn an_incomplete_copy_is_not_used() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     let key = key_of(&fleet, 0, "hash");

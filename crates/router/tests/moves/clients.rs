@@ -77,7 +77,7 @@ impl Cache {
 }
 
 #[test]
-fn who_tracks_is_told_of_every_change_whatever_moves() {
+fn tracking_clients_receive_every_invalidation_during_moves() {
     let fleet = Fleet::new(2);
     fill(&mut fleet.client(), 1000);
     for (round, mode) in ["", " BCAST", " NOLOOP"].into_iter().enumerate() {

@@ -54,7 +54,7 @@ fn publish(fleet: &Fleet, key: &str, node: NodeId) {
 }
 
 #[test]
-fn who_is_told_that_keys_are_home_and_finds_them_parted_asks_again() {
+fn a_command_requests_colocation_again_if_keys_parted() {
     let Scene { fleet, port, home, away } = Scene::new();
     let mut client = fleet.client();
     assert_eq!(client.cmd("SET {t}a 1"), "OK");
@@ -68,7 +68,7 @@ fn who_is_told_that_keys_are_home_and_finds_them_parted_asks_again() {
 }
 
 #[test]
-fn the_answer_to_one_command_is_not_taken_for_that_to_another() {
+fn an_old_colocation_answer_does_not_affect_a_later_command() {
     let Scene { fleet, port, home, away } = Scene::new();
     let (mut client, mut other) = (fleet.client(), fleet.client());
     assert_eq!(client.cmd("SET {t}a 1"), "OK");

@@ -23,7 +23,7 @@ fn metric(fleet: &Fleet, name: &str) -> u64 {
 }
 
 #[test]
-fn fulva_gives_all_slots_at_once_and_fetches_a_sample_of_what_is_read() {
+fn fulva_moves_all_slots_in_one_leg_and_pulls_a_sample_of_reads() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     fill(&mut client, 4000);
@@ -49,7 +49,7 @@ fn fulva_gives_all_slots_at_once_and_fetches_a_sample_of_what_is_read() {
 }
 
 #[test]
-fn reads_do_not_wait_for_their_key_and_see_what_is_there() {
+fn reads_of_keys_in_transit_do_not_wait_and_are_correct() {
     const KEYS: usize = 4000;
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
@@ -102,7 +102,7 @@ fn count(client: &mut Client, key: &str) -> u64 {
 
 /// Values seen by readers never decrease, for any timing of writers and moves.
 #[test]
-fn a_reader_never_sees_what_was_before() {
+fn readers_never_see_an_older_value() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     fill(&mut client, 2000);

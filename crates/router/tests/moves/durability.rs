@@ -24,7 +24,7 @@ fn keys(server: &Server) -> Vec<String> {
 }
 
 #[test]
-fn with_replica_nothing_leaves_the_source_before_a_replica_of_the_target_has_it() {
+fn keys_leave_the_source_after_a_replica_of_the_target_has_them() {
     let fleet = Fleet::new(2);
     fill(&mut fleet.client(), 4000);
     fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.durability = Durability::Replica));
@@ -54,7 +54,7 @@ fn with_replica_nothing_leaves_the_source_before_a_replica_of_the_target_has_it(
 
 /// Clients may read replicas again after the hand-over, so these must have the moved keys by that time.
 #[test]
-fn slots_are_handed_over_when_replicas_have_what_has_moved() {
+fn slots_are_handed_over_when_replicas_have_the_moved_keys() {
     let fleet = Fleet::new(2);
     fill(&mut fleet.client(), 1000);
     fleet.run_to_end(fleet.task(1, 0, 1));
@@ -122,7 +122,7 @@ fn a_replica_that_does_not_acknowledge_rolls_the_leg_back() {
 
 /// A failover may promote any of the replicas.
 #[test]
-fn of_several_replicas_all_that_are_there_must_have_it() {
+fn all_connected_replicas_must_have_moved_keys() {
     let fleet = Fleet::new(2);
     fill(&mut fleet.client(), 2000);
     let copies = [replica(&fleet.servers[1]), replica(&fleet.servers[1])];
@@ -151,7 +151,7 @@ fn of_several_replicas_all_that_are_there_must_have_it() {
 }
 
 #[test]
-fn with_aof_the_target_must_be_able_to_say_that_its_file_is_safe() {
+fn aof_durability_requires_waitaof_or_appendfsync_always() {
     // Synced once a second, so only WAITAOF can confirm durability, if available.
     let fleet = Fleet::with(vec![Server::start(&[]), Server::start(&["--appendonly", "yes"])]);
     fill(&mut fleet.client(), 500);
@@ -168,7 +168,7 @@ fn with_aof_the_target_must_be_able_to_say_that_its_file_is_safe() {
 }
 
 #[test]
-fn with_aof_and_waitaof_what_has_left_the_source_survives_the_target() {
+fn moved_keys_survive_a_target_crash_with_waitaof() {
     for program in other_programs() {
         let lazily = ["--appendonly", "yes", "--appendfsync", "everysec"];
         let fleet = Fleet::with(vec![Server::start(&[]), Server::of(&program, &lazily)]);

@@ -36,7 +36,7 @@ fn leftovers_at_the_target_stop_a_move_unless_they_may_go() {
 }
 
 #[test]
-fn leftovers_of_a_move_are_removed_unless_they_are_all_that_is_left() {
+fn leftovers_of_a_move_are_removed_unless_the_source_lacks_most() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     let mut nodes = [fleet.servers[0].client(), fleet.servers[1].client()];
@@ -79,7 +79,7 @@ fn a_target_without_room_is_not_filled() {
 }
 
 #[test]
-fn a_target_that_is_killed_and_keeps_its_data_gets_the_rest() {
+fn a_killed_target_with_its_data_receives_the_remaining_keys() {
     let durable = ["--appendonly", "yes", "--appendfsync", "always"];
     let mut fleet = Fleet::with(vec![Server::start(&[]), Server::start(&durable)]);
     let mut client = fleet.client();
@@ -96,7 +96,7 @@ fn a_target_that_is_killed_and_keeps_its_data_gets_the_rest() {
 }
 
 #[test]
-fn a_source_that_is_killed_and_shows_old_keys_again_brings_nothing_back() {
+fn a_killed_source_with_old_keys_restores_no_stale_key() {
     let mut fleet = Fleet::with(vec![Server::start(&[]), Server::start(&[])]);
     let mut client = fleet.client();
     fill(&mut client, 4000);
@@ -134,7 +134,7 @@ fn a_source_that_is_killed_and_shows_old_keys_again_brings_nothing_back() {
 }
 
 #[test]
-fn a_node_that_stands_still_for_a_while_costs_time_and_nothing_else() {
+fn a_paused_node_only_delays_a_move() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     fill(&mut client, 4000);
@@ -153,7 +153,7 @@ fn a_node_that_stands_still_for_a_while_costs_time_and_nothing_else() {
 }
 
 #[test]
-fn a_router_that_ends_in_the_middle_is_followed_by_one_that_goes_on() {
+fn a_restarted_router_resumes_the_move() {
     let mut fleet = Fleet::new(2);
     fill(&mut fleet.client(), 4000);
     fleet.begin_on_record(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
@@ -172,7 +172,7 @@ fn a_router_that_ends_in_the_middle_is_followed_by_one_that_goes_on() {
 }
 
 #[test]
-fn who_waits_too_long_for_a_key_is_told_so_and_nothing_else_breaks() {
+fn commands_waiting_too_long_for_a_key_fail_alone() {
     let fleet = Fleet::new(2);
     fill(&mut fleet.client(), 4000);
     fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
@@ -233,7 +233,7 @@ fn who_waits_too_long_for_a_key_is_told_so_and_nothing_else_breaks() {
 }
 
 #[test]
-fn a_target_that_runs_full_gives_back_what_it_has() {
+fn a_full_target_returns_the_keys_of_the_leg() {
     let fleet = Fleet::new(2);
     fill(&mut fleet.client(), 4000);
     let stop = AtomicBool::new(false);
@@ -300,7 +300,7 @@ fn no_command_runs_at_the_target_of_a_leg_that_has_migrated_back() {
 
 /// Nodes may change machines, and clocks are adjusted, so they are queried before each leg, also before a resumed one.
 #[test]
-fn clocks_are_asked_again_before_each_leg_and_after_a_restart() {
+fn clocks_are_queried_before_each_leg_and_after_a_restart() {
     let mut fleet = Fleet::new(2);
     let mut client = fleet.client();
     fill(&mut client, 3000);
@@ -366,7 +366,7 @@ fn all_of_the_slot(fleet: &Fleet, tag: &str) {
 /// The leg was in progress when the router ended, so its keys may be anywhere. A connection that breaks before the leg
 /// is resumed must not end the move.
 #[test]
-fn a_source_that_is_lost_while_a_leg_is_taken_up_does_not_end_the_move() {
+fn a_source_lost_while_a_leg_resumes_does_not_end_the_move() {
     let (armed, clocks) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
     let (is_armed, asked) = (armed.clone(), clocks.clone());
     // The mover's first TIME is part of connecting, the second checks whether the leg can resume.
@@ -385,7 +385,7 @@ fn a_source_that_is_lost_while_a_leg_is_taken_up_does_not_end_the_move() {
 /// The leg turns while the source has been queried for keys and has not replied with enough. All keys at the target
 /// return.
 #[test]
-fn keys_come_back_also_where_more_of_the_source_were_asked_for_when_the_leg_turned() {
+fn a_rollback_during_a_source_scan_returns_all_keys() {
     let hold = Arc::<Hold>::default();
     let held = hold.clone();
     let (mut fleet, direct) = source_behind(move |bytes| {

@@ -16,7 +16,7 @@ fn library(answer: u32) -> String {
 /// A client replaces functions after they were read at the source and before the target has replied. The acknowledged
 /// change must survive.
 #[test]
-fn a_function_that_was_replaced_does_not_come_back_at_the_target() {
+fn a_replaced_function_does_not_return_at_the_target() {
     let source = Server::start(&[]);
     let mut target = Server::start(&[]);
     let (hold, direct) = (Arc::<Hold>::default(), target.address);

@@ -43,7 +43,7 @@ fn all_but(client: &mut Client, deleted: &[usize]) {
 
 /// Stored, recorded, and still at the source: a resuming router moves the key again.
 #[test]
-fn a_key_is_used_by_nobody_until_the_source_has_removed_it() {
+fn a_key_is_unused_until_the_source_has_removed_it() {
     let mut fleet = Fleet::new(2);
     fill(&mut fleet.client(), KEYS);
     let mut source = fleet.servers[0].client();
@@ -68,7 +68,7 @@ fn a_key_is_used_by_nobody_until_the_source_has_removed_it() {
 
 /// Stored, but never recorded: a resuming router does not know of it.
 #[test]
-fn a_key_is_used_by_nobody_until_it_is_on_record() {
+fn a_key_is_unused_until_it_is_recorded() {
     let mut fleet = Fleet::new(2);
     fill(&mut fleet.client(), KEYS);
     fleet.keeper.loses_moved.store(true, Ordering::SeqCst);
@@ -85,7 +85,7 @@ fn a_key_is_used_by_nobody_until_it_is_on_record() {
 
 /// The target restarts with old keys, after it was checked for keys and before keys are stored.
 #[test]
-fn what_a_target_shows_that_was_killed_before_a_leg_is_not_believed() {
+fn old_keys_of_a_target_killed_before_a_leg_are_removed() {
     let mut fleet = Fleet::new(2);
     let mut client = fleet.client();
     let big = key_of(&fleet, 0, "hash");

@@ -52,7 +52,7 @@ fn work(client: &mut Client, key: &str, stop: &AtomicBool) -> (u64, u64) {
 }
 
 #[test]
-fn nothing_is_lost_or_comes_back_under_writes_of_every_kind() {
+fn no_key_is_lost_or_resurrected_under_all_kinds_of_writes() {
     for protocol in BOTH.into_iter().chain([Protocol::Rocksteady, Protocol::NetMigrate, Protocol::Fulva]) {
         let fleet = Fleet::new(2);
         let mut client = fleet.client();
@@ -94,7 +94,7 @@ fn nothing_is_lost_or_comes_back_under_writes_of_every_kind() {
 /// A blocked client may be served at the source after its command was sent. The element must disappear at the target as
 /// well.
 #[test]
-fn what_a_waiting_client_takes_does_not_come_back() {
+fn elements_taken_by_blocked_clients_do_not_return() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     fill(&mut client, 2000);
@@ -121,7 +121,7 @@ fn what_a_waiting_client_takes_does_not_come_back() {
 }
 
 #[test]
-fn what_is_flushed_or_written_unnamed_while_it_is_copied_is_right_at_the_target() {
+fn flushes_and_undeclared_writes_during_a_copy_reach_the_target() {
     for (line, reply) in [("FLUSHALL", "OK"), ("EVAL redis.call('SET',KEYS[1]..'x','made')return(1) 1 NAME", "1")] {
         let fleet = Fleet::new(2);
         let mut client = fleet.client();
@@ -146,7 +146,7 @@ fn what_is_flushed_or_written_unnamed_while_it_is_copied_is_right_at_the_target(
 }
 
 #[test]
-fn an_end_before_the_cut_leaves_the_source_as_it_is_and_nothing_at_the_target() {
+fn an_abort_before_the_cut_leaves_no_key_at_the_target() {
     for protocol in BOTH {
         let fleet = Fleet::new(2);
         let mut client = fleet.client();
@@ -172,7 +172,7 @@ fn an_end_before_the_cut_leaves_the_source_as_it_is_and_nothing_at_the_target() 
 
 /// The last keys are written, copied and served by the node in the journal, wherever the router stops.
 #[test]
-fn a_router_that_ends_before_the_cut_is_on_record_leaves_the_source_the_owner() {
+fn the_source_stays_owner_if_the_cut_was_not_recorded() {
     for protocol in BOTH {
         let mut fleet = Fleet::new(2);
         fill(&mut fleet.client(), 1000);
@@ -193,7 +193,7 @@ fn a_router_that_ends_before_the_cut_is_on_record_leaves_the_source_the_owner() 
 }
 
 #[test]
-fn a_router_that_ends_behind_the_cut_goes_on_at_the_target() {
+fn a_router_restarted_after_the_cut_continues_at_the_target() {
     for protocol in BOTH {
         let mut fleet = Fleet::new(2);
         let mut client = fleet.client();
@@ -220,7 +220,7 @@ fn a_router_that_ends_behind_the_cut_goes_on_at_the_target() {
 
 /// A new process lacks keys that were read or stored before, so the leg starts again.
 #[test]
-fn a_node_that_restarts_while_it_is_copied_begins_the_leg_again() {
+fn a_node_restart_during_the_copy_restarts_the_leg() {
     let keeps = ["--appendonly", "yes", "--appendfsync", "always"];
     for restarted in [0, 1] {
         let mut fleet = Fleet::with(vec![Server::start(&keeps), Server::start(&keeps)]);
@@ -245,7 +245,7 @@ fn a_node_that_restarts_while_it_is_copied_begins_the_leg_again() {
 
 /// Unused copies are invisible to clients.
 #[test]
-fn what_was_deleted_while_it_is_copied_is_not_shown() {
+fn keys_deleted_during_their_copy_are_invisible() {
     const KEYS: usize = 1000;
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
@@ -275,7 +275,7 @@ fn what_was_deleted_while_it_is_copied_is_not_shown() {
 
 /// Keys evicted by the target would be lost, so they are copied again, or the move stops.
 #[test]
-fn copies_that_the_target_evicts_before_the_cut_are_noticed() {
+fn evictions_at_the_target_before_the_cut_are_detected() {
     const KEYS: usize = 1000;
     let fleet = Fleet::with(vec![Server::start(&[]), Server::start(&["--maxmemory-policy", "allkeys-random"])]);
     let mut client = fleet.client();
@@ -305,7 +305,7 @@ fn copies_that_the_target_evicts_before_the_cut_are_noticed() {
 
 /// All keys are at the target: neither clients nor slots wait for a source that does not return.
 #[test]
-fn behind_the_cut_a_source_that_is_gone_for_good_is_not_waited_for() {
+fn a_source_lost_after_the_cut_delays_no_client() {
     for protocol in BOTH {
         let mut fleet = Fleet::new(2);
         fill(&mut fleet.client(), 1000);

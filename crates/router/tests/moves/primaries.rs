@@ -80,7 +80,7 @@ fn a_new_primary_is_not_used_before_all_workers_have_left_the_old_one() {
 
 /// The old primary may still execute earlier commands when it returns.
 #[test]
-fn what_was_left_at_a_primary_that_returns_is_ended_before_it_is_used() {
+fn old_connections_at_a_returning_primary_are_killed_before_use() {
     let fleet = Fleet::new(1);
     let successor = Server::start(&[]);
     let mut client = fleet.client();

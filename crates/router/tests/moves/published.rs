@@ -72,7 +72,7 @@ fn a_client_that_only_reads_sees_everything() {
 }
 
 #[test]
-fn their_holes_are_there() {
+fn published_protocols_show_their_anomalies() {
     const KEYS: usize = 1000;
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
@@ -108,7 +108,7 @@ fn their_holes_are_there() {
 }
 
 #[test]
-fn a_router_that_restarts_begins_again() {
+fn a_restarted_router_begins_the_move_again() {
     const KEYS: usize = 500;
     let mut fleet = Fleet::new(2);
     let mut client = fleet.client();

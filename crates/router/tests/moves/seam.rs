@@ -289,7 +289,7 @@ fn key_at(fleet: &Fleet, place: usize, name: &str) -> String {
 }
 
 #[test]
-fn every_command_of_the_table_passes_the_seam_in_every_form() {
+fn every_command_of_the_table_passes_the_hook_in_every_form() {
     let fleet = Fleet::new(2);
     let recorder = Recorder::of(&fleet);
     let mut client = recorder.client(&fleet);
@@ -326,7 +326,7 @@ fn every_command_of_the_table_passes_the_seam_in_every_form() {
 }
 
 #[test]
-fn whatever_becomes_of_a_command_on_its_way_passes_the_seam() {
+fn split_and_repeated_commands_pass_the_hook() {
     let fleet = Fleet::new(2);
     let recorder = Recorder::of(&fleet);
     let (mut client, mut other) = (recorder.client(&fleet), recorder.client(&fleet));
@@ -420,7 +420,7 @@ fn whatever_becomes_of_a_command_on_its_way_passes_the_seam() {
 }
 
 #[test]
-fn a_command_that_is_issued_again_in_a_move_passes_the_seam_again() {
+fn a_command_reissued_in_a_move_passes_the_hook_again() {
     let fleet = Fleet::new(2);
     let recorder = Recorder::of(&fleet);
     let mut clients: Vec<Client> = (0..4).map(|_| recorder.client(&fleet)).collect();
@@ -457,7 +457,7 @@ fn a_command_that_is_issued_again_in_a_move_passes_the_seam_again() {
 }
 
 #[test]
-fn the_seam_hears_what_became_of_a_command_that_is_not_answered() {
+fn the_hook_receives_outcomes_of_unanswered_commands() {
     let mut fleet = Fleet::new(2);
     let recorder = Recorder::of(&fleet);
     let mut client = recorder.client(&fleet);

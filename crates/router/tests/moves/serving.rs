@@ -11,7 +11,7 @@ use switchyard_router::MoveEnd;
 use super::fleet::{Client, Fleet, Server, all_there, fill, until, with};
 
 #[test]
-fn every_type_time_to_live_and_database_arrives() {
+fn every_type_ttl_and_database_arrives() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     for n in 0..40 {
@@ -72,7 +72,7 @@ fn every_type_time_to_live_and_database_arrives() {
 /// If nearly all keys are strings, they are read by GET and stored by SET. Other types, TTLs, and empty or binary
 /// values must arrive unchanged, and the nodes must have received these commands.
 #[test]
-fn strings_move_as_strings_and_what_is_among_them_as_it_is() {
+fn strings_move_as_strings_and_other_types_unchanged() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     let awkward: [&[u8]; 5] = [b"", b"-WRONGTYPE", b"\r\n$-1\r\n", b"-9223372036854775808", &[0, 255, 13, 10, 0]];
@@ -116,7 +116,7 @@ fn strings_move_as_strings_and_what_is_among_them_as_it_is() {
 /// If one of the keys stored together already exists at the target, and the move did not store it, no client's value is
 /// lost.
 #[test]
-fn what_is_at_the_target_takes_the_place_of_no_key() {
+fn an_existing_key_at_the_target_replaces_no_moved_key() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     fill(&mut client, 4000);
@@ -136,7 +136,7 @@ fn what_is_at_the_target_takes_the_place_of_no_key() {
 
 /// At the drain, no key has a TTL. Direct clients, where allowed, may set one later.
 #[test]
-fn a_time_to_live_that_a_direct_client_gives_is_kept() {
+fn a_ttl_set_by_a_direct_client_is_preserved() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     fill(&mut client, 400);
@@ -155,7 +155,7 @@ fn a_time_to_live_that_a_direct_client_gives_is_kept() {
 /// Counters, lists and transactions while all slots move back and forth: every acknowledged change is applied once,
 /// without errors.
 #[test]
-fn nobody_sees_a_move_but_by_its_speed() {
+fn clients_see_no_error_and_no_lost_write_during_moves() {
     let fleet = Fleet::new(2);
     let stop = AtomicBool::new(false);
     let moves = AtomicU64::new(0);
@@ -233,7 +233,7 @@ fn nobody_sees_a_move_but_by_its_speed() {
 }
 
 #[test]
-fn who_waits_for_an_element_gets_it_wherever_the_list_is() {
+fn blocked_clients_get_their_element_during_moves() {
     let fleet = Fleet::new(2);
     // One key per node, so that both directions are covered.
     let mut waiting: Vec<(String, Client)> = (0..20)
@@ -279,7 +279,7 @@ fn a_watch_does_not_survive_the_hand_over_of_its_slot() {
 
 /// The key moves back and forth: its node has not seen the changes made elsewhere.
 #[test]
-fn a_watch_does_not_survive_that_its_key_was_away() {
+fn a_watch_does_not_survive_a_round_trip_of_its_key() {
     let fleet = Fleet::new(2);
     let mut clients: Vec<Client> = (0..8).map(|_| fleet.client()).collect();
     for (n, client) in clients.iter_mut().enumerate() {
@@ -305,7 +305,7 @@ fn a_watch_does_not_survive_that_its_key_was_away() {
 }
 
 #[test]
-fn a_scan_misses_no_key_that_was_there_all_the_time() {
+fn a_scan_misses_no_key_that_exists_throughout() {
     let fleet = Fleet::new(3);
     let mut client = fleet.client();
     fill(&mut client, 3000);
@@ -431,7 +431,7 @@ fn every_key_is_counted_once_while_it_moves() {
 }
 
 #[test]
-fn the_servers_own_way_moves_the_same_keys() {
+fn the_migrate_command_moves_the_same_keys() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     fill(&mut client, 1000);
@@ -441,7 +441,7 @@ fn the_servers_own_way_moves_the_same_keys() {
 }
 
 #[test]
-fn nothing_published_on_a_shard_channel_is_missed() {
+fn no_message_on_a_shard_channel_is_missed() {
     let fleet = Fleet::new(2);
     let mut subscribers: Vec<Client> = (0..8).map(|_| fleet.client()).collect();
     for (n, subscriber) in subscribers.iter_mut().enumerate() {
@@ -496,7 +496,7 @@ fn subscribers_to_keyspace_events_do_not_see_a_move() {
 }
 
 #[test]
-fn nodes_may_ask_for_a_password() {
+fn moves_work_with_node_passwords() {
     let options = ["--requirepass", "secret"];
     let fleet = Fleet::with_password(vec![Server::start(&options), Server::start(&options)], Some("secret"));
     let mut client = fleet.client();
@@ -506,7 +506,7 @@ fn nodes_may_ask_for_a_password() {
 }
 
 #[test]
-fn who_waits_at_the_end_of_a_stream_gets_what_is_added_next() {
+fn clients_blocked_at_a_stream_end_get_the_next_entry() {
     let fleet = Fleet::new(2);
     for id in 1..=4 {
         let mut readers: Vec<Client> = (0..60)
@@ -545,7 +545,7 @@ fn who_waits_at_the_end_of_a_stream_gets_what_is_added_next() {
 /// A script creates an undeclared key while a leg is about to start: after the check of its list of keys, and before
 /// the drain.
 #[test]
-fn a_key_that_no_command_names_goes_with_a_leg_that_is_about_to_begin() {
+fn undeclared_keys_written_before_the_drain_move_with_the_leg() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     let task = fleet.task(1, 0, 1);
@@ -572,7 +572,7 @@ fn a_key_that_no_command_names_goes_with_a_leg_that_is_about_to_begin() {
 
 /// An element cursor is only valid at one server.
 #[test]
-fn no_element_is_missed_by_an_iteration_whose_key_moves() {
+fn element_scans_of_a_moving_key_miss_no_element() {
     const ELEMENTS: usize = 5000;
     let fleet = Fleet::new(2);
     let mut client = fleet.client();

@@ -86,7 +86,7 @@ fn servers_of_other_versions_take_part() {
 }
 
 #[test]
-fn how_often_or_lately_a_key_was_used_goes_with_it() {
+fn frequency_and_idle_time_move_with_a_key() {
     for (policy, hint) in [("allkeys-lfu", "FREQ"), ("allkeys-lru", "IDLETIME")] {
         let options = ["--maxmemory-policy", policy, "--lfu-decay-time", "0"];
         let fleet = Fleet::with(vec![Server::start(&options), Server::start(&options)]);
@@ -136,7 +136,7 @@ fn fleets_with_mortal_fields() -> impl Iterator<Item = (String, Fleet)> {
 }
 
 #[test]
-fn times_to_live_of_hash_fields_go_with_them() {
+fn hash_field_ttls_move_with_their_fields() {
     for (program, fleet) in fleets_with_mortal_fields() {
         let mut client = fleet.client();
         let ends = |n: usize| 4_000_000_000_000 + n;
@@ -156,7 +156,7 @@ fn times_to_live_of_hash_fields_go_with_them() {
 
 /// Pieces have no TTLs. A field may have one before the hash is copied in pieces, or get one during the copy.
 #[test]
-fn a_big_hash_whose_fields_have_times_to_live_moves_whole() {
+fn a_big_hash_with_field_ttls_moves_whole() {
     const COUNT: usize = 20_000;
     const END: u64 = 4_000_000_000_000;
     for meanwhile in [false, true] {

@@ -24,7 +24,7 @@ fn waiter(fleet: &Fleet, command: &str) -> (String, Client) {
 }
 
 #[test]
-fn those_who_wait_for_one_list_are_served_in_the_order_in_which_they_came() {
+fn clients_blocked_on_a_list_are_served_in_order() {
     let fleet = Fleet::new(2);
     for id in 1..=4_u64 {
         let keys: Vec<String> = (0..6).map(|n| format!("{{q{n}}}list")).collect();
@@ -54,7 +54,7 @@ fn those_who_wait_for_one_list_are_served_in_the_order_in_which_they_came() {
 }
 
 #[test]
-fn all_that_ends_a_wait_ends_it_also_while_its_list_is_on_the_way() {
+fn a_wait_can_end_while_its_list_is_in_transit() {
     let fleet = Fleet::new(2);
     fill(&mut fleet.client(), 100);
     let owned = fleet.slots_of(fleet.node(0));
@@ -106,7 +106,7 @@ fn all_that_ends_a_wait_ends_it_also_while_its_list_is_on_the_way() {
 }
 
 #[test]
-fn client_unblock_works_wherever_its_client_waits_just_then() {
+fn client_unblock_works_at_any_time_of_a_move() {
     let fleet = Fleet::new(2);
     fill(&mut fleet.client(), 500);
     for id in 1..=4_u64 {
@@ -130,7 +130,7 @@ fn client_unblock_works_wherever_its_client_waits_just_then() {
 /// A node serves many blocked clients in sequence, on connections opened while others close; clients of both protocol
 /// versions and of all workers.
 #[test]
-fn hundreds_who_wait_for_one_list_are_served_in_the_order_in_which_they_came() {
+fn hundreds_of_clients_blocked_on_a_list_are_served_in_order() {
     const WAITERS: usize = 300;
     let fleet = Fleet::new(2);
     let owned = fleet.slots_of(fleet.node(0));

@@ -341,7 +341,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_escaped() {
+    fn names_are_escaped_in_urls() {
         assert_eq!(encoded("127.0.0.1:7001"), "127.0.0.1:7001");
         assert_eq!(encoded("[::1]:1/a b%"), "%5B::1%5D:1%2Fa%20b%25");
     }

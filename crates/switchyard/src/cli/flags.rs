@@ -153,9 +153,13 @@ impl ConfigFlags {
         }
         if self.port.is_some() || !self.bind.is_empty() {
             let flag = if self.bind.is_empty() { "port" } else { "bind" };
-            let hosts = if self.bind.is_empty() { &["127.0.0.1".to_owned()][..] } else { &self.bind };
+            let accepted_host_names = if self.bind.is_empty() { &["127.0.0.1".to_owned()][..] } else { &self.bind };
             let port = self.port.unwrap_or(DATA_PORT);
-            add(flag, "listen", Raw::List(hosts.iter().map(|host| Raw::Text(join(host, port))).collect()));
+            add(
+                flag,
+                "listen",
+                Raw::List(accepted_host_names.iter().map(|host| Raw::Text(join(host, port))).collect()),
+            );
         }
         let texts = [
             ("workers", "workers", &self.workers),
@@ -237,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_contract_of_scripts() {
+    fn flags_of_a_typical_script_are_accepted() {
         let arguments: Vec<&str> =
             "--listen 127.0.0.1:6390 --node 127.0.0.1:7001 --node 127.0.0.1:7002 --workers 2 --admin 127.0.0.1:6391 --state-dir /tmp/s"
                 .split(' ')
@@ -254,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn redis_servers_flags() {
+    fn redis_server_flags_are_accepted() {
         let node = ["--node", "127.0.0.1"];
         let listen = |more: &[&str]| {
             resolved(&[&node[..], more].concat()).listen.iter().map(|l| l.address.to_string()).collect::<Vec<_>>()
@@ -293,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_read_as_in_a_file_or_between_commas() {
+    fn lists_parse_in_toml_syntax_or_separated_by_commas() {
         for (key, lists, shown) in [
             ("nodes.config-set", ["[\"max*\", \"timeout\"]", "max*,timeout"], "config-set = [\"max*\", \"timeout\"]"),
             ("admin.host-names", ["['a.example', 'b']", "a.example, b"], "host-names = [\"a.example\", \"b\"]"),

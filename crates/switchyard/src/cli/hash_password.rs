@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_made_can_be_checked_and_is_never_the_same() {
+    fn hashes_verify_and_never_repeat() {
         let (first, second) = (hash("s3cret").expect("hashes"), hash("s3cret").expect("hashes"));
         assert_ne!(first, second);
         let parsed = PasswordHash::new(&first).expect("PHC");

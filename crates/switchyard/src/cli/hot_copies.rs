@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_report_says_what_is_on_what_there_is_and_what_is_wrong() {
+    fn the_report_shows_state_counts_and_refusing_nodes() {
         let report = HotCopiesReport {
             state: "on".to_owned(),
             keys: 3,

@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_has_one_list_of_all_nodes_with_the_hottest_key_first() {
+    fn a_window_has_one_list_with_the_hottest_key_first() {
         let key = |name: &str, reads: f64, writes: f64, hits: f64| HotKeyReport {
             key: Some(name.to_owned()),
             reads_per_second: reads,
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_shown_with_their_names_or_with_what_stands_for_them() {
+    fn keys_are_shown_by_name_or_fingerprint() {
         let key = |name: Option<&str>| HotKeyReport {
             key: name.map(str::to_owned),
             fingerprint: "00ff".to_owned(),

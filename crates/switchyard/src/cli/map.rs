@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_map_shows_what_is_needed_to_find_a_key() {
+    fn the_map_shows_owners_and_transit() {
         let node = |name: &str, slots, ranges: &str| NodeSlotsReport {
             node: name.into(),
             slots,

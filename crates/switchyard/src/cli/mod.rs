@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_router_may_be_named_before_and_behind_what_is_asked_of_it() {
+    fn admin_flags_may_precede_or_follow_the_nested_subcommand() {
         for (line, is_heard) in [
             (
                 "nodes --admin a:1 --json remove n",
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn help_shows_the_flags_that_matter_for_a_verb() {
+    fn help_shows_only_relevant_flags() {
         let help = |verb: &str| {
             let mut all = Cli::shown();
             all.find_subcommand_mut(verb).expect("a verb").render_long_help().to_string()

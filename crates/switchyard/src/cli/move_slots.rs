@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plan_is_a_table() {
+    fn a_plan_is_rendered_as_a_table() {
         let planned = |id, ranges: &str| PlannedReport {
             id,
             from: "a:1".into(),

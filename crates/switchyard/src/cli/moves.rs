@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_is_seen_at_a_glance() {
+    fn moves_are_rendered_with_state_and_progress() {
         let stopped =
             MoveReport { id: 6, state: MoveState::Stopped, activity: "the target is full".into(), ..running() };
         let journal =
@@ -579,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stopped_is_a_failure() {
+    fn a_stopped_move_is_a_failure() {
         let stopped = MoveReport { state: MoveState::Stopped, activity: "no room".into(), ..running() };
         let error = outcome(&[7], &[&stopped], true).expect_err("it stopped").to_string();
         assert!(error.contains("move 7 stopped early: no room"), "{error}");
@@ -589,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_nobody_has_counted_are_not_shown() {
+    fn unknown_byte_counts_are_not_shown() {
         let counted = numbers(&running());
         assert!(counted.contains("keys, 12.0 kB, 25%, 2.5 MB/s, 1 234 keys/s"), "{counted}");
         let unknown = MoveReport { bytes_moved: 0, bytes_per_second: 0.0, ..running() };

@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_that_is_down_stands_out_and_says_why() {
+    fn a_node_that_is_down_stands_out_with_its_reason() {
         let node = |id, link| NodeReport {
             id,
             address: format!("127.0.0.1:700{id}"),

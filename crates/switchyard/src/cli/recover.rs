@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_belongs_to_whoever_has_its_keys() {
+    fn a_slot_goes_to_the_node_with_its_keys() {
         // The opposite of an even map.
         let nodes = [node("a:1", &[(16383, 5)]), node("b:1", &[(0, 1), (1, 2)])];
         let (topology, shared) = assign(&nodes).expect("a map");
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_found_where_it_is_and_one_at_two_nodes_is_told() {
+    fn misplaced_keys_are_placed_and_a_key_on_two_nodes_is_refused() {
         let topology = settled(&[&["1"], &["2", "3"], &["4"]], false).expect("no key is twice");
         assert_eq!(["{a}1", "{a}2", "{a}3", "{a}4"].map(|key| topology.lives_at(key.as_bytes()).0), [0, 1, 1, 2]);
         let error = settled(&[&["1", "2"], &["2", "3", "4"]], false).expect_err("a key is twice").to_string();
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn more_copies_than_keys_can_live_alone_are_no_hindrance() {
+    fn more_copies_than_placement_overrides_are_accepted() {
         let names: Vec<String> = (0..=EXCEPTIONS_MAX).map(|i| i.to_string()).collect();
         let copied: Vec<&str> = names.iter().map(String::as_str).collect();
         let owned: Vec<&str> = copied.iter().copied().chain(["more"]).collect();

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_read_as_people_write_them() {
+    fn listen_places_parse_and_display() {
         for text in ["127.0.0.1:6380", "tls://0.0.0.0:6390", "unix:/run/s", "tls://[::1]:1"] {
             assert_eq!(ListenPlace::parse(text).expect(text).to_string(), text);
         }

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_of_machine_and_groups_is_what_there_is() {
+    fn available_memory_is_the_minimum_of_machine_and_groups() {
         let machine = ("proc/meminfo", "MemTotal:        1000 kB\nMemFree: 10 kB\n");
         let two = ("proc/self/cgroup", "0::/system.slice/router.service\n");
         let one = ("proc/self/cgroup", "12:cpuset:/a\n4:memory:/docker/x\n1:name=systemd:/\n");

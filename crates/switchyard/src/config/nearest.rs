@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_slip_is_answered() {
+    fn misspelt_keys_get_a_suggestion() {
         for (section, written, expected) in [
             (
                 Section::Nodes,
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn sections_and_paths_too() {
+    fn misspelt_sections_and_paths_get_a_suggestion() {
         assert!(unknown_section("client").ends_with("did you mean [clients]?"));
         assert!(unknown_section("servers").ends_with("did you mean [[node]]?"));
         assert!(unknown_section("zebra").contains("known are [clients]"));

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn a_missing_file_or_variable_is_named() {
         let error = SecretSource::File("/nonexistent/pw".into()).read().expect_err("no such file").to_string();
         assert!(error.contains("/nonexistent/pw"), "{error}");
         let error = SecretSource::Env("SWITCHYARD_TEST_UNSET".into()).read().expect_err("not set").to_string();

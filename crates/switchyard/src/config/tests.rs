@@ -30,7 +30,7 @@ fn resolve(config: &Config) -> Result<Resolved, Problems> {
 }
 
 #[test]
-fn everything_can_be_set_in_the_file() {
+fn every_key_can_be_set_in_the_file() {
     let config = read(
         r#"
 listen = ["127.0.0.1:6400", "[::1]:6400"]
@@ -102,7 +102,7 @@ password = "other-secret"
 }
 
 #[test]
-fn defaults_are_loopback_and_the_routers() {
+fn defaults_are_loopback_and_router_settings() {
     let config = read(NODE).expect("a node is all that is needed");
     let resolved = resolve(&config).expect("resolvable");
     assert_eq!(resolved.listen, [ListenerSettings::tcp("127.0.0.1:6380".parse::<SocketAddr>().expect("an address"))]);
@@ -113,7 +113,7 @@ fn defaults_are_loopback_and_the_routers() {
 }
 
 #[test]
-fn flags_win_over_the_file() {
+fn flags_override_the_file() {
     let config = read_with(
         "workers = 1\n[clients]\nmax-clients = 10\npassword = \"a\"\n[[node]]\naddress = \"a:1\"\nusername = \"u\"\n[[node]]\naddress = \"b:2\"\n",
         vec![
@@ -134,7 +134,7 @@ fn flags_win_over_the_file() {
 }
 
 #[test]
-fn unknown_keys_are_told_with_their_line() {
+fn unknown_keys_are_reported_with_their_line() {
     assert_eq!(
         wrong(
             "workers = 2\n\n[nodes]\nconnect-timeout = \"1s\"\n\n\ncomand-timeout = \"5s\"\n[[node]]\naddress = \"a\"\n"
@@ -154,7 +154,7 @@ fn unknown_keys_are_told_with_their_line() {
 }
 
 #[test]
-fn wrong_values_say_what_is_allowed() {
+fn errors_for_wrong_values_list_the_allowed_ones() {
     for (file, expected) in [
         ("workers = 0", "switchyard.toml:1: workers: 0 is not a whole number from 1 to 1024"),
         ("workers = 2.5", "a number with a fraction is not a whole number"),
@@ -197,14 +197,14 @@ fn wrong_values_say_what_is_allowed() {
 }
 
 #[test]
-fn all_problems_come_at_once_from_top_to_bottom() {
+fn all_problems_are_reported_in_file_order() {
     let all = wrong("workers = 0\nnonsense = 1\n[nodes]\ncommand-timeout = 5\n[admin]\nlisten = \"x\"\n");
     let places: Vec<&str> = all.lines().map(|line| &line[..line.find(": ").expect("a place")]).collect();
     assert_eq!(places, ["switchyard.toml:1", "switchyard.toml:2", "switchyard.toml:4", "switchyard.toml:6"]);
 }
 
 #[test]
-fn an_open_listener_needs_a_password_or_the_users_word() {
+fn an_open_listener_needs_a_password_or_permission() {
     let open = format!("listen = \"0.0.0.0:6380\"\n{NODE}");
     let error = resolve(&read(&open).expect("reads")).expect_err("open").to_string();
     assert!(error.starts_with("switchyard.toml:1: refusing to listen on 0.0.0.0:6380 without a password"), "{error}");
@@ -218,7 +218,7 @@ fn an_open_listener_needs_a_password_or_the_users_word() {
 }
 
 #[test]
-fn what_is_wrong_with_users_is_told_alone() {
+fn problems_with_users_are_reported_alone() {
     let folder = tempfile::TempDir::new().expect("a folder");
     let path = folder.path().join("users");
     std::fs::write(&path, "user app no-such-word\n").expect("written");
@@ -244,7 +244,7 @@ fn an_open_admin_port_needs_a_token() {
 }
 
 #[test]
-fn an_autoscaler_that_cannot_work_is_refused() {
+fn an_impossible_autoscaler_is_refused() {
     for (section, expected) in [
         ("[autoscale.local]\ncommand = [\"redis-server\"]", "{port} is missing"),
         (
@@ -259,7 +259,7 @@ fn an_autoscaler_that_cannot_work_is_refused() {
 }
 
 #[test]
-fn two_names_of_one_server_are_told() {
+fn two_names_of_one_server_are_reported() {
     let file = "[[node]]\naddress = \"127.0.0.1:7001\"\n[[node]]\naddress = \"localhost:7001\"\n";
     let error = resolve(&read(file).expect("reads")).expect_err("the same").to_string();
     assert!(error.contains("the nodes 127.0.0.1:7001 and localhost:7001 are the same server"), "{error}");
@@ -308,7 +308,7 @@ fn secrets_come_from_files_and_are_never_shown() {
 }
 
 #[test]
-fn what_check_config_prints_reads_back() {
+fn check_config_output_parses_back() {
     let file = "listen = \"127.0.0.1:7777\"\n[clients]\nidle-timeout = \"90s\"\noutput-limit = \"1m\"\n[log]\nlevel = \"info,a=debug\"\n\
                 [[node]]\naddress = \"a\"\nusername = \"with \\\"quotes\\\" and \\\\\"\n";
     let config = read(file).expect("good");
@@ -319,7 +319,7 @@ fn what_check_config_prints_reads_back() {
 }
 
 #[test]
-fn the_example_is_a_configuration_that_changes_nothing() {
+fn the_example_changes_no_default() {
     let config = read(&example()).unwrap_or_else(|problems| panic!("{problems}"));
     assert_eq!(config.changes_since(&read(NODE).expect("good")), []);
     // Every key also parses without its comment sign, so the shown values are valid. Of the three forms of a secret
@@ -386,7 +386,7 @@ fn replication_is_checked_for_contradictions() {
 }
 
 #[test]
-fn a_policy_that_comes_later_is_refused_with_those_there() {
+fn a_planned_policy_is_refused_with_the_available_ones() {
     for policy in ["learned", "predictive"] {
         let problems = read(&format!("[autoscale]\npolicy = \"{policy}\"\n{NODE}"))
             .map(|_| ())
@@ -402,7 +402,7 @@ fn a_policy_that_comes_later_is_refused_with_those_there() {
 }
 
 #[test]
-fn a_reload_tells_what_changed_and_keeps_what_needs_a_restart() {
+fn a_reload_reports_changes_and_keeps_settings_that_need_a_restart() {
     let running = read(&format!("workers = 1\n[clients]\npassword = \"old\"\n{NODE}")).expect("good");
     let mut next = read(
         "listen = \"127.0.0.1:1\"\nworkers = 2\npin = true\nstate-dir = \"/else\"\nallow-open-listener = true\n\
@@ -441,7 +441,7 @@ fn a_reload_tells_what_changed_and_keeps_what_needs_a_restart() {
 }
 
 #[test]
-fn spaces_in_a_log_level_mean_nothing() {
+fn spaces_in_a_log_level_are_ignored() {
     for (text, same) in [("info ", "info"), (" switchyard_router=debug, info", "switchyard_router=debug,info")] {
         assert_eq!(LogLevel::parse(text), LogLevel::parse(same));
     }
@@ -460,7 +460,7 @@ fn the_environment_sets_the_log_level_unless_a_flag_does() {
 }
 
 #[test]
-fn only_a_file_that_does_not_exist_leaves_the_defaults() {
+fn only_a_missing_file_leaves_the_defaults() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("switchyard.toml");
     assert_eq!(if_there(&path), None);
@@ -488,7 +488,7 @@ fn the_state_directory_follows_systemd_then_xdg_then_home() {
 }
 
 #[test]
-fn every_key_has_a_home_in_the_documentation() {
+fn every_key_is_in_the_documentation() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
     let page = std::fs::read_to_string(&path).expect("docs/configuration.md");
     let (start, end) = ("<!-- reference: made by a test -->\n", "<!-- end of reference -->");

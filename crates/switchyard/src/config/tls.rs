@@ -324,7 +324,7 @@ mod tests {
         1lmnUKAqhG7EPyGj+E/hxjqwVaWasJDdOg==\n-----END PRIVATE KEY-----\n";
 
     #[test]
-    fn wrong_files_are_named() {
+    fn unusable_files_are_named() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (certificate, key) = files(dir.path(), "a");
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_checked_unless_the_user_insists() {
+    fn node_certificates_are_checked_unless_tls_insecure_is_set() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (certificate, _) = files(dir.path(), "a");
         let mut warnings = Vec::new();

@@ -182,14 +182,14 @@ impl Names {
     /// Looks up the unknown hosts in parallel within [`LOOK_UP_TIME`]: a dead name server delays each request by many
     /// seconds.
     fn look_up<'a>(&mut self, servers: impl Iterator<Item = &'a Endpoint>) {
-        let hosts: BTreeSet<String> = servers
+        let accepted_host_names: BTreeSet<String> = servers
             .filter(|server| server.is_name() && !self.known.contains_key(server.host()))
             .map(|server| server.host().to_owned())
             .collect();
         let (sender, found) = mpsc::channel();
-        let threads = hosts.len().min(LOOK_UPS);
-        self.known.extend(hosts.iter().map(|host| (host.clone(), None)));
-        let left = Arc::new(Mutex::new(hosts.into_iter()));
+        let threads = accepted_host_names.len().min(LOOK_UPS);
+        self.known.extend(accepted_host_names.iter().map(|host| (host.clone(), None)));
+        let left = Arc::new(Mutex::new(accepted_host_names.into_iter()));
         for _ in 0..threads {
             let (sender, left, look_up) = (sender.clone(), Arc::clone(&left), self.look_up);
             let next = move || left.lock().unwrap_or_else(PoisonError::into_inner).next();

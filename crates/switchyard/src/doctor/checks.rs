@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn good_nodes_give_nothing() {
+    fn healthy_nodes_have_no_findings() {
         assert_eq!(found(&[good("a"), good("b")]), []);
     }
 
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_past_hot_copies_is_told_once() {
+    fn writes_that_bypass_hot_copies_are_reported_once() {
         use switchyard_control::nodes::DirectClient;
         let client = |writes| DirectClient {
             address: "10.0.0.3:7".to_owned(),
@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_is_judged_as_one() {
+    fn replicas_are_checked_as_replicas() {
         let follower = |change: fn(&mut NodeFacts)| {
             let mut replica = NodeFacts { replica_of: "10.0.0.1:6379".parse().ok(), ..good("a replica b") };
             for (field, value) in

@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_log_that_is_not_read_and_what_is_lost_is_counted() {
+    fn a_blocked_log_delays_no_thread_and_lost_lines_are_counted() {
         let gate = Gate::default();
         let queue = LogQueue::to(gate.clone(), 10).expect("a thread");
         for number in 0..100 {
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn one_place_in_the_code_has_so_many_lines_a_second() {
+    fn lines_from_one_call_site_are_limited_per_second() {
         use tracing_subscriber::layer::{Layer, SubscriberExt};
 
         let gate = Gate::default();

@@ -742,7 +742,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_taken_port_names_its_holder() {
+    fn a_used_port_names_its_holder() {
         let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = taken.local_addr().expect("its address");
         let refusal = TcpListener::bind(address).expect_err("taken");

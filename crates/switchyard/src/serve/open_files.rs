@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_get_what_is_left() {
+    fn clients_get_the_remaining_files() {
         assert_eq!(clients_allowed(1024, 100, 10_000), Some(924));
         assert_eq!(clients_allowed(20_000, 100, 10_000), Some(10_000));
         assert_eq!(clients_allowed(100, 100, 10_000), None);
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn more_nodes_and_workers_need_more() {
+    fn more_nodes_and_workers_need_more_files() {
         let live = RuntimeSettings::default();
         let few = reserve(&live, 2, 1, 1);
         assert!(few >= OWN_FILES + 2 * (CONNECTIONS_PER_NODE + 16));
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn room_for_one_client_more_than_now_is_made() {
+    fn the_limit_is_raised_for_one_more_client() {
         let before = getrlimit(Resource::Nofile);
         let mut live = RuntimeSettings { max_clients: 100, ..RuntimeSettings::default() };
         assert_eq!(make_room(&mut live, 1, 1, 1), Ok(None));

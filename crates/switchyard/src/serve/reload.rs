@@ -469,7 +469,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn credentials_get_a_second_attempt_and_no_third() {
+    fn credentials_are_tried_twice() {
         let node = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = node.local_addr().ok();
         let access =

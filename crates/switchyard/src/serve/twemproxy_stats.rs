@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_are_added_up_by_node() {
+    fn samples_are_summed_by_node() {
         let page = "# HELP switchyard_node_up x\nswitchyard_node_up{node=\"a \\\"b\\\\\"} 1\nswitchyard_node_up{node=\"c\"} 0\n\
             switchyard_node_requests_total{node=\"c\",class=\"read\"} 5\nswitchyard_node_requests_total{node=\"c\",class=\"write\"} 6\n\
             switchyard_errors_total{code=\"NODEDOWN\"} 3\nswitchyard_clients 2\nswitchyard_uptime_seconds 0.5\n# EOF\n";

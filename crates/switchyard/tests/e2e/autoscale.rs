@@ -144,7 +144,7 @@ fn checked(site: &Site, body: impl FnOnce()) {
 }
 
 #[test]
-fn nodes_come_and_go_without_a_failed_request() {
+fn nodes_join_and_leave_without_a_failed_request() {
     let Some(fleet) = Fleet::start(&server(""), "max-nodes = 3") else { return };
     checked(&fleet.site, || {
         assert!(refused(fleet.site.router(), "autoscale set-nodes 4").contains("max-nodes"));
@@ -166,7 +166,7 @@ fn nodes_come_and_go_without_a_failed_request() {
 }
 
 #[test]
-fn a_router_that_is_killed_goes_on_with_the_change() {
+fn a_killed_router_resumes_the_change() {
     // The server joins a while after its start.
     let Some(mut fleet) = Fleet::start(&server("sleep 2;"), "max-nodes = 3") else { return };
     fleet.want(3);
@@ -191,7 +191,7 @@ fn a_router_that_is_killed_goes_on_with_the_change() {
 }
 
 #[test]
-fn a_new_server_that_is_killed_is_started_again() {
+fn a_killed_new_server_is_started_again() {
     let Some(fleet) = Fleet::start(&server("sleep 1;"), "max-nodes = 3") else { return };
     fleet.want(3);
     let stage = |words: &str| fleet.standing()["change"]["stage"].as_str().is_some_and(|stage| stage.contains(words));
@@ -203,7 +203,7 @@ fn a_new_server_that_is_killed_is_started_again() {
 
 /// A move of the share that ends early is requested again, and a paused one is reported.
 #[test]
-fn a_share_that_is_cut_short_is_completed() {
+fn an_interrupted_share_is_completed() {
     let Some(fleet) = Fleet::start(&server(""), "max-nodes = 3") else { return };
     let (router, value) = (fleet.site.router(), "x".repeat(10_000));
     let mut client = fleet.site.client();
@@ -238,7 +238,7 @@ fn a_share_that_is_cut_short_is_completed() {
 
 /// Covers a configuration that names another provisioner in the meantime.
 #[test]
-fn the_server_of_a_node_that_people_remove_is_stopped() {
+fn the_server_of_a_node_removed_by_operators_is_stopped() {
     // The shell remains the parent of the server, and forwards no signal.
     let program = default_program();
     let command = format!("'sh', '-c', '{program} --port {{port}} --dir {{dir}} --save \"\"; true'");
@@ -259,7 +259,7 @@ fn the_server_of_a_node_that_people_remove_is_stopped() {
 
 /// A server that never listens would otherwise be waited for repeatedly.
 #[test]
-fn a_server_that_does_not_come_is_stopped_on_request() {
+fn a_server_that_never_listens_is_stopped_on_request() {
     let Some(fleet) = Fleet::start("'sh', '-c', 'exec sleep 600', '{port}'", "max-nodes = 3") else { return };
     fleet.want(3);
     let stage = |words: &str| fleet.standing()["change"]["stage"].as_str().is_some_and(|stage| stage.contains(words));
@@ -276,7 +276,7 @@ fn a_server_that_does_not_come_is_stopped_on_request() {
 }
 
 #[test]
-fn a_server_that_cannot_start_is_given_up_and_named() {
+fn a_server_that_cannot_start_is_abandoned_and_named() {
     let command = "'sh', '-c', 'echo no such licence; exit 1', '{port}'";
     let Some(fleet) = Fleet::start(command, "max-nodes = 3") else { return };
     fleet.want(3);
@@ -327,7 +327,7 @@ fn a_node_under_another_name_is_never_stopped() {
 }
 
 #[test]
-fn a_dead_standby_server_gives_way_to_the_next() {
+fn a_dead_standby_server_is_skipped() {
     let spare = Node::start(&NodeOptions::default());
     let dead = format!("127.0.0.1:{}", ports::free());
     let config =
@@ -347,7 +347,7 @@ fn a_dead_standby_server_gives_way_to_the_next() {
 }
 
 #[test]
-fn an_order_beyond_the_max_nodes_of_a_reload_ends() {
+fn a_request_above_the_reloaded_max_nodes_ends() {
     let Some(fleet) = Fleet::start(&server("sleep 3;"), "max-nodes = 4") else { return };
     fleet.want(4);
     until_within(CHANGE_TIMEOUT, "the first is joining", || {
@@ -363,7 +363,7 @@ fn an_order_beyond_the_max_nodes_of_a_reload_ends() {
 }
 
 #[test]
-fn the_load_adds_a_node_and_its_end_removes_it() {
+fn high_load_adds_a_node_and_low_load_removes_it() {
     let settings = "mode = \"on\"\npolicy = \"model\"\ncapacity = 300\nmin-nodes = 2\nmax-nodes = 3\n\
         up-after = \"1s\"\ndown-after = \"2s\"\nup-cooldown = \"1s\"\ndown-cooldown = \"2s\"";
     let Some(fleet) = Fleet::start(&server(""), settings) else { return };
@@ -406,7 +406,7 @@ esac
 "#;
 
 #[test]
-fn the_example_for_systemd_starts_and_stops_units() {
+fn the_systemd_example_starts_and_stops_units() {
     use std::os::unix::fs::PermissionsExt as _;
     let examples =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/examples/systemd").canonicalize().expect("examples");

@@ -186,7 +186,7 @@ fn a_lost_state_directory_makes_no_old_server_a_new_one() {
 }
 
 #[test]
-fn a_node_that_the_configuration_lists_stays() {
+fn a_node_listed_in_the_configuration_stays() {
     let Some(mut fleet) = Fleet::start_at(&server(""), "max-nodes = 3", two_ports()) else { return };
     fleet.want(3);
     fleet.wait_for_nodes(3);
@@ -239,7 +239,7 @@ fn a_local_server_without_the_password_of_nodes_is_named_with_a_remedy() {
 }
 
 #[test]
-fn doctor_names_a_shared_disk_and_directories_that_were_kept() {
+fn doctor_names_a_shared_disk_and_retained_directories() {
     let Some(fleet) = Fleet::start_at(&server(""), "max-nodes = 3", two_ports()) else { return };
     let kept = fleet.folder.join("9-0123456789abcdef.kept-2026-01-31");
     std::fs::create_dir_all(&kept).expect("made");

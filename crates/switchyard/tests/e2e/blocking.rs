@@ -40,7 +40,7 @@ fn popped(key: &str, value: &str) -> Value {
 }
 
 #[test]
-fn an_element_wakes_who_waits_in_the_order_of_waiting() {
+fn an_element_wakes_clients_in_the_order_of_waiting() {
     let site = Site::with(2, &options("", 2));
     let mut pusher = site.client();
     for protocol in ["HELLO 2", "HELLO 3"] {
@@ -70,7 +70,7 @@ fn an_element_wakes_who_waits_in_the_order_of_waiting() {
 }
 
 #[test]
-fn what_a_client_sends_behind_a_blocking_command_waits() {
+fn commands_behind_a_blocking_command_wait() {
     let site = Site::with(2, &options("", 1));
     let mut client = site.client();
     let mut other = site.client();
@@ -142,7 +142,7 @@ fn client_unblock_reaches_clients_of_every_worker() {
 
 /// A disconnected client no longer waits at the node: elements pushed afterwards are not lost.
 #[test]
-fn a_client_that_has_gone_takes_no_element() {
+fn a_disconnected_client_takes_no_element() {
     let site = Site::with(1, &options("", 2));
     let node = &site.nodes()[0];
     let mut other = site.client();
@@ -189,7 +189,7 @@ fn a_client_that_has_gone_takes_no_element() {
 /// How long an element can still be popped for a disconnected client. Does not assert a time: the documentation states
 /// the measured one.
 #[test]
-fn how_long_a_wait_outlives_its_client() {
+fn the_wait_of_a_disconnected_client_ends() {
     let Some(site) = Site::router_only(1, &options("", 1)) else { return };
     let mut probe = site.nodes()[0].client();
     let mut times: Vec<Duration> = (0..200)
@@ -213,7 +213,7 @@ fn how_long_a_wait_outlives_its_client() {
 }
 
 #[test]
-fn connections_come_back_and_are_used_again() {
+fn connections_are_returned_and_reused() {
     if crate::support::direct() {
         return;
     }
@@ -253,7 +253,7 @@ fn connections_come_back_and_are_used_again() {
 }
 
 #[test]
-fn thousands_wait_at_once() {
+fn thousands_of_clients_wait_at_once() {
     const CLIENTS: usize = 3000;
     let node = NodeOptions { args: vec!["--maxclients".into(), "20000".into()], ..NodeOptions::default() };
     let Some(site) = Site::router_only(1, &SiteOptions { node, ..options("", 2) }) else { return };
@@ -277,7 +277,7 @@ fn thousands_wait_at_once() {
 }
 
 #[test]
-fn the_bound_holds_over_all_workers_and_each_has_its_turn() {
+fn the_limit_holds_over_all_workers_and_each_gets_a_turn() {
     let Some(site) =
         Site::router_only(1, &options("[nodes]\nblocking-connections-max = 3\ncommand-timeout = \"20s\"\n", 2))
     else {
@@ -317,7 +317,7 @@ fn the_bound_holds_over_all_workers_and_each_has_its_turn() {
 }
 
 #[test]
-fn at_the_bound_there_is_a_clear_error() {
+fn an_error_names_the_limit_when_it_is_reached() {
     let Some(site) =
         Site::router_only(1, &options("[nodes]\nblocking-connections-max = 2\ncommand-timeout = \"2s\"\n", 1))
     else {
@@ -355,7 +355,7 @@ fn at_the_bound_there_is_a_clear_error() {
 }
 
 #[test]
-fn a_node_that_takes_no_more_connections_is_not_taken_for_dead() {
+fn a_node_that_refuses_connections_does_not_count_as_dead() {
     let node = NodeOptions { args: vec!["--maxclients".into(), "6".into()], ..NodeOptions::default() };
     let Some(site) = Site::router_only(1, &SiteOptions { node, ..options(BRISK, 1) }) else { return };
     let mut clients: Vec<Client> = (0..12).map(|_| site.client()).collect();
@@ -465,7 +465,7 @@ fn a_node_that_freezes_ends_every_wait() {
 }
 
 #[test]
-fn a_wait_is_longer_than_the_command_timeout_and_no_zombie() {
+fn a_wait_exceeds_the_command_timeout_and_is_no_zombie() {
     let Some(site) = Site::router_only(1, &options(BRISK, 1)) else { return };
     let mut client = site.client();
     let start = Instant::now();
@@ -507,7 +507,7 @@ fn a_drain_ends_waits_without_an_error() {
 
 /// An unlimited wait does not delay a reload, which waits until no command of the old topology is in flight.
 #[test]
-fn a_wait_does_not_hold_up_a_change_of_the_nodes() {
+fn a_wait_does_not_delay_a_change_of_the_nodes() {
     if crate::support::direct() {
         return;
     }
@@ -593,7 +593,7 @@ fn elements_are_neither_lost_nor_doubled_among_many_consumers() {
 }
 
 #[test]
-fn a_large_element_reaches_who_waited_for_it() {
+fn a_large_element_reaches_the_waiting_client() {
     let site = Site::with(1, &options("", 1));
     let mut client = site.client();
     let mut other = site.client();
@@ -611,7 +611,7 @@ fn a_large_element_reaches_who_waited_for_it() {
 /// Connections break on both sides while clients wait: no element is delivered twice, and an element is missing only if
 /// a client was disconnected, or left while it waited.
 #[test]
-fn elements_are_given_once_whatever_breaks() {
+fn elements_are_delivered_at_most_once_despite_failures() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let Some(site) = Site::router_only(2, &options(BRISK, 2)) else { return };
     let stop = AtomicBool::new(false);

@@ -7,7 +7,7 @@ fn emulating(args: &[&str]) -> Option<Site> {
 }
 
 #[test]
-fn without_emulation_it_is_a_server_without_cluster_support() {
+fn without_emulation_the_router_reports_no_cluster_support() {
     let site = Site::new(2);
     let mut client = site.client();
     for line in
@@ -131,7 +131,7 @@ fn the_keys_of_a_slot_are_found_at_their_owner() {
 }
 
 #[test]
-fn a_node_that_is_down_shows_in_the_clusters_state() {
+fn the_cluster_state_shows_a_node_that_is_down() {
     let Some(mut site) = Site::router_only(2, &SiteOptions::router(RouterOptions::args(&["--cluster"]))) else {
         return;
     };

@@ -34,7 +34,7 @@ fn wait_until_at_rest(scene: &Scene) {
 }
 
 #[test]
-fn what_a_command_needs_comes_home_and_no_more() {
+fn only_the_keys_of_a_command_are_returned() {
     let Some(scene) = Scene::with(LONG_TIMEOUT) else { return };
     let mut client = scene.site.client();
     client.cmd("SET {t}other 1");
@@ -123,7 +123,7 @@ fn what_a_command_needs_comes_home_and_no_more() {
 }
 
 #[test]
-fn what_came_home_is_shown_and_who_moves_it_again_is_told() {
+fn returned_keys_are_reported_and_moving_them_again_warns() {
     let Some(scene) = Scene::with(LONG_TIMEOUT) else { return };
     let mut client = scene.site.client();
     client.cmd("SET {t}secret value");
@@ -158,7 +158,7 @@ fn what_came_home_is_shown_and_who_moves_it_again_is_told() {
 }
 
 #[test]
-fn many_who_need_the_same_key_share_one_move() {
+fn clients_that_need_the_same_key_share_one_move() {
     const CLIENTS: usize = 300;
     let Some(scene) = Scene::with(LONG_TIMEOUT) else { return };
     let mut client = scene.site.client();
@@ -177,7 +177,7 @@ fn many_who_need_the_same_key_share_one_move() {
 
 /// Keys are repeatedly moved away while clients use them together, and count their commands.
 #[test]
-fn nothing_is_lost_or_seen_half_done_while_keys_are_moved_away_and_come_home() {
+fn nothing_is_lost_or_partial_while_keys_leave_and_return() {
     const ROUNDS: usize = 8;
     let Some(scene) = Scene::with(LONG_TIMEOUT) else { return };
     let mut client = scene.site.client();
@@ -291,7 +291,7 @@ fn nothing_is_lost_or_seen_half_done_while_keys_are_moved_away_and_come_home() {
 }
 
 #[test]
-fn where_they_cannot_come_home_clients_are_told_why() {
+fn clients_learn_why_keys_cannot_be_returned() {
     let Some(mut scene) = Scene::with(LONG_TIMEOUT) else { return };
     let mut client = scene.site.client();
     client.cmd("MSET {t}a 1 {t}b 2");
@@ -383,7 +383,7 @@ fn a_colocation_does_not_wait_for_other_moves_of_its_nodes() {
 }
 
 #[test]
-fn nobody_waits_longer_than_allowed() {
+fn no_client_waits_longer_than_the_timeout() {
     let Some(scene) = Scene::with("[moves]\ncolocate-timeout = \"300ms\"\n") else { return };
     let mut client = scene.site.client();
     client.cmd("MSET {t}a 1 {t}b 2");
@@ -409,7 +409,7 @@ fn nobody_waits_longer_than_allowed() {
 }
 
 #[test]
-fn a_colocation_goes_on_after_a_crash() {
+fn a_colocation_continues_after_a_crash() {
     // Enough keys that the move is in progress when the router ends: the wait of a client has no timeout.
     const KEYS: usize = 30_000;
     let config = "[moves]\ncolocate-timeout = \"10m\"\nmax-rate = \"50kb\"\n";
@@ -450,7 +450,7 @@ fn a_colocation_goes_on_after_a_crash() {
 
 /// A function may use any key of the slot, whatever its arguments.
 #[test]
-fn a_function_has_all_of_its_slot_come_home() {
+fn a_function_causes_the_return_of_all_keys_of_its_slot() {
     const LIBRARY: &str = "#!lua name=of_slots\nredis.register_function('sum', function(keys, args) return redis.call('GET', keys[1]) + redis.call('GET', args[1]) end)\n\
         redis.register_function{function_name='peek', callback=function(keys, args) return redis.call('GET', args[1]) end, flags={'no-writes'}}";
     let Some(scene) = Scene::with(LONG_TIMEOUT) else { return };
@@ -493,7 +493,7 @@ fn blocked(node: &Node) -> usize {
 /// If a move takes some keys of a blocked client away, the client receives an error. When the command is sent again,
 /// the keys are returned first. If the keys stay together, the client continues to wait.
 #[test]
-fn who_waits_at_a_node_for_keys_that_are_parted_is_told() {
+fn a_client_blocked_on_parted_keys_gets_an_error() {
     let Some(scene) = Scene::with(LONG_TIMEOUT) else { return };
     let (owner, other) = scene.nodes_of("{t}");
     let mut client = scene.site.client();
@@ -550,7 +550,7 @@ fn who_waits_at_a_node_for_keys_that_are_parted_is_told() {
 
 /// Before a move, nodes are queried for its keys. A frozen node does not reply.
 #[test]
-fn a_node_that_stands_still_delays_only_what_concerns_it() {
+fn a_frozen_node_delays_only_its_own_keys() {
     // Longer than this test takes: a client that waits for the node gets no reply.
     let config = "[nodes]\ncommand-timeout = \"10m\"\n[moves]\ncolocate-timeout = \"2m\"\n".to_owned();
     let Some(site) = Site::router_only(3, &SiteOptions::config(config)) else { return };

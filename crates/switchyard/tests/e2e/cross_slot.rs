@@ -26,7 +26,7 @@ fn sorted(value: &Value) -> Value {
 }
 
 #[test]
-fn keys_of_several_slots_give_what_one_server_gives() {
+fn commands_on_several_slots_match_a_single_server() {
     let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
     let node = Node::start(&NodeOptions::default());
     let (mut router, mut plain) = (site.client(), node.client());
@@ -144,7 +144,7 @@ fn keys_of_several_slots_give_what_one_server_gives() {
 }
 
 #[test]
-fn what_changes_two_keys_stays_refused() {
+fn commands_that_change_two_keys_stay_refused() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let mut client = site.client();
     client.cmd("SET one 1");
@@ -163,7 +163,7 @@ fn what_changes_two_keys_stays_refused() {
 }
 
 #[test]
-fn what_is_too_large_is_not_brought_together() {
+fn too_large_keys_are_not_collected() {
     let Some(site) =
         Site::router_only(2, &SiteOptions::router(RouterOptions::args(&["--set", "clients.cross-slot-max=64kb"])))
     else {
@@ -229,7 +229,7 @@ fn with_looker(site: &Site) {
 }
 
 #[test]
-fn a_pause_holds_the_whole_command_and_shows_no_temporary_key() {
+fn a_pause_holds_the_whole_command_and_hides_temporary_keys() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     with_looker(&site);
     let tags = site.tags();
@@ -261,7 +261,7 @@ fn a_pause_holds_the_whole_command_and_shows_no_temporary_key() {
 
 /// If the router's user lacks a permission at a node, the whole command fails: nothing is written or left behind.
 #[test]
-fn a_node_that_refuses_a_step_is_left_as_it_was() {
+fn a_node_that_refuses_a_step_is_unchanged() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     with_looker(&site);
     let tags = site.tags();
@@ -294,7 +294,7 @@ fn a_node_that_refuses_a_step_is_left_as_it_was() {
 }
 
 #[test]
-fn a_restricted_user_gets_what_it_may_read_and_never_a_temporary_key() {
+fn a_restricted_user_reads_only_its_keys_and_no_temporary_key() {
     use std::os::unix::fs::PermissionsExt;
     let users = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(
@@ -349,7 +349,7 @@ fn a_node_that_is_down_fails_the_command_and_changes_nothing() {
 }
 
 #[test]
-fn a_node_that_refuses_multi_executes_nothing_of_it() {
+fn a_node_that_refuses_multi_executes_nothing() {
     if crate::support::direct() {
         return;
     }
@@ -374,7 +374,7 @@ fn a_node_that_refuses_multi_executes_nothing_of_it() {
 }
 
 #[test]
-fn what_cannot_be_done_at_the_destination_is_not_done_there() {
+fn an_impossible_store_changes_nothing_at_the_destination() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let mut client = site.client();
     let tags = site.tags();

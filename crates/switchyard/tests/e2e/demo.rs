@@ -88,7 +88,7 @@ fn processes_in(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn the_demo_tells_all_and_leaves_nothing_behind() {
+fn the_demo_shows_everything_and_leaves_nothing_behind() {
     let picture = tempfile::NamedTempFile::new().expect("a file");
     let mut demo = Demo::start(&["--hold", "--svg", picture.path().to_str().expect("a path")]);
     demo.wait_for(STORY, "until Ctrl-C");
@@ -144,7 +144,7 @@ fn story_lines(output: &str) -> Vec<String> {
 }
 
 #[test]
-fn sigterm_in_the_story_ends_it_early_with_a_verdict() {
+fn sigterm_during_the_story_ends_it_with_a_verdict() {
     let mut demo = Demo::start(&[]);
     demo.wait_for(PATIENCE, "requests/s, p99");
     demo.process.signal(Signal::TERM);
@@ -154,7 +154,7 @@ fn sigterm_in_the_story_ends_it_early_with_a_verdict() {
 }
 
 #[test]
-fn without_a_server_it_says_what_to_install() {
+fn without_a_server_the_error_names_the_package() {
     let folder = TempDir::new().expect("a directory");
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_switchyard"))
         .args(["demo"])

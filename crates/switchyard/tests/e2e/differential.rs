@@ -233,7 +233,7 @@ fn programs() -> Vec<Option<&'static str>> {
 }
 
 #[test]
-fn hand_written_sequences_answer_as_a_plain_server_does() {
+fn hand_written_sequences_match_a_plain_server() {
     for program in programs() {
         let pair = Pair::new(program);
         for resp in [2, 3] {
@@ -470,7 +470,7 @@ impl Generator {
 }
 
 #[test]
-fn random_commands_answer_as_a_plain_server_does() {
+fn random_commands_match_a_plain_server() {
     const COMMANDS: usize = 20_000;
     for program in programs() {
         let pair = Pair::new(program);
@@ -503,7 +503,7 @@ fn random_commands_answer_as_a_plain_server_does() {
 
 /// DUMP and RESTORE preserve type, encoding, time to live and bytes of a value.
 #[test]
-fn dump_and_restore_carry_every_type() {
+fn dump_and_restore_preserve_every_type() {
     let pair = Pair::new(None);
     let (mut routed, mut plain) = pair.clients(2);
     let make: Vec<Command> = script(

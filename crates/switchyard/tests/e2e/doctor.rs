@@ -23,7 +23,7 @@ fn node(args: &[&str], config: &str) -> Node {
 }
 
 #[test]
-fn good_nodes_are_good() {
+fn healthy_nodes_have_no_findings() {
     let nodes = [node(&["--appendonly", "yes"], ""), node(&["--appendonly", "yes"], "")];
     let addresses: Vec<String> = nodes.iter().map(|n| n.address().to_string()).collect();
     let (code, text) = doctor(&["--node", &addresses[0], "--node", &addresses[1], "--workers", "2", "--strict"]);
@@ -32,7 +32,7 @@ fn good_nodes_are_good() {
 }
 
 #[test]
-fn each_fault_of_a_server_is_told_with_what_to_do() {
+fn each_fault_of_a_server_is_reported_with_a_remedy() {
     let good = node(&["--appendonly", "yes"], "");
     let primary = good.address().port().to_string();
     let cases: [(Node, &str, &str); 6] = [
@@ -69,7 +69,7 @@ fn each_fault_of_a_server_is_told_with_what_to_do() {
 }
 
 #[test]
-fn a_server_that_speaks_no_tls_is_told_as_that() {
+fn a_server_without_tls_is_reported() {
     let plain = node(&["--appendonly", "yes"], "");
     let (code, text) = doctor(&[
         "--node",
@@ -84,7 +84,7 @@ fn a_server_that_speaks_no_tls_is_told_as_that() {
 }
 
 #[test]
-fn a_port_of_clients_is_no_admin_port() {
+fn a_client_port_is_not_an_admin_port() {
     let Some(site) = Site::router_only(1, &SiteOptions::default()) else { return };
     for address in [site.address(), site.nodes()[0].address()] {
         let mut command: Command = tied(env!("CARGO_BIN_EXE_switchyard"));
@@ -95,7 +95,7 @@ fn a_port_of_clients_is_no_admin_port() {
 }
 
 #[test]
-fn replicas_are_looked_at_too() {
+fn replicas_are_checked() {
     let primary = node(&["--appendonly", "yes"], "");
     let port = primary.address().port().to_string();
     let follower =
@@ -135,7 +135,7 @@ const LIBRARY: &str =
     "#!lua name=shared\nredis.register_function('shared', function(keys) return redis.call('GET', keys[1]) end)";
 
 #[test]
-fn functions_that_differ_are_told() {
+fn differing_functions_are_reported() {
     let nodes = [node(&[], ""), node(&[], "")];
     nodes[0].client().call(&["FUNCTION", "LOAD", LIBRARY]);
     let addresses: Vec<String> = nodes.iter().map(|n| n.address().to_string()).collect();
@@ -146,7 +146,7 @@ fn functions_that_differ_are_told() {
 }
 
 #[test]
-fn a_node_that_returns_empty_is_given_the_functions_of_the_others() {
+fn a_node_that_returns_empty_gets_the_functions_of_the_others() {
     let Some(mut site) = Site::router_only(3, &SiteOptions::default()) else { return };
     let mut client = site.client();
     assert_eq!(client.call(&["FUNCTION", "LOAD", LIBRARY]), bulk("shared"));
@@ -169,7 +169,7 @@ fn a_node_that_returns_empty_is_given_the_functions_of_the_others() {
 }
 
 #[test]
-fn commands_that_may_meet_limits_are_told() {
+fn commands_that_may_meet_limits_are_reported() {
     let server = node(&["--appendonly", "yes"], "");
     let address = server.address().to_string();
     let mut client = server.client();
@@ -191,7 +191,7 @@ fn commands_that_may_meet_limits_are_told() {
 }
 
 #[test]
-fn a_sample_counts_real_commands_that_would_be_refused_and_names_no_key() {
+fn a_sample_counts_commands_that_would_be_refused_without_key_names() {
     let servers = [node(&["--appendonly", "yes"], ""), node(&["--appendonly", "yes"], "")];
     let addresses: Vec<String> = servers.iter().map(|node| node.address().to_string()).collect();
     let mut command: Command = tied(env!("CARGO_BIN_EXE_switchyard"));

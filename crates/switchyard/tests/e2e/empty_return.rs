@@ -57,7 +57,7 @@ fn until_counted(site: &Site) {
 }
 
 #[test]
-fn it_is_held_until_somebody_accepts_it() {
+fn an_empty_node_is_held_until_an_operator_accepts_it() {
     let Some(mut site) = site(false, "hold") else { return };
     let mut client = site.client();
     let key = fill(&site, &mut client);
@@ -92,7 +92,7 @@ fn it_is_held_until_somebody_accepts_it() {
 }
 
 #[test]
-fn it_is_served_once_it_has_keys_again() {
+fn a_held_node_is_served_when_its_keys_return() {
     let Some(mut site) = site(false, "hold") else { return };
     let mut client = site.client();
     let key = fill(&site, &mut client);
@@ -105,7 +105,7 @@ fn it_is_served_once_it_has_keys_again() {
 /// One key of many is not enough, whether it is written before or after the router has found the node empty, or while
 /// the router restarts.
 #[test]
-fn one_key_of_many_does_not_make_it_served() {
+fn one_key_of_many_does_not_release_the_node() {
     let Some(mut site) = site(false, "hold") else { return };
     let mut client = site.client();
     let tag = site.tags()[0][0].clone();
@@ -136,7 +136,7 @@ fn one_key_of_many_does_not_make_it_served() {
 }
 
 #[test]
-fn by_default_it_is_held_where_it_should_have_kept_its_data() {
+fn by_default_a_persistent_node_that_returns_empty_is_held() {
     // With its data, the node is served as before.
     let Some(mut persistent) = site(true, "auto") else { return };
     let mut client = persistent.client();
@@ -167,7 +167,7 @@ fn a_node_that_never_had_keys_is_not_held() {
 
 /// The router may end between the loss and the return: its knowledge of the node is in the state directory.
 #[test]
-fn it_is_held_after_a_restart_of_the_router() {
+fn a_node_is_held_after_a_restart_of_the_router() {
     let Some(mut site) = site(false, "hold") else { return };
     let mut client = site.client();
     let key = fill(&site, &mut client);
@@ -192,7 +192,7 @@ fn it_is_held_after_a_restart_of_the_router() {
 }
 
 #[test]
-fn nothing_is_accepted_beforehand() {
+fn accepting_a_node_in_advance_has_no_effect() {
     let Some(mut site) = site(false, "hold") else { return };
     let mut client = site.client();
     let key = fill(&site, &mut client);
@@ -206,7 +206,7 @@ fn nothing_is_accepted_beforehand() {
 
 /// A node's persistence can change while its process runs.
 #[test]
-fn persistence_that_is_switched_on_later_counts() {
+fn persistence_that_is_enabled_later_counts() {
     let Some(mut site) = site(false, "auto") else { return };
     let mut client = site.client();
     let key = fill(&site, &mut client);
@@ -217,7 +217,7 @@ fn persistence_that_is_switched_on_later_counts() {
 }
 
 #[test]
-fn a_node_at_which_no_key_is_looked_for_is_not_held() {
+fn a_node_without_slots_is_not_held() {
     let Some(mut site) = site(false, "hold") else { return };
     let mut client = site.client();
     fill(&site, &mut client);
@@ -228,7 +228,7 @@ fn a_node_at_which_no_key_is_looked_for_is_not_held() {
 }
 
 #[test]
-fn nothing_moves_to_or_from_it() {
+fn no_move_starts_from_or_to_a_held_node() {
     let Some(mut site) = site(false, "hold") else { return };
     let mut client = site.client();
     let key = fill(&site, &mut client);
@@ -267,7 +267,7 @@ fn nothing_moves_to_or_from_it() {
 /// For example, its disk is not mounted: new data would be lost when that is corrected, and moved keys would count as
 /// lost.
 #[test]
-fn a_move_waits_for_a_target_that_came_back_without_what_had_moved_there() {
+fn a_move_waits_for_a_target_that_returned_without_moved_keys() {
     let Some(mut site) = site(true, "auto") else { return };
     let mut client = site.client();
     let names: Vec<String> = site.nodes().iter().map(|node| node.address().to_string()).collect();
@@ -314,7 +314,7 @@ fn a_move_waits_for_a_target_that_came_back_without_what_had_moved_there() {
 
 /// The key count of a node is queried only periodically. Keys stored by a move since then count as well.
 #[test]
-fn what_a_move_has_just_stored_is_missed() {
+fn keys_just_stored_by_a_move_are_missed() {
     let Some(mut site) = site(false, "hold") else { return };
     let mut client = site.client();
     let names: Vec<String> = site.nodes().iter().map(|node| node.address().to_string()).collect();
@@ -330,7 +330,7 @@ fn what_a_move_has_just_stored_is_missed() {
 }
 
 #[test]
-fn what_a_move_has_just_taken_away_is_not_missed() {
+fn keys_just_removed_by_a_move_are_not_missed() {
     let Some(mut site) = site(true, "auto") else { return };
     let mut client = site.client();
     let names: Vec<String> = site.nodes().iter().map(|node| node.address().to_string()).collect();
@@ -353,7 +353,7 @@ fn what_a_move_has_just_taken_away_is_not_missed() {
 
 /// Keys that were deleted, flushed or have expired are not missed.
 #[test]
-fn keys_that_are_gone_rightly_are_not_missed() {
+fn deleted_and_expired_keys_are_not_missed() {
     let Some(mut site) = site(false, "hold") else { return };
     let mut client = site.client();
     let key = fill(&site, &mut client);

@@ -29,7 +29,7 @@ fn keys(site: &Site) -> Vec<String> {
 }
 
 #[test]
-fn a_dead_node_is_named_and_the_others_serve_and_it_comes_back_by_itself() {
+fn a_dead_node_is_named_others_serve_and_it_recovers() {
     let Some(mut site) = Site::router_only(3, &options(BRISK)) else {
         return;
     };
@@ -105,7 +105,7 @@ fn a_router_starts_before_its_nodes() {
 }
 
 #[test]
-fn a_frozen_node_costs_its_own_clients_a_timeout_and_others_nothing() {
+fn a_frozen_node_delays_only_its_own_clients_until_a_timeout() {
     let Some(site) = Site::router_only(2, &options(BRISK)) else {
         return;
     };
@@ -136,7 +136,7 @@ fn a_frozen_node_costs_its_own_clients_a_timeout_and_others_nothing() {
 
 /// Like commands with keys: it is not known yet that the node does not serve.
 #[test]
-fn a_command_without_keys_waits_while_the_first_connection_is_made() {
+fn a_command_without_keys_waits_for_the_first_connection() {
     let router = RouterOptions { nodes_may_be_down: true, ..RouterOptions::default() };
     let Some(mut site) = Site::router_only(1, &SiteOptions { router, ..SiteOptions::default() }) else { return };
     until("the node serves", || site.client().cmd("DBSIZE") == int(0));
@@ -152,7 +152,7 @@ fn a_command_without_keys_waits_while_the_first_connection_is_made() {
 
 /// Repeated failures during replies: acknowledged commands were executed, and no command was executed twice.
 #[test]
-fn no_command_is_executed_twice_whatever_breaks() {
+fn no_command_is_executed_twice_despite_failures() {
     if crate::support::direct() {
         return;
     }
@@ -230,7 +230,7 @@ fn no_command_is_executed_twice_whatever_breaks() {
 
 /// The basic rule: bytes sent to a node are never sent again, whatever the result.
 #[test]
-fn bytes_of_a_write_reach_a_node_once() {
+fn the_bytes_of_a_write_reach_a_node_once() {
     if crate::support::direct() {
         return;
     }
@@ -306,7 +306,7 @@ fn a_node_that_refuses_connections_is_named_and_others_serve() {
 
 /// A reply ends in the middle of a value: an error or a close, never a shortened or mixed value.
 #[test]
-fn a_reply_that_breaks_off_is_never_completed_with_other_bytes() {
+fn a_truncated_reply_is_never_completed_with_other_bytes() {
     if crate::support::direct() {
         return;
     }
@@ -343,7 +343,7 @@ fn a_reply_that_breaks_off_is_never_completed_with_other_bytes() {
 }
 
 #[test]
-fn a_client_that_does_not_read_is_cut_at_its_output_limit() {
+fn a_client_that_does_not_read_is_closed_at_its_output_limit() {
     let Some(site) = Site::router_only(1, &options("[clients]\noutput-limit = \"4mb\"\n")) else {
         return;
     };
@@ -372,7 +372,7 @@ fn a_client_that_does_not_read_is_cut_at_its_output_limit() {
 }
 
 #[test]
-fn one_client_too_many_gets_redis_s_error() {
+fn a_client_above_max_clients_gets_redis_s_error() {
     let options = SiteOptions {
         node: NodeOptions {
             args: if crate::support::direct() { vec!["--maxclients".into(), "10".into()] } else { vec![] },
@@ -406,7 +406,7 @@ fn one_client_too_many_gets_redis_s_error() {
 }
 
 #[test]
-fn running_out_of_descriptors_is_survived() {
+fn the_router_survives_running_out_of_descriptors() {
     let Some(site) = Site::router_only(
         2,
         &SiteOptions::router(RouterOptions {
@@ -453,7 +453,7 @@ fn running_out_of_descriptors_is_survived() {
 }
 
 #[test]
-fn a_slow_command_does_not_hold_up_the_pipeline_of_others() {
+fn a_slow_command_does_not_delay_the_pipeline_of_others() {
     // One worker: without a separate lane, the reply of the slow script would precede all others.
     let Some(site) =
         Site::router_only(2, &SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::default() }))
@@ -480,7 +480,7 @@ fn a_slow_command_does_not_hold_up_the_pipeline_of_others() {
 }
 
 #[test]
-fn a_moment_of_silence_does_not_fill_the_slow_log() {
+fn a_short_silence_does_not_fill_the_slow_log() {
     let config = "[log]\nslowlog-log-slower-than = \"50ms\"\nslowlog-max-len = 10000\n";
     let site_options =
         SiteOptions::router(RouterOptions { config: config.into(), workers: 1, ..RouterOptions::default() });
@@ -514,7 +514,7 @@ fn a_moment_of_silence_does_not_fill_the_slow_log() {
 /// A server executes one command at a time, and other commands wait for it. So they do through the router, whatever the
 /// duration.
 #[test]
-fn a_slow_command_takes_its_time_and_fails_nobody() {
+fn a_slow_command_takes_its_time_and_causes_no_errors() {
     let config = "[nodes]\nconnect-timeout = \"400ms\"\ncommand-timeout = \"400ms\"\n";
     let Some(site) = Site::router_only(
         2,
@@ -597,7 +597,7 @@ fn a_handshake_waits_for_no_silent_node() {
 /// The pause of a connection grows with each failed attempt. When another connection finds the node up, no command
 /// waits for the pause, or fails because of it.
 #[test]
-fn commands_wait_where_others_have_found_the_node_up() {
+fn commands_wait_if_another_connection_finds_the_node_up() {
     let options = RouterOptions { workers: 1, ..RouterOptions::config("[nodes]\nreconnect-backoff-max = \"1h\"\n") };
     let Some(mut site) = Site::router_only(1, &SiteOptions::router(options)) else { return };
     let mut resting = site.client();

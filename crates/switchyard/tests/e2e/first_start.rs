@@ -84,7 +84,7 @@ fn run(verb: &str, nodes: &[SocketAddr], state_dir: &Path, more: &[&str]) -> (Op
 }
 
 #[test]
-fn the_one_node_that_holds_everything_owns_everything() {
+fn the_only_node_with_keys_owns_all_slots() {
     if direct() {
         return;
     }
@@ -111,7 +111,7 @@ fn the_one_node_that_holds_everything_owns_everything() {
 }
 
 #[test]
-fn keys_that_no_map_fits_refuse_the_start_and_the_ways_are_named() {
+fn keys_that_fit_no_map_refuse_the_start_with_remedies() {
     if direct() {
         return;
     }
@@ -145,7 +145,7 @@ fn keys_that_no_map_fits_refuse_the_start_and_the_ways_are_named() {
 }
 
 #[test]
-fn no_key_is_served_before_each_node_was_looked_at() {
+fn no_key_is_served_before_every_node_was_checked() {
     if direct() {
         return;
     }
@@ -179,7 +179,7 @@ fn no_key_is_served_before_each_node_was_looked_at() {
 }
 
 #[test]
-fn keys_that_turn_up_late_where_no_map_fits_are_not_served() {
+fn late_keys_that_fit_no_map_are_not_served() {
     if direct() {
         return;
     }
@@ -243,7 +243,7 @@ fn a_state_directory_of_other_servers_is_refused() {
 }
 
 #[test]
-fn doctor_and_recover_know_nodes_that_were_added_to_a_running_router() {
+fn doctor_and_recover_know_nodes_added_at_run_time() {
     let config = "workers = 2\n".to_owned();
     let Some(mut site) = Site::router_only(1, &SiteOptions::config(config)) else { return };
     let more = nodes(2);
@@ -335,7 +335,7 @@ fn a_first_start_with_a_part_of_the_nodes_is_refused() {
 
 /// A first map is only correct until the other router moves a slot.
 #[test]
-fn a_first_start_beside_another_router_is_refused() {
+fn a_first_start_besides_another_router_is_refused() {
     if direct() {
         return;
     }
@@ -376,7 +376,7 @@ fn one_server_under_two_names_is_refused() {
 /// Servers that `nodes add` refuses also stay out if the file lists them, at a start and at a reload. In the past, each
 /// of these was accepted as a node, and half of the writes failed.
 #[test]
-fn what_cannot_be_a_node_refuses_the_start() {
+fn an_unsuitable_node_refuses_the_start() {
     let node = |args: &[&str]| {
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
         Node::start(&NodeOptions { args, ..NodeOptions::default() })
@@ -448,7 +448,7 @@ fn a_newly_listed_node_that_may_not_join_stays_out() {
 
 /// The other router would not find moved keys.
 #[test]
-fn a_node_that_another_router_uses_neither_joins_nor_takes_part_in_a_move() {
+fn a_node_used_by_another_router_neither_joins_nor_takes_part_in_moves() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let others = nodes(1);
     let other = Router::start(&addresses(&others), &RouterOptions::default());
@@ -472,7 +472,7 @@ fn a_node_that_another_router_uses_neither_joins_nor_takes_part_in_a_move() {
 
 /// If nodes have no ownership records, nothing else distinguishes two routers with one slot map.
 #[test]
-fn nothing_moves_beside_a_router_with_a_copy_of_the_state_directory() {
+fn nothing_moves_besides_a_router_with_a_copy_of_the_state() {
     let node = NodeOptions { config: "user default on nopass ~* &* +@all -acl\n".to_owned(), ..NodeOptions::default() };
     let Some(site) = Site::router_only(2, &SiteOptions { node, ..SiteOptions::default() }) else { return };
     let copy = TempDir::new().expect("a directory");
@@ -501,7 +501,7 @@ fn nothing_moves_beside_a_router_with_a_copy_of_the_state_directory() {
 
 /// Without the records, only the keys reveal an old copy of the state directory.
 #[test]
-fn an_old_copy_is_refused_where_marks_were_removed() {
+fn an_old_copy_is_refused_if_ownership_records_were_removed() {
     let args = ["--appendonly", "yes", "--appendfsync", "always"].map(str::to_owned).to_vec();
     let node = NodeOptions { args, ..NodeOptions::default() };
     let Some(mut site) = Site::router_only(2, &SiteOptions { node, ..SiteOptions::default() }) else { return };
@@ -546,7 +546,7 @@ fn an_old_copy_is_refused_where_marks_were_removed() {
 
 /// A current state directory, and servers restored to a state before keys moved.
 #[test]
-fn what_is_left_of_keys_that_their_owner_has_lost_is_told_and_a_fleet_restored_from_before_a_move_is_refused() {
+fn servers_restored_from_before_a_move_are_refused() {
     if direct() {
         return;
     }

@@ -40,7 +40,7 @@ fn follow(name: &str) {
 }
 
 #[test]
-fn blocks_of_a_page_become_a_script() {
+fn code_blocks_of_a_page_become_a_script() {
     let page = "# A\n\n<!-- sandbox\nbefore\n-->\n```toml /etc/x.toml\na = 1\n```\ntext\n```sh\none\ntwo\n```\n```sh by-hand\nnever\n```\n```text\nno\n```\n";
     let script = script(page);
     let rest = script.split_once("2>&1\n").expect("the beginning").1;
@@ -49,36 +49,36 @@ fn blocks_of_a_page_become_a_script() {
 }
 
 #[test]
-fn from_one_redis_to_three_and_back() {
+fn the_guide_from_one_redis_to_three_and_back_works() {
     follow("one-to-three.md");
 }
 
 #[test]
-fn from_twemproxy_with_its_file() {
+fn the_guide_from_twemproxy_works() {
     follow("from-twemproxy.md");
 }
 
 #[test]
-fn tls_is_turned_on() {
+fn the_guide_to_tls_works() {
     follow("tls.md");
 }
 
 #[test]
-fn router_and_servers_are_upgraded() {
+fn the_guide_to_upgrades_works() {
     follow("upgrade.md");
 }
 
 #[test]
-fn a_backup_is_restored_and_a_lost_state_directory_made_anew() {
+fn the_guide_to_backups_and_lost_state_works() {
     follow("backup.md");
 }
 
 #[test]
-fn a_dead_server_is_restored_or_given_up() {
+fn the_guide_to_dead_servers_works() {
     follow("dead-server.md");
 }
 
 #[test]
-fn a_standby_is_set_up() {
+fn the_guide_to_standbys_works() {
     follow("high-availability.md");
 }

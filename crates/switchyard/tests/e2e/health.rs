@@ -21,7 +21,7 @@ fn until_logged(site: &Site, what: &str) {
 
 /// Detected even without any client.
 #[test]
-fn a_node_that_hangs_is_silent_without_any_traffic() {
+fn a_hanging_node_is_silent_even_without_traffic() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     site.nodes()[1].freeze();
     until("it is silent", || is_set(&site, "node_silent", 1, ""));
@@ -44,7 +44,7 @@ fn a_node_that_hangs_is_silent_without_any_traffic() {
 }
 
 #[test]
-fn a_node_that_executes_a_slow_command_is_busy() {
+fn a_node_with_a_slow_command_is_busy() {
     // The node does not report it: only the command sent to it explains its silence.
     let node = NodeOptions::args(&["--lua-time-limit", "1000000"]);
     let options = SiteOptions { node, router: RouterOptions::config("[nodes]\nslow-command-timeout = \"1m\"\n") };
@@ -63,7 +63,7 @@ fn a_node_that_executes_a_slow_command_is_busy() {
 }
 
 #[test]
-fn a_node_that_refuses_writes_says_why() {
+fn a_node_that_refuses_writes_is_reported_with_the_reason() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     // One node reports it in its INFO. The other reports nothing, and clients get the error.
     let [full, lonely] = [&site.nodes()[0], &site.nodes()[1]];

@@ -228,7 +228,7 @@ fn compare(site: &Site, plain: &Node, inputs: &[(String, Vec<u8>)]) {
 }
 
 #[test]
-fn hostile_bytes_are_answered_as_redis_answers_them() {
+fn hostile_bytes_are_answered_like_redis() {
     let site = Site::new(2);
     let plain = Node::start(&NodeOptions::default());
     compare(&site, &plain, &inputs());
@@ -237,7 +237,7 @@ fn hostile_bytes_are_answered_as_redis_answers_them() {
 
 /// Valid commands with a few bytes changed, dropped, doubled or cut: both must reply the same.
 #[test]
-fn damaged_commands_are_answered_as_redis_answers_them() {
+fn damaged_commands_are_answered_like_redis() {
     let site = Site::new(2);
     let plain = Node::start(&NodeOptions::default());
     for seed in Random::seeds(&[4]) {
@@ -292,7 +292,7 @@ fn damaged_commands_are_answered_as_redis_answers_them() {
 }
 
 #[test]
-fn a_partial_command_and_then_the_end_hurts_nobody() {
+fn a_partial_command_before_a_close_has_no_effect() {
     let site = Site::new(2);
     let stream: Vec<u8> =
         ["SET cut 1", "MSET a 1 b 2 c 3", "INCR n"].iter().flat_map(|line| encode(&words(line))).collect();
@@ -392,7 +392,7 @@ fn own_keys(stream: &[u8], number: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_million_arguments() {
+fn a_million_arguments_are_handled() {
     let site = Site::new(2);
     let plain = Node::start(&NodeOptions::default());
     let n = 1_000_000;
@@ -581,7 +581,7 @@ fn lie(mut stream: TcpStream, number: usize) {
 }
 
 #[test]
-fn a_node_that_lies_about_itself_misleads_nobody() {
+fn a_node_with_false_reports_misleads_no_client() {
     if crate::support::direct() {
         return;
     }
@@ -626,7 +626,7 @@ fn a_node_that_lies_about_itself_misleads_nobody() {
 /// In the handshake, the list of commands, messages, or a part of a gather: no endless reply of a node takes unbounded
 /// memory.
 #[test]
-fn a_node_that_sends_without_end_takes_no_memory_without_end() {
+fn an_endless_reply_takes_no_unbounded_memory() {
     if crate::support::direct() {
         return;
     }
@@ -654,7 +654,7 @@ fn a_node_that_sends_without_end_takes_no_memory_without_end() {
 
 /// The router reconnects, and surplus replies answer no command on the new connection.
 #[test]
-fn a_node_that_says_more_than_it_was_asked_is_met_anew() {
+fn a_node_with_surplus_replies_is_reconnected() {
     if crate::support::direct() {
         return;
     }

@@ -123,7 +123,7 @@ fn is_ok(value: &Value) -> bool {
 }
 
 #[test]
-fn what_is_read_much_is_answered_by_the_router() {
+fn the_router_answers_frequent_reads() {
     for reports in ["periodic", "instant"] {
         let reports = format!("telemetry.reports={reports}");
         let args = [
@@ -162,7 +162,7 @@ fn what_is_read_much_is_answered_by_the_router() {
 }
 
 #[test]
-fn no_read_is_older_than_a_write_that_was_answered() {
+fn no_read_is_older_than_an_acknowledged_write() {
     let Some(site) = Site::router_only(2, &all()) else { return };
     type Write = fn(&mut Client, &str, i64) -> bool;
     let writes: [(&str, Write); 12] = [
@@ -230,7 +230,7 @@ fn no_read_is_older_than_a_write_that_was_answered() {
 
 /// A single node runs unchecked code, and commands over slots: whatever they write, no copy is stale.
 #[test]
-fn no_read_is_old_before_one_node_whatever_code_writes() {
+fn no_read_is_stale_whatever_code_a_single_node_runs() {
     let Some(site) = Site::router_only(1, &all()) else { return };
     let library =
         "#!lua name=lib\nredis.register_function('put', function(k, a) return redis.call('SET', a[1], a[2]) end)";
@@ -271,7 +271,7 @@ fn watch_trimmed(site: &Site, watched: &Watched, write: fn(&mut Client, &str, i6
 }
 
 #[test]
-fn no_read_is_old_while_keys_move() {
+fn no_read_is_stale_while_keys_move() {
     let Some(site) = Site::router_only(3, &all()) else { return };
     let keys: Vec<Watched> = (0..8).map(|number| Watched::new(&format!("moved{number}"))).collect();
     let names = crate::movectl::names(&site);
@@ -289,7 +289,7 @@ fn no_read_is_old_while_keys_move() {
 }
 
 #[test]
-fn no_read_is_old_while_nodes_end_and_come_back() {
+fn no_read_is_stale_while_nodes_restart() {
     let node = NodeOptions::args(&["--appendonly", "yes", "--appendfsync", "always"]);
     let Some(mut site) = Site::router_only(2, &SiteOptions { node, ..all() }) else { return };
     let keys: Vec<Watched> = (0..6).map(|number| Watched::new(&format!("k{number}"))).collect();
@@ -311,7 +311,7 @@ fn no_read_is_old_while_nodes_end_and_come_back() {
 }
 
 #[test]
-fn a_node_that_comes_back_with_older_data_is_believed_at_once() {
+fn older_data_of_a_returning_node_is_served_at_once() {
     let node = NodeOptions::args(&["--save", "", "--dbfilename", "old.rdb"]);
     let options = SiteOptions {
         node,
@@ -340,7 +340,7 @@ fn a_node_that_comes_back_with_older_data_is_believed_at_once() {
 }
 
 #[test]
-fn a_copy_ends_when_its_key_does() {
+fn a_copy_expires_with_its_key() {
     let Some(site) = Site::router_only(2, &all()) else { return };
     let mut clients: Vec<Client> = (0..8).map(|_| site.client()).collect();
     for client in &mut clients {
@@ -371,7 +371,7 @@ fn a_copy_ends_when_its_key_does() {
 }
 
 #[test]
-fn all_that_is_flushed_is_gone() {
+fn flushed_keys_have_no_copies() {
     let Some(site) = Site::router_only(2, &all()) else { return };
     let mut clients: Vec<Client> = (0..8).map(|_| site.client()).collect();
     for flush in ["FLUSHALL", "FLUSHDB", "FLUSHALL SYNC"] {
@@ -388,7 +388,7 @@ fn all_that_is_flushed_is_gone() {
 }
 
 #[test]
-fn what_a_waiting_command_writes_is_seen() {
+fn writes_of_blocking_commands_are_visible() {
     let Some(site) = Site::router_only(2, &all()) else { return };
     let (mut waiter, mut pusher, mut reader) = (site.client(), site.client(), site.client());
     until_copied(&site, &mut reader, "LRANGE {q}to 0 -1");
@@ -404,7 +404,7 @@ fn what_a_waiting_command_writes_is_seen() {
 }
 
 #[test]
-fn writes_past_the_router_are_seen_a_moment_later() {
+fn writes_that_bypass_the_router_are_visible_soon() {
     let Some(site) = Site::router_only(1, &all()) else { return };
     let (mut client, mut past) = (site.client(), site.nodes()[0].client());
     for number in 0..20 {
@@ -417,7 +417,7 @@ fn writes_past_the_router_are_seen_a_moment_later() {
 }
 
 #[test]
-fn copies_are_byte_for_byte_what_a_node_answers() {
+fn copies_match_the_nodes_replies_byte_for_byte() {
     let Some(site) = Site::router_only(1, &all()) else { return };
     let mut writer = site.client();
     for line in [
@@ -515,7 +515,7 @@ fn copies_are_byte_for_byte_what_a_node_answers() {
 }
 
 #[test]
-fn databases_are_apart() {
+fn databases_have_separate_copies() {
     let Some(site) = Site::router_only(2, &all()) else { return };
     let mut clients: Vec<Client> = (0..3).map(|_| site.client()).collect();
     for (number, client) in clients.iter_mut().enumerate() {
@@ -534,7 +534,7 @@ fn databases_are_apart() {
 }
 
 #[test]
-fn many_who_want_the_same_ask_once() {
+fn concurrent_readers_share_one_request() {
     let options = SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::args(&ALL) });
     let Some(site) = Site::router_only(1, &options) else { return };
     let mut first = site.client();
@@ -558,7 +558,7 @@ fn many_who_want_the_same_ask_once() {
 }
 
 #[test]
-fn a_client_that_tracks_what_it_reads_is_told_of_changes() {
+fn a_tracking_client_is_notified_of_changes() {
     let Some(site) = Site::router_only(2, &all()) else { return };
     let (mut tracker, mut other) = (site.client(), site.client());
     other.cmd("SET k 0");
@@ -574,7 +574,7 @@ fn a_client_that_tracks_what_it_reads_is_told_of_changes() {
 }
 
 #[test]
-fn nulls_in_the_place_of_arrays_are_what_a_node_answers() {
+fn nulls_instead_of_arrays_match_the_nodes_replies() {
     let Some(site) = Site::router_only(1, &all()) else { return };
     let mut direct = site.nodes()[0].client();
     direct.cmd("XADD x 1-1 f v");
@@ -604,7 +604,7 @@ fn nulls_in_the_place_of_arrays_are_what_a_node_answers() {
 }
 
 #[test]
-fn who_waits_for_replicas_ends_no_copies_and_holds_up_none() {
+fn waiting_for_replicas_ends_no_copies_and_delays_none() {
     let options = SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::args(&ALL) });
     let Some(site) = Site::router_only(1, &options) else { return };
     let (mut client, mut waiter) = (site.client(), site.client());
@@ -625,7 +625,7 @@ fn who_waits_for_replicas_ends_no_copies_and_holds_up_none() {
 }
 
 #[test]
-fn many_copies_in_one_answer_do_not_fill_the_memory() {
+fn many_copies_in_one_reply_do_not_fill_the_memory() {
     let options = SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::args(&ALL) });
     let Some(site) = Site::router_only(1, &options) else { return };
     let mut client = site.client();
@@ -641,7 +641,7 @@ fn many_copies_in_one_answer_do_not_fill_the_memory() {
 }
 
 #[test]
-fn who_waits_for_a_copy_is_counted_once() {
+fn a_client_waiting_for_a_copy_is_counted_once() {
     let config = "[[limit]]\nprefix = \"k\"\nrequests-per-second = 20\n[hot-copies]\nadmission = \"all\"\n";
     let site = Site::with(2, &SiteOptions::config(config));
     let mut client = site.client();
@@ -659,7 +659,7 @@ fn who_waits_for_a_copy_is_counted_once() {
 
 /// The client requests more at once than it reads: other clients get turns in between.
 #[test]
-fn a_client_that_does_not_read_takes_no_turn_of_others() {
+fn a_client_that_does_not_read_takes_no_turns_of_others() {
     let Some(site) =
         Site::router_only(1, &SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::args(&ALL) }))
     else {
@@ -685,7 +685,7 @@ fn a_client_that_does_not_read_takes_no_turn_of_others() {
 /// The upload is executed only after its last byte, regardless of waiting clients. Then it ends the copies that were
 /// made in the meantime.
 #[test]
-fn a_slow_upload_holds_up_no_copies_and_ends_those_of_its_key() {
+fn a_slow_upload_delays_no_copies_and_ends_those_of_its_key() {
     let Some(site) = Site::router_only(1, &all()) else { return };
     let (mut client, mut slow) = (site.client(), site.client());
     assert_eq!(client.cmd("SET loaded before"), ok());
@@ -711,7 +711,7 @@ fn a_slow_upload_holds_up_no_copies_and_ends_those_of_its_key() {
 
 /// Clients that wait for a copy then do not wait for the node.
 #[test]
-fn a_silent_node_is_asked_for_no_more_copies() {
+fn a_silent_node_receives_no_more_reads_for_copies() {
     let args = ["--set", "hot-copies.admission=all", "--set", "nodes.command-timeout=2s"];
     let options = SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::args(&args) });
     let Some(site) = Site::router_only(1, &options) else { return };
@@ -732,7 +732,7 @@ fn a_silent_node_is_asked_for_no_more_copies() {
 }
 
 #[test]
-fn a_write_that_nobody_can_end_is_counted() {
+fn a_write_that_cannot_be_ended_is_counted() {
     let args = ["--set", "hot-copies.admission=all", "--set", "nodes.command-timeout=300ms"];
     let options = SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::args(&args) });
     let Some(site) = Site::router_only(1, &options) else { return };
@@ -764,7 +764,7 @@ fn a_write_that_nobody_can_end_is_counted() {
 
 /// PFCOUNT stores the count in the key, which changes the bytes for other readers.
 #[test]
-fn counting_a_hyperloglog_ends_the_copies_of_its_bytes() {
+fn pfcount_ends_the_copies_of_its_key() {
     let Some(site) = Site::router_only(1, &all()) else { return };
     let (mut client, mut counter) = (site.client(), site.client());
     let node = &site.nodes()[0];
@@ -780,7 +780,7 @@ fn counting_a_hyperloglog_ends_the_copies_of_its_bytes() {
 }
 
 #[test]
-fn a_swap_of_databases_past_the_router_ends_copies_in_time() {
+fn a_direct_swap_of_databases_ends_copies_in_time() {
     let Some(site) = Site::router_only(1, &all()) else { return };
     let mut client = site.client();
     assert_eq!(client.cmd("SET k before"), ok());

@@ -81,7 +81,7 @@ fn the_report_is_the_same_over_resp_http_and_the_command_line() {
 }
 
 #[test]
-fn what_is_evicted_is_asked_for_again() {
+fn evicted_keys_are_read_from_the_node_again() {
     let Some(site) = site(&ALL) else { return };
     let mut client = site.client();
     for key in ["user:1", "user:2"] {
@@ -168,7 +168,7 @@ fn the_switch_stops_every_worker_at_once() {
 }
 
 #[test]
-fn who_is_no_operator_may_look_and_change_nothing() {
+fn users_without_permission_may_view_but_not_change() {
     let Some(site) = site(&ALL[..2]) else { return };
     let mut client = site.client();
     assert_eq!(client.cmd("SWITCHYARD HOTCOPIES").field("state"), bulk("on"));
@@ -214,7 +214,7 @@ fn a_reload_takes_effect_at_once() {
 
 /// A second router may serve the node, or an earlier run of this router may have left uncertain state.
 #[test]
-fn a_node_at_which_others_may_write_unseen_gives_no_copies() {
+fn a_node_with_possible_unseen_writes_gets_no_copies() {
     if crate::support::direct() {
         return;
     }
@@ -237,7 +237,7 @@ fn a_node_at_which_others_may_write_unseen_gives_no_copies() {
 }
 
 #[test]
-fn a_node_that_does_not_tell_of_changes_is_named_with_its_reason() {
+fn a_node_without_change_reports_is_named_with_its_reason() {
     for right in ["client|tracking", "pttl"] {
         let Some(site) = site(&ALL) else { return };
         let mut client = site.client();

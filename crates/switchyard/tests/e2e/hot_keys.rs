@@ -56,7 +56,7 @@ fn every_form_of_command_is_counted() {
 }
 
 #[test]
-fn a_hot_key_is_first_with_its_node_and_names_are_not_for_everybody() {
+fn a_hot_key_is_first_and_names_need_a_permission() {
     let options = SiteOptions::router(RouterOptions::args(&["--set", "clients.default-user-rules=operator"]));
     let Some(site) = Site::router_only(2, &options) else { return };
     let mut client = site.client();
@@ -104,7 +104,7 @@ fn a_hot_key_is_first_with_its_node_and_names_are_not_for_everybody() {
 /// The reported rate is the rate of the load, although only a sample is counted: a steady load on three nodes, mostly
 /// on one key.
 #[test]
-fn the_rate_of_a_hot_key_is_that_of_the_load() {
+fn the_rate_of_a_hot_key_is_the_rate_of_the_load() {
     let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
     let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -136,7 +136,7 @@ fn the_rate_of_a_hot_key_is_that_of_the_load() {
 }
 
 #[test]
-fn users_who_are_no_operators_see_no_names() {
+fn users_without_permission_see_no_key_names() {
     let Some(site) = Site::router_only(1, &SiteOptions::default()) else { return };
     let mut client = site.client();
     let seen = until("it is seen", || {
@@ -150,7 +150,7 @@ fn users_who_are_no_operators_see_no_names() {
 /// Keys of the same name in different databases. Replies are counted whether they are forwarded whole, in pieces or in
 /// a transaction.
 #[test]
-fn databases_are_told_apart_and_answers_are_measured() {
+fn databases_are_separate_and_replies_are_measured() {
     // Replies from hot copies would take no time of the node.
     let router = RouterOptions::args(&["--set", "hot-copies.mode=off"]);
     let Some(site) = Site::router_only(1, &SiteOptions { router, ..SiteOptions::default() }) else { return };
@@ -183,7 +183,7 @@ fn databases_are_told_apart_and_answers_are_measured() {
 }
 
 #[test]
-fn the_load_of_each_node_is_shown_beside_its_keys() {
+fn the_load_of_each_node_is_shown_with_its_keys() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let mut client = site.client();
     let key = "key";

@@ -23,7 +23,7 @@ fn unconfirmed_at(router: &Router, node: SocketAddr) -> u64 {
 }
 
 #[test]
-fn a_broken_connection_stays_in_flight_until_the_node_has_killed_it() {
+fn a_broken_connection_stays_in_flight_until_the_node_kills_it() {
     let Some(site) = Site::router_only(1, &SiteOptions::config(BRISK)) else {
         return;
     };
@@ -51,7 +51,7 @@ fn a_broken_connection_stays_in_flight_until_the_node_has_killed_it() {
 }
 
 #[test]
-fn a_node_that_was_restarted_has_nothing_of_the_old_process_in_flight() {
+fn a_restarted_node_has_no_commands_of_the_old_process_in_flight() {
     let Some(mut site) = Site::router_only(1, &SiteOptions::config(BRISK)) else {
         return;
     };
@@ -114,7 +114,7 @@ impl HalfSent {
 }
 
 #[test]
-fn what_was_sent_before_an_upload_may_have_been_executed() {
+fn commands_before_an_upload_may_have_been_executed() {
     let (half, rest) = halves("k1");
     let append = [half, rest].concat();
     let part = vec![b'x'; LARGE / 2];
@@ -146,7 +146,7 @@ fn what_was_sent_before_an_upload_may_have_been_executed() {
 }
 
 #[test]
-fn what_a_client_had_sent_before_it_left_in_an_upload_is_in_flight() {
+fn commands_of_a_client_that_left_during_an_upload_are_in_flight() {
     let (half, rest) = halves("k1");
     let Some(site) = HalfSent::new("", &[half, rest].concat(), 0) else { return };
     site.client.cut();
@@ -157,7 +157,7 @@ fn what_a_client_had_sent_before_it_left_in_an_upload_is_in_flight() {
 }
 
 #[test]
-fn a_command_before_an_upload_is_late_when_its_time_is_over() {
+fn a_command_before_an_upload_times_out() {
     let (half, rest) = halves("k1");
     let Some(mut site) = HalfSent::new(BRISK, &[half, rest].concat(), 0) else { return };
     let late = site.client.reply();
@@ -173,7 +173,7 @@ fn a_command_before_an_upload_is_late_when_its_time_is_over() {
 
 /// If one node has executed its part of a command, no error claims that the command was not executed.
 #[test]
-fn a_command_to_several_nodes_of_which_one_is_down_is_not_called_unexecuted() {
+fn a_partly_executed_command_is_not_reported_as_unexecuted() {
     const CLAUSE: &str = "; other parts of the command may have been executed";
     let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let tags = site.tags();

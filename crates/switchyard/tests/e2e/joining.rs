@@ -25,7 +25,7 @@ fn epoch(router: &Router) -> i64 {
 }
 
 #[test]
-fn whatever_cannot_be_a_node_is_refused_and_nothing_changes() {
+fn an_unsuitable_server_is_refused_without_any_change() {
     let Some(site) = Site::router_only(2, &operated(false, &[])) else { return };
     let router = site.router();
     site.client().cmd("SET key value");
@@ -72,7 +72,7 @@ fn whatever_cannot_be_a_node_is_refused_and_nothing_changes() {
 
 /// The router has not noticed yet that the node is another process.
 #[test]
-fn a_node_that_was_just_restarted_does_not_join_under_another_name() {
+fn a_restarted_node_does_not_join_under_another_name() {
     let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let relay = Relay::start(site.nodes()[0].address());
     let name = site.nodes()[0].address().to_string();
@@ -86,7 +86,7 @@ fn a_node_that_was_just_restarted_does_not_join_under_another_name() {
 }
 
 #[test]
-fn a_node_that_refuses_what_moves_need_does_not_join_for_its_share() {
+fn a_node_that_refuses_commands_of_moves_gets_no_share() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let renamed =
         Node::start(&NodeOptions { config: "rename-command RESTORE \"\"\n".into(), ..NodeOptions::default() });
@@ -217,7 +217,7 @@ fn a_node_without_slots_never_fails_a_command_to_all_nodes() {
 }
 
 #[test]
-fn wait_asks_where_the_keys_are_now() {
+fn wait_queries_the_nodes_that_have_the_keys_now() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let tags = site.tags();
     let mut client = site.client();
@@ -320,7 +320,7 @@ fn events_of_writes(router: &Router, tag: &str) -> usize {
 }
 
 #[test]
-fn a_joining_node_gets_the_settings_that_may_be_set() {
+fn a_joining_node_gets_the_allowed_settings() {
     let options = operated(false, &["--set", "nodes.config-set=notify-keyspace-events,maxmemory*"]);
     let Some(site) = Site::router_only(2, &options) else { return };
     let router = site.router();
@@ -352,7 +352,7 @@ fn a_joining_node_gets_the_settings_that_may_be_set() {
 }
 
 #[test]
-fn a_joining_node_that_differs_is_named() {
+fn a_joining_node_with_different_settings_is_named() {
     let Some(site) = Site::router_only(2, &operated(false, &[])) else { return };
     let router = site.router();
     for node in site.nodes() {
@@ -393,7 +393,7 @@ fn nodes_of_a_reload_get_the_settings_of_the_others() {
 /// Regression: a refused reload with a wrong file forgot which nodes had joined since. Afterwards the correct file was
 /// refused.
 #[test]
-fn a_reload_that_is_refused_changes_nothing() {
+fn a_refused_reload_changes_nothing() {
     if direct() {
         return;
     }

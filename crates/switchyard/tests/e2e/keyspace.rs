@@ -41,7 +41,7 @@ fn scan(client: &mut Client, options: &str) -> BTreeMap<String, usize> {
 }
 
 #[test]
-fn scan_gives_every_key_exactly_once() {
+fn scan_returns_every_key_exactly_once() {
     const KEYS: usize = 10_000;
     let site = Site::new(3);
     let mut client = site.client();
@@ -88,7 +88,7 @@ fn scan_gives_every_key_exactly_once() {
 }
 
 #[test]
-fn scan_sees_keys_that_stay_while_others_come_and_go() {
+fn scan_returns_keys_that_exist_throughout() {
     let site = Site::new(3);
     let mut client = site.client();
     fill(&mut client, 3000);
@@ -116,7 +116,7 @@ fn scan_sees_keys_that_stay_while_others_come_and_go() {
 }
 
 #[test]
-fn scan_errors_are_those_of_redis() {
+fn scan_errors_match_redis() {
     let site = Site::new(2);
     let mut client = site.client();
     let plain = crate::support::Node::start(&crate::support::NodeOptions::default());
@@ -196,7 +196,7 @@ fn keys_dbsize_randomkey_and_flushes_reach_every_node() {
 }
 
 #[test]
-fn databases_are_apart_for_clients_that_interleave() {
+fn databases_are_separate_for_interleaving_clients() {
     let site = Site::new(3);
     // Clients of several databases share the router's connections, but must not see each other's keys.
     let mut clients: Vec<Client> = (0..8).map(|_| site.client()).collect();
@@ -289,7 +289,7 @@ fn swapdb_is_refused_or_swaps_everywhere() {
 /// The router opens connections on demand, with queued commands. Each queued command uses its own database, whichever
 /// comes first.
 #[test]
-fn the_database_holds_on_connections_that_are_made_for_a_command() {
+fn the_database_is_kept_on_connections_opened_for_a_command() {
     for default in [0, 5] {
         for protocol in [2, 3] {
             let config = format!("[clients]\ndatabase = {default}\n");
@@ -335,7 +335,7 @@ fn the_database_holds_on_connections_that_are_made_for_a_command() {
 }
 
 #[test]
-fn a_random_key_is_any_of_all_keys() {
+fn a_random_key_is_drawn_from_all_keys() {
     let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
     let mut client = site.client();
     let tags = site.tags();

@@ -103,7 +103,7 @@ fn five_hundred_and_twelve_megabytes_pass_in_bounded_memory() {
 }
 
 #[test]
-fn values_around_the_limits_of_buffers_come_back_whole() {
+fn values_near_buffer_limits_are_unchanged() {
     let site = Site::new(2);
     for hello in ["HELLO 2", "HELLO 3"] {
         let mut client = site.client();
@@ -169,7 +169,7 @@ fn large_values_in_all_positions() {
 }
 
 #[test]
-fn an_argument_over_the_limit_is_refused_as_redis_refuses_it() {
+fn a_too_large_argument_is_refused_like_in_redis() {
     let options = SiteOptions {
         node: crate::support::NodeOptions {
             args: vec!["--proto-max-bulk-len".into(), "2mb".into()],
@@ -216,7 +216,7 @@ fn others_go_on(site: &Site, disturb: impl FnOnce(&AtomicBool) + Send) {
 }
 
 #[test]
-fn a_slow_upload_stalls_nobody() {
+fn a_slow_upload_delays_no_other_client() {
     // One worker and one node: all clients share everything.
     let site = Site::with(1, &SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::default() }));
     for len in [20_000, 300_000, 40 * MIB] {
@@ -241,7 +241,7 @@ fn a_slow_upload_stalls_nobody() {
 }
 
 #[test]
-fn a_slow_reader_stalls_nobody() {
+fn a_slow_reader_delays_no_other_client() {
     let site = Site::with(
         1,
         &SiteOptions::router(RouterOptions {
@@ -280,7 +280,7 @@ fn a_slow_reader_stalls_nobody() {
 }
 
 #[test]
-fn many_large_values_at_once() {
+fn many_large_values_are_handled_at_once() {
     let site = Site::new(2);
     std::thread::scope(|scope| {
         for i in 0..24usize {
@@ -299,7 +299,7 @@ fn many_large_values_at_once() {
 
 /// A client that disconnects during a large transfer, in either direction, leaves nothing behind.
 #[test]
-fn large_transfers_that_are_cut_hurt_nobody() {
+fn interrupted_large_transfers_affect_no_other_client() {
     let site = Site::new(1);
     let mut client = site.client();
     let value: Vec<u8> = (0..8 * MIB).map(pattern).collect();
@@ -325,7 +325,7 @@ fn large_transfers_that_are_cut_hurt_nobody() {
 
 /// The node waits for the rest of the request, so there will be no reply.
 #[test]
-fn a_client_that_is_killed_in_the_middle_of_a_large_request_is_closed() {
+fn a_client_killed_during_a_large_request_is_closed() {
     let site = Site::new(2);
     let (mut victim, mut killer) = (site.client(), site.client());
     victim.write(format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${}\r\n", 2 * MIB).as_bytes());
@@ -347,7 +347,7 @@ fn a_client_that_is_killed_in_the_middle_of_a_large_request_is_closed() {
 /// The node has half a request, and replies nothing. Still the client receives the error at once, after its pending
 /// replies.
 #[test]
-fn a_large_request_that_breaks_the_protocol_is_answered_at_once() {
+fn a_large_request_with_a_protocol_error_is_answered_at_once() {
     let site = Site::new(2);
     let mut client = site.client();
     let value: Vec<u8> = (0..2 * MIB).map(pattern).collect();

@@ -14,7 +14,7 @@ fn with_config(config: &str) -> SiteOptions {
 }
 
 #[test]
-fn sigterm_finishes_what_is_in_flight_and_exits_with_0() {
+fn sigterm_finishes_commands_in_flight_and_exits_with_0() {
     for signal in [Signal::TERM, Signal::INT] {
         // Timeouts that are long enough on any busy machine.
         let Some(mut site) =
@@ -47,7 +47,7 @@ fn sigterm_finishes_what_is_in_flight_and_exits_with_0() {
 }
 
 #[test]
-fn a_drain_ends_within_its_bound() {
+fn a_drain_ends_within_its_timeout() {
     let Some(mut site) = Site::router_only(1, &with_config("shutdown-timeout = \"1s\"\n")) else {
         return;
     };
@@ -95,7 +95,7 @@ fn a_second_router_on_the_same_port_or_state_is_refused() {
 }
 
 #[test]
-fn sighup_applies_what_can_be_applied_and_names_what_cannot() {
+fn sighup_applies_some_settings_and_names_the_others() {
     let Some(site) = Site::router_only(2, &with_config("[clients]\nmax-clients = 3\n")) else {
         return;
     };
@@ -138,7 +138,7 @@ fn sighup_applies_what_can_be_applied_and_names_what_cannot() {
 }
 
 #[test]
-fn a_reload_under_load_costs_no_command() {
+fn a_reload_under_load_fails_no_command() {
     let Some(site) = Site::router_only(2, &with_config("[nodes]\ncommand-timeout = \"5s\"\n")) else {
         return;
     };
@@ -175,7 +175,7 @@ fn a_reload_under_load_costs_no_command() {
 
 /// The map is stored, and does not depend on the order of nodes.
 #[test]
-fn keys_are_found_again_after_a_restart_with_nodes_in_any_order() {
+fn keys_are_found_after_a_restart_with_nodes_in_any_order() {
     let Some(mut site) = Site::router_only(3, &SiteOptions::default()) else {
         return;
     };

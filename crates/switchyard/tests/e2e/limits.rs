@@ -67,7 +67,7 @@ fn is_let_in(stream: &mut TcpStream) -> bool {
 }
 
 #[test]
-fn users_have_their_share() {
+fn users_have_limits() {
     let dir = TempDir::new().expect("a directory");
     let users = dir.path().join("users");
     let write = |rate: u32| {
@@ -145,7 +145,7 @@ fn users_have_their_share() {
 }
 
 #[test]
-fn listeners_have_theirs() {
+fn listeners_have_limits() {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free()));
     let slow = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free()));
     let config = format!(
@@ -183,7 +183,7 @@ fn listeners_have_theirs() {
 }
 
 #[test]
-fn prefixes_and_keys_have_theirs() {
+fn prefixes_and_keys_have_limits() {
     let config = "[[limit]]\nprefix = \"tenant-a:\"\nrequests-per-second = 100\n[[limit]]\nprefix = \"hot:\"\nkey-requests-per-second = 20\n";
     let Some(site) = Site::router_only(2, &options(config.to_owned())) else { return };
     let mut client = site.client();

@@ -58,7 +58,7 @@ fn large_values_among_small_ones_neither_hang_nor_mix() {
 
 /// Without io_uring, which a kernel may lack or a container may forbid, sends are separate system calls.
 #[test]
-fn the_same_load_sent_one_by_one() {
+fn the_same_load_passes_without_io_uring() {
     let Some(site) = Site::router_only(2, &SiteOptions::config("batched-sends = false")) else { return };
     assert_eq!(
         site.client().cmd("INFO switchyard").text().lines().find(|l| l.starts_with("batched_sends")),
@@ -85,7 +85,7 @@ fn drive_large_among_small(site: &Site) {
 
 /// A GET with an unexpectedly large reply is sent again on a separate connection. Later commands must not wait forever.
 #[test]
-fn a_large_reply_with_a_large_request_behind_it() {
+fn a_large_reply_is_followed_by_a_large_request() {
     let site = Site::new(1);
     let large = vec![b'x'; 2_000_000];
     // All at once: each waits for a separate connection, which must be opened.
@@ -125,7 +125,7 @@ fn a_large_reply_with_a_large_request_behind_it() {
 /// Large replies of several nodes in one pipeline, to a client that begins to read late: each is paused, and must be
 /// resumed.
 #[test]
-fn large_replies_of_several_nodes_to_a_slow_reader() {
+fn large_replies_of_several_nodes_reach_a_slow_reader() {
     let site = Site::new(3);
     let keys: Vec<String> = (0..8).map(|i| format!("big{i}")).collect();
     let value = |i: usize| vec![b'a' + i as u8; 4_000_000];
@@ -148,7 +148,7 @@ fn large_replies_of_several_nodes_to_a_slow_reader() {
 
 /// A hanging node causes errors, but never a wrong value: it may execute received commands when it resumes.
 #[test]
-fn a_node_that_hangs_costs_errors_and_no_wrong_reply() {
+fn a_hanging_node_causes_errors_but_no_wrong_reply() {
     let Some(site) = Site::router_only(
         2,
         &SiteOptions::config("[nodes]\ncommand-timeout = \"300ms\"\nconnect-timeout = \"300ms\"\n"),
@@ -211,7 +211,7 @@ fn rolling_restart(node: &[&str], config: &str) -> Option<(Summary, Vec<String>)
 /// Nodes sync acknowledged writes to disk (appendfsync always), so no reply may ever be wrong: errors during the
 /// restart, and correct values afterwards.
 #[test]
-fn a_rolling_restart_costs_errors_and_no_wrong_reply() {
+fn a_rolling_restart_causes_errors_but_no_wrong_reply() {
     let Some((summary, nodes)) = rolling_restart(&["--appendonly", "yes", "--appendfsync", "always"], "") else {
         return;
     };
@@ -228,7 +228,7 @@ fn a_rolling_restart_costs_errors_and_no_wrong_reply() {
 
 /// Uses nodes that lose their keys: shows that the test above would detect it.
 #[test]
-fn a_rolling_restart_that_loses_keys_is_found_out() {
+fn a_rolling_restart_that_loses_keys_is_detected() {
     let Some((summary, _)) = rolling_restart(&[], "[nodes]\non-data-loss = \"serve\"\n") else { return };
     assert!(summary.total.wrong > 0, "{:?}", summary.total);
 }

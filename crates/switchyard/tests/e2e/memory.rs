@@ -54,7 +54,7 @@ fn a_pipeline_of_300_megabytes_of_replies_is_served_before_any_is_read() {
 
 /// A reply on a separate connection waits for its client. A client that continues to write must not block itself.
 #[test]
-fn a_large_reply_does_not_wait_for_a_client_that_writes_first() {
+fn a_large_reply_does_not_block_a_client_that_writes_first() {
     let site = Site::new(1);
     let mut client = site.client();
     let large = vec![b'l'; 20 * MIB];
@@ -74,7 +74,7 @@ fn a_large_reply_does_not_wait_for_a_client_that_writes_first() {
 }
 
 #[test]
-fn the_biggest_clients_go_first_and_memory_stays_within_the_budget() {
+fn the_largest_clients_are_closed_first_and_memory_stays_in_budget() {
     let config = "memory-max = \"128mb\"\n[nodes]\ncommand-timeout = \"20s\"\n";
     let Some(site) = Site::router_only(2, &options(config)) else {
         return;
@@ -159,7 +159,7 @@ fn head(len: usize) -> Vec<u8> {
 /// Such requests count. A collected request takes little more than its size, so both together exceed the budget, but
 /// one alone does not, whatever the sizes of its pieces.
 #[test]
-fn requests_that_are_collected_count_and_who_is_not_to_be_cut_goes_last() {
+fn collected_requests_count_and_protected_clients_are_closed_last() {
     let Some(site) = Site::router_only(2, &options("memory-max = \"112mb\"\n")) else {
         return;
     };
@@ -181,7 +181,7 @@ fn requests_that_are_collected_count_and_who_is_not_to_be_cut_goes_last() {
 /// Covers another client on a different worker, which has not published its usage: below a threshold, workers publish
 /// nothing.
 #[test]
-fn who_is_not_to_be_cut_goes_last_whichever_worker_serves_it() {
+fn protected_clients_are_closed_last_on_any_worker() {
     let Some(site) = Site::router_only(2, &options("memory-max = \"64mb\"\n")) else {
         return;
     };
@@ -207,7 +207,7 @@ fn who_is_not_to_be_cut_goes_last_whichever_worker_serves_it() {
 
 /// Otherwise unknown clients could cause applications, which use more memory, to be closed.
 #[test]
-fn who_has_not_logged_in_goes_before_all_others() {
+fn unauthenticated_clients_are_closed_before_all_others() {
     let config = "memory-max = \"64mb\"\n[clients]\npassword = \"secret\"\n".to_owned();
     let router = RouterOptions { config, password: Some("secret".to_owned()), ..RouterOptions::default() };
     let Some(site) = Site::router_only(1, &SiteOptions::router(router)) else {

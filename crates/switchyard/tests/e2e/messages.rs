@@ -12,7 +12,7 @@ fn lines(site: &Site, words: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn what_is_asked_of_moves_and_their_end_is_one_line_each_in_words() {
+fn requests_for_moves_and_their_ends_are_one_log_line_each() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let names = names(&site);
     let mut client = site.client();
@@ -48,7 +48,7 @@ fn what_is_asked_of_moves_and_their_end_is_one_line_each_in_words() {
 }
 
 #[test]
-fn a_node_that_was_removed_is_not_told_about_any_more() {
+fn a_removed_node_is_no_longer_logged() {
     let options = SiteOptions::config("[nodes]\nreconnect-backoff-max = \"100ms\"\n");
     let Some(site) = Site::router_only(2, &options) else { return };
     let names = names(&site);

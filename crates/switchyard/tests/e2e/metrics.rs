@@ -49,7 +49,7 @@ fn sum(samples: &BTreeMap<String, f64>, name: &str, label: &str) -> f64 {
 }
 
 #[test]
-fn metrics_count_what_happens_and_never_name_keys() {
+fn metrics_count_events_and_never_name_keys() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else {
         return;
     };
@@ -106,7 +106,7 @@ fn families(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_docs_name_every_metric_and_no_other() {
+fn the_docs_list_exactly_the_existing_metrics() {
     let Some(site) = Site::router_only(1, &SiteOptions::default()) else {
         return;
     };
@@ -144,7 +144,7 @@ fn error_counts(client: &mut Client, section: &str) -> BTreeMap<String, f64> {
 }
 
 #[test]
-fn every_error_that_a_client_got_is_counted_by_its_code_and_no_other() {
+fn every_error_reply_is_counted_by_its_code() {
     let Some(mut site) = Site::router_only(2, &SiteOptions::config("[nodes]\nlarge-value = \"256kb\"\n")) else {
         return;
     };
@@ -263,7 +263,7 @@ fn both_formats_have_the_same_series_and_promtool_accepts_classic() {
 }
 
 #[test]
-fn the_client_library_of_prometheus_reads_the_page_and_counters_never_fall() {
+fn prometheus_client_library_parses_the_page_and_counters_only_grow() {
     if !wanted(&[("python3", "python3 python3-venv")]) {
         return;
     }
@@ -299,7 +299,7 @@ fn the_client_library_of_prometheus_reads_the_page_and_counters_never_fall() {
 }
 
 #[test]
-fn a_protocol_error_and_a_refused_client_are_counted() {
+fn protocol_errors_and_refused_clients_are_counted() {
     let Some(site) = Site::router_only(1, &SiteOptions::config("[clients]\nmax-clients = 5\n")) else {
         return;
     };
@@ -318,7 +318,7 @@ fn a_protocol_error_and_a_refused_client_are_counted() {
 }
 
 #[test]
-fn health_and_readiness_tell_whether_nodes_are_there() {
+fn health_and_readiness_depend_on_nodes() {
     let options = SiteOptions {
         router: RouterOptions::config(
             "[nodes]\nconnect-timeout = \"500ms\"\ncommand-timeout = \"500ms\"\nreconnect-backoff-max = \"200ms\"\n",
@@ -362,7 +362,7 @@ fn health_and_readiness_tell_whether_nodes_are_there() {
 }
 
 #[test]
-fn counters_of_a_node_go_on_when_it_joins_again() {
+fn counters_of_a_node_continue_when_it_rejoins() {
     let Some(site) = Site::router_only(1, &SiteOptions::default()) else { return };
     let third = Node::start(&NodeOptions::default());
     let name = third.address().to_string();

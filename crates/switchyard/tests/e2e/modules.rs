@@ -33,7 +33,7 @@ fn site_with_module(nodes: usize) -> Option<(Site, TempDir)> {
 }
 
 #[test]
-fn commands_of_a_module_go_by_the_nodes_own_key_specifications() {
+fn module_commands_use_the_nodes_key_specifications() {
     let Some((site, _dir)) = site_with_module(3) else {
         return;
     };
@@ -76,7 +76,7 @@ fn commands_of_a_module_go_by_the_nodes_own_key_specifications() {
 }
 
 #[test]
-fn a_module_loaded_later_is_learnt() {
+fn a_module_loaded_later_is_detected() {
     let Some((site, dir)) = site_with_module(1) else {
         return;
     };
@@ -105,7 +105,7 @@ fn a_module_loaded_later_is_learnt() {
 /// `rename-command` gives a command another name, which the nodes do not list. So the router cannot know its keys: it
 /// must reply with a server's error for unknown commands, rather than guess a node.
 #[test]
-fn renamed_commands_are_unknown_and_removed_ones_are_the_nodes_error() {
+fn renamed_commands_are_unknown_and_removed_ones_get_the_nodes_error() {
     let config = "rename-command HSET secret.hset\nrename-command LPUSH \"\"\nrename-command FLUSHALL \"\"\n";
     let options =
         SiteOptions { node: NodeOptions { config: config.into(), ..NodeOptions::default() }, ..SiteOptions::default() };
@@ -125,7 +125,7 @@ fn renamed_commands_are_unknown_and_removed_ones_are_the_nodes_error() {
 
 /// Operators rename dangerous commands. The router must still serve data.
 #[test]
-fn a_router_lives_with_nodes_that_hide_their_administration() {
+fn a_router_works_with_nodes_that_hide_admin_commands() {
     let config = "rename-command CONFIG \"\"\nrename-command DEBUG \"\"\nrename-command KEYS \"\"\nrename-command SCRIPT \"\"\n\
                   rename-command MODULE \"\"\nrename-command SLOWLOG \"\"\nrename-command SHUTDOWN \"\"\n";
     let options = SiteOptions {

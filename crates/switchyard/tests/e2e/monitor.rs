@@ -19,7 +19,7 @@ fn line(client: &mut Client) -> (String, f64) {
 }
 
 #[test]
-fn a_monitor_sees_what_one_server_would_show() {
+fn monitor_output_matches_a_single_server() {
     let site = Site::new(3);
     let plain = Node::start(&NodeOptions::default());
     let (mut routed, mut reference) = (site.client(), plain.client());
@@ -130,7 +130,7 @@ fn a_monitor_sees_the_clients_of_all_workers() {
 }
 
 #[test]
-fn a_slow_monitor_is_cut_and_a_gone_one_forgotten() {
+fn a_slow_monitor_is_closed_and_a_disconnected_one_forgotten() {
     let Some(site) = Site::router_only(1, &SiteOptions::config("[clients]\npush-limit = \"64kb\"\n")) else { return };
     let mut slow = site.client();
     assert_eq!(slow.cmd("MONITOR"), ok());
@@ -224,7 +224,7 @@ fn a_pause_holds_all_workers() {
 /// A large request is forwarded before it is complete: its end waits for the end of the pause, and the pause does not
 /// wait for it.
 #[test]
-fn a_pause_holds_back_the_end_of_a_large_request() {
+fn a_pause_holds_the_end_of_a_large_request() {
     let site = Site::new(2);
     let (mut operator, mut client) = (site.client(), site.client());
     let request = encode(&[&b"SET"[..], b"k", &vec![b'x'; 2 << 20]]);
@@ -241,7 +241,7 @@ fn a_pause_holds_back_the_end_of_a_large_request() {
 }
 
 #[test]
-fn a_pause_of_all_can_be_ended_by_hand() {
+fn unpause_ends_a_pause_of_all_commands() {
     // A single server would hold UNPAUSE as well.
     let Some(site) = Site::router_only(1, &SiteOptions::default()) else { return };
     let mut operator = site.client();
@@ -257,7 +257,7 @@ fn a_pause_of_all_can_be_ended_by_hand() {
 }
 
 #[test]
-fn nothing_changes_after_a_pause_is_answered() {
+fn nothing_changes_after_the_reply_to_a_pause() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let mut operator = site.client();
     let mut clients = many(&site);
@@ -288,7 +288,7 @@ fn nothing_changes_after_a_pause_is_answered() {
 }
 
 #[test]
-fn pause_has_the_errors_of_one_server() {
+fn pause_errors_match_a_single_server() {
     let site = Site::new(1);
     let plain = Node::start(&NodeOptions::default());
     let (mut routed, mut reference) = (site.client(), plain.client());

@@ -70,7 +70,7 @@ pub(crate) fn owns(router: &Router, node: SocketAddr) -> Option<i64> {
 }
 
 #[test]
-fn a_protocol_that_may_lose_keys_is_refused_unless_that_is_allowed() {
+fn a_protocol_that_may_lose_keys_needs_a_flag() {
     let Some(site) = Site::router_only(
         2,
         &SiteOptions::router(RouterOptions::args(&[
@@ -107,7 +107,7 @@ fn a_protocol_that_may_lose_keys_is_refused_unless_that_is_allowed() {
 }
 
 #[test]
-fn a_protocol_as_published_is_refused_unless_that_is_allowed_and_moves_what_is_there() {
+fn a_published_protocol_needs_a_flag_and_moves_existing_keys() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let names = names(&site);
     let (source, target) = (&names[0], &names[1]);
@@ -176,7 +176,7 @@ fn a_protocol_as_published_is_refused_unless_that_is_allowed_and_moves_what_is_t
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_what_to_do() {
+fn invalid_requests_are_refused_with_a_remedy() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let names = names(&site);
     let (a, b) = (&names[0], &names[1]);
@@ -206,7 +206,7 @@ fn what_makes_no_sense_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn durability_that_a_node_cannot_give_is_refused() {
+fn durability_that_a_node_lacks_is_refused() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let names = names(&site);
     let (a, b) = (&names[0], &names[1]);
@@ -217,7 +217,7 @@ fn durability_that_a_node_cannot_give_is_refused() {
 }
 
 #[test]
-fn clients_that_go_past_the_router_are_told() {
+fn clients_that_bypass_the_router_are_reported() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let names = names(&site);
     let mut direct = site.nodes()[0].client();
@@ -264,7 +264,7 @@ fn owns_first(site: &Site, node: SocketAddr) -> bool {
 }
 
 #[test]
-fn nodes_that_join_and_go_survive_a_restart() {
+fn joined_and_removed_nodes_survive_a_restart() {
     let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let third = Node::start(&NodeOptions::default());
     let listed: Vec<SocketAddr> = site.nodes().iter().map(Node::address).collect();
@@ -301,7 +301,7 @@ fn nodes_that_join_and_go_survive_a_restart() {
 }
 
 #[test]
-fn over_resp_the_words_are_the_same() {
+fn commands_over_resp_match_the_command_line() {
     let users = "user default on nopass ~* &* +@all operator\nuser app on nopass ~* &* +@all -@admin\nuser all on nopass ~* &* +@all\n";
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("users");
@@ -388,7 +388,7 @@ fn over_resp_the_words_are_the_same() {
 }
 
 #[test]
-fn a_lost_state_directory_is_made_anew_from_the_keys() {
+fn a_lost_state_directory_is_rebuilt_from_the_keys() {
     let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let mut client = site.client();
     for i in 0..500 {
@@ -449,7 +449,7 @@ fn a_lost_state_directory_is_made_anew_from_the_keys() {
 }
 
 #[test]
-fn a_damaged_journal_stops_the_start() {
+fn a_damaged_journal_prevents_the_start() {
     let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let journal = site.router().state_dir().join("moves.journal");
     until("the journal is there", || journal.exists());

@@ -105,7 +105,7 @@ fn is_down(client: &mut Client, key: &str) -> bool {
 }
 
 #[test]
-fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
+fn a_move_ends_without_its_lost_target() {
     let Some(mut scene) = Scene::start() else { return };
     let admin = scene.site.router().admin();
     scene.begin(SLOWLY);
@@ -191,7 +191,7 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
 
 /// No client uses or sees these copies.
 #[test]
-fn copies_that_a_target_has_kept_while_it_was_down_are_removed() {
+fn copies_on_a_returning_target_are_removed() {
     let Some(mut scene) = Scene::start() else { return };
     scene.begin(&format!("--protocol source {SLOWLY}"));
     scene.site.node_mut(1).kill();
@@ -213,7 +213,7 @@ fn copies_that_a_target_has_kept_while_it_was_down_are_removed() {
 
 /// A node that serves clients, but refuses a command of the move.
 #[test]
-fn a_move_that_cannot_use_a_node_that_answers_says_why_and_ends_with_it_or_without() {
+fn a_move_blocked_by_a_live_node_reports_why_and_ends() {
     for granted in [true, false] {
         let Some(scene) = Scene::start() else { return };
         let mut boss = scene.site.nodes()[1].client();
@@ -261,7 +261,7 @@ fn a_move_that_cannot_use_a_node_that_answers_says_why_and_ends_with_it_or_witho
 /// Both nodes serve clients, but refuse a command of the move: neither is abandoned, because the other could not
 /// replace it.
 #[test]
-fn where_neither_node_can_be_used_nothing_is_given_up() {
+fn nothing_is_abandoned_if_neither_node_can_be_used() {
     let Some(scene) = Scene::start() else { return };
     let mut bosses: Vec<Client> = scene.site.nodes().iter().map(Node::client).collect();
     for boss in &mut bosses {
@@ -296,7 +296,7 @@ fn where_neither_node_can_be_used_nothing_is_given_up() {
 }
 
 #[test]
-fn a_move_whose_source_is_lost_for_good_is_ended_without_it() {
+fn a_move_ends_without_its_lost_source() {
     for restarts in [false, true] {
         let Some(mut scene) = Scene::start() else { return };
         scene.begin(SLOWLY);
@@ -331,7 +331,7 @@ fn a_move_whose_source_is_lost_for_good_is_ended_without_it() {
 }
 
 #[test]
-fn an_aborted_move_ends_at_once_however_slow_it_was_to_be() {
+fn an_aborted_slow_move_ends_at_once() {
     let Some(scene) = Scene::start() else { return };
     scene.begin(SLOWLY);
     // At this rate the rollback would take hours.
@@ -346,7 +346,7 @@ fn an_aborted_move_ends_at_once_however_slow_it_was_to_be() {
 }
 
 #[test]
-fn a_drain_that_is_taken_back_says_that_its_move_goes_on() {
+fn undraining_a_node_reports_that_its_move_continues() {
     let Some(scene) = Scene::start() else { return };
     done(scene.site.router(), &format!("nodes drain {} {SLOWLY}", scene.name(0)));
     let said = done(scene.site.router(), &format!("nodes undrain {}", scene.name(0)));
@@ -360,7 +360,7 @@ fn a_drain_that_is_taken_back_says_that_its_move_goes_on() {
 }
 
 #[test]
-fn a_router_that_is_told_to_stop_ends_a_slow_leg_and_its_numbers_survive() {
+fn a_stopping_router_ends_a_slow_leg_and_counts_survive() {
     let Some(mut scene) = Scene::start() else { return };
     let [first, second] = [0, 1].map(|node| scene.name(node));
     let bytes: Vec<u8> = (0..KEYS).flat_map(|n| encode(&["SET", &format!("spread:{n}"), &value(n)])).collect();
@@ -400,7 +400,7 @@ fn a_router_that_is_told_to_stop_ends_a_slow_leg_and_its_numbers_survive() {
 }
 
 #[test]
-fn drained_nodes_get_nothing_back_until_told() {
+fn drained_nodes_get_no_slots_until_undrained() {
     let Some(mut site) = Site::router_only(3, &SiteOptions::default()) else { return };
     let names: Vec<String> = site.nodes().iter().map(|node| node.address().to_string()).collect();
     let slots = |site: &Site, node: usize| {
@@ -460,7 +460,7 @@ impl Admin {
 }
 
 #[test]
-fn a_move_that_cannot_begin_is_seen_by_who_looks() {
+fn a_move_that_cannot_begin_is_visible() {
     let Some(scene) = Scene::start() else { return };
     let router = scene.site.router();
     scene.begin(SLOWLY);

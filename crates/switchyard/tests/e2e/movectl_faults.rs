@@ -286,25 +286,25 @@ faults! {
     the_source_is_killed: (Slots, true) |scene| scene.kill(scene.source);
     the_target_is_killed: (Slots, true) |scene| scene.kill(scene.target);
     the_router_is_killed: (Slots, false) Scene::kill_the_router;
-    the_source_stands_still: (Slots, false) |scene| scene.freeze(scene.source);
-    the_target_stands_still: (Slots, false) |scene| scene.freeze(scene.target);
-    connections_to_the_source_break_and_cannot_be_made: (Slots, false) |scene| scene.cut_off(scene.source);
-    connections_to_the_target_break_and_cannot_be_made: (Slots, false) |scene| scene.cut_off(scene.target);
-    what_is_sent_to_the_source_arrives_late: (Slots, false) |scene| scene.delay_what_is_sent(scene.source);
-    what_is_sent_to_the_target_arrives_late: (Slots, false) |scene| scene.delay_what_is_sent(scene.target);
-    what_is_sent_to_the_source_is_lost: (Slots, false) |scene| scene.lose_what_is_sent(scene.source);
-    what_is_sent_to_the_target_is_lost: (Slots, false) |scene| scene.lose_what_is_sent(scene.target);
-    what_the_source_answers_does_not_arrive: (Slots, false) |scene| scene.delay_what_is_answered(scene.source);
-    what_the_target_answers_does_not_arrive: (Slots, false) |scene| scene.delay_what_is_answered(scene.target);
+    the_source_is_frozen: (Slots, false) |scene| scene.freeze(scene.source);
+    the_target_is_frozen: (Slots, false) |scene| scene.freeze(scene.target);
+    the_source_is_unreachable: (Slots, false) |scene| scene.cut_off(scene.source);
+    the_target_is_unreachable: (Slots, false) |scene| scene.cut_off(scene.target);
+    requests_to_the_source_arrive_late: (Slots, false) |scene| scene.delay_what_is_sent(scene.source);
+    requests_to_the_target_arrive_late: (Slots, false) |scene| scene.delay_what_is_sent(scene.target);
+    requests_to_the_source_are_lost: (Slots, false) |scene| scene.lose_what_is_sent(scene.source);
+    requests_to_the_target_are_lost: (Slots, false) |scene| scene.lose_what_is_sent(scene.target);
+    replies_of_the_source_do_not_arrive: (Slots, false) |scene| scene.delay_what_is_answered(scene.source);
+    replies_of_the_target_do_not_arrive: (Slots, false) |scene| scene.delay_what_is_answered(scene.target);
 }
 
 #[test]
-fn without_a_fault_nobody_gets_an_error() {
+fn without_a_fault_no_client_gets_an_error() {
     no_error(during_a_move(Moved::Slots, false, |_| {}));
 }
 
 #[test]
-fn the_router_stands_still() {
+fn the_router_is_frozen() {
     during_a_move(Moved::Slots, false, |scene| {
         scene.router.process().signal(Signal::STOP);
         // Longer than any timeout of the router.
@@ -364,7 +364,7 @@ fn the_router_is_killed_while_its_disk_is_full() {
 
 /// The keys stored at the target are recorded, but still at the source.
 #[test]
-fn the_router_is_killed_before_the_source_has_removed_what_is_on_record() {
+fn the_router_is_killed_before_the_source_has_removed_keys() {
     during_a_move(Moved::Slots, false, |scene| {
         let free = scene.fill_the_disk();
         scene.until_it_is_felt();
@@ -389,14 +389,14 @@ mod of_keys {
         the_source_is_killed: (Keys, true) |scene| scene.kill(scene.source);
         the_target_is_killed: (Keys, true) |scene| scene.kill(scene.target);
         the_router_is_killed: (Keys, false) Scene::kill_the_router;
-        the_source_stands_still: (Keys, false) |scene| scene.freeze(scene.source);
-        the_target_stands_still: (Keys, false) |scene| scene.freeze(scene.target);
-        what_the_source_answers_does_not_arrive: (Keys, false) |scene| scene.delay_what_is_answered(scene.source);
-        what_the_target_answers_does_not_arrive: (Keys, false) |scene| scene.delay_what_is_answered(scene.target);
+        the_source_is_frozen: (Keys, false) |scene| scene.freeze(scene.source);
+        the_target_is_frozen: (Keys, false) |scene| scene.freeze(scene.target);
+        replies_of_the_source_do_not_arrive: (Keys, false) |scene| scene.delay_what_is_answered(scene.source);
+        replies_of_the_target_do_not_arrive: (Keys, false) |scene| scene.delay_what_is_answered(scene.target);
     }
 
     #[test]
-    fn without_a_fault_nobody_gets_an_error() {
+    fn without_a_fault_no_client_gets_an_error() {
         no_error(during_a_move(Moved::Keys, false, |_| {}));
     }
 

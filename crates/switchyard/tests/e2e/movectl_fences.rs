@@ -51,7 +51,7 @@ impl Scene {
 }
 
 #[test]
-fn what_an_aborted_move_has_sent_is_not_executed_in_the_next_one() {
+fn requests_of_an_aborted_move_are_not_executed_in_the_next() {
     let Some(scene) = Scene::start() else { return };
     let (key, target) = (&scene.key, &scene.relays[1]);
     assert_eq!(scene.nodes[1].cmd(&format!("SET {key} leftover")), ok());
@@ -75,7 +75,7 @@ fn what_an_aborted_move_has_sent_is_not_executed_in_the_next_one() {
 }
 
 #[test]
-fn what_a_router_that_was_killed_has_sent_is_not_executed_once_the_next_one_serves() {
+fn requests_of_a_killed_router_are_not_executed_after_its_restart() {
     let Some(mut scene) = Scene::start() else { return };
     let key = scene.key.clone();
     scene.relays[0].hold_from(b"late");
@@ -95,7 +95,7 @@ fn what_a_router_that_was_killed_has_sent_is_not_executed_once_the_next_one_serv
 }
 
 #[test]
-fn functions_that_an_aborted_move_has_sent_do_not_come_back() {
+fn functions_sent_by_an_aborted_move_do_not_come_back() {
     let Some(scene) = Scene::start() else { return };
     let library =
         |answer: u32| format!("#!lua name=library\nredis.register_function('f', function() return {answer} end)");

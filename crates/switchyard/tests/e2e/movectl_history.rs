@@ -351,7 +351,7 @@ fn seen(act: &Act, told: &Value) -> Act {
 
 /// Clients alternate between two servers. If the checker misses this violation, it would miss others.
 #[test]
-fn two_servers_are_not_taken_for_one_here_either() {
+fn two_servers_are_not_taken_for_one() {
     let nodes = [Node::start(&NodeOptions::default()), Node::start(&NodeOptions::default())];
     let addresses = nodes.each_ref().map(Node::address);
     let recording = Recording::start(&addresses, |number| format!("h:{number}"));

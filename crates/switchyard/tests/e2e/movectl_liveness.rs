@@ -82,7 +82,7 @@ fn value(number: usize) -> String {
 }
 
 #[test]
-fn commands_that_need_a_whole_slot_are_executed_while_it_moves_slowly_and_while_it_is_paused() {
+fn commands_for_a_whole_slot_run_during_slow_and_paused_moves() {
     // Less than the slot's move takes at that rate, and enough for a busy machine to move it fast.
     let Some(scene) = Scene::start_with(&["--set", "nodes.command-timeout=25s"]) else { return };
     let mut client = scene.site.client();
@@ -104,7 +104,7 @@ fn commands_that_need_a_whole_slot_are_executed_while_it_moves_slowly_and_while_
 }
 
 #[test]
-fn a_leg_that_is_aborted_goes_back_where_that_is_less() {
+fn an_aborted_leg_rolls_back_if_that_is_shorter() {
     let Some(scene) = Scene::start() else { return };
     scene.begin(SLOWLY);
     scene.until_keys_move();
@@ -116,7 +116,7 @@ fn a_leg_that_is_aborted_goes_back_where_that_is_less() {
 }
 
 #[test]
-fn what_the_source_still_has_is_served_when_the_target_is_gone() {
+fn keys_at_the_source_are_served_when_the_target_is_down() {
     let Some(mut scene) = Scene::start() else { return };
     scene.begin(SLOWLY);
     scene.until_keys_move();
@@ -150,7 +150,7 @@ fn what_the_source_still_has_is_served_when_the_target_is_gone() {
 
 /// The target closes the connection on this value, each time.
 #[test]
-fn a_value_that_the_target_never_takes_ends_the_move() {
+fn a_value_that_the_target_never_accepts_ends_the_move() {
     let Some(scene) = Scene::start() else { return };
     let mut client = scene.site.client();
     let large = "x".repeat(3 << 20);
@@ -165,7 +165,7 @@ fn a_value_that_the_target_never_takes_ends_the_move() {
 }
 
 #[test]
-fn a_source_that_is_busy_is_moved_away_from() {
+fn a_move_from_a_busy_source_ends() {
     let Some(scene) = Scene::start() else { return };
     let other = scene.site.tags()[0][1].clone();
     let is_over = AtomicBool::new(false);

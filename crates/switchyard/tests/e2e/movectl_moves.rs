@@ -78,7 +78,7 @@ fn total(node: &Node) -> i64 {
 }
 
 #[test]
-fn a_move_is_asked_for_and_watched_and_done() {
+fn a_move_is_requested_watched_and_completed() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let names = names(&site);
     let mut client = site.client();
@@ -114,7 +114,7 @@ fn a_move_is_asked_for_and_watched_and_done() {
 }
 
 #[test]
-fn a_move_that_is_paused_stands_still_and_one_that_is_aborted_ends() {
+fn a_paused_move_stops_and_an_aborted_one_ends() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let names = names(&site);
     let mut client = site.client();
@@ -174,7 +174,7 @@ fn a_move_that_is_paused_stands_still_and_one_that_is_aborted_ends() {
 
 /// Keys that neither node has, in a slot in transit: deleted, expired, or never written.
 #[test]
-fn keys_that_are_nowhere_are_answered_while_their_slot_is_on_its_way() {
+fn missing_keys_are_answered_during_a_move_of_their_slot() {
     const HERE: usize = 3000;
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let mut names = names(&site);
@@ -223,7 +223,7 @@ fn keys_that_are_nowhere_are_answered_while_their_slot_is_on_its_way() {
 
 /// The node refuses commands that need memory, and all commands in transactions. Moving keys away must still work.
 #[test]
-fn a_node_that_is_full_is_relieved() {
+fn a_full_node_can_be_relieved() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let mut client = site.client();
     fill(&mut client);
@@ -238,7 +238,7 @@ fn a_node_that_is_full_is_relieved() {
 }
 
 #[test]
-fn a_move_goes_on_after_a_restart_in_the_middle() {
+fn a_move_continues_after_a_restart() {
     for signal in [Signal::TERM, Signal::KILL] {
         let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
         let names = names(&site);
@@ -318,7 +318,7 @@ fn a_fleet_grows_and_shrinks() {
 }
 
 #[test]
-fn two_moves_of_one_node_wait_for_each_other() {
+fn two_moves_of_one_node_are_sequential() {
     let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
     let names = names(&site);
     let mut client = site.client();
@@ -359,7 +359,7 @@ impl Drop for SmallDisk {
 }
 
 #[test]
-fn a_full_disk_delays_moves_and_nobody_else() {
+fn a_full_disk_delays_moves_but_no_client() {
     let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let Some(disk) = SmallDisk::mount() else {
         eprintln!("skipped: nothing may be mounted here");
@@ -415,7 +415,7 @@ fn a_full_disk_delays_moves_and_nobody_else() {
 }
 
 #[test]
-fn a_router_that_starts_on_a_full_disk_serves_and_says_so() {
+fn a_router_started_on_a_full_disk_serves_and_reports_it() {
     let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let Some(disk) = SmallDisk::mount() else {
         eprintln!("skipped: nothing may be mounted here");
@@ -467,7 +467,7 @@ fn a_router_that_starts_on_a_full_disk_serves_and_says_so() {
 }
 
 #[test]
-fn a_leg_whose_records_cannot_be_written_waits_and_goes_on_by_itself() {
+fn a_leg_waits_until_its_records_can_be_written() {
     let args = vec!["--set".to_owned(), "nodes.command-timeout=1s".to_owned()];
     let router = RouterOptions { args, ..RouterOptions::default() };
     let Some(site) = Site::router_only(2, &SiteOptions::router(router)) else { return };

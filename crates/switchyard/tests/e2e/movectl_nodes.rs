@@ -154,7 +154,7 @@ impl Groups {
 
 /// A replica may lag. Clients that read from it must never miss a key that has moved.
 #[test]
-fn who_reads_from_replicas_misses_no_key_that_moves() {
+fn replica_reads_miss_no_moved_key() {
     if direct() {
         return;
     }
@@ -313,7 +313,7 @@ fn the_source_fails_over() {
 
 /// The promoted replica still has keys that had left its primary. By the journal, they have moved.
 #[test]
-fn the_source_fails_over_to_a_replica_that_is_behind() {
+fn the_source_fails_over_to_a_lagging_replica() {
     fails_over(&Failover {
         place: 0,
         replicas: [1, 0],
@@ -403,7 +403,7 @@ fn nothing_moves_between_two_names_of_one_server() {
 }
 
 #[test]
-fn a_node_that_is_lost_with_its_slots_is_replaced_by_an_empty_server_and_removed() {
+fn a_lost_node_is_replaced_by_an_empty_server_and_removed() {
     if direct() {
         return;
     }

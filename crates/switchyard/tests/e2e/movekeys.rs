@@ -89,7 +89,7 @@ fn scanned(client: &mut Client) -> Vec<String> {
 }
 
 #[test]
-fn a_key_moves_alone_and_comes_home() {
+fn a_key_moves_alone_and_returns() {
     let Some(mut scene) = Scene::start() else { return };
     let mut client = scene.site.client();
     for n in 0..40 {
@@ -167,7 +167,7 @@ fn a_key_moves_alone_and_comes_home() {
 }
 
 #[test]
-fn commands_of_several_keys_are_right_or_refused() {
+fn commands_on_several_keys_are_correct_or_refused() {
     // Commands that need keys together cause their return (`colocate`), unless that is disabled.
     let Some(scene) = Scene::with("[moves]\ncolocate-timeout = \"0s\"\n") else { return };
     let mut client = scene.site.client();
@@ -265,7 +265,7 @@ fn commands_of_several_keys_are_right_or_refused() {
 }
 
 #[test]
-fn who_waits_or_watches_is_not_forgotten_when_a_key_moves() {
+fn blocked_and_watching_clients_notice_a_moved_key() {
     let Some(scene) = Scene::start() else { return };
     let mut client = scene.site.client();
     let (mut pops, mut stays, mut watches, mut both) =
@@ -300,7 +300,7 @@ fn who_waits_or_watches_is_not_forgotten_when_a_key_moves() {
 }
 
 #[test]
-fn slots_move_without_their_exceptions() {
+fn slots_move_without_their_placement_overrides() {
     let Some(mut scene) = Scene::start() else { return };
     let third = Node::start(&NodeOptions::default());
     done(scene.router(), &format!("nodes add {}", third.address()));
@@ -352,7 +352,7 @@ fn slots_move_without_their_exceptions() {
 
 /// A router is killed during a move of keys: the next one continues the move.
 #[test]
-fn a_move_of_keys_goes_on_after_a_crash() {
+fn a_move_of_keys_continues_after_a_crash() {
     const KEYS: usize = 3000;
     let Some(mut scene) = Scene::start() else { return };
     let mut client = scene.site.client();
@@ -408,7 +408,7 @@ fn a_move_of_keys_goes_on_after_a_crash() {
 
 /// Linearizability of keys that move alone back and forth, while their slots move, too.
 #[test]
-fn histories_have_an_order_while_keys_come_and_go() {
+fn histories_are_linearizable_while_keys_move_back_and_forth() {
     fn name(number: u64) -> String {
         let names = (0..).map(|try_| format!("h:{number}:{try_}"));
         names.into_iter().find(|name| crc16_slot(name.as_bytes()).number() < 8192).expect("half of all names")

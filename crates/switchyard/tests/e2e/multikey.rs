@@ -9,7 +9,7 @@ use crate::support::{Random, RouterOptions, Site, SiteOptions, Value, bulk, enco
 pub(crate) const CROSSSLOT: &str = "CROSSSLOT Keys in request don't hash to the same slot";
 
 #[test]
-fn keys_are_where_the_cluster_specification_puts_them() {
+fn keys_are_placed_by_the_cluster_specification() {
     let Some(site) = Site::router_only(3, &SiteOptions::default()) else {
         return;
     };
@@ -84,7 +84,7 @@ fn the_last_of_equal_keys_in_mset_wins() {
 
 /// A type error of one part affects only that part: MGET returns nil for it like Redis, and the reply keeps its length.
 #[test]
-fn mget_of_other_types_gives_nil_in_place() {
+fn mget_of_other_types_returns_nil_in_place() {
     let site = Site::new(3);
     let mut client = site.client();
     for i in 0..30 {
@@ -136,7 +136,7 @@ fn split_commands_in_a_pipeline_keep_their_places() {
 }
 
 #[test]
-fn within_a_slot_everything_works_and_across_slots_nothing_changes() {
+fn commands_work_within_a_slot_and_change_nothing_across_slots() {
     // `cross_slot.rs` tests commands that may span slots. Here that is disabled.
     let Some(site) =
         Site::router_only(3, &SiteOptions::router(RouterOptions::args(&["--set", "clients.cross-slot-max=0"])))
@@ -217,7 +217,7 @@ fn within_a_slot_everything_works_and_across_slots_nothing_changes() {
 }
 
 #[test]
-fn a_hundred_thousand_keys_in_one_command() {
+fn a_command_with_a_hundred_thousand_keys_works() {
     let site = Site::new(3);
     let mut client = site.client();
     let n = 100_000;

@@ -43,7 +43,11 @@ impl Hosts {
         let config = format!("[[node]]\naddress = \"{first}\"\n[[node]]\naddress = \"{NAME}:{second}\"\n");
         Router::start(
             &[],
-            &RouterOptions { hosts: Some(self.file()), nodes_may_be_down: true, ..RouterOptions::config(config) },
+            &RouterOptions {
+                accepted_host_names: Some(self.file()),
+                nodes_may_be_down: true,
+                ..RouterOptions::config(config)
+            },
         )
     }
 }
@@ -57,12 +61,12 @@ fn key_of_second(client: &mut Client, nodes: &[Node; 2]) -> String {
 }
 
 #[test]
-fn a_name_is_looked_up_again_after_a_failed_connect() {
-    let Some(hosts) = Hosts::new() else { return };
+fn a_name_is_resolved_again_after_a_failed_connect() {
+    let Some(accepted_host_names) = Hosts::new() else { return };
     let nodes = [(); 2].map(|()| Node::start(&NodeOptions::default()));
     assert_eq!(nodes[1].cmd("CONFIG SET bind \"127.0.0.1 127.0.0.2\""), ok());
-    hosts.point(Some("127.0.0.2"));
-    let router = hosts.router(&nodes);
+    accepted_host_names.point(Some("127.0.0.2"));
+    let router = accepted_host_names.router(&nodes);
     let mut client = Client::connect(router.address());
     let key = key_of_second(&mut client, &nodes);
     // The node changes its address first, then the name does.
@@ -70,19 +74,19 @@ fn a_name_is_looked_up_again_after_a_failed_connect() {
     nodes[1].cmd("CLIENT KILL TYPE normal SKIPME yes");
     let tried = format!("(tried at 127.0.0.2:{})", nodes[1].address().port());
     until("status shows the address tried", || done(&router, "status").contains(&tried));
-    hosts.point(Some("127.0.0.1"));
+    accepted_host_names.point(Some("127.0.0.1"));
     until("the node is found", || client.cmd(&format!("GET {key}")) == bulk("v"));
     until("it is said", || router.process().log().contains("the name of the node leads to another address now"));
 }
 
 #[test]
-fn a_name_that_does_not_resolve_stops_neither_start_nor_reload() {
-    let Some(hosts) = Hosts::new() else { return };
+fn an_unresolvable_name_prevents_neither_start_nor_reload() {
+    let Some(accepted_host_names) = Hosts::new() else { return };
     let nodes = [(); 2].map(|()| Node::start(&NodeOptions::default()));
-    hosts.point(Some("127.0.0.1"));
-    let mut router = hosts.router(&nodes);
+    accepted_host_names.point(Some("127.0.0.1"));
+    let mut router = accepted_host_names.router(&nodes);
     let key = key_of_second(&mut Client::connect(router.address()), &nodes);
-    hosts.point(None);
+    accepted_host_names.point(None);
     router.restart(&[]);
     let mut client = Client::connect(router.address());
     let down = until("its node is known to be down", || client.cmd(&format!("GET {key}")).error().map(str::to_owned));
@@ -92,36 +96,40 @@ fn a_name_that_does_not_resolve_stops_neither_start_nor_reload() {
     });
     router.process().signal(Signal::HUP);
     until("it has reloaded", || router.process().log().contains("reloaded: "));
-    hosts.point(Some("127.0.0.1"));
+    accepted_host_names.point(Some("127.0.0.1"));
     until("the node serves", || client.cmd(&format!("GET {key}")) == bulk("v"));
 }
 
 #[test]
-fn the_name_of_a_primary_is_looked_up_again() {
-    let Some(hosts) = Hosts::new() else { return };
+fn the_name_of_a_primary_is_resolved_again() {
+    let Some(accepted_host_names) = Hosts::new() else { return };
     let nodes = group(1);
     assert_eq!(nodes[0].cmd("CONFIG SET bind \"127.0.0.1 127.0.0.2\""), ok());
-    hosts.point(Some("127.0.0.2"));
+    accepted_host_names.point(Some("127.0.0.2"));
     let (primary, replica) = (format!("{NAME}:{}", nodes[0].address().port()), nodes[1].address());
     let config = format!("[[node]]\naddress = \"{primary}\"\nreplicas = [\"{replica}\"]\n");
     let mut router = Router::start(
         &[],
-        &RouterOptions { hosts: Some(hosts.file()), nodes_may_be_down: true, ..RouterOptions::config(config) },
+        &RouterOptions {
+            accepted_host_names: Some(accepted_host_names.file()),
+            nodes_may_be_down: true,
+            ..RouterOptions::config(config)
+        },
     );
     let mut client = Client::connect(router.address());
     until("it serves", || client.cmd("SET k v") == ok());
     assert_eq!(nodes[0].cmd("CONFIG SET bind 127.0.0.1"), ok());
     nodes[0].cmd("CLIENT KILL TYPE normal SKIPME yes");
     until("the old address fails", || client.cmd("SET k v").error().is_some());
-    hosts.point(Some("127.0.0.1"));
+    accepted_host_names.point(Some("127.0.0.1"));
     until("the primary is found", || client.cmd("SET k new") == ok());
     assert_eq!(nodes[0].cmd("GET k"), bulk("new"));
     // The next start cannot resolve the name.
-    hosts.point(None);
+    accepted_host_names.point(None);
     router.restart(&[]);
     let mut client = Client::connect(router.address());
     let down = until("it is down", || client.cmd("GET k").error().map(str::to_owned));
     assert!(down.contains("cannot resolve the host name"), "{down}");
-    hosts.point(Some("127.0.0.1"));
+    accepted_host_names.point(Some("127.0.0.1"));
     until("it is found when its name resolves", || client.cmd("GET k") == bulk("new"));
 }

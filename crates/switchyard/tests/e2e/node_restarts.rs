@@ -127,7 +127,7 @@ fn a_node_that_loads_its_data_has_not_returned() {
 }
 
 #[test]
-fn the_only_node_closes_connections_when_it_stays_away() {
+fn a_lost_only_node_closes_connections_after_the_wait() {
     let Some(mut site) = site(1, "") else { return };
     let mut client = site.client();
     assert_eq!(client.cmd("SET k v"), ok());
@@ -233,7 +233,7 @@ fn a_command_for_several_nodes_waits_as_a_whole() {
 }
 
 #[test]
-fn one_of_several_nodes_that_stays_away_gives_errors() {
+fn one_of_several_nodes_that_stays_down_causes_errors() {
     let Some(mut site) = site(2, "") else { return };
     let keys: Vec<String> = site.tags().iter().map(|tags| format!("{{{}}}key", tags[0])).collect();
     lose(&mut site, 1);
@@ -253,7 +253,7 @@ fn one_of_several_nodes_that_stays_away_gives_errors() {
 }
 
 #[test]
-fn a_promoted_replica_serves_the_commands_that_wait() {
+fn a_promoted_replica_serves_the_waiting_commands() {
     if direct() {
         return;
     }
@@ -307,7 +307,7 @@ fn a_reload_and_a_drain_end_the_wait() {
 }
 
 #[test]
-fn a_command_that_waits_counts_once_for_a_limit() {
+fn a_waiting_command_counts_once_for_a_limit() {
     let Some(mut site) = site(1, &format!("{LONG}[[limit]]\nkey-requests-per-second = 2\n")) else { return };
     assert_eq!(site.client().cmd("SET n 0"), ok());
     lose(&mut site, 0);

@@ -124,7 +124,7 @@ const BLOCKS: &[&[&str]] = &[
 ];
 
 #[test]
-fn one_node_takes_what_a_server_takes() {
+fn one_node_accepts_everything_that_a_server_accepts() {
     let Some(site) = Site::router_only(1, &options(2)) else { return };
     let node = Node::start(&NodeOptions::default());
     assert_ne!(slot(b"a"), slot(b"b"));
@@ -150,7 +150,7 @@ fn one_node_takes_what_a_server_takes() {
 }
 
 #[test]
-fn one_node_serves_who_waits_for_keys_of_several_slots() {
+fn one_node_serves_clients_blocked_on_keys_of_several_slots() {
     let Some(site) = Site::router_only(1, &options(2)) else { return };
     let (mut waiting, mut other) = (site.client(), site.client());
     let id = waiting.cmd("CLIENT ID").int();
@@ -174,7 +174,7 @@ fn one_node_serves_who_waits_for_keys_of_several_slots() {
 }
 
 #[test]
-fn a_second_node_ends_what_only_one_can_do() {
+fn a_second_node_ends_commands_that_need_a_single_node() {
     let Some(site) = Site::router_only(1, &options(2)) else { return };
     let mut other = site.client();
     let clients = |lines: &[&[&str]]| -> Vec<Client> {
@@ -240,7 +240,7 @@ fn a_second_node_ends_what_only_one_can_do() {
 /// Scripts that generate key names run at full speed while the second node joins and gets half of the slots: every
 /// acknowledged write is on the right node, and nothing else exists.
 #[test]
-fn no_script_writes_at_a_wrong_place_while_a_node_joins() {
+fn no_script_writes_to_a_wrong_node_while_a_node_joins() {
     let Some(site) = Site::router_only(1, &options(2)) else { return };
     let (stop, counts) = (AtomicBool::new(false), [const { AtomicU64::new(0) }; 64]);
     let script = "EVAL \"redis.call('INCR',ARGV[1]) return redis.call('INCR',ARGV[2])\" 0";
@@ -288,7 +288,7 @@ fn no_script_writes_at_a_wrong_place_while_a_node_joins() {
 }
 
 #[test]
-fn what_two_nodes_would_refuse_is_counted_and_named() {
+fn commands_that_two_nodes_would_refuse_are_counted() {
     let Some(site) = Site::router_only(1, &options(2)) else { return };
     let mut client = site.client();
     let second = Node::start(&NodeOptions::default());

@@ -11,7 +11,7 @@ fn site(nodes: usize, args: &[&str]) -> Option<Site> {
 }
 
 #[test]
-fn the_slow_log_names_the_client_and_says_where_the_time_went() {
+fn the_slow_log_has_the_client_and_the_phases() {
     let Some(site) = site(2, &["--set", "log.slowlog-log-slower-than=100ms", "--set", "log.slowlog-max-len=5"]) else {
         return;
     };
@@ -70,7 +70,7 @@ fn the_slow_log_names_the_client_and_says_where_the_time_went() {
 }
 
 #[test]
-fn the_slow_log_has_what_travels_on_connections_of_its_own() {
+fn the_slow_log_has_commands_on_separate_connections() {
     let Some(site) = site(1, &["--set", "log.slowlog-log-slower-than=200ms", "--set", "nodes.large-value=16kb"]) else {
         return;
     };
@@ -117,7 +117,7 @@ fn the_slow_log_has_what_travels_on_connections_of_its_own() {
 }
 
 #[test]
-fn the_slow_log_keeps_no_arguments_where_told_so() {
+fn the_slow_log_omits_arguments_if_configured() {
     let Some(site) = site(
         2,
         &[
@@ -145,7 +145,7 @@ fn the_slow_log_keeps_no_arguments_where_told_so() {
 }
 
 #[test]
-fn a_length_of_zero_switches_the_slow_log_off() {
+fn a_length_of_zero_disables_the_slow_log() {
     let Some(site) = site(2, &["--set", "log.slowlog-max-len=0", "--set", "log.slowlog-log-slower-than=0s"]) else {
         return;
     };
@@ -159,7 +159,7 @@ fn get(client: &mut Client, name: &str) -> Value {
 }
 
 #[test]
-fn config_get_shows_the_routers_settings_and_the_nodes() {
+fn config_get_shows_the_settings_of_router_and_nodes() {
     let Some(site) = site(2, &["--set", "clients.max-clients=77"]) else { return };
     let mut client = site.client();
     assert_eq!(get(&mut client, "maxclients"), bulk("77"));
@@ -186,7 +186,7 @@ fn config_get_shows_the_routers_settings_and_the_nodes() {
 }
 
 #[test]
-fn config_set_reaches_every_node_where_it_is_allowed() {
+fn config_set_reaches_every_node_if_allowed() {
     let Some(site) = site(2, &["--set", "nodes.config-set=maxmemory*,slowlog*,dir"]) else { return };
     let mut client = site.client();
     assert_eq!(client.cmd("CONFIG SET maxmemory 104857600 maxmemory-policy allkeys-lru"), ok());
@@ -291,7 +291,7 @@ fn config_set_changes_the_routers_own_settings() {
 
 /// Every node saves, and the oldest save is reported.
 #[test]
-fn saves_are_begun_at_every_node() {
+fn saves_start_at_every_node() {
     let site = Site::new(3);
     let mut client = site.client();
     client.cmd("SET k v");
@@ -323,7 +323,7 @@ fn saves_are_begun_at_every_node() {
 }
 
 #[test]
-fn memory_stats_are_those_of_one_server() {
+fn memory_stats_match_a_single_server() {
     let site = Site::new(3);
     for protocol in ["HELLO 2", "HELLO 3"] {
         let mut client = site.client();
@@ -367,7 +367,7 @@ fn a_small_keyspace_is_scanned_in_one_call() {
 
 /// The first use of a database queries the nodes. Their reply must not override a later SELECT.
 #[test]
-fn a_select_behind_another_one_wins() {
+fn the_last_of_two_selects_wins() {
     let site = Site::new(2);
     for round in 0..10 {
         let mut client = site.client();
@@ -387,7 +387,7 @@ fn a_select_behind_another_one_wins() {
 }
 
 #[test]
-fn info_adds_up_what_nodes_count_of_commands_and_errors() {
+fn info_sums_command_and_error_counts_of_nodes() {
     let Some(site) = site(2, &[]) else { return };
     let mut client = site.client();
     assert_eq!(client.cmd("CONFIG RESETSTAT"), ok());

@@ -230,7 +230,7 @@ fn brief(may: &[Option<String>]) -> Vec<String> {
 
 /// Every reply must belong to its request while connections break on both sides at random.
 #[test]
-fn no_reply_goes_astray_when_connections_break_on_both_sides() {
+fn no_reply_is_misrouted_when_connections_break_on_both_sides() {
     let site = Site::new(3);
     let stop = AtomicBool::new(false);
     let kills = AtomicU64::new(0);
@@ -349,7 +349,7 @@ fn replies_may_arrive_from_the_nodes_in_any_pieces() {
 /// A client that disconnects with commands in flight must not shift the replies of clients that share its connection to
 /// the node.
 #[test]
-fn clients_that_leave_in_flight_shift_nobody() {
+fn disconnected_clients_shift_no_replies() {
     let site = Site::with(2, &SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::default() }));
     let mut steady = site.client();
     for i in 0..50 {

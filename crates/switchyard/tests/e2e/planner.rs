@@ -81,7 +81,7 @@ fn decisions(site: &Site) -> Vec<Json> {
 }
 
 #[test]
-fn a_node_with_hot_keys_is_relieved_and_it_says_why() {
+fn a_node_with_hot_keys_is_relieved_with_a_reason() {
     let Some(mut site) = site("on") else { return };
     skewed(&site, |hot| {
         until_within(PATIENCE, "keys were moved", || relocated(&site, hot));
@@ -114,7 +114,7 @@ fn a_node_with_hot_keys_is_relieved_and_it_says_why() {
 }
 
 #[test]
-fn an_observing_planner_moves_nothing_unasked() {
+fn an_observing_planner_moves_nothing_by_itself() {
     let Some(site) = site("observe") else { return };
     assert!(refused(site.router(), "plan --apply").contains("there is nothing to do"));
     skewed(&site, |hot| {
@@ -165,7 +165,7 @@ fn an_observing_planner_moves_nothing_unasked() {
 }
 
 #[test]
-fn a_node_short_of_memory_gives_slots_to_nodes_with_room() {
+fn a_node_short_of_memory_moves_slots_to_nodes_with_room() {
     let Some(site) = site("on") else { return };
     let mut client = site.client();
     let value = "x".repeat(10_000);
@@ -206,7 +206,7 @@ fn a_node_short_of_memory_gives_slots_to_nodes_with_room() {
 }
 
 #[test]
-fn one_switch_stops_all_automation_for_good() {
+fn one_switch_stops_all_automation_permanently() {
     let Some(mut site) = site("on") else { return };
     assert!(done(site.router(), "automation").starts_with("automation acts"));
     assert!(done(site.router(), "automation off").starts_with("automation rests: automation is switched off"));
@@ -232,7 +232,7 @@ fn one_switch_stops_all_automation_for_good() {
 }
 
 #[test]
-fn slots_are_evened_by_the_load_that_is_seen() {
+fn slots_are_balanced_by_the_measured_load() {
     let Some(site) = site("off") else { return };
     skewed(&site, |hot| {
         let said = until_within(PATIENCE, "slots are to move", || {

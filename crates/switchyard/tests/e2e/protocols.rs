@@ -38,7 +38,7 @@ fn replies_are_translated_for_clients_of_a_newer_protocol() {
 }
 
 #[test]
-fn nodes_may_be_of_both_kinds() {
+fn nodes_may_support_different_protocols() {
     let old = Node::start(&old_nodes().node);
     let new = Node::start(&NodeOptions::default());
     let router =
@@ -57,7 +57,7 @@ fn nodes_may_be_of_both_kinds() {
 }
 
 #[test]
-fn credentials_and_large_replies_pass_without_hello() {
+fn credentials_and_large_replies_work_without_hello() {
     // One reason for a missing HELLO is a lack of permission.
     let node = NodeOptions { config: "user default on >secret ~* &* +@all -hello\n".into(), ..NodeOptions::default() };
     let options = SiteOptions {

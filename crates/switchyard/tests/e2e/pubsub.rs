@@ -56,7 +56,7 @@ fn up_to_marker(client: &mut Client, marker: &str) -> Vec<u8> {
 }
 
 #[test]
-fn the_bytes_are_those_of_one_server() {
+fn the_bytes_match_a_single_server() {
     let site = Site::new(3);
     let plain = Node::start(&NodeOptions::default());
     for script in [
@@ -147,7 +147,7 @@ fn the_bytes_are_those_of_one_server() {
 }
 
 #[test]
-fn confirmations_are_sent_although_replies_are_off() {
+fn confirmations_are_sent_even_if_replies_are_off() {
     let site = Site::new(2);
     let mut client = three(&site);
     client.post("CLIENT REPLY OFF");
@@ -223,7 +223,7 @@ fn every_subscriber_gets_every_message_once_and_in_order() {
 }
 
 #[test]
-fn nothing_published_after_the_confirmation_is_missed() {
+fn no_message_after_the_confirmation_is_missed() {
     let site = Site::new(3);
     let mut direct: Vec<Client> = site.nodes().iter().map(Node::client).collect();
     let mut publisher = site.client();
@@ -241,7 +241,7 @@ fn nothing_published_after_the_confirmation_is_missed() {
 }
 
 #[test]
-fn commands_behind_a_subscription_wait_for_it() {
+fn commands_after_a_subscription_wait_for_it() {
     let site = Site::new(3);
     for round in 0..30 {
         let mut client = three(&site);
@@ -321,7 +321,7 @@ fn shard_channels_live_at_the_owner_of_their_slot() {
 }
 
 #[test]
-fn scripts_and_publishers_at_a_node_reach_the_routers_clients() {
+fn messages_from_scripts_and_direct_publishers_reach_clients() {
     let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
     let mut client = site.client();
     client.cmd("SUBSCRIBE events");
@@ -382,7 +382,7 @@ fn keyspace_notifications_come_from_all_nodes() {
 }
 
 #[test]
-fn subscriptions_come_back_with_their_node() {
+fn subscriptions_are_restored_when_their_node_returns() {
     let Some(mut site) = Site::router_only(3, &SiteOptions::default()) else { return };
     let mut client = site.client();
     client.post("SUBSCRIBE a b c d");
@@ -440,7 +440,7 @@ fn subscriptions_come_back_with_their_node() {
 }
 
 #[test]
-fn a_node_that_vanished_without_a_word_is_noticed() {
+fn a_node_that_disappears_without_a_close_is_detected() {
     let Some(site) = Site::router_only(
         1,
         &SiteOptions::config("[nodes]\ncommand-timeout = \"300ms\"\n[clients]\non-missed-messages = \"continue\"\n"),
@@ -462,7 +462,7 @@ fn a_node_that_vanished_without_a_word_is_noticed() {
 }
 
 #[test]
-fn who_may_have_missed_messages_is_disconnected() {
+fn clients_that_may_have_missed_messages_are_disconnected() {
     let Some(mut site) = Site::router_only(3, &SiteOptions::config("[clients]\non-missed-messages = \"disconnect\"\n"))
     else {
         return;
@@ -528,7 +528,7 @@ fn subscribers_stay_while_any_node_serves() {
 }
 
 #[test]
-fn a_slow_subscriber_is_cut_and_hurts_nobody() {
+fn a_slow_subscriber_is_closed_and_affects_no_other_client() {
     let options = SiteOptions {
         node: NodeOptions::default(),
         router: RouterOptions::config("[clients]\npush-limit = \"1mb\"\n"),
@@ -570,7 +570,7 @@ fn a_slow_subscriber_is_cut_and_hurts_nobody() {
 
 /// Redis's soft limit: far below the hard limit, but for too long.
 #[test]
-fn a_subscriber_that_stays_behind_is_cut_in_the_end() {
+fn a_subscriber_that_stays_behind_is_finally_closed() {
     let config = "[clients]\npush-limit = \"256mb\"\npush-soft-limit = \"64kb\"\npush-soft-time = \"500ms\"\n";
     let Some(site) = Site::router_only(1, &SiteOptions::config(config)) else { return };
     let (mut slow, mut good, mut late) = (site.client(), site.client(), site.client());
@@ -602,7 +602,7 @@ fn a_subscriber_that_stays_behind_is_cut_in_the_end() {
 }
 
 #[test]
-fn info_counts_what_is_subscribed_to() {
+fn info_counts_subscriptions() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let fields = || -> Vec<String> {
         let info = site.client().cmd("INFO everything").text();
@@ -630,7 +630,7 @@ fn info_counts_what_is_subscribed_to() {
 }
 
 #[test]
-fn large_messages_pass_and_never_break_a_reply() {
+fn large_messages_pass_and_never_split_a_reply() {
     let site = Site::new(2);
     let mut client = three(&site);
     let value = "v".repeat(6 << 20);
@@ -718,7 +718,7 @@ fn thousands_of_subscribers_share_one_connection_per_worker_and_node() {
 }
 
 #[test]
-fn subscriptions_of_a_client_are_bounded() {
+fn subscriptions_of_a_client_are_limited() {
     let Some(site) = Site::router_only(1, &SiteOptions::config("[clients]\nsubscriptions-max = 10\n")) else { return };
     let mut client = site.client();
     client.post("SUBSCRIBE 1 2 3 4 5 6 7 8 9");
@@ -737,7 +737,7 @@ fn subscriptions_of_a_client_are_bounded() {
 /// After reading OK, a client may check whether its connection has ended (as pools do), and other clients may count
 /// subscribers: both must see the end.
 #[test]
-fn who_has_quit_is_gone_with_the_reply() {
+fn a_client_that_has_quit_is_gone_with_the_reply() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let mut others: Vec<Client> = (0..4).map(|_| site.client()).collect();
     for round in 0..300 {
@@ -753,7 +753,7 @@ fn who_has_quit_is_gone_with_the_reply() {
 }
 
 #[test]
-fn nodes_that_refuse_say_so_to_the_client() {
+fn errors_of_nodes_reach_the_subscribing_client() {
     let node = NodeOptions {
         config: "user default on nopass ~* +@all resetchannels &open*\n".into(),
         ..NodeOptions::default()
@@ -804,7 +804,7 @@ fn subscribers_are_not_idle() {
 }
 
 #[test]
-fn transactions_publish_where_they_are() {
+fn publish_works_in_transactions() {
     let site = Site::new(3);
     let mut subscribers: Vec<Client> = (0..3).map(|_| site.client()).collect();
     for subscriber in &mut subscribers {
@@ -833,7 +833,7 @@ fn transactions_publish_where_they_are() {
 }
 
 #[test]
-fn own_messages_come_behind_the_reply_to_what_published_them() {
+fn own_messages_follow_the_reply_to_their_publish() {
     // Redis 7.0 sends them before the reply, and in EXEC in the middle of it.
     let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
     let mut client = three(&site);

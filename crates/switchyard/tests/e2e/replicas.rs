@@ -59,7 +59,7 @@ fn until_writable(router: &Router, key: &str) -> Duration {
 }
 
 #[test]
-fn reads_go_where_the_policy_says() {
+fn reads_go_to_the_servers_of_the_policy() {
     if direct() {
         return;
     }
@@ -163,7 +163,7 @@ fn a_user_has_its_own_policy() {
 }
 
 #[test]
-fn a_promotion_by_hand_is_followed_and_the_old_primary_gets_no_more_writes() {
+fn a_manual_promotion_is_followed_and_the_old_primary_gets_no_writes() {
     if direct() {
         return;
     }
@@ -199,7 +199,7 @@ fn a_promotion_by_hand_is_followed_and_the_old_primary_gets_no_more_writes() {
 }
 
 #[test]
-fn a_dead_primary_is_replaced_by_the_replica_that_is_promoted() {
+fn a_dead_primary_is_replaced_by_the_promoted_replica() {
     if direct() {
         return;
     }
@@ -227,7 +227,7 @@ fn a_dead_primary_is_replaced_by_the_replica_that_is_promoted() {
 
 /// Clients count up and confirm with WAIT. Confirmed counts never decrease, even if acknowledged writes are lost.
 #[test]
-fn counts_that_wait_has_confirmed_survive_a_promotion() {
+fn counts_confirmed_by_wait_survive_a_promotion() {
     if direct() {
         return;
     }
@@ -439,7 +439,7 @@ fn sentinels_fail_over_under_load() {
 }
 
 #[test]
-fn the_old_primary_and_its_sentinel_come_back_together() {
+fn the_old_primary_and_its_sentinel_return_together() {
     an_old_primary_is_followed_by_word_only(|router| {
         let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
         let accepted = command
@@ -452,7 +452,7 @@ fn the_old_primary_and_its_sentinel_come_back_together() {
 }
 
 #[test]
-fn what_was_not_proven_is_accepted_over_resp_too() {
+fn an_unproven_primary_can_be_accepted_over_resp() {
     an_old_primary_is_followed_by_word_only(|router| {
         let mut client = Client::connect(router.address());
         client.cmd("SWITCHYARD ACCEPT nobody").expect_error();
@@ -511,7 +511,7 @@ fn an_old_primary_is_followed_by_word_only(accept: impl Fn(&Router)) {
 
 /// A watching client must read the value that it will replace: a replica may lag.
 #[test]
-fn who_watches_reads_the_primary() {
+fn a_watching_client_reads_from_the_primary() {
     if direct() {
         return;
     }

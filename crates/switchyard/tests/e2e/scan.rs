@@ -56,7 +56,7 @@ impl Scan {
 }
 
 #[test]
-fn a_node_that_is_removed_costs_a_scan_no_key() {
+fn a_removed_node_costs_a_scan_no_key() {
     let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
     fill(&mut site.client());
     let names = names(&site);
@@ -75,7 +75,7 @@ fn a_node_that_is_removed_costs_a_scan_no_key() {
 }
 
 #[test]
-fn nodes_that_join_and_are_drained_cost_a_scan_no_key() {
+fn joining_and_drained_nodes_cost_a_scan_no_key() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     fill(&mut site.client());
     let third = Node::start(&NodeOptions::default());

@@ -13,7 +13,7 @@ fn keys(site: &Site) -> (String, String, String) {
 }
 
 #[test]
-fn undeclared_keys_are_refused_and_those_of_the_slot_are_not() {
+fn undeclared_keys_are_refused_unless_in_a_declared_slot() {
     let Some(site) = site(2) else { return };
     let (a, b, near) = keys(&site);
     let mut client = site.client();
@@ -88,7 +88,7 @@ fn undeclared_keys_are_refused_and_those_of_the_slot_are_not() {
 }
 
 #[test]
-fn scripts_do_what_they_do_at_one_server() {
+fn scripts_behave_as_on_a_single_server() {
     let Some(site) = site(2) else { return };
     let (a, _, _) = keys(&site);
     let mut client = site.client();
@@ -129,7 +129,7 @@ fn scripts_do_what_they_do_at_one_server() {
 }
 
 #[test]
-fn functions_are_kept_to_their_keys() {
+fn functions_are_restricted_to_their_keys() {
     let Some(site) = site(2) else { return };
     let (a, b, near) = keys(&site);
     let mut client = site.client();
@@ -180,7 +180,7 @@ fn functions_are_kept_to_their_keys() {
 }
 
 #[test]
-fn where_it_is_allowed_nothing_is_checked() {
+fn without_the_check_every_script_runs() {
     let Some(site) =
         Site::router_only(2, &SiteOptions::router(RouterOptions::args(&["--set", "scripts.undeclared-keys=allow"])))
     else {
@@ -212,7 +212,7 @@ fn where_it_is_allowed_nothing_is_checked() {
 }
 
 #[test]
-fn scripts_in_a_transaction_are_kept_to_their_keys_too() {
+fn scripts_in_transactions_are_restricted_to_their_keys() {
     let Some(site) = site(2) else { return };
     let (a, b, near) = keys(&site);
     let mut client = site.client();
@@ -240,7 +240,7 @@ fn scripts_in_a_transaction_are_kept_to_their_keys_too() {
 }
 
 #[test]
-fn a_script_can_do_nothing_that_its_client_could_not_do() {
+fn a_script_has_no_more_permissions_than_its_client() {
     let Some(site) = site(2) else { return };
     let (a, b, near) = keys(&site);
     let mut client = site.client();
@@ -306,7 +306,7 @@ fn a_script_can_do_nothing_that_its_client_could_not_do() {
 }
 
 #[test]
-fn a_script_leaves_nothing_behind_for_others() {
+fn a_script_leaves_no_state_for_other_scripts() {
     let Some(site) = site(2) else { return };
     let (a, _, near) = keys(&site);
     let mut client = site.client();
@@ -322,7 +322,7 @@ fn a_script_leaves_nothing_behind_for_others() {
 }
 
 #[test]
-fn a_function_finds_redis_read_only_as_at_a_server() {
+fn redis_is_read_only_in_functions_as_on_a_server() {
     let Some(site) = site(2) else { return };
     let single = crate::support::Node::start(&crate::support::NodeOptions::default());
     let (a, b, _) = keys(&site);
@@ -347,7 +347,7 @@ fn a_function_finds_redis_read_only_as_at_a_server() {
 /// Regression: the checked form of a callback was stored in the library's own table, where it could be called with any
 /// keys, and `CALLBACK` was not checked at all.
 #[test]
-fn a_library_does_not_choose_what_counts_as_declared() {
+fn a_library_cannot_choose_the_declared_keys() {
     let Some(site) = site(2) else { return };
     let (a, b, _) = keys(&site);
     let mut client = site.client();
@@ -370,7 +370,7 @@ fn a_library_does_not_choose_what_counts_as_declared() {
 }
 
 #[test]
-fn no_library_passes_for_checked_that_is_not() {
+fn no_unchecked_library_passes_as_checked() {
     let Some(site) = site(2) else { return };
     let (a, b, _) = keys(&site);
     let mut client = site.client();
@@ -433,7 +433,7 @@ fn no_library_passes_for_checked_that_is_not() {
 
 /// `redis-cli --ldb` sends its script after SCRIPT DEBUG, even after an error, and expects that nothing is changed.
 #[test]
-fn script_debug_ends_the_connection_behind_its_error() {
+fn script_debug_closes_the_connection_after_its_error() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let mut client = site.client();
     for line in ["SET k before", "SCRIPT DEBUG YES", "EVAL \"return redis.call('SET',KEYS[1],'changed')\" 1 k"] {

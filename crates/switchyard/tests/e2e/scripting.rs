@@ -43,7 +43,7 @@ fn a_loaded_script_runs_at_every_node() {
 }
 
 #[test]
-fn a_script_that_a_node_lost_is_brought_back() {
+fn a_script_lost_by_a_node_is_loaded_again() {
     let Some(mut site) = Site::router_only(3, &SiteOptions::default()) else {
         return;
     };
@@ -155,7 +155,7 @@ fn functions_are_loaded_at_every_node() {
 }
 
 #[test]
-fn a_library_that_one_node_refuses_is_at_none() {
+fn a_library_that_one_node_refuses_is_loaded_nowhere() {
     let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
     let mut client = site.client();
     let library =
@@ -201,7 +201,7 @@ fn given_functions() -> ([Node; 2], Relay, Router) {
 
 /// A client flushes functions while a node is receiving them: after the reply, they do not reappear on that node.
 #[test]
-fn functions_that_are_removed_while_a_node_is_given_them_do_not_come_back() {
+fn functions_flushed_during_a_transfer_do_not_reappear() {
     if direct() {
         return;
     }
@@ -222,7 +222,7 @@ fn functions_that_are_removed_while_a_node_is_given_them_do_not_come_back() {
 
 /// A node that does not reply in time may execute sent commands until its connection is closed.
 #[test]
-fn functions_that_a_node_was_to_be_given_and_that_are_removed_do_not_come_late() {
+fn functions_flushed_after_a_stalled_transfer_do_not_reappear() {
     if direct() {
         return;
     }
@@ -241,7 +241,7 @@ fn functions_that_a_node_was_to_be_given_and_that_are_removed_do_not_come_late()
 
 /// The commands that replace a checked script must not be visible to clients, including in transactions.
 #[test]
-fn an_error_of_a_script_in_a_transaction_is_as_outside_of_one() {
+fn a_script_error_in_a_transaction_matches_one_outside() {
     let site = Site::new(2);
     let script = "local k = KEYS[1] return redis.call('LPUSH', k, 'x')";
     let sha = sha(&site, script);
@@ -260,7 +260,7 @@ fn an_error_of_a_script_in_a_transaction_is_as_outside_of_one() {
 
 /// A one-line reply of any length does not break the connection shared by scripts.
 #[test]
-fn a_script_may_answer_with_a_long_line() {
+fn a_script_may_reply_with_a_long_line() {
     let site = Site::new(2);
     let mut client = site.client();
     for reply in ["status_reply", "error_reply"] {

@@ -78,7 +78,7 @@ fn info_has_the_sections_and_fields_that_tools_read() {
 }
 
 #[test]
-fn role_time_echo_and_lolwut() {
+fn role_time_echo_and_lolwut_work() {
     let site = Site::new(2);
     let mut client = site.client();
     let role = client.cmd("ROLE");
@@ -97,7 +97,7 @@ fn role_time_echo_and_lolwut() {
 }
 
 #[test]
-fn config_get_answers_what_clients_ask() {
+fn config_get_answers_common_client_requests() {
     let site = Site::new(2);
     let mut client = site.client();
     // redis-benchmark, redis-py, Spring and others send these when they start.
@@ -131,7 +131,7 @@ fn config_get_answers_what_clients_ask() {
 }
 
 #[test]
-fn commands_are_described_as_the_nodes_describe_them() {
+fn command_descriptions_match_the_nodes() {
     let site = Site::new(2);
     let plain = Node::start(&NodeOptions::default());
     let (mut client, mut reference) = (site.client(), plain.client());
@@ -188,7 +188,7 @@ fn memory_usage_and_object_reach_the_owner() {
 }
 
 #[test]
-fn what_would_harm_the_nodes_is_refused() {
+fn commands_that_would_harm_nodes_are_refused() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else {
         return;
     };
@@ -241,7 +241,7 @@ fn calls_of_info(node: &crate::support::Node) -> u64 {
 }
 
 #[test]
-fn info_asks_nodes_for_what_is_wanted_and_not_each_time() {
+fn info_queries_nodes_only_if_needed() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let mut client = site.client();
     client.cmd("SET a 1");

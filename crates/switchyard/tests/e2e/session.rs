@@ -117,14 +117,14 @@ fn clients_of_both_protocols_share_nodes() {
 }
 
 #[test]
-fn without_a_password_auth_says_so() {
+fn auth_without_a_password_returns_an_error() {
     let site = Site::new(1);
     let plain = Node::start(&NodeOptions::default());
     same(&site, &plain, &["AUTH", "AUTH x", "AUTH a b c", "AUTH nobody x", "HELLO 3 AUTH nobody x", "RESET", "GET k"]);
 }
 
 #[test]
-fn clients_authenticate_as_at_a_plain_server() {
+fn clients_authenticate_as_on_a_plain_server() {
     // In front of nodes without a password, the router requires its own.
     let node = NodeOptions::default();
     let protected = NodeOptions { args: vec!["--requirepass".into(), "open sesame".into()], ..NodeOptions::default() };
@@ -193,7 +193,7 @@ fn clients_authenticate_as_at_a_plain_server() {
 }
 
 #[test]
-fn a_router_logs_in_at_its_nodes() {
+fn a_router_authenticates_at_its_nodes() {
     let args = ["--requirepass", "node secret"].map(str::to_owned).to_vec();
     let options = SiteOptions {
         node: NodeOptions { args, ..NodeOptions::default() },
@@ -250,7 +250,7 @@ fn a_wrong_node_password_is_an_error_that_names_the_node() {
 }
 
 #[test]
-fn names_ids_and_lists_of_clients() {
+fn client_names_ids_and_lists_are_consistent() {
     let site = Site::new(2);
     let plain = Node::start(&NodeOptions::default());
     same(
@@ -362,7 +362,7 @@ fn names_ids_and_lists_of_clients() {
 }
 
 #[test]
-fn clients_are_killed_by_what_describes_them() {
+fn clients_are_killed_by_matching_filters() {
     let site = Site::new(2);
     let mut killer = site.client();
     let mut victims: Vec<Client> = (0..6).map(|_| site.client()).collect();
@@ -396,7 +396,7 @@ fn clients_are_killed_by_what_describes_them() {
 }
 
 #[test]
-fn replies_can_be_switched_off() {
+fn replies_can_be_disabled() {
     let site = Site::new(2);
     let mut client = site.client();
     client.post("CLIENT REPLY SKIP");
@@ -437,7 +437,7 @@ fn replies_can_be_switched_off() {
 }
 
 #[test]
-fn reset_forgets_everything() {
+fn reset_clears_the_whole_session() {
     let site = Site::new(2);
     let mut client = site.client();
     client.cmd("HELLO 3");
@@ -455,7 +455,7 @@ fn reset_forgets_everything() {
 }
 
 #[test]
-fn quit_answers_and_closes_after_what_came_before() {
+fn quit_replies_and_closes_after_earlier_commands() {
     let site = Site::new(2);
     let mut client = site.client();
     for i in 0..100 {
@@ -475,7 +475,7 @@ fn quit_answers_and_closes_after_what_came_before() {
 /// `printf 'GET k\r
 /// ' | nc`: the client has closed its sending direction, but still reads.
 #[test]
-fn a_client_that_has_finished_sending_still_gets_its_replies() {
+fn a_client_that_has_finished_sending_gets_its_replies() {
     let site = Site::new(3);
     for n in [1, 50] {
         let mut client = site.client();
@@ -493,7 +493,7 @@ fn a_client_that_has_finished_sending_still_gets_its_replies() {
 }
 
 #[test]
-fn a_client_without_traffic_is_closed_after_the_configured_time() {
+fn an_idle_client_is_closed_after_the_configured_time() {
     let options = SiteOptions {
         node: NodeOptions {
             args: vec!["--timeout".into(), if direct() { "1" } else { "0" }.into()],
@@ -513,7 +513,7 @@ fn a_client_without_traffic_is_closed_after_the_configured_time() {
 }
 
 #[test]
-fn select_survives_in_pipelines_of_inline_commands() {
+fn select_works_in_pipelines_of_inline_commands() {
     let site = Site::new(2);
     let mut client = site.client();
     client.write(b"SELECT 4\r\nSET inl one\r\n\r\n  \r\nGET inl\nSELECT 0\r\nGET inl\r\nPING\r\n");

@@ -102,7 +102,7 @@ fn a_standby_with_local_servers_is_refused() {
 }
 
 #[test]
-fn a_standby_takes_over_when_the_router_was_killed() {
+fn a_standby_takes_over_from_a_killed_router() {
     let Some(mut scene) = Scene::start() else { return };
     assert_eq!(Client::connect(scene.first.address()).cmd("SET k before"), ok());
     scene.copy_state();
@@ -188,7 +188,7 @@ fn a_standby_waits_for_the_admin_address_of_the_router() {
 }
 
 #[test]
-fn a_standby_that_waits_hears_signals() {
+fn a_waiting_standby_handles_signals() {
     for (with, waits, signal) in
         [("copy", WAITS, Signal::TERM), ("shared", "waits until the state directory is free", Signal::INT)]
     {
@@ -206,7 +206,7 @@ fn a_standby_that_waits_hears_signals() {
 }
 
 #[test]
-fn a_sighup_while_a_standby_waited_is_a_reload_when_it_serves() {
+fn sighup_during_a_standby_wait_causes_a_reload_when_it_serves() {
     let Some(mut scene) = Scene::start() else { return };
     scene.copy_state();
     let mut standby = scene.second(&["--standby", "copy"], scene.copy.path());
@@ -219,7 +219,7 @@ fn a_sighup_while_a_standby_waited_is_a_reload_when_it_serves() {
 }
 
 #[test]
-fn a_router_that_stood_still_writes_nothing_after_another_has_taken_over() {
+fn a_frozen_router_writes_nothing_after_a_take_over() {
     let Some(mut scene) = Scene::start() else { return };
     let keys: Vec<String> = (0..20).map(|n| format!("key:{n}")).collect();
     let mut old = Client::connect(scene.first.address());
@@ -264,7 +264,7 @@ fn a_router_that_stood_still_writes_nothing_after_another_has_taken_over() {
 }
 
 #[test]
-fn a_state_directory_that_is_older_than_the_last_move_is_refused() {
+fn a_state_directory_older_than_the_last_move_is_refused() {
     let Some(mut scene) = Scene::start() else { return };
     assert_eq!(Client::connect(scene.first.address()).cmd("SET k v"), ok());
     scene.copy_state();
@@ -288,7 +288,7 @@ fn a_state_directory_that_is_older_than_the_last_move_is_refused() {
 }
 
 #[test]
-fn a_copy_will_not_do_where_keys_were_moving_and_the_directory_itself_will() {
+fn a_copy_is_refused_after_unfinished_moves_but_not_the_original() {
     let Some(mut scene) = Scene::start() else { return };
     let mut client = Client::connect(scene.first.address());
     for n in 0..200 {
@@ -324,7 +324,7 @@ fn a_copy_will_not_do_where_keys_were_moving_and_the_directory_itself_will() {
 }
 
 #[test]
-fn a_standby_needs_a_state_directory_and_nodes_that_tell_who_serves_them() {
+fn a_standby_needs_a_state_directory_and_ownership_records() {
     let Some(scene) = Scene::start() else { return };
     let refused = |why: &str| {
         let mut second = scene.second(&["--standby", "copy"], scene.copy.path());
@@ -340,7 +340,7 @@ fn a_standby_needs_a_state_directory_and_nodes_that_tell_who_serves_them() {
 }
 
 #[test]
-fn a_standby_begins_with_a_directory_that_was_recovered() {
+fn a_standby_can_start_with_a_recovered_directory() {
     let Some(mut scene) = Scene::start() else { return };
     assert_eq!(Client::connect(scene.first.address()).cmd("SET k v"), ok());
     scene.first.process().signal(Signal::TERM);
@@ -359,7 +359,7 @@ fn a_standby_begins_with_a_directory_that_was_recovered() {
 }
 
 #[test]
-fn a_router_that_was_replaced_gives_no_old_copy() {
+fn a_replaced_router_serves_no_stale_copy() {
     if direct() {
         return;
     }

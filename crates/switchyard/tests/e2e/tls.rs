@@ -25,7 +25,7 @@ fn secured(pair: &Pair, tls: &str, rest: &str) -> (SiteOptions, SocketAddr) {
 }
 
 #[test]
-fn plain_and_tls_side_by_side() {
+fn plain_and_tls_listeners_work_side_by_side() {
     let authority = Authority::new();
     let pair = authority.sign("server", &["localhost"]);
     let (options, address) = secured(&pair, "", "");
@@ -59,7 +59,7 @@ fn plain_and_tls_side_by_side() {
 }
 
 #[test]
-fn large_values_and_slow_readers_over_tls() {
+fn large_values_and_slow_readers_work_over_tls() {
     let authority = Authority::new();
     let pair = authority.sign("server", &["localhost"]);
     let (options, address) = secured(&pair, "", "");
@@ -86,7 +86,7 @@ fn large_values_and_slow_readers_over_tls() {
 }
 
 #[test]
-fn handshakes_that_fail_hurt_nobody() {
+fn failing_handshakes_affect_no_other_client() {
     let authority = Authority::new();
     let pair = authority.sign("server", &["localhost"]);
     let (options, address) = secured(&pair, "handshake-timeout = \"500ms\"", "");
@@ -132,7 +132,7 @@ fn handshakes_that_fail_hurt_nobody() {
 }
 
 #[test]
-fn clients_must_show_a_certificate_where_that_is_asked() {
+fn clients_need_a_certificate_if_configured() {
     let authority = Authority::new();
     let people = Authority::new();
     let pair = authority.sign("server", &["localhost"]);
@@ -153,7 +153,7 @@ fn clients_must_show_a_certificate_where_that_is_asked() {
 }
 
 #[test]
-fn new_certificates_are_taken_up_and_nobody_is_dropped() {
+fn new_certificates_take_effect_without_closing_connections() {
     let authority = Authority::new();
     let pair = authority.sign("server", &["localhost"]);
     let (options, address) = secured(&pair, "", "");
@@ -222,7 +222,7 @@ pub(crate) fn secure_node(pair: &Pair, authority: &Authority, more: &[&str]) -> 
 }
 
 #[test]
-fn nodes_over_tls() {
+fn nodes_work_over_tls() {
     if crate::support::direct() {
         return;
     }
@@ -267,7 +267,7 @@ fn nodes_over_tls() {
 }
 
 #[test]
-fn nodes_that_cannot_be_trusted_get_nothing() {
+fn untrusted_nodes_receive_nothing() {
     if crate::support::direct() {
         return;
     }
@@ -354,7 +354,7 @@ fn servers_are_verified_by_their_own_names() {
 }
 
 #[test]
-fn names_from_sentinels_are_verified_through_a_failover() {
+fn names_from_sentinels_are_verified_during_a_failover() {
     if crate::support::direct() {
         return;
     }
@@ -424,7 +424,7 @@ const ED448: [&str; 2] = [
 ];
 
 #[test]
-fn nodes_without_a_cipher_or_key_in_common_are_explained() {
+fn nodes_without_a_common_cipher_or_key_type_are_explained() {
     if crate::support::direct() {
         return;
     }
@@ -453,7 +453,7 @@ fn nodes_without_a_cipher_or_key_in_common_are_explained() {
 }
 
 #[test]
-fn sentinels_over_tls() {
+fn sentinels_work_over_tls() {
     if crate::support::direct() {
         return;
     }
@@ -485,7 +485,7 @@ fn sentinels_over_tls() {
 }
 
 #[test]
-fn the_admin_port_over_https() {
+fn the_admin_port_works_over_https() {
     let authority = Authority::new();
     let people = Authority::new();
     let pair = authority.sign("server", &["localhost"]);
@@ -541,7 +541,7 @@ fn the_admin_port_over_https() {
 }
 
 #[test]
-fn a_client_that_vanishes_in_the_middle_leaves_nothing() {
+fn a_client_that_disappears_mid_handshake_leaves_nothing() {
     let authority = Authority::new();
     let pair = authority.sign("server", &["localhost"]);
     let (options, address) = secured(&pair, "", "");

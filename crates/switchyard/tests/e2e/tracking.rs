@@ -22,7 +22,7 @@ fn forget_all() -> Value {
 }
 
 #[test]
-fn the_bytes_are_those_of_one_server() {
+fn the_bytes_match_a_single_server() {
     let site = Site::new(3);
     let plain = Node::start(&NodeOptions::default());
     for protocol in ["HELLO 2", "HELLO 3"] {
@@ -86,7 +86,7 @@ fn the_bytes_are_those_of_one_server() {
 }
 
 #[test]
-fn what_was_read_is_invalidated_once_when_it_changes() {
+fn read_keys_are_invalidated_once_when_they_change() {
     let site = Site::new(3);
     let mut writer = site.client();
     for i in 0..30 {
@@ -140,7 +140,7 @@ fn what_was_read_is_invalidated_once_when_it_changes() {
 }
 
 #[test]
-fn optin_and_optout_decide_what_is_tracked() {
+fn optin_and_optout_control_tracking() {
     let site = Site::new(3);
     let mut writer = site.client();
     let mut client = three(&site);
@@ -170,7 +170,7 @@ fn optin_and_optout_decide_what_is_tracked() {
 }
 
 #[test]
-fn broadcasts_go_by_prefix() {
+fn broadcasts_select_keys_by_prefix() {
     let site = Site::new(3);
     let mut all = three(&site);
     let mut users = three(&site);
@@ -293,7 +293,7 @@ impl Cache {
 }
 
 #[test]
-fn no_cache_keeps_an_old_value() {
+fn no_cache_keeps_a_stale_value() {
     let site = Site::new(3);
     let mut random = Random::new(7);
     for mode in ["", " NOLOOP", " BCAST", " OPTIN", " BCAST PREFIX k1 PREFIX k2"] {
@@ -394,7 +394,7 @@ impl Reader<'_> {
 }
 
 #[test]
-fn noloop_leaves_out_what_the_client_has_replaced_itself() {
+fn noloop_omits_keys_that_the_client_has_replaced() {
     let site = Site::new(2);
     let mut writer = site.client();
     let mut target = site.client();
@@ -460,7 +460,7 @@ fn noloop_leaves_out_what_the_client_has_replaced_itself() {
 }
 
 #[test]
-fn a_client_that_waits_at_a_node_is_told() {
+fn a_client_blocked_at_a_node_receives_invalidations() {
     let site = Site::new(2);
     let mut client = three(&site);
     assert_eq!(client.cmd("CLIENT TRACKING ON"), ok());
@@ -476,7 +476,7 @@ fn a_client_that_waits_at_a_node_is_told() {
 }
 
 #[test]
-fn info_says_how_much_is_tracked() {
+fn info_counts_tracked_keys_and_clients() {
     let site = Site::new(2);
     let mut reader = three(&site);
     reader.cmd("CLIENT TRACKING ON");
@@ -498,7 +498,7 @@ fn info_says_how_much_is_tracked() {
 }
 
 #[test]
-fn adding_a_prefix_makes_nobody_forget() {
+fn adding_a_prefix_invalidates_no_existing_cache() {
     let site = Site::new(2);
     let mut client = three(&site);
     let mut other = three(&site);

@@ -62,7 +62,7 @@ fn keys_of_one_transaction_share_a_slot() {
 }
 
 #[test]
-fn what_cannot_be_in_a_transaction_says_so_when_it_is_queued() {
+fn commands_impossible_in_transactions_are_refused_when_queued() {
     let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
     let mut client = site.client();
     for line in [
@@ -99,7 +99,7 @@ fn what_cannot_be_in_a_transaction_says_so_when_it_is_queued() {
 
 /// If only the node knows the reason of a refusal, the error with the reason comes at EXEC.
 #[test]
-fn what_the_node_refuses_to_queue_aborts_the_transaction() {
+fn a_command_that_the_node_refuses_to_queue_aborts_the_transaction() {
     let Some(site) = Site::router_only(1, &SiteOptions::default()) else { return };
     let node = &site.nodes()[0];
     let mut client = site.client();
@@ -127,7 +127,7 @@ fn what_the_node_refuses_to_queue_aborts_the_transaction() {
 }
 
 #[test]
-fn a_node_that_refuses_multi_executes_nothing_one_by_one() {
+fn a_node_that_refuses_multi_executes_no_queued_command() {
     if crate::support::direct() {
         return;
     }
@@ -147,7 +147,7 @@ fn a_node_that_refuses_multi_executes_nothing_one_by_one() {
 /// The node removes the permission for MULTI while connections are open. Commands in flight are then executed
 /// individually, which no client may mistake for a transaction. Later transactions are not sent on that connection.
 #[test]
-fn multi_that_is_taken_away_makes_exec_fail() {
+fn exec_fails_if_multi_is_no_longer_permitted() {
     let Some(site) = Site::router_only(1, &options("", 1)) else { return };
     let node = &site.nodes()[0];
     let mut looker = node.client();
@@ -202,7 +202,7 @@ fn multi_that_is_taken_away_makes_exec_fail() {
 /// Increments with WATCH, GET, MULTI, SET, EXEC from many clients of several workers: every success counts exactly
 /// once.
 #[test]
-fn watch_makes_increments_of_many_clients_add_up() {
+fn increments_with_watch_from_many_clients_add_up() {
     let site = Site::with(2, &options("", 2));
     let keys = ["a", "b", "c"];
     let done = std::thread::scope(|scope| {
@@ -249,7 +249,7 @@ fn watch_makes_increments_of_many_clients_add_up() {
 
 /// In the steady state, transactions open no connections, with or without WATCH.
 #[test]
-fn transactions_use_the_connections_that_are_there() {
+fn transactions_reuse_existing_connections() {
     if crate::support::direct() {
         return;
     }
@@ -288,7 +288,7 @@ fn transactions_use_the_connections_that_are_there() {
 }
 
 #[test]
-fn a_connection_comes_back_clean_whatever_its_client_does() {
+fn a_connection_is_returned_clean_whatever_its_client_does() {
     let Some(site) =
         Site::router_only(1, &options("[nodes]\nwatch-connections-max = 1\ncommand-timeout = \"20s\"\n", 1))
     else {
@@ -343,7 +343,7 @@ fn a_connection_comes_back_clean_whatever_its_client_does() {
 }
 
 #[test]
-fn at_the_bound_a_watch_waits_and_then_gets_a_clear_error() {
+fn at_the_limit_a_watch_waits_and_then_gets_a_clear_error() {
     let Some(site) =
         Site::router_only(1, &options("[nodes]\nwatch-connections-max = 2\ncommand-timeout = \"700ms\"\n", 1))
     else {
@@ -427,7 +427,7 @@ fn a_watch_does_not_survive_its_connection() {
 
 /// The whole transaction in one pipeline, at a node that does not reply: after a failed WATCH, EXEC does not succeed.
 #[test]
-fn a_pipelined_transaction_whose_watch_failed_does_not_succeed() {
+fn a_pipelined_transaction_with_a_failed_watch_does_not_succeed() {
     let Some(site) = Site::router_only(1, &options(BRISK, 1)) else { return };
     let mut client = site.client();
     assert_eq!(client.cmd("SET k v"), ok());
@@ -449,7 +449,7 @@ fn a_pipelined_transaction_whose_watch_failed_does_not_succeed() {
 
 /// However late the transaction is sent: it is unknown whether the client had read the error before.
 #[test]
-fn a_transaction_after_the_error_of_watch_does_not_succeed_until_unwatch() {
+fn after_a_failed_watch_exec_fails_until_unwatch() {
     let Some(site) = Site::router_only(1, &options(BRISK, 1)) else { return };
     let mut client = site.client();
     assert_eq!(client.cmd("SET k v"), ok());
@@ -487,7 +487,7 @@ fn a_transaction_after_the_error_of_watch_does_not_succeed_until_unwatch() {
 }
 
 #[test]
-fn exec_at_a_node_that_does_not_answer_times_out_and_its_late_reply_is_nobodys() {
+fn exec_at_a_silent_node_times_out_and_its_late_reply_is_dropped() {
     let Some(mut site) = Site::router_only(1, &SiteOptions::config(BRISK)) else { return };
     let mut client = site.client();
     client.cmd("SET k v");
@@ -517,7 +517,7 @@ fn exec_at_a_node_that_does_not_answer_times_out_and_its_late_reply_is_nobodys()
 }
 
 #[test]
-fn large_arguments_and_large_replies_in_transactions() {
+fn large_arguments_and_replies_work_in_transactions() {
     let site = Site::with(2, &options("", 1));
     let mut other = site.client();
     for protocol in ["HELLO 2", "HELLO 3"] {
@@ -557,7 +557,7 @@ fn large_arguments_and_large_replies_in_transactions() {
 /// Transactions between other commands of many clients, while connections break on both sides: EXEC's reply matches the
 /// executed commands.
 #[test]
-fn transactions_are_all_or_nothing_whatever_breaks() {
+fn transactions_are_all_or_nothing_despite_failures() {
     let Some(site) = Site::router_only(2, &SiteOptions::config(BRISK)) else { return };
     let stop = AtomicBool::new(false);
     let outcomes: Vec<(i64, i64)> = std::thread::scope(|scope| {
@@ -658,7 +658,7 @@ fn client_list_shows_transactions() {
 }
 
 #[test]
-fn a_slow_transaction_behind_a_watch_has_the_time_of_slow_commands() {
+fn a_slow_transaction_with_watch_has_the_timeout_of_slow_commands() {
     let Some(site) = Site::router_only(1, &options(BRISK, 1)) else { return };
     let mut client = site.client();
     let script = "local function now() local t = redis.call('TIME'); return t[1] * 1000 + t[2] / 1000 end; \
@@ -673,7 +673,7 @@ fn a_slow_transaction_behind_a_watch_has_the_time_of_slow_commands() {
 /// Commands that the router answers, between commands of the node: each reply at its place, and their effects after
 /// EXEC.
 #[test]
-fn what_the_router_answers_stands_at_its_place_in_exec() {
+fn replies_of_the_router_have_their_places_in_exec() {
     let Some(site) = Site::router_only(2, &options("", 1)) else { return };
     let mut client = site.client();
     let id = client.cmd("CLIENT ID");
@@ -746,7 +746,7 @@ fn what_the_router_answers_stands_at_its_place_in_exec() {
 }
 
 #[test]
-fn one_node_takes_what_concerns_all_keys_into_a_transaction() {
+fn one_node_runs_commands_for_all_keys_in_transactions() {
     let Some(site) = Site::router_only(1, &options("", 1)) else { return };
     let mut client = site.client();
     for i in 0..50 {

@@ -104,7 +104,7 @@ fn pool_of(pid: Pid) -> String {
 }
 
 #[test]
-fn keys_of_a_real_nutcracker_are_where_it_put_them() {
+fn keys_of_a_real_nutcracker_are_found() {
     let fleet = Fleet::start();
     let before = [ports::free(), ports::free()];
     let _nutcracker = fleet.nutcracker(before);
@@ -224,7 +224,7 @@ fn stats_have_the_names_of_a_real_nutcracker() {
 }
 
 #[test]
-fn each_pool_has_a_process_that_is_started_again() {
+fn each_pool_has_a_process_that_is_restarted() {
     let fleet = Fleet::start();
     let mut switchyard = fleet.switchyard();
     let mut beta = client(fleet.listen[1]);
@@ -255,7 +255,7 @@ fn each_pool_has_a_process_that_is_started_again() {
 }
 
 #[test]
-fn keys_at_other_servers_stop_no_start() {
+fn keys_on_other_servers_prevent_no_start() {
     let fleet = Fleet::start();
     for node in &fleet.nodes {
         // By the rule, at most two of the five servers own the key, one in each pool.
@@ -330,7 +330,7 @@ fn misplaced_keys_are_removed_if_configured() {
 }
 
 #[test]
-fn keys_of_another_pool_at_a_shared_server_stay() {
+fn keys_of_another_pool_on_a_shared_server_stay() {
     let nodes: Vec<Node> = (0..3).map(|_| Node::start(&NodeOptions::default())).collect();
     let (dir, listen) = (TempDir::new().expect("a directory"), [ports::free(), ports::free()]);
     let pool = |name: &str, listen: u16, database: u32, servers: &[String]| {
@@ -432,7 +432,7 @@ fn keys_of_another_pool_at_a_shared_server_stay() {
 }
 
 #[test]
-fn what_cannot_be_served_is_refused_with_a_way_out() {
+fn unsupported_settings_are_refused_with_a_remedy() {
     let fleet = Fleet::start();
     let text = fleet.file(fleet.listen);
     for (from, to, reason) in [

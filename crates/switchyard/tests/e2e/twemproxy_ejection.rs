@@ -294,17 +294,17 @@ fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(
 }
 
 #[test]
-fn an_ejected_server_returns_without_old_values() {
+fn an_ejected_server_returns_without_stale_values() {
     eject_and_return("ketama", Node::kill, Node::restart);
 }
 
 #[test]
-fn with_modula_the_others_keys_stay() {
+fn with_modula_the_keys_of_other_servers_stay() {
     eject_and_return("modula", Node::kill, Node::restart);
 }
 
 #[test]
-fn a_server_that_hung_returns_without_old_values() {
+fn a_hung_server_returns_without_stale_values() {
     eject_and_return("ketama", |node| node.freeze(), |node| node.thaw());
 }
 
@@ -369,17 +369,17 @@ fn check_return_after_writes(lose: impl Fn(&mut Node), find: impl Fn(&mut Node),
 }
 
 #[test]
-fn a_server_that_stalled_keeps_keys_not_written_elsewhere() {
+fn a_stalled_server_keeps_keys_not_written_elsewhere() {
     check_return_after_writes(|node| node.freeze(), |node| node.thaw(), true);
 }
 
 #[test]
-fn a_server_that_restarted_keeps_none_of_its_keys() {
+fn a_restarted_server_keeps_none_of_its_keys() {
     check_return_after_writes(Node::kill, Node::restart, false);
 }
 
 #[test]
-fn a_server_with_a_client_past_the_router_returns_when_that_is_gone() {
+fn a_server_with_a_direct_client_returns_when_that_disconnects() {
     let mut pool = Pool::new("ketama");
     let router = pool.start("first.log");
     let mut client = connect(pool.listen);
@@ -454,7 +454,7 @@ fn the_last_live_server_is_never_ejected() {
 }
 
 #[test]
-fn an_ejected_server_may_leave_the_list() {
+fn an_ejected_server_may_be_removed_from_the_list() {
     let mut pool = Pool::new("ketama");
     let router = pool.start("first.log");
     let mut client = connect(pool.listen);
@@ -487,7 +487,7 @@ fn an_ejected_server_may_leave_the_list() {
 }
 
 #[test]
-fn a_server_that_fails_on_its_way_back_is_tried_again() {
+fn a_server_that_fails_during_its_return_is_retried() {
     let mut pool = Pool::new("ketama");
     let router = pool.start_with("first.log", &["--set", "moves.max-rate=20kb", "--set", "moves.goal=gentle"]);
     let mut client = connect(pool.listen);

@@ -31,7 +31,7 @@ fn connect(path: &Path) -> UnixStream {
 }
 
 #[test]
-fn clients_come_through_a_socket_of_the_file_system() {
+fn clients_connect_through_a_unix_socket() {
     let dir = TempDir::new().expect("a directory");
     let path = dir.path().join("switchyard.sock");
     let Some(mut site) = Site::router_only(2, &options(&path)) else { return };
@@ -72,7 +72,7 @@ fn clients_come_through_a_socket_of_the_file_system() {
 }
 
 #[test]
-fn the_socket_that_a_killed_router_left_is_replaced() {
+fn the_socket_of_a_killed_router_is_replaced() {
     let dir = TempDir::new().expect("a directory");
     let path = dir.path().join("s");
     let Some(mut site) = Site::router_only(1, &options(&path)) else { return };

@@ -71,7 +71,7 @@ const WRONGPASS: &str = "WRONGPASS invalid username-password pair or user is dis
 const NOAUTH: &str = "NOAUTH Authentication required.";
 
 #[test]
-fn logging_in_as_redis_has_it() {
+fn authentication_matches_redis() {
     let users = UsersFile::new(&format!(
         "user alice on {} ~app:* &news* +@all -@dangerous\nuser bob off nopass ~* +@all\nuser guest on nopass ~* +get +acl|whoami\n",
         hash("s3cret", 64, 1)
@@ -151,7 +151,7 @@ fn logging_in_as_redis_has_it() {
 }
 
 #[test]
-fn a_users_file_closes_the_door_to_those_without_a_name() {
+fn a_users_file_disables_the_default_user_without_a_password() {
     let users = UsersFile::new("user app on nopass ~* &* +@all\n");
     let mut wanted = options(&users.path, None);
     wanted.router.nodes_may_be_down = true;
@@ -187,7 +187,7 @@ fn a_users_file_closes_the_door_to_those_without_a_name() {
 
 /// Unread replies to unauthenticated clients do not accumulate: the client is closed (unlike in CVE-2025-21605).
 #[test]
-fn strangers_who_do_not_read_cost_no_memory() {
+fn unauthenticated_clients_that_do_not_read_use_little_memory() {
     use std::io::Write;
     let users = UsersFile::new("user app on nopass ~* +@all\n");
     let Some(site) = Site::router_only(1, &options(&users.path, Some("master"))) else { return };
@@ -214,7 +214,7 @@ fn strangers_who_do_not_read_cost_no_memory() {
 
 /// Dangerous commands are refused before a login, and allowed to users with a line that permits them.
 #[test]
-fn the_default_user_may_be_kept_from_some_commands() {
+fn the_default_user_may_be_denied_some_commands() {
     let users = UsersFile::new(&format!("user operator on {} ~* &* +@all\n", hash("s3cret", 64, 1)));
     let config = |rules: &str| {
         format!("[clients]\nusers-file = {:?}\npassword = \"master\"\ndefault-user-rules = {rules}\n", users.path)
@@ -265,7 +265,7 @@ fn the_default_user_may_be_kept_from_some_commands() {
 }
 
 #[test]
-fn a_changed_file_holds_for_those_who_are_connected() {
+fn a_changed_users_file_applies_to_connected_clients() {
     let file = |app: &str, more: &str| format!("user app {app}\n{more}user same on nopass ~* &* +@all\n");
     let users = UsersFile::new(&file("on nopass ~a* &* +@all", "user gone on nopass ~* +@all\n"));
     let Some(site) = Site::router_only(2, &options(&users.path, Some("master"))) else { return };
@@ -311,7 +311,7 @@ fn a_changed_file_holds_for_those_who_are_connected() {
 }
 
 #[test]
-fn checking_a_password_holds_up_nobody_else() {
+fn checking_a_password_delays_no_other_client() {
     // Expensive hashes even on a fast machine: a quarter of a second, and several seconds. The latter belongs to no
     // password: it is a cheap hash with expensive parameters, so that the test need not compute it.
     let endless = hash("s3cret", 8, 1).replace("m=8,t=1", "m=65536,t=64");
@@ -351,7 +351,7 @@ fn checking_a_password_holds_up_nobody_else() {
 /// A user with the password can log in whatever other clients do, even from the same address, and even for the first
 /// time.
 #[test]
-fn a_stranger_locks_nobody_out() {
+fn failed_logins_lock_out_no_other_client() {
     let users = UsersFile::new(&format!(
         "user app on {} ~* +@all\nuser other on {} ~* +@all\n",
         hash("s3cret", 64, 1),
@@ -425,7 +425,7 @@ fn a_thousand_first_logins_cost_one_check() {
 
 /// An unauthenticated client cannot keep a connection.
 #[test]
-fn strangers_are_closed_after_a_time() {
+fn unauthenticated_clients_are_closed_after_a_timeout() {
     let users = UsersFile::new(&format!("user app on {} ~* +@all\n", hash("s3cret", 64, 1)));
     let mut wanted = options(&users.path, Some("master"));
     wanted.router.args = vec!["--set".into(), "clients.login-timeout=500ms".into()];
@@ -446,7 +446,7 @@ fn strangers_are_closed_after_a_time() {
 }
 
 #[test]
-fn large_values_of_restricted_users() {
+fn large_values_work_for_restricted_users() {
     let users = UsersFile::new("user app on nopass ~app:* %R~ro:* +@all\n");
     let Some(site) = Site::router_only(2, &options(&users.path, Some("master"))) else { return };
     let mut client = site.client();
@@ -511,7 +511,7 @@ fn an_option_that_ends_early_hides_no_key() {
 
 /// Compares a real server with the router, for every command.
 #[test]
-fn every_command_is_judged_as_by_redis() {
+fn permissions_of_every_command_match_redis() {
     if crate::support::direct() {
         return;
     }
@@ -628,7 +628,7 @@ fn every_command_is_judged_as_by_redis() {
 }
 
 #[test]
-fn channels_are_those_of_the_user() {
+fn channels_are_restricted_by_user() {
     let file = |channels: &str| format!("user app on nopass ~* +@all {channels}\n");
     let users = UsersFile::new(&file("&news* &p?"));
     let Some(site) = Site::router_only(2, &options(&users.path, Some("master"))) else { return };
@@ -656,7 +656,7 @@ fn channels_are_those_of_the_user() {
 
 /// ACL over RESP: changes apply on every worker before the OK. SAVE writes the file, LOAD reads it.
 #[test]
-fn users_change_over_resp() {
+fn users_can_be_changed_over_resp() {
     let text = "# kept\nuser admin on nopass ~* &* +@all\nuser op on nopass ~* &* +@all operator\n";
     let users = UsersFile::new(text);
     let mut wanted = options(&users.path, Some("master"));
@@ -767,7 +767,7 @@ fn users_change_over_resp() {
 
 /// Only an operator can undo the unsaved removal of an operator.
 #[test]
-fn only_operators_bring_operators_back() {
+fn only_operators_can_restore_operators() {
     let users = UsersFile::new(
         "user chief on nopass ~* +@all operator\nuser gone on nopass ~* +@all operator\nuser admin on nopass ~* +@all\n",
     );
@@ -789,7 +789,7 @@ fn only_operators_bring_operators_back() {
 
 /// Without a users file, users are kept in memory, as in Redis. Clients connect before all parts of the router run.
 #[test]
-fn users_can_be_changed_from_the_first_moment() {
+fn users_can_be_changed_immediately_after_the_start() {
     let Some(mut site) = Site::router_only(1, &SiteOptions::default()) else { return };
     for _ in 0..3 {
         site.router_mut().process_mut().kill();
@@ -831,7 +831,7 @@ fn without_a_file_users_are_kept_in_memory() {
 
 /// The structure of ACL's replies matches a real server.
 #[test]
-fn acl_answers_as_redis_does() {
+fn acl_replies_match_redis() {
     if crate::support::direct() {
         return;
     }
@@ -910,7 +910,7 @@ fn acl_answers_as_redis_does() {
 
 /// A client waits for a connection, and when it gets one, may no longer use it.
 #[test]
-fn a_connection_that_its_client_has_no_use_for_goes_to_the_next() {
+fn a_connection_that_its_client_cannot_use_goes_to_the_next() {
     const LEN: usize = 1 << 20;
     let users = UsersFile::new("user op on nopass ~* &* +@all operator\nuser app on nopass ~* &* +@all\n");
     let mut wanted = options(&users.path, Some("master"));

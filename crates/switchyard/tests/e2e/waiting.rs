@@ -16,7 +16,7 @@ pub(crate) fn replica_of(node: &Node) -> Node {
 }
 
 #[test]
-fn wait_counts_the_replicas_that_have_what_was_written() {
+fn wait_counts_replicas_that_have_the_writes() {
     let site = Site::with(1, &SiteOptions::default());
     let mut client = site.client();
     assert_eq!(client.cmd("WAIT 0 0"), int(0), "nobody is there");
@@ -85,7 +85,7 @@ fn waitaof_counts_the_local_file_and_replicas() {
 }
 
 #[test]
-fn wait_over_several_nodes_is_the_smallest_of_those_written_to() {
+fn wait_over_several_nodes_returns_the_minimum_of_written_nodes() {
     let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
     let tags = site.tags();
     let first = replica_of(&site.nodes()[0]);
@@ -137,7 +137,7 @@ fn wait_over_several_nodes_is_the_smallest_of_those_written_to() {
 }
 
 #[test]
-fn wait_confirms_no_write_to_a_process_that_was_replaced() {
+fn wait_confirms_no_write_to_a_replaced_process() {
     let options = SiteOptions::router(RouterOptions::args(&["--set", "nodes.on-data-loss=serve"]));
     let Some(mut site) = Site::router_only(1, &options) else { return };
     let _replica = replica_of(&site.nodes()[0]);
@@ -197,7 +197,7 @@ fn wait_confirms_no_write_that_a_node_lost_between_two_moves() {
 }
 
 #[test]
-fn a_process_that_was_replaced_gets_no_more_commands() {
+fn a_replaced_process_gets_no_more_commands() {
     if crate::support::direct() {
         return;
     }

@@ -26,7 +26,7 @@ fn having(site: &Site, key: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_slot_map_and_the_place_of_a_key_are_the_same_everywhere() {
+fn the_slot_map_and_key_locations_are_the_same_everywhere() {
     let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
     let mut client = site.client();
     fill(&mut client, 60);
@@ -66,7 +66,7 @@ fn the_slot_map_and_the_place_of_a_key_are_the_same_everywhere() {
 }
 
 #[test]
-fn what_is_on_its_way_or_was_moved_alone_is_told() {
+fn keys_in_transit_or_moved_alone_are_reported() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let mut client = site.client();
     fill(&mut client, 2000);

@@ -88,7 +88,7 @@ fn character(text: &str) -> Option<usize> {
 }
 
 #[test]
-fn blanks_what_is_no_code() {
+fn comments_and_strings_are_blanked() {
     for (text, code) in [
         ("a // b\nc", "a \nc"),
         ("a /* b /* c */ d\n */ e", "a \n e"),

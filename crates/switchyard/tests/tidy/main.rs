@@ -475,17 +475,17 @@ fn check(rule: Rule) {
 }
 
 #[test]
-fn crates_import() {
+fn crates_use_only_allowed_dependencies() {
     check(crates_import_only_what_they_may);
 }
 
 #[test]
-fn crates_reach_each_other() {
+fn crates_include_no_code_of_other_crates() {
     check(crates_reach_each_other_only_through_cargo);
 }
 
 #[test]
-fn versions_and_lints() {
+fn versions_and_lints_come_from_the_workspace() {
     check(versions_and_lints_come_from_the_root);
 }
 
@@ -495,37 +495,37 @@ fn purity() {
 }
 
 #[test]
-fn modules_of_policy() {
+fn policy_modules_use_only_allowed_modules() {
     check(modules_of_policy_import_only_what_they_may);
 }
 
 #[test]
-fn no_stubs() {
+fn code_has_no_stubs() {
     check(nothing_is_left_to_do);
 }
 
 #[test]
-fn gaps_in_strings() {
+fn long_strings_have_no_missing_backslashes() {
     check(long_strings_have_no_gaps);
 }
 
 #[test]
-fn modules_of_a_worker() {
+fn the_map_lists_every_module_of_a_worker() {
     check(the_map_has_every_module_of_a_worker);
 }
 
 #[test]
-fn places_of_unsafe() {
+fn unsafe_is_only_in_allowed_places() {
     check(unsafe_is_where_it_belongs);
 }
 
 #[test]
-fn sharing_between_workers() {
+fn workers_share_only_listed_state() {
     check(workers_share_nothing_per_command);
 }
 
 #[test]
-fn length_of_files() {
+fn files_are_not_too_long() {
     check(files_are_short);
 }
 
@@ -535,7 +535,7 @@ fn headers() {
 }
 
 #[test]
-fn names_of_files() {
+fn file_names_are_descriptive() {
     check(files_have_meaningful_names);
 }
 
@@ -570,7 +570,7 @@ fn clippy_watches_policy() {
 
 /// Applies all rules to the project, and to files that break each of them.
 #[test]
-fn the_rules_notice() {
+fn each_rule_detects_a_violation() {
     const FINE: &str = "//! A file with a header.\n";
     const LONG_STRING: &str = "//! A file with a header.\nconst A: &str = \"one sentence that is so long that its end was to stand in the next line of the file, or \
                                \u{20}           elsewhere, and does not\";\n";

@@ -59,7 +59,7 @@ fn a_test_that_passes_alone_is_flaky_and_the_run_passes() {
 }
 
 #[test]
-fn a_binary_that_does_not_end_as_it_should_fails_the_run() {
+fn a_binary_that_ends_early_fails_the_run() {
     for (failed, code) in [(1, 134), (2, 101)] {
         let (ended, end) = run(&fake_tests("", failed, code));
         assert!(

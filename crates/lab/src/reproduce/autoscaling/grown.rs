@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_is_read() {
+    fn autoscaler_report_is_parsed() {
         let report = serde_json::json!({
             "nodes": 2, "started": ["127.0.0.1:7101"], "change": {"stage": "127.0.0.1:7101 is joining"},
             "events": [{"at": 7, "kind": "decided", "text": "change 0: a node is added"}],

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_moves_of_a_new_node_are_read() {
+    fn moves_of_a_new_node_are_parsed() {
         assert_eq!(moves_of("{\"dry_run\":false,\"moves\":[{\"id\":2},{\"id\":3}]}\n").expect("two"), [2, 3]);
         assert!(moves_of("{\"moves\":[]}").is_err());
         assert!(moves_of("").is_err());

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn no_run_is_done_twice() {
+    fn cells_are_unique() {
         let cells = cells(0.05);
         for (at, cell) in cells.iter().enumerate() {
             assert!(!cells[..at].contains(cell), "{cell:?}");

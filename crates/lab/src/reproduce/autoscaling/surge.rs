@@ -373,13 +373,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_figure_has_the_highest_of_each_second() {
+    fn figure_has_the_highest_value_of_each_second() {
         let looks = [(0.5, 3.0, 1), (0.9, 90.0, 1), (1.0, 20.0, 2), (3.1, 1.0, 2)];
         assert_eq!(highest(&looks, |look| look.1), [(0.0, 90.0), (1.0, 20.0), (3.0, 1.0)]);
     }
 
     #[test]
-    fn answers_are_well_only_after_the_last_slow_one() {
+    fn recovery_begins_after_the_last_slow_response() {
         assert_eq!(well_since(&[]), None);
         assert_eq!(well_since(&[(0.5, 3.0, 1), (1.0, 90.0, 1)]), None);
         assert_eq!(well_since(&[(0.5, 3.0, 1), (1.0, 90.0, 1), (1.5, 10.0, 2), (2.0, 1.0, 2)]), Some(1.5));

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_move_records_waits_behind_its_leg_and_nothing_else_does() {
+    fn only_records_of_the_same_move_wait_behind_its_leg() {
         let mut queue = Queue::default();
         for (of, kind, what) in
             [(1, Kind::StartsLeg, 1), (2, Kind::Required, 2), (1, Kind::Required, 3), (2, Kind::Required, 4)]
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leg_that_is_given_up_before_there_is_room_is_never_written() {
+    fn a_leg_given_up_while_waiting_for_space_is_not_written() {
         let mut queue = Queue::default();
         queue.push(given(1, Kind::StartsLeg, 1));
         queue.push(given(1, Kind::Required, 2));
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_being_written_stays_first_until_it_is_there() {
+    fn a_group_being_written_stays_first_until_durable() {
         let mut queue = Queue::default();
         queue.push(given(1, Kind::StartsLeg, 1));
         let found = queue.select_next(|_| Ok::<(), ()>(()));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn moves_are_refused_where_there_is_no_room_and_the_rest_goes() {
+    fn moves_without_space_are_refused_and_others_written() {
         let mut queue = Queue::default();
         queue.push(given(1, Kind::StartsMove, 1));
         queue.push(given(2, Kind::Required, 2));

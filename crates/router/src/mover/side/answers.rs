@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_replicas_that_are_there_must_have_it() {
+    fn all_connected_replicas_must_acknowledge() {
         let info = |lines: &str| format!("${}\r\n{lines}\r\n", lines.len());
         let two = info(
             "role:master\r\nslave0:ip=a,port=1,state=online\r\nslave1:ip=b,port=1,state=online\r\nslave2:ip=c,port=1,state=wait_bgsave",
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_what_it_is_in_all_databases() {
+    fn a_read_covers_all_databases_of_a_key() {
         let replies = answers(&[
             ":-1\r\n",
             "$2\r\nxx\r\n",
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_string_is_read_once_more() {
+    fn keys_of_other_types_are_read_again() {
         let replies = answers(&[
             ":-1\r\n",
             "$2\r\nxx\r\n",
@@ -321,14 +321,14 @@ mod tests {
     }
 
     #[test]
-    fn an_older_node_tells_how_long_and_what_time_it_is() {
+    fn older_nodes_reply_remaining_time_and_current_time() {
         let replies = answers(&["*2\r\n$2\r\n10\r\n$6\r\n500000\r\n", ":250\r\n", "$1\r\ny\r\n"]);
         let read = copied(reading(&["a"], &[(0, false)], false, Form::Serialised), replies).expect("understood");
         assert_eq!(read.contents[0][0].expires_ms, 10_750);
     }
 
     #[test]
-    fn a_refusal_counts_more_than_a_key_that_exists() {
+    fn a_refused_store_outranks_an_existing_key() {
         let replies = answers(&["+OK\r\n", "-BUSYKEY Target key name already exists.\r\n", "+OK\r\n", "-OOM no\r\n"]);
         let fresh = |count| vec![Stored::Stored; count];
         let places = vec![Placed::One(0), Placed::One(1), Placed::Selected, Placed::One(1)];
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_stored_together_is_stored_one_by_one() {
+    fn failed_multi_stores_are_repeated_one_by_one() {
         for answer in [":0\r\n", "-OOM no\r\n", "-NOPERM no\r\n"] {
             let places = vec![Placed::Together(0, vec![0, 2]), Placed::One(1), Placed::Together(3, vec![1, 2])];
             let (outcomes, again) =
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_read_together_those_without_a_string_are_read_once_more() {
+    fn keys_without_a_string_in_a_multi_read_are_read_again() {
         let read = |expiry: bool, texts: &[&str]| {
             let mut of = reading(&["a", "b", "c"], &[(0, false)], true, Form::Plain);
             of.databases[0] = DatabaseCommands { together: 2, expiry, ..of.databases[0] };

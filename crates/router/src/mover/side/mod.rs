@@ -857,7 +857,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_connection_nothing_is_asked_that_would_be_done_when_there_is_another() {
+    fn no_job_is_queued_without_a_connection() {
         let mut end = SideConnection::new(NodeId(0), Arc::default());
         let keys = [Key::from(&b"a"[..])];
         end.remove(BatchId(0), &keys, &[0]);

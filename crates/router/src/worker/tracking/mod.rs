@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_asked_of_nodes_never_overlap() {
+    fn tracked_prefixes_at_nodes_never_overlap() {
         let mut tracking = Tracking::default();
         for prefix in ["user:1", "order:", "user:1:name", "user:2", "user:", "order:"] {
             tracking.widen(prefix.as_bytes());

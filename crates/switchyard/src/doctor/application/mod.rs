@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_says_which_commands_may_meet_limits() {
+    fn the_table_lists_commands_that_may_meet_limits() {
         let table = CommandTable::builtin();
         let limit = |name: &str| limit_of(table.by_name(name).unwrap_or_else(|| panic!("{name} is in the table")));
         for name in ["RENAME", "RENAMENX", "SMOVE", "LMOVE", "RPOPLPUSH", "MSETNX"] {

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_router_would_refuse_is_counted() {
+    fn commands_that_the_router_would_refuse_are_counted() {
         let one = |name: &str| vec![(name.to_owned(), 1)];
         for (lines, expected) in [
             (&[r#"[0 10.0.0.1:5] "rename" "a" "b""#][..], one("RENAME")),
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn findings_tell_counts_and_no_names_of_keys() {
+    fn findings_have_counts_but_no_key_names() {
         let mut tally = Tally::default();
         for line in
             [r#"1.0 [0 10.0.0.1:5] "rename" "secret-a" "secret-b""#, r#"1.0 [0 10.0.0.1:5] "rename" "{s}a" "{s}b""#]

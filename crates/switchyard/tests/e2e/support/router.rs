@@ -22,7 +22,7 @@ pub(crate) struct RouterOptions {
     /// Limit of open files (`prlimit --nofile`).
     pub(crate) open_files: Option<u64>,
     /// File mounted over `/etc/hosts`, in a separate mount namespace.
-    pub(crate) hosts: Option<PathBuf>,
+    pub(crate) accepted_host_names: Option<PathBuf>,
     /// Leaves `nodes.wait-max` to the configuration. Otherwise it is 0, so that a command for a node that is down fails
     /// at once.
     pub(crate) waits_for_nodes: bool,
@@ -42,7 +42,7 @@ impl Default for RouterOptions {
             config: String::new(),
             args: Vec::new(),
             open_files: None,
-            hosts: None,
+            accepted_host_names: None,
             waits_for_nodes: false,
             nodes_may_be_down: false,
             password: None,
@@ -199,13 +199,13 @@ fn launch_with_state(
     log: &str,
 ) -> Process {
     let binary = env!("CARGO_BIN_EXE_switchyard");
-    let mut command = match (options.open_files, &options.hosts) {
+    let mut command = match (options.open_files, &options.accepted_host_names) {
         (None, None) => tied(binary),
-        (_, Some(hosts)) => {
+        (_, Some(accepted_host_names)) => {
             let mut command = tied("unshare");
             command
                 .args(["--mount", "--", "sh", "-c", "mount --bind \"$0\" /etc/hosts && exec \"$@\""])
-                .arg(hosts)
+                .arg(accepted_host_names)
                 .arg(binary);
             command
         }

@@ -27,7 +27,7 @@ pub(crate) fn slot(key: &[u8]) -> u16 {
 }
 
 #[test]
-fn slots_are_those_of_the_cluster_specification() {
+fn slots_match_the_cluster_specification() {
     assert_eq!(crc16(b"123456789"), 0x31c3);
     assert_eq!(slot(b"foo"), 12182);
     assert_eq!(slot(b"{user1000}.following"), slot(b"user1000"));
