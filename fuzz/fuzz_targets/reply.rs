@@ -11,7 +11,7 @@ fn scan_in_pieces(bytes: &[u8], piece: usize) -> Result<ReplyScan, ReplyError> {
     loop {
         let scan = scanner.scan(&bytes[..there])?;
         if let ReplyScan::Incomplete(least) = scan {
-            assert!(least > there, "asks for bytes that are there");
+            assert!(least > there, "requests bytes that it has");
         }
         if there == bytes.len() || matches!(scan, ReplyScan::Complete(_)) {
             return Ok(scan);

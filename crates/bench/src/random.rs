@@ -206,7 +206,7 @@ mod tests {
             let expected = zeta(n as u64, YCSB_THETA) / zeta_n;
             assert!((head(n) - expected).abs() < 0.02, "first {n}: {} for {expected}", head(n));
         }
-        assert!(seen.iter().all(|&n| n > 0), "every item is asked for at times");
+        assert!(seen.iter().all(|&n| n > 0), "every item occurs");
     }
 
     #[test]

@@ -153,7 +153,7 @@ impl Discovery {
                 let (mut held, mut pause) = (held, AGAIN);
                 while matches!(stopped.recv_timeout(pause), Err(RecvTimeoutError::Timeout)) {
                     match look(&placement, &running, own.as_deref(), patience, tell) {
-                        Ok(()) => return info!("each node was looked at: the nodes are used from now on"),
+                        Ok(()) => return info!("all nodes were examined: they are used from now on"),
                         Err((why, next)) => {
                             pause = next;
                             if why != held {

@@ -37,7 +37,7 @@ pub enum LedgerError {
     Store(#[from] StoreError),
     /// The journal's entries contradict each other.
     #[error(
-        "the journal of moves in {directory} says what cannot be: {what}. It says which keys have moved, so nothing is guessed: put a copy of the \
+        "the journal of moves in {directory} is contradictory: {what}. It says which keys have moved, so nothing is guessed: put a copy of the \
          whole state directory from a backup in its place, or see `switchyard recover --help`"
     )]
     Contradiction {
@@ -653,7 +653,7 @@ mod tests {
             ("a version of records", vec![RECORD, 200, 8, 1]),
             ("a kind of record", vec![RECORD, 1, 200, 1]),
             ("a field more", [&[RECORD][..], &with_more].concat()),
-            ("a field of what was kept", [&[SUMMARY][..], br#"{"last":1,"left":{},"colours":[]}"#].concat()),
+            ("an unknown field of the summary", [&[SUMMARY][..], br#"{"last":1,"left":{},"colours":[]}"#].concat()),
         ] {
             let dir = tempfile::tempdir().expect("a temporary directory");
             let (opened, store) = open(dir.path());
@@ -738,6 +738,6 @@ mod tests {
         record(&opened.ledger, &[moved(0, 1)]);
         drop(opened);
         let error = Ledger::open(dir.path(), &store, Sync::Always).expect_err("no such move").to_string();
-        assert!(error.contains("says what cannot be"), "{error}");
+        assert!(error.contains("is contradictory"), "{error}");
     }
 }

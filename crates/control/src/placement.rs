@@ -151,7 +151,7 @@ impl Placement {
         }
         if map.is_provisional && placed.changed {
             bail!(
-                "this is a first start, and it is not yet known what each node holds: restart to begin with another list of nodes"
+                "this is a first start, and the keys of each node are not known yet: restart to use another list of nodes"
             );
         }
         let topology = match &map.topology {
@@ -189,7 +189,7 @@ impl Placement {
             bail!("there is no slot map yet")
         };
         if !map.transits.is_empty() {
-            bail!("a move is under way: the list of servers waits for it");
+            bail!("a move is in progress: the list of servers waits for it");
         }
         let OverlaidTopology { topology: next, parts, goals } = topology.with_overlay(list.iter().cloned())?;
         split(&parts);

@@ -93,7 +93,7 @@ pub(crate) fn is_misplaced(topology: &Topology, node: NodeId, left: &[Slot], key
 /// Explains to an operator that `elsewhere` of `keys` sampled keys of a node are misplaced.
 pub fn misplaced_text(keys: u64, elsewhere: u64) -> String {
     format!(
-        "of {} looked at, the slot map looks for {elsewhere} elsewhere, so that clients do not find them. Somebody has written to the node past the router",
+        "of {} in the sample, the slot map places {elsewhere} elsewhere, so clients do not find them. A client has written to the node past the router",
         counted(keys, "key")
     )
 }
@@ -207,7 +207,7 @@ impl Processes {
         match save_json(store, PROCESSES, &known) {
             Ok(()) => *processes = Some(known),
             // The next call tries again.
-            Err(error) => warn!("what is known of the nodes' processes cannot be kept: {error}"),
+            Err(error) => warn!("the nodes' processes cannot be stored: {error}"),
         }
     }
 
@@ -268,9 +268,9 @@ impl Processes {
         let no_witness = if is_vouched_for || !has_keys {
             None
         } else if let Some(name) = unmarked {
-            Some(format!("the mark that would tell is gone from node {name} (ACL LOAD removes it)"))
+            Some(format!("the ownership record is missing at node {name} (ACL LOAD removes it)"))
         } else if !found.iter().any(|(name, found)| found.sample.keys > 0 && self.is_known(name, &found.run_id)) {
-            Some("all servers are other processes than those that it knows, and none has a mark of it".to_owned())
+            Some("no server is a process that the state directory knows, and none has its ownership record".to_owned())
         } else {
             None
         };

@@ -118,7 +118,7 @@ impl Running {
         let is_held = self
             .with(|router| router.accept_empty(node))
             .ok_or_else(|| {
-                OperationError::Unavailable("the router is not serving: it is starting, or was told to stop".to_owned())
+                OperationError::Unavailable("the router is not serving: it is starting or shutting down".to_owned())
             })?
             .ok_or_else(|| {
                 OperationError::Invalid(format!(
@@ -148,7 +148,7 @@ impl Running {
                     )
                 } else {
                     format!(
-                        "node {node} is accepted as it is, and does not serve yet: `switchyard status` says why. It is served as soon as it can be"
+                        "node {node} is accepted as it is, and does not serve yet: `switchyard status` shows the reason. It is served as soon as possible"
                     )
                 }));
             }

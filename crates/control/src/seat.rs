@@ -224,7 +224,7 @@ impl Seats {
             other => {
                 let name = running
                     .with(|router| router.connection_name("seat"))
-                    .ok_or("is not asked: the router is being stopped")?;
+                    .ok_or("is not contacted: the router is stopping")?;
                 let mut connection = NodeConnection::open(access, PATIENCE)?;
                 // Name the connection first: a router that takes over ends named connections, and an unnamed one will
                 // read the new record.
@@ -507,7 +507,7 @@ pub fn look(
             check(&looks, &kept, directory, nodes)?;
             if let Some((Err(why), node)) = looks.iter().zip(nodes).find(|(look, _)| look.is_err()) {
                 bail!(
-                    "node {} does not tell which router serves it, so a standby cannot take over: {why}. Allow CLIENT, ACL GETUSER and ACL SETUSER to Switchyard's user there",
+                    "node {} does not show which router serves it, so a standby cannot take over: {why}. Allow CLIENT, ACL GETUSER and ACL SETUSER to Switchyard's user there",
                     node.name
                 );
             }

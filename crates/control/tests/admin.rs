@@ -35,7 +35,7 @@ impl Source for Fake {
 
     fn metrics(&self) -> String {
         let text = self.0.lock().expect("not poisoned").1.clone();
-        assert_ne!(text, "panic", "as the test asked");
+        assert_ne!(text, "panic", "requested by the test");
         text
     }
 
@@ -333,7 +333,7 @@ fn health_and_readiness() {
     let status = running.get("/api/v1/status").body;
     assert!(status.contains(r#""ready":true,"whole":false,"slots_unserved":11384"#), "{status}");
     running.change(|(status, _)| status.nodes[0].link = LinkReport::Down { reason: "timed out".into() });
-    assert_eq!(running.get("/readyz").status, 503, "nobody is served");
+    assert_eq!(running.get("/readyz").status, 503, "no slot can be served");
 
     running.change(|(status, _)| {
         status.nodes.clear();
@@ -356,7 +356,7 @@ fn the_start_page_lists_all_paths() {
         "<h2>Nodes</h2>",
         "<td>10.0.0.0:6379</td><td class=\"n\">16384</td><td>up</td>",
         "<td>10.0.0.1:6379</td><td class=\"n\">0</td><td>connecting</td>",
-        "None is under way.",
+        "None is in progress.",
         "$(cat /state/admin-token)",
     ] {
         assert!(page.body.contains(shown), "{shown}: {}", page.body);
@@ -530,7 +530,7 @@ fn a_new_token_applies_from_the_next_request() {
     assert_eq!((abort("second"), abort("third")), (503, 503));
     let refused = running.post("/api/v1/moves/7/abort", &[], "");
     assert!(refused.status == 503 && refused.body.contains("the disk is full"), "{}", refused.body);
-    assert_eq!(running.get("/api/v1/status").status, 200, "nobody's token could be asked for");
+    assert_eq!(running.get("/api/v1/status").status, 200, "no token could be required");
 }
 
 #[test]

@@ -9,13 +9,12 @@ use switchyard_bench::process::is_executable;
 pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     match given {
         Some(path) if is_executable(path) => std::path::absolute(path).with_context(|| path.display().to_string()),
-        Some(path) => bail!(
-            "--switchyard {}: no program is there; name the router's binary, or leave the flag out",
-            path.display()
-        ),
+        Some(path) => {
+            bail!("--switchyard {}: not a program; name the router's binary, or omit the flag", path.display())
+        }
         None => {
             let own = std::env::current_exe().context(
-                "cannot tell where this program is, to find the router beside it; name it with --switchyard",
+                "cannot find the folder of this program, and so the router; name the router with --switchyard",
             )?;
             beside(&own)
         }

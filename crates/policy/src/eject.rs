@@ -417,7 +417,7 @@ mod tests {
             assert_eq!(look(&mut ejections, false), []);
         }
         assert_eq!(look(&mut ejections, true), []);
-        assert_eq!(ejections.check(0, &topology, &BTreeMap::new()), [], "what is not known says nothing");
+        assert_eq!(ejections.check(0, &topology, &BTreeMap::new()), [], "an unknown condition causes no step");
         assert!(matches!(look(&mut ejections, true)[..], [Step::Eject { node: NodeId(0), .. }]));
     }
 
@@ -432,11 +432,11 @@ mod tests {
         let kept = ejections.with(lost, &to);
         let topology = handed_over(&before, &to);
         ejections.note_ejected(lost, &to, 0);
-        assert_eq!(ejections.ejected(), kept, "what is on record");
+        assert_eq!(ejections.ejected(), kept, "the recorded slots");
         let mut answers = facts(&topology, |_| false);
         assert_eq!(ejections.check(999, &topology, &answers), [], "it is not tried before");
         answers.get_mut(&lost).expect("known").is_drained = false;
-        assert_eq!(ejections.check(1000, &topology, &answers), [], "what it was sent may still be executed");
+        assert_eq!(ejections.check(1000, &topology, &answers), [], "earlier commands may still be executed");
         answers.get_mut(&lost).expect("known").is_drained = true;
         // A restarted router has the same state, and tries immediately.
         let mut again = Ejections::new(RULE, kept);
@@ -471,7 +471,7 @@ mod tests {
         let [Step::Eject { .. }, Step::Return { node, from }] = &ejections.check(1000, &topology, &fails)[..] else {
             panic!("it returns")
         };
-        assert!(*node == back && !from.contains_key(&lost), "from those that answer");
+        assert!(*node == back && !from.contains_key(&lost), "only from nodes that reply");
     }
 
     #[test]

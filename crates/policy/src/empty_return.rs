@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(
             data.judge(sent(103, 1), 0, 9, false),
             Return::Lost(1),
-            "a write may have been under way at the count"
+            "a write may have been in flight at the count"
         );
         data.counted(holdings(0), 0, sent(103, 1));
         assert_eq!(data.judge(sent(103, 1), 0, 9, false), Return::Intact);

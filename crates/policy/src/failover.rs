@@ -589,7 +589,7 @@ mod tests {
             changes(&step(&mut watch, 10 + SILENCE_US, role_reported(OTHER, primary("z", None)))),
             [(OTHER, Why::Renamed)]
         );
-        assert_eq!(watch.servers().copied().collect::<Vec<_>>(), [NEW, OTHER], "the old address is asked no more");
+        assert_eq!(watch.servers().copied().collect::<Vec<_>>(), [NEW, OTHER], "the old address is no longer queried");
         // A replica promoted from the primary has precedence.
         step(&mut promoted, 20, role_reported(NEW, primary("b", Some("a"))));
         assert_eq!(
@@ -651,7 +651,7 @@ mod tests {
         step(&mut back, 4 * SILENCE_US, role_reported(OLD, primary("a", None)));
         assert_eq!(changes(&step(&mut back, 4 * SILENCE_US, Event::Accepted)), []);
         assert_eq!(changes(&step(&mut watch, 4 * SILENCE_US, Event::Accepted)), [(NEW, Why::Accepted)]);
-        assert_eq!(changes(&step(&mut watch, 4 * SILENCE_US, Event::Accepted)), [], "nobody else claims it");
+        assert_eq!(changes(&step(&mut watch, 4 * SILENCE_US, Event::Accepted)), [], "no other server claims it");
     }
 
     #[test]
@@ -753,7 +753,7 @@ mod tests {
         step(&mut watch, 0, role_reported(OLD, primary("a", None)));
         assert_eq!(readable(step(&mut watch, 0, role_reported(NEW, replica(OLD)))), Some(vec![NEW]));
         assert_eq!(readable(step(&mut watch, 0, role_reported(NEW, replica(OLD)))), None, "told once");
-        assert_eq!(readable(step(&mut watch, 0, role_reported(OTHER, replica(9)))), None, "it follows somebody else");
+        assert_eq!(readable(step(&mut watch, 0, role_reported(OTHER, replica(9)))), None, "it follows another server");
         assert_eq!(readable(step(&mut watch, 0, role_reported(OTHER, replica(OLD)))), Some(vec![NEW, OTHER]));
         let behind = Role::Replica { of: Some(OLD), is_current: false, position: at("a", 100) };
         assert_eq!(readable(step(&mut watch, 0, role_reported(NEW, behind))), Some(vec![OTHER]));
@@ -787,7 +787,7 @@ mod tests {
         assert_eq!(
             readable(step(&mut watch, 0, role_reported(NEW, replica(OLD)))),
             None,
-            "nobody knows how far the primary is"
+            "the position of the primary is unknown"
         );
         assert_eq!(readable(step(&mut watch, 0, role_reported(OLD, primary("a", None)))), Some(vec![NEW]));
         assert_eq!(readable(step(&mut watch, 0, role_reported(OTHER, replica_at(OLD, at("a", 99))))), None);

@@ -510,7 +510,7 @@ mod tests {
         let later = full_scan(&mut scans, 0, |_| {}).into_iter().filter(|(pass, _, _)| *pass != Pass::First).count();
         assert_eq!(later, 4);
         scans.observe(&Arc::new(moving.handed_over(&slots, NodeId(0))), BTreeSet::new(), NOW);
-        assert_eq!(full_scan(&mut scans, 0, |_| {}).len(), 6, "what was over before does not count");
+        assert_eq!(full_scan(&mut scans, 0, |_| {}).len(), 6, "earlier moves do not count");
     }
 
     #[test]

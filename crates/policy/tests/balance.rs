@@ -45,7 +45,7 @@ proptest! {
     fn every_node_gets_its_share_and_nothing_moves_without_need((topology, weights) in placements()) {
         let total: u64 = weights.values().map(|w| u64::from(*w)).sum();
         prop_assume!(total > 0);
-        let shifts = even(&topology, &weights).expect("somebody has a weight");
+        let shifts = even(&topology, &weights).expect("a node has a weight");
         let after = apply(&topology, &shifts);
         let mut least_possible = 0;
         for (node, weight) in &weights {

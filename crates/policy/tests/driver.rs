@@ -101,7 +101,7 @@ fn keys_are_taken_from_the_list_as_required() {
     driven.drain();
     assert_eq!(driven.take(), [DriverAction::TakeListed]);
     driven.step(DriverEvent::Taken(Some((vec![key("{t}1")], false))));
-    assert_eq!(driven.take(), [DriverAction::TakeListed], "until there are as many as were asked for");
+    assert_eq!(driven.take(), [DriverAction::TakeListed], "until there are enough keys");
     driven.step(DriverEvent::Taken(Some((vec![key("{t}2")], true))));
     let copied: Vec<usize> = driven
         .take()
@@ -183,7 +183,8 @@ fn all_keys_are_committed_only_at_the_side_workers_use() {
         driven.step(DriverEvent::Tick);
         assert_eq!(driven.take(), [DriverAction::HandOver { to }], "to the same side");
         driven.step(DriverEvent::HandedOver(true));
-        let outcome = if back { Outcome::Returned { why: "it was told to end".to_owned() } } else { Outcome::Moved };
+        let outcome =
+            if back { Outcome::Returned { why: "it was aborted by the user".to_owned() } } else { Outcome::Moved };
         assert_eq!(driven.take(), [DriverAction::Io(Io::End(outcome))]);
     }
 }
@@ -303,7 +304,7 @@ fn a_leg_ends_only_if_the_purged_process_confirms() {
         driven.step(DriverEvent::Tick);
     }
     driven.step(Event::Confirmed { side: Side::Source, evicted: 0 });
-    assert_eq!(driven.take(), [], "it is asked once, and has not answered");
+    assert_eq!(driven.take(), [], "one request is sent, without a reply yet");
     driven.step(DriverEvent::Lost { side: Side::Target });
     driven.step(Event::Confirmed { side: Side::Target, evicted: 0 });
     assert!(!end(&mut driven), "an answer of the connection that was lost");

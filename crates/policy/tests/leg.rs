@@ -188,7 +188,7 @@ fn committed_keys_are_recorded_again_when_the_target_restarts() {
         "{records:?}"
     );
     let is_told = |action: &Action| matches!(action, Action::Io(Io::Report { text }) if text.contains("1 keys had moved to the one before"));
-    assert!(driven.actions.iter().any(is_told), "durability memory waits for nothing, and the operator is told");
+    assert!(driven.actions.iter().any(is_told), "durability memory does not wait, and the operator is informed");
 }
 
 /// Both nodes restarted with old data, and the router ended before the purge of the source.
@@ -227,7 +227,7 @@ fn nothing_is_committed_before_workers_know_of_the_rollback() {
         given_up: None,
         cut_over: false,
         behind: StaleCopies::NONE,
-        rolled_back: Some("it was told to end".to_owned()),
+        rolled_back: Some("it was aborted by the user".to_owned()),
         source: process("s1"),
         target: process("t1"),
         eras: ProcessGenerations { source: 0, target: 0 },
@@ -365,7 +365,7 @@ fn a_leg_without_its_source_ends_at_the_target_with_copied_keys() {
     assert_eq!(
         decided(&mut driven),
         vec![record(Record::GivenUp { move_id, leg, side: Side::Source })],
-        "what was read is being stored"
+        "copied keys are being stored"
     );
     driven.step(Event::Stored { batch: BatchId(1), outcomes: vec![Stored::Stored] });
     let keys = vec![Fingerprinter::new(7).of(&read)];

@@ -352,7 +352,7 @@ fn an_open_leg_waits_for_clocks_that_agree() {
     assert_eq!(*moving.came(StepResult::Lost), Step::Leg(leg(4, &[2])));
     // If the leg could not start, all steps repeat.
     moving.came(StepResult::Lost);
-    assert_eq!((moving.rest().0, moving.rest().1), (300_000, "going on with the leg that was under way"));
+    assert_eq!((moving.rest().0, moving.rest().1), (300_000, "resuming the open leg"));
     assert_eq!(moving.until("Leg").step, Step::Leg(leg(4, &[2])));
 }
 
@@ -441,7 +441,7 @@ fn a_move_ends_with_a_leg_that_ended_without_one_side() {
         lost(Side::Target, 12, returned()),
         stopped("right was given up: lost is at most 12 keys, moved there before")
     );
-    let of_source = "left was given up: what it had of the slots that were moving is lost";
+    let of_source = "left was given up: its keys of the moving slots are lost";
     assert_eq!(lost(Side::Source, 0, Outcome::Moved), stopped(of_source));
 }
 
@@ -474,12 +474,12 @@ fn a_leg_has_as_many_whole_slots_as_fit() {
     assert_eq!(cut([keys(50), keys(50), keys(1)], &[]), [1, 2]);
     assert_eq!(cut([keys(50), keys(51), keys(1)], &[]), [1]);
     assert_eq!(cut([keys(500), keys(0), keys(1)], &[]), [1], "one at least");
-    assert_eq!(cut([keys(50), keys(50), keys(1)], &[1]), [2, 3], "what is under way is not cut again");
+    assert_eq!(cut([keys(50), keys(50), keys(1)], &[1]), [2, 3], "a slot in progress is not cut again");
     let big = |bytes| (1, bytes, false);
     assert_eq!(cut([big(400 << 20), big(200 << 20), keys(1)], &[]), [1]);
     assert_eq!(cut([big(400 << 20), keys(1), big(100 << 20)], &[]), [1, 2, 3]);
-    assert_eq!(cut([big(4 << 30), keys(1), big(1)], &[]), [1, 2], "after too large a one come those that have none");
+    assert_eq!(cut([big(4 << 30), keys(1), big(1)], &[]), [1, 2], "after a large slot come slots without big keys");
     let unsure = (1, 0, true);
-    assert_eq!(cut([unsure, keys(1), unsure], &[]), [2], "those that are listed once more come last");
+    assert_eq!(cut([unsure, keys(1), unsure], &[]), [2], "slots to list again come last");
     assert_eq!(cut([unsure, keys(1), unsure], &[2]), [1, 3], "and together");
 }

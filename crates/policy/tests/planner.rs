@@ -161,7 +161,7 @@ fn may_be_carried_out(problem: &Problem, recent: &[usize], solve: Solve<'_>) -> 
                 for slot in moved {
                     prop_assert!(slots.insert(*slot), "no slot moves twice");
                     prop_assert!(problem.slots.iter().any(|known| known.slot == *slot && known.at == *from));
-                    prop_assert!(may_go(previous.slots.contains(slot), *from), "what moved lately stays");
+                    prop_assert!(may_go(previous.slots.contains(slot), *from), "recently moved keys and slots stay");
                 }
             }
             StepSubject::Key { key, .. } => {
@@ -169,7 +169,7 @@ fn may_be_carried_out(problem: &Problem, recent: &[usize], solve: Solve<'_>) -> 
                 let known = problem.keys.iter().find(|known| known.key == *key).expect("a key of the problem");
                 prop_assert_eq!(known.at, *from);
                 prop_assert!(may_go(known.stays == Some(PinnedReason::Moving), *from));
-                prop_assert!(may_go(previous.keys.contains(key), *from), "what moved lately stays");
+                prop_assert!(may_go(previous.keys.contains(key), *from), "recently moved keys and slots stay");
             }
         }
     }

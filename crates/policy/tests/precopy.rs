@@ -117,16 +117,16 @@ fn written(count: usize) -> Event {
 #[test]
 fn written_keys_are_copied_again_after_earlier_commands_complete() {
     let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a"]);
-    assert!(driven.take().contains(&Action::Observe), "what was sent before the leg is awaited first");
+    assert!(driven.take().contains(&Action::Observe), "earlier commands are drained first");
     driven.step(written(100));
-    assert_eq!(driven.copied(), [], "nothing is read meanwhile");
+    assert_eq!(driven.copied(), [], "nothing is read during the drain");
     driven.step(Event::Drained);
     let said = driven.take();
     assert!(said.iter().any(|action| matches!(action, Action::Io(Io::Copy { keys, .. }) if keys == &[key("{t}a")])));
     assert!(said.ends_with(&[Action::Observe, Action::Confirm { side: Side::Target }]), "then the next round");
     driven.step(written(30));
     driven.step(Event::Drained);
-    assert_eq!(driven.copied().len(), 100, "what was written since then is not settled");
+    assert_eq!(driven.copied().len(), 100, "later writes are not settled");
     driven.step(Event::Drained);
     assert_eq!(driven.copied().len(), 30);
     assert!(

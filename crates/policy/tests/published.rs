@@ -71,7 +71,7 @@ fn a_group_that_has_taken_a_write_goes_back_to_its_source() {
         tracker.complete(rules.range(number));
         regressed += written.iter().filter(|group| rules.route(tracker.state(***group), false) == Way::Source).count();
     }
-    assert!(regressed > 0, "what was written at the target is looked for at the source");
+    assert!(regressed > 0, "a key written at the target is read at the source");
     let mut exact = Kind::Exact.tracker(paper.geometry());
     exact.start(rules.range(0));
     assert!(waiting.iter().all(|group| rules.route(exact.state(*group), true) == Way::Source));
@@ -275,7 +275,7 @@ fn the_complete_copy_is_recorded_before_the_source_is_emptied() {
     assert!(driven.is_over());
     assert!(
         driven.place(|action| matches!(action, Action::Io(Io::Copy { .. }))).is_none(),
-        "what is left at the source is past"
+        "remaining keys of the source are void"
     );
     assert!(driven.place(|action| matches!(action, Action::Purge { side: Side::Source, .. })).is_some());
 }
@@ -310,7 +310,7 @@ fn a_side_can_be_given_up_before_keys_are_in_transit() {
     assert!(matches!(driven.outcome(), Some(Outcome::NotBegun { .. })));
     assert!(
         !driven.records.iter().any(|record| matches!(record, Record::GivenUp { .. })),
-        "replay knows no such thing of a leg that has not begun"
+        "replay rejects this for an unstarted leg"
     );
 }
 

@@ -202,7 +202,7 @@ fn a_move_of_keys_records_them_before_its_first_leg() {
     let open = &Replay::of(&records).expect("a journal").open[&MoveId(4)];
     assert_eq!(open.keys.as_deref(), Some(&names(&["a", "b"])[..]));
     assert!(Replay::of(&[&records[..2], std::slice::from_ref(&keys)].concat()).is_err(), "told twice");
-    assert!(Replay::of(&[journal(), vec![keys]].concat()).is_err(), "told too late");
+    assert!(Replay::of(&[journal(), vec![keys]].concat()).is_err(), "recorded too late");
     let mut bytes = Vec::new();
     Record::Keys { move_id: MoveId(4), keys: names(&["b", "a"]) }.encode(&mut bytes);
     assert!(Record::decode(&bytes).is_err(), "not in order");

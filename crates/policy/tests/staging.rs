@@ -43,7 +43,7 @@ fn begun() -> Staging {
 fn look(staging: &mut Staging) -> u64 {
     let asked = go(staging);
     let Some(Action::Inspect { number, .. }) = asked.last() else { panic!("{asked:?}") };
-    assert!(staging.is_busy() && go(staging).is_empty(), "one thing is asked for at a time");
+    assert!(staging.is_busy() && go(staging).is_empty(), "one request at a time");
     assert_eq!(step(staging, Event::Inspected { place: place(), seen: Inspection::Fit }), []);
     *number
 }
@@ -102,7 +102,7 @@ fn elements_changed_during_a_copy_are_read_again_after_a_barrier() {
     assert_eq!(
         step(&mut staging, read_again.clone()),
         [is_written(Part::Piece, true)],
-        "what was read first is written first"
+        "parts are written in the order of reading"
     );
     assert_eq!(wrote(&mut staging, Wrote::Yes), [is_written(Part::Again, false)]);
     assert_eq!(wrote(&mut staging, Wrote::Yes), []);
@@ -192,7 +192,7 @@ fn a_new_connection_or_a_vanished_key_restarts_the_copy() {
         "one piece is written while the next is read"
     );
     assert_eq!(wrote(&mut staging, Wrote::Vanished), []);
-    assert_eq!(go(&mut staging), [], "what was read is awaited");
+    assert_eq!(go(&mut staging), [], "the pending read is awaited");
     read(&mut staging, false);
     assert!(matches!(&go(&mut staging)[..], [Action::Drop { .. }, Action::Inspect { number: 3, .. }]));
 }

@@ -40,7 +40,7 @@ fn is_within(measured: f64, formula: f64, interval: f64, what: &str) {
         (measured - formula).abs() <= interval,
         "{what}: {measured} was measured, {formula} is expected, within {interval}"
     );
-    assert!(interval < formula / 5.0 || interval < 0.001, "{what}: {interval} says nothing about {formula}");
+    assert!(interval < formula / 5.0 || interval < 0.001, "{what}: {interval} is too wide for {formula}");
 }
 
 /// Table 2 of NetMigrate, in percent: 2^17 groups, four threads.
@@ -183,7 +183,7 @@ fn an_adaptive_tracker_repairs_reported_errors() {
     let before = tracker.bytes();
     for group in &wrong[..100] {
         assert!(tracker.correct(*group, State::NotStarted));
-        assert_eq!(tracker.state(*group), State::NotStarted, "it is not said again");
+        assert_eq!(tracker.state(*group), State::NotStarted, "the state is not reported again");
     }
     assert!(tracker.bytes() > before && tracker.repairs() == 100);
     // A repaired group starts and completes like any other.
@@ -217,7 +217,7 @@ fn a_counter_that_is_full_stays_until_the_reset() {
     groups(1, 0..300).for_each(|group| tracker.start(group));
     groups(1, 0..300).for_each(|group| tracker.complete(group));
     assert_eq!((tracker.saturation().stuck, tracker.saturation().false_positives), (1, 1.0));
-    assert_eq!(tracker.state(group(Pair(0), 0)), State::Unsure, "nothing that is under way can be missed");
+    assert_eq!(tracker.state(group(Pair(0), 0)), State::Unsure, "no group in progress can be missed");
     tracker.reset();
     assert_eq!((tracker.saturation().stuck, tracker.state(group(Pair(0), 0))), (0, State::NotStarted));
 }

@@ -286,7 +286,7 @@ mod tests {
         let gate = || hot.published().gates.load(GateId::of_key(hash));
         hot.change(false, vec![(hash, slot)], Vec::new());
         hot.release();
-        assert!(gate().is_open(), "one that comes");
+        assert!(gate().is_open(), "gate of an added key");
         let before = gate();
         hot.change(false, Vec::new(), vec![hash]);
         hot.adopted(0, 2);

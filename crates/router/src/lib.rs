@@ -848,7 +848,7 @@ fn run_worker(mut worker: Worker, index: usize, shared: &Arc<Shared>, listeners:
             Err(_) => {
                 tracing::error!(
                     worker = index,
-                    "a worker panicked: its clients are disconnected, and it starts anew. This is a bug, please report it"
+                    "a worker panicked: its clients are disconnected, and it restarts. This is a bug, please report it"
                 );
                 shared.forget_worker(index);
                 match clone_all(listeners).and_then(|listeners| Worker::new(index, shared.clone(), listeners)) {

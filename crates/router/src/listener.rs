@@ -252,7 +252,7 @@ mod tests {
         drop(other);
         assert!(path.exists(), "what a killed process leaves behind");
         let ours = bind(&[unix(&path, 0o600)], 1).map_err(|e| e.to_string()).expect("replaces it");
-        fs::remove_file(&path).expect("removed by somebody");
+        fs::remove_file(&path).expect("removed");
         let theirs = UnixListener::bind(&path).expect("binds");
         drop(ours);
         assert!(path.exists(), "not ours to remove");

@@ -41,9 +41,9 @@ impl Limit {
     pub const fn text(self) -> &'static str {
         match self {
             Self::Slots => "keys of several slots",
-            Self::Unnamed => "keys that it does not name",
-            Self::Unproved => "code that may use keys that it does not name: an error where it does",
-            Self::EveryNode => "it concerns every node at one instant",
+            Self::Unnamed => "undeclared keys",
+            Self::Unproved => "code that may use undeclared keys: an error where it does",
+            Self::EveryNode => "concerns all nodes at one instant",
         }
     }
 
@@ -54,7 +54,7 @@ impl Limit {
                 "EXECABORT Transaction discarded because of: CROSSSLOT Keys in the transaction don't hash to the same slot, and another node has joined since"
             }
             Self::Unnamed | Self::Unproved => {
-                "EXECABORT Transaction discarded because of: a command in it may use keys that it does not name, and another node has joined since"
+                "EXECABORT Transaction discarded because of: a command in it may use undeclared keys, and another node has joined since"
             }
             Self::EveryNode => {
                 "EXECABORT Transaction discarded because of: a command in it concerns every node, and another node has joined since. Call it outside of MULTI"

@@ -169,6 +169,6 @@ mod tests {
         assert_eq!(log.latest(Some(1)).len(), 1);
         log.clear();
         log.add(entry, 3);
-        assert_eq!(log.latest(None)[0].id, 5, "ids go on after a reset");
+        assert_eq!(log.latest(None)[0].id, 5, "ids continue after a reset");
     }
 }

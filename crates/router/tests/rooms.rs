@@ -204,7 +204,7 @@ fn violations(files: &BTreeMap<String, String>, worker: &[(&str, Sees)], owners:
             let does = sees(code);
             if does != *may {
                 wrong.push(format!(
-                    "{name} sees {does:?} of clients and links; its row in WORKER says {may:?}. Move the method, or narrow the row"
+                    "{name} accesses {does:?} of clients and links; its row in WORKER allows {may:?}. Move the method, or narrow the row"
                 ));
             }
         } else if let Some((_, may)) = owners.iter().find(|(file, _)| file == name) {

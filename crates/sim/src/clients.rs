@@ -278,12 +278,12 @@ impl World {
         let faulty = self.faulty;
         let Some(command) = self.ops.get_mut(&op) else { return };
         if !faulty {
-            self.violated(format!("command {op} has no answer though nothing is broken"));
+            self.violated(format!("command {op} has no reply although nothing is broken"));
             return;
         }
         command.is_unknown = true;
         let (client, flush) = (command.client, command.op == Op::Flush);
-        say!(self, "command {op}: nobody knows");
+        say!(self, "command {op}: unknown outcome");
         self.unwatch(client);
         if !flush {
             self.ops.remove(&op);
@@ -295,7 +295,7 @@ impl World {
     pub(crate) fn client_refused(&mut self, op: u64) {
         let Some(command) = self.ops.remove(&op) else { return };
         if !self.faulty {
-            self.violated(format!("command {op} is refused though nothing is broken"));
+            self.violated(format!("command {op} is refused although nothing is broken"));
         }
         say!(self, "command {op}: refused");
         self.history.forget(&command.marks);
@@ -306,7 +306,7 @@ impl World {
     /// Rejects a command whose keys are on different nodes. Nothing was executed.
     pub(crate) fn client_cross_node(&mut self, op: u64) {
         let Some(command) = self.ops.remove(&op) else { return };
-        say!(self, "command {op}: its keys live apart");
+        say!(self, "command {op}: its keys are on different nodes");
         self.history.forget(&command.marks);
         self.unwatch(command.client);
         self.finish_command(command.client, op);

@@ -111,13 +111,13 @@ fn left_behind_by(world: &World, lane: usize) -> Option<String> {
     let is_left =
         |key| world.lives_at(key) != at && world.has_left(lane, key) && !world.fleet.left_at[at].contains(&key);
     let left: Vec<_> = alive.filter(|(key, _)| is_left(**key)).collect();
-    (!left.is_empty()).then(|| format!("the node that they have left still has {left:?}"))
+    (!left.is_empty()).then(|| format!("the old node still has {left:?}"))
 }
 
 /// Returns a violation if a staging key has no expiry.
 fn find_leaked_staging(world: &World) -> Option<String> {
     let mut left = world.nodes.iter().flat_map(|node| node.keys.range(STAGING..));
-    left.find(|(_, entry)| entry.expires_us.is_none()).map(|(name, _)| format!("the staging key {name} stays for ever"))
+    left.find(|(_, entry)| entry.expires_us.is_none()).map(|(name, _)| format!("the staging key {name} never expires"))
 }
 
 /// Runs `seeds` seeds, starting at `from`, on `threads` threads, and calls `progress` after each. Returns the failed

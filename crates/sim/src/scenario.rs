@@ -227,9 +227,10 @@ impl Scenario {
                 continue;
             }
             let error = |what: String| ScenarioError { line: at + 1, what };
-            let (name, value) = line.split_once('=').ok_or_else(|| error(format!("`{line}` is no `name = number`")))?;
+            let (name, value) =
+                line.split_once('=').ok_or_else(|| error(format!("`{line}` is not `name = number`")))?;
             let name = name.trim();
-            let value: u64 = value.trim().parse().map_err(|_| error(format!("`{}` is no number", value.trim())))?;
+            let value: u64 = value.trim().parse().map_err(|_| error(format!("`{}` is not a number", value.trim())))?;
             let (field, most) = match name {
                 "clients" => (&mut scenario.clients, 8),
                 "commands" => (&mut scenario.commands, 60),
@@ -281,7 +282,7 @@ impl Scenario {
                 "renames" => (&mut scenario.renames, 1000),
                 "panics" => (&mut scenario.panics, 1000),
                 "think" => (&mut scenario.think, 10_000),
-                _ => return Err(error(format!("there is nothing called `{name}`"))),
+                _ => return Err(error(format!("unknown setting `{name}`"))),
             };
             if value > most {
                 return Err(error(format!("{name} is {most} at most")));

@@ -310,7 +310,7 @@ impl World {
             }
             let worker = &mut self.workers[ix];
             if let Some(wanted) = worker.waiting.entry(op).or_default().begin(look, ix) {
-                say!(self, "worker {ix}: command {op} waits, and wants {wanted:?}");
+                say!(self, "worker {ix}: command {op} waits for {wanted:?}");
                 for (of, what) in wanted {
                     if let Wanted::Keys(keys) = what {
                         self.after(5, Ev::Wanted { of, keys });
@@ -377,7 +377,7 @@ impl World {
             op,
             InFlightCommand { parts, double_read: Some(asked), as_published, ..InFlightCommand::one(epoch) },
         );
-        say!(self, "worker {ix}: command {op} is asked on {conns:?}");
+        say!(self, "worker {ix}: command {op} is sent on {conns:?}");
         conns.into_iter().for_each(|conn| self.transmit(op, conn));
     }
 

@@ -693,7 +693,7 @@ impl World {
     fn answered(&mut self, conn: u32, request: u64, reply: Reply) {
         let c = &mut self.conns[conn as usize];
         let Some(pending) = c.pending.pop_front() else {
-            self.violated(format!("connection {conn}: a reply that nobody waits for"));
+            self.violated(format!("connection {conn}: a reply without a request"));
             return;
         };
         if pending.request != request {
@@ -783,7 +783,7 @@ impl World {
             }
         }
         let text = self.stuck_report();
-        self.violated(format!("nothing happens any more: {text}"));
+        self.violated(format!("no event is left: {text}"));
     }
 
     fn is_over(&mut self) -> bool {

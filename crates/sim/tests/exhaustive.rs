@@ -14,7 +14,7 @@ fn clean(name: &str, bounds: Bounds) {
         panic!("{name}: {what}\n    {}", way.join("\n    "));
     }
     println!("{name}: {} states, {} of them ends", searched.states, searched.ends);
-    assert!(!searched.unfinished, "{name}: all states are looked at");
+    assert!(!searched.unfinished, "{name}: all states are visited");
     assert!(searched.states > 100 && searched.ends > 0, "{name}: a leg was moved");
 }
 

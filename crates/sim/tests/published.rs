@@ -54,9 +54,9 @@ fn each_hole_is_found() {
         ("a deleted key comes back", "netmigrate", DELETES, EXACT),
         ("a deleted key comes back", "rocksteady", DELETES, EXACT),
         ("a deleted key comes back", "fulva", DELETES, EXACT),
-        ("a write depends on what has not come", "netmigrate", COUNTS, EXACT),
-        ("a write depends on what has not come", "rocksteady", COUNTS, EXACT),
-        ("a write depends on what has not come", "fulva", COUNTS, EXACT),
+        ("a write depends on a missing key", "netmigrate", COUNTS, EXACT),
+        ("a write depends on a missing key", "rocksteady", COUNTS, EXACT),
+        ("a write depends on a missing key", "fulva", COUNTS, EXACT),
         ("a write at the source after the copy is lost", "bloom", SETS, EXACT),
         ("a filter is believed", "bloom", READS, PUBLISHED),
     ] {

@@ -97,7 +97,10 @@ fn stop_and_copy_loses_keys_if_nodes_are_killed() {
     let scenario =
         Scenario::parse("stop-and-copy with kills", &format!("{text}\nkill-node = 500")).expect("a scenario");
     let found = sweep(&scenario, None, 0, 10_000, 2, |_| {}).and_then(|run| run.violation);
-    assert!(found.as_ref().is_some_and(|what| what.contains("fits no order")), "what clients wrote is lost: {found:?}");
+    assert!(
+        found.as_ref().is_some_and(|what| what.contains("fits no order")),
+        "acknowledged writes are lost: {found:?}"
+    );
 }
 
 #[test]
@@ -139,7 +142,7 @@ fn lost() {
 #[test]
 fn watch() {
     let executed = clean("watch", SEEDS);
-    assert!(executed > SEEDS, "not every EXEC answered nil: {executed}");
+    assert!(executed > SEEDS, "not every EXEC returned nil: {executed}");
 }
 
 #[test]
@@ -150,7 +153,7 @@ fn staging() {
         whole.fetch_add(run.whole, Ordering::Relaxed);
     });
     let (in_pieces, whole) = (in_pieces.into_inner(), whole.into_inner());
-    println!("staging: {in_pieces} keys moved in pieces, {whole} were to be and moved whole");
+    println!("staging: {in_pieces} keys moved in pieces, {whole} moved whole instead");
     assert!(in_pieces > SEEDS / 5 && whole > SEEDS / 10, "both are tried: {in_pieces} in pieces, {whole} whole");
 }
 
@@ -202,7 +205,7 @@ fn hot(name: &str, seeds: u64, hits_in_a_thousand: u64) {
     println!("{name}: {hits} hits, {kept} copies, {moved} legs");
     assert!(
         hits * 1000 > hits_in_a_thousand * seeds && kept > 10 * seeds,
-        "{name}: copies are made and given: {kept} and {hits}"
+        "{name}: copies are stored and served: {kept} and {hits}"
     );
     assert!(moved > seeds || scenario.moves == 0, "{name}: legs were moved");
     assert!(unchecked * 100 < seeds, "{name}: nearly all histories were checked");

@@ -238,7 +238,10 @@ fn a_wrong_command_line_exits_with_2_and_a_suggestion() {
         (&["serve", "--worker", "2"], "'--workers'"),
         (&["serve", "--node"], "--node"),
         (&["serve"], "no node is given"),
-        (&["move", "--to", "127.0.0.1:7002"], "say what to move: --slots RANGES, --all, --keys PATTERN or --home"),
+        (
+            &["move", "--to", "127.0.0.1:7002"],
+            "name the slots or keys to move: --slots RANGES, --all, --keys PATTERN or --home",
+        ),
         (&["nodes", "-c", "file", "list"], "cannot read the configuration file file"),
         (&["serve", "--node", "a", "--workers", "0"], "--workers: \"0\" is not a whole number from 1 to 1024"),
         (&["serve", "--node", "a", "--misplaced-keys", "remove"], "cannot be used with '--misplaced-keys <WHAT>'"),
@@ -382,7 +385,7 @@ fn status_without_a_router_exits_with_1_and_a_remedy() {
     });
     let (code, _, err) = run(&["status", "--admin", &address]);
     assert_eq!(code, 1);
-    assert!(err.contains("no Switchyard"), "{err}");
+    assert!(err.contains("not a Switchyard"), "{err}");
 }
 
 #[test]

@@ -251,7 +251,7 @@ impl Driver {
                     Ok(Some((reply, taken))) => {
                         at += taken;
                         let Some((asked, pending)) = connection.pending.pop_front() else {
-                            broken = Some(format!("a reply that nobody had asked for: {reply}"));
+                            broken = Some(format!("a reply without a request: {reply}"));
                             ledger.interval.wrong += 1;
                             break;
                         };
@@ -309,7 +309,7 @@ impl Driver {
         ledger.interval.disconnects += 1;
         ledger.interval.unanswered += connection.pending.len() as u64;
         ledger.complain(format!(
-            "connection to {} lost with {} requests under way: {why}",
+            "connection to {} lost with {} requests in flight: {why}",
             self.target,
             connection.pending.len()
         ));

@@ -185,7 +185,7 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, 
         let message = match &file {
             None => "the admin port needs its token, in the header \"Authorization: Bearer TOKEN\"".to_owned(),
             Some(file) => format!(
-                "what changes something needs the token in {}, which the user that runs this router can read; the command line finds it itself",
+                "changes need the token in {}, which the user that runs this router can read; the command line finds it itself",
                 file.display()
             ),
         };

@@ -81,7 +81,7 @@ fn add_state(page: &mut String, status: &StatusReport, (class, said): (&str, &st
     let _ = writeln!(page, "<div class=\"state {class}\"><p><strong>This router is {said}</strong>{all}</p>");
     let mut warnings = Vec::new();
     if readiness.draining {
-        warnings.push("it was told to stop".to_owned());
+        warnings.push("it is shutting down".to_owned());
     }
     warnings.extend(
         readiness
@@ -134,7 +134,7 @@ fn add_nodes(page: &mut String, status: &StatusReport) {
 fn add_moves(page: &mut String, moves: &MovesReport) {
     page.push_str("<h2>Moves</h2>\n");
     if moves.moves.is_empty() {
-        page.push_str("<p>None is under way.</p>\n");
+        page.push_str("<p>None is in progress.</p>\n");
         return;
     }
     page.push_str("<ul>\n");

@@ -58,7 +58,7 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
             "200 while some slot can be served, with a list of the others; 503 while none can, the router waits as a standby, starts or stops",
             get(ready),
         ),
-        (TOKEN, "the file with the token for what changes something, where one was made; as JSON", get(token_file)),
+        (TOKEN, "the file with the generated token for changes, if there is one; as JSON", get(token_file)),
         ("/api/v1/status", "state of the router and its nodes, as JSON", get(status)),
         ("/api/v1/nodes", "the nodes, as JSON; POST {\"address\"} adds one", get(nodes).post(add_node)),
         (
@@ -70,43 +70,39 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
         ("/api/v1/nodes/{node}/undrain", "POST: let a node that was drained get slots again", post(undrain_node)),
         ("/api/v1/nodes/{node}/remove", "POST: let a node go that owns no slots", post(remove_node)),
         ("/api/v1/balance", "POST {\"dry_run\"}: even the slots by weight", post(balance)),
-        (
-            "/api/v1/slots",
-            "the slot map: ranges by node, what is in transit, keys that were moved alone; as JSON",
-            get(slots),
-        ),
+        ("/api/v1/slots", "the slot map: ranges by node, slots in transit, placement overrides; as JSON", get(slots)),
         (
             "/api/v1/misplaced",
-            "of some keys of each node, how many the slot map looks for elsewhere: no client finds those; as JSON",
+            "misplaced keys in a sample of each node, which no client finds; as JSON",
             get(misplaced),
         ),
-        (WHERE, "where keys are: ?key=NAME, as often as wanted; as JSON", get(locate_keys)),
+        (WHERE, "locations of keys: ?key=NAME, repeatable; as JSON", get(locate_keys)),
         (
             HOT_KEYS,
-            "the keys of each node that are used most: ?count=10; with their names where the request carries the token; as JSON",
+            "the most used keys of each node: ?count=10; with names if the request carries the token; as JSON",
             get(hot_keys),
         ),
         (LOAD, "the load of each node, and the slots that are used most, as JSON", get(load)),
         (
             HOT_COPIES,
-            "what is answered from hot copies, as JSON; POST {\"do\": \"evict\", and \"key\", \"prefix\" or \"all\"}, {\"do\": \"off\"} or {\"do\": \"on\"}",
+            "state of hot copies, as JSON; POST {\"do\": \"evict\", and \"key\", \"prefix\" or \"all\"}, {\"do\": \"off\"} or {\"do\": \"on\"}",
             get(hot_copies).post(steer_hot_copies),
         ),
         (
             PLAN,
-            "what the planner would do now: ?load=2&without=NODE&policy=NAME, as JSON; POST {\"without\", \"policy\"} does it",
+            "the planner's present plan: ?load=2&without=NODE&policy=NAME, as JSON; POST {\"without\", \"policy\"} applies it",
             get(plan).post(apply_plan),
         ),
-        ("/api/v1/plan/history", "what the planner has decided, and what came of it, as JSON", get(plan_history)),
-        (REPLAY, "a decision once more, on what it was made on, as JSON", get(replay)),
+        ("/api/v1/plan/history", "decisions of the planner and their outcomes, as JSON", get(plan_history)),
+        (REPLAY, "repeat a decision on its stored input, as JSON", get(replay)),
         (
             AUTOSCALE,
-            "how many nodes there are to be and why, as JSON; POST {\"do\": \"set-nodes\", \"nodes\"}, {\"do\": \"pause\"} or {\"do\": \"resume\"}",
+            "target number of nodes and the reasons, as JSON; POST {\"do\": \"set-nodes\", \"nodes\"}, {\"do\": \"pause\"} or {\"do\": \"resume\"}",
             get(autoscale).post(steer_autoscale),
         ),
         (
             AUTOMATION,
-            "whether anything is done without anybody asking, as JSON; POST {\"do\": \"off\"} or {\"do\": \"on\"}",
+            "whether automation is on, as JSON; POST {\"do\": \"off\"} or {\"do\": \"on\"}",
             get(automation).post(steer_automation),
         ),
         (
@@ -115,16 +111,16 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
             get(moves).post(begin_move),
         ),
         ("/api/v1/moves/{id}/pause", "POST: finish the slots being moved now, then rest", post(pause)),
-        ("/api/v1/moves/{id}/resume", "POST: let it go on", post(resume)),
+        ("/api/v1/moves/{id}/resume", "POST: resume it", post(resume)),
         (
             "/api/v1/moves/{id}/abort",
             "POST {\"abandon\": \"target\" or \"source\", \"dry_run\"}: end it, without a node that is lost",
             post(abort),
         ),
-        ("/api/v1/moves/{id}/goal", "POST {\"goal\"}: go on with another goal", post(goal)),
+        ("/api/v1/moves/{id}/goal", "POST {\"goal\"}: change the goal", post(goal)),
         (
             "/api/v1/moves/{id}/max-rate",
-            "POST {\"max_rate\"}: go on with so many bytes per second at most",
+            "POST {\"max_rate\"}: change the maximum rate, in bytes per second",
             post(max_rate),
         ),
     ]
@@ -210,7 +206,7 @@ async fn ready(
             let _ = writeln!(text, "{why}");
         }
         if readiness.draining {
-            text.push_str("this router is draining: it was told to stop\n");
+            text.push_str("this router is draining: it is shutting down\n");
         }
         for node in &readiness.not_ready {
             let _ = writeln!(text, "node {} ({}): {}", node.address, counted(node.slots, "slot"), node.reason);
@@ -434,7 +430,7 @@ async fn locate_keys(State(source): State<Shared>, from: From, uri: Uri) -> Resu
         return Err(refuse(
             WHERE,
             StatusCode::BAD_REQUEST,
-            "which keys? Give ?key=NAME, as often as wanted, with what is special as %XX",
+            "which keys? Give ?key=NAME, repeatable, with special characters as %XX",
         ));
     };
     operate(WHERE, source, from, Operation::Where(keys)).await
@@ -593,7 +589,7 @@ async fn query_source<T: Send + 'static>(
 ) -> Result<T, Response> {
     tokio::task::spawn_blocking(move || question(&*source)).await.map_err(|error| {
         tracing::error!(path, %error, "an admin request failed");
-        refuse(path, StatusCode::INTERNAL_SERVER_ERROR, "this request failed; the log of switchyard says why")
+        refuse(path, StatusCode::INTERNAL_SERVER_ERROR, "this request failed; see the log of switchyard")
     })
 }
 
@@ -606,7 +602,7 @@ async fn unknown_path(uri: Uri) -> Response {
 async fn unknown_method(method: Method, uri: Uri) -> Response {
     let message = match method {
         Method::GET => "this path changes something: use POST".to_owned(),
-        _ => format!("this path does not take {method}: the header Allow says what it takes"),
+        _ => format!("this path does not support {method}: see the header Allow"),
     };
     refuse(uri.path(), StatusCode::METHOD_NOT_ALLOWED, &message)
 }

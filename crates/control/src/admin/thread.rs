@@ -50,7 +50,7 @@ impl AdminThread {
                     let Ok(source) = ready.await else { return }; // the router failed to start
                     let until = async { drop(stopped.await) };
                     if let Err(error) = admin.serve(source, until).await {
-                        error!("the admin port has failed, the router goes on without it: {error}");
+                        error!("the admin port has failed, the router continues without it: {error}");
                     }
                 });
                 // Do not wait for a request that is still reading the router's state.

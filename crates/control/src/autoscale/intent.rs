@@ -181,7 +181,7 @@ impl Intent {
             Stage::Join(address) => address.clone(),
             _ => return,
         };
-        let why = "somebody does not want another node any more (`switchyard autoscale set-nodes`)".to_owned();
+        let why = "an operator has withdrawn the new node (`switchyard autoscale set-nodes`)".to_owned();
         self.change = Some(change.at(Stage::Stop(address, Some(why)), now));
     }
 
@@ -215,7 +215,7 @@ impl Intent {
             now,
             Some(number),
             "failed",
-            format!("change {number}: somebody gave up the stop of {address}, which may run on"),
+            format!("change {number}: an operator gave up the stop of {address}, which may keep running"),
         );
     }
 

@@ -29,7 +29,7 @@ pub(crate) fn reason_text(reason: &Reason, name: &dyn Fn(NodeId) -> String) -> S
             format!("with one node fewer every measure would be below {} of its limit", percent(*part))
         }
         Reason::Ample(requests, nodes) => format!("{requests:.0} requests/s need only {}", counted(*nodes, "node")),
-        Reason::Fine => "there is neither too much to do nor too little".to_owned(),
+        Reason::Fine => "the load is within its limits".to_owned(),
         Reason::Unmeasured => "the load is not known yet".to_owned(),
         Reason::NoCapacity => {
             "the policy model needs [autoscale] capacity (`switchyard bench capacity` measures it)".to_owned()
@@ -39,7 +39,7 @@ pub(crate) fn reason_text(reason: &Reason, name: &dyn Fn(NodeId) -> String) -> S
         Reason::Maximum(nodes) => format!("there may be {} at most", counted(*nodes, "node")),
         Reason::Lasts(lasted, must) => format!("it has lasted {} of {}", seconds(*lasted), seconds(*must)),
         Reason::Pause(left) => format!("the last change was not long ago: {} of the pause are left", seconds(*left)),
-        Reason::UnderWay(number) => format!("change {number} is under way"),
+        Reason::UnderWay(number) => format!("change {number} is in progress"),
         Reason::Down(node) => format!("node {} cannot be used, so none leaves", name(*node)),
         Reason::NoMemory(node) => {
             format!("the others have no memory for the data of {}, or theirs is not known", name(*node))

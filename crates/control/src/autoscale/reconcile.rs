@@ -215,7 +215,7 @@ impl Autoscaler {
                 intent.withdraw(now);
             }
             intent.abandon_stop(now, ATTEMPTS);
-            Some(intent.note(now, None, "decided", format!("somebody wants {}", counted(nodes, "node"))))
+            Some(intent.note(now, None, "decided", format!("an operator requests {}", counted(nodes, "node"))))
         })
     }
 
@@ -587,7 +587,8 @@ impl Autoscaler {
         let no_slots = || "it owns no slots".to_owned();
         match &change.stage {
             Stage::Provision(chosen) if config.way() != Ok(change.way) => {
-                let why = format!("[autoscale.{}] was taken from the configuration meanwhile", change.way.name());
+                let why =
+                    format!("[autoscale.{}] was removed from the configuration in the meantime", change.way.name());
                 Outcome::Next(Stage::Stop(chosen.clone().unwrap_or_default(), Some(why)))
             }
             Stage::Provision(None) => match provisioner.choose(change.number, &taken) {
@@ -629,9 +630,10 @@ impl Autoscaler {
                     }
                 }
             }
-            Stage::Fill(address) | Stage::Share(address) if !nodes.contains(address) => {
-                Outcome::Next(Stage::Stop(address.clone(), Some("somebody removed the node meanwhile".to_owned())))
-            }
+            Stage::Fill(address) | Stage::Share(address) if !nodes.contains(address) => Outcome::Next(Stage::Stop(
+                address.clone(),
+                Some("an operator removed the node in the meantime".to_owned()),
+            )),
             Stage::Fill(address) | Stage::Share(address) | Stage::Drain(address) => {
                 match (hands.open_moves(&change.moves), &change.stage) {
                     (Some(OpenMoves::Own), _) => Outcome::Wait,

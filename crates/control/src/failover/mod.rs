@@ -254,7 +254,7 @@ async fn observe(
                 continue;
             }
             for replica in behind {
-                warn!(node = %node.name, %replica, "a replica has not what was moved to its node: it is not read until it has it");
+                warn!(node = %node.name, %replica, "a replica lacks keys that were moved to its node: it is not read until it has them");
             }
             // Also for replicas that are not read now, because they may be read soon.
             step(
@@ -298,7 +298,7 @@ fn apply(
         match action {
             Action::Record(record) => {
                 if let Some(Err(why)) = running.seats().map(|seats| seats.raise_version()) {
-                    error!("nodes cannot be told that the state directory has changed: {why}");
+                    error!("cannot record at the nodes that the state directory has changed: {why}");
                 }
                 if let Err(why) = store.save_primary(&node.name, &record) {
                     // Without the record, a later start might use the wrong server. But not acting would send writes to
@@ -310,10 +310,10 @@ fn apply(
                 servers.primary = Some(address);
                 let why = match why {
                     Why::Announced => "a Sentinel announced it",
-                    Why::Demoted => "the old one says that it is a replica now",
-                    Why::Silence => "the old one is silent, and this one was promoted in its place",
+                    Why::Demoted => "the old primary is a replica now",
+                    Why::Silence => "the old primary is silent, and this server was promoted in its place",
                     Why::Accepted => "an operator accepted it",
-                    Why::Renamed => "the name of the old one leads to it now",
+                    Why::Renamed => "the name of the old primary resolves to it now",
                 };
                 match before.primary {
                     Some(old) => warn!(node = %node.name, %old, new = %address, why, "node has another primary"),

@@ -92,7 +92,7 @@ impl Names {
         if let Some(tls) = &node.access.tls {
             tls.note_host(to, name.endpoint.host());
         }
-        info!(node = %node.name, server = %name.endpoint, address = %to, "the name of a server leads to another address now");
+        info!(node = %node.name, server = %name.endpoint, address = %to, "the name of a server resolves to another address now");
         Some((index, Event::Renamed { from, to, is_first: name.is_first }))
     }
 }

@@ -38,7 +38,7 @@ impl ReplicaRequirement {
 impl Drop for ReplicaRequirement {
     fn drop(&mut self) {
         if let Some(done) = self.done.take() {
-            done(Err("whoever watches the replicas is being replaced".to_owned()));
+            done(Err("the observer of the replicas is being replaced".to_owned()));
         }
     }
 }

@@ -152,7 +152,7 @@ mod tests {
         let info = "# Server\r\nrun_id:ab\r\n# Persistence\r\naof_enabled:0\r\n# Keyspace\r\ndb0:keys=3,expires=0\r\ndb2:keys=4,expires=0\r\n";
         let none = b"-NOPERM no\r\n".to_vec();
         let said = read(&[b"+PONG\r\n".to_vec(), bulk(info), setting("save", "60 1"), none.clone(), none.clone()]);
-        let known = said.info.expect("what it says");
+        let known = said.info.expect("readable INFO");
         assert_eq!(
             (said.is_busy, known.run_id.as_str(), known.holdings.keys, known.persists, known.refuses),
             (false, "ab", 7, true, None)

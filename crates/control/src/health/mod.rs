@@ -212,10 +212,10 @@ mod tests {
         assert_eq!(silence(&health, Some(4), at(3)), None);
         health.note_answer(NODE, at(4), true, None);
         health.note_answer(NODE, at(5), true, None);
-        assert_eq!(silence(&health, None, at(6)), Some(Silence::Busy { seconds: 2.0 }), "it says so itself");
+        assert_eq!(silence(&health, None, at(6)), Some(Silence::Busy { seconds: 2.0 }), "BUSY replies");
         health.note_queried(NODE, at(6));
         health.note_gone(NODE);
-        assert_eq!(silence(&health, None, at(16)), None, "what is not there is down");
+        assert_eq!(silence(&health, None, at(16)), None, "a missing node is down, not silent");
     }
 
     #[test]
@@ -223,7 +223,7 @@ mod tests {
         let (health, start) = (Health::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         let condition = |now| health.condition(NODE, Duration::from_secs(2), at(now));
-        assert_eq!(condition(0), Condition::Unknown, "nobody has asked it");
+        assert_eq!(condition(0), Condition::Unknown, "not polled yet");
         health.note_queried(NODE, at(0));
         assert_eq!((condition(1), condition(2)), (Condition::Unknown, Condition::Fails));
         assert!(
@@ -237,7 +237,7 @@ mod tests {
         );
         health.note_gone(NODE);
         health.note_queried(NODE, at(6));
-        assert_eq!(condition(6), Condition::Fails, "asked again, it has not answered yet");
+        assert_eq!(condition(6), Condition::Fails, "polled again, without a reply yet");
         health.note_answer(NODE, at(6), false, None);
         assert_eq!(condition(6), Condition::Answers);
     }

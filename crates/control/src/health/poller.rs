@@ -45,7 +45,7 @@ impl HealthThread {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .context("cannot ask nodes how they are")?;
+            .context("cannot start polling the nodes")?;
         let threads = running.threads().clone();
         let thread = threads
             .spawn("health", move || {
@@ -53,7 +53,7 @@ impl HealthThread {
                 // Resolving a name may take long, and the result is no longer needed.
                 runtime.shutdown_background();
             })
-            .context("cannot ask nodes how they are")?;
+            .context("cannot start polling the nodes")?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 }
@@ -159,7 +159,7 @@ async fn poll(node: NodeId, access: NodeAccess, running: Arc<Running>) {
             Ok(Ok(said)) => note(&running, node, now, said, sent),
             Ok(Err(why)) if why.kind() == io::ErrorKind::TimedOut => connection = None,
             Ok(Err(why)) => {
-                debug!(node = %access.name, %why, "a node does not say how it is");
+                debug!(node = %access.name, %why, "cannot poll a node");
                 connection = None;
                 running.health().note_gone(node);
             }
@@ -198,7 +198,7 @@ impl Name {
             if let Ok(address) = found
                 && is_news
             {
-                info!(node = %endpoint, %address, "the name of the node leads to another address now");
+                info!(node = %endpoint, %address, "the name of the node resolves to another address now");
             }
         }));
     }

@@ -120,7 +120,7 @@ pub(super) fn scan(bytes: &[u8], identity: u128) -> Result<Scanned, FormatError>
     match behind {
         None => Ok(scanned),
         Some(next) => Err(FormatError::Damaged(format!(
-            "bytes {} to {next} do not fit their checksum, and what comes after them does: something was lost in the middle",
+            "bytes {} to {next} do not match their checksum, but later bytes do: a part in the middle was lost",
             scanned.valid
         ))),
     }
@@ -179,7 +179,7 @@ mod tests {
                 Err(FormatError::Damaged(_)) => assert!(at < ends[2], "byte {at}"),
                 Err(FormatError::Newer(_)) => assert!((8..12).contains(&at), "byte {at}"),
                 Ok(scanned) => {
-                    assert!(at >= ends[2], "byte {at} was changed and nobody noticed");
+                    assert!(at >= ends[2], "the change of byte {at} was not detected");
                     assert_eq!(words(&scanned), ["first", "second", "third"]);
                 }
                 Err(FormatError::Foreign) => panic!("byte {at}: a damaged header is not another's"),

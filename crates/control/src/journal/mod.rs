@@ -68,7 +68,7 @@ pub enum JournalError {
     },
     /// The store knows a journal, but the file is missing.
     #[error(
-        "{} is missing. It says which keys have moved: put the whole state directory from a backup in its place, or see `switchyard recover --help`",
+        "{} is missing. It records which keys have moved: restore the whole state directory from a backup, or see `switchyard recover --help`",
         file.display()
     )]
     Missing {
@@ -373,7 +373,7 @@ impl Writer {
             )))
         {
             tracing::error!(
-                "the journal of moves has no room for another leg: {error}. Moves wait, and go on when there is room in {}",
+                "the journal of moves has no room for another leg: {error}. Moves wait until there is room in {}",
                 self.directory.display()
             );
         }
@@ -409,7 +409,7 @@ impl Writer {
             if self.set_write_error(Some(text)) {
                 let directory = self.directory.display();
                 tracing::error!(
-                    "the journal of moves cannot be written: {error}. Moves wait, and go on when {directory} can be written again"
+                    "the journal of moves cannot be written: {error}. Moves wait until {directory} can be written again"
                 );
             }
             if self.written.stopping.load(Ordering::Relaxed) {
@@ -460,7 +460,7 @@ impl Writer {
         if self.in_doubt {
             return Err(io::Error::other("its directory cannot be made durable"));
         }
-        tracing::warn!("the disk has failed under the journal of moves, which was written anew, to another file");
+        tracing::warn!("the disk has failed under the journal of moves, which was rewritten to another file");
         Ok(())
     }
 

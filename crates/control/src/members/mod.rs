@@ -123,7 +123,7 @@ mod tests {
         );
         assert_eq!(step(&listed, Some(MemberChange::Remove("b:1".into()))), (names(&["c:1"]), names(&["b:1"])));
         let edited = names(&["a:1", "c:1"]);
-        assert_eq!(step(&edited, None), (names(&[]), names(&[])), "the file says both by now");
+        assert_eq!(step(&edited, None), (names(&[]), names(&[])), "the file contains both");
         assert_eq!(step(&edited, Some(MemberChange::Remove("c:1".into()))), (names(&[]), names(&["c:1"])));
         // A refused removal of a node that is not listed leaves no entry.
         let before = load_changes(&store, &edited).expect("is read");

@@ -225,7 +225,7 @@ fn look(access: &NodeAccess, patience: Duration, databases: u32) -> Result<Newco
     let mut ask = |args: &[&str]| node.call(args).map_err(|error| format!("does not answer {}: {error}", args[0]));
     let info = ask(&["INFO"])?;
     if let Some(error) = info.error() {
-        return Err(format!("does not say who it is (INFO): {error}"));
+        return Err(format!("refuses INFO: {error}"));
     }
     let is_router = is_router(&ask(&["SWITCHYARD", "STATUS"])?);
     let lacks_databases = match databases.checked_sub(1) {
@@ -246,9 +246,7 @@ fn judge(name: &str, newcomer: &Newcomer, fleet: &FleetFacts) -> Result<Vec<Stri
         return Err(why);
     }
     let Some(run_id) = run_id else {
-        return Err(format!(
-            "{name} does not say who it is: its INFO has no run_id, by which the router tells servers apart"
-        ));
+        return Err(format!("the INFO of {name} has no run_id, which the router needs to distinguish servers"));
     };
     if let Some((other, ..)) = fleet.nodes.iter().find(|(_, known, _)| known.as_deref() == Some(run_id)) {
         return Err(format!("{name} is the same server as node {other}, by another name (both have run_id {run_id})"));
@@ -296,7 +294,7 @@ fn version_note(newcomer: &Newcomer, fleet: &FleetFacts) -> Option<String> {
     };
     if let Some(newer) = beside(&|theirs| is_older(&version, theirs)) {
         return Some(format!(
-            "is {version}, older than {newer}: it may refuse keys that come from there, and clients may use only what it has"
+            "is {version}, older than {newer}: it may refuse keys from there, and clients may use only its features"
         ));
     }
     let older = beside(&|theirs| is_older(theirs, &version))?;

@@ -122,7 +122,7 @@ impl Moves {
                 }
                 if !(is_linked(other) && seconds(other).is_none()) && look.leg_left.is_some() {
                     return Err(conflict(format!(
-                        "{other_name} does not answer either, and what it has is to stay: bring it back first"
+                        "{other_name} does not reply either, and its keys must be kept: bring it back first"
                     )));
                 }
                 Some(Side::from(abandon))
@@ -202,7 +202,7 @@ impl Moves {
         // Store this before publishing it, because a restart continues from it.
         if let Err(why) = self.save_all_options(&in_order, Some((id, steering))) {
             return Err(OperationError::Failed(format!(
-                "move {} goes on: it cannot be put on record that it is to end: {why}",
+                "move {} continues: the abort cannot be recorded: {why}",
                 id.0
             )));
         }
@@ -251,14 +251,11 @@ impl Moves {
         report.activity = match planned.steering.give_up.filter(|_| planned.lost.is_some()) {
             // Same wording as the mover's.
             Some(Side::Source) => {
-                format!(
-                    "{} was given up: what it had of the slots that were moving is lost",
-                    self.name(planned.order.source)
-                )
+                format!("{} was given up: its keys of the moving slots are lost", self.name(planned.order.source))
             }
             Some(Side::Target) => {
                 let keys = counted(planned.lost.unwrap_or(0), "key");
-                format!("{} was given up: lost is at most {keys}, moved there before", self.name(planned.order.target))
+                format!("{} was given up: at most {keys} moved there before are lost", self.name(planned.order.target))
             }
             None if report.slots_done > 0 => "aborted by the user".to_owned(),
             None => "aborted before it began".to_owned(),
@@ -297,10 +294,7 @@ impl Moves {
     fn log_lost_keys(&self, id: MoveId, node: NodeId, keys: &[Fingerprint], most: u64) {
         let name = self.name(node);
         if keys.is_empty() {
-            warn!(
-                "move {} ends without {name}, which was given up: what it had of the slots that were moving is lost",
-                id.0
-            );
+            warn!("move {} ends without {name}, which was given up: its keys of the moving slots are lost", id.0);
             return;
         }
         let file = self.lost_file(id);

@@ -77,7 +77,7 @@ fn paper(request: &MoveOptionsRequest, protocol: Protocol) -> Result<Option<Pape
         return without_effect("tracker adaptive", "nothing of it shows where a tracker errs");
     }
     if protocol == Protocol::Bloom && tracker == Kind::BloomAndCounting {
-        return without_effect("tracker bloom+counting", "it knows no keys that are under way");
+        return without_effect("tracker bloom+counting", "it does not track keys in transit");
     }
     if bits.is_some() && tracker == Kind::Exact {
         return without_effect("bits", "an exact tracker has no filter");
@@ -98,13 +98,13 @@ impl Moves {
     /// Current map, if moves are possible now.
     pub(crate) fn topology_now(&self) -> Result<Arc<Topology>, OperationError> {
         if self.placement.is_provisional() {
-            let why = "this is a first start, and it is not yet known what each node holds: `switchyard status` says which node does not answer";
+            let why = "this is a first start, and the keys of each node are not known yet: `switchyard status` shows the node that does not reply";
             return Err(OperationError::Unavailable(why.to_owned()));
         }
         let serving = self.running.with(|_| ()).is_some() && !self.stopping.load(Ordering::Acquire);
         let topology = self.placement.topology().filter(|_| serving);
         topology.ok_or_else(|| {
-            OperationError::Unavailable("the router is not serving: it is starting, or was told to stop".to_owned())
+            OperationError::Unavailable("the router is not serving: it is starting or shutting down".to_owned())
         })
     }
 
@@ -165,7 +165,10 @@ impl Moves {
             let not_open = state.not_open(id);
             let planned = state.open.get_mut(&id).ok_or(not_open)?;
             if planned.steering.aborting {
-                return Err(conflict(format!("move {} is being aborted and does not go on; begin another one", id.0)));
+                return Err(conflict(format!(
+                    "move {} is being aborted and cannot be resumed; start a new move",
+                    id.0
+                )));
             }
             match steer {
                 UserRequest::Pause => planned.steering.paused = true,
@@ -237,7 +240,7 @@ impl Moves {
         let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
         self.require_no_ejection()?;
         if let Some(id) = self.open_ids().first() {
-            return Err(conflict(format!("move {} is under way: the list of servers waits for it", id.0)));
+            return Err(conflict(format!("move {} is in progress: the list of servers waits for it", id.0)));
         }
         self.placement
             .lay_over(list, |parts| self.ledger.split(parts))
@@ -280,7 +283,7 @@ impl Moves {
                 let taken: BTreeSet<Slot> = planned.order.slots.iter().copied().collect();
                 if let Some(slot) = orders.iter().flat_map(|order| &order.slots).find(|slot| taken.contains(slot)) {
                     return Err(conflict(format!(
-                        "slot {} is part of move {}, which is under way; see `switchyard moves`",
+                        "slot {} is part of move {}, which is in progress; see `switchyard moves`",
                         slot.number(),
                         id.0
                     )));
@@ -308,14 +311,14 @@ impl Moves {
         if let Some(order) = orders.iter().find(|order| !order.is_at_source(&topology)) {
             let source = self.name(order.source);
             return Err(conflict(format!(
-                "some of what was to move has left {source} by another move meanwhile; ask again"
+                "some of these slots or keys have left {source} by another move in the meantime; retry"
             )));
         }
         let is_of_this_map = |order: &MoveOrder| {
             order.keys.as_ref().is_none_or(|keys| order.slots == MoveOrder::slots_of(topology.placement(), keys))
         };
         if !orders.iter().all(is_of_this_map) {
-            return Err(conflict("the list of servers has changed meanwhile, and keys have other slots; ask again"));
+            return Err(conflict("the list of servers has changed in the meantime, and keys have other slots; retry"));
         }
         let moves: BTreeMap<MoveId, Planned> =
             orders.into_iter().map(|order| (self.ledger.next_move(), Planned::new(order))).collect();
@@ -373,7 +376,7 @@ impl Moves {
                 let error = self.ledger.status().write_error;
                 Err(error.map_or_else(
                     || "the journal of moves does not answer".to_owned(),
-                    |t| t + "; this one was not begun",
+                    |t| t + "; this move was not started",
                 ))
             }
             // The record completed at the last moment.

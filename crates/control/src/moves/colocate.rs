@@ -248,7 +248,7 @@ impl Colocation {
                         continue;
                     }
                     Err(error) => {
-                        Err(OperationError::Failed(format!("a thread that asks the nodes cannot be started: {error}")))
+                        Err(OperationError::Failed(format!("cannot start a thread that checks the nodes: {error}")))
                     }
                 },
             };

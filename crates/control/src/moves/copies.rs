@@ -253,7 +253,7 @@ impl Moves {
         let client_id = asked.query(&[b"CLIENT", b"ID"])?;
         let client_id = reply::integer(&client_id.0)
             .and_then(|id| u64::try_from(id).ok())
-            .ok_or("it does not say which client we are")?;
+            .ok_or("it does not reply to CLIENT ID")?;
         let server = asked.query(&[b"INFO", b"server"])?.text();
         let run_id =
             server.lines().find_map(|line| line.strip_prefix("run_id:")).map(str::trim).unwrap_or_default().to_owned();

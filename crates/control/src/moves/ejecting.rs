@@ -207,7 +207,7 @@ impl Moves {
             let topology = self.topology_now().map_err(|refused| refused.text().to_owned())?;
             let is_owner = to.values().flatten().all(|slot| topology.owner(*slot) == node);
             if !is_owner || topology.placement() != stand_ins.planned_by.placement() {
-                return Err("its slots have changed meanwhile".to_owned());
+                return Err("its slots have changed in the meantime".to_owned());
             }
             self.state().ejected.entry(node).or_default().extend(to.values().flatten());
             self.ledger.next_move()
@@ -247,9 +247,7 @@ impl Moves {
                 });
             }
             if Instant::now() >= end || self.is_stopping() {
-                break Err(format!(
-                    "commands that were sent to it, or to those that stand in, are not over within {bound:?}"
-                ));
+                break Err(format!("commands sent to it, or to its stand-ins, have not ended within {bound:?}"));
             }
             std::thread::sleep(LOOK);
         };

@@ -259,7 +259,7 @@ impl Moves {
                 planned.begun = false;
                 planned.resume = resume;
                 if planned.trouble.as_ref() != Some(&why) {
-                    warn!("move {} cannot be begun now, and is tried again: {why}", id.0);
+                    warn!("move {} cannot be started now, and will be retried: {why}", id.0);
                     planned.trouble = Some(why);
                 }
             }
@@ -315,7 +315,10 @@ impl Moves {
                 }
                 report.state = MoveState::Stopped;
                 report.activity.clone_from(why);
-                warn!("move {} has stopped: {why}. What was moved stays moved, the rest stays where it was", id.0);
+                warn!(
+                    "move {} has stopped: {why}. Moved slots and keys stay at the target, the others at the source",
+                    id.0
+                );
             }
         }
         let options = Options::of(planned);
@@ -429,7 +432,7 @@ impl Moves {
             return;
         }
         info!(
-            "under way: {}. Each ends its present leg, and goes on after the next start",
+            "in progress: {}. Each ends its present leg, and continues after the next start",
             counted(begun.len(), "move")
         );
         self.running.with(|router| {
@@ -447,7 +450,7 @@ impl Moves {
             return;
         }
         warn!(
-            "moves are still under way after {bound:?}: their legs are taken up after the next start, and their keys cannot be used until then"
+            "moves are still in progress after {bound:?}: their legs resume after the next start, and their keys cannot be used until then"
         );
     }
 

@@ -230,8 +230,11 @@ impl State {
             return conflict(format!("move {} is over", id.0));
         }
         let known: Vec<String> = self.open.keys().map(|id| id.0.to_string()).collect();
-        let known =
-            if known.is_empty() { "none is under way".to_owned() } else { format!("under way: {}", known.join(", ")) };
+        let known = if known.is_empty() {
+            "none is in progress".to_owned()
+        } else {
+            format!("in progress: {}", known.join(", "))
+        };
         conflict(format!("there is no move {}; {known}", id.0))
     }
 }

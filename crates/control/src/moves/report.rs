@@ -46,7 +46,7 @@ impl Moves {
         let waits = match (&planned.trouble, planned.steering.paused) {
             (Some(trouble), _) if !planned.begun => format!("cannot begin: {trouble}"),
             _ if !planned.begun && planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some()) => {
-                "goes on after a restart".to_owned()
+                "resumes after a restart".to_owned()
             }
             (_, true) if planned.was_begun() && !planned.begun => "paused".to_owned(),
             (_, true) if !planned.begun => "paused before it began".to_owned(),
@@ -154,20 +154,20 @@ impl Moves {
         let open = |state| report.moves.iter().filter(|m| m.state == state).count() as f64;
         let sum = |field: fn(&MoveReport) -> u64| report.moves.iter().map(field).sum::<u64>() as f64;
         let most = |field: fn(&MoveReport) -> u64| report.moves.iter().map(field).max().unwrap_or(0) as f64;
-        page.gauge("moves_running", "Moves under way", open(MoveState::Running));
-        page.gauge("moves_paused", "Moves that somebody has paused", open(MoveState::Paused));
-        page.gauge("moves_aborting", "Moves that end because somebody has aborted them", open(MoveState::Aborting));
+        page.gauge("moves_running", "Moves in progress", open(MoveState::Running));
+        page.gauge("moves_paused", "Moves paused by an operator", open(MoveState::Paused));
+        page.gauge("moves_aborting", "Moves that end because an operator has aborted them", open(MoveState::Aborting));
         page.gauge("moves_queued", "Moves that wait until their nodes are free", open(MoveState::Queued));
         page.gauge(
             "moves_slots_left",
             "Slots that moves have still to hand over",
             sum(|m| m.slots - m.slots_done.min(m.slots)),
         );
-        let help = "Longest time that a move under way has held a command back";
+        let help = "Longest time that a move in progress has held a command back";
         page.gauge("moves_hold_max_seconds", help, most(|m| m.hold_max_us) / 1e6);
-        let help = "Time that 99 of 100 commands held back by a move were held back at most, of the move under way for which it is longest";
+        let help = "99th percentile of the time that a move in progress has held commands back, maximum over moves";
         page.gauge("moves_hold_p99_seconds", help, most(|m| m.hold_p99_us) / 1e6);
-        let help = "Longest time that moving a big key whole took a move under way";
+        let help = "Longest time for moving a big key whole, over moves in progress";
         page.gauge("moves_big_key_whole_max_seconds", help, most(|m| m.big_whole_max_us) / 1e6);
         let (done, stopped) = {
             let state = self.state();
@@ -178,7 +178,7 @@ impl Moves {
         let warnings = self.warnings();
         let help = "Moves that wait for a lost node, cannot begin, or have come no further for a minute";
         page.gauge("moves_in_trouble", help, warnings.iter().filter(|warning| warning.id.is_some()).count() as f64);
-        let help = "Slots on their way of which keys cannot be used, because a node of their move does not answer";
+        let help = "Slots in transit with unusable keys, because a node of their move does not reply";
         page.gauge("moves_lost_slots", help, warnings.iter().map(|warning| warning.slots).sum::<u64>() as f64);
         let help = "1 while the state directory cannot be written, or has no room for a move to begin";
         page.gauge("state_directory_trouble", help, f64::from(u8::from(self.disk_trouble().is_some())));
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(
             percent(&MoveReport { listed: true, keys_listed: 1000, ..report }),
             100.0,
-            "keys that came to be meanwhile"
+            "keys created in the meantime"
         );
         assert_eq!(percent(&MoveReport::default()), 0.0);
     }

@@ -101,7 +101,7 @@ fn restore_moves(
         for node in [found.source, found.target] {
             if topology.node(node).is_none() {
                 bail!(
-                    "move {} is under way with the node number {}, which is not in the list of nodes; add it again",
+                    "move {} is in progress with node number {}, which is not in the list of nodes; add it again",
                     id.0,
                     node.0
                 );
@@ -139,7 +139,7 @@ fn restore_moves(
         }
         let name = |node| topology.node(node).map_or("?", |node| node.name.as_str());
         info!(
-            "move {} goes on: from {} to {}, {} of {} slots are there{}",
+            "move {} resumes: from {} to {}, {} of {} slots have moved{}",
             id.0,
             name(found.source),
             name(found.target),

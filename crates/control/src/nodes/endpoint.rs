@@ -33,7 +33,7 @@ impl Endpoint {
             return expected("nodes are not reached through Unix sockets");
         }
         if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
-            return expected("a port alone does not say where");
+            return expected("a port alone is no address");
         }
         let (host, port) = match text.parse::<IpAddr>() {
             Ok(IpAddr::V6(_)) => match text.rsplit_once(':') {

@@ -172,7 +172,7 @@ impl UnlistedNodes {
     /// Remedy if the other nodes no longer belong to the fleet.
     pub fn remedy_text(&self) -> String {
         format!(
-            "or, if those nodes belong to it no more, remove what says so, at each node that is listed: `redis-cli ACL DELUSER {}`",
+            "or, if those nodes no longer belong to it, remove the ownership record at each listed node: `redis-cli ACL DELUSER {}`",
             self.user
         )
     }

@@ -30,11 +30,11 @@ impl Operator {
         let done = self.running.with(|router| match order {
             HotCopiesOrder::EvictKey(key) => {
                 router.evict_hot_copies(Some(key));
-                "no copy of this key is given any more that was made before"
+                "all present copies of this key are invalid"
             }
             HotCopiesOrder::EvictPrefix(_) => {
                 router.evict_hot_copies(None);
-                "no copy is given any more that was made before: of all keys, those of the prefix among them"
+                "all present copies are invalid: of all keys, including the prefix"
             }
             HotCopiesOrder::EvictAll => {
                 router.evict_hot_copies(None);
@@ -46,7 +46,7 @@ impl Operator {
             },
             HotCopiesOrder::Suspend(false) => match router.suspend_hot_copies(false) {
                 true => "copies answer again",
-                false => "nobody had switched them off",
+                false => "they were not switched off",
             },
         });
         let mut message = done.ok_or_else(unavailable)?.to_owned();

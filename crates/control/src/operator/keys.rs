@@ -44,7 +44,7 @@ impl Operator {
         let orders: Vec<MoveOrder> = match (&request.keys, request.home) {
             (pattern, true) => {
                 if !request.to.is_empty() {
-                    return Err(invalid("home says where the keys go: to the owners of their slots"));
+                    return Err(invalid("home determines the target: the owners of the slots"));
                 }
                 sources()
                     .into_iter()
@@ -152,7 +152,7 @@ impl Operator {
         let mut ask = |args: &[&[u8]]| {
             if began.elapsed() > SEARCH {
                 return Err(failed(format!(
-                    "has so many keys that looking for those that match takes longer than {SEARCH:?}: name them one by one"
+                    "has too many keys: the search for matching ones takes longer than {SEARCH:?}; name the keys individually"
                 )));
             }
             let answer = node.call(args).map_err(|error| failed(format!("does not answer: {error}")))?;

@@ -41,7 +41,7 @@ use crate::store::RedbStore;
 
 pub use commands::CommandThread;
 pub(crate) use map::text_of;
-use map::{ranges_text, slots_report, location_report};
+use map::{location_report, ranges_text, slots_report};
 pub use resp::listen;
 use ring::ServerList;
 
@@ -203,7 +203,7 @@ impl Operator {
             (None, false, _) => {
                 return Err(invalid("which slots? Give slots, such as 0-100,200, or all, or a pattern of keys"));
             }
-            (None, true, None) => return Err(invalid("all slots of which node? Say from which")),
+            (None, true, None) => return Err(invalid("name the source node of all these slots")),
             (None, true, Some(source)) => topology.slots().filter(|slot| topology.owner(*slot) == source).collect(),
             (Some(text), false, _) => parse_slots(text, topology.placement().slots()).map_err(invalid)?,
         };
@@ -255,7 +255,7 @@ impl Operator {
             return Ok(());
         }
         Err(conflict(format!(
-            "moves are under way ({}): let them end before {before} (`switchyard moves watch`), or end them with `switchyard moves abort ID`",
+            "moves are in progress ({}): let them end before {before} (`switchyard moves watch`), or end them with `switchyard moves abort ID`",
             open.join(", ")
         )))
     }
@@ -324,7 +324,7 @@ fn describe(operation: &Operation) -> String {
             }
             SteerRequest::Goal(goal) => format!("move {id} with the goal {goal}"),
             SteerRequest::MaxRate(Some(max)) => format!("move {id} with at most {max} bytes per second"),
-            SteerRequest::MaxRate(None) => format!("move {id} as fast as its goal says"),
+            SteerRequest::MaxRate(None) => format!("move {id} with its goal's rate"),
         },
         Operation::AddNode(request) => {
             format!("add node {}{}", request.address, if request.rebalance { " and rebalance" } else { "" })

@@ -114,7 +114,7 @@ impl Operator {
         }
         self.drained.set(&self.store, &name, false).map_err(OperationError::Failed)?;
         let goes_on =
-            |id: MoveId| format!("move {0} goes on and empties it; `switchyard moves abort {0}` ends that", id.0);
+            |id: MoveId| format!("move {0} continues and empties it; `switchyard moves abort {0}` ends that", id.0);
         Ok(PlanReport { notes: self.moves.leaving(node).into_iter().map(goes_on).collect(), ..PlanReport::default() })
     }
 

@@ -212,7 +212,7 @@ impl Operator {
                 "{name} takes part in a move, so nothing else can be planned for it: let that end (`switchyard moves`)"
             ))),
             () if applies && topology.placement().continuum().is_some() => {
-                Err(conflict(format!("the list of servers says which keys are where: switchyard nodes drain {name}")))
+                Err(conflict(format!("the list of servers determines where keys are: switchyard nodes drain {name}")))
             }
             () => Ok(()),
         }

@@ -236,7 +236,7 @@ impl Operator {
             planned.iter().filter(|order| order.keys.is_none()).flat_map(|order| &order.slots).copied().collect();
         let share =
             next.placement().continuum().map_or(0.0, |ring| ring.share(&moving.into_iter().collect::<Vec<_>>()));
-        let note = format!("about {:.1} % of the keys move: those that the list puts at another server", share * 100.0);
+        let note = format!("about {:.1} % of the keys move to another server", share * 100.0);
         if dry_run {
             let plan = self.moves.accept_unless(true, &next, planned)?;
             return Ok(PlanReport { notes: [note].into_iter().chain(plan.notes).collect(), ..plan });

@@ -26,7 +26,7 @@ impl Words<'_> {
         let outcome = decision.outcome.clone().or_else(|| {
             let moves = decision.moves.as_ref()?;
             let moves: Vec<String> = moves.iter().map(u64::to_string).collect();
-            Some(format!("under way as moves {}", moves.join(", ")))
+            Some(format!("in progress as moves {}", moves.join(", ")))
         });
         DecisionReport { id: Some(id), at: decision.at, by: decision.by.clone(), outcome, ..of_plan }
     }
@@ -157,7 +157,7 @@ impl Words<'_> {
             (Verdict::Relieved, true) if fullest.is_none() => format!("{wrong}, and nothing has to move"),
             (Verdict::Relieved, true) => format!("{wrong}; hot copies take the rest"),
             (Verdict::Relieved, false) if fullest.is_none() => {
-                format!("{wrong} any more: moving {what} takes those that were over it to their goal")
+                format!("{wrong} any more: moving {what} brings the overloaded nodes to their goal")
             }
             (Verdict::Relieved, false) => format!("{wrong}: moving {what} brings every node under its limit{after}"),
             (Verdict::Partly, _) => {

@@ -508,7 +508,7 @@ impl Planner {
         });
         let (outcome, back) = match (review, change.kind) {
             (Review::Unclear, _) => (
-                "its moves are over; one of its nodes is down or takes part in another move, so nothing was compared"
+                "its moves have ended; one of its nodes is down or takes part in another move, so nothing was compared"
                     .to_owned(),
                 None,
             ),

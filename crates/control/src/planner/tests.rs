@@ -71,7 +71,7 @@ impl Bench {
 
     /// Performs a step that must start a decision. Returns the decision.
     fn begins(&mut self, problem: &Problem) -> u64 {
-        let Next::Begin(id, plan) = self.look(problem) else { panic!("nothing is begun") };
+        let Next::Begin(id, plan) = self.look(problem) else { panic!("nothing was started") };
         self.begin(id, &plan, problem);
         id
     }
@@ -242,7 +242,7 @@ fn budgets_cooldowns_and_open_decisions_survive_a_restart() {
 #[test]
 fn refusals_pause_their_node_without_a_cooldown() {
     let mut bench = Bench::new();
-    let Next::Begin(id, _) = bench.look(&before()) else { panic!("nothing is begun") };
+    let Next::Begin(id, _) = bench.look(&before()) else { panic!("nothing was started") };
     bench.planner.refused(bench.now, id, [NodeId(1)], "it is full");
     assert_eq!(bench.outcome(id), "refused: it is full");
     let rests = |after: Duration| {

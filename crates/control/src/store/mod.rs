@@ -135,7 +135,7 @@ pub enum StoreError {
     },
     /// The file contains something that this version does not support.
     #[error(
-        "{} says something that Switchyard {} does not know: {what}. Switchyard {} has written it; use that version, or a later one",
+        "{} contains data that Switchyard {} does not support: {what}. Switchyard {} has written it; use that version, or a later one",
         file.display(),
         crate::VERSION,
         version.as_deref().unwrap_or("of a later version"),

@@ -97,11 +97,11 @@ impl RedbStore {
             }
             let is_meta = |table: redb::UntypedTableHandle| table.name() == META.name();
             if !transaction.list_tables()?.any(is_meta) {
-                return Err(Failure::Damaged("it has tables, but none that says its format".into()));
+                return Err(Failure::Damaged("it has tables, but none with its format".into()));
             }
             match transaction.open_table(META)?.get(FORMAT_KEY)? {
                 Some(format) => Ok(Some(format.value())),
-                None => Err(Failure::Damaged("it does not say its format".into())),
+                None => Err(Failure::Damaged("it contains no format version".into())),
             }
         })?;
         match found {
@@ -842,7 +842,7 @@ mod tests {
         tamper(directory.path(), |transaction| {
             transaction.open_table(TableDefinition::<u8, u8>::new("other")).expect("a table");
         });
-        assert!(damaged(directory.path()).contains("none that says its format"));
+        assert!(damaged(directory.path()).contains("none with its format"));
 
         let directory = temporary();
         tamper(directory.path(), |transaction| {

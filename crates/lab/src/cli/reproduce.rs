@@ -202,7 +202,7 @@ struct Tuning {
 /// Load and response times before and after single keys have moved (Makris et al., figures 3 to 8, table I)
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Three servers, and twenty keys by Zipf of which nearly all are at the first. The planner moves keys by each policy of the paper, and by Switchyard's own.",
+    long_about = "Three servers, and twenty keys by Zipf, nearly all at the first server. The planner moves keys by each policy of the paper, and by Switchyard's own.",
     after_long_help = "Examples:\n  \
         switchyard-lab reproduce makris\n  \
         switchyard-lab reproduce makris --cpu 0.03 --loads 3000,6000,12000 --out docs/results/planner.md"

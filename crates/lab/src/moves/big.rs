@@ -189,11 +189,11 @@ impl Bench<'_> {
             seen.push(user.join().map_err(|_| anyhow::anyhow!("a user panicked"))??);
         }
         let (took, report) = outcome?;
-        let others = seen.pop().context("somebody uses other keys")?;
+        let others = seen.pop().context("no user with other keys")?;
         let mut wrong = seen.iter().map(|s| s.wrong).sum::<u64>();
         ensure!(
             client.integer(&[b"HLEN", key.as_bytes()])? == fields as i64,
-            "the hash has not as many fields as before"
+            "the number of fields of the hash has changed"
         );
         for number in 0..fields {
             let version = seen.iter().find_map(|s| s.last.get(&number)).copied().unwrap_or(0);

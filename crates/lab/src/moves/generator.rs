@@ -574,7 +574,7 @@ impl Driver {
                     at += taken;
                     let Some(request) = self.connections[index].pending.pop_front() else {
                         ledger.counts.tally.wrong += 1;
-                        ledger.complain(format!("a reply that nobody had asked for: {reply}"));
+                        ledger.complain(format!("a reply without a request: {reply}"));
                         continue;
                     };
                     self.judge(request, &reply, now, &mut ledger);
@@ -638,10 +638,7 @@ impl Driver {
                 }
                 _ => {
                     tally.wrong += 1;
-                    Some(format!(
-                        "{}: version {least} or later was written, and {reply} read",
-                        self.settings.keys.name(at)
-                    ))
+                    Some(format!("{}: expected version {least} or later, got {reply}", self.settings.keys.name(at)))
                 }
             },
             _ => {
@@ -673,7 +670,7 @@ impl Driver {
         let _ = epoll::delete(&self.epoll, &c.stream); // already gone if the kernel closed it
         let mut ledger = lock(&self.ledger);
         ledger.counts.tally.disconnects += 1;
-        ledger.complain(format!("a connection was lost with {} requests under way: {why}", c.pending.len()));
+        ledger.complain(format!("a connection was lost with {} requests in flight: {why}", c.pending.len()));
     }
 }
 

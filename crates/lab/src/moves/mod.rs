@@ -188,7 +188,7 @@ struct Bench<'a> {
 
 /// Measures, prints, and rewrites the section of the document.
 pub fn run(settings: &Settings) -> Result<Results> {
-    ensure!(settings.keys >= 200, "at least 200 keys are needed to say anything");
+    ensure!(settings.keys >= 200, "--keys must be at least 200");
     let programs = Programs::find(&settings.switchyard)?;
     switchyard_bench::process::raise_file_limit();
     let folder =
@@ -480,7 +480,7 @@ impl Bench<'_> {
         router: Option<u32>,
         relocate: impl FnOnce() -> Result<Duration>,
     ) -> Result<LoadedMove> {
-        self.print(format!("{way}: what can be had without a move"));
+        self.print(format!("{way}: capacity without a move"));
         let run = Run::start(&load)?;
         self.pause(Duration::from_secs(1))?;
         run.take();

@@ -26,7 +26,7 @@ pub(super) fn write(path: &Path, settings: &Settings, results: &Results) -> Resu
     let document = match std::fs::read_to_string(path) {
         Ok(document) => document,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            format!("# What a move costs\n\n<!-- {MARK}:begin -->\n<!-- {MARK}:end -->\n")
+            format!("# Cost of a move\n\n<!-- {MARK}:begin -->\n<!-- {MARK}:end -->\n")
         }
         Err(e) => return Err(e).with_context(|| format!("cannot read {}", path.display())),
     };
@@ -95,7 +95,7 @@ fn speeds(results: &Results) -> Table {
 
 fn shares(results: &Results) -> Table {
     let mut table = Table::new(
-        "value|DUMP keys/s|RESTORE keys/s|UNLINK keys/s|limit, both nodes at once|limit, one after the other|best reshard|switchyard"
+        "value|DUMP keys/s|RESTORE keys/s|UNLINK keys/s|limit, in parallel|limit, in turn|best reshard|switchyard"
             .split('|'),
     );
     for (size, limit) in &results.limits {
@@ -152,7 +152,7 @@ fn noticed(results: &Results) -> Table {
     let mut row = |name: &str, cell: Cell<'_>| {
         table.row(std::iter::once(name.to_owned()).chain(results.noticed.iter().map(cell)))
     };
-    row("what can be had, requests/s", &|n| format!("{:.0}", n.capacity));
+    row("capacity, requests/s", &|n| format!("{:.0}", n.capacity));
     row("load, requests/s", &|n| format!("{:.0}", n.rate));
     row("move took, s", &|n| format!("{:.2}", n.moving_time.as_secs_f64()));
     row("ratio to the move without load", &|n| {
@@ -174,7 +174,7 @@ fn noticed(results: &Results) -> Table {
         let of = |c: &super::Counts| c.tally.errors + c.tally.unanswered + c.tally.disconnects;
         format!("{} -> {}", of(&n.control), of(&n.moving))
     });
-    row("wrong replies, wrong keys afterwards", &|n| {
+    row("wrong replies, wrong keys after the move", &|n| {
         format!("{}, {}", n.control.tally.wrong + n.moving.tally.wrong, n.wrong_after)
     });
     row("redirections followed", &|n| n.moving.redirections.to_string());

@@ -48,7 +48,7 @@ pub(crate) struct Programs {
 impl Programs {
     pub(crate) fn find(switchyard: &Path) -> Result<Self> {
         let cli = process::find_program(&["redis-cli", "valkey-cli"]).context(
-            "redis-cli is not on PATH, and its `--cluster reshard` is what is compared with (Debian: apt-get install redis-tools)",
+            "redis-cli is not on PATH, but its `--cluster reshard` is the reference (Debian: apt-get install redis-tools)",
         )?;
         Ok(Self { server: process::find_redis_server()?, cli, switchyard: switchyard.to_owned() })
     }
@@ -259,7 +259,7 @@ impl Routed {
         let mut first = 0;
         while Client::connect(addresses[first])?.integer(&[b"EXISTS", probe.as_bytes()])? == 0 {
             first += 1;
-            ensure!(first < count, "no server has the key {probe} that was written through the router");
+            ensure!(first < count, "no server has the key {probe}, which was written through the router");
         }
         addresses.swap(0, first);
         nodes.swap(0, first);

@@ -426,7 +426,7 @@ impl Bench<'_> {
         let missed = arrived.misses.saturating_sub(arrived_before.misses);
         ensure!(
             sent >= requests,
-            "of {requests} requests only {sent} arrived at the nodes: the proxy answered errors or lost them"
+            "of {requests} requests only {sent} arrived at the nodes: the proxy returned errors or lost them"
         );
         ensure!(row.command != Command::Get || missed == 0, "{missed} of {requests} GETs did not find their key");
 

@@ -36,7 +36,7 @@ impl Capped {
         let write = |file: &str, text: String| {
             fs::write(group.join(file), text).with_context(|| format!("cannot write {}", group.join(file).display()))
         };
-        let rights = "a cgroup limits servers, and that needs root (or say --source-cpu none --target-cpu none)";
+        let rights = "limits on servers use a cgroup, which needs root (or use --source-cpu none --target-cpu none)";
         if !is_v1 {
             fs::write(root.join("cgroup.subtree_control"), "+cpu").context(rights)?;
         }

@@ -175,11 +175,12 @@ pub fn run(settings: &Settings) -> Result<()> {
     });
     figures.push((
         "makris-gain".to_owned(),
-        "The hottest node's mean response time after, in percent of that before, by the load and the policy".to_owned(),
+        "Mean response time of the hottest node after the move, in percent of the time before, by load and policy"
+            .to_owned(),
         figure::svg(&[Panel {
             title: "The hottest node".to_owned(),
             x: "GET/s".to_owned(),
-            y: "response time after, % of before".to_owned(),
+            y: "response time after, % of the time before".to_owned(),
             floor: None,
             lines: gains.collect(),
         }])?,
@@ -194,7 +195,7 @@ pub fn run(settings: &Settings) -> Result<()> {
     .map(|(title, phase, is_load)| Panel {
         title: title.to_owned(),
         x: "node".to_owned(),
-        y: if is_load { "load, % of all" } else { "response time / node 1's before" }.to_owned(),
+        y: if is_load { "load, % of all" } else { "response time / previous response time of node 1" }.to_owned(),
         floor: None,
         lines: lines(alike, phase, is_load),
     });

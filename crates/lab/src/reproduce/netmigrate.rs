@@ -127,8 +127,8 @@ pub fn run(settings: &Settings) -> Result<()> {
     for (name, shows, y, floor, value) in [
         (
             "netmigrate-throughput",
-            "Throughput during the move, of that before",
-            "requests/s of before, %",
+            "Throughput during the move, relative to the throughput before",
+            "requests/s, % of the rate before",
             None,
             of_before as fn(&Measured) -> f64,
         ),

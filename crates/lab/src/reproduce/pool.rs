@@ -68,7 +68,7 @@ pub fn run(settings: &Settings) -> Result<()> {
         "takes, s",
         "keys moved",
         "p99 before, ms",
-        "p99 meanwhile, ms",
+        "p99 during the join, ms",
         "ratio",
         "longest gap, ms",
         "errors",

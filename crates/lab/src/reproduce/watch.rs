@@ -83,7 +83,7 @@ pub(super) fn for_a_while(run: &Run, time: Duration, stop: &AtomicBool) -> Resul
 pub(super) fn check_interrupted(stop: &AtomicBool) -> Result<()> {
     ensure!(
         !stop.load(Ordering::Relaxed),
-        "interrupted; what was measured is kept, and the same command goes on from there"
+        "interrupted; finished runs are stored, and the same command resumes after them"
     );
     Ok(())
 }

@@ -156,7 +156,7 @@ pub(super) fn check(entry: SocketAddr, keys: u64) -> Result<()> {
     )?;
     ensure!(
         wrong.is_empty(),
-        "{} keys that nobody has changed are not what they were: {}",
+        "{} fixed keys are missing or changed: {}",
         wrong.len(),
         wrong[..wrong.len().min(5)].join("; ")
     );

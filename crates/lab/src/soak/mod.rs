@@ -219,7 +219,7 @@ pub fn run(settings: &Settings, show: &dyn Fn(&str, &Tally)) -> Result<Tally> {
                 let kept = folder.keep();
                 let name = fault.name();
                 return Err(e.context(format!(
-                    "cycle {seed} ({name}) went wrong; its files are in {}; again: --seed {seed} --cycles 1",
+                    "cycle {seed} ({name}) failed; its files are in {}; repeat it with --seed {seed} --cycles 1",
                     kept.display()
                 )));
             }
@@ -332,7 +332,7 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
     let held = (0..NODES).map(|node| site.keys_of(node)).collect::<Result<Vec<_>>>()?;
     ensure!(
         held.iter().sum::<u64>() == settings.keys,
-        "{} keys are right through the router, and the nodes have {held:?}: some came back, or exist twice",
+        "{} keys are correct through the router, but the nodes have {held:?}: some came back, or exist twice",
         settings.keys
     );
     show("looking for an order");

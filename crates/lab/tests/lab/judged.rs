@@ -170,7 +170,7 @@ fn histories_are_linearizable_if_nodes_hang_and_die() {
             assert!(!recording.is_finished());
             std::thread::sleep(Duration::from_millis(5));
         }
-        thaw(site.node_process(0)).expect("it goes on");
+        thaw(site.node_process(0)).expect("the process continues");
         goal = record(&recording, goal.max(recording.tally().operations) + 1000).operations;
         // kill -9, and a start with the same append-only file
         site.restart_node(1, Duration::ZERO).expect("it starts again");

@@ -89,7 +89,7 @@ fn unanswered_operations_stay_open() {
     while recording.tally().unknown < 5 && begun.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_millis(5));
     }
-    rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("it goes on");
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("the process continues");
     let summary = recording.finish().expect("it ends");
     assert!(summary.tally.unknown >= 5, "{:?}", summary.tally);
     assert_eq!(summary.tally.unread, 0, "{:?}", summary.tally);

@@ -748,7 +748,7 @@ mod tests {
         };
         read(&gates, &mut copies, ASKED, 0);
         assert_eq!(fill(&gates, &mut copies, "one", 500), Ok(()));
-        assert_eq!(again(&mut copies, ASKED.request, 0, 0), None, "nobody has said so");
+        assert_eq!(again(&mut copies, ASKED.request, 0, 0), None, "no hit was recorded");
         copies.record_hit(9, &ASKED);
         assert_eq!(again(&mut copies, ASKED.request, 0, 0), Some(b"one".to_vec()));
         assert_eq!(again(&mut copies, b"GET x", 0, 0), None, "another command of the same hash");
@@ -856,7 +856,7 @@ mod tests {
             .for_each(|hash| assert!(read(&gates, &mut copies, ReadRequest { hash, ..ASKED }, 0).starts_with('x')));
         copies.limit(copies.sizes().bytes, 1 << 10);
         assert_eq!(keep(&mut copies, 99, 1), Some(()));
-        assert!({ used }.all(|hash| is_kept(&copies, hash)), "one that is used has made room");
+        assert!({ used }.all(|hash| is_kept(&copies, hash)), "used copies are not evicted");
         assert_eq!(hashes.filter(|hash| is_kept(&copies, *hash)).count(), EVICTION_SAMPLES / 2);
         copies.limit(copies.sizes().bytes, 1 << 10);
         assert_eq!(keep(&mut copies, 1, EVICTS_US), None, "not again at once");

@@ -116,7 +116,7 @@ mod tests {
         assert!(first.is_open());
         assert!(!add(Gate::RAISE).is_open());
         assert!(!add(Gate::RAISE).is_open());
-        assert!(!add(Gate::LOWER).is_open(), "one is still under way");
+        assert!(!add(Gate::LOWER).is_open(), "one write is still in flight");
         let last = add(Gate::LOWER);
         assert!(last.is_open() && last != first);
         assert_eq!(last.0 >> 32, 2);

@@ -46,7 +46,7 @@ const LEG_BIG_BYTES: u64 = 512 << 20;
 /// Reason shown for a move that the user aborted.
 const ABORTED: &str = "aborted by the user";
 /// Activity shown while an open leg is resumed.
-const RESUMING_LEG: &str = "going on with the leg that was under way";
+const RESUMING_LEG: &str = "resuming the open leg";
 
 /// User request to a running move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -354,9 +354,9 @@ impl MoveStateMachine {
         if let Some((side, keys)) = self.lost {
             let what = match side {
                 Side::Target => {
-                    format!("lost is at most {keys} key{}, moved there before", if keys == 1 { "" } else { "s" })
+                    format!("at most {keys} key{} moved there before are lost", if keys == 1 { "" } else { "s" })
                 }
-                Side::Source => "what it had of the slots that were moving is lost".to_owned(),
+                Side::Source => "its keys of the moving slots are lost".to_owned(),
             };
             return stopped(&format!("{} was given up: {what}", self.names[side as usize]));
         }

@@ -535,7 +535,7 @@ impl Precopy {
         }
         let says = match (self.links[side as usize], side) {
             (Link::Down { .. }, Side::Target) if self.cut => {
-                "all keys have moved to the target already, and stay its own".to_owned()
+                "the target is not given up: all keys have moved to it".to_owned()
             }
             (Link::Down { .. }, _) => String::new(),
             _ => format!("the {} answers, so it is not given up", name(side)),
@@ -909,7 +909,7 @@ impl Machine for Precopy {
             Event::Quiesce => self.quiet = QuiesceState::Requested,
             Event::Resume => self.quiet = QuiesceState::No,
             Event::Pace(pace) => self.pace = pace,
-            Event::RollBack => self.turn_back("it was told to end".to_owned(), actions),
+            Event::RollBack => self.turn_back("it was aborted by the user".to_owned(), actions),
             Event::GiveUp { side } => self.user_gives_up(side, actions),
             Event::Tick => self.check_outages(now_us, actions),
         }

@@ -616,7 +616,7 @@ mod tests {
         assert_eq!(
             [one, two].map(|key| turned.place(key)),
             [Place::Uncommitted, Place::At(Side::Source)],
-            "what was committed counts no more"
+            "earlier commits no longer apply"
         );
         back.keys.borrow_mut().insert(one);
         assert_eq!(turned.place(one), Place::At(Side::Source));
@@ -655,7 +655,7 @@ mod tests {
             waits.begin(look(&topology, &legs, &[b"{t}1"], true), 0),
             Some(vec![(of, keys(&[b"{t}1"])), (of, Wanted::Whole)])
         );
-        assert!(waits.concerns(MoveId(1), Some(&[])), "who waits for all waits for each");
+        assert!(waits.concerns(MoveId(1), Some(&[])), "a wait for the whole leg includes each key");
         let turned = legs[&of].with_direction(back, Some(Arc::new([MAKE.of(b"{t}1")].into())), None);
         legs.insert(of, turned);
         assert_eq!(
@@ -688,7 +688,7 @@ mod tests {
         assert_eq!(Waits::default().begin(look, 0), Some(vec![]));
         assert!(
             moved(&topology, &legs).is_some_and(|moved| moved.lives_at(b"{t}1") == NodeId(1)),
-            "whoever need not wait goes to the target"
+            "other commands go to the target"
         );
     }
 }

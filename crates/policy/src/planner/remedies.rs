@@ -172,7 +172,7 @@ fn assert_no_harm(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, shi
             Piece::Key(key) => key.stays.is_some() || previous.keys.contains(&key.key),
             Piece::Slot(slot, _) => previous.slots.contains(&slot.slot),
         };
-        assert!(!stays || fleet.nodes[&shift.from].node.state == State::Leaving, "what stays does not move");
+        assert!(!stays || fleet.nodes[&shift.from].node.state == State::Leaving, "pinned keys and slots do not move");
     }
     for shift in shifts {
         let (from, to) = (&fleet.nodes[&shift.from], &fleet.nodes[&shift.to]);
@@ -181,7 +181,7 @@ fn assert_no_harm(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, shi
             after <= 1.0 + 1e-9 && after <= from.fullness_before() + 1e-9,
             "no target ends worse than the node that it relieves"
         );
-        assert!(to.has_memory(0, bytes[&shift.to]), "what moves fits into memory");
+        assert!(to.has_memory(0, bytes[&shift.to]), "moved data fits into memory");
     }
     let keys = shifts.iter().filter(|shift| matches!(shift.piece, Piece::Key(_))).count();
     assert!(

@@ -360,7 +360,7 @@ impl Segment {
         let (mut bucket, mut lower, mut known, mut counts) = (self.lowest, NONE, 0, 0_u64);
         while bucket != NONE {
             let found = self.buckets[usize::from(bucket)];
-            assert_eq!(found.lower, lower, "buckets know who is below");
+            assert_eq!(found.lower, lower, "buckets link to the lower bucket");
             assert!(lower == NONE || self.buckets[usize::from(lower)].count < found.count, "buckets are in order");
             let (mut at, mut older) = (found.oldest, NONE);
             assert_ne!(at, NONE, "no bucket is empty");

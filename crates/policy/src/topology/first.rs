@@ -103,8 +103,8 @@ mod tests {
         assert_eq!(judge(&[of(false, 1000, 0), of(false, 1000, 0)]), Fit::Fits);
         assert_eq!(judge(&[of(false, 1000, 0), of(false, 1000, 200)]), Fit::Foreign);
         assert_eq!(judge(&[of(false, 1, 1)]), Fit::Foreign);
-        assert_eq!(judge(&[of(false, 1000, 3)]), Fit::Doubtful, "somebody has written past the router");
+        assert_eq!(judge(&[of(false, 1000, 3)]), Fit::Doubtful, "a client has bypassed the router");
         assert_eq!(judge(&[of(true, 1000, 0), of(false, 1000, 900)]), Fit::Doubtful, "one is known");
-        assert_eq!(judge(&[of(true, 0, 0), of(false, 1000, 900)]), Fit::Foreign, "one that is empty says nothing");
+        assert_eq!(judge(&[of(true, 0, 0), of(false, 1000, 900)]), Fit::Foreign, "an empty sample proves nothing");
     }
 }

@@ -232,7 +232,7 @@ mod tests {
         let two = Topology::even(&names[..2]).expect("two nodes");
         let six = Topology::place(Some(&two), &names).expect("four join").topology;
         let keepers = |topology: &Topology| topology.nodes_with_keys().iter().map(|node| node.0).collect::<Vec<_>>();
-        assert_eq!(keepers(&six), [0, 1], "whoever has joined keeps nothing yet");
+        assert_eq!(keepers(&six), [0, 1], "a joined node has no keys yet");
         let slot = six.ranges_of(NodeId(0)).first().and_then(|range| Slot::new(*range.start())).expect("a slot");
         let to = |target, stage| Transit {
             move_id: MoveId(1),

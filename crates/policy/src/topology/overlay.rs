@@ -247,10 +247,10 @@ mod tests {
                     let (old, new) = (now.slot_of(key), overlay.continuum.slot_of(key));
                     prop_assert_eq!(published[new.index()], owners[old.index()], "publishing moves no key");
                     prop_assert!(new == old || new.index() >= now.slots(), "a number in use gets no new keys");
-                    prop_assert!(new == old || overlay.parts.contains(&(new, old)), "it is known of which slot a new number is a part");
+                    prop_assert!(new == old || overlay.parts.contains(&(new, old)), "a new number is listed with its origin");
                     prop_assert_eq!(home(&overlay.continuum, key), home(&fresh, key));
                     let moves = home(&now, key) != home(&fresh, key);
-                    prop_assert_eq!(overlay.changed.binary_search(&new).is_ok(), moves, "what moves is what differs");
+                    prop_assert_eq!(overlay.changed.binary_search(&new).is_ok(), moves, "exactly the difference moves");
                 }
                 for slot in &overlay.changed {
                     published[slot.index()] = number(&overlay.continuum.home(*slot).expect("in use").name);

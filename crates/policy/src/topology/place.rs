@@ -118,7 +118,7 @@ impl fmt::Display for OverlayError {
                 "this fleet places keys by CRC16 and has no list of servers; move slots instead (switchyard move)",
             ),
             Self::Moving => f.write_str(
-                "a move is under way; let it finish, or cancel it (switchyard move --cancel), and try again",
+                "a move is in progress; let it finish, or cancel it (switchyard move --cancel), and try again",
             ),
             Self::NoNode(name) => write!(f, "server {name} has not joined the fleet; add it first"),
             Self::Continuum(error) => error.fmt(f),

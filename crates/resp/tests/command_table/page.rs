@@ -10,20 +10,20 @@ fn words(handling: Handling) -> (u8, String) {
     match handling {
         Handling::Keyed => (0, "the owner of its keys".into()),
         Handling::Split(Split::Values | Split::Pairs | Split::Count) => {
-            (1, "the owners of its keys, each its part".into())
+            (1, "the owners of its keys, each for its part".into())
         }
         Handling::Every(Merge::Sum) => (2, "every node; the numbers are added".into()),
         Handling::Every(Merge::Least) => (2, "every node; the smallest number counts".into()),
-        Handling::Every(Merge::Texts) => (2, "every node; the texts stand under the nodes' names".into()),
-        Handling::Every(Merge::Figures) => (2, "every node; counts are added, ratios made of the sums".into()),
-        Handling::Every(Merge::Concat) => (2, "every node; the lists are put together".into()),
-        Handling::Every(Merge::AllOnes) => (2, "every node; 1 where all say 1".into()),
+        Handling::Every(Merge::Texts) => (2, "every node; the texts are listed by node".into()),
+        Handling::Every(Merge::Figures) => (2, "every node; counts are added, ratios computed from the sums".into()),
+        Handling::Every(Merge::Concat) => (2, "every node; the lists are concatenated".into()),
+        Handling::Every(Merge::AllOnes) => (2, "every node; 1 if all return 1".into()),
         Handling::Every(Merge::AnyOk) => (2, "every node; one success is enough".into()),
         Handling::Every(_) => (2, "every node; all must agree".into()),
         Handling::Any => (3, "any one node".into()),
-        Handling::Local(_) => (4, "Switchyard, with the nodes' help where it needs it".into()),
-        Handling::OnlyNode(reason) => (5, format!("the only node; of several nobody: {reason}")),
-        Handling::Refused(reason) => (6, format!("nobody: {reason}")),
+        Handling::Local(_) => (4, "Switchyard, with data of the nodes if needed".into()),
+        Handling::OnlyNode(reason) => (5, format!("the only node; refused with several: {reason}")),
+        Handling::Refused(reason) => (6, format!("refused: {reason}")),
     }
 }
 
@@ -64,5 +64,5 @@ fn the_page_lists_the_handling_of_every_command() {
         std::fs::write(&path, format!("{before}{start}{table}{end}{after}")).expect("writing the page");
         return;
     }
-    assert_eq!(now, table, "run the tests once with SWITCHYARD_WRITE_DOCS=1 to write the table anew");
+    assert_eq!(now, table, "run the tests once with SWITCHYARD_WRITE_DOCS=1 to regenerate the table");
 }

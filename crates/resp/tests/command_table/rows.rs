@@ -76,7 +76,7 @@ fn nothing_is_left_to_learn_from_servers_without_modules() {
         assert_eq!(table.learn(&resp2), 0);
         assert_eq!(table.len(), before);
         client.call(&["HELLO", "3"]);
-        assert_eq!(client.commands(), resp2, "RESP3 says the same");
+        assert_eq!(client.commands(), resp2, "RESP3 has the same rows");
     }
 }
 
@@ -116,7 +116,7 @@ fn a_learnt_command_is_forwarded_only_if_its_keys_are_known() {
     assert_eq!(get("w.wait").handling, Handling::Keyed);
     let call = Arguments::new(&["w.wait", "k"]);
     assert!(get("w.wait").blocks(&call.all()));
-    assert_eq!(get("w.wait").waits_us(&call.all()), None, "nothing says how long");
+    assert_eq!(get("w.wait").waits_us(&call.all()), None, "its duration is unknown");
     assert_eq!(get("get").keys, Keys::FIRST, "what the table has is not changed");
     assert_eq!(get("config|get").handling, Handling::Local(Local::ConfigGet));
     let call = Arguments::new(&["JSON.debug", "MEMORY", "doc"]);

@@ -123,16 +123,12 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     ("clients_rejected", "Client connections refused because of the client limit or missing descriptors", |w| {
         &w.rejected
     }),
-    (
-        "moves_double_reads",
-        "Reads that were asked of source and target of a move at once (--protocol netmigrate or fulva)",
-        |w| &w.double_reads,
-    ),
-    (
-        "moves_double_reads_missed",
-        "Double reads to which neither node showed the key, so that it was waited for",
-        |w| &w.double_reads_missed,
-    ),
+    ("moves_double_reads", "Reads sent to source and target of a move at once (--protocol netmigrate or fulva)", |w| {
+        &w.double_reads
+    }),
+    ("moves_double_reads_missed", "Double reads that found the key at neither node, so that they waited for it", |w| {
+        &w.double_reads_missed
+    }),
     ("hot_copies_hits", "Commands that the router has answered from hot copies", |w| &w.hot.hits),
     ("clients_cut_output", "Clients cut because they did not read their replies", |w| &w.cut_output),
     ("clients_handshakes_failed", "TLS handshakes with clients that failed or took too long", |w| &w.handshakes_failed),
@@ -147,7 +143,7 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     }),
     (
         "slow_commands_not_entered",
-        "Commands that took long and were not entered into the slow log, which was full for that second",
+        "Slow commands that were not logged because of the rate limit of the slow log",
         |w| &w.slow_not_entered,
     ),
     ("clients_limited", "Commands and logins refused because of a limit of a user, a listener or keys", |w| &w.limited),
@@ -157,8 +153,8 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     ("clients_denied", "Commands refused because the user may not run them", |w| &w.denied),
     ("clients_cut_push", "Subscribers cut because they did not read their messages", |w| &w.cut_push),
     ("clients_evicted", "Clients cut because more memory was in use than memory-max", |w| &w.evicted),
-    ("messages", "Published messages given to subscribers", |w| &w.messages),
-    ("invalidations", "Invalidations given to clients with CLIENT TRACKING", |w| &w.invalidations),
+    ("messages", "Published messages delivered to subscribers", |w| &w.messages),
+    ("invalidations", "Invalidations delivered to clients with CLIENT TRACKING", |w| &w.invalidations),
     ("subscriptions_lost", "Subscriptions at nodes that were lost with a connection and had to be restored", |w| {
         &w.subscriptions_lost
     }),
@@ -173,14 +169,12 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
         "Requests and replies that travelled on a connection of their own because of their size",
         |w| &w.large,
     ),
-    ("colocate_waits", "Commands that waited for keys that were moved alone to be brought home", |w| &w.colocate_waits),
-    ("hot_copies_fills", "Times that a node was asked for a hot copy", |w| &w.hot.fills),
-    ("hot_copies_invalidations", "Keys with hot copies of which nodes have said that they changed", |w| {
+    ("colocate_waits", "Commands that waited for keys to return to their slot owner", |w| &w.colocate_waits),
+    ("hot_copies_fills", "Reads sent to nodes to fill a hot copy", |w| &w.hot.fills),
+    ("hot_copies_invalidations", "Invalidations received from nodes for keys with hot copies", |w| {
         &w.hot.invalidations
     }),
-    ("colocate_refused", "Commands refused because keys that were moved alone could not be brought home", |w| {
-        &w.colocate_refused
-    }),
+    ("colocate_refused", "Commands refused because keys could not return to their slot owner", |w| &w.colocate_refused),
 ];
 
 /// Gauges of clients, over all workers.
@@ -293,8 +287,8 @@ impl Collector for Scrape {
         let max = if max == usize::MAX { 0 } else { max };
         let gauges = [
             ("memory_used", "Memory in use by the router", used),
-            ("hot_copies", "Memory that hot copies take", total(&self.workers, |w| &w.hot.bytes) as usize),
-            ("memory_max", "Memory that the router may use (memory-max); 0 where there is no bound", max),
+            ("hot_copies", "Memory used by hot copies", total(&self.workers, |w| &w.hot.bytes) as usize),
+            ("memory_max", "Memory that the router may use (memory-max); 0 without a limit", max),
         ];
         for (name, help, bytes) in gauges {
             page.family(
@@ -319,13 +313,9 @@ impl Scrape {
         let by_node = |value: &dyn Fn(&NodeScrape) -> u64| -> Vec<Sample<u64>> {
             self.nodes.iter().map(|node| of("node", &node.name, value(node))).collect()
         };
-        page.gauges(
-            "node_up",
-            "1 where a worker has a connection to the node",
-            by_node(&|node| u64::from(node.is_up)),
-        )?;
+        page.gauges("node_up", "1 if a worker has a connection to the node", by_node(&|node| u64::from(node.is_up)))?;
         page.gauges("node_slots", "Slots that the node owns", by_node(&|node| node.slots as u64))?;
-        let help = "Keys that were moved to the node alone, without their slots";
+        let help = "Keys with a placement override for the node";
         page.gauges("node_keys_moved_alone", help, by_node(&|node| node.exceptions as u64))?;
         for (name, help, counter) in NODE_COUNTERS {
             page.counters(name, help, nodes.iter().map(|(node, parts)| of("node", &node.name, total(parts, counter))))?;
@@ -343,14 +333,13 @@ impl Scrape {
                 .map(|(node, place, kind)| (labels(node, kind), value(node, place)))
                 .collect()
         };
-        let help = "Connections to the node that one client at a time has alone, by what they are for";
+        let help = "Exclusive connections to the node (one client at a time), by kind";
         page.gauges(
             "node_exclusive_connections",
             help,
             by_kind(&|node, kind| node.exclusive_bounds.open(kind) as u64),
         )?;
-        let help =
-            "How many connections to the node there may be that one client at a time has alone, by what they are for";
+        let help = "Limit of exclusive connections to the node (one client at a time), by kind";
         let most = |node: &NodeScrape, kind: usize| node.exclusive_bounds.bound(self.exclusive_max[kind]) as u64;
         page.gauges("node_exclusive_connections_max", help, by_kind(&most))?;
         let of_replicas = |value: &dyn Fn(&NodeCounters) -> u64, id: NodeId| -> u64 {
@@ -390,22 +379,14 @@ impl Scrape {
         for (name, help, gauge) in CLIENT_GAUGES {
             page.gauges(name, help, unlabelled(total(&self.workers, gauge)))?;
         }
-        let help = "Answers for hot copies that were not kept, by why";
+        let help = "Discarded fills of hot copies, by reason";
         let discarded =
             Discarded::ALL.map(|why| of("why", why.name(), total(&self.workers, |w| &w.hot.discarded[why as usize])));
         page.counters("hot_copies_discarded", help, discarded)?;
         let (keys, is_on) = self.hot;
-        page.gauges("hot_copies_keys", "Keys that may have hot copies now", unlabelled(keys))?;
-        page.gauges(
-            "hot_copies_on",
-            "1 where hot copies answer; 0 where they are switched off",
-            unlabelled(u64::from(is_on)),
-        )?;
-        page.gauges(
-            "clients_max",
-            "How many client connections there may be (max-clients)",
-            unlabelled(self.clients_max as u64),
-        )?;
+        page.gauges("hot_copies_keys", "Cacheable keys", unlabelled(keys))?;
+        page.gauges("hot_copies_on", "1 if hot copies are enabled and not suspended", unlabelled(u64::from(is_on)))?;
+        page.gauges("clients_max", "Limit of client connections (max-clients)", unlabelled(self.clients_max as u64))?;
         let errors = Errors::of_all(&self.workers);
         page.counters(
             "errors",
@@ -417,7 +398,7 @@ impl Scrape {
         });
         page.counters(
             "limited_commands",
-            "Commands that the only node took, and that would meet this limit if there were two",
+            "Commands that only work because there is a single node, by reason",
             limited,
         )?;
         let classes = CommandClass::ALL;
@@ -441,7 +422,7 @@ impl Scrape {
             .iter()
             .enumerate()
             .map(|(number, worker)| of("worker", &number.to_string(), worker.turns.sum_us.get() as f64 / 1e6));
-        let help = "Time that the worker has worked; its rate is the share of a processor that it needs";
+        let help = "Time that the worker was busy; its rate is the worker's CPU use";
         page.family(("worker_busy", help, Some(&Unit::Seconds)), MetricType::Counter, busy, |mut to, value| {
             to.encode_counter::<NoLabelSet, f64, f64>(value, None)
         })

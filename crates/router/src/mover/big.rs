@@ -187,7 +187,7 @@ impl Mover {
             warn!(
                 move_id = self.id.0,
                 node = name,
-                "the node refuses MEMORY USAGE, so big keys are not known beforehand: they move whole, and commands wait meanwhile"
+                "the node refuses MEMORY USAGE, so big keys are unknown: they move whole, while commands wait. Allow the command for Switchyard's user"
             );
         }
     }
@@ -242,11 +242,7 @@ impl Mover {
         shown.whole_last = format!("a {kind} of {bytes} bytes, {} ms: {why}", us.div_ceil(1000));
         warn!(
             move_id = self.id.0,
-            kind,
-            bytes,
-            us,
-            why,
-            "a big key was moved whole: commands for it, and others at its nodes, waited meanwhile"
+            kind, bytes, us, why, "a big key was moved whole: commands for it, and others at its nodes, waited"
         );
     }
 }

@@ -22,12 +22,12 @@ type Unchecked = (String, Result<Vec<u8>, String>);
 impl Mover {
     /// Checks versions, clocks, durability, databases and libraries of both nodes.
     pub(super) fn check(&mut self) -> Result<(), MoverExit> {
-        self.shown.set_activity("looking at both nodes");
+        self.shown.set_activity("checking both nodes");
         let (source, target) = (self.name(self.life.order().source), self.name(self.life.order().target));
         let versions = (self.version_of_dump(Side::Source)?, self.version_of_dump(Side::Target)?);
         if versions.0 > versions.1 {
             return Err(MoverExit::Stop(format!(
-                "{target} is of an older version than {source}: it cannot read what DUMP gives there (RDB version {} and {}). Upgrade {target} first",
+                "{target} is older than {source} and cannot read its DUMP format (RDB version {} and {}). Upgrade {target} first",
                 versions.0, versions.1
             )));
         }
@@ -37,7 +37,7 @@ impl Mover {
             let answer = self.call(Side::Target, &[b"WAITAOF", b"1", b"0", b"1"])?;
             if reply::is_error(&answer) {
                 return Err(MoverExit::Stop(format!(
-                    "{target} cannot say when its append-only file is safe: {}",
+                    "{target} cannot confirm that its append-only file is synced: {}",
                     error_text(&answer)
                 )));
             }
@@ -47,7 +47,7 @@ impl Mover {
             let info = String::from_utf8_lossy(reply::text(&answer).unwrap_or_default()).into_owned();
             if field(&info, "connected_slaves").is_none_or(|n| n == "0") {
                 return Err(MoverExit::Stop(format!(
-                    "{target} has no replica, and what is moved is to be safe at one (durability = \"replica\")"
+                    "{target} has no replica, but moved keys must be stored at one (durability = \"replica\")"
                 )));
             }
         }
@@ -111,7 +111,7 @@ impl Mover {
         let parts: Vec<i64> =
             reply::elements(&answer).filter_map(|n| std::str::from_utf8(reply::text(n)?).ok()?.parse().ok()).collect();
         let [seconds, micros] = parts[..] else {
-            return Err(MoverExit::Stop(format!("{} does not tell its TIME", self.name(self.end(side).node))));
+            return Err(MoverExit::Stop(format!("{} refuses TIME", self.name(self.end(side).node))));
         };
         let time_us = seconds * 1_000_000 + micros;
         self.end_mut(side).ahead_us = Some((time_us - after_us, time_us - before_us));
@@ -209,7 +209,7 @@ impl Mover {
         let turn = self.turn_to_copy()?;
         if let Some((name, _)) = self.unchecked_libraries()?.into_iter().next() {
             return Err(MoverExit::Stop(format!(
-                "library {name} was loaded at {} past the check meanwhile: begin the move again",
+                "library {name} was loaded at {} past the check during the move: start the move again",
                 self.name(self.life.order().source)
             )));
         }
@@ -226,7 +226,7 @@ impl Mover {
         match self.store_functions(Side::Target, &[b"FUNCTION", b"RESTORE", &theirs, b"REPLACE"], turn)? {
             Ok(_) => Ok(()),
             Err(why) => Err(MoverExit::Stop(format!(
-                "{} does not take the functions of {}: {why}",
+                "{} refuses the functions of {}: {why}",
                 self.name(self.life.order().target),
                 self.name(self.life.order().source),
             ))),
@@ -244,7 +244,7 @@ impl Mover {
         for (name, checked) in self.unchecked_libraries()? {
             let refused = |why: String| {
                 MoverExit::Stop(format!(
-                    "library {name} of {source} cannot be kept to the keys that its callers name ({why}): delete it, or see scripts.undeclared-keys"
+                    "library {name} of {source} may use undeclared keys ({why}): delete it, or see scripts.undeclared-keys"
                 ))
             };
             let code = checked.map_err(refused)?;
@@ -376,6 +376,6 @@ mod tests {
     fn clock_skew_is_a_lower_bound() {
         assert_eq!(skew_us((5_000, 5_010), (1_000, 1_020)), 3_980);
         assert_eq!(skew_us((1_000, 1_020), (5_000, 5_010)), -3_980);
-        assert_eq!(skew_us((0, 4_000), (1_000, 1_020)), 0, "an answer that was long under way tells little");
+        assert_eq!(skew_us((0, 4_000), (1_000, 1_020)), 0, "a slow reply is inaccurate");
     }
 }

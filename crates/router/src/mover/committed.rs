@@ -394,13 +394,13 @@ mod tests {
         };
         assert!(
             (0..1_000_000).step_by(1000).all(|number| named(&key(number)) || of_slot(&key(number))),
-            "all are told, or their slots"
+            "all keys or their slots are queued"
         );
         assert!(named(&key(0)) && of_slot(&Key::from(&b"a"[..])));
         assert_eq!(told.iter().filter(|what| matches!(what, MoverMessage::Touched { .. })).count(), 3);
         assert!(queue.take().is_empty());
         queue.push(&Placement::Crc16, MoverMessage::Written(vec![key(7)]));
-        assert!(matches!(queue.take()[..], [MoverMessage::Written(_)]), "from then on key by key again");
+        assert!(matches!(queue.take()[..], [MoverMessage::Written(_)]), "then key by key again");
     }
 
     #[test]

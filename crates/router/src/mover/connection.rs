@@ -140,7 +140,7 @@ impl Connection {
         let answer = self.call(&[b"CLIENT", b"KILL", b"ID", client_id.to_string().as_bytes()], patience)?;
         if reply::is_error(&answer) && !answer.starts_with(b"-ERR No such") {
             return Err(format!(
-                "it refuses CLIENT KILL ID, so what an earlier connection may still do is unknown: {}",
+                "it refuses CLIENT KILL ID, so an earlier connection may still execute commands: {}",
                 error_text(&answer)
             ));
         }
@@ -158,7 +158,7 @@ impl Connection {
         if reply::is_error(&list) {
             let why = error_text(&list);
             return Err(format!(
-                "it refuses CLIENT LIST, so what an earlier run of the router may still do is unknown: {why}"
+                "it refuses CLIENT LIST, so connections of an earlier router may still execute commands: {why}"
             ));
         }
         let list = String::from_utf8_lossy(reply::text(&list).unwrap_or_default()).into_owned();
@@ -187,7 +187,7 @@ impl Connection {
         }
         self.kill_foreign_connections(ours.0, ours.1, patience)?;
         match asks(self)? {
-            OwnershipStatus::Free => Err("it did not keep the mark of this router".to_owned()),
+            OwnershipStatus::Free => Err("it did not store this router's ownership record".to_owned()),
             _ => Ok(()),
         }
     }
@@ -242,9 +242,9 @@ impl Connection {
 
     fn call_alone(&mut self, args: &[&[u8]], patience: Duration) -> Result<Vec<u8>, String> {
         if self.unanswered != 0 {
-            debug_assert!(false, "a call is alone");
+            debug_assert!(false, "a call needs an idle connection");
             // The reply would be matched to the wrong command. A new connection has no pending replies.
-            return Err("something else was still asked there".to_owned());
+            return Err("another command is in flight there".to_owned());
         }
         self.push(args);
         let until = Instant::now() + patience;
@@ -350,7 +350,7 @@ impl Connection {
             match self.scanner.scan(&self.input[at..]) {
                 Ok(ReplyScan::Complete(len)) => {
                     if self.unanswered == 0 {
-                        return Err("it sent a reply that nobody asked for".to_owned());
+                        return Err("it sent a reply without a command".to_owned());
                     }
                     self.unanswered -= 1;
                     answers.push(self.input[at..at + len].to_vec());

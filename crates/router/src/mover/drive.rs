@@ -80,7 +80,7 @@ impl Mover {
     /// Runs a leg to its end.
     pub(super) fn run_leg(&mut self, number: u32, slots: Vec<Slot>) -> Result<Outcome, MoverExit> {
         let resume = self.life.open().cloned();
-        self.shown.set_activity(if resume.is_some() { "going on with the leg that was under way" } else { "moving" });
+        self.shown.set_activity(if resume.is_some() { "resuming the open leg" } else { "moving" });
         let databases = self.databases_in_use()?;
         // A side that is not connected is represented by its last known process, marked as lost.
         let met = |end: &side::SideConnection| end.connection.as_ref().map(|connection| connection.process.clone());
@@ -285,7 +285,7 @@ impl Mover {
             DriverAction::Io(Io::Store { batch, to, keys }) => {
                 let usage = self.usage();
                 let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
-                assert!(read.iter().map(|(key, _)| key).eq(&keys), "what is stored is what was read");
+                assert!(read.iter().map(|(key, _)| key).eq(&keys), "stored keys equal the keys read");
                 let contents: Vec<(&Key, &[Content])> =
                     read.iter().map(|(key, contents)| (key, contents.as_slice())).collect();
                 let all = contents.iter().flat_map(|(key, of_key)| of_key.iter().map(move |content| (*key, content)));
@@ -297,7 +297,7 @@ impl Mover {
             DriverAction::Io(Io::Overwrite { batch, to, keys }) => {
                 let (usage, databases) = (self.usage(), run.driver.databases().to_vec());
                 let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
-                assert!(read.iter().map(|(key, _)| key).eq(&keys), "what is stored is what was read");
+                assert!(read.iter().map(|(key, _)| key).eq(&keys), "stored keys equal the keys read");
                 let contents: Vec<(&Key, &[Content])> =
                     read.iter().map(|(key, contents)| (key, contents.as_slice())).collect();
                 self.end_mut(to).overwrite(batch, &contents, usage, &databases);
@@ -360,7 +360,7 @@ impl Mover {
             DriverAction::Io(Io::Quiet) => self.report_quiesced(),
             DriverAction::RollBack { why } => {
                 self.shown.set_activity(format!("going back: {why}"));
-                warn!("move {}: what is under way (batch {}) goes back to its source: {why}", self.id.0, run.number);
+                warn!("move {}: leg {} goes back to its source: {why}", self.id.0, run.number);
                 run.contents.clear();
                 self.staging.drop_all();
             }
@@ -628,7 +628,7 @@ impl Mover {
                 } else {
                     // Only the first store of a whole batch uses one command for all keys.
                     let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
-                    assert_eq!(read.len(), outcomes.len(), "what is stored is what was read");
+                    assert_eq!(read.len(), outcomes.len(), "stored keys equal the keys read");
                     let contents: Vec<(&Key, &[Content])> =
                         read.iter().map(|(key, contents)| (key, contents.as_slice())).collect();
                     self.end_mut(side).store_one_by_one(batch, &contents, &again, outcomes);
@@ -691,8 +691,7 @@ impl Mover {
                     return Err(format!("it refuses SCAN: {why}"));
                 }
                 let answer = answers.last().map(Vec::as_slice).unwrap_or_default();
-                let (cursor, keys) =
-                    side::scanned(answer).ok_or("it answered SCAN with something else than a cursor and keys")?;
+                let (cursor, keys) = side::scanned(answer).ok_or("its reply to SCAN is not a cursor with keys")?;
                 let topology = self.shared.plan().topology.clone();
                 let mut to_do = Vec::new();
                 run.driver.scanned(walk, &cursor, keys.into_iter(), &topology, self.now_us(), &mut to_do);

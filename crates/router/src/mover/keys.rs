@@ -58,11 +58,7 @@ impl Mover {
         args.extend(keys.iter().map(|key| &key[..]));
         let answer = self.call(side, &args)?;
         let refused = |mover: &Self, answer: &[u8]| {
-            MoverExit::Stop(format!(
-                "{} does not say which keys it has: {}",
-                mover.name(mover.end(side).node),
-                error_text(answer)
-            ))
+            MoverExit::Stop(format!("{} refuses EXISTS: {}", mover.name(mover.end(side).node), error_text(answer)))
         };
         match reply::integer(&answer) {
             None => return Err(refused(self, &answer)),
@@ -75,7 +71,7 @@ impl Mover {
             match reply::integer(&self.call(side, &[b"EXISTS", key])?) {
                 Some(0) => {}
                 Some(_) => there.push(key.clone()),
-                None => return Err(refused(self, b"-ERR it answers EXISTS with something else than a number\r\n")),
+                None => return Err(refused(self, b"-ERR its reply to EXISTS is not a number\r\n")),
             }
             self.handle_messages_when_quiesced()?;
         }
@@ -89,9 +85,9 @@ impl Mover {
             self.walk(Side::Target, [], |_, _, _| Ok(()))?;
         }
         self.clear_target_of_keys()?;
-        self.shown.set_activity("waiting for commands sent earlier, before looking at keys");
+        self.shown.set_activity("waiting for earlier commands, before listing keys");
         self.observe()?;
-        self.shown.set_activity("looking at keys");
+        self.shown.set_activity("listing keys");
         self.begin_list();
         let was_refused = self.sizes_are_refused();
         let named = self.remaining_keys();
@@ -117,7 +113,7 @@ impl Mover {
 
     /// Removes stale keys from the target. Fails if it has other copies of the keys.
     fn clear_target_of_keys(&mut self) -> Result<(), MoverExit> {
-        self.shown.set_activity("looking for leftovers at the target");
+        self.shown.set_activity("searching the target for leftovers");
         let (mut left_over, mut foreign) = (OrphanedKeys::default(), 0_usize);
         let named = self.remaining_keys();
         for database in self.databases_in_use()? {
@@ -145,7 +141,7 @@ impl Mover {
 
     /// Finds keys that are still at the source, and removes or moves each one if this is certainly right.
     pub(super) fn look_behind_keys(&mut self) -> Result<(), MoverExit> {
-        self.shown.set_activity("looking for keys left behind");
+        self.shown.set_activity("searching the source for late keys");
         let unchanged = self.is_first_source();
         let all = self.life.order().keys.clone().unwrap_or_default();
         for database in self.databases_in_use()? {

@@ -137,7 +137,7 @@ pub(super) fn step_result(step: Step, item: &Item, last: &MissingElements, answe
             Some(answer) if reply::is_error(answer) => StagingReply::Unusable(error_text(answer)),
             Some(answer) if reply::integer(answer) == Some(1) => StagingReply::Renamed(Renamed::Yes),
             Some(answer) if reply::integer(answer) == Some(0) => StagingReply::Renamed(Renamed::KeyExists),
-            _ => StagingReply::Unusable("the node answered EXEC with something else than was asked".to_owned()),
+            _ => StagingReply::Unusable("the node's reply to EXEC has another form".to_owned()),
         },
     }
 }

@@ -66,7 +66,7 @@ impl LateKeyCheck {
 impl Mover {
     /// Finds keys at the source in slots that have left it, and removes or moves each one if this is certainly right.
     pub(super) fn check_late_keys(&mut self) -> Result<(), MoverExit> {
-        self.shown.set_activity("looking for keys left behind");
+        self.shown.set_activity("searching the source for late keys");
         let unchanged = self.is_first_source();
         let slots: Vec<Slot> = self.life.order().slots.clone();
         self.walk(Side::Source, slots, |mover, database, keys| {
@@ -113,7 +113,7 @@ impl Mover {
                 moved = late.moved,
                 removed = late.removed,
                 left = late.left,
-                "the source had keys of slots that had left it: somebody writes to it past the router"
+                "the source had keys of slots that had left it: a client writes to it past the router"
             );
         }
     }

@@ -71,7 +71,7 @@ impl Mover {
     pub(super) fn end_left_over(&mut self, mut left: OrphanedKeys) -> Result<(), MoverExit> {
         self.decide(&mut left)?;
         if left.removed > 0 {
-            info!(move_id = self.id.0, keys = left.removed, "removed what was left over at the target");
+            info!(move_id = self.id.0, keys = left.removed, "removed leftovers at the target");
         }
         Ok(())
     }

@@ -93,7 +93,7 @@ impl Found {
 impl Mover {
     /// Lists the keys of the slots at the source in one pass, and removes stale keys of these slots from the target.
     pub(super) fn list(&mut self) -> Result<(), MoverExit> {
-        self.shown.set_activity("waiting for commands sent earlier, before listing keys");
+        self.shown.set_activity("waiting for earlier commands, before listing keys");
         self.observe()?;
         self.shown.set_activity("listing keys");
         self.begin_list();

@@ -322,7 +322,7 @@ pub(crate) fn begin(shared: &Arc<Shared>, task: MoveTask) -> std::io::Result<()>
     }
     let mut moves = lock(&shared.moves);
     if moves.get(&task.id).is_some_and(|m| lock(&m.progress).end.is_none()) {
-        return Err(Error::new(ErrorKind::AlreadyExists, format!("move {} is under way", task.id.0)));
+        return Err(Error::new(ErrorKind::AlreadyExists, format!("move {} is already running", task.id.0)));
     }
     while moves.len() >= REMEMBERED
         && let Some(ended) = moves.iter().find(|(_, m)| lock(&m.progress).end.is_some()).map(|(id, _)| *id)

@@ -65,7 +65,7 @@ impl Mover {
             warn!(
                 move_id = self.id.0,
                 node = self.name(node),
-                "nobody says whether replicas have what has moved: they may not have it yet"
+                "no component has confirmed that replicas have the moved keys: they may lack them"
             );
         }
         if !are_read || is_silent {
@@ -83,11 +83,7 @@ impl Mover {
         let offset = field(&info, "master_repl_offset").and_then(|offset| offset.parse().ok());
         let Some((id, offset)) = field(&info, "master_replid").zip(offset) else {
             let name = self.name(self.end(*side).node);
-            warn!(
-                move_id = self.id.0,
-                node = name,
-                "its INFO does not say how far replicas must be: they may not have yet what has moved"
-            );
+            warn!(move_id = self.id.0, node = name, "its INFO has no replication offset: replicas may lack moved keys");
             return self.caught_up(run, Ok(()));
         };
         let position = Position { replication_id: id.to_owned(), offset };

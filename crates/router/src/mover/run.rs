@@ -106,9 +106,9 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) {
         Err(_) => {
             error!(
                 move_id = id.0,
-                "a mover panicked. This is a bug, please report it; a restart of the router takes the move up again"
+                "a mover panicked. This is a bug, please report it; a restart of the router resumes the move"
             );
-            MoveEnd::Stopped("the mover panicked: a restart of the router takes the move up again".to_owned())
+            MoveEnd::Stopped("the mover panicked: restart the router to resume the move".to_owned())
         }
     };
     let is_moving = mover.life.open().is_some() || shared.plan().moves.legs.keys().any(|(of, _)| *of == id);

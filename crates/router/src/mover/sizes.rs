@@ -209,7 +209,7 @@ impl Mover {
             if due.is_empty() {
                 return Ok(());
             }
-            self.shown.set_activity("asking for the sizes of keys");
+            self.shown.set_activity("querying the sizes of keys");
             self.sizes.ahead = due.into();
             while let Some(page) = self.next_page(AT_ONCE) {
                 let asked = Instant::now();
@@ -357,7 +357,7 @@ mod tests {
         assert!(again.rest().is_none());
         let slot = |name: &str| switchyard_policy::topology::crc16_slot(name.as_bytes());
         assert_eq!(["small", "long", "hash", "refused"].map(|name| big.bytes_of(slot(name))), [0, 140_000, 100_000, 0]);
-        assert_eq!(lengths.choose(page(&["more"])).by_length, 0, "a node that refuses it is not asked again");
+        assert_eq!(lengths.choose(page(&["more"])).by_length, 0, "a node that refuses it is not queried again");
     }
 
     #[test]

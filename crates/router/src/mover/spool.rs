@@ -171,10 +171,7 @@ impl Spool {
                 let mut written = Vec::new();
                 File::open(path)?.take(part.written).read_to_end(&mut written)?;
                 if written.len() as u64 != part.written {
-                    return Err(io::Error::new(
-                        io::ErrorKind::UnexpectedEof,
-                        "a file of keys is shorter than what was written",
-                    ));
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "a file of keys is truncated"));
                 }
                 take(&written, &wanted, &mut with);
             }
@@ -310,8 +307,8 @@ mod tests {
             let listed: BTreeSet<Vec<u8>> = spool.keys(&slots).expect("read").iter().map(|key| key.to_vec()).collect();
             assert!(listed.is_subset(&keys), "seed {seed}: nothing is listed that was not added");
             let missing = keys.difference(&listed).find(|key| !unlisted.contains(&crc16_slot(key)));
-            assert_eq!(missing, None, "seed {seed}: it is missing, and nobody says so");
+            assert_eq!(missing, None, "seed {seed}: a missing key is not reported");
         }
-        assert!(torn > 100 && dropped > 0, "both are tried: {torn} torn writes, {dropped} slots to be asked for again");
+        assert!(torn > 100 && dropped > 0, "both occur: {torn} torn writes, {dropped} dropped slots");
     }
 }

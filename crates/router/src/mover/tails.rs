@@ -57,7 +57,7 @@ impl Mover {
     pub(super) fn copy_others(&mut self, run: &Run, batch: BatchId, from: Side, read: Read) -> Option<Read> {
         if !read.unusable.is_empty() {
             for place in &read.unusable {
-                self.unusable(place, "its tail cannot be read: it is of another type now");
+                self.unusable(place, "its dirty elements cannot be read: its type has changed");
             }
             self.copy(run, batch, from, read.keys);
             return None;
@@ -95,7 +95,7 @@ impl Mover {
                 let why = if run.driver.is_returning() {
                     "its leg went back"
                 } else {
-                    "it was not known to be big before its leg began"
+                    "it was not known to be big before its leg"
                 };
                 why.to_owned()
             });
@@ -129,7 +129,7 @@ impl Mover {
                     let is_whole = contents
                         .iter()
                         .all(|(_, of_place)| of_place.iter().all(|content| content.form != Form::Staged));
-                    assert!(is_whole, "what is to be stored whole was read whole");
+                    assert!(is_whole, "keys to store whole were read whole");
                     self.target.store(batch, &contents, None);
                 }
                 Action::Finish { batch, step, places } => {
@@ -164,7 +164,7 @@ impl Mover {
             answers = rest;
             let of_item = match last_of(read, &item.place) {
                 Some(last) => last_piece::step_result(step, &item, last, of_item),
-                None => StagingReply::Unusable("what was read of it is gone".to_owned()),
+                None => StagingReply::Unusable("its dirty elements were lost".to_owned()),
             };
             shown.push((item.place, of_item));
         }
@@ -192,10 +192,7 @@ impl Mover {
             self.note_big(run, batch, &read);
             if read.contents.iter().flatten().count() < places.len() {
                 // Expired, or already moved to the target and lost there.
-                warn!(
-                    move_id = self.id.0,
-                    "a big key that was to be moved is not at its source any more, nor at the target"
-                );
+                warn!(move_id = self.id.0, "a big key is neither at its source nor at the target");
             }
             let kept = run.contents.entry(batch).or_default();
             for (key, contents) in read.keys.iter().zip(read.contents) {

@@ -98,7 +98,7 @@ impl Logins {
         let mut key = [0; 64];
         if rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut key).is_err() {
             tracing::error!(
-                "the system has no random bytes: what is remembered of passwords is protected by nothing but this process's memory"
+                "the system has no random bytes: cached password digests are only protected by this process's memory"
             );
         }
         let waiting = Arc::new(Waiting { queue: Mutex::new((Queue::new(), false)), changed: Condvar::new() });

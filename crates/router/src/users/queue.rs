@@ -351,7 +351,7 @@ mod tests {
         for guess in 0..5000 {
             dropped += queue.enqueue(digest(guess), Place::new(at(1), "app"), guess as u32, || guess, now).len();
         }
-        assert_eq!(dropped, 5000 - LINE_MAX, "the queue is bounded, and who falls out is told");
+        assert_eq!(dropped, 5000 - LINE_MAX, "the queue is bounded, and dropped clients are notified");
         queue.enqueue(digest(10_000), Place::new(at(2), "app"), 10_000, || 10_000, now);
         queue.enqueue(digest(10_001), Place::new(at(1), "other"), 10_001, || 10_001, now);
         queue.enqueue(digest(10_002), Place::new(at(1), "app"), 10_002, || 10_002, now);
@@ -407,7 +407,7 @@ mod tests {
         assert_eq!(
             queue.enqueue(digest(9999), Place::new(at(2), "app"), 9999, || 9999, now),
             [9999],
-            "where all are as short, nobody gives way"
+            "queues with one entry drop none"
         );
     }
 

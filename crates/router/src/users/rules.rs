@@ -83,7 +83,7 @@ pub(super) fn parse(text: &str) -> Result<BTreeMap<String, Arc<User>>, Vec<RuleE
         let wrong = |text: &str| RuleError { line: index + 1, text: format!("user {name}: {text}") };
         if errors.len() == before && user.on && !user.no_password && user.proofs.is_empty() {
             errors.push(wrong(
-                "it is on, and nobody can log in: give it a hash (`switchyard hash-password`), or nopass, or off",
+                "it is on, but no login is possible: give it a hash (`switchyard hash-password`), or nopass, or off",
             ));
         }
         user.compile(&table);
@@ -121,7 +121,7 @@ impl User {
             if matches!(&*word.to_ascii_lowercase(), "on" | "off" | "nopass" | "resetpass" | "reset")
                 || word.starts_with('$')
             {
-                return Err(format!("{} says who may log in, and not what they may do", printable(word)));
+                return Err(format!("{} concerns logins, not permissions", printable(word)));
             }
             self.apply(word, &table)?;
         }
@@ -414,21 +414,18 @@ fn subject(name: &str, table: &CommandTable) -> Result<Subject, String> {
 
 /// Checks that a hash is valid and not too expensive.
 fn check_hash(text: &str) -> Result<(), String> {
-    let wrong = |why: &str| {
-        Err(format!(
-            "what begins with $ is no Argon2id hash that can be used ({why}); make one with `switchyard hash-password`"
-        ))
-    };
+    let wrong =
+        |why: &str| Err(format!("unusable Argon2id hash after $ ({why}); make one with `switchyard hash-password`"));
     let Ok(hash) = PasswordHash::new(text) else { return wrong("it is not in PHC form") };
     if Algorithm::try_from(hash.algorithm) != Ok(Algorithm::Argon2id) {
         return wrong("another algorithm");
     }
     if hash.hash.is_none_or(|output| output.len() < 16) || hash.salt.is_none() {
-        return wrong("it lacks its salt or its end");
+        return wrong("it has no salt or its output is too short");
     }
     match Params::try_from(&hash) {
         Ok(params) if params.m_cost() > HASH_MEMORY_MAX_KIB || params.t_cost() > HASH_PASSES_MAX => {
-            wrong("it asks for too much")
+            wrong("its cost is too high")
         }
         Ok(_) => Ok(()),
         Err(_) => wrong("its parameters are wrong"),
@@ -473,17 +470,19 @@ mod tests {
         let line = "user App on nopass %R~Data:* ~CACHE:* &* +@all -@dangerous +config|get allscripts connections=3 reads=nearest";
         assert_eq!(users["App"].line(false), line, "names of users and patterns keep their case");
         assert!(one("OFF NOCOMMANDS ALLKEYS RESETPASS SANITIZE-PAYLOAD CLEARSELECTORS RESET OPERATOR NOOPERATOR RESETSCRIPTS").is_ok());
-        assert!(Users::default().with_default_rules(&["NOPASS"]).expect_err("refused").text.contains("may log in"));
+        assert!(
+            Users::default().with_default_rules(&["NOPASS"]).expect_err("refused").text.contains("concerns logins")
+        );
     }
 
     #[test]
     fn errors_are_reported_with_their_line() {
         for (rules, expected) in [
-            ("on", "nobody can log in"),
+            ("on", "no login is possible"),
             ("on >secret", "Argon2id"),
             ("on #9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "Argon2id"),
             ("on $argon2i$v=19$m=8,t=1,p=1$c2FsdHNhbHQ$hT8BYdwmuT0jKRGUPmXFMA", "another algorithm"),
-            ("on $argon2id$v=19$m=9999999,t=1,p=1$c2FsdHNhbHQ$hT8BYdwmuT0jKRGUPmXFMA", "too much"),
+            ("on $argon2id$v=19$m=9999999,t=1,p=1$c2FsdHNhbHQ$hT8BYdwmuT0jKRGUPmXFMA", "cost is too high"),
             ("on $nonsense", "another algorithm"),
             ("off +gett", "there is no command \"gett\""),
             ("off +@reads", "there is no category"),
@@ -548,8 +547,8 @@ mod tests {
         let bounded = Users::default().with_default_rules(&["connections=3"]).expect("good");
         assert!(bounded.default_user().is_unrestricted());
         for (word, says) in [
-            ("off", "who may log in"),
-            ("nopass", "who may log in"),
+            ("off", "concerns logins"),
+            ("nopass", "concerns logins"),
             ("-@nothing", "no category"),
             (">pw", "hash-password"),
         ] {
@@ -559,7 +558,7 @@ mod tests {
         let listed = Users::from_file("user default on nopass ~* +@read", None).expect("good");
         assert!(listed.with_default_rules(&["-get"]).is_err());
         let others = Users::from_file("user a off", None).expect("good").with_default_rules(&["-get"]).expect("good");
-        assert!(!others.default_user().is_on(), "nobody is let in by a rule");
+        assert!(!others.default_user().is_on(), "rules do not enable the user");
     }
 
     proptest! {
@@ -567,7 +566,7 @@ mod tests {
         fn any_text_parses_without_panic_and_roundtrips(text in "(user [a-c]{1,2}( (on|off|nopass|~[a-z*]{0,3}|%[RW]{0,2}~a|&c|[+-]@?[a-z|]{0,8}|[+-]@(read|all|write)|reset|\\$argon2id\\$|[\\PC]{0,6}|allkeys|resetkeys)){0,6}\n?){0,4}") {
             if let Ok(users) = parse(&text) {
                 for user in users.values() {
-                    let again = parse(&user.line(false)).expect("what is shown can be read");
+                    let again = parse(&user.line(false)).expect("displayed users parse");
                     prop_assert_eq!(again.values().next().expect("one").line(false), user.line(false));
                 }
             }

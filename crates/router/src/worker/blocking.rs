@@ -232,7 +232,7 @@ impl Worker {
         let (node, client_id) = (link.node, link.client_id.to_string());
         // In another process, the id may belong to another client.
         let Some(main) = self.links.main_to(node, link.run_id.as_deref()) else {
-            self.break_link(link_handle, "nobody waits for it any more, and the node cannot be told by CLIENT UNBLOCK");
+            self.break_link(link_handle, "its client has gone, and CLIENT UNBLOCK cannot be sent to the node");
             return;
         };
         let Some(link) = self.links.get_mut(link_handle) else { return };

@@ -45,9 +45,9 @@ fn instead(name: &str) -> Option<&'static str> {
             "set clients.output-limit, push-limit, push-soft-limit and push-soft-time in Switchyard's configuration file, and send SIGHUP"
         }
         "cluster-enabled" | "cluster-require-full-coverage" => {
-            "set cluster.emulate in Switchyard's configuration file, and start it anew"
+            "set cluster.emulate in Switchyard's configuration file, and restart it"
         }
-        "io-threads" | "port" => "set it in Switchyard's configuration file (workers, listen), and start it anew",
+        "io-threads" | "port" => "set it in Switchyard's configuration file (workers, listen), and restart it",
         _ => return None,
     })
 }

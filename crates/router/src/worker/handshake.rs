@@ -299,7 +299,7 @@ impl Worker {
                 );
             }
             (NodeHandshake::ClientId | NodeHandshake::Info | NodeHandshake::Process, Some(error)) => {
-                self.attempt_failed(handle, &format!("it does not say who it is (CLIENT ID, INFO server): {error}"));
+                self.attempt_failed(handle, &format!("it does not identify itself (CLIENT ID, INFO server): {error}"));
             }
             (NodeHandshake::SetName, Some(error)) if error.starts_with("ERR max number of clients") => {
                 self.attempt_failed(handle, &format!("it refuses the connection: {error}"));
@@ -411,7 +411,9 @@ impl Worker {
                     }
                     self.link_is_up(handle, &info);
                 }
-                Some(OwnershipStatus::Free) => self.attempt_failed(handle, "it did not keep the mark of this router"),
+                Some(OwnershipStatus::Free) => {
+                    self.attempt_failed(handle, "it did not store this router's ownership record")
+                }
                 _ => {}
             },
             (NodeHandshake::LeftBehind(info), None) => {

@@ -603,7 +603,7 @@ pub(super) fn link_up(worker: &mut Worker, node: NodeId, about: &About<'_>) {
     } else if worker.shared.seat.is_some() && standing != OwnershipStatus::Ours {
         Some("it does not keep the mark of this router (ACL SETUSER)")
     } else if !run_id.is_some_and(|run_id| worker.shared.fences.is_cleared(node, run_id)) {
-        Some("it does not say what an earlier run of the router has left there (CLIENT LIST)")
+        Some("it does not list the connections of an earlier run of the router (CLIENT LIST)")
     } else {
         None
     };

@@ -567,7 +567,7 @@ mod tests {
         assert_eq!(
             without,
             [("db0".to_owned(), "keys=2,expires=1,avg_ttl=25".to_owned())],
-            "what movers have made for themselves is nobody's"
+            "the movers' own keys are not counted"
         );
         assert_eq!(human(1536.0), "1.50K");
     }

@@ -426,7 +426,7 @@ impl Worker {
                 }
                 warn!(
                     client = client.details.id,
-                    bytes, "cutting a client whose replies are more than may wait for it (output-limit)"
+                    bytes, "disconnecting a client whose unread replies exceed its limit (output-limit)"
                 );
                 self.counters.cut_output.add(1);
                 self.close_client(pending.who);

@@ -19,7 +19,7 @@ use super::{Stall, Worker};
 use crate::slab::Handle;
 
 /// Suffix of a node's error if another node could not be restored.
-const KEPT: &[u8] = b"; another node has taken it, and could not be given back what it had before";
+const KEPT: &[u8] = b"; another node has accepted it, and its previous state could not be restored";
 
 #[derive(Debug)]
 struct Change {

@@ -267,7 +267,7 @@ impl Worker {
                         used,
                         budget,
                         untold = untold.count(),
-                        "cutting the client that takes the most memory (memory-max)"
+                        "disconnecting the client that uses the most memory (memory-max)"
                     );
                 }
                 self.close_client(handle);
@@ -282,7 +282,7 @@ impl Worker {
                         used,
                         budget,
                         untold = untold.count(),
-                        "clients with CLIENT TRACKING are told to forget what they have read (memory-max)"
+                        "clients with CLIENT TRACKING get an invalidation of all keys (memory-max)"
                     );
                 }
                 self.forget_tracked_reads();
@@ -430,10 +430,10 @@ mod tests {
     fn a_small_client_is_not_cut_because_a_worker_is_late() {
         let mb = |count: u64| count << 20;
         let leaves = |elsewhere, own, used| leaves_it_to(mb(elsewhere), mb(own), (used as usize) << 20, 128 << 20);
-        assert!(leaves(60, 50, 130) && !leaves(60, 50, 150), "a bigger one is waited for a little");
-        assert!(leaves(60, 4, 150) && leaves(60, 4, 190), "and longer where little is here");
-        assert!(!leaves(60, 4, 200) && !leaves(50, 60, 130), "not for ever, and not for a smaller one");
-        assert!(leaves(60, 0, 1000), "there is nobody here");
+        assert!(leaves(60, 50, 130) && !leaves(60, 50, 150), "it waits a little for a bigger one");
+        assert!(leaves(60, 4, 150) && leaves(60, 4, 190), "and longer if little is here");
+        assert!(!leaves(60, 4, 200) && !leaves(50, 60, 130), "not indefinitely, and not for a smaller one");
+        assert!(leaves(60, 0, 1000), "no client is here");
     }
 
     #[test]

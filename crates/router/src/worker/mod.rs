@@ -590,7 +590,7 @@ impl Worker {
             Message::Invalidate { to, from, source, keys } => self.on_redirected(to, from, source, keys.as_deref()),
             Message::RedirectBroken { source } => self.on_redirect_broken(source),
             #[cfg(test)]
-            Message::Panic => panic!("asked to by a test"),
+            Message::Panic => panic!("requested by a test"),
             Message::Kill { filter, from, gather, part } => {
                 let killer = self.gathers.get(gather).filter(|_| from == self.index).map(Gather::client);
                 let reply = self.kill_clients(&filter, killer);

@@ -158,7 +158,7 @@ impl Worker {
             warn!(
                 client = client.details.id,
                 bytes = client.output_bytes(),
-                "cutting a client that does not read its replies (output-limit)"
+                "disconnecting a client that does not read its replies (output-limit)"
             );
             self.counters.cut_output.add(1);
             self.close_client(handle);

@@ -71,9 +71,7 @@ impl Worker {
                 && !share.hold(held, Some(max))
             {
                 client.charged -= request.min(client.charged);
-                return Err(format!(
-                    "LIMITED {whose} has its {max} bytes in flight; read replies before more is asked"
-                ));
+                return Err(format!("LIMITED {whose} has its {max} bytes in flight; read replies before sending more"));
             }
         }
         self.count_keys(command, args)

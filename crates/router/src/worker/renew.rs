@@ -78,7 +78,7 @@ impl Worker {
         if lane != Lane::Replica {
             self.shared.connections.remove(&connection);
         }
-        info!(node = %self.node_name(node), "a connection is made anew with the new credentials");
+        info!(node = %self.node_name(node), "reconnecting with the new credentials");
         self.connect(handle);
     }
 }

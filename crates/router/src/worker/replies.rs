@@ -183,7 +183,7 @@ impl Worker {
         let answer = raised.as_deref().unwrap_or(answer);
         let Some(link) = self.links.get_mut(handle) else { return };
         let Some(head) = link.head() else {
-            self.break_link(handle, "it sent a reply that nobody asked for");
+            self.break_link(handle, "it sent a reply without a command");
             return;
         };
         if self.slow.is_slow((self.now_us as u32).wrapping_sub(head.sent_us)) {

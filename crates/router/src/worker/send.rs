@@ -15,7 +15,7 @@ use crate::poll::Token;
 use crate::sys::{SendBatch, UNKNOWN};
 
 /// Reason for closing a connection.
-const UNSURE: &str = "the kernel did not say how much it has sent";
+const UNSURE: &str = "the kernel did not report how much it has sent";
 
 /// Fewer sends than this are made one at a time: the ring would cost more than it saves.
 const TOGETHER_MIN: usize = 4;

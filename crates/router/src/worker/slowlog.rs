@@ -129,7 +129,7 @@ impl Worker {
                     info!(
                         worker = self.index,
                         untold = untold.count(),
-                        "more commands take long than the slow log takes (slow_commands_not_entered counts the others)"
+                        "rate limit of the slow log exceeded (slow_commands_not_entered counts the others)"
                     );
                 }
                 false

@@ -318,7 +318,7 @@ mod tests {
         let (here, there) = (OwnedFd::from(here), OwnedFd::from(there));
         let mut buffer = vec![0; 128 << 10];
         while ours.is_handshaking() || theirs.is_handshaking() {
-            ours.drive(&here).and(theirs.drive(&there)).expect("it goes on");
+            ours.drive(&here).and(theirs.drive(&there)).expect("it continues");
             assert_eq!(theirs.receive(&there, &mut buffer), Err(Errno::AGAIN));
             assert_eq!(ours.receive(&here, &mut buffer), Err(Errno::AGAIN));
         }

@@ -691,7 +691,7 @@ impl Link {
                 Ok(ReplyScan::Incomplete(need)) => {
                     let (size, max) = (need.max(bytes.len()), self.reply_max(live));
                     if size > max {
-                        Arrival::Senseless(format!("it sends more than {max} bytes where a short reply was asked for"))
+                        Arrival::Senseless(format!("it sends more than {max} bytes instead of a short reply"))
                     } else if size > live.large_value {
                         Arrival::Large(size)
                     } else {
@@ -859,7 +859,7 @@ mod tests {
     fn a_node_is_believed_only_short_answers_where_no_client_has_asked() {
         let live = RuntimeSettings::default();
         let mut greeted = link(Lane::Main);
-        assert_eq!(greeted.reply_max(&live), SHORT_MAX, "nobody has asked");
+        assert_eq!(greeted.reply_max(&live), SHORT_MAX, "no request is pending");
         let answers = [
             (Purpose::Client, usize::MAX),
             (Purpose::Gather, usize::MAX),

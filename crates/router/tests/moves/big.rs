@@ -502,7 +502,7 @@ fn leftovers_of_a_crash_are_removed_by_the_next_move() {
             assert_eq!(server.client().cmd(&format!("SET switchyard:temporary:1-2:staging-9-{n} part EX 3600")), "OK");
         }
     }
-    assert_eq!(client.cmd("KEYS switchyard:*"), "[]", "nobody sees them before, either");
+    assert_eq!(client.cmd("KEYS switchyard:*"), "[]", "clients do not see them before, either");
     fleet.run_to_end(fleet.task(1, 0, 1));
     for server in &fleet.servers {
         no_temporary_keys(server);

@@ -44,7 +44,7 @@ fn scripts_and_functions_are_at_the_target_before_it_serves() {
         });
         fleet.run_to_end(fleet.task(1, 0, 1));
         stop.store(true, Ordering::Relaxed);
-        caller.join().expect("no client saw anything wrong");
+        caller.join().expect("no client saw an error");
     });
 }
 

@@ -23,7 +23,7 @@ impl ColocatePort for Port {
 impl Port {
     #[track_caller]
     fn next(&self) -> ColocateRequest {
-        until("somebody asks", || !self.requests.lock().expect("lock").is_empty());
+        until("a request arrives", || !self.requests.lock().expect("lock").is_empty());
         self.requests.lock().expect("lock").remove(0)
     }
 }

@@ -58,7 +58,7 @@ fn slots_are_handed_over_when_replicas_have_the_moved_keys() {
     let fleet = Fleet::new(2);
     fill(&mut fleet.client(), 1000);
     fleet.run_to_end(fleet.task(1, 0, 1));
-    assert!(fleet.keeper.needs.lock().expect("lock").is_empty(), "nobody is asked where a node has no replicas");
+    assert!(fleet.keeper.needs.lock().expect("lock").is_empty(), "no request for a node without replicas");
     let copy = replica(&fleet.servers[0]);
     fleet.keeper.replicas.lock().expect("lock").push(copy.address);
     let servers = |primary: &Server, copy: &Server| Servers {
@@ -69,7 +69,7 @@ fn slots_are_handed_over_when_replicas_have_the_moved_keys() {
     fleet.router().set_servers(fleet.node(0), Some(servers(&fleet.servers[0], &copy)));
     fleet.run_to_end(fleet.task(2, 1, 0));
     fleet.run_to_end(fleet.task(3, 0, 1));
-    assert!(fleet.keeper.needs.lock().expect("lock").is_empty(), "nor where nobody reads them");
+    assert!(fleet.keeper.needs.lock().expect("lock").is_empty(), "nor if replicas are not read");
     let topology = fleet.keeper.topology.lock().expect("lock").clone();
     fleet.router().reconfigure(RuntimeSettings { reads: Reads::PreferReplica, ..settings(&topology, None).live });
     fleet.keeper.replicas_are_behind.store(true, Ordering::SeqCst);
@@ -84,7 +84,7 @@ fn slots_are_handed_over_when_replicas_have_the_moved_keys() {
     assert_eq!(fleet.wait_for(4), MoveEnd::Done);
     all_there(&mut fleet.client(), 1000);
     let needs = fleet.keeper.needs.lock().expect("lock");
-    assert_eq!(needs.len() + before.0, fleet.keeper.handed_over.load(Ordering::SeqCst), "asked once for each leg");
+    assert_eq!(needs.len() + before.0, fleet.keeper.handed_over.load(Ordering::SeqCst), "one request per leg");
     assert!(
         needs
             .iter()
@@ -160,7 +160,7 @@ fn aof_durability_requires_waitaof_or_appendfsync_always() {
     match fleet.wait_for(1) {
         MoveEnd::Done => assert!(knows_waitaof),
         MoveEnd::Stopped(why) => {
-            assert!(!knows_waitaof && why.contains("cannot say when its append-only file is safe"), "{why}");
+            assert!(!knows_waitaof && why.contains("cannot confirm that its append-only file is synced"), "{why}");
             assert_eq!(fleet.progress(1).keys_moved, 0);
         }
     }

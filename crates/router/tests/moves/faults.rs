@@ -51,7 +51,7 @@ fn leftovers_of_a_move_are_removed_unless_the_source_lacks_most() {
     // The owner returns without most of the keys.
     owned.iter().skip(5).for_each(|n| assert_eq!(nodes[0].cmd(&format!("DEL {{{n}}}")), "1"));
     fleet.begin(task(1));
-    let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("nothing is removed that nobody else has") };
+    let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("keys without another copy are not removed") };
     assert!(why.contains(&format!("{} keys", owned.len() - 5)) && why.contains("docs/backup.md"), "{why}");
     owned.iter().skip(5).for_each(|n| assert_eq!(nodes[1].cmd(&format!("GET {{{n}}}")), "older"));
     // Once the owner has most of them, stale copies are removed, and keys deleted by clients do not return.
@@ -258,7 +258,7 @@ fn a_full_target_returns_the_keys_of_the_leg() {
         assert!(why.contains("OOM") || why.contains("room"), "{why}");
         stop.store(true, Ordering::Relaxed);
         for reader in readers {
-            reader.join().expect("nobody saw anything wrong");
+            reader.join().expect("no client saw an error");
         }
     });
     // Slots handed over before stay at the target; the keys of the current leg return.
@@ -309,17 +309,17 @@ fn clocks_are_queried_before_each_leg_and_after_a_restart() {
     fleet.begin_on_record(order());
     until("some keys have moved", || fleet.progress(1).keys_moved > 100);
     assert_eq!(target.cmd("ACL SETUSER default -time"), "OK");
-    let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("nobody knows what time it is there") };
-    assert!(why.contains("does not tell its TIME"), "{why}");
+    let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("the time of the node is unknown") };
+    assert!(why.contains("refuses TIME"), "{why}");
     assert_eq!(target.cmd("ACL SETUSER default +time"), "OK");
     fleet.keeper.records.lock().expect("lock").push(Record::Ended { move_id: MoveId(1) });
 
     fleet.keeper.loses_moved.store(true, std::sync::atomic::Ordering::SeqCst);
     fleet.begin_on_record(with(fleet.task(2, 0, 1), |order| order.how.goal = Goal::Fast));
-    until("keys are under way", || fleet.keeper.is_losing.load(std::sync::atomic::Ordering::SeqCst));
+    until("keys are in transit", || fleet.keeper.is_losing.load(std::sync::atomic::Ordering::SeqCst));
     assert_eq!(target.cmd("ACL SETUSER default -time"), "OK");
     fleet.restart();
-    until("the leg waits", || fleet.progress(2).activity.contains("does not tell its TIME"));
+    until("the leg waits", || fleet.progress(2).activity.contains("refuses TIME"));
     assert_eq!(target.cmd("ACL SETUSER default +time"), "OK");
     assert_eq!(fleet.wait_for(2), MoveEnd::Done);
     all_there(&mut fleet.client(), 3000);
@@ -401,7 +401,7 @@ fn a_rollback_during_a_source_scan_returns_all_keys() {
     let tag = in_the_middle_of_a_slot(&fleet);
     hold.wanted.store(true, Ordering::SeqCst);
     fleet.restart();
-    until("the source is asked for keys", || hold.holds.load(Ordering::SeqCst));
+    until("SCAN is sent to the source", || hold.holds.load(Ordering::SeqCst));
     fleet.router().steer_move(MoveId(1), UserRequest::Abort);
     until("the leg has turned", || fleet.progress(1).phase == Some(Phase::Returning));
     hold.wanted.store(false, Ordering::SeqCst);

@@ -108,7 +108,7 @@ pub(crate) fn other_programs() -> Vec<String> {
 pub(crate) fn until(what: &str, mut is: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !is() {
-        assert!(Instant::now() < end, "waited in vain until {what}");
+        assert!(Instant::now() < end, "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -283,7 +283,7 @@ impl Host for Keeper {
     }
 
     fn lost(&self, move_id: MoveId, node: NodeId, _: &[Fingerprint], _: u64) {
-        panic!("nobody has given up {node:?} of {move_id:?}");
+        panic!("{node:?} of {move_id:?} was not given up");
     }
 
     fn hand_over(&self, move_id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId, done: Done) {

@@ -87,7 +87,7 @@ fn no_key_is_lost_or_resurrected_under_all_kinds_of_writes() {
         }
         assert_eq!(client.cmd("SELECT 3"), "OK");
         all_there(&mut client, 300);
-        assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), "0", "{protocol:?}: what it had is purged");
+        assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), "0", "{protocol:?}: its keys are purged");
     }
 }
 
@@ -162,7 +162,7 @@ fn an_abort_before_the_cut_leaves_no_key_at_the_target() {
             assert_eq!(client.cmd("SET {0} value0"), "OK");
         }
         fleet.router().steer_move(MoveId(1), UserRequest::Abort);
-        let MoveEnd::Stopped(_) = fleet.wait_for(1) else { panic!("{protocol:?}: it was told to end") };
+        let MoveEnd::Stopped(_) = fleet.wait_for(1) else { panic!("{protocol:?}: it was aborted by the user") };
         assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), before);
         all_there(&mut client, 2000);
         fleet.run_to_end(by(&fleet, 2, 0, 1, protocol));
@@ -178,11 +178,9 @@ fn the_source_stays_owner_if_the_cut_was_not_recorded() {
         fill(&mut fleet.client(), 1000);
         fleet.keeper.loses_moved.store(true, Ordering::SeqCst);
         fleet.begin_on_record(by(&fleet, 1, 0, 1, protocol));
-        until("the cut was to be recorded", || fleet.keeper.is_losing.load(Ordering::SeqCst));
+        until("the record of the cut is submitted", || fleet.keeper.is_losing.load(Ordering::SeqCst));
         fleet.restart();
-        let MoveEnd::Stopped(why) = fleet.wait_for(1) else {
-            panic!("{protocol:?}: nobody knows what was written since")
-        };
+        let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("{protocol:?}: later writes are unknown") };
         assert!(why.contains("router was restarted"), "{why}");
         all_there(&mut fleet.client(), 1000);
         assert!(!fleet.slots_of(fleet.node(0)).is_empty());

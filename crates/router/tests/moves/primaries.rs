@@ -70,12 +70,12 @@ fn a_new_primary_is_not_used_before_all_workers_have_left_the_old_one() {
     until("the other worker has come to the successor", || calls(&successor, "ping") > 20);
     free.post("SET k after");
     let before = calls(&successor, "ping");
-    until("it goes on asking", || calls(&successor, "ping") > before + 20);
+    until("it continues to poll", || calls(&successor, "ping") > before + 20);
     assert_eq!(calls(&successor, "set"), 0, "the held worker would still read at the old primary");
     holder.holds.store(false, Ordering::SeqCst);
     assert_eq!(free.reply(), "OK");
     held.reply();
-    until("the other worker reads what was written", || held.cmd("GET k") == "after");
+    until("the other worker reads the new value", || held.cmd("GET k") == "after");
 }
 
 /// The old primary may still execute earlier commands when it returns.
@@ -98,5 +98,5 @@ fn old_connections_at_a_returning_primary_are_killed_before_use() {
             && calls(&fleet.servers[0], "set") == 1
             && calls(&fleet.servers[0], "get") > 0
     });
-    assert!(calls(&fleet.servers[0], "client|kill") > 0, "nobody has ended what was left there");
+    assert!(calls(&fleet.servers[0], "client|kill") > 0, "no connection was killed there");
 }

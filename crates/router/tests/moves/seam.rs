@@ -453,7 +453,7 @@ fn a_command_reissued_in_a_move_passes_the_hook_again() {
     for again in ["BLPOP", "XREAD"] {
         assert_eq!(recorder.outcomes(again).len(), 2, "{again} was issued at the source and at the target");
     }
-    assert!(!recorder.outcomes("XINFO").is_empty(), "where the stream ended was asked");
+    assert!(!recorder.outcomes("XINFO").is_empty(), "the end of the stream was queried");
 }
 
 #[test]

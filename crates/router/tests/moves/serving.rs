@@ -226,7 +226,7 @@ fn clients_see_no_error_and_no_lost_write_during_moves() {
         }
         stop.store(true, Ordering::Relaxed);
         for worker in workers {
-            worker.join().expect("no client saw anything wrong");
+            worker.join().expect("no client saw an error");
         }
     });
     assert!(moves.load(Ordering::Relaxed) > 0);

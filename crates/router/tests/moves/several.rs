@@ -76,7 +76,7 @@ fn moves_that_share_a_node_do_not_disturb_each_other() {
         }
         stop.store(true, Ordering::Relaxed);
         for worker in workers {
-            worker.join().expect("no client saw anything wrong");
+            worker.join().expect("no client saw an error");
         }
     });
     all_there(&mut fleet.client(), 3000);

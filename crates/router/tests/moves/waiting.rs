@@ -70,7 +70,7 @@ fn a_wait_can_end_while_its_list_is_in_transit() {
     }
     fleet.keeper.holds_moving.store(true, Ordering::SeqCst);
     fleet.begin(fleet.task(1, 0, 1));
-    until("nobody waits there any more", || blocked(&fleet.servers[0]) == 0);
+    until("no client is blocked there any more", || blocked(&fleet.servers[0]) == 0);
     // Two more commands arrive while the list is at neither node.
     let mut late = vec![waiter(&fleet, &format!("BLPOP {key} 1")), waiter(&fleet, &forever), waiter(&fleet, &forever)];
     until("they are shown as waiting", || {
@@ -101,7 +101,7 @@ fn a_wait_can_end_while_its_list_is_in_transit() {
         other.cmd(&format!("RPUSH {key} element{place}"));
         assert_eq!(client.reply(), format!("[{key}, element{place}]"));
     }
-    until("nobody waits any more", || blocked(&fleet.servers[1]) == 0);
+    until("no client is blocked any more", || blocked(&fleet.servers[1]) == 0);
     assert_eq!(other.cmd(&format!("LLEN {key}")), "0");
 }
 
@@ -148,7 +148,7 @@ fn hundreds_of_clients_blocked_on_a_list_are_served_in_order() {
     }
     fleet.keeper.holds_moving.store(true, Ordering::SeqCst);
     fleet.begin(fleet.task(1, 0, 1));
-    until("nobody waits there any more", || blocked(&fleet.servers[0]) == 0);
+    until("no client is blocked there any more", || blocked(&fleet.servers[0]) == 0);
     let since = Instant::now();
     fleet.keeper.holds_moving.store(false, Ordering::SeqCst);
     until("all wait at the other node", || blocked(&fleet.servers[1]) == WAITERS);

@@ -64,7 +64,7 @@ pub fn explore(bounds: Bounds, planted: Option<Planted>, states_max: usize) -> S
             searched.ends += u64::from(over);
             let mut wrong = None;
             if !over && !choices.iter().any(|choice| !choice.is_fault()) {
-                wrong = Some((number, "nothing can happen any more, and it is not over".to_owned()));
+                wrong = Some((number, "no event is possible, but the leg has not ended".to_owned()));
             }
             for choice in choices {
                 let mut after = state.clone();

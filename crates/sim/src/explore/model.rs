@@ -515,9 +515,7 @@ impl State {
         let key = op.key();
         let (has, truth) = (self.nodes[node][key], self.truth[key]);
         if has != truth {
-            return Err(format!(
-                "worker {w}: {op:?} is executed at node {node}, which has {has} where {truth} is the truth"
-            ));
+            return Err(format!("worker {w}: {op:?} is executed at node {node}, which has {has} instead of {truth}"));
         }
         match op {
             Op::Read(_) => {}
@@ -747,7 +745,7 @@ impl State {
             Action::Reconnect { .. } => {}
             Action::HandOver { to } => self.storing = Some(to as usize),
             Action::Io(Io::Secure { .. } | Io::Migrate { .. }) => {
-                return Err(format!("it asks for {action:?}, which it was not ordered to"));
+                return Err(format!("it requests {action:?}, against its orders"));
             }
             Action::Io(Io::End(outcome)) => {
                 self.leg = None;
@@ -771,13 +769,13 @@ impl State {
         let begun = !matches!(self.ended, Some(Outcome::NotBegun { .. }));
         if self.nodes[owner] != self.truth {
             return Err(format!(
-                "the leg is over ({:?}), and its owner has {:?} where {:?} is the truth",
+                "the leg has ended ({:?}), but its owner has {:?} instead of {:?}",
                 self.ended, self.nodes[owner], self.truth
             ));
         }
         if begun && self.nodes[1 - owner] != [0; KEYS] {
             return Err(format!(
-                "the leg is over ({:?}), and the other node still has {:?}",
+                "the leg has ended ({:?}), but the other node still has {:?}",
                 self.ended,
                 self.nodes[1 - owner]
             ));

@@ -98,7 +98,7 @@ impl World {
             of.gates = gates;
         }
         of.copies.adopt(set);
-        say!(self, "worker {ix} goes by generation {}", set.generation());
+        say!(self, "worker {ix} uses generation {}", set.generation());
         // A command blocked at a node may write at any time: raise its gates under the new set.
         let waiting: Vec<(u64, usize)> =
             self.workers[ix].waiting_at_nodes().map(|(op, conn)| (op, self.conns[conn as usize].node)).collect();

@@ -147,7 +147,7 @@ impl World {
                 (Kind::Restore, None) if self.has_elsewhere(&content, *key) => continue,
                 (Kind::Overwrite, None) if self.has_elsewhere(&content, *key) => Cmd::Unlink(*key),
                 (Kind::Restore | Kind::RestoreAgain | Kind::Overwrite | Kind::Finish(_), _) => {
-                    self.violated(format!("{id:?}: key {key} is to be stored and was not read"));
+                    self.violated(format!("{id:?}: key {key} must be stored but was not read"));
                     return;
                 }
                 (Kind::Secure | Kind::Migrate, _) => continue,
@@ -239,7 +239,7 @@ impl World {
                 let others: Vec<Place> = others.collect();
                 if !others.is_empty() {
                     for place in others {
-                        self.unusable(lane, place, "its tail cannot be read");
+                        self.unusable(lane, place, "its dirty elements cannot be read");
                     }
                     let keys: Vec<Key> = keys.iter().map(|key| self.keys[*key].clone()).collect();
                     self.begin_batch(lane, id, if side == 0 { Side::Source } else { Side::Target }, &keys, Kind::Dump);

@@ -346,7 +346,7 @@ impl World {
             left.filter(|key| self.is_own(lane, *key) && !apart.contains(key) && !left_at.contains(key)).collect();
         if node.up && known && !left.is_empty() {
             self.violated(format!(
-                "the leg has ended ({outcome:?}), and keys {left:?} are left at the side that the slots have left"
+                "the leg has ended ({outcome:?}), but the side without the slots still has keys {left:?}"
             ));
         }
     }

@@ -33,7 +33,7 @@ impl World {
         {
             return false;
         }
-        say!(self, "the user gives up node {node}");
+        say!(self, "the operator abandons node {node}");
         let now = self.now;
         self.movers[lane].lost.get_or_insert_with(|| Lost { since_us: now, doubtful: BTreeSet::new() });
         self.steer(lane, UserRequest::GiveUp(if side == 0 { Side::Source } else { Side::Target }));
@@ -107,7 +107,7 @@ impl World {
             let there = there.get(&key).filter(|entry| entry.expires_us.is_none_or(|end| end > self.clock(node)));
             // A node that restarted from an older snapshot counts with that state.
             let shown = there.map(|entry| self.in_time(node, entry.clone()));
-            say!(self, "key {key} is lost, but for {shown:?}");
+            say!(self, "key {key} is lost, except {shown:?}");
             self.history.reverts_between(key, shown, lost.since_us, now);
         }
     }

@@ -261,18 +261,18 @@ impl AdminClient {
             if of_tls {
                 return anyhow!(
                     "no TLS connection to {base}: {error}; --admin-ca-file names whose certificates are good, --admin-cert-file and \
-                     --admin-key-file what to show where it asks for a certificate"
+                     --admin-key-file name the client certificate, if it requires one"
                 );
             }
             if self.speaks_resp() {
                 return anyhow!(
-                    "what answers on {base} speaks the protocol of Redis: is it the clients' port, or a node? The admin port ({ADMIN_PORT} where nothing else is \
-                     configured) is given with --admin HOST:PORT or -c FILE"
+                    "the service on {base} uses the protocol of Redis: is it the clients' port, or a node? The admin port ({ADMIN_PORT} unless \
+                     configured otherwise) is given with --admin HOST:PORT or -c FILE"
                 );
             }
             anyhow!(
                 "no router answers on {base}: {error}; is `switchyard serve` running? Another admin address is given with \
-                 --admin HOST:PORT (https://HOST:PORT where it speaks HTTPS) or -c FILE"
+                 --admin HOST:PORT (https://HOST:PORT if it uses HTTPS) or -c FILE"
             )
         })?;
         let status = response.status();
@@ -326,7 +326,7 @@ impl AdminClient {
     /// Parses JSON. If that fails, the response is not from a router of this version.
     pub(super) fn read<T: DeserializeOwned>(&self, body: &str) -> anyhow::Result<T> {
         serde_json::from_str(body)
-            .with_context(|| format!("what answers on {} is no Switchyard of this version", self.base))
+            .with_context(|| format!("the service on {} is not a Switchyard of this version", self.base))
     }
 }
 

@@ -14,8 +14,8 @@ const PATH: &str = "/api/v1/autoscale";
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
-    long_about = "How many nodes there are to be, and why. With [autoscale] mode = \"on\" a server is started when the fleet has too much to do. It joins and gets its share by live \
-        moves. When there is too little to do, a node is drained and its server stopped. With \"observe\" the autoscaler only says what it would do. docs/autoscaling.md is its guide.",
+    long_about = "The desired number of nodes, and why. With [autoscale] mode = \"on\" a server is started when the fleet has too much to do. It joins and gets its share by live \
+        moves. When the load is low, a node is drained and its server stopped. With \"observe\" the autoscaler only reports its decisions. docs/autoscaling.md is its guide.",
     after_long_help = "Examples:\n  \
         switchyard autoscale\n  \
         switchyard autoscale history\n  \
@@ -57,7 +57,7 @@ struct Flags {
 
 #[derive(Debug, Args)]
 #[command(
-    after_long_help = "Examples:\n  switchyard autoscale set-nodes 3\n  switchyard autoscale set-nodes 2    the cheapest of those that it has started goes\n\nExit codes: 0 it is on record; 1 it was refused"
+    after_long_help = "Examples:\n  switchyard autoscale set-nodes 3\n  switchyard autoscale set-nodes 2    remove the cheapest of its own servers\n\nExit codes: 0 it is on record; 1 it was refused"
 )]
 struct SetNodes {
     /// Number of nodes
@@ -91,7 +91,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 fn standing(report: &AutoscaleReport) -> String {
     let AutoscaleReport { nodes, min, max, mode, policy, .. } = report;
     let mut out = match report.wanted.filter(|wanted| wanted != nodes) {
-        Some(wanted) => format!("{}, and {wanted} are wanted ({min} to {max})\n", counted(*nodes, "node")),
+        Some(wanted) => format!("{}, {wanted} requested ({min} to {max})\n", counted(*nodes, "node")),
         None => format!("{} ({min} to {max})\n", counted(*nodes, "node")),
     };
     if let Some(change) = &report.change {

@@ -10,8 +10,8 @@ use super::move_slots::{HowFlags, finish};
 /// Distribute the slots over the nodes
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Give every node slots in proportion to its weight (weight of [[node]]; 1 where none is given), with as few slots moved as can be.\n\n\
-        Slots are counted, not keys, bytes or load. With --by load the busiest slots go from nodes that have more than their share of requests to those that have less; \
+    long_about = "Give every node slots in proportion to its weight (weight of [[node]], default 1), and move as few slots as possible.\n\n\
+        Slots are counted, not keys, bytes or load. With --by load the busiest slots move from nodes above their share of requests to nodes below; \
         `switchyard plan` does the same with single keys, too.",
     after_long_help = "Examples:\n  \
         switchyard balance --dry-run\n  \

@@ -35,7 +35,7 @@ enum What {
     after_long_help = "Examples:\n  \
         switchyard bench load --target 127.0.0.1:6380 --duration 1m\n  \
         switchyard bench load --mix get=95,set=5 --sizes 100:9,10000:1 --rate 50000\n\n\
-        Keys start with --prefix. Unless --shared is given, no keys with that prefix may exist at the start, and no one else may \
+        Keys start with --prefix. Unless --shared is given, no keys with that prefix may exist at the start, and no other client may \
         write them: then every reply is known.\n\n\
         Exit codes: 0 every reply was right; 1 something was not"
 )]

@@ -26,7 +26,7 @@ const OTHERS: [&str; 2] = ["switchyard-doctor", "switchyard-standby"];
 #[command(
     long_about = "Find how many requests in a second a server answers in time. The rate is raised step by step, in an open loop, until the mean response time breaks the limit; the \
         last rate below is the server's capacity, for `capacity` of its [[node]] (docs/planner.md).\n\n\
-        The server is overloaded on purpose, so one that a router serves is refused. Keys are removed at the end.",
+        The server is overloaded on purpose, so a server behind a router is refused. Keys are removed at the end.",
     after_long_help = "Examples:\n  \
         switchyard bench capacity 127.0.0.1:7001\n  \
         switchyard bench capacity 127.0.0.1:7001 --limit 500us --mix get=90,set=10\n\n\
@@ -124,7 +124,7 @@ pub(super) fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()
     print!("{}", table.to_text());
     let Some(capacity) = outcome else {
         bail!(
-            "even {} requests/s take more than {} on average: begin lower (--from), or allow more (--limit)",
+            "even {} requests/s take more than {} on average: start with a lower rate (--from), or raise the limit (--limit)",
             thousands(*from as u64),
             millis(*limit)
         );
@@ -146,7 +146,7 @@ fn refuse_if_served(target: &str, address: SocketAddr) -> anyhow::Result<()> {
     match routers.next() {
         Some(name) => {
             bail!(
-                "a router serves {target} ({name} is connected to it): its clients would wait. Measure a server like it that nobody uses"
+                "a router serves {target} ({name} is connected to it): its clients would wait. Measure a similar server without clients"
             )
         }
         None => Ok(()),

@@ -9,8 +9,8 @@ use crate::config::{self, Config, Problems};
 /// Check a configuration and show the effective values
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Check a configuration, and print every value that `switchyard serve` would run with. Behind each stands where it comes from: a line of the \
-        file, a flag, or the default. Secrets are printed as ***. Everything that is wrong is told at once.\n\n\
+    long_about = "Check a configuration, and print every value that `switchyard serve` would run with. Each has a comment with its origin: a line of the \
+        file, a flag, or the default. Secrets are printed as ***. All mistakes are reported at once.\n\n\
         Give it the same file and flags as serve. It starts nothing, and connects to no node. It looks up host names and reads the files of secrets, as a start \
         or a reload does.",
     after_long_help = "Examples:\n  \

@@ -28,12 +28,12 @@ use crate::doctor::{Finding, Level, Needs, examine, examine_commands, look};
 #[derive(Debug, Args)]
 #[command(
     long_about = "Check the nodes of a configuration, with their replicas: whether they can be reached with its credentials, and their versions, roles, \
-        persistence, memory, clocks, limits, renamed commands, the rights of the router's user, and functions.\n\n\
-        It also says which commands of the application may meet limits behind the router, by what the nodes have counted (INFO commandstats). With \
-        --sample it looks at real commands (MONITOR, which costs a busy server part of its speed for that time) and counts those that would be refused: \
-        keys of several slots, scripts with keys that they do not declare, waiting for keys of several slots. No key and no value is shown or kept.\n\n\
-        It asks the nodes itself, so it works before a start and while a router runs. Nodes that were added to or removed from the fleet while a router ran are known \
-        from the state directory, or from the router that runs on it (--state-dir, --admin). Before a first start it says whether the keys that the nodes \
+        persistence, memory, clocks, limits, renamed commands, the permissions of the router's user, and functions.\n\n\
+        It also lists commands of the application that may meet limits behind the router, from the nodes' counters (INFO commandstats). With \
+        --sample it inspects real commands (MONITOR, which slows down a busy server for that time) and counts those that would be refused: \
+        keys of several slots, scripts with undeclared keys, blocking commands with keys of several slots. No key or value is shown or stored.\n\n\
+        It queries the nodes itself, so it works before a start and while a router runs. Nodes that were added or removed at run time are known \
+        from the state directory, or from the router that runs on it (--state-dir, --admin). Before a first start it reports whether the keys that the nodes \
         hold fit a slot map. It changes nothing.",
     after_long_help = "Examples:\n  \
         switchyard doctor --node 127.0.0.1:7001 --node 127.0.0.1:7002\n  \
@@ -69,7 +69,7 @@ fn sample_time(text: &str) -> Result<Duration, String> {
 
 /// Shows a progress indicator during the sample.
 fn sampling(time: Duration) -> ProgressBar {
-    let what = format!("looks at real commands for {}", describe_time(time));
+    let what = format!("inspecting real commands for {}", describe_time(time));
     let bar = ProgressBar::new_spinner().with_message(what.clone());
     if bar.is_hidden() {
         eprintln!("{what}");
@@ -104,7 +104,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let worst = if arguments.strict { Level::Warning } else { Level::Error };
     let bad = findings.iter().filter(|f| f.level >= worst).count();
-    if bad > 0 { Err(Failure::Failed(anyhow!("{} to see to", counted(bad, "thing")))) } else { Ok(()) }
+    if bad > 0 { Err(Failure::Failed(anyhow!("{} need attention", counted(bad, "thing")))) } else { Ok(()) }
 }
 
 /// Checks all nodes and their replicas in parallel.
@@ -124,7 +124,7 @@ fn find(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Finding
             node: None,
             check: "another router",
             found: format!("a router uses these nodes, and its state directory is not {}", config.state_dir.display()),
-            advice: "give that one (--state-dir): nodes that were added to the fleet since are known there, and two routers do not know of each other's moves".to_owned(),
+            advice: "use its state directory (--state-dir), which has the nodes added since: two routers do not know of each other's moves".to_owned(),
         });
     }
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
@@ -152,7 +152,7 @@ fn local_servers(config: &Config) -> Vec<Finding> {
     }
     for kept in [former_directory(&config.state_dir), folder].iter().flat_map(|folder| kept_directories(folder)) {
         let found = format!("{} is the directory of a server that was not proven empty when it ended", kept.display());
-        findings.push(finding(Level::Warning, found, "look for keys in it, then remove it"));
+        findings.push(finding(Level::Warning, found, "check it for keys, then remove it"));
     }
     findings
 }
@@ -178,18 +178,19 @@ fn running(report: &NodesReport, misplaced: &anyhow::Result<MisplacedReport>) ->
     for node in &report.nodes {
         if let LinkReport::Down { reason } = &node.link {
             let found = format!("the running router does not use it: {reason}");
-            add(Level::Error, Some(&node.address), "not served", found, "docs/dead-server.md has the ways out");
+            add(Level::Error, Some(&node.address), "not served", found, "docs/dead-server.md has the remedies");
         }
     }
     match misplaced {
         Ok(report) => {
             for node in report.nodes.iter().filter(|node| node.elsewhere > 0) {
-                let advice = "look for who writes there (CLIENT LIST), and let it use the router; then copy these keys through the router, or remove them";
+                let advice = "find the clients that write there (CLIENT LIST), and let them use the router; then copy these keys through the router, or remove them";
                 add(Level::Warning, Some(&node.node), "slot map", misplaced_text(node.keys, node.elsewhere), advice);
             }
         }
         Err(error) => {
-            let found = format!("the running router does not say whether keys are where its slot map looks: {error:#}");
+            let found =
+                format!("the running router does not report whether all keys are placed by its slot map: {error:#}");
             add(Level::Warning, None, "slot map", found, "see its log");
         }
     }
@@ -209,12 +210,8 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
     match fleet {
         KnownFleet::Running { report, misplaced } => running(report, misplaced),
         KnownFleet::Hidden(why) => {
-            let advice = "name its state directory and admin address (--state-dir, --admin), and run this as a user who may read both";
-            vec![finding(
-                Level::Warning,
-                format!("only nodes that the configuration lists were looked at: {why}"),
-                advice,
-            )]
+            let advice = "give its state directory and admin address (--state-dir, --admin), and run this as a user with read access to both";
+            vec![finding(Level::Warning, format!("only the configured nodes were checked: {why}"), advice)]
         }
         KnownFleet::Unplaced => match first_start(&primaries(&resolved.nodes), patience, &|progress| {
             eprintln!("{progress}")
@@ -229,15 +226,15 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
                 vec![finding(
                     Level::Error,
                     format!("a first start would be refused: {why}"),
-                    "choose one of these ways",
+                    "choose one of these remedies",
                 )]
             }
             Ok(FirstStart::Unknown(why)) => {
-                let found = format!("a first start serves no key before it has looked at every node: {why}");
+                let found = format!("a first start serves no key before it has checked every node: {why}");
                 vec![finding(
                     Level::Warning,
                     found,
-                    "see to that node, or leave it out and add it later (`switchyard nodes add`)",
+                    "repair that node, or omit it and add it later (`switchyard nodes add`)",
                 )]
             }
             Err(error) => vec![finding(Level::Error, error.to_string(), "correct the list of nodes")],
@@ -255,8 +252,7 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
             let left = |_| Slot::all().collect();
             match processes.check_map(&config.state_dir, topology, &primaries(&resolved.nodes), patience, left, false) {
                 Ok(doubts) => {
-                    let advice =
-                        "no harm where a move was under way when the router ended; else see where these keys come from";
+                    let advice = "harmless if a move was in progress when the router ended; else find out where these keys come from";
                     doubts.into_iter().map(|doubt| finding(Level::Warning, doubt, advice)).collect()
                 }
                 Err(why) => vec![finding(
@@ -295,7 +291,7 @@ fn render(findings: &[Finding], nodes: usize) -> String {
     let count = |level| findings.iter().filter(|f| f.level == level).count();
     let _ = writeln!(
         out,
-        "{} looked at: {}, {}, {}",
+        "{} checked: {}, {}, {}",
         counted(nodes, "node"),
         counted(count(Level::Error), "error"),
         counted(count(Level::Warning), "warning"),

@@ -11,9 +11,9 @@ use super::Failure;
 /// Hash a password for the users file
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Make the hash of a password, for the users file.\n\n\
+    long_about = "Hash a password for the users file.\n\n\
         Reads the password from the terminal without showing it, or one line from stdin, and prints its Argon2id hash. The password is \
-        no argument: everybody on the machine could read it in the list of processes.",
+        not an argument, because all users of the machine could see it in the list of processes.",
     after_long_help = "Examples:\n  \
         switchyard hash-password                                ask for it\n  \
         openssl rand -hex 32 | tee secret | switchyard hash-password\n\n\
@@ -52,11 +52,11 @@ fn one_line(input: impl BufRead) -> anyhow::Result<String> {
 
 /// Prompts twice without echo.
 fn prompt() -> anyhow::Result<String> {
-    let before = tcgetattr(io::stdin()).context("cannot ask the terminal")?;
+    let before = tcgetattr(io::stdin()).context("cannot read the terminal settings")?;
     let mut hidden = before.clone();
     hidden.local_modes.remove(LocalModes::ECHO);
     hidden.local_modes.insert(LocalModes::ECHONL);
-    tcsetattr(io::stdin(), OptionalActions::Flush, &hidden).context("cannot hide what is typed")?;
+    tcsetattr(io::stdin(), OptionalActions::Flush, &hidden).context("cannot disable the echo of the terminal")?;
     let asked = (|| {
         let mut answers = [String::new(), String::new()];
         for (answer, prompt) in answers.iter_mut().zip(["Password: ", "Again: "]) {
@@ -66,7 +66,7 @@ fn prompt() -> anyhow::Result<String> {
         }
         Ok::<_, io::Error>(answers)
     })();
-    tcsetattr(io::stdin(), OptionalActions::Flush, &before).context("cannot show again what is typed")?;
+    tcsetattr(io::stdin(), OptionalActions::Flush, &before).context("cannot enable the echo of the terminal")?;
     let [first, second] = asked.context("cannot read the password")?;
     if first != second {
         bail!("the two differ; nothing was made");

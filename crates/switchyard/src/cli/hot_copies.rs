@@ -13,8 +13,8 @@ const PATH: &str = "/api/v1/hot-copies";
 /// Show hot copies; evict some, suspend, resume
 #[derive(Debug, Args)]
 #[command(
-    long_about = "What the router answers itself, from copies of the keys that are read most. They are never older than what the nodes have. Which keys these are is \
-        decided by their load ([hot-copies] in the configuration); `switchyard hotkeys` shows how often copies answer for each.",
+    long_about = "Copies of the most-read keys, from which the router answers itself. They are never older than the data of the nodes. The keys are \
+        selected by their load ([hot-copies] in the configuration); `switchyard hotkeys` shows how often copies answer for each.",
     after_long_help = "Examples:\n  \
         switchyard hot-copies\n  \
         switchyard hot-copies --json | jq '.hits'\n  \
@@ -45,12 +45,12 @@ enum Command {
 #[derive(Debug, Args)]
 #[command(
     group(ArgGroup::new("what").required(true).args(["key", "prefix", "all"])),
-    long_about = "Forget copies. When this returns no worker gives one that was made before; copies that are made later are as good as any. Nothing is lost: the nodes have \
+    long_about = "Evict copies. When this returns, no worker serves a copy that was made before; later copies are unaffected. Nothing is lost: the nodes have \
         the keys.\n\n\
-        It is of use where somebody wrote past the router to a node that does not tell what changes. What is written through the router needs it never.",
+        Needed only after a write that bypassed the router, at a node that does not report changes. Writes through the router never need it.",
     after_long_help = "Examples:\n  \
         switchyard hot-copies evict --key user:1\n  \
-        switchyard hot-copies evict --prefix user:      forgets the copies of all keys, those of the prefix among them\n  \
+        switchyard hot-copies evict --prefix user:      also evicts the copies of all other keys\n  \
         switchyard hot-copies evict --all\n\n\
         Exit codes: 0 they are forgotten; 1 it was refused"
 )]
@@ -73,8 +73,8 @@ struct EvictArguments {
 
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Switch hot copies off, or on, at every worker at once. That lasts until the other is said, or the router restarts. [hot-copies] mode = \"off\" in \
-        the configuration lasts longer.",
+    long_about = "Suspend or resume hot copies on every worker at once. This lasts until the opposite command, or a restart of the router. To disable them permanently, set [hot-copies] mode = \"off\" in \
+        the configuration.",
     after_long_help = "Examples:\n  \
         switchyard hot-copies off\n  \
         switchyard hot-copies on\n\n\
@@ -117,8 +117,8 @@ fn render(report: &HotCopiesReport) -> String {
     out.push_str(&line("may have copies", &counted(report.keys, "key")));
     out.push_str(&line("copies", &format!("{}, {}", count(report.copies), describe_size(report.bytes))));
     out.push_str(&line("answered", &counted(report.hits, "command")));
-    out.push_str(&line("nodes were asked", &counted(report.fills, "time")));
-    out.push_str(&line("nodes told of", &counted(report.invalidations, "change")));
+    out.push_str(&line("reads from nodes", &report.fills.to_string()));
+    out.push_str(&line("invalidations", &report.invalidations.to_string()));
     let discarded: Vec<String> = report
         .discarded
         .iter()
@@ -160,8 +160,8 @@ mod tests {
                 "may have copies   3 keys",
                 "copies            6, 2.0 kB",
                 "answered          1 234 567 commands",
-                "nodes were asked  1 time",
-                "nodes told of     0 changes",
+                "reads from nodes  1",
+                "invalidations     0",
                 "not kept          written 4",
                 "a:1 gives no copies: NOPERM",
             ]

@@ -19,10 +19,10 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// Show the most-used keys of each node, with reads, writes and bytes per second, and the load of each node
 #[derive(Debug, Args)]
 #[command(
-    long_about = "The keys of each node that are used most. One command in sixteen is counted, chosen at random, and the last seconds count most. Nothing at the nodes is asked for it.\n\n\
-        Below them is the load of each node in the last second: commands sent to it, uses of its keys there, what hot copies answer in its place, what its server \
-        takes of one processor, the mean time from sending a command to its answer, and memory used. What is not known is shown as -.\n\n\
-        Names are shown to whoever may use the router's token. A key longer than 64 bytes is shown by its fingerprint, which is the same until the router restarts.",
+    long_about = "The most-used keys of each node. One command in sixteen is sampled at random, and recent seconds count most. The nodes are not queried.\n\n\
+        Below them is the load of each node in the last second: commands sent to it, uses of its keys there, reads answered by hot copies, its server's share \
+        of one processor, the mean response time, and memory used. Unknown values are shown as -.\n\n\
+        Key names are shown to users with the router's token. A key longer than 64 bytes is shown by its fingerprint, which is the same until the router restarts.",
     after_long_help = "Examples:\n  \
         switchyard hotkeys\n  \
         switchyard hotkeys --watch                         again each second, until Ctrl-C\n  \

@@ -80,7 +80,7 @@ fn router_on(config: &Config) -> anyhow::Result<AdminClient> {
     let is_ours = |folder: &PathBuf| folder.canonicalize().ok() == config.state_dir.canonicalize().ok();
     if let Some(folder) = client.state_dir()?.filter(|folder| !is_ours(folder)) {
         bail!(
-            "the router at the admin address has another state directory, {}; give the right one with --admin",
+            "the router at the admin address has another state directory, {}; give the address of the right router with --admin",
             folder.display()
         );
     }

@@ -22,8 +22,8 @@ pub(crate) struct SlotsArguments {
 /// Show locations of keys: slot, node, whether they are in transit or were moved alone
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Where keys are, by the slot map: the slot, the hash tag that decides it, the node, whether the slot is on its way to another node, and \
-        whether the key was moved alone. The nodes are not asked, so this says nothing about whether a key exists.",
+    long_about = "Locations of keys by the slot map: the slot, the hash tag that decides it, the node, whether the slot is on its way to another node, and \
+        whether the key was moved alone. The nodes are not queried, so the keys need not exist.",
     after_long_help = "Examples:\n  \
         switchyard where user:1000\n  \
         switchyard where '{cart:7}:items' '{cart:7}:total'      two keys with one hash tag share a slot\n  \
@@ -95,7 +95,7 @@ fn render_slots(report: &SlotsReport) -> String {
 fn render_keys(report: &WhereReport) -> String {
     let now = |key: &KeyReport| match (&key.in_transit, key.relocated) {
         (Some(transit), _) if transit.stage == "moving" && transit.keys_only => {
-            format!("move {} takes some keys of its slot to {}", transit.move_id, transit.to)
+            format!("move {} moves some keys of its slot to {}", transit.move_id, transit.to)
         }
         (Some(transit), _) if transit.stage == "moving" => {
             format!("in transit to {} (move {})", transit.to, transit.move_id)

@@ -41,20 +41,20 @@ pub(crate) use admin_client::AdminClient;
     propagate_version = true,
     max_term_width = 100,
     long_about = "A switch for Redis and Valkey: one address in front of many ordinary servers.\n\n\
-        Clients connect to Switchyard as they would to one Redis server. It knows where every key is and passes each \
+        Clients connect to Switchyard as they would to one Redis server. It knows the server of every key and forwards each \
         command to the server that has it.",
     after_long_help = "Examples:\n  \
         switchyard serve --node 127.0.0.1:7001 --node 127.0.0.1:7002    route to two local servers\n  \
         redis-cli -p 6380 set greeting hello                            and use them as one\n  \
         switchyard status                                               what a running router sees\n  \
         switchyard nodes add 127.0.0.1:7003 --rebalance                 another server, with its share of the keys\n  \
-        switchyard where user:1000                                      at which of them is this key?\n  \
+        switchyard where user:1000                                      which of them has this key?\n  \
         switchyard check-config -c /etc/switchyard.toml                 find mistakes before a reload does\n\n\
         Exit codes:\n  \
-        0  it worked; for serve: it was asked to stop, and did\n  \
-        1  it failed: the message says what, where and what to do\n  \
+        0  it worked; for serve: it stopped after a signal\n  \
+        1  it failed: the message has the problem, the place and the remedy\n  \
         2  the command line or the configuration is wrong\n  \
-        3  serve: the state directory is older than what the nodes were served under"
+        3  serve: the state directory is older than the one last used to serve the nodes"
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]

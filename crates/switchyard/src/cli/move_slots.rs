@@ -87,13 +87,13 @@ impl HowFlags {
 /// Move slots, or single keys, from one node to another while they are in use
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Move slots, with all keys in them, from one node to another. Clients go on reading and writing: a command waits only while its \
-        own key is on its way.\n\n\
+    long_about = "Move slots, with all keys in them, from one node to another. Clients continue to read and write: a command waits only while its \
+        own key is in transit.\n\n\
         With --keys the keys that match a pattern move without their slots and live at the other node from then on, for single keys that are hot or \
-        big: at most 65536 of them. Which keys match is looked at once, when the command is given. --home brings such keys back to the owners of \
+        big: at most 65536 of them. The pattern is evaluated once, when the command is given. --home returns such keys to the owners of \
         their slots.\n\n\
-        The move is on record before this command returns, and goes on whatever happens to the router. It refuses to begin while clients use the \
-        nodes past the router.",
+        The move is recorded before this command returns, and survives restarts of the router. It is refused while clients bypass \
+        the router.",
     after_long_help = "Examples:\n  \
         switchyard move --from 127.0.0.1:7001 --to 127.0.0.1:7002 --slots 0-999 --wait\n  \
         switchyard move --from 127.0.0.1:7001 --to 127.0.0.1:7002 --all --goal gentle --max-rate 10mb\n  \
@@ -148,7 +148,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.slots.is_none() && arguments.keys.is_none() && !arguments.all && !arguments.home {
         let text =
-            "say what to move: --slots RANGES, --all, --keys PATTERN or --home. Examples: switchyard move --help"
+            "name the slots or keys to move: --slots RANGES, --all, --keys PATTERN or --home. Examples: switchyard move --help"
                 .to_owned();
         return Err(Problems(vec![Problem { place: None, text }]).into());
     }
@@ -188,7 +188,7 @@ pub(super) fn finish(client: &AdminClient, body: &str, wait: bool, json: bool) -
 fn render(plan: &PlanReport, shown: bool) -> String {
     let notes: String = plan.notes.iter().map(|note| format!("NOTE: {note}\n")).collect();
     if plan.moves.is_empty() {
-        return format!("{notes}nothing is to be moved\n");
+        return format!("{notes}nothing to move\n");
     }
     let has_keys = plan.moves.iter().any(|planned| planned.keys.is_some());
     let mut columns = vec![number("MOVE"), text("FROM"), text("TO"), number("SLOTS"), text("WHICH")];
@@ -262,6 +262,6 @@ mod tests {
             shown.contains("   -  a:1   b:1     7  1 234  5\n") && shown.contains("b:1   all  1 234  6"),
             "{shown}"
         );
-        assert_eq!(render(&PlanReport::default(), false), "nothing is to be moved\n");
+        assert_eq!(render(&PlanReport::default(), false), "nothing to move\n");
     }
 }

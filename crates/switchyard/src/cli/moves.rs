@@ -28,9 +28,9 @@ use super::table::{count, number, table, text};
     switchyard moves watch\n  \
     switchyard moves pause 7\n  \
     switchyard moves abort 7\n  \
-    switchyard moves abort 7 --abandon-target --dry-run      what would be lost with a target that does not come back\n  \
-    switchyard moves goal 7 fast\n  \
-    switchyard moves max-rate 7 20mb      (none: as the goal says)\n  \
+    switchyard moves abort 7 --abandon-target --dry-run      the loss if the target never returns\n  \
+    switchyard moves continueal 7 fast\n  \
+    switchyard moves max-rate 7 20mb      (none: by the goal)\n  \
     switchyard moves list --json | jq '.moves[] | {id, keys_moved, seconds_left}'\n\n\
     Exit codes: 0 it worked; 1 it did not (watch: a move stopped early)")]
 pub(crate) struct Arguments {
@@ -76,11 +76,11 @@ struct IdArguments {
 
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Finish the slots being moved now, or bring them back where that is less, then stop. Slots that were moved stay moved, and nothing is lost.\n\n\
-        Where a node of the move is lost for good, the move waits for it. --abandon-target and --abandon-source end it without that node, and say what is lost.",
+    long_about = "Finish the slots being moved now, or return them if that is shorter, then stop. Moved slots stay at the target, and nothing is lost.\n\n\
+        If a node of the move is lost for good, the move waits for it. --abandon-target and --abandon-source end it without that node, and report the lost keys.",
     after_long_help = "Examples:\n  \
         switchyard moves abort 7\n  \
-        switchyard moves abort 7 --abandon-target --dry-run      only say what would be lost\n  \
+        switchyard moves abort 7 --abandon-target --dry-run      only show the loss\n  \
         switchyard moves abort 7 --abandon-target\n\n\
         Exit codes: 0 it ends, or would; 1 it was refused"
 )]
@@ -118,13 +118,13 @@ impl AbortArguments {
 
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Let a move go on with another goal, from now on.\n\n\
-        fast: as fast as the nodes can. balanced: so that clients hardly notice, never slower than 1/7 of what the nodes do when idle. gentle: so that clients \
-        notice nothing, never slower than 1/100.",
+    long_about = "Change the goal of a move.\n\n\
+        fast: the maximum rate of the nodes. balanced: little effect on clients, but at least 1/7 of the rate of idle nodes. gentle: no noticeable effect \
+        on clients, but at least 1/100.",
     after_long_help = "Examples:\n  \
-        switchyard moves                  which moves there are, with their numbers\n  \
-        switchyard moves goal 7 gentle    move 7 disturbs clients less, and takes longer\n\n\
-        Exit codes: 0 it goes on so; 1 it was refused"
+        switchyard moves                  all moves with their ids\n  \
+        switchyard moves continueal 7 gentle    move 7 disturbs clients less, and takes longer\n\n\
+        Exit codes: 0 done; 1 refused"
 )]
 struct GoalArguments {
     /// Id of the move, as `switchyard moves` shows it
@@ -140,12 +140,12 @@ struct GoalArguments {
 
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Let a move go on with another bound on its rate: it copies no more bytes per second than this, whatever its goal is. The word none takes the \
-        bound away.",
+    long_about = "Change the maximum rate of a move: it copies at most this many bytes per second, whatever its goal. The word none removes the \
+        limit.",
     after_long_help = "Examples:\n  \
         switchyard moves max-rate 7 20mb    at most 20 MiB each second\n  \
-        switchyard moves max-rate 7 none    as fast as its goal says\n\n\
-        Exit codes: 0 it goes on so; 1 it was refused"
+        switchyard moves max-rate 7 none    by its goal\n\n\
+        Exit codes: 0 done; 1 refused"
 )]
 struct MaxRateArguments {
     /// Id of the move, as `switchyard moves` shows it
@@ -169,16 +169,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         None => list(&arguments.flags),
         Some(Command::List(ListArguments { flags })) => list(flags),
         Some(Command::Watch(ListArguments { flags })) => watch(&AdminClient::new(flags)?, None, flags.json),
-        Some(Command::Pause(IdArguments { id, flags })) => steer(*id, flags, "pause", &json!({}), "pauses where it is"),
+        Some(Command::Pause(IdArguments { id, flags })) => steer(*id, flags, "pause", &json!({}), "pauses"),
         Some(Command::Resume(IdArguments { id, flags })) => steer(*id, flags, "resume", &json!({}), "goes on"),
         Some(Command::Abort(given)) => abort(given),
         Some(Command::Goal(GoalArguments { id, goal, flags })) => {
-            steer(*id, flags, "goal", &GoalRequest { goal: goal.clone() }, &format!("goes on with the goal {goal}"))
+            steer(*id, flags, "goal", &GoalRequest { goal: goal.clone() }, &format!("continues with the goal {goal}"))
         }
         Some(Command::MaxRate(MaxRateArguments { id, rate, flags })) => {
             let done = rate.max_rate.map_or_else(
-                || "goes on as fast as its goal says".to_owned(),
-                |max| format!("goes on with {} at most", format_rate(max as f64)),
+                || "continues at the rate of its goal".to_owned(),
+                |max| format!("continues with at most {}", format_rate(max as f64)),
             );
             steer(*id, flags, "max-rate", rate, &done)
         }
@@ -267,7 +267,7 @@ fn render(report: &MovesReport) -> String {
     };
     let mut out = String::new();
     if report.moves.is_empty() {
-        out.push_str("no moves are under way\n");
+        out.push_str("no moves are in progress\n");
     } else {
         out.push_str(&table(&columns, &report.moves.iter().map(row).collect::<Vec<_>>()));
     }
@@ -317,10 +317,13 @@ pub(super) fn watch(client: &AdminClient, ids: Option<&[u64]>, json: bool) -> Re
     let interrupted = interrupt::flag()?;
     loop {
         if interrupted.load(Ordering::Relaxed) {
-            let what =
-                if watched.as_ref().is_some_and(|watched| watched.len() == 1) { "the move goes" } else { "moves go" };
+            let what = if watched.as_ref().is_some_and(|watched| watched.len() == 1) {
+                "the move continues"
+            } else {
+                "moves continue"
+            };
             return Err(Failure::Failed(anyhow!(
-                "stopped watching, and {what} on: `switchyard moves watch` shows how far, `switchyard moves abort ID` ends one"
+                "stopped watching, and {what}: `switchyard moves watch` shows the progress, `switchyard moves abort ID` ends a move"
             )));
         }
         let body = match client.get("/api/v1/moves") {
@@ -331,7 +334,7 @@ pub(super) fn watch(client: &AdminClient, ids: Option<&[u64]>, json: bool) -> Re
             {
                 if away_since.is_none() {
                     eprintln!(
-                        "{error:#}. Waits for the router for {} s: moves go on when it serves again",
+                        "{error:#}. Waiting {} s for the router: moves continue when it serves again",
                         ROUTER_RETURN_TIMEOUT.as_secs()
                     );
                 }
@@ -387,11 +390,11 @@ fn outcome(watched: &[u64], shown: &[&MoveReport], json: bool) -> Result<(), Fai
                 }
             }
             Some(report) => failed.push(format!("move {id} stopped early: {}", report.activity)),
-            None => failed.push(format!("move {id} is not known any more")),
+            None => failed.push(format!("move {id} is no longer known")),
         }
     }
     if watched.is_empty() && !json {
-        println!("no moves are under way");
+        println!("no moves are in progress");
     }
     if failed.is_empty() { Ok(()) } else { Err(Failure::Failed(anyhow!(failed.join("; ")))) }
 }
@@ -434,7 +437,7 @@ fn numbers(report: &MoveReport) -> String {
 /// Commands for which a move returns keys to their slot owners, if any.
 fn home_for(report: &MoveReport) -> String {
     let commands: Vec<&str> = report.home_for.iter().map(|home| home.command.as_str()).collect();
-    if commands.is_empty() { String::new() } else { format!(" (brings home what {} needs)", commands.join(", ")) }
+    if commands.is_empty() { String::new() } else { format!(" (returns keys for {})", commands.join(", ")) }
 }
 
 /// Counts of big keys, if there were any.
@@ -575,7 +578,7 @@ mod tests {
             shown.contains("STOPPED") && shown.contains("the target is full") && shown.ends_with("no room\n"),
             "{shown}"
         );
-        assert_eq!(render(&MovesReport::default()), "no moves are under way\n");
+        assert_eq!(render(&MovesReport::default()), "no moves are in progress\n");
     }
 
     #[test]

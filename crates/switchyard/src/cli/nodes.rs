@@ -42,9 +42,9 @@ enum Command {
 #[derive(Debug, Args)]
 #[command(
     long_about = "Serve a node as it is.\n\n\
-        A node that came back without the keys that it should have kept is held (nodes.on-data-loss): accepting it says that they are gone. \
-        And where a server claims to be the primary of a node with replicas, and nothing shows that it was promoted in the place of \
-        the one before, accepting the node says that this server is to be followed: writes that it does not have are lost.",
+        A node that returned without keys that it should have stored is held (nodes.on-data-loss): accepting it confirms that they are lost. \
+        If a server claims to be the primary of a node with replicas, without proof that it was promoted in place of \
+        the previous primary, accepting the node makes the router follow this server: writes that it lacks are lost.",
     after_long_help = "Examples:\n  \
         switchyard nodes accept 10.0.0.1:6379\n  \
         switchyard nodes accept mymaster --admin https://router-1:6381 --admin-ca-file ca.pem --admin-token-file token\n\n\
@@ -61,11 +61,11 @@ struct AcceptArguments {
 /// Let a server join as a node
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Let a server join as a node. It is looked at first: it must be reachable with the user, the password and the TLS of [nodes], a primary of \
-        Redis 6.2 or later or of Valkey, without cluster mode, empty, and no node yet, by any name. If anything speaks against it, nothing changes.\n\n\
+    long_about = "Let a server join as a node. It is checked first: it must be reachable with the user, the password and the TLS of [nodes], a primary of \
+        Redis 6.2 or later or of Valkey, without cluster mode, empty, and not a node yet, under any name. If a check fails, nothing changes.\n\n\
         The node is remembered in the state directory, so that no file has to be edited. It owns no slots until some are moved to it.\n\n\
-        One node takes every command; with two, keys that are used together must share a slot. Before a second node joins, the commands that clients have used \
-        and that would be refused from then on are named with counts, and it joins only with --allow-limits.",
+        A single node accepts every command; with two, keys that are used together must share a slot. Before a second node joins, commands that clients have used \
+        and that would be refused afterwards are listed with counts, and it joins only with --allow-limits.",
     after_long_help = "Examples:\n  \
         switchyard nodes add 127.0.0.1:7003\n  \
         switchyard nodes add 127.0.0.1:7003 --rebalance --wait      and give it its share of the slots\n  \
@@ -136,7 +136,7 @@ struct DrainArguments {
 /// Remove a node that owns no slots
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Let a node go that owns no slots. This is remembered also where the configuration still lists it.",
+    long_about = "Remove a node that owns no slots. The removal is stored, even if the configuration still lists the node.",
     after_long_help = "Examples:\n  \
         switchyard nodes drain 127.0.0.1:7003 --wait && switchyard nodes remove 127.0.0.1:7003\n\n\
         Exit codes: 0 it is gone; 1 it was refused"
@@ -168,7 +168,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Some(Command::Accept(AcceptArguments { node, flags })) => {
             let client = AdminClient::new(flags)?;
             let body = client.post(&format!("/api/v1/nodes/{}/accept", encoded(node)))?;
-            return client.print_text(&body, &format!("{node} is accepted as it is"));
+            return client.print_text(&body, &format!("{node} is accepted"));
         }
         Some(Command::Add(given)) => {
             let client = AdminClient::new(&given.flags)?;

@@ -17,10 +17,10 @@ const PATH: &str = "/api/v1/plan";
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
-    long_about = "Which nodes have too much to do, the cheapest remedy, what it costs, and what else there would be. A node is over its limit when it has more requests than its \
-        capacity (capacity of [[node]]) less the headroom; where no capacity is given, more than its even share and the headroom.\n\n\
-        Remedies are moves of single hot keys, moves of slots, and keys that have grown cold going home. With [planner] mode = \"on\" the planner does this by itself; \
-        with \"observe\", the default, it only says so.",
+    long_about = "Overloaded nodes, the cheapest remedy, its cost, and alternatives. A node is over its limit when it has more requests than its \
+        capacity (capacity of [[node]]) less the headroom; without a capacity, more than its even share plus the headroom.\n\n\
+        Remedies are moves of single hot keys, moves of slots, and returns of keys that are no longer hot to their slots' owners. With [planner] mode = \"on\" the planner does this by itself; \
+        with \"observe\", the default, it only reports it.",
     after_long_help = "Examples:\n  \
         switchyard plan\n  \
         switchyard plan --apply\n  \
@@ -28,7 +28,7 @@ const PATH: &str = "/api/v1/plan";
         switchyard plan --without 127.0.0.1:7003   if this node were to go\n  \
         switchyard plan --policy makris-ffd\n  \
         switchyard plan history\n  \
-        switchyard plan replay 12                  decide again on what decision 12 was made on\n  \
+        switchyard plan replay 12                  repeat decision 12 on its recorded input\n  \
         switchyard plan undo 12                    move the keys and slots of decision 12 back\n\n\
         Exit codes: 0 it worked; 1 it did not, or --apply found nothing to do"
 )]
@@ -106,8 +106,8 @@ struct UndoArguments {
 /// Show whether the router moves anything by itself; disable or enable it
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Whether anything is moved without anybody asking: the planner with [planner] mode = \"on\". `off` stops it at once and for good, whatever the configuration \
-        says, until `on`. Moves that have begun go on.",
+    long_about = "Whether the router moves anything by itself: the planner with [planner] mode = \"on\". `off` disables it at once and permanently, whatever the configuration \
+        says, until `on`. Moves in progress continue.",
     after_long_help = "Examples:\n  \
         switchyard automation\n  \
         switchyard automation off\n  \
@@ -260,7 +260,7 @@ fn decision(report: &DecisionReport) -> String {
             applied.moves.iter().filter_map(|planned| planned.id).map(|id| id.to_string()).collect();
         let id = report.id.unwrap_or_default();
         out.push_str(&format!(
-            "decision {id} is begun as {} ({}); `switchyard moves watch` shows how far it is\n",
+            "decision {id} has started as {} ({}); `switchyard moves watch` shows the progress\n",
             counted(moves.len(), "move"),
             moves.join(", ")
         ));

@@ -33,16 +33,16 @@ const JOURNAL: &str = "moves.journal";
 /// Rebuild a lost slot map from the locations of the keys
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Make a lost state directory anew: asks every node for the names of all its keys, and writes the slot map that fits them.\n\n\
-        For the case that the state directory is gone and there is no backup. No router may run meanwhile, and no client may use the nodes. It \
+    long_about = "Rebuild a lost state directory: reads the names of all keys from every node, and writes a slot map that fits them.\n\n\
+        For use if the state directory is lost and there is no backup. In the meantime no router may run, and no client may use the nodes. It \
         changes nothing at the nodes, and refuses a state directory that has a slot map.\n\n\
-        Where keys of one slot are at several nodes, as when a move was under way, the node with the most gets the slot. The others stay where they are and are \
-        found there; `switchyard move --home` moves them later. Where one key is at several nodes it refuses: nobody can tell which copy counts. With \
-        --prefer-largest-copy the copy at the node of its slot counts; other copies stay and are not found any more.",
+        If several nodes have keys of one slot, for example because a move was in progress, the node with the most gets the slot. The other keys stay and are \
+        found there; `switchyard move --home` moves them later. It refuses if one key is at several nodes, because it cannot determine the valid copy. With \
+        --prefer-largest-copy the copy at the node of its slot counts; other copies stay, but are no longer found.",
     after_long_help = "Examples:\n  \
         switchyard recover -c /etc/switchyard.toml --dry-run\n  \
         switchyard recover --node 127.0.0.1:7001 --node 127.0.0.1:7002 --state-dir /var/lib/switchyard\n\n\
-        Exit codes: 0 the slot map is written (with --dry-run: could be); 1 it is not, the message says why; 2 the configuration is wrong"
+        Exit codes: 0 the slot map is written (with --dry-run: could be); 1 it is not, with the reason; 2 the configuration is wrong"
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -71,7 +71,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         KnownFleet::Running { .. } => {
             let directory = config.state_dir.display();
             return Err(anyhow!(
-                "a router runs on the state directory {directory}, so its slot map is not lost; recovering is for one that is"
+                "a router runs on the state directory {directory}, so its slot map is not lost; recovery is for a lost slot map"
             )
             .into());
         }
@@ -131,7 +131,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 fn has_a_map(directory: &Path) -> anyhow::Error {
     anyhow!(
-        "{} has a slot map: recovering is for a state directory that has none. Move it away first if it is the wrong one",
+        "{} has a slot map: recovery is for a state directory without a slot map. Move it away first if it is the wrong one",
         directory.display()
     )
 }
@@ -240,7 +240,7 @@ const SHOWN: usize = 10;
 fn settle(topology: Topology, misplaced: MisplacedKeys, prefer_largest_copy: bool) -> anyhow::Result<Topology> {
     if misplaced.too_many {
         bail!(
-            "more than {MISPLACED_MAX} keys are at other nodes than most keys of their slots: these nodes were not one fleet, or a copy of keys was under way. Remove the \
+            "more than {MISPLACED_MAX} keys are at other nodes than most keys of their slots: these nodes were not one fleet, or a copy of keys was in progress. Remove the \
              keys that do not belong there"
         );
     }
@@ -255,7 +255,7 @@ fn settle(topology: Topology, misplaced: MisplacedKeys, prefer_largest_copy: boo
     }
     if !copies.is_empty() && !prefer_largest_copy {
         bail!(
-            "{} at several nodes, and nobody can tell which copy counts: a move was under way, or somebody else's keys are there. Remove the copies that do not \
+            "{} at several nodes, and the valid copy is unknown: a move was in progress, or the nodes have foreign keys. Remove the copies that do not \
              belong there, or let --prefer-largest-copy decide for the node with the most keys of the slot",
             are(copies.len())
         );
@@ -263,7 +263,7 @@ fn settle(topology: Topology, misplaced: MisplacedKeys, prefer_largest_copy: boo
     let hidden: usize = copies.iter().map(|(_, at)| at.len() - 1).sum();
     if hidden > 0 {
         let copies = crate::config::counted(hidden, "copy").replace("copys", "copies");
-        println!("{copies} of keys at several nodes will not be found; what is there stays");
+        println!("{copies} of keys at several nodes will not be found, but are not deleted");
     }
     // A key that its slot owner lacks is placed at the first node that has it.
     let alone: Vec<(Arc<[u8]>, NodeId)> = misplaced

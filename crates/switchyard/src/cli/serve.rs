@@ -40,8 +40,8 @@ enum MisplacedKeys {
         switchyard serve --listen 0.0.0.0:6380 --password-file /run/secrets/clients --node redis-a --node redis-b\n\n\
         Signals:\n  \
         SIGTERM, SIGINT  stop: no new clients, commands in flight are finished within --shutdown-timeout; again: at once\n  \
-        SIGHUP           read the configuration, secrets and host names again; the log says what changed and what needs a restart\n\n\
-        Exit codes: 0 stopped as asked; 1 failed, the message says why; 2 command line or configuration wrong; 3 the state directory is too old, or another router has taken over\n\n\
+        SIGHUP           read the configuration, secrets and host names again; the log lists changes, and settings that need a restart\n\n\
+        Exit codes: 0 stopped by a signal; 1 failed, with the reason; 2 command line or configuration wrong; 3 the state directory is too old, or another router has taken over\n\n\
         Every key of the file: switchyard check-config --example, or docs/configuration.md"
 )]
 pub(crate) struct Arguments {

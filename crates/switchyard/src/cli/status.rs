@@ -18,7 +18,7 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// Show the state of a running router
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Show how a running router does: whether every slot can be served, clients, commands, and each node.",
+    long_about = "Show the state of a running router: whether every slot can be served, clients, commands, and each node.",
     after_long_help = "Examples:\n  \
         switchyard status\n  \
         switchyard status --watch                      the load of each node, again each second, until Ctrl-C\n  \
@@ -183,7 +183,7 @@ fn render_state(status: &StatusReport) -> String {
     let state = if let Some(standby) = &status.standby {
         format!("waits as a standby: {}", standby.waits_for)
     } else if status.draining {
-        "draining: it was told to stop".to_owned()
+        "draining: it is stopping".to_owned()
     } else if readiness.is_complete() {
         "ready: every slot is served".to_owned()
     } else {
@@ -202,10 +202,10 @@ fn render_state(status: &StatusReport) -> String {
             parts.push(format!("{limping} {} silent, busy or refusing writes", plural(limping, "node")));
         }
         if status.warnings.iter().any(|warning| warning.id.is_none()) {
-            parts.push("the state directory needs a look".to_owned());
+            parts.push("the state directory needs attention".to_owned());
         }
         if parts.is_empty() {
-            parts.push("moves need a look".to_owned());
+            parts.push("moves need attention".to_owned());
         }
         format!("{word}: {}", parts.join(", "))
     };

@@ -184,7 +184,7 @@ const ON_DATA_LOSS: [(OnDataLoss, &str); 3] =
 fn read_autoscale_policy(raw: &Raw) -> Result<switchyard_policy::autoscale::Policy, String> {
     let text = raw.text()?;
     named(&autoscale::POLICIES, text).map_err(|error| match text {
-        "learned" | "predictive" => format!("{error}; {text} comes with the fleet simulator, and is not there yet"),
+        "learned" | "predictive" => format!("{error}; {text} comes with the fleet simulator, and is not available yet"),
         _ => error,
     })
 }
@@ -362,50 +362,50 @@ keys! {
 
     [Top]
     "listen" Restart ["bind", "port", "address", "listen_addr"] by(Raw::listen_places, |places| list(places)) listen,
-        "What clients connect to: one, or a list. HOST:PORT, tls://HOST:PORT for TLS, or unix:/path for a Unix socket. A listener that \
+        "Address for clients: one, or a list. HOST:PORT, tls://HOST:PORT for TLS, or unix:/path for a Unix socket. A listener that \
          needs options gets a [[listener]] table.";
     "workers" Restart ["threads", "io-threads", "worker-threads", "server-threads"] count(1..=1024) workers,
         "Worker threads. The default is one for each processor that the process may use.";
     "pin" Restart ["server-cpulist", "cpu-affinity"] switch pin,
-        "Pin each worker to a processor of its own. Good where the router has the machine, or its share of it, to itself.";
+        "Pin each worker to a separate processor. Useful if the router has the machine, or a fixed share of it, to itself.";
     "batched-sends" Restart ["io-uring", "io_uring", "uring"] switch batched_sends,
-        "Send all replies of a turn in one system call, by io_uring, where the kernel has it and lets it be used; else, and with false, \
+        "Send all replies of a turn in one system call, by io_uring, if the kernel provides and permits it; otherwise, and with false, \
          one by one.";
     "state-dir" Restart ["dir", "data-dir"] folder state_dir,
-        "Folder of the slot map and of what must survive a restart. The default is $STATE_DIRECTORY (set by systemd), else \
+        "Folder of the slot map and other state that must survive a restart. The default is $STATE_DIRECTORY (set by systemd), else \
          $XDG_STATE_HOME/switchyard, else ~/.local/state/switchyard.";
     "shutdown-timeout" Reload ["drain-timeout", "grace-period"] time(Duration::ZERO..=HOUR) shutdown_timeout,
         "How long SIGTERM waits for commands in flight before it cuts their clients.";
     "memory-max" Reload ["maxmemory", "maxmemory-clients"] by(MemoryMax::read, quoted) memory_max,
-        "Memory that the process may use: a size, or a share of what the machine or its control group has. Beyond it the clients that \
-         take the most are cut, the biggest first. 0: no bound.";
+        "Memory that the process may use: a size, or a percentage of the memory of the machine or its control group. Beyond it, the clients that \
+         use the most are closed, the largest first. 0: no limit.";
     "allow-open-listener" Restart ["protected-mode"] switch allow_open_listener,
         "Listen on addresses that others can reach although clients need no password.";
 
     [Clients]
     "password" Reload ["requirepass", "auth", "redis-auth"] secret(Inline) client_password = "\"...\"",
-        "The password that clients must give with AUTH or HELLO, in clear. Better kept out of this file, by one of the next two keys.";
+        "The password that clients must give with AUTH or HELLO, in clear text. Prefer one of the next two keys, which keep it out of this file.";
     "password-file" Reload [] secret(File) client_password = "\"/run/secrets/password\"",
         "File with the password that clients must give with AUTH or HELLO.";
     "password-env" Reload [] secret(Env) client_password = "\"SWITCHYARD_SECRET\"",
         "Environment variable with the password that clients must give with AUTH or HELLO.";
     "users-file" Reload [] file users_file = "\"/etc/switchyard/users\"",
-        "File with the users that may log in, what they may do, and hashes of their passwords: see docs/security.md. With it, nobody is \
-         let in without a name unless it gives the default user.";
+        "File with the users that may log in, what they may do, and hashes of their passwords: see docs/security.md. With it, a client \
+         needs a user name, unless the file has a line for the default user.";
     "default-user-rules" Reload [] by(read_words, |words| list(words)) default_user_rules,
         "What clients that have not named a user may or may not do, in the words of the users file: [\"-@dangerous\", \"-keys\"]; \
          [\"operator\"] lets them change the fleet. Not together with a line for the default user there. Empty: they may do everything but \
          that.";
     "login-timeout" Reload ["auth-timeout"] time_or_never(Duration::ZERO..=HOUR) live.login_timeout,
-        "A client that has to log in, and has not after so long, is closed. 0s: never.";
+        "Timeout for a client's login; then its connection is closed. 0s: no timeout.";
     "database" Reload ["redis_db", "db"] count(0..=i32::MAX as u64) live.database,
         "Database that a new client starts in.";
     "max-clients" Reload ["maxclients", "client_connections", "max-connections"] count(1..=10_000_000) live.max_clients,
-        "Clients at once; one more is refused with the error that Redis gives.";
+        "Maximum number of clients; further clients are refused with Redis's error.";
     "idle-timeout" Reload ["timeout", "client-timeout"] time_or_never(Duration::ZERO..=DAY * 365) live.client_idle_timeout,
         "A client without traffic for longer is closed. 0s: never.";
     "output-limit" Reload ["client-output-buffer-limit"] by(read_output_limit, show_output_limit) live.client_output_limit,
-        "Bytes of replies that may wait for one client before it is cut. 0: no limit of its own; memory-max bounds all clients together.";
+        "Bytes of replies that may wait for a client before it is closed. 0: no limit per client; memory-max limits all clients together.";
     "push-limit" Reload ["pubsub-output-limit", "message-limit"] size(64 * KB..=64 * GB) live.push_limit,
         "Bytes of messages that may wait for one subscriber before it is cut.";
     "push-soft-limit" Reload ["pubsub-output-soft-limit"] size(KB..=64 * GB) live.push_soft_limit,
@@ -413,8 +413,8 @@ keys! {
     "push-soft-time" Reload ["pubsub-output-soft-time"] time(MS * 200..=DAY) live.push_soft_time,
         "How long a subscriber may be over push-soft-limit.";
     "on-missed-messages" Reload [] word([(OnMissed::Auto, "auto"), (OnMissed::Disconnect, "disconnect"), (OnMissed::Continue, "continue")]) live.on_missed,
-        "Which subscribers are disconnected when messages for them may have been missed, because a node's connection was lost. auto: those of a shard \
-         channel there; those of channels and patterns when no node serves them any more. disconnect: all that are subscribed there, so that each \
+        "Which subscribers are disconnected when messages for them may have been missed, because a node's connection was lost. auto: subscribers of a shard \
+         channel there; subscribers of channels and patterns when no node serves them any more. disconnect: all that are subscribed there, so that each \
          knows. continue: none.";
     "subscriptions-max" Reload ["max-subscriptions"] count(1..=100_000_000) live.subscriptions_max,
         "Channels and patterns that one client may be subscribed to.";
@@ -423,34 +423,34 @@ keys! {
     "argument-max" Reload ["proto-max-bulk-len"] size(KB..=4 * GB) live.argument_max,
         "Largest single argument (key or value) that is accepted. The nodes' proto-max-bulk-len must allow it too.";
     "cross-slot-max" Reload [] size(0..=GB) live.cross_slot_max,
-        "Bytes of keys that a command which reads several keys (SUNION, ZINTERSTORE, BITOP, COPY) may bring together at one node where \
+        "Bytes of keys that a command with several source keys (SUNION, ZINTERSTORE, BITOP, COPY) may collect on one node if \
          they are in different slots. 0: refuse it with CROSSSLOT, as Redis Cluster does.";
     "reads" Reload ["read-from", "readfrom", "read-preference"] by(read_reads, |reads| quoted(reads.name())) live.reads,
-        "Who answers reads, of nodes that have replicas: primary; prefer-replica (the primary where no replica is fit); replica (else an \
-         error); nearest. What a replica answers may be older than the last write. Holds for clients that connect afterwards.";
+        "Servers for reads from nodes with replicas: primary; prefer-replica (the primary if no replica is usable); replica (otherwise an \
+         error); nearest. A replica's reply may be older than the last write. Applies to new connections.";
 
     [Tls]
     "cert-file" Reload ["tls-cert-file"] file tls.certificate = "\"/etc/switchyard/cert.pem\"",
-        "Certificate that clients of TLS listeners are shown, with what leads from it to an authority: PEM.";
+        "Certificate for TLS listeners, followed by its chain to an authority: PEM.";
     "key-file" Reload ["tls-key-file"] file tls.key = "\"/etc/switchyard/key.pem\"",
         "Private key of that certificate: PEM.";
     "client-ca-file" Reload ["tls-client-ca-file"] file tls.client_ca = "\"/etc/switchyard/client-ca.pem\"",
         "Authorities whose certificates clients may show: PEM.";
     "client-auth" Reload ["tls-auth-clients"] word(ClientAuth::ALL) tls.client_auth,
-        "off: clients are not asked for a certificate; optional: one that is shown must be good; required: without a good one the \
+        "off: no client certificate is requested; optional: a certificate must be valid if there is one; required: without a valid one the \
          handshake fails.";
     "handshake-timeout" Reload [] time(MS * 100..=HOUR) live.handshake_timeout,
         "Time that a client has for the TLS handshake.";
 
     [Nodes]
     "password" Reload ["masterauth", "primaryauth", "redis_auth"] secret(Inline) nodes_password = "\"...\"",
-        "The password for every node that has none of its own, in clear. Better kept out of this file, by one of the next two keys.";
+        "The password for every node without a password of its own, in clear text. Prefer one of the next two keys, which keep it out of this file.";
     "password-file" Reload [] secret(File) nodes_password = "\"/run/secrets/password\"",
-        "File with the password for every node that has none of its own.";
+        "File with the password for every node without a password of its own.";
     "password-env" Reload [] secret(Env) nodes_password = "\"SWITCHYARD_SECRET\"",
-        "Environment variable with the password for every node that has none of its own.";
+        "Environment variable with the password for every node without a password of its own.";
     "username" Reload ["masteruser", "primaryuser", "user"] text nodes_username = "\"switchyard\"",
-        "ACL user for every node that has none of its own.";
+        "ACL user for every node without a user of its own.";
     "connect-timeout" Reload ["connection-timeout"] time(MS..=HOUR) live.connect_timeout,
         "Time to establish a connection to a node, authentication included.";
     "command-timeout" Reload ["timeout", "op-timeout", "server-timeout"] time(MS..=HOUR) live.command_timeout,
@@ -464,11 +464,11 @@ keys! {
         "Time that commands for a node that was lost wait for its return, from the loss on. Then they get NODEDOWN at once; with one node their connection is closed instead, also for \
          NODELOST. Without it, 5s with one node, 2s with several, 0s for pools of twemproxy. 0s: commands do not wait, and no connection is closed.";
     "large-value" Reload [] size(16 * KB..=GB) live.large_value,
-        "Requests and replies of more bytes than this travel on a connection of their own, so that they stall nobody.";
+        "Requests and replies of more bytes than this use a separate connection, so that they do not delay other clients.";
     "large-connections-max" Reload ["server_connections"] count(1..=10_000) live.large_connections_max,
         "Connections for large values to each node, over all workers.";
     "watch-connections-max" Reload [] count(1..=100_000) live.watch_connections_max,
-        "Connections for transactions that begin with WATCH to each node, over all workers. One is held from WATCH to EXEC.";
+        "Connections for transactions that begin with WATCH to each node, over all workers. A connection is used from WATCH to EXEC.";
     "blocking-connections-max" Reload [] count(1..=100_000) live.blocking_connections_max,
         "Connections for commands that wait at the node (BLPOP, XREAD BLOCK, WAIT), over all workers: so many clients can wait there at \
          once.";
@@ -478,28 +478,28 @@ keys! {
          maxmemory-policy of the other nodes if the list has these names.";
     "on-data-loss" Reload ["empty-return"] word(ON_DATA_LOSS) live.on_data_loss,
         "What is done with a node that restarted and lost the keys that it had. serve: it is served, its keys are gone. hold: it is \
-         treated as down until SWITCHYARD ACCEPT, or until it has them again. auto: hold where it keeps its data on disk (appendonly, \
+         treated as down until SWITCHYARD ACCEPT, or until it has them again. auto: hold if it stores its data on disk (appendonly, \
          save) and commands of the last second cannot have removed the keys, else serve.";
     "tls" Reload ["tls-replication", "tls-cluster"] switch nodes_tls.on,
-        "Speak TLS to every node that does not say otherwise.";
+        "Use TLS for every node, unless its [[node]] table sets tls.";
     "tls-ca-file" Reload [] file nodes_tls.ca = "\"/etc/switchyard/ca.pem\"",
-        "Authorities that sign the nodes' certificates: PEM. Without it, those that the system trusts.";
+        "Authorities that sign the nodes' certificates: PEM. Without it, the authorities that the system trusts.";
     "tls-cert-file" Reload [] file nodes_tls.certificate = "\"/etc/switchyard/client.pem\"",
-        "Certificate that nodes are shown: PEM. None where it is left out.";
+        "Client certificate for nodes: PEM. Without it, no certificate is sent.";
     "tls-key-file" Reload [] file nodes_tls.key = "\"/etc/switchyard/client.key\"",
         "Private key of that certificate: PEM.";
     "tls-server-name" Reload [] text nodes_tls.server_name = "\"redis.internal\"",
         "Name that the certificates of all servers must have. Without it, each server's certificate must have the server's own host name \
          or IP address, as [[node]] or the Sentinels name it.";
     "tls-insecure" Reload ["insecure", "skip-verify"] switch nodes_tls.insecure,
-        "Take any certificate from nodes. Whoever can get in between can then read and change everything: for trials only.";
+        "Accept any certificate from nodes. An attacker in the network can then read and change everything: for trials only.";
     "sentinel-tls" Reload ["sentinels-tls"] switch sentinel_tls,
         "Talk to the Sentinels over TLS, with the authorities and the certificate of nodes.tls-...; each Sentinel's certificate must name \
-         the host under which it stands in sentinels.";
+         its host as listed in sentinels.";
     "sentinel-username" Reload ["sentinel-user"] text sentinel_username = "\"switchyard\"",
         "ACL user at the Sentinels; without one, the default user.";
     "sentinel-password" Reload [] secret(Inline) sentinel_password = "\"...\"",
-        "The password at the Sentinels, in clear. Better kept out of this file, by one of the next two keys.";
+        "The password at the Sentinels, in clear text. Prefer one of the next two keys, which keep it out of this file.";
     "sentinel-password-file" Reload [] secret(File) sentinel_password = "\"/run/secrets/sentinel-password\"",
         "File with the password at the Sentinels.";
     "sentinel-password-env" Reload [] secret(Env) sentinel_password = "\"SWITCHYARD_SECRET\"",
@@ -507,102 +507,102 @@ keys! {
 
     [Scripts]
     "undeclared-keys" Reload ["allow-cross-slot-keys"] word([(true, "refuse"), (false, "allow")]) live.check_scripts,
-        "refuse: a script or function that touches a key which it neither declares nor has in the slot of one that it declares, gets an \
-         error. allow: it sees and changes what the node of its declared keys happens to have.";
+        "refuse: a script or function that accesses a key outside the slots of its declared keys gets an \
+         error. allow: it accesses whatever the node of its declared keys has.";
 
     [Moves]
     "goal" Reload ["speed", "priority"] word(Goal::ALL) moves.how.goal,
-        "What matters most while data moves, where a move does not say: fast, balanced or gentle.";
+        "Default priority of moves: fast, balanced or gentle.";
     "max-rate" Reload ["bandwidth", "rate-limit"] by(read_rate, |rate| size(rate.unwrap_or(0) as usize)) moves.how.max_rate,
-        "Bytes per second that a move copies at most, with a unit, such as 20mb. 0: as fast as the goal allows.";
+        "Maximum number of bytes per second that a move copies, with a unit, such as 20mb. 0: as fast as the goal allows.";
     "durability" Reload [] word(DURABILITIES) moves.how.durability,
         "What must be safe at the target before a key leaves its source: memory (the target has answered), aof (its append-only file is \
          on disk), replica (its replicas have it).";
     "per-node-max" Reload [] count(1..=16) moves.per_node_max,
-        "Moves in which a node takes part at the same time, as source or as target; more wait.";
+        "Maximum number of concurrent moves of a node, as source or as target; more wait.";
     "big-key" Reload ["large-key", "big-keys"] size(0..=GB) live.big_key,
-        "Values that take at least so many bytes of a node's memory are copied in pieces, so that nobody waits for the whole. 0: none.";
+        "Values that take at least this many bytes of a node's memory are copied in pieces, so that commands wait only for a piece. 0: none.";
     "colocate-timeout" Reload ["bring-home-timeout", "home-timeout"] time(Duration::ZERO..=HOUR) live.colocate_timeout,
-        "How long a command that needs keys together waits for those that were moved alone (move --keys) to be brought home. 0s: they are \
-         not brought home, and it is refused with CROSSSLOT.";
+        "Maximum time that a command waits until keys that were moved alone (move --keys) are returned to their slot's owner. 0s: they are \
+         not returned, and it is refused with CROSSSLOT.";
 
     [Telemetry]
     "sample" Reload ["sampling-rate"] count(0..=1024) live.telemetry.sample,
-        "One command in so many is counted, chosen at random, to find hot keys and the load of slots; of many commands fewer, about 8,000 in a second at each worker. 1: each. 0: none, and no key is hot.";
+        "Sampling of commands to find hot keys and the load of slots: one in this number, chosen at random; under high load fewer, about 8,000 per second on each worker. 1: all. 0: none, and no key is hot.";
     "reports" Reload [] word([(Reports::Both, "both"), (Reports::Periodic, "periodic"), (Reports::Instant, "instant")]) live.telemetry.reports,
-        "The reports by which keys are chosen for hot copies: periodic (the counts, once a second), instant (a key that makes up nine of the last 200 commands to a busy \
+        "Reports that select keys for hot copies: periodic (the counts, once a second), instant (a key that makes up nine of the last 200 commands to a busy \
          node, at once), or both.";
     "instant-threshold" Reload [] count(1..=100_000_000) live.telemetry.instant_threshold,
-        "Commands in a second to a node from which on it gives instant reports.";
+        "Commands per second to a node above which it sends instant reports.";
 
     [HotCopies]
     "mode" Reload ["enabled"] word([(true, "auto"), (false, "off")]) live.hot_copies.is_on,
-        "auto: the router answers what is read most itself, from copies that are never stale. off: it asks the nodes each time.";
+        "auto: the router serves the most-read keys from its own copies, which are never stale. off: every read goes to a node.";
     "admission" Reload [] word([(false, "load"), (true, "all")]) live.hot_copies.knobs.all,
-        "load: copies of the keys that are read most. all: of every key that is read, for tests and to compare.";
+        "load: copies of the most-read keys. all: copies of every key that is read, for tests and comparisons.";
     "memory" Reload ["maxmemory"] size(64 * KB..=64 * GB) live.hot_copies.knobs.bytes_max,
-        "Bytes that all copies may take. They are the first to go where memory is short.";
+        "Maximum number of bytes of all copies. Copies are removed first when memory is short.";
     "keys-max" Reload [] count(1..=1_000_000) live.hot_copies.knobs.keys_max,
         "Keys that may have copies at a time.";
     "min-reads-per-second" Reload ["reads-min", "threshold"] count(1..=10_000_000) live.hot_copies.knobs.min_reads_per_second,
-        "Reads in a second from which on a key is copied, with four more for each write of it.";
+        "Minimum number of reads per second of a key to be copied, plus four for each write.";
     "admissions-per-second" Reload ["adds-max", "update-rate"] count(1..=100_000) live.hot_copies.knobs.admissions_per_second,
-        "Keys that may be added in a second.";
+        "Maximum number of keys added per second.";
     "deletion-delay" Reload ["stays"] time(Duration::ZERO..=HOUR) live.hot_copies.knobs.deletion_delay,
-        "How long a key that is not read much any more keeps its copies.";
+        "Time that a key keeps its copies when it is no longer read often.";
     "value-max" Reload [] size(KB..=16 << 20) live.hot_copies.reply_max,
         "Replies of more bytes than this are not copied.";
     "ttl" Reload ["life-max"] time_or_never(Duration::ZERO..=DAY) live.hot_copies.ttl,
-        "Longest life of a copy; then its node is read again. Bounds changes past the router that the node does not announce (SWAPDB, DEBUG, a loaded dump). 0s: as long as \
+        "Longest life of a copy; then its node is read again. Limits the effect of changes that bypass the router and that the node does not report (SWAPDB, DEBUG, a loaded dump). 0s: as long as \
          the key lives.";
     "exclude" Reload ["never"] texts live.hot_copies.exclude,
-        "Keys that begin with one of these are never copied.";
+        "Prefixes of keys that are never copied.";
     "allow" Reload ["include", "prefixes"] texts live.hot_copies.only,
-        "Where there are some, only keys that begin with one of these are copied.";
+        "If set, only keys with one of these prefixes are copied.";
 
     [Planner]
     "mode" Reload ["enabled"] word(Mode::ALL) planner.mode,
-        "off: the load is not judged. observe: the planner decides, and only says what it would do (`switchyard plan`). on: it moves keys and slots by itself.";
+        "off: the load is not judged. observe: the planner decides, but only reports its decisions (`switchyard plan`). on: it moves keys and slots by itself.";
     "policy" Reload [] word(POLICIES) planner.policy,
-        "How it decides: switchyard (the cheapest of several ways, with a fit test), or as Makris et al. do: makris-printed, makris-ffd, makris-safe.";
+        "Policy: switchyard (the cheapest of several ways, with a fit test), or as Makris et al. do: makris-printed, makris-ffd, makris-safe.";
     "interval" Reload ["period"] time(Duration::from_millis(100)..=HOUR) planner.interval,
-        "How often it looks at the load.";
+        "Interval between evaluations of the load.";
     "window" Reload [] time(Duration::from_millis(500)..=HOUR) planner.window,
-        "How long a node has to be over its limit before anything is done. What ends sooner is left alone.";
+        "Time that a node must be over its limit before anything is done. Shorter peaks are ignored.";
     "headroom" Reload ["margin"] count(1..=80) planner.headroom,
-        "Percent that are kept free: of a node's capacity, or, where none is given, above its even share.";
+        "Percentage of a node's capacity that is kept free. Without a capacity, the percentage above its even share.";
     "min-requests" Reload ["threshold"] optional_count(0..=100_000_000) planner.least = "1000",
         "A node with fewer requests per second is never relieved. Not set: 500 with a `capacity`, and 5000 without.";
     "max-keys-per-minute" Reload [] count(0..=65_536) planner.keys_per_minute,
-        "Keys that it may move by themselves in a minute.";
+        "Maximum number of single keys moved per minute.";
     "max-bytes-per-hour" Reload [] size(0..=1024 * GB) planner.bytes_per_hour,
-        "Bytes that it may move in an hour.";
+        "Maximum number of bytes moved per hour.";
 
     [Autoscale]
     "mode" Reload ["enabled"] word(Mode::ALL) autoscale.mode,
-        "off: the number of nodes changes only on request. observe: the autoscaler decides, and only says what it would do (`switchyard autoscale`). on: it adds and removes nodes.";
+        "off: the number of nodes changes only on request. observe: the autoscaler decides, but only reports its decisions (`switchyard autoscale`). on: it adds and removes nodes.";
     "policy" Reload [] by(read_autoscale_policy, |policy| quoted(name_of(&autoscale::POLICIES, *policy))) autoscale.knobs.policy,
-        "How it decides: threshold (a measure over its limit for a while), static (at once, with pauses), or model (by the capacity of one node).";
+        "Policy: threshold (a measure over its limit for a while), static (at once, with pauses), or model (by the capacity of one node).";
     "min-nodes" Reload ["min", "minimum"] count(1..=1024) autoscale.knobs.nodes_min,
-        "Never fewer nodes.";
+        "Minimum number of nodes.";
     "max-nodes" Reload ["max", "maximum"] count(1..=1024) autoscale.knobs.nodes_max,
-        "Never more nodes.";
+        "Maximum number of nodes.";
     "max-response-time" Reload ["latency"] by(read_us, |us| time(Duration::from_micros(*us as u64))) autoscale.knobs.response_us,
-        "A mean response time above this asks for a node.";
+        "A mean response time above this adds a node.";
     "max-cpu" Reload ["cpu"] by(read_part, show_part) autoscale.knobs.cpu,
-        "Percent of a processor that a server uses: a mean above this asks for a node.";
+        "Percentage of a processor that a server uses: a mean above this adds a node.";
     "max-memory" Reload ["memory"] by(read_part, show_part) autoscale.knobs.memory,
-        "Percent of their maxmemory that servers use: more than this asks for a node.";
+        "Percentage of maxmemory in use: a value above this adds a node.";
     "calm" Reload [] by(read_part, show_part) autoscale.knobs.calm,
-        "A node goes only if without it every measure is below this percentage of its limit.";
+        "A node is removed only if every measure would then be below this percentage of its limit.";
     "capacity" Reload [] optional(|raw| Ok(raw.count(1..=1_000_000_000)? as f64), |rate| Some(format!("{rate:.0}"))) autoscale.knobs.capacity = "50000",
-        "Requests in a second that one node answers in time, for the policy model; `switchyard bench capacity` measures it.";
+        "Requests per second that one node answers in time, for the policy model; `switchyard bench capacity` measures it.";
     "headroom" Reload ["margin"] by(read_part, show_part) autoscale.knobs.headroom,
-        "Percent of the capacity that are kept free, for the policy model.";
+        "Percentage of the capacity that is kept free, for the policy model.";
     "up-after" Reload [] by(read_ms, |ms| time(Duration::from_millis(*ms))) autoscale.knobs.up_after,
-        "Too much to do must last so long. The policy static does not wait.";
+        "Duration of high load before a node is added. The policy static does not wait.";
     "down-after" Reload [] by(read_ms, |ms| time(Duration::from_millis(*ms))) autoscale.knobs.down_after,
-        "Too little to do must last so long. The policy static does not wait.";
+        "Duration of low load before a node is removed. The policy static does not wait.";
     "up-cooldown" Reload ["up-pause", "cooldown"] by(read_ms, |ms| time(Duration::from_millis(*ms))) autoscale.knobs.up_cooldown,
         "Pause between a change and the next node that is added.";
     "down-cooldown" Reload ["down-pause"] by(read_ms, |ms| time(Duration::from_millis(*ms))) autoscale.knobs.down_cooldown,
@@ -614,9 +614,9 @@ keys! {
 
     [AutoscaleLocal]
     "command" Reload [] by(Raw::command_line, |words| list(words)) autoscale.local.command,
-        "How a server is started on this machine: a program and its arguments, with {port} and {dir} where its port and its directory belong.";
+        "Command line to start a server on this machine: a program and its arguments, with the placeholders {port} and {dir}.";
     "ports" Reload [] by(read_ports, |(first, last)| quoted(format!("{first}-{last}"))) autoscale.local.ports,
-        "Ports that these servers may have.";
+        "Range of ports for these servers.";
     "directory" Reload ["dir"] file autoscale.local.directory = "\"/srv/switchyard-servers\"",
         "Folder of the directories of new servers. The default is the state directory's path with -servers added, so that a full disk need not hit both.";
 
@@ -626,42 +626,42 @@ keys! {
 
     [AutoscaleCommand]
     "run" Reload [] by(Raw::command_line, |words| list(words)) autoscale.command.run,
-        "A program and its arguments. It starts and stops servers when it is told so as a line of JSON (docs/autoscaling.md).";
+        "A program and its arguments. It starts and stops servers on request; a request is a line of JSON (docs/autoscaling.md).";
     "timeout" Reload [] time(Duration::from_secs(1)..=HOUR) autoscale.command.timeout,
-        "The longest that it may take.";
+        "Timeout of the program.";
 
     [Cluster]
     "emulate" Reload ["cluster-enabled", "enabled"] switch cluster_emulate,
-        "Look like a Redis Cluster to clients: answer CLUSTER, READONLY and ASKING, and say cluster_enabled:1 in INFO.";
+        "Act as a Redis Cluster for clients: answer CLUSTER, READONLY and ASKING, and report cluster_enabled:1 in INFO.";
     "announce" Reload ["cluster-announce-ip", "cluster-announce-hostname"] by(read_announced, |all| list(all)) cluster_announce,
-        "Addresses of the routers that cluster clients are told of, the same list in every router; each gets a share of the slots. The \
+        "Addresses of the routers that are announced to cluster clients, the same list in every router; each gets a share of the slots. The \
          default is the address that the client is connected to.";
 
     [Admin]
     "listen" Restart ["bind", "port", "address"] by(|raw| raw.endpoint(None), quoted) admin_listen,
-        "Address of the admin API, metrics and health checks. Addresses that others can reach need a token here; elsewhere one is made in \
-         the state directory for what changes something.";
+        "Address of the admin API, metrics and health checks. Addresses that other machines can reach need a token here; otherwise a token is created in \
+         the state directory for requests that change something.";
     "host-names" Restart ["allowed-hosts", "server-name"] texts admin_host_names,
-        "Names by which browsers and tools address the admin port, beside localhost and IP addresses, which are always allowed. Requests \
-         for other names are refused, so that no web page can reach it through a name of its own.";
+        "Names by which browsers and tools address the admin port, in addition to localhost and IP addresses, which are always allowed. Requests \
+         for other names are refused, so that no web page can reach it through its own domain name.";
     "token" Reload ["password", "secret"] secret(Inline) admin_token = "\"...\"",
-        "The bearer token that the admin port asks for, in clear. Better kept out of this file, by one of the next two keys.";
+        "The bearer token required by the admin port, in clear text. Prefer one of the next two keys, which keep it out of this file.";
     "token-file" Reload [] secret(File) admin_token = "\"/run/secrets/token\"",
-        "File with the bearer token that the admin port asks for.";
+        "File with the bearer token required by the admin port.";
     "token-env" Reload [] secret(Env) admin_token = "\"SWITCHYARD_SECRET\"",
-        "Environment variable with the bearer token that the admin port asks for.";
+        "Environment variable with the bearer token required by the admin port.";
     "tls" Restart ["https"] switch admin_tls,
         "Serve the admin port over HTTPS, with the certificate of [tls].";
     "tls-client-ca-file" Reload [] file admin_client_ca = "\"/etc/switchyard/admin-ca.pem\"",
-        "Authorities of which whoever reaches the admin port must show a certificate: PEM. Without it nobody is asked.";
+        "Authorities that sign the certificates of the admin port's clients: PEM. Without it, no client certificate is required.";
 
     [Log]
     "level" Reload ["loglevel", "verbosity"] by(|raw| LogLevel::parse(raw.text()?), |level| quoted(&level.0)) log_level,
         "error, warn, info, debug or trace; or levels by module, such as \"info,switchyard_router=debug\".";
     "format" Restart ["logformat"] word([(LogFormat::Text, "text"), (LogFormat::Json, "json")]) log_format,
-        "text for people, json for machines; both go to stderr.";
+        "text for display, json for machines; both go to stderr.";
     "slowlog-log-slower-than" Reload ["slowlog-slower-than"] optional(|raw| raw.time(Duration::ZERO..=HOUR), |least| time(*least)) live.slowlog_slower_than,
-        "Commands that take at least so long are entered into the slow log (SLOWLOG GET). 0s: all.";
+        "Minimum duration of a command to be entered into the slow log (SLOWLOG GET). 0s: all.";
     "slowlog-max-len" Reload [] count(0..=1_000_000) live.slowlog_max_len,
         "Entries of the slow log; 0 switches it off.";
     "slowlog-arguments" Reload [] switch live.slowlog_arguments,
@@ -682,13 +682,13 @@ keys! {
     "connections" Restart [] optional_count(1..=10_000_000) bounds.connections = "1000",
         "Connections at once.";
     "connections-per-second" Restart [] optional_count(1..=10_000_000) connections_per_second = "1000",
-        "Connections taken per second; what is more is closed at once.";
+        "New connections per second; further connections are closed at once.";
     "requests-per-second" Restart [] optional_count(1..=100_000_000) bounds.requests_per_second = "1000",
-        "Commands per second of all its clients together; what is more gets an error.";
+        "Commands per second of all clients of this listener; further commands get an error.";
     "bytes-in-flight" Restart [] optional(|raw| Ok(raw.size(KB..=64 * GB)? as u64), |most| size(*most as usize)) bounds.bytes_in_flight = "\"256mb\"",
         "Bytes of commands not yet answered and of replies not yet read, of all its clients together.";
     "reads" Restart [] optional(read_reads, |reads| quoted(reads.name())) reads = "\"prefer-replica\"",
-        "Who answers the reads of clients of this listener, where it is not as clients.reads says.";
+        "Servers for reads of this listener's clients, if different from clients.reads.";
 }
 
 keys! {
@@ -697,9 +697,9 @@ keys! {
 
     [Limit]
     "prefix" Reload ["pattern"] by(|raw| Ok(raw.text()?.to_owned()), quoted) prefix = "\"tenant-a:\"",
-        "The keys that begin with this, byte by byte; without it, all keys.";
+        "Prefix of the keys, in bytes; without it, all keys.";
     "requests-per-second" Reload [] optional_count(1..=100_000_000) requests_per_second = "1000",
-        "Commands per second on all these keys together; what is more gets an error that begins with LIMITED.";
+        "Commands per second on all these keys together; further commands get an error that begins with LIMITED.";
     "key-requests-per-second" Reload [] optional_count(1..=u64::from(KEY_RATE_MAX)) key_requests_per_second = "1000",
         "Commands per second on each of these keys.";
 }
@@ -714,7 +714,7 @@ keys! {
     "username" Reload ["user", "masteruser"] text username = "\"switchyard\"",
         "ACL user to authenticate as; without one, the default user.";
     "tls" Reload [] optional(Raw::switch, |on| Some(on.to_string())) tls = "true",
-        "Speak TLS to this node, or not; without it, as [nodes] says.";
+        "Whether to use TLS for this node. Default: the setting in [nodes].";
     "tls-server-name" Reload [] text tls_server_name = "\"redis-a.internal\"",
         "Name that the certificates of this node's servers must have, instead of their own host names or IP addresses.";
     "password" Reload ["auth", "requirepass", "masterauth"] secret(Inline) password = "\"...\"",
@@ -724,13 +724,13 @@ keys! {
     "password-env" Reload [] secret(Env) password = "\"SWITCHYARD_SECRET\"",
         "Environment variable with the password of this node.";
     "replicas" Reload ["slaves", "replica"] endpoints(Some(NODE_PORT)) replicas = "[\"127.0.0.1:7101\"]",
-        "Replicas of this node. One that is promoted is followed; where reads may go to replicas, they go to these.";
+        "Replicas of this node. A promoted replica is followed; reads from replicas go to these.";
     "sentinel-master" Reload ["master-name", "sentinel-primary", "master"] optional(read_master, quoted) sentinel_master = "\"mymaster\"",
         "In place of an address: the name under which Sentinels know this node. It is also the node's name.";
     "sentinels" Reload ["sentinel"] endpoints(Some(SENTINEL_PORT)) sentinels = "[\"127.0.0.1:26379\"]",
-        "The Sentinels to ask where its primary is; together with sentinel-master.";
+        "Sentinels that know the primary of this node; together with sentinel-master.";
     "capacity" Reload ["max-requests"] optional_count(1..=100_000_000) capacity = "50000",
         "Requests in a second that this node answers in time. The planner keeps it below; without one it evens the load.";
     "weight" Reload ["slots"] optional_count(0..=10_000) weight = "2",
-        "Share of the slots that `switchyard balance` gives this node, beside those of the others (1 where none is given; 0: none).";
+        "Share of the slots that `switchyard balance` gives this node, relative to the other nodes (default 1; 0: none).";
 }

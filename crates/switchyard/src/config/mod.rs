@@ -343,7 +343,7 @@ impl Sources {
                 Err(error) => {
                     let is_default = path == Path::new(DEFAULT_FILE);
                     let advice = if is_default {
-                        ". It is read where no file is given: run this as a user who may read it, or give -c"
+                        ". It is the default file: run this as a user with read access, or give -c"
                     } else {
                         ""
                     };
@@ -366,7 +366,7 @@ impl Sources {
         }
         if let Some(change) = self.overrides.iter().find(|change| change.path == "listen") {
             let text = format!(
-                "{} is for one pool, and {} has several: each listens where the file says",
+                "{} is for one pool, and {} has several: each listens on the address in the file",
                 change.flag,
                 path.display()
             );
@@ -473,12 +473,11 @@ impl Config {
         }
         let command = &self.autoscale.local.command;
         if !command.is_empty() && !command.iter().any(|word| word.contains("{port}")) {
-            problems.push(
-                self.problem("autoscale.local.command", "{port} is missing: each server needs a port of its own"),
-            );
+            problems
+                .push(self.problem("autoscale.local.command", "{port} is missing: each server needs a separate port"));
         }
         if command.windows(2).any(|words| words == ["--daemonize", "yes"]) {
-            let why = "a server that goes to the background is not found again: leave --daemonize out";
+            let why = "a server in the background cannot be supervised: omit --daemonize";
             problems.push(self.problem("autoscale.local.command", why));
         }
         if self.autoscale.mode != Mode::Off
@@ -611,8 +610,10 @@ impl Config {
         let mut secret = |source: &Option<SecretSource>, stem: &str, problems: &mut Vec<Problem>| {
             let source = source.as_ref()?;
             if let Some(path) = source.readable_by_others() {
-                warnings
-                    .push(format!("everybody on this machine can read the secret in {}; chmod 600 it", path.display()));
+                warnings.push(format!(
+                    "the secret in {} is readable by all users of this machine; chmod 600 it",
+                    path.display()
+                ));
             }
             match source.read() {
                 Ok(secret) => Some(secret),
@@ -686,7 +687,7 @@ impl Config {
             let mut twice = None;
             for address in address.iter().chain(&replicas) {
                 if address.port() == 0 {
-                    twice = Some(format!("the node {name} has port 0, which nobody can listen on"));
+                    twice = Some(format!("the node {name} has port 0, which is not a valid port"));
                 } else if let Some(other) = by_address.insert(*address, name.clone()) {
                     twice = Some(format!("the nodes {other} and {name} are the same server, {address}; name it once"));
                 }
@@ -710,7 +711,7 @@ impl Config {
                 let read = source.read().map_err(|error| problems.push(Problem { place, text: error.to_string() }));
                 if let Some(path) = source.readable_by_others() {
                     warnings.push(format!(
-                        "everybody on this machine can read the secret in {}; chmod 600 it",
+                        "the secret in {} is readable by all users of this machine; chmod 600 it",
                         path.display()
                     ));
                 }
@@ -832,14 +833,14 @@ impl Config {
         let Some(path) = &self.users_file else { return Users::without_file(password) };
         let shown = path.display();
         if secret::others_may_write(path) {
-            problems.push(
-                self.problem(
-                    "clients.users-file",
-                    format!("everybody on this machine can change {shown}; chmod 600 it"),
-                ),
-            );
+            problems.push(self.problem(
+                "clients.users-file",
+                format!("{shown} is writable by all users of this machine; chmod 600 it"),
+            ));
         } else if secret::others_may_read(path) {
-            warnings.push(format!("everybody on this machine can read the password hashes in {shown}; chmod 600 it"));
+            warnings.push(format!(
+                "the password hashes in {shown} are readable by all users of this machine; chmod 600 it"
+            ));
         }
         let read = std::fs::read_to_string(path).map_err(|error| {
             problems.push(self.problem("clients.users-file", format!("cannot read {shown}: {error}")));
@@ -896,10 +897,10 @@ impl Config {
             problems.push(self.problem(
                 "listen",
                 format!(
-                    "refusing to listen on {open} without a password: anybody who can reach that address could read and delete \
+                    "refusing to listen on {open} without a password: any client that can reach that address could read and delete \
                      every key. Do one of: (1) give clients a password with --password-file FILE, or password-file in [clients], \
                      or users with users-file; \
-                     (2) listen on 127.0.0.1 only; (3) if only trusted machines can reach it, say so with --allow-open-listener, \
+                     (2) listen on 127.0.0.1 only; (3) if only trusted machines can reach it, confirm that with --allow-open-listener, \
                      or allow-open-listener = true"
                 ),
             ));
@@ -924,7 +925,7 @@ impl Config {
             problems.push(self.problem(
                 "admin.listen",
                 format!(
-                    "refusing to serve the admin API on {address} without a token: anybody who can reach that address could \
+                    "refusing to serve the admin API on {address} without a token: any client that can reach that address could \
                      control the router. Give it one with --admin-token-file FILE, or token-file in [admin], or listen on \
                      127.0.0.1 only"
                 ),
@@ -932,7 +933,10 @@ impl Config {
         }
         if address.port() != 0 && listen.iter().any(|listener| listener.address == ListenAddress::Tcp(address)) {
             problems.push(
-                self.problem("admin.listen", format!("{address} is also where clients connect; choose another port")),
+                self.problem(
+                    "admin.listen",
+                    format!("{address} is already the address for clients; choose another port"),
+                ),
             );
         }
         Some(address)

@@ -86,7 +86,7 @@ impl Raw {
             Raw::List(items) => items.iter().map(|item| item.text().map(str::to_owned)).collect(),
             Raw::Text(text) if text.starts_with('[') && (text.ends_with(']') || text.contains(['"', '\''])) => {
                 // The shell removed the quotes, or one is missing.
-                Err(r#"the value looks like a list and is none. A list is written in quotes for the shell, as in '["one", "another"]', or without brackets, as in one,another"#.to_owned())
+                Err(r#"the value looks like a list but is invalid. A list is written in quotes for the shell, as in '["one", "another"]', or without brackets, as in one,another"#.to_owned())
             }
             one => Ok(one.text()?.split(',').map(|part| part.trim().to_owned()).collect()),
         }

@@ -87,7 +87,7 @@ pub(crate) fn example() -> String {
         };
         comment(&mut out, key, value.as_deref());
     }
-    out.push_str("\n# One for each listener of which more is to be said than `listen` says.\n#[[listener]]\n");
+    out.push_str("\n# One for each listener with settings of its own.\n#[[listener]]\n");
     for key in keys::LISTENER {
         comment(&mut out, key, None);
     }
@@ -231,7 +231,7 @@ pub(super) fn reference() -> String {
         table(&format!("`[{}]`", section.name()), of(section));
     }
     table(
-        "`[[listener]]`, one for each of which more is to be said",
+        "`[[listener]]`, one for each listener with settings of its own",
         keys::LISTENER.iter().map(|key| row(key, None)).collect(),
     );
     table("`[[limit]]`, one for each limit on keys", keys::LIMIT.iter().map(|key| row(key, None)).collect());

@@ -127,7 +127,7 @@ fn flags_override_the_file() {
     assert_eq!((config.workers, config.live.max_clients), (4, 20));
     assert_eq!(config.client_password, Some(SecretSource::Env("SOME_VARIABLE".to_owned())));
     assert_eq!(config.node_names(), ["a:1", "c:3"], "the list of flags replaces that of the file");
-    assert_eq!(config.nodes[0].username.as_deref(), Some("u"), "what the file says of a node still holds");
+    assert_eq!(config.nodes[0].username.as_deref(), Some("u"), "settings of the node in the file still apply");
     let shown = render(&config);
     assert!(shown.contains("# --workers") && shown.contains("# --password-env"), "{shown}");
     assert!(!shown.contains("password = \"***\""), "the file's password is replaced: {shown}");
@@ -239,7 +239,10 @@ fn an_open_admin_port_needs_a_token() {
     assert!(resolve(&read(&format!("{open}token = \"t\"\n")).expect("reads")).is_ok());
     let same = format!("{NODE}[admin]\nlisten = \"127.0.0.1:6380\"\n");
     assert!(
-        resolve(&read(&same).expect("reads")).expect_err("taken").to_string().contains("also where clients connect")
+        resolve(&read(&same).expect("reads"))
+            .expect_err("taken")
+            .to_string()
+            .contains("already the address for clients")
     );
 }
 
@@ -249,7 +252,7 @@ fn an_impossible_autoscaler_is_refused() {
         ("[autoscale.local]\ncommand = [\"redis-server\"]", "{port} is missing"),
         (
             "[autoscale.local]\ncommand = [\"redis-server\", \"--port\", \"{port}\", \"--daemonize\", \"yes\"]",
-            "goes to the background",
+            "in the background",
         ),
         ("[autoscale]\nmode = \"on\"\npolicy = \"model\"", "needs capacity"),
     ] {
@@ -390,7 +393,7 @@ fn a_planned_policy_is_refused_with_the_available_ones() {
     for policy in ["learned", "predictive"] {
         let problems = read(&format!("[autoscale]\npolicy = \"{policy}\"\n{NODE}"))
             .map(|_| ())
-            .expect_err("not there yet")
+            .expect_err("not available yet")
             .to_string();
         for part in ["threshold", "static", "model", "comes with the fleet simulator"] {
             assert!(problems.contains(part), "{part} is not in {problems}");
@@ -499,5 +502,5 @@ fn every_key_is_in_the_documentation() {
         std::fs::write(&path, format!("{before}{start}{reference}{end}{after}")).expect("writing the page");
         return;
     }
-    assert_eq!(now, reference, "run the tests once with SWITCHYARD_WRITE_DOCS=1 to write the reference anew");
+    assert_eq!(now, reference, "run the tests once with SWITCHYARD_WRITE_DOCS=1 to regenerate the reference");
 }

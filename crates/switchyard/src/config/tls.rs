@@ -99,10 +99,10 @@ fn certificates(path: &Path, seen: &mut Seen) -> Result<Vec<CertificateDer<'stat
 
 fn key(path: &Path, seen: &mut Seen, warnings: &mut Vec<String>) -> Result<PrivateKeyDer<'static>, String> {
     if others_may_write(path) {
-        return Err(format!("everybody on this machine can change the key in {}; chmod 600 it", path.display()));
+        return Err(format!("the key in {} is writable by all users of this machine; chmod 600 it", path.display()));
     }
     if others_may_read(path) {
-        warnings.push(format!("everybody on this machine can read the key in {}; chmod 600 it", path.display()));
+        warnings.push(format!("the key in {} is readable by all users of this machine; chmod 600 it", path.display()));
     }
     let bytes = seen.read(path)?;
     PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| {
@@ -364,7 +364,7 @@ mod tests {
         good.for_clients(&mut warnings).expect("good");
         assert!(warnings.iter().any(|w| w.contains("chmod 600")), "{warnings:?}");
         std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o666)).expect("mode");
-        assert!(good.for_clients(&mut warnings).is_err(), "a key that everybody can change");
+        assert!(good.for_clients(&mut warnings).is_err(), "a key that all users can write");
     }
 
     #[test]

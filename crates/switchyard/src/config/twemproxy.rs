@@ -241,7 +241,7 @@ impl Shared {
     /// Error for `--misplaced-keys remove`.
     pub(crate) fn refusal(&self) -> Problems {
         let text = format!(
-            "--misplaced-keys remove is refused: {self}, so keys of the other pool would be deleted. Leave --misplaced-keys remove out, or give each pool servers of its own"
+            "--misplaced-keys remove is refused: {self}, so keys of the other pool would be deleted. Omit --misplaced-keys remove, or give each pool separate servers"
         );
         Problems(vec![Problem::new(text)])
     }
@@ -340,7 +340,7 @@ impl PoolConfig {
         let shared = self.shared(&own, names);
         if !shared.is_none() {
             warnings.push(format!(
-                "auto_eject_hosts has no effect: {shared}, and the return of an ejected server would delete keys of the other pool. Give each pool servers of its own"
+                "auto_eject_hosts has no effect: {shared}, and the return of an ejected server would delete keys of the other pool. Give each pool separate servers"
             ));
             return None;
         }

@@ -15,7 +15,7 @@ const SKEW_MS: i64 = 1000;
 const SKEW_BAD_MS: i64 = 30_000;
 
 /// Consequence of missing ownership records.
-const NO_MARKS: &str = "it keeps no mark of the router that serves it, so no standby can take over, an old copy of the state directory is not refused, and nothing \
+const NO_MARKS: &str = "it has no ownership record of the router that serves it, so no standby can take over, an old copy of the state directory is not refused, and nothing \
                         ends a second router that is started on a copy";
 
 struct Notes<'a> {
@@ -152,8 +152,8 @@ fn replica(node: &NodeFacts, primary: SocketAddr, notes: &mut Notes<'_>) {
     if info("role") != "slave" {
         return notes.error(
             "role",
-            format!("it says that it is a primary, beside {primary}: it gets no writes, and is not read"),
-            "see in `switchyard status` which of both is the primary, and make the other one its replica (REPLICAOF): what only that one has is lost then",
+            format!("it reports that it is a primary, in addition to {primary}: it gets no writes, and is not read"),
+            "find out the primary with `switchyard status`, and make the other server its replica (REPLICAOF): data that only that server has is lost then",
         );
     }
     let follows = (info("master_host"), info("master_port"));
@@ -181,7 +181,7 @@ fn replica(node: &NodeFacts, primary: SocketAddr, notes: &mut Notes<'_>) {
     } else if info("master_link_status") != "up" {
         notes.error(
             "replication",
-            "it has lost its primary: what it has grows old, and it is not read",
+            "it has lost its primary: its data becomes stale, and it is not read",
             "see its log; requirepass at the primary needs masterauth (and masteruser) here",
         );
     }
@@ -209,7 +209,7 @@ fn clients(node: &NodeFacts, notes: &mut Notes<'_>) {
     notes.warning(
         "direct clients",
         format!("its keys are used past the router by {}, {of}; one is {first}", counted(node.direct.len(), "client")),
-        "let them use the router before keys move, or fence them off (docs/moving-data.md): they would not find what has moved",
+        "let them use the router before keys move, or fence them off (docs/moving-data.md): they would not find moved keys",
     );
 }
 
@@ -259,13 +259,13 @@ fn limits(node: &NodeFacts, needs: &Needs, notes: &mut Notes<'_>) {
         if max < least {
             notes.error(
                 "maxclients",
-                format!("it takes {max} connections, and the router needs at least {least}"),
+                format!("it accepts {max} connections, and the router needs at least {least}"),
                 advice,
             );
         } else if max < most {
             notes.warning(
                 "maxclients",
-                format!("it takes {max} connections, and the router may want up to {most}"),
+                format!("it accepts {max} connections, and the router may need up to {most}"),
                 advice,
             );
         }
@@ -273,7 +273,7 @@ fn limits(node: &NodeFacts, needs: &Needs, notes: &mut Notes<'_>) {
     if let Some(timeout) = number(&node.config, "timeout").filter(|t| *t > 0) {
         notes.warning(
             "timeout",
-            format!("it closes connections that are quiet for {timeout} s; the router then connects anew"),
+            format!("it closes connections that are quiet for {timeout} s; the router then reconnects"),
             "set timeout 0 there",
         );
     }
@@ -282,21 +282,21 @@ fn limits(node: &NodeFacts, needs: &Needs, notes: &mut Notes<'_>) {
     {
         notes.warning(
             "proto-max-bulk-len",
-            format!("it takes arguments up to {bulk} bytes, and clients may send up to {}", needs.argument_max),
+            format!("it accepts arguments up to {bulk} bytes, and clients may send up to {}", needs.argument_max),
             "set clients.argument-max to the same: a larger one costs the connection to the node",
         );
     }
     if node.config.get("protected-mode").is_some_and(|v| v == "yes") && !node.authenticates && !node.loopback {
         notes.note(
             "protected-mode",
-            "it is in protected mode and asks no password",
+            "it is in protected mode and requires no password",
             "see that it is bound to the address named here",
         );
     }
     if node.config.get("protected-mode").is_some_and(|v| v == "no") && !node.authenticates {
         notes.warning(
             "password",
-            "it asks no password and is not in protected mode: whoever reaches it can pass by the router",
+            "it requires no password and is not in protected mode: any client with network access can bypass the router",
             "set a password or an ACL user there, and give it to the router in [nodes]",
         );
     }
@@ -306,7 +306,7 @@ fn rights(node: &NodeFacts, needs: &Needs, notes: &mut Notes<'_>) {
     if let Some(error) = &node.config_error {
         notes.note(
             "rights",
-            format!("CONFIG GET is refused, so not everything could be looked at: {error}"),
+            format!("CONFIG GET is refused, so not everything could be checked: {error}"),
             "allow +config|get to our user",
         );
     }
@@ -326,7 +326,7 @@ fn rights(node: &NodeFacts, needs: &Needs, notes: &mut Notes<'_>) {
     for (name, error) in &node.refused {
         let (level, then) = match name.as_str() {
             "CLIENT ID" | "INFO" | "SELECT" => (Level::Error, "the router cannot work without it"),
-            "CLIENT KILL" => (Level::Error, "what a broken connection left behind cannot be confirmed as ended"),
+            "CLIENT KILL" => (Level::Error, "commands left by a broken connection cannot be confirmed as ended"),
             "DUMP" | "RESTORE" | "MEMORY USAGE" | "UNLINK" => {
                 (Level::Warning, "commands on keys of several slots fail")
             }
@@ -337,7 +337,7 @@ fn rights(node: &NodeFacts, needs: &Needs, notes: &mut Notes<'_>) {
             "ACL GETUSER" | "ACL SETUSER" => (Level::Warning, NO_MARKS),
             "ACL USERS" => (
                 Level::Warning,
-                "a first start does not notice that it belongs to a fleet of more nodes than are listed",
+                "a first start cannot detect that the node belongs to a larger fleet than the listed one",
             ),
             "FUNCTION LIST" | "FUNCTION DUMP" => {
                 (Level::Warning, "functions cannot be brought to nodes that return empty")
@@ -376,8 +376,8 @@ fn written_past_copies(nodes: &[&NodeFacts], notes: &mut Notes<'_>) {
     }
     notes.note(
         "hot copies",
-        format!("clients write past the router at {}: hot copies of what they write are given until the node has told of it (CLIENT TRACKING), a moment later", names.join(", ")),
-        "where even that moment is too long, name the keys in hot-copies.exclude, or set hot-copies.mode = \"off\"",
+        format!("clients bypass the router with writes at {}: hot copies of these keys are served until the node's invalidation arrives (CLIENT TRACKING), a moment later", names.join(", ")),
+        "if even that moment is too long, list the keys in hot-copies.exclude, or set hot-copies.mode = \"off\"",
     );
 }
 

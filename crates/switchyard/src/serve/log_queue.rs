@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(
             gate.lines().last().map(String::as_str),
             Some("the last"),
-            "a flush waits for what was queued before it"
+            "a flush waits for the lines queued before it"
         );
     }
 

@@ -369,7 +369,7 @@ fn waits_for_disk() -> Sync {
     if std::env::var_os(UNSAFE_JOURNAL).is_none() {
         return Sync::Always;
     }
-    warn!("{UNSAFE_JOURNAL} is set: moves do not wait for the disk, and a power cut while one is under way loses keys");
+    warn!("{UNSAFE_JOURNAL} is set: moves do not wait for the disk, and a power cut during a move loses keys");
     Sync::Never
 }
 
@@ -409,7 +409,7 @@ fn explain_state(error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref() {
         Some(StoreError::Locked { .. }) => {
             anyhow!(
-                "{error}; stop that first, give this one another --state-dir, or start it with --standby to wait until the other ends"
+                "{error}; stop that router first, give this one another --state-dir, or start it with --standby to wait until the other ends"
             )
         }
         _ => error,
@@ -428,7 +428,7 @@ fn explain_listen(address: SocketAddr, what: &str, flag: &str, source: io::Error
             }
             None => format!(
                 "another process listens there (`ss -ltnp 'sport = :{0}'` as root names it): stop it, or choose another address with {flag}. If that names \
-                 none, a connection has this port (`ss -tan 'sport = :{0}'`): try again in a minute, or choose a port that the system gives to none \
+                 none, but a connection uses this port (`ss -tan 'sport = :{0}'`): try again in a minute, or choose a port that the system gives to none \
                  (below those of `sysctl net.ipv4.ip_local_port_range`)",
                 address.port()
             ),
@@ -640,7 +640,7 @@ impl SignalWait {
             loop {
                 tokio::select! {
                     _ = hangup.recv() => {
-                        info!("SIGHUP: a standby that waits reads the configuration again as soon as it serves");
+                        info!("SIGHUP: a waiting standby reads the configuration again as soon as it serves");
                         *reload_wanted = true;
                     }
                     name = stop_signal(terminate, interrupt) => {

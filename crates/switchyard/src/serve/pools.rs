@@ -45,7 +45,7 @@ const REPORT_MAX: usize = 4096;
 pub(super) fn end_with_parent() -> Result<(), Failure> {
     let Some(parent) = std::env::var_os(PARENT) else { return Ok(()) };
     set_parent_process_death_signal(Some(Signal::TERM))
-        .context("cannot ask to be ended with the process of all pools")?;
+        .context("cannot bind the life of this process to its parent")?;
     let lives = getppid().is_some_and(|pid| *pid.as_raw_nonzero().to_string() == *parent);
     if lives { Ok(()) } else { Err(Failure::Failed(anyhow!("the process of all pools has ended"))) }
 }
@@ -229,12 +229,12 @@ async fn watch(
                     };
                     match (&outcome, were_ready) {
                         (Some(_), _) => None,
-                        (None, false) => Some(Err(Failure::Failed(anyhow!("pool {} did not start ({how}), so none is served; its own lines say why", pool.name)))),
+                        (None, false) => Some(Err(Failure::Failed(anyhow!("pool {} did not start ({how}), so none is served; see its own log lines", pool.name)))),
                         // A restart would fail again, or the two routers would end each other in turn.
                         (None, true) if how == "exit code 2" || how == "exit code 3" => {
-                            error!("pool {}: its process ended ({how}) and is not started again; its own lines say why", pool.name);
+                            error!("pool {}: its process ended ({how}) and is not started again; see its own log lines", pool.name);
                             let is_over = pools.iter().all(|pool| pool.signals.is_none() && pool.restart_at.is_none());
-                            is_over.then(|| Err(Failure::Failed(anyhow!("no pool is served any more"))))
+                            is_over.then(|| Err(Failure::Failed(anyhow!("no pool is served"))))
                         }
                         (None, true) => {
                             pool.pause = if pool.started.elapsed() >= STEADY { PAUSE } else { pool.pause };

@@ -94,7 +94,7 @@ impl Reloader {
         info!("reloading the configuration");
         let applied = self.apply(running).inspect(|_| {
             if running.with(|router| router.discard_config_set(self.live.clone())).unwrap_or(false) {
-                info!("what CONFIG SET had changed is as the configuration says again");
+                info!("values changed by CONFIG SET are reset to the configuration");
             }
         });
         self.fleet.note_reload(applied.is_ok());
@@ -105,7 +105,7 @@ impl Reloader {
                 for problem in problems {
                     error!("{problem}");
                 }
-                error!("not reloaded: the running configuration stays as it was");
+                error!("not reloaded: the running configuration is unchanged");
             }
         }
     }
@@ -273,7 +273,7 @@ impl Reloader {
         let mut applied = 0;
         for change in &changes {
             match change.takes {
-                AppliesOn::Restart => warn!("{} needs a restart; it stays as it was until then", change.description),
+                AppliesOn::Restart => warn!("{} needs a restart; it is unchanged until then", change.description),
                 AppliesOn::Reload => {
                     applied += 1;
                     info!("{}", change.description);

@@ -105,7 +105,7 @@ impl AdminSource {
     }
 }
 
-const REFUSAL: &str = "this router waits as a standby: ask the router that serves";
+const REFUSAL: &str = "this router waits as a standby: query the active router";
 
 impl Source for AdminSource {
     fn status(&self) -> StatusReport {

@@ -191,7 +191,7 @@ fn document(pools: &ShownPools, started: Instant) -> String {
     // In parallel, so that a slow pool does not delay the others.
     let counts: Vec<anyhow::Result<Counts>> = std::thread::scope(|scope| {
         let asked: Vec<_> = pools.0.iter().map(|pool| scope.spawn(|| pool.counts())).collect();
-        asked.into_iter().map(|asked| asked.join().unwrap_or_else(|_| Err(anyhow!("it could not be asked")))).collect()
+        asked.into_iter().map(|asked| asked.join().unwrap_or_else(|_| Err(anyhow!("the query panicked")))).collect()
     });
     let sum = |of: fn(&Counts) -> u64| counts.iter().flatten().map(of).sum::<u64>();
     let text = |name: &str, text: &str| (name.to_owned(), Item::Text(text.to_owned()));

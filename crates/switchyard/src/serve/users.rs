@@ -158,7 +158,7 @@ fn save(running: &Running, config: &Config) -> Result<(), String> {
         write(path, &text).map_err(failed)?;
         let saved = config
             .users()
-            .map_err(|why| format!("ERR it is written, and not as it was meant; this is a bug: {why}"))?;
+            .map_err(|why| format!("ERR the file was written, but reads back differently; this is a bug: {why}"))?;
         if running.with(|router| router.replace_users(&users, &Arc::new(saved), true)).ok_or(STOPPING)? {
             return Ok(());
         }

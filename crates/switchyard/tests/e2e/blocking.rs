@@ -31,7 +31,7 @@ fn waiting(node: &Node) -> usize {
 
 #[track_caller]
 fn until_waiting(node: &Node, count: usize) {
-    until("so many clients wait at the node", || waiting(node) == count);
+    until("the expected number of clients wait at the node", || waiting(node) == count);
 }
 
 /// The reply to a blocking pop: the key and the element.
@@ -183,7 +183,7 @@ fn a_disconnected_client_takes_no_element() {
         assert!(client.closed_within(Duration::from_secs(10)));
         until_waiting(node, 0);
     }
-    until("nobody is counted as waiting", || field(&other.cmd("INFO clients").text(), "blocked_clients") == 0);
+    until("no client is counted as waiting", || field(&other.cmd("INFO clients").text(), "blocked_clients") == 0);
 }
 
 /// How long an element can still be popped for a disconnected client. Does not assert a time: the documentation states
@@ -200,7 +200,7 @@ fn the_wait_of_a_disconnected_client_ends() {
             let start = Instant::now();
             client.cut();
             while field(&probe.cmd("INFO clients").text(), "blocked_clients") > 0 {
-                assert!(start.elapsed() < PATIENCE, "the wait goes on without its client");
+                assert!(start.elapsed() < PATIENCE, "the wait continues without its client");
             }
             start.elapsed()
         })
@@ -664,7 +664,7 @@ fn elements_are_delivered_at_most_once_despite_failures() {
         }
         stop.store(true, Ordering::Relaxed);
         for consumer in consumers {
-            let (more, doubt) = consumer.join().expect("a consumer that saw only what is possible");
+            let (more, doubt) = consumer.join().expect("a consumer without impossible results");
             got.extend(more);
             doubts += doubt;
         }

@@ -30,7 +30,7 @@ fn away(scene: &Scene) -> u64 {
 }
 
 fn wait_until_at_rest(scene: &Scene) {
-    eventually("no move is under way", || report(scene.router())["moves"].as_array().is_some_and(Vec::is_empty));
+    eventually("no move is in progress", || report(scene.router())["moves"].as_array().is_some_and(Vec::is_empty));
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn returned_keys_are_reported_and_moving_them_again_warns() {
     }
     let log = scene.router().process().expect_log(&["move 2 brings 1 key home: RENAME needs them"]);
     for text in [&text, &metrics, &log] {
-        assert!(!text.contains("mystery"), "names of keys are nobody's business: {text}");
+        assert!(!text.contains("mystery"), "key names must not be shown: {text}");
     }
     let (owner, other) = scene.nodes_of("{t}");
     for (keys, told) in [("{t}secret", true), ("{t}mystery", false)] {
@@ -154,7 +154,7 @@ fn returned_keys_are_reported_and_moving_them_again_warns() {
         assert_eq!(text.contains("NOTE: 1 of these keys came home") && text.contains("(RENAME)"), told, "{text}");
     }
     let line = format!("move --from {} --to {} --keys {{t}}* --dry-run", owner.address(), other.address());
-    assert!(json(scene.router(), &line)["notes"].is_null(), "what is there now has not come home");
+    assert!(json(scene.router(), &line)["notes"].is_null(), "the keys there now were not returned by a command");
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn nothing_is_lost_or_partial_while_keys_leave_and_return() {
                 "{}",
                 said.err
             );
-            assert!(tried < 500, "only {rounds} of {tried} moves were begun");
+            assert!(tried < 500, "only {rounds} of {tried} moves were started");
             let from = turns.load(Ordering::Relaxed);
             until("clients have gone on", || turns.load(Ordering::Relaxed) > from + 20);
         }
@@ -523,7 +523,7 @@ fn a_client_blocked_on_parted_keys_gets_an_error() {
         let text = answer.error().unwrap_or_else(|| panic!("{line}: {answer:?}"));
         assert!(text.starts_with("CROSSSLOT") && text.contains(EXAMPLE), "{line}: {text}");
         waits.post(line);
-        until("it waits again, and the other one as ever", || blocked(owner) == 2);
+        until("it waits again, and the other client still waits", || blocked(owner) == 2);
         asked += 1;
         // The keys are used at their slot owner before all workers know that they are there.
         wait_until_at_rest(&scene);
@@ -587,7 +587,7 @@ fn a_frozen_node_delays_only_its_own_keys() {
         let before = connections_to(to);
         let asked = scope.spawn(|| run_cli(site.router(), &line));
         // The operator's request waits for the node.
-        until("it is asked for", || connections_to(to) > before);
+        until("the node is queried", || connections_to(to) > before);
         comes_home(&mut client);
         site.nodes()[2].thaw();
         asked.join().expect("it ends")

@@ -104,7 +104,7 @@ fn the_demo_shows_everything_and_leaves_nothing_behind() {
         ("the hot key is answered", vec!["done", "reads were answered from copies"]),
         ("the planner decides", vec!["decided", "planner, decision", "its limit is", "moving"]),
         ("a written key is moved", vec!["done", "exception: stock", "of the planner"]),
-        ("a node is wanted", vec!["decided", "autoscaler: change", "a node is added", "requests/s need"]),
+        ("a node is requested", vec!["decided", "autoscaler: change", "a node is added", "requests/s need"]),
         (
             "it has its share",
             vec!["done", "a third redis-server was started as node 3, joined, and got", "of 16384 slots"],

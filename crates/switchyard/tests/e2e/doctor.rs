@@ -28,7 +28,7 @@ fn healthy_nodes_have_no_findings() {
     let addresses: Vec<String> = nodes.iter().map(|n| n.address().to_string()).collect();
     let (code, text) = doctor(&["--node", &addresses[0], "--node", &addresses[1], "--workers", "2", "--strict"]);
     assert_eq!(code, 0, "{text}");
-    assert!(text.contains("2 nodes looked at: 0 errors, 0 warnings, 0 notes"), "{text}");
+    assert!(text.contains("2 nodes checked: 0 errors, 0 warnings, 0 notes"), "{text}");
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn a_client_port_is_not_an_admin_port() {
         let mut command: Command = tied(env!("CARGO_BIN_EXE_switchyard"));
         let output = command.args(["status", "--admin", &address.to_string()]).output().expect("it runs");
         let text = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(1) && text.contains("speaks the protocol of Redis"), "{text}");
+        assert!(output.status.code() == Some(1) && text.contains("uses the protocol of Redis"), "{text}");
     }
 }
 

@@ -348,7 +348,7 @@ fn keys_just_removed_by_a_move_are_not_missed() {
     ];
     assert!(tied(env!("CARGO_BIN_EXE_switchyard")).args(order).output().expect("it runs").status.success());
     site.node_mut(0).restart();
-    until("what is left is served", || client.cmd(&format!("GET {stays}")) == bulk("v"));
+    until("the remaining key is served", || client.cmd(&format!("GET {stays}")) == bulk("v"));
 }
 
 /// Keys that were deleted, flushed or have expired are not missed.

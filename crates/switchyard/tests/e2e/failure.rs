@@ -211,7 +211,7 @@ fn no_command_is_executed_twice_despite_failures() {
             std::thread::sleep(Duration::from_millis(60));
         }
         stop.store(true, Ordering::Relaxed);
-        workers.into_iter().map(|worker| worker.join().expect("a worker that saw only what is possible")).collect()
+        workers.into_iter().map(|worker| worker.join().expect("a worker without impossible results")).collect()
     });
     for (i, (acked, unknown)) in outcomes.into_iter().enumerate() {
         let value: i64 = match node.cmd(&format!("GET counter{i}")) {
@@ -571,7 +571,7 @@ fn a_handshake_waits_for_no_silent_node() {
     assert_eq!(before.cmd(&format!("SET {} 1 EX 1000", keys[0])), ok());
     assert_eq!(before.cmd(&format!("SET {} 1", keys[1])), ok());
     let all = |info: &str| info.contains("db0:keys=2,expires=1,");
-    until("the health of both has been asked since", || all(&before.cmd("INFO").text()));
+    until("the health of both nodes has been queried since", || all(&before.cmd("INFO").text()));
     std::thread::sleep(std::time::Duration::from_millis(2500));
     let mut waiting: Vec<Client> = keys.iter().map(|_| site.client()).collect();
     for (node, client) in waiting.iter_mut().enumerate() {

@@ -128,7 +128,7 @@ fn keys_that_fit_no_map_refuse_the_start_with_remedies() {
         for way in ["switchyard recover", "--node ", "switchyard nodes add", "FLUSHALL", "--state-dir"] {
             assert!(log.contains(way) && doctor.contains(way), "{way}: {log}\n{doctor}");
         }
-        assert!(!log.contains("there1"), "names of keys are nobody's business: {log}");
+        assert!(!log.contains("there1"), "key names must not be shown: {log}");
     }
     // A remedy: flush the other node, if its keys are not needed.
     assert_eq!(nodes[1].cmd("FLUSHALL"), ok());
@@ -160,12 +160,12 @@ fn no_key_is_served_before_every_node_was_checked() {
         assert!(reply.error().is_some_and(|error| error.starts_with("NODEDOWN")), "{reply:?}");
     }
     let first = nodes[0].address();
-    until("the node that answers says why it is not used", || {
+    until("the replying node has the reason why it is not used", || {
         let (status, body) = http::get(router.admin(), "/readyz");
         status == 503 && body.contains(&first.to_string()) && body.contains("first start")
     });
     let text = refused(&router, &format!("nodes add 127.0.0.1:{}", ports::free()));
-    assert!(text.contains("not yet known what each node holds"), "{text}");
+    assert!(text.contains("the keys of each node are not known yet"), "{text}");
     // No map is stored: a restart starts over.
     router.restart(&addresses(&nodes));
     nodes[1].thaw();
@@ -190,7 +190,7 @@ fn late_keys_that_fit_no_map_are_not_served() {
     let router =
         Router::start(&addresses(&nodes), &RouterOptions { nodes_may_be_down: true, ..RouterOptions::default() });
     nodes[1].thaw();
-    until("it is told", || router.process().log().contains("switchyard recover"));
+    until("the remedy is logged", || router.process().log().contains("switchyard recover"));
     let mut client = Client::connect(router.address());
     for number in 0..2 * KEYS {
         client.cmd(&format!("GET {}", key(number))).expect_error();
@@ -251,7 +251,7 @@ fn doctor_and_recover_know_nodes_added_at_run_time() {
     let (listed, state) = (addresses(site.nodes()), site.router().state_dir());
     let admin = site.router().admin().to_string();
     let (_, text) = run("doctor", &listed, &state, &["--admin", &admin]);
-    assert!(text.contains("3 nodes looked at"), "{text}");
+    assert!(text.contains("3 nodes checked"), "{text}");
     let (code, text) = run("recover", &listed, &state, &["--admin", &admin, "--dry-run"]);
     assert!(code == Some(1) && text.contains("a router runs on the state directory"), "{text}");
     // With another state directory, only the existence of a router is known.
@@ -262,12 +262,12 @@ fn doctor_and_recover_know_nodes_added_at_run_time() {
     assert!(code == Some(1) && text.contains("a router uses node"), "{text}");
     // The admin port of another router is not queried.
     let (_, text) = run("doctor", &listed, &state, &["--admin", &format!("127.0.0.1:{}", ports::free())]);
-    assert!(text.contains("only nodes that the configuration lists were looked at"), "{text}");
+    assert!(text.contains("only the configured nodes were checked"), "{text}");
 
     site.router().process().signal(Signal::TERM);
     site.router_mut().process_mut().wait(Duration::from_secs(30));
     let (_, text) = run("doctor", &listed, &state, &[]);
-    assert!(text.contains("3 nodes looked at"), "{text}");
+    assert!(text.contains("3 nodes checked"), "{text}");
     let (code, text) = run("recover", &listed, &state, &["--dry-run"]);
     assert!(code == Some(1) && text.contains("has a slot map"), "{text}");
     let (code, text) = run("recover", &listed, empty.path(), &["--dry-run"]);
@@ -298,7 +298,7 @@ fn a_first_start_with_a_part_of_the_nodes_is_refused() {
             .expect("a mark");
         (format!("{:?}", node.cmd(&format!("ACL GETUSER {user}"))), user)
     };
-    until("the node that was removed is told", || !marked(&more[1]).0.contains("node:"));
+    until("the removed node is updated", || !marked(&more[1]).0.contains("node:"));
     let both = [site.nodes()[0].address(), more[0].address()];
     let names_both = |node: &Node| both.iter().all(|address| marked(node).0.contains(&format!("node:{address}")));
     until("the others name each other", || names_both(&site.nodes()[0]) && names_both(&more[0]));
@@ -419,7 +419,7 @@ fn a_newly_listed_node_that_may_not_join_stays_out() {
         .chain([good.address(), again.address()])
         .collect();
     let stays_out = |site: &Site, count: usize| {
-        let log = until("all are told", || {
+        let log = until("all are logged", || {
             let log = site.router().process().log();
             (log.matches("and stays out").count() == count).then_some(log)
         });
@@ -538,7 +538,10 @@ fn an_old_copy_is_refused_if_ownership_records_were_removed() {
     // A restart of the servers removes the records as well, and then the processes are unknown.
     (0..2).for_each(|node| site.node_mut(node).restart());
     let log = refused_start(&listed, copy.path());
-    assert!(log.contains("may be an old copy") && log.contains("other processes than those that it knows"), "{log}");
+    assert!(
+        log.contains("may be an old copy") && log.contains("no server is a process that the state directory knows"),
+        "{log}"
+    );
     // The latest state directory fits.
     site.router_mut().start_again(&listed);
     all_are_found(site.router());

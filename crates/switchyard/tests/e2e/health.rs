@@ -16,7 +16,7 @@ fn is_set(site: &Site, gauge: &str, node: usize, more: &str) -> bool {
 }
 
 fn until_logged(site: &Site, what: &str) {
-    until("the log says so", || site.router().process().log().contains(what));
+    until("the log has the text", || site.router().process().log().contains(what));
 }
 
 /// Detected even without any client.
@@ -37,7 +37,7 @@ fn a_hanging_node_is_silent_even_without_traffic() {
     assert!(!is_set(&site, "node_silent", 0, "") && !is_set(&site, "node_busy", 1, ""));
     site.nodes()[1].thaw();
     until("it answers", || !is_set(&site, "node_silent", 1, ""));
-    until("the page says so", || places(&site)[..3].iter().all(|said| !said.to_lowercase().contains("silent")));
+    until("the page shows it", || places(&site)[..3].iter().all(|said| !said.to_lowercase().contains("silent")));
     until_logged(&site, "node answers again");
     let log = site.router().process().log();
     assert_eq!(log.matches("node is silent").count(), 1, "{log}");
@@ -58,7 +58,7 @@ fn a_node_with_a_slow_command_is_busy() {
         assert!(said.contains("busy: it has executed a slow command for "), "{said}");
     }
     assert_eq!(client.reply(), int(1));
-    until("it is as ever", || !is_set(&site, "node_busy", 0, ""));
+    until("it is no longer busy", || !is_set(&site, "node_busy", 0, ""));
     assert!(done(site.router(), "status").contains("ready: every slot is served"));
 }
 
@@ -74,7 +74,7 @@ fn a_node_that_refuses_writes_is_reported_with_the_reason() {
     let [status, page, ready, _] = places(&site);
     for said in [status, page, ready] {
         assert!(said.contains("refuses writes: OOM it uses "), "{said}");
-        assert!(!said.contains("NOREPLICAS"), "nobody has written there: {said}");
+        assert!(!said.contains("NOREPLICAS"), "no client has written there: {said}");
     }
     let mut client = site.client();
     let key = format!("{{{}}}k", site_tag(&site, 1));

@@ -33,8 +33,8 @@ fn inputs() -> Vec<(String, Vec<u8>)> {
         add(&format!("${len}"), format!("*1\r\n${len}\r\nPING\r\n*1\r\n$4\r\nPING\r\n").as_bytes());
         add(&format!("second ${len}"), format!("*2\r\n$4\r\nECHO\r\n${len}\r\nPING\r\n*1\r\n$4\r\nPING\r\n").as_bytes());
     }
-    add("shorter than it says", b"*1\r\n$6\r\nPING\r\n*1\r\n$4\r\nPING\r\n");
-    add("longer than it says", b"*1\r\n$2\r\nPING\r\n*1\r\n$4\r\nPING\r\n");
+    add("shorter than declared", b"*1\r\n$6\r\nPING\r\n*1\r\n$4\r\nPING\r\n");
+    add("longer than declared", b"*1\r\n$2\r\nPING\r\n*1\r\n$4\r\nPING\r\n");
     add("empty command name", b"*1\r\n$0\r\n\r\n*1\r\n$4\r\nPING\r\n");
     add("several empty multibulks", b"*0\r\n*0\r\n*-1\r\n*0\r\n*1\r\n$4\r\nPING\r\n");
     add("count that never ends", &[b"*".as_slice(), &b"1".repeat(70_000)].concat());
@@ -608,7 +608,7 @@ fn a_node_with_false_reports_misleads_no_client() {
     assert!(stranger.expect_error().starts_with("NOAUTH"), "{stranger:?}");
     client.send(&["get\nid=9", "k"]);
     assert!(client.reply().expect_error().starts_with("ERR unknown command"));
-    until("every node says how many keys it has", || client.cmd("DBSIZE") == int(i64::MAX));
+    until("every node reports its number of keys", || client.cmd("DBSIZE") == int(i64::MAX));
     // With this many keys at each node, no worker ends.
     client.cmd("RANDOMKEY");
     for command in ["GET k", "STRLEN k"] {

@@ -70,7 +70,7 @@ impl Watched {
         let most = self.sent.load(Ordering::SeqCst);
         assert!(
             (least..=most).contains(&number),
-            "{how} {}: {number}, where {least} was answered and {most} asked for",
+            "{how} {}: {number}, with {least} acknowledged and {most} requested",
             self.key
         );
     }
@@ -148,7 +148,7 @@ fn the_router_answers_frequent_reads() {
             };
             site.nodes().iter().map(|node| of_node(&node.cmd("INFO commandstats"))).sum()
         };
-        until("the nodes are asked no more", || {
+        until("the nodes receive no more reads", || {
             let before = gets();
             (0..500).for_each(|_| assert_eq!(client.cmd("GET hot"), bulk("value")));
             gets() - before < 50
@@ -201,7 +201,7 @@ fn no_read_is_older_than_an_acknowledged_write() {
             client.post(&format!("GET {key}"));
             let set = client.reply();
             let get = client.reply();
-            assert_eq!(get, bulk(number.to_string()), "a client sees what it has written");
+            assert_eq!(get, bulk(number.to_string()), "a client sees its own writes");
             is_ok(&set)
         }),
         ("large", |client, key, number| {
@@ -679,7 +679,7 @@ fn a_client_that_does_not_read_takes_no_turns_of_others() {
         has_begun |= clients.contains("name=began");
         clients.contains("name=done")
     });
-    assert!(has_begun, "nobody had a turn between its first commands and its last");
+    assert!(has_begun, "no other client had a turn between its first and its last commands");
 }
 
 /// The upload is executed only after its last byte, regardless of waiting clients. Then it ends the copies that were

@@ -245,17 +245,17 @@ fn a_node_without_change_reports_is_named_with_its_reason() {
         assert_eq!(node.cmd(&format!("ACL SETUSER default -{right}")), ok());
         assert_eq!(client.cmd("SET key value"), ok());
         let name = node.address().to_string();
-        let why = until("it is told", || {
+        let why = until("the reason is reported", || {
             assert_eq!(client.cmd("GET key"), bulk("value"));
             json(site.router(), "hot-copies")["refused"][&name].as_str().map(str::to_owned)
         });
         assert!(why.contains(right), "{why}");
         assert!(done(site.router(), "hot-copies").contains(&format!("{name} gives no copies: {why}")));
         assert_eq!(figure(&mut client, "hits"), 0);
-        assert!(done(site.router(), "status").contains("ready: every slot is served"), "the node serves as ever");
+        assert!(done(site.router(), "status").contains("ready: every slot is served"), "the node still serves");
         assert_eq!(node.cmd(&format!("ACL SETUSER default +{right}")), ok());
         warm(&mut client, "key", "value");
-        until("it is told no more", || {
+        until("the reason is reported no more", || {
             json(site.router(), "hot-copies")["refused"].as_object().is_some_and(|refused| refused.is_empty())
         });
     }

@@ -167,7 +167,7 @@ fn a_command_before_an_upload_times_out() {
     site.relay.stall(false);
     until("the node confirms that the connection is dead", || site.unconfirmed() == 0);
     site.client.write(&site.rest);
-    until("it goes on", || site.client.cmd("STRLEN k1") == int(LARGE as i64));
+    until("the upload continues", || site.client.cmd("STRLEN k1") == int(LARGE as i64));
     assert_eq!(site.node.cmd("STRLEN k2"), int(0));
 }
 

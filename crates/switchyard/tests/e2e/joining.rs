@@ -130,7 +130,7 @@ fn a_node_that_cannot_get_its_share_does_not_join() {
     }
     done(site.router(), &format!("move --from {} --to {} --all --max-rate 10k", names(&site)[0], names(&site)[1]));
     let text = refused(site.router(), &format!("nodes add {} --rebalance", fourth.address()));
-    assert!(text.contains("moves are under way"), "{text}");
+    assert!(text.contains("moves are in progress"), "{text}");
     assert_eq!(owns(site.router(), fourth.address()), None);
 }
 
@@ -292,7 +292,7 @@ fn nodes_join_and_leave_by_reload() {
     reload(&[1, 2]);
     let log = until("it is refused", || {
         let log = router.process().log();
-        log.contains("not reloaded: the running configuration stays as it was").then_some(log)
+        log.contains("not reloaded: the running configuration is unchanged").then_some(log)
     });
     assert!(log.contains(&format!("{} (16384 slots) still owns keys", nodes[0].address())), "{log}");
     assert_eq!(numbered().len(), 2, "an owner cannot leave");
@@ -409,7 +409,7 @@ fn a_refused_reload_changes_nothing() {
         until("it is read", || router.process().log().matches(outcome).count() > before);
     };
     reload(0, "reloaded: nothing has changed");
-    reload(1, "not reloaded: the running configuration stays as it was");
+    reload(1, "not reloaded: the running configuration is unchanged");
     reload(0, "reloaded: nothing has changed");
     assert_eq!(slots(&router).into_iter().map(|(_, slots)| slots).collect::<Vec<_>>(), [8192, 8192]);
 }

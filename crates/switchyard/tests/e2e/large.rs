@@ -117,7 +117,7 @@ fn values_near_buffer_limits_are_unchanged() {
                 client.post("GETRANGE edge 0 3");
                 assert_eq!(client.reply(), ok(), "{len}");
                 assert_eq!(client.reply(), int(len as i64), "{len}");
-                assert!(client.reply() == bulk(&value), "GET of {len} bytes is not what was SET");
+                assert!(client.reply() == bulk(&value), "GET of {len} bytes differs from the SET value");
                 assert_eq!(client.reply(), bulk(&value[..4]), "{len}");
             }
         }
@@ -334,7 +334,7 @@ fn a_client_killed_during_a_large_request_is_closed() {
         let list = killer.cmd("CLIENT LIST").text();
         list.lines().find(|line| !line.contains("cmd=client|list")).map(str::to_owned)
     };
-    let id = until("its request is under way", || {
+    let id = until("its request is in flight", || {
         let line = line_of_victim(&mut killer).filter(|line| direct() || line.contains(" oll=1 "))?;
         assert!(line.to_ascii_lowercase().contains(" cmd=null "), "it has executed nothing: {line}");
         Some(line.split([' ', '=']).nth(1).expect("an id").to_owned())

@@ -36,13 +36,13 @@ fn sigterm_finishes_commands_in_flight_and_exits_with_0() {
         });
         site.router().process().signal(signal);
         assert!(idle.closed_within(PATIENCE), "a client that waits for nothing is closed at once");
-        until("nobody is let in any more", || Client::try_connect(site.address()).is_err());
+        until("no client can connect", || Client::try_connect(site.address()).is_err());
         site.nodes().iter().for_each(Node::thaw);
-        assert_eq!((busy.reply(), busy.reply()), (int(2), bulk("2")), "what was in flight must be finished");
+        assert_eq!((busy.reply(), busy.reply()), (int(2), bulk("2")), "commands in flight must be finished");
         assert!(busy.closed_within(PATIENCE));
         let status = site.router_mut().process_mut().wait(Duration::from_secs(30));
         assert_eq!(status.code(), Some(0), "{}", site.router().process().log());
-        assert!(Client::try_connect(site.address()).is_err(), "nobody listens any more");
+        assert!(Client::try_connect(site.address()).is_err(), "the port is still open");
     }
 }
 

@@ -90,7 +90,7 @@ fn users_have_limits() {
     let mut fourth = site.client();
     let error = fourth.cmd("AUTH app x");
     assert!(is_limited(&error) && error.error().is_some_and(|e| e.contains("3 connections")), "{error:?}");
-    assert_eq!(fourth.cmd("PING"), simple("PONG"), "it stays whoever it was");
+    assert_eq!(fourth.cmd("PING"), simple("PONG"), "it remains the same user");
     let begin = Instant::now();
     let total: f64 = std::thread::scope(|scope| {
         let threads: Vec<_> =

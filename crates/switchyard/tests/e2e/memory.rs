@@ -105,7 +105,7 @@ fn the_largest_clients_are_closed_first_and_memory_stays_in_budget() {
     // The clients requested 2.4 GB. A growing buffer briefly exists twice, the allocator releases memory late, and a
     // worker without a processor reacts late.
     assert!(peak < (3 * 128) << 10, "the router took {peak} KiB with a budget of 128 MiB");
-    site.router().process().expect_log(&["cutting the client that takes the most memory (memory-max)"]);
+    site.router().process().expect_log(&["disconnecting the client that uses the most memory (memory-max)"]);
     assert!(big.iter_mut().all(|client| client.closed_within(PATIENCE)));
     writers.into_iter().for_each(|writer| drop(writer.join()));
     assert_eq!(steady.cmd("PING"), simple("PONG"));
@@ -234,5 +234,5 @@ fn unauthenticated_clients_are_closed_before_all_others() {
         metric(&site, "switchyard_clients_evicted_total") >= 5
     });
     let done = client.cmd("EXEC");
-    assert_eq!(done.items(), [ok()], "who has logged in stays");
+    assert_eq!(done.items(), [ok()], "an authenticated client stays");
 }

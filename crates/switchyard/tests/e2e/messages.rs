@@ -31,7 +31,7 @@ fn requests_for_moves_and_their_ends_are_one_log_line_each() {
     for (words, times) in [
         (&["move 1 is done"][..], 1),
         (&["audit", "asked: move 1 with at most 51200 bytes per second"], 1),
-        (&["audit", "asked: move 1 as fast as its goal says"], 1),
+        (&["audit", "asked: move 1 with its goal's rate"], 1),
         (&["audit", "asked: move 1 with the goal fast"], 1),
         (&["audit", "remove node"], 1),
         (&["audit", "refused: remove node ", "takes part in move 1"], 1),

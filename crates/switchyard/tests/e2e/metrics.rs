@@ -338,7 +338,7 @@ fn health_and_readiness_depend_on_nodes() {
     until("healthy", || checked() == Some(0));
     let dead = site.nodes()[1].address().to_string();
     site.node_mut(1).kill();
-    until("ready in part, and says which node", || {
+    until("partly ready, with the name of the node", || {
         let (status, body) = http::get(admin, "/readyz");
         status == 200 && body.contains(&dead)
     });

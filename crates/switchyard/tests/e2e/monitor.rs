@@ -230,7 +230,7 @@ fn a_pause_holds_the_end_of_a_large_request() {
     let request = encode(&[&b"SET"[..], b"k", &vec![b'x'; 2 << 20]]);
     let (first, rest) = request.split_at(request.len() - 1000);
     client.write(first);
-    until("its request is under way", || direct() || operator.cmd("CLIENT LIST").text().contains(" oll=1 "));
+    until("its request is in flight", || direct() || operator.cmd("CLIENT LIST").text().contains(" oll=1 "));
     assert_eq!(operator.cmd("CLIENT PAUSE 60000 WRITE"), ok());
     client.write(rest);
     std::thread::sleep(Duration::from_millis(300));

@@ -202,7 +202,7 @@ fn invalid_requests_are_refused_with_a_remedy() {
     assert_eq!(run(["move", "--from", a, "--to", b, "--all", "--goal", "quick"]).code, 2);
     let help = run(["move", "--help"]).out;
     assert!(help.contains("--slots") && help.contains("--keys"), "{help}");
-    assert!(done(router, "moves").contains("no moves are under way"));
+    assert!(done(router, "moves").contains("no moves are in progress"));
 }
 
 #[test]
@@ -370,7 +370,7 @@ fn commands_over_resp_match_the_command_line() {
         client.reply().expect_error();
     }
     assert_eq!(stranger.cmd("DBSIZE").int(), 0);
-    assert_eq!(slots(site.router()).len(), 2, "nobody has joined");
+    assert_eq!(slots(site.router()).len(), 2, "no node has joined");
     let log = site.router().process().log();
     assert!(
         log.lines().any(|line| line.contains("audit") && line.contains("no operator") && line.contains("the user all")),

@@ -249,7 +249,7 @@ fn during_a_move(moved: Moved, is_durable: bool, fault: impl FnOnce(&mut Scene))
     assert_eq!(left.intersection(&there).next(), None, "at both nodes");
     let mut known: BTreeSet<String> = (0..FIXED).map(|number| fixed(number).0).chain(used.iter().cloned()).collect();
     known.extend((0..MADE).filter(|number| is_made(*number)).map(self::used));
-    assert_eq!(left.union(&there).find(|key| !known.contains(*key)), None, "nobody wrote this");
+    assert_eq!(left.union(&there).find(|key| !known.contains(*key)), None, "this was never written");
     match moved {
         Moved::Slots => assert_eq!(left.first(), None, "nothing is left at the source"),
         Moved::Keys => {

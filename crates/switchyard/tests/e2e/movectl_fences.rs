@@ -58,7 +58,7 @@ fn requests_of_an_aborted_move_are_not_executed_in_the_next() {
     // With the name of this key, because a move tests the command at its target before it begins.
     target.hold_from(format!("UNLINK\r\n${}\r\n{key}", key.len()).as_bytes());
     scene.move_slot("");
-    eventually("a removal is under way", || target.holds_one());
+    eventually("a removal is in flight", || target.holds_one());
     target.refuse(true);
     eventually("it is given up", || {
         the_move(&scene.router, 1)["activity"].as_str()?.contains("waiting for").then_some(())
@@ -81,7 +81,7 @@ fn requests_of_a_killed_router_are_not_executed_after_its_restart() {
     scene.relays[0].hold_from(b"late");
     let mut client = scene.client();
     client.post(&format!("SET {key} late"));
-    eventually("it is under way", || scene.relays[0].holds_one());
+    eventually("it is in flight", || scene.relays[0].holds_one());
     scene.router.process_mut().kill();
     let addresses: Vec<SocketAddr> = scene.relays.iter().map(Relay::address).collect();
     scene.router.start_again(&addresses);
@@ -106,7 +106,7 @@ fn functions_sent_by_an_aborted_move_do_not_come_back() {
     assert_eq!(scene.nodes[1].client().call(&["FUNCTION", "LOAD", "REPLACE", &library(0)]), bulk("library"));
     target.hold_from(b"$8\r\nFUNCTION\r\n$7\r\nRESTORE");
     scene.move_slot("");
-    eventually("they are under way", || target.holds_one());
+    eventually("they are in flight", || target.holds_one());
     target.refuse(true);
     eventually("it is given up", || {
         the_move(&scene.router, 1)["activity"].as_str()?.contains("waiting for").then_some(())

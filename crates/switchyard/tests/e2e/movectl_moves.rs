@@ -95,7 +95,7 @@ fn a_move_is_requested_watched_and_completed() {
         report["journal"]["records"].as_u64() > Some(0) && report["journal"]["syncs"].as_u64() > Some(0),
         "{report}"
     );
-    assert!(report["journal"]["length"].as_u64() < Some(4096), "what is over is not kept: {report}");
+    assert!(report["journal"]["length"].as_u64() < Some(4096), "records of ended moves are removed: {report}");
     let metrics = site.router().metrics();
     assert!(
         metrics.contains("switchyard_moves_ended_total{how=\"done\"} 1\n")
@@ -104,7 +104,7 @@ fn a_move_is_requested_watched_and_completed() {
         "{metrics}"
     );
     let text = done(site.router(), "moves");
-    assert!(text.contains("no moves are under way") && text.contains("ended, the latest first"), "{text}");
+    assert!(text.contains("no moves are in progress") && text.contains("ended, the latest first"), "{text}");
     let text = refused(site.router(), "moves abort 1");
     assert!(text.contains("move 1 is over"), "{text}");
     // Back again: leftovers of the first move are recognized as the fleet's own.
@@ -123,7 +123,7 @@ fn a_paused_move_stops_and_an_aborted_one_ends() {
     done(router, &format!("move --from {} --to {} --all {SLOWLY}", names[0], names[1]));
     eventually("keys move", || the_move(router, 1)["keys_moved"].as_u64().filter(|keys| *keys > 0));
     let text = refused(router, "balance");
-    assert!(text.contains("moves are under way (1)"), "{text}");
+    assert!(text.contains("moves are in progress (1)"), "{text}");
     let text = refused(router, &format!("nodes remove {}", names[1]));
     assert!(text.contains("takes part in move 1"), "{text}");
     let text = refused(router, &format!("move --from {} --to {} --all", names[0], names[1]));
@@ -146,7 +146,7 @@ fn a_paused_move_stops_and_an_aborted_one_ends() {
     watch.expect_log(&["PAUSED"]);
     watch.signal(Signal::INT);
     assert_eq!(watch.wait(std::time::Duration::from_secs(30)).code(), Some(1));
-    watch.expect_log(&["stopped watching, and the move goes on"]);
+    watch.expect_log(&["stopped watching, and the move continues"]);
     done(router, "moves resume 1");
     assert_eq!(the_move(router, 1)["state"], "running");
     done(router, "moves max-rate 1 none");
@@ -281,7 +281,7 @@ fn a_move_continues_after_a_restart() {
         assert_eq!(
             (&resumed["goal"], &resumed["max_rate"]),
             (&Json::from("balanced"), &Json::from(300_000)),
-            "as it was asked for"
+            "as requested"
         );
         let mut client = site.client();
         all_there(&mut client);
@@ -303,7 +303,7 @@ fn a_fleet_grows_and_shrinks() {
     assert!(owned.iter().all(|slots| (5461..=5462).contains(slots)), "{owned:?}");
     assert!(total(&third) > 1000);
     all_there(&mut client);
-    assert!(done(site.router(), "balance").contains("nothing is to be moved"));
+    assert!(done(site.router(), "balance").contains("nothing to move"));
     // The node has keys, and no flag names it.
     let listed: Vec<SocketAddr> = site.nodes().iter().map(Node::address).collect();
     site.router_mut().restart(&listed);
@@ -383,7 +383,7 @@ fn a_full_disk_delays_moves_but_no_client() {
     let said = move_to(0, 1, "");
     assert_eq!(said.code, 1, "{}", said.out);
     assert!(said.err.contains("room") || said.err.contains("No space"), "{}", said.err);
-    assert!(crate::movectl::run_cli_at(admin, "status").out.contains("the state directory needs a look"));
+    assert!(crate::movectl::run_cli_at(admin, "status").out.contains("the state directory needs attention"));
     assert_eq!(client.cmd("SET during 1"), ok());
     std::fs::remove_file(&filler).expect("removed");
     let said =
@@ -398,8 +398,8 @@ fn a_full_disk_delays_moves_but_no_client() {
     eventually("keys move", || report()["moves"][0]["keys_moved"].as_u64().filter(|keys| *keys > 0));
     let _ = std::fs::write(&filler, vec![0; 16 << 20]);
     let status = crate::movectl::run_cli_at(admin, "status").out;
-    assert!(status.contains("the state directory needs a look"), "before anything has been tried: {status}");
-    eventually("it says what it waits for", || {
+    assert!(status.contains("the state directory needs attention"), "before anything has been tried: {status}");
+    eventually("it reports the reason of its wait", || {
         let report = report();
         let activity = report["moves"][0]["activity"].as_str().unwrap_or_default().to_owned();
         report["journal"]["write_error"].is_string() || activity.contains("cannot be")
@@ -407,7 +407,7 @@ fn a_full_disk_delays_moves_but_no_client() {
     all_there(&mut client);
     assert_eq!(client.cmd("SET during 2"), ok());
     std::fs::remove_file(&filler).expect("removed");
-    eventually("it goes on by itself", || report()["moves"].as_array().is_some_and(Vec::is_empty));
+    eventually("it continues without intervention", || report()["moves"].as_array().is_some_and(Vec::is_empty));
     let ended = report()["ended"].as_array().and_then(|ended| ended.last().cloned()).expect("it has ended");
     assert_eq!(ended["state"], "done", "{ended}");
     assert!(report()["journal"]["write_error"].is_null());
@@ -445,13 +445,13 @@ fn a_router_started_on_a_full_disk_serves_and_reports_it() {
     assert!(rival.log().contains("The one of an earlier start is kept"), "{}", rival.log());
     let status = crate::movectl::run_cli_at(admin, "status").out;
     assert!(
-        status.contains("the state directory needs a look") && status.contains("no move can begin before"),
+        status.contains("the state directory needs attention") && status.contains("no move can begin before"),
         "{status}"
     );
     let (code, ready) = http::get(admin, "/readyz");
     assert!(
         code == 200 && ready.contains("free for the state directory"),
-        "it serves, and says what is wrong: {ready}"
+        "it serves, and reports the problem: {ready}"
     );
     let metrics = || http::get(admin, "/metrics").1;
     assert!(metrics().contains("switchyard_state_directory_trouble 1\n"));
@@ -485,7 +485,7 @@ fn a_leg_waits_until_its_records_can_be_written() {
     );
     let free = free.expect("limited");
     let moved = the_move(router, 1)["keys_moved"].as_u64();
-    let told = eventually("it says what it waits for", || {
+    let told = eventually("it reports the reason of its wait", || {
         let report = report(router);
         let activity = report["moves"][0]["activity"].as_str().unwrap_or_default().to_owned();
         (report["journal"]["write_error"].is_string() && activity.contains("cannot be written")).then_some(activity)
@@ -509,7 +509,7 @@ fn a_leg_waits_until_its_records_can_be_written() {
     let text = refused(router, &format!("move --from {} --to {} --all", names[1], names[0]));
     assert!(text.contains("is part of move 1") || text.contains("cannot be written"), "{text}");
     let now = the_move(router, 1);
-    assert!(now["keys_moved"].as_u64() <= moved.map(|keys| keys + 2048), "no more than what was under way: {now}");
+    assert!(now["keys_moved"].as_u64() <= moved.map(|keys| keys + 2048), "no more than the batch in flight: {now}");
 
     rustix::process::prlimit(pid, Resource::Fsize, free).expect("free again");
     wait_for(router, 1, "done");

@@ -186,20 +186,20 @@ fn replica_reads_miss_no_moved_key() {
         groups.begin("--goal fast");
         // The move does not wait for it forever.
         wait_for(&groups.router, 1, "done");
-        assert!(total(replica) < KEYS as i64, "this server goes on replicating while it is paused");
+        assert!(total(replica) < KEYS as i64, "this server continues to replicate while it is paused");
         assert!(!groups.is_read(1), "{}", groups.listed(1));
         std::thread::sleep(Duration::from_millis(200));
         assert_eq!(replica.cmd("CLIENT UNPAUSE"), ok());
         until("it is read again", || groups.is_read(1));
         std::thread::sleep(Duration::from_millis(200));
         stop.store(true, Ordering::Relaxed);
-        readers.into_iter().map(|reader| reader.join().expect("nobody missed a key")).sum::<u64>()
+        readers.into_iter().map(|reader| reader.join().expect("no key was missed")).sum::<u64>()
     });
     assert!(moved > 1000 && reads > 100, "{moved} keys, {reads} reads");
-    let log = groups.router.process().expect_log(&["not read until it has it"]);
+    let log = groups.router.process().expect_log(&["not read until it has them"]);
     let told = log
         .lines()
-        .filter(|line| line.contains("not read until it has it") && line.contains(&replica.address().to_string()));
+        .filter(|line| line.contains("not read until it has them") && line.contains(&replica.address().to_string()));
     assert_eq!(told.count(), 1, "said, and said once:\n{log}");
     // The replica serves moved keys.
     let before = calls(replica, "get");
@@ -251,7 +251,7 @@ fn fails_over(failover: &Failover) {
         let [has, had] = [0, 1].map(|at| total(&groups.servers[place][at]));
         assert!(
             had > has + 200,
-            "this server goes on replicating while it is paused: {had} keys, {has} at its primary"
+            "this server continues to replicate while it is paused: {had} keys, {has} at its primary"
         );
     }
     groups.servers[place][0].kill();
@@ -445,8 +445,12 @@ fn a_lost_node_is_replaced_by_an_empty_server_and_removed() {
     doctor.arg("doctor").arg("-c").arg(router.config_file()).arg("--state-dir").arg(router.state_dir());
     let said = doctor.args(["--admin", &router.admin().to_string()]).output().expect("it runs");
     let said = String::from_utf8_lossy(&said.stdout);
-    let beside =
-        format!("{} replica {}  role: it says that it is a primary, beside {}", names[1], names[1], empty.address());
+    let beside = format!(
+        "{} replica {}  role: it reports that it is a primary, in addition to {}",
+        names[1],
+        names[1],
+        empty.address()
+    );
     assert!(said.contains(&beside) && said.matches("gets no writes").count() == 1, "{said}");
     nodes[1].kill();
     let drain = format!("nodes drain {} --goal fast --wait", names[1]);

@@ -76,7 +76,9 @@ fn a_name_is_resolved_again_after_a_failed_connect() {
     until("status shows the address tried", || done(&router, "status").contains(&tried));
     accepted_host_names.point(Some("127.0.0.1"));
     until("the node is found", || client.cmd(&format!("GET {key}")) == bulk("v"));
-    until("it is said", || router.process().log().contains("the name of the node leads to another address now"));
+    until("the change is logged", || {
+        router.process().log().contains("the name of the node resolves to another address now")
+    });
 }
 
 #[test]

@@ -221,7 +221,7 @@ fn a_second_node_ends_commands_that_need_a_single_node() {
         assert!(text.starts_with("EXECABORT") && text.contains("another node has joined since"), "{lines:?}: {text}");
         assert_eq!(client.cmd("EXEC").expect_error(), "ERR EXEC without MULTI");
     }
-    assert_eq!(single[0].cmd("EXEC"), Value::Array(vec![ok(), bulk("done")]), "what keeps to a slot goes on");
+    assert_eq!(single[0].cmd("EXEC"), Value::Array(vec![ok(), bulk("done")]), "commands within a slot continue");
     assert_eq!(other.cmd("DBSIZE"), int(1), "nothing of the others was executed");
     other.cmd("RPUSH {t}more 1");
     assert_eq!(waiting[3].reply(), Value::Array(vec![bulk("{t}more"), bulk("1")]));
@@ -342,7 +342,7 @@ fn commands_that_two_nodes_would_refuse_are_counted() {
     let text = refused(site.router(), &format!("nodes add {}", second.address()));
     assert!(text.contains("RENAME (2: keys of several slots)") && text.contains("--allow-limits"), "{text}");
     let error = refused(site.router(), &format!("nodes add {} --rebalance --wait", second.address()));
-    assert!(error.contains("EVAL (1: code that may use keys that it does not name"), "{error}");
+    assert!(error.contains("EVAL (1: code that may use undeclared keys"), "{error}");
     assert_eq!(owns(site.router(), second.address()), None, "nothing has changed");
     done(site.router(), &format!("nodes add {} --allow-limits", second.address()));
     assert_eq!(json(site.router(), "nodes list")["nodes"].as_array().map(Vec::len), Some(2));

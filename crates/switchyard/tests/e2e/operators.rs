@@ -19,7 +19,7 @@ fn the_slow_log_has_the_client_and_the_phases() {
     let address = client.stream().local_addr().expect("an address").to_string();
     client.cmd("CLIENT SETNAME billing");
     assert_eq!(client.cmd("SET quick v"), ok());
-    assert_eq!(client.cmd("SLOWLOG LEN"), int(0), "what is quick is not entered");
+    assert_eq!(client.cmd("SLOWLOG LEN"), int(0), "fast commands are not entered");
     let tags = site.tags();
     let key = format!("{{{}}}slow", tags[0][0]);
     client.cmd(&format!("SET {key} {}", "x".repeat(200)));
@@ -314,7 +314,7 @@ fn saves_start_at_every_node() {
         );
         client.cmd("LASTSAVE").int() > before && site.nodes().iter().all(|n| saved(n) > before)
     });
-    until("no save is under way", || {
+    until("no save is in progress", || {
         let done = |node: &Node| node.cmd("INFO persistence").text().contains("rdb_bgsave_in_progress:0");
         site.nodes().iter().all(done)
     });

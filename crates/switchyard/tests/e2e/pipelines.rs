@@ -279,7 +279,7 @@ fn no_reply_is_misrouted_when_connections_break_on_both_sides() {
         assert!(right > 2000, "only {right} replies");
         assert!(
             errors * 2 < right,
-            "{errors} errors beside {right} right replies: kills should cost only what was in flight"
+            "{errors} errors next to {right} right replies: kills should only fail commands in flight"
         );
         if !direct() {
             assert!(kills > 10, "only {kills} node connections were killed");
@@ -373,7 +373,7 @@ fn disconnected_clients_shift_no_replies() {
             assert_eq!(steady.reply(), bulk(i.to_string()), "round {round}");
         }
     }
-    until("those who left are gone", || steady.cmd("CLIENT LIST").text().lines().count() == 1);
+    until("the disconnected clients are gone", || steady.cmd("CLIENT LIST").text().lines().count() == 1);
     if let Some(files) = files {
         // 300 clients have left. The router may have opened connections to nodes since.
         until("their descriptors are given back", || site.router().process().open_files() <= files + 20);

@@ -85,7 +85,7 @@ fn a_node_with_hot_keys_is_relieved_with_a_reason() {
     let Some(mut site) = site("on") else { return };
     skewed(&site, |hot| {
         until_within(PATIENCE, "keys were moved", || relocated(&site, hot));
-        until_within(PATIENCE, "it looked at what came of it", || {
+        until_within(PATIENCE, "the outcome was evaluated", || {
             decisions(&site)
                 .iter()
                 .any(|decision| decision["outcome"].as_str().is_some_and(|outcome| outcome.contains("% of its limit")))
@@ -109,7 +109,7 @@ fn a_node_with_hot_keys_is_relieved_with_a_reason() {
     assert_eq!(
         decisions(&site).pop().map(|kept| kept["message"].clone()),
         Some(first["message"].clone()),
-        "a restart keeps what was decided"
+        "decisions survive a restart"
     );
 }
 
@@ -120,7 +120,7 @@ fn an_observing_planner_moves_nothing_by_itself() {
     skewed(&site, |hot| {
         until_within(PATIENCE, "it has decided", || !decisions(&site).is_empty());
         assert!(!relocated(&site, hot) && json(site.router(), "moves")["open"].as_array().is_none_or(Vec::is_empty));
-        let plan = until_within(PATIENCE, "hot keys are to move", || {
+        let plan = until_within(PATIENCE, "hot keys should move", || {
             let plan = json(site.router(), "plan");
             let names_one =
                 plan["steps"].as_array()?.iter().any(|step| hot.iter().any(|key| step["key"] == key.as_str()));
@@ -141,11 +141,11 @@ fn an_observing_planner_moves_nothing_by_itself() {
                 .iter()
                 .any(|step| step["from"] == leaver.as_str() && step["what"] == "slots")
         );
-        let applied = until("the plan is begun", || {
+        let applied = until("the moves of the plan have started", || {
             let said = crate::movectl::run_cli(site.router(), "plan --apply");
             (said.code == 0).then_some(said.out)
         });
-        assert!(applied.contains("is begun as"), "{applied}");
+        assert!(applied.contains("has started as"), "{applied}");
         until_within(PATIENCE, "keys were moved", || relocated(&site, hot));
         // Undo, which is possible only once.
         let applied = decisions(&site)
@@ -214,7 +214,9 @@ fn one_switch_stops_all_automation_permanently() {
         until_within(PATIENCE, "it has decided", || !decisions(&site).is_empty());
         assert!(!relocated(&site, hot));
         // Without the switch, it would already have acted.
-        until_within(PATIENCE, "it goes on looking", || json(site.router(), "plan")["verdict"] != "fine");
+        until_within(PATIENCE, "it continues to evaluate the load", || {
+            json(site.router(), "plan")["verdict"] != "fine"
+        });
         assert!(
             !relocated(&site, hot)
                 && decisions(&site)
@@ -235,7 +237,7 @@ fn one_switch_stops_all_automation_permanently() {
 fn slots_are_balanced_by_the_measured_load() {
     let Some(site) = site("off") else { return };
     skewed(&site, |hot| {
-        let said = until_within(PATIENCE, "slots are to move", || {
+        let said = until_within(PATIENCE, "slots should move", || {
             let plan = json(site.router(), "balance --by load --dry-run");
             (!plan["moves"].as_array()?.is_empty()).then_some(plan)
         });

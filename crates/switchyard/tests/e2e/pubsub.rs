@@ -424,8 +424,8 @@ fn subscriptions_are_restored_when_their_node_returns() {
         by_name > 0 && by_pattern > 0 && late > 0
     });
     until("they are restored", || site.router().process().log().contains("restoring subscriptions at node"));
-    until("the node itself is heard", || site.nodes()[victim].cmd("PUBLISH a direct").int() >= 2);
-    until("the shard channel is heard", || other.cmd(&format!("SPUBLISH {shard} again")).error().is_none());
+    until("messages from the node itself arrive", || site.nodes()[victim].cmd("PUBLISH a direct").int() >= 2);
+    until("messages of the shard channel arrive", || other.cmd(&format!("SPUBLISH {shard} again")).error().is_none());
     assert_eq!(of_shard.reply(), Value::Array(vec![bulk("smessage"), bulk(&shard), bulk("again")]));
     drop(late_one);
     // Restored: exactly once per name.
@@ -491,7 +491,7 @@ fn clients_that_may_have_missed_messages_are_disconnected() {
     site.node_mut(owner).restart();
     let mut again = site.client();
     until("it can subscribe again", || again.cmd("SUBSCRIBE a").error().is_none());
-    until("it is heard", || publisher.cmd("PUBLISH a x") == int(1));
+    until("the message arrives", || publisher.cmd("PUBLISH a x") == int(1));
     assert_eq!(again.reply(), Value::Array(message("a", "x")));
 }
 
@@ -519,7 +519,7 @@ fn subscribers_stay_while_any_node_serves() {
         assert_eq!(client.listen(PATIENCE), (Vec::new(), true));
     }
     for line in ["SUBSCRIBE a", "PSUBSCRIBE a*", "SSUBSCRIBE a"] {
-        until("nobody can subscribe", || {
+        until("no client can subscribe", || {
             let mut late = site.client();
             late.post(line);
             late.closed_within(Duration::from_secs(1))
@@ -727,7 +727,7 @@ fn subscriptions_of_a_client_are_limited() {
     }
     let error = client.cmd("PSUBSCRIBE a b");
     assert!(error.expect_error().contains("clients.subscriptions-max"), "{error:?}");
-    assert_eq!(client.cmd("SUBSCRIBE 9").items()[2], int(9), "what it has costs nothing");
+    assert_eq!(client.cmd("SUBSCRIBE 9").items()[2], int(9), "an existing subscription does not count");
     assert_eq!(client.cmd("PSUBSCRIBE a").items()[2], int(10));
     client.cmd("SSUBSCRIBE a").expect_error();
     assert_eq!(client.cmd("UNSUBSCRIBE 1").items()[2], int(9));

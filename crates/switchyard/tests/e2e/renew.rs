@@ -81,7 +81,7 @@ fn changed_credentials_reach_every_connection_and_no_request_is_lost() {
     // Credentials that a node refuses do not replace working ones.
     std::fs::write(router.config_file(), config("wrong", Some("router"))).expect("the configuration");
     router.process().signal(Signal::HUP);
-    until("it is told", || router.process().log().contains("keep the old credentials"));
+    until("the error is logged", || router.process().log().contains("keep the old credentials"));
     let mut client = Client::connect(router.address());
     for i in 0..20 {
         assert_eq!(client.cmd(&format!("SET after{i} v")), ok());

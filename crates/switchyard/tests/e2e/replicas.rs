@@ -128,7 +128,7 @@ fn a_listener_has_its_own_policy_and_replica_means_replica() {
     nodes[1].kill();
     let error = until("there is no replica", || reader.cmd("GET k").error().map(str::to_owned));
     assert!(error.starts_with("NODE"), "{error}");
-    let error = until("that is told", || {
+    let error = until("the error names the missing replica", || {
         reader.cmd("GET k").error().filter(|e| e.contains("no replica of")).map(str::to_owned)
     });
     assert!(error.starts_with("NODEDOWN"), "{error}");
@@ -414,10 +414,10 @@ fn sentinels_fail_over_under_load() {
     for (written, errors) in &clients {
         // The first reply after that moment may belong to a turn that began before it.
         let last: Vec<&String> = written.iter().filter(|(at, _)| *at > since).map(|(_, key)| key).skip(1).collect();
-        assert!(!last.is_empty(), "nobody writes after the failover ({errors} errors)");
+        assert!(!last.is_empty(), "no client writes after the failover ({errors} errors)");
         missing.extend(last.into_iter().filter(|key| check.cmd(&format!("EXISTS {key}")).int() == 0));
     }
-    assert_eq!(announced(&sentinels[0]), last, "the Sentinels failed over while we looked: nothing can be said");
+    assert_eq!(announced(&sentinels[0]), last, "the Sentinels failed over during the check: no result");
     assert!(
         missing.is_empty(),
         "{last:?} acknowledged and has not {missing:?}; the router's log:\n{}",

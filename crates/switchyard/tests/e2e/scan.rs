@@ -115,7 +115,7 @@ fn a_node_that_restarts_costs_a_scan_no_key() {
     }
     for scan in &mut scans {
         // The first command on a connection that is being reopened may fail.
-        crate::support::until("it goes on", || scan.client.cmd("DBSIZE").error().is_none());
+        crate::support::until("commands succeed again", || scan.client.cmd("DBSIZE").error().is_none());
     }
     assert_eq!(scans.map(Scan::missed), [0, 0]);
 }

@@ -295,7 +295,7 @@ fn a_script_has_no_more_permissions_than_its_client() {
     ] {
         client.call(&["EVAL", body, "1", &a, &near, &b]).expect_error();
     }
-    assert_eq!(client.cmd(&format!("EXISTS {b} {a}")), int(1), "only what was there");
+    assert_eq!(client.cmd(&format!("EXISTS {b} {a}")), int(1), "only existing keys");
     for node in site.nodes() {
         assert!(node.cmd("DBSIZE").int() <= 2, "{:?}", node.cmd("KEYS *"));
     }

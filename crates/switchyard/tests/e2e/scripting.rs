@@ -230,7 +230,7 @@ fn functions_flushed_after_a_stalled_transfer_do_not_reappear() {
     let mut client = Client::connect(router.address());
     let mut flush = || client.cmd("FUNCTION FLUSH");
     let answer =
-        until("somebody is told that they are gone", || Some(flush()).filter(|answer| answer.error().is_none()));
+        until("a client gets the reply that they are gone", || Some(flush()).filter(|answer| answer.error().is_none()));
     assert_eq!(answer, ok());
     relay.release();
     for _ in 0..20 {

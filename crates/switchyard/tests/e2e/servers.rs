@@ -220,7 +220,7 @@ fn commands_that_would_harm_nodes_are_refused() {
     ] {
         let reply = client.cmd(line);
         let Some(error) = reply.error() else { panic!("{line} gave {reply:?}") };
-        assert!(error.len() > 20, "{line} must say why it is refused: {error}");
+        assert!(error.len() > 20, "the error of {line} must have the reason: {error}");
         let name = line.split(' ').next().expect("a name").to_lowercase();
         assert!(error.to_lowercase().contains(&name), "{line} must be named in its error: {error}");
     }
@@ -247,7 +247,7 @@ fn info_queries_nodes_only_if_needed() {
     client.cmd("SET a 1");
     let calls = |node: usize| calls_of_info(&site.nodes()[node]);
     // The second count includes the first. The router itself queries once a second, possibly at this moment.
-    until("these say nothing of the nodes", || {
+    until("these sections need no node", || {
         let before = [calls(0), calls(1)];
         for section in ["server", "replication", "cluster", "nosuchsection"] {
             let mut other = site.client();
@@ -261,7 +261,7 @@ fn info_queries_nodes_only_if_needed() {
         let text = others[i % 10].cmd("INFO memory").text();
         assert!(text.contains("used_memory:") && !text.contains("# Stats"), "{text}");
     }
-    assert!(calls(0) < before[0] + 400 && calls(1) < before[1] + 400, "some were answered from what was known");
+    assert!(calls(0) < before[0] + 400 && calls(1) < before[1] + 400, "some replies used cached data");
     // A client sees its own writes, even if another client sent INFO just before.
     for i in 0..30 {
         others[i % 10].cmd("INFO keyspace");

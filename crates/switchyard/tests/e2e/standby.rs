@@ -108,7 +108,7 @@ fn a_standby_takes_over_from_a_killed_router() {
     scene.copy_state();
     let mut standby = scene.second(&["--standby", "copy"], scene.copy.path());
     eventually("it waits", || standby.log().contains(WAITS));
-    assert!(Client::try_connect(scene.listen).is_err(), "a standby that waits serves nobody");
+    assert!(Client::try_connect(scene.listen).is_err(), "a waiting standby serves no client");
     assert_eq!(Client::connect(scene.first.address()).cmd("GET k"), bulk("before"));
     scene.first.process_mut().kill();
     let mut client = scene.client_of(&mut standby);
@@ -335,7 +335,7 @@ fn a_standby_needs_a_state_directory_and_ownership_records() {
     refused("the very first start of a fleet is without --standby");
     scene.copy_state();
     assert_eq!(scene.nodes[0].cmd("ACL SETUSER default -acl"), ok());
-    refused("does not tell which router serves it, so a standby cannot take over");
+    refused("does not show which router serves it, so a standby cannot take over");
     assert_eq!(Client::connect(scene.first.address()).cmd("DBSIZE"), int(0), "a router alone needs no marks");
 }
 
@@ -353,7 +353,7 @@ fn a_standby_can_start_with_a_recovered_directory() {
     assert!(recover.output().expect("it runs").status.success());
     let mut copy = scene.second(&["--standby", "copy"], scene.copy.path());
     assert_eq!(copy.wait(Duration::from_secs(60)).code(), Some(1));
-    assert!(copy.log().contains("under which no router has served yet"), "{}", copy.log());
+    assert!(copy.log().contains("with no router so far"), "{}", copy.log());
     let mut shared = scene.second(&["--standby", "shared"], scene.copy.path());
     assert_eq!(scene.client_of(&mut shared).cmd("GET k"), bulk("v"));
 }

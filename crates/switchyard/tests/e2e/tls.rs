@@ -198,7 +198,7 @@ fn new_certificates_take_effect_without_closing_connections() {
     // Invalid files change nothing.
     std::fs::write(&pair.certificate, "not a certificate").expect("written");
     site.router().process().signal(Signal::HUP);
-    until("the mistake is told", || site.router().process().log().contains("server.pem"));
+    until("the mistake is logged", || site.router().process().log().contains("server.pem"));
     assert_eq!(
         TlsClient::connect(address, &config).expect("the old one stays").cmd(&["PING"]).expect("a reply"),
         b"+PONG"
@@ -287,7 +287,7 @@ fn untrusted_nodes_receive_nothing() {
         (ca(&authority), "not valid for name", "set tls-server-name"),
     ] {
         let router = start(&tls);
-        let error = until("the reason is told", || {
+        let error = until("the error has the reason", || {
             let reply = Client::connect(router.address()).cmd("GET k");
             reply.error().map(str::to_owned).filter(|e| e.contains("TLS"))
         });

@@ -578,7 +578,7 @@ fn transactions_are_tracked() {
             }
         }
         writer.cmd(&format!("SET k b{round}"));
-        until("the change is told", || client.reply() == invalidate(&["k"]));
+        until("the invalidation arrives", || client.reply() == invalidate(&["k"]));
     }
 }
 

@@ -244,7 +244,7 @@ fn increments_with_watch_from_many_clients_add_up() {
     let mut client = site.client();
     let sum: i64 = keys.iter().map(|k| client.cmd(&format!("GET {k}")).text().parse::<i64>().expect("a number")).sum();
     assert_eq!(sum, done.iter().map(|d| d.0).sum::<i64>());
-    assert!(done.iter().any(|d| d.1 > 0), "nobody ever lost: the test shows nothing");
+    assert!(done.iter().any(|d| d.1 > 0), "no client ever lost a race: the test shows nothing");
 }
 
 /// In the steady state, transactions open no connections, with or without WATCH.
@@ -281,7 +281,7 @@ fn transactions_reuse_existing_connections() {
     };
     watch(1);
     let warm = relay.accepted();
-    assert_eq!(warm, plain + 1, "one after the other they need one connection");
+    assert_eq!(warm, plain + 1, "sequentially they need one connection");
     watch(10);
     assert_eq!(relay.accepted(), warm);
     assert_eq!(node.cmd("GET n"), bulk("420"));
@@ -614,7 +614,7 @@ fn transactions_are_all_or_nothing_despite_failures() {
             site.nodes()[round % 2].cmd("CLIENT KILL TYPE normal SKIPME yes");
         }
         stop.store(true, Ordering::Relaxed);
-        workers.into_iter().map(|w| w.join().expect("a client that saw only what is possible")).collect()
+        workers.into_iter().map(|w| w.join().expect("a client without impossible results")).collect()
     });
     let mut client = site.client();
     for (i, (acked, unknown)) in outcomes.into_iter().enumerate() {

@@ -234,7 +234,7 @@ fn each_pool_has_a_process_that_is_restarted() {
     let alpha = *pools.iter().find(|pid| pool_of(**pid) == "alpha").expect("a process of alpha");
     kill_process(alpha, Signal::KILL).expect("killed");
     switchyard.expect_log(&["pool alpha: its process ended (signal 9)"]);
-    assert_eq!(beta.cmd("GET b"), bulk("1"), "the other pool goes on");
+    assert_eq!(beta.cmd("GET b"), bulk("1"), "the other pool continues");
     until("alpha is served again", || {
         let mut client = Client::try_connect(SocketAddr::from((Ipv4Addr::LOCALHOST, fleet.listen[0]))).ok()?;
         client.post_quietly("SET a 1");

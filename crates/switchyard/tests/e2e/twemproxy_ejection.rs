@@ -207,7 +207,7 @@ impl Known {
 /// Waits for further rounds: clients are served despite a failure.
 fn goes_on(rounds: &AtomicU64) {
     let before = rounds.load(Ordering::Relaxed);
-    until_within(PATIENCE, "clients go on", || rounds.load(Ordering::Relaxed) > before + 5);
+    until_within(PATIENCE, "clients continue", || rounds.load(Ordering::Relaxed) > before + 5);
 }
 
 /// Checks that all of these keys are served without an error, within some attempts.

@@ -157,7 +157,7 @@ fn a_users_file_disables_the_default_user_without_a_password() {
     wanted.router.nodes_may_be_down = true;
     wanted.router.config = "[clients]\n".to_owned();
     let Some(site) = Site::router_only(1, &wanted) else { return };
-    assert_eq!(site.client().cmd("GET k"), Value::Nil, "without a file everybody may");
+    assert_eq!(site.client().cmd("GET k"), Value::Nil, "without a file every client may");
     drop(site);
     // The harness needs a user to wait for a reply to PING.
     let config = format!("[clients]\nusers-file = {:?}\n", users.path);
@@ -260,7 +260,7 @@ fn the_default_user_may_be_denied_some_commands() {
     // Invalid rules are refused, and change nothing.
     std::fs::write(site.router().config_file(), config(r#"["-@nothing"]"#)).expect("configuration");
     site.router().process().signal(Signal::HUP);
-    until("the mistake is told", || site.router().process().log().contains("default-user-rules"));
+    until("the mistake is logged", || site.router().process().log().contains("default-user-rules"));
     assert_eq!(client.cmd("FLUSHALL"), ok());
 }
 
@@ -288,7 +288,7 @@ fn a_changed_users_file_applies_to_connected_clients() {
     // A mistake changes nothing.
     users.write("user app on nopass +gett\n");
     site.router().process().signal(Signal::HUP);
-    until("the mistake is told with its line", || {
+    until("the mistake is logged with its line", || {
         site.router()
             .process()
             .log()
@@ -376,7 +376,7 @@ fn failed_logins_lock_out_no_other_client() {
         // Wait for more failures than the router processes at full speed.
         until("many have failed", || failed_logins(&site) > 100);
         for _ in 0..30 {
-            assert_eq!(site.client().cmd("AUTH app s3cret"), ok(), "what is known is found at once");
+            assert_eq!(site.client().cmd("AUTH app s3cret"), ok(), "cached passwords are accepted at once");
             assert_eq!(site.client().cmd("AUTH master"), ok());
         }
         // A password that is not cached, in the same queue as the guesses.
@@ -731,7 +731,7 @@ fn users_can_be_changed_over_resp() {
     assert!(gone.closed_within(PATIENCE));
     assert_eq!(admin.cmd("ACL SETUSER own on nopass +@all"), ok());
     let mut own = site.client();
-    assert_eq!((own.cmd("AUTH own x"), own.cmd("ACL DELUSER own")), (ok(), int(1)), "it hears that it is done");
+    assert_eq!((own.cmd("AUTH own x"), own.cmd("ACL DELUSER own")), (ok(), int(1)), "the client gets the reply");
     assert!(own.closed_within(PATIENCE));
 
     // A reload with an unchanged file keeps the changes. SAVE writes them.
@@ -747,7 +747,7 @@ fn users_can_be_changed_over_resp() {
     assert_eq!(std::fs::metadata(&users.path).expect("there").permissions().mode() & 0o777, 0o600);
     assert_eq!(admin.cmd("ACL SETUSER app off"), ok());
     reload(&site);
-    assert!(site.client().cmd("AUTH app s3cret").error().is_some(), "what is not saved yet is not lost by a reload");
+    assert!(site.client().cmd("AUTH app s3cret").error().is_some(), "unsaved changes are not lost by a reload");
     assert_eq!(admin.cmd("ACL LOAD"), ok());
     assert_eq!(site.client().cmd("AUTH app s3cret"), ok());
     // Edits of the file in the meantime are neither lost nor partially applied.
@@ -757,10 +757,7 @@ fn users_can_be_changed_over_resp() {
     assert_eq!(admin.cmd("ACL SAVE"), ok());
     users.write("user app on nopass +nothing\n");
     assert!(admin.cmd("ACL LOAD").expect_error().contains("no change to the previously active ACL rules"));
-    assert!(
-        admin.cmd("ACL SAVE").expect_error().contains("was changed since"),
-        "also by somebody who has made a mistake"
-    );
+    assert!(admin.cmd("ACL SAVE").expect_error().contains("was changed since"), "also if the edit has a mistake");
     assert_eq!(site.client().cmd("AUTH app s3cret"), ok());
     assert!(!site.router().process().log().contains("s3cret"), "no password is logged");
 }

@@ -19,7 +19,7 @@ pub(crate) fn replica_of(node: &Node) -> Node {
 fn wait_counts_replicas_that_have_the_writes() {
     let site = Site::with(1, &SiteOptions::default());
     let mut client = site.client();
-    assert_eq!(client.cmd("WAIT 0 0"), int(0), "nobody is there");
+    assert_eq!(client.cmd("WAIT 0 0"), int(0), "there is no replica");
     let replica = replica_of(&site.nodes()[0]);
     assert_eq!(client.cmd("SET k v"), ok());
     assert_eq!(client.cmd("WAIT 1 0"), int(1));
@@ -128,11 +128,11 @@ fn wait_over_several_nodes_returns_the_minimum_of_written_nodes() {
     let start = Instant::now();
     assert_eq!(client.cmd("WAIT 1 1000"), int(0));
     assert!(start.elapsed() >= Duration::from_millis(990), "{:?}", start.elapsed());
-    let asked = until("the node is asked", || {
+    let asked = until("the node receives WAIT", || {
         let line = monitor.reply().text();
         line.split_once("\"WAIT\" \"1\" ").map(|(_, time)| time.trim_matches('"').parse::<u64>().expect("a time"))
     });
-    assert!(asked < 1000, "the node was to wait for {asked} ms, as if it had been the first");
+    assert!(asked < 1000, "the node would wait for {asked} ms, as if it had been the first");
     first.thaw();
 }
 

@@ -44,7 +44,7 @@ const CRATES: &[CrateRule] = &[
         only: None,
         tests_only: &[],
         never: &["switchyard-bench", "switchyard-lab", "switchyard"],
-        why: "control decides where keys are and tells the router; what reads a configuration or a command line hands it plain values",
+        why: "control places keys and notifies the router; code that reads a configuration or a command line passes plain values to it",
     },
     CrateRule {
         name: "bench",
@@ -72,7 +72,7 @@ const CRATES: &[CrateRule] = &[
         only: None,
         tests_only: &[],
         never: &[],
-        why: "it may see everything, and nobody sees it",
+        why: "it may use all crates, and no crate uses it",
     },
 ];
 
@@ -131,9 +131,9 @@ const LONGER: &[(&str, usize, &str)] = &[];
 
 /// File names without information, with the remedy.
 const NAMES_BANNED: &[(&str, &str)] = &[
-    ("util", "name the file for what is in it"),
-    ("utils", "name the file for what is in it"),
-    ("common", "name the file for what its content has in common"),
+    ("util", "name the file after its content"),
+    ("utils", "name the file after its content"),
+    ("common", "name the file after the common topic"),
     ("manager", "name the file for what it does: lock, place, drain, ..."),
     ("master", "say primary"),
     ("slave", "say replica"),
@@ -214,7 +214,7 @@ fn crates_import_only_what_they_may(files: &Files) -> Vec<String> {
     for (name, manifest) in files.manifests() {
         let Some(rule) = CRATES.iter().find(|rule| rule.name == name) else {
             complaints.push(format!(
-                "crates/{name} has no row in CRATES: a crate exists only where Cargo must enforce something; make it a module, or add a row that says what it enforces"
+                "crates/{name} has no row in CRATES: a crate exists only where Cargo must enforce something; make it a module, or add a row with the enforced rule"
             ));
             continue;
         };
@@ -276,7 +276,7 @@ fn crates_reach_each_other_only_through_cargo(files: &Files) -> Vec<String> {
             }
             if line.contains("#[path") {
                 complaints.push(format!(
-                    "{place}: no #[path]: a module is where its name says, and a crate's code is its own"
+                    "{place}: no #[path]: the path of a module must match its name, and a crate must not include the code of another"
                 ));
             }
         }
@@ -337,7 +337,7 @@ fn nothing_is_left_to_do(files: &Files) -> Vec<String> {
         for stub in ["todo!", "unimplemented!"] {
             if line.contains(stub) && words(&line).any(|word| stub.starts_with(word)) {
                 complaints.push(format!(
-                    "{place}: {stub} ends the process at a user's: write it, or return an error that says what is not there yet"
+                    "{place}: {stub} ends the process at a user's: implement it, or return an error that names the missing feature"
                 ));
             }
         }
@@ -411,7 +411,7 @@ fn files_have_headers(files: &Files) -> Vec<String> {
             !header.is_some_and(|line| line.starts_with("//!") && line.trim_start_matches("//!").trim().len() >= 10)
         })
         .map(|(path, _)| {
-            format!("{path}: begin it with a `//!` header: what it is, why it is here, why not the obvious alternative")
+            format!("{path}: begin it with a `//!` header: purpose, place, and why not the obvious alternative")
         })
         .collect()
 }

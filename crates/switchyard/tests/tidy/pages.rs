@@ -39,7 +39,7 @@ pub(super) fn pages_name_what_is_there(files: &Files) -> Vec<String> {
                 let is_it = |known: &String| known == name || known.ends_with(&below);
                 let is_in = |known: &String| name.ends_with('/') && (known.starts_with(name) || known.contains(&below));
                 if !files.0.keys().any(|known| is_it(known) || is_in(known)) {
-                    complain(name, "there is no such file; say where it is now");
+                    complain(name, "there is no such file; correct the path");
                 }
             }
         }

@@ -36,7 +36,7 @@ const LISTED: &[(&str, usize, &str)] = &[
     (
         "limits.rs",
         7,
-        "a slice of a rate or of bytes is used up, a client comes or goes: at most SLICES_PERCENT of what is counted",
+        "a slice of a rate or of bytes is used up, a client comes or goes: at most SLICES_PERCENT of the counted operations",
     ),
     ("metrics.rs", 1, "a worker meets a node for the first time"),
     ("users/change.rs", 1, "ACL SETUSER"),
@@ -50,7 +50,7 @@ const LISTED: &[(&str, usize, &str)] = &[
     ("worker/cluster.rs", 1, "CLUSTER"),
     ("worker/cross_slot.rs", 3, "a command of several steps on keys of different nodes"),
     ("worker/dispatch.rs", 1, "a command that the table does not know"),
-    ("worker/gather.rs", 1, "a database was selected that nobody had"),
+    ("worker/gather.rs", 1, "the first use of a database"),
     ("worker/handshake.rs", 9, "a connection to a node is opened"),
     ("worker/info.rs", 4, "INFO"),
     ("worker/local.rs", 4, "HELLO, AUTH, CONFIG RESETSTAT"),
@@ -67,7 +67,7 @@ const LISTED: &[(&str, usize, &str)] = &[
     ("worker/renew.rs", 1, "at every tick"),
     ("worker/scan.rs", 6, "SCAN"),
     ("worker/scripts.rs", 7, "a script that this worker has not met, SCRIPT, and one that a node lacks"),
-    ("worker/slowlog.rs", 5, "SLOWLOG, and at a tick after slow commands: so many in a second"),
+    ("worker/slowlog.rs", 5, "SLOWLOG, and at a tick after slow commands: a bounded number per second"),
     ("worker/transactions.rs", 1, "EXEC after EVALSHA: SCRIPT FLUSH at another worker counts"),
     ("worker/translate.rs", 1, "a reply of a node without RESP3 that cannot be translated"),
 ];

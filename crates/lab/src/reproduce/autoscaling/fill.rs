@@ -59,7 +59,8 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
         |bench, _| one(bench),
     )?;
     let runs = outcome.results.first().map_or(&[][..], Vec::as_slice);
-    let mut table = Table::new(["round", "nodes", "from keys", "keys per node then", "longest SET since the last, ms"]);
+    let mut table =
+        Table::new(["round", "nodes", "from keys", "keys per node then", "longest SET since the previous row, ms"]);
     for (round, run) in runs.iter().enumerate() {
         let mut most = 0.0_f64;
         for (at, point) in run.points.iter().enumerate() {
@@ -90,7 +91,7 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
                 says::THRESHOLD
             ),
             format!(
-                "One node of {MEMORY} with `noeviction` at the beginning, {NODES} at most. One client writes {KEYS} keys of 64 characters with values of 1 to 128, {RATE} in a second. \
+                "One node of {MEMORY} with `noeviction` at the start, at most {NODES}. One client writes {KEYS} keys of 64 characters with values of 1 to 128, {RATE} per second. \
                  `[autoscale]` has the policy `threshold` with `max-memory = {THRESHOLD}`, and `[autoscale.local]`. Requests that failed: {}. Keys that were lost: {}.",
                 sum(|run| run.errors as i64),
                 sum(|run| run.lost)
@@ -147,7 +148,7 @@ fn one(bench: &Bench<'_>) -> Result<Measured> {
         if standing.stage.is_none() {
             break standing;
         }
-        ensure!(Instant::now() < end, "a change was not over within {:?}: {standing:?}", bench.conduct.patience);
+        ensure!(Instant::now() < end, "a change was not finished within {:?}: {standing:?}", bench.conduct.patience);
         check_interrupted(&bench.conduct.stop)?;
         std::thread::sleep(Duration::from_millis(50));
     };

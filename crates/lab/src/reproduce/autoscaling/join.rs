@@ -47,7 +47,7 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
         &settings.conduct,
         &GOALS,
         |goal| json!({"experiment": "autoscaling-join", "goal": goal, "connections": settings.connections, "keys": KEYS, "rate": RATE}),
-        |goal| format!("nodes join one after the other, goal {goal}"),
+        |goal| format!("nodes join one at a time, goal {goal}"),
         |bench, goal| one(bench, settings, goal),
     )?;
     let mut table = Table::new([
@@ -89,7 +89,7 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
         }
         let ideal = points.iter().map(|(nodes, _)| (*nodes, first * 2.0 / (nodes + 1.0))).collect();
         lines.push(Line { name: (*goal).to_owned(), points });
-        lines.push(Line { name: format!("{goal}, if only keys counted"), points: ideal });
+        lines.push(Line { name: format!("{goal}, ideal by number of keys"), points: ideal });
     }
     let panel =
         Panel { title: "Time to join".to_owned(), x: "nodes before".to_owned(), y: "s".to_owned(), floor: None, lines };
@@ -97,11 +97,11 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
     let section = Section {
         notes: vec![
             format!(
-                "The report: \"{}\". Of N nodes' keys one more gets 1/(N+1), so the time should fall as that does.",
+                "The report: \"{}\". A node that joins N others gets 1/(N+1) of the keys, so the time should fall in proportion.",
                 says::NODE_ADD
             ),
             format!(
-                "{KEYS} keys, and {RATE} requests per second meanwhile, 10 % SET. The time is that of `nodes add --rebalance` until the last move is done; `balanced` is the default goal. \
+                "{KEYS} keys, and {RATE} requests per second during the change, 10 % SET. The time is from `nodes add --rebalance` to the end of the last move; `balanced` is the default goal. \
                  At the end each key was read: {wrong} were wrong."
             ),
         ],

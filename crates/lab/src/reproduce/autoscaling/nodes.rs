@@ -215,10 +215,10 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
     let shows = "Requests, mean response time and hits by the number of nodes";
     let section = Section {
         notes: vec![format!(
-            "{KEYS} keys; a key and its value have some 128 bytes. {connections} connections with one request under way each, 10 % SET, all keys alike. A limited server has {cpu} of a \
-             processor, or {MEMORY} of memory, beyond which it forgets keys (`allkeys-lru`)."
+            "{KEYS} keys; a key and its value have some 128 bytes. {connections} connections with one request in flight each, 10 % SET, uniform keys. A limited server has {cpu} of a \
+             processor, or {MEMORY} of memory, and evicts keys at that limit (`allkeys-lru`)."
         )],
-        tables: vec![("Beside the report".to_owned(), beside), ("All runs".to_owned(), table)],
+        tables: vec![("Compared with the report".to_owned(), beside), ("All runs".to_owned(), table)],
         figures: vec![("autoscaling-nodes".to_owned(), shows.to_owned(), figure::svg(&panels)?)],
     };
     publish(conduct, MARK, &outcome, &section)

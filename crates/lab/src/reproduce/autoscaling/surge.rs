@@ -105,15 +105,19 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
         let sizes = outcome.results.iter().map(|runs| text(runs, value));
         stages.row([what.to_owned()].into_iter().chain(sizes).chain([after.to_owned()]));
     };
-    row("the autoscaler decides for a node more", &|run| run.decided, "the load rose");
+    row("the autoscaler decides to add a node", &|run| run.decided, "the load rose");
     row("its server runs", &|run| run.started, "the load rose");
     row("it has joined", &|run| run.joined, "the load rose");
-    row("it has its share", &|run| run.filled, "the load rose");
-    row("answers are within the objective, and stay there", &|run| run.well, "the load rose");
-    row("a node may go: `down-after` and `down-cooldown` are over", &|run| run.may_go - run.fell, "the load fell");
-    row("the autoscaler decides that it goes", &|run| run.goes - run.may_go, "it may go");
-    row("it is drained", &|run| run.drained - run.may_go, "it may go");
-    row("its server is stopped", &|run| run.ended - run.may_go, "it may go");
+    row("it has its share of the slots", &|run| run.filled, "the load rose");
+    row("response times are within the objective from then on", &|run| run.well, "the load rose");
+    row(
+        "a node may be removed: `down-after` and `down-cooldown` have passed",
+        &|run| run.may_go - run.fell,
+        "the load fell",
+    );
+    row("the autoscaler decides to remove it", &|run| run.goes - run.may_go, "it may be removed");
+    row("it is drained", &|run| run.drained - run.may_go, "it may be removed");
+    row("its server is stopped", &|run| run.ended - run.may_go, "it may be removed");
     let mut goals = Table::new(["goal", "here", "met"]);
     let met = |all: bool| if all { "yes" } else { "no" }.to_owned();
     for (size, runs) in SIZES.iter().zip(&outcome.results) {
@@ -135,7 +139,7 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
     }
     let all: Vec<Measured> = outcome.results.iter().flatten().cloned().collect();
     let bad = all.iter().map(|run| run.errors + run.wrong_after).sum::<u64>();
-    goals.row(["no failed request and no wrong answer".to_owned(), bad.to_string(), met(bad == 0)]);
+    goals.row(["no failed request and no wrong reply".to_owned(), bad.to_string(), met(bad == 0)]);
     let mut panels = Vec::new();
     let firsts: Vec<(u64, &Measured)> =
         SIZES.into_iter().zip(&outcome.results).filter_map(|(size, runs)| Some((size, runs.first()?))).collect();
@@ -153,10 +157,10 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
     }
     let section = Section {
         notes: vec![format!(
-            "One node with {cpu} of a processor can do {} GET and SET in a second, {} at a time. The load is {PART} of that, and then four times as much at once; later it falls back. \
+            "One node with {cpu} of a processor can execute {} GET and SET per second, {} at a time. The load is {PART} of that, then suddenly four times as high; later it falls to the first value. \
              Requests come in an open loop: their times count from when they should have been sent. `[autoscale]` has the policy `threshold` with `max-response-time = {} ms`, \
              `up-after = {UP_AFTER}`, `up-cooldown = {UP_COOLDOWN}`, `down-after = {} s` and `down-cooldown = {} s`; servers come by `[autoscale.local]`, with the same part of a processor. \
-             The most nodes were {}. The first node has more to do than it can while it gives half of its keys away: their number decides how soon that helps.",
+             The maximum number of nodes was {}. The first node is overloaded while it moves half of its keys away, so the time until relief depends on their number.",
             Spread::of(all.iter().map(|run| run.capacity))
                 .map_or(String::new(), |spread| spread.text(|value| thousands(value as u64))),
             connections * PIPELINE,
@@ -220,7 +224,7 @@ impl Watch<'_> {
         check_interrupted(&self.bench.conduct.stop)?;
         ensure!(
             self.rose.elapsed() < self.bench.conduct.patience,
-            "it was not over within {:?}",
+            "the change was not finished within {:?}",
             self.bench.conduct.patience
         );
         std::thread::sleep(SAMPLE_INTERVAL);

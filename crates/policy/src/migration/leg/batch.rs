@@ -150,7 +150,7 @@ impl Work for Batches {
             Event::Stored { batch, outcomes } => self.batch_stored(leg, batch, &outcomes, now_us, actions),
             Event::Secured { batch, refused } => self.batch_secured(leg, batch, refused, now_us, actions),
             Event::Removed { batch } => self.batch_removed(leg, batch, actions),
-            _ => debug_assert!(false, "an answer to what this protocol does not ask: {event:?}"),
+            _ => debug_assert!(false, "reply without a request of this protocol: {event:?}"),
         }
     }
 
@@ -635,11 +635,11 @@ impl Batches {
                 batch.set_step(Step::Record);
                 self.relax_durability = true;
                 actions.push(Action::Io(Io::Report {
-                    text: format!("keys come back to a node that does not make them as safe as was asked: {why}"),
+                    text: format!("returned keys do not have the requested durability at the source: {why}"),
                 }));
             }
             Some(why) => {
-                self.refused(leg, id, format!("what was stored could not be made safe: {why}"), now_us, actions);
+                self.refused(leg, id, format!("stored keys could not be made durable: {why}"), now_us, actions);
                 return;
             }
             None => batch.set_step(Step::Record),
@@ -657,7 +657,7 @@ impl Batches {
 
     fn commit(&mut self, leg: &mut LegCore, id: BatchId, actions: &mut Vec<Action>) {
         let Some(batch) = self.batches.remove(&id) else { return };
-        assert!(batch.on_record.is_some(), "a key is committed when that it moved is on record");
+        assert!(batch.on_record.is_some(), "the move of a committed key is on record");
         for (fingerprint, _) in &batch.keys {
             self.busy.remove(fingerprint);
             if !leg.rolls_back {

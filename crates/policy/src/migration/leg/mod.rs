@@ -285,11 +285,13 @@ impl<W: Work> Leg<W> {
             && self.shell.usable(Side::Target);
         if self.shell.state == State::Moving && self.shell.list_ended && left < self.shell.away.len() && is_calm {
             actions.push(Action::Io(Io::Report {
-                text: format!("nearly done: {left} keys at most are left, so the leg goes on to its end"),
+                text: format!(
+                    "nearly done: at most {left} keys are left, so the leg is finished instead of rolled back"
+                ),
             }));
             return;
         }
-        self.shell.roll_back("it was told to end".to_owned(), actions);
+        self.shell.roll_back("it was aborted by the user".to_owned(), actions);
     }
 
     /// Returns an error to clients that wait for an unreachable node. If only the target is lost, the leg goes back,
@@ -506,7 +508,7 @@ impl<W: Work> Machine for Leg<W> {
             // A confirmation is valid for one step only: later actions need a new one.
             self.shell.confirmation = Confirmation::No;
         }
-        debug_assert!(self.shell.state != State::Ended || self.work.is_idle(), "a leg ends with nothing under way");
+        debug_assert!(self.shell.state != State::Ended || self.work.is_idle(), "a leg ends without batches in flight");
     }
 
     fn progress(&self) -> Progress {

@@ -585,7 +585,7 @@ impl Published {
     fn give_up(&mut self, side: Side, actions: &mut Vec<Action>) {
         let is_ending = matches!(self.state, State::Waiting | State::Ending { .. } | State::HandingOver | State::Ended);
         if is_ending || self.given_up.is_some() || !self.is_down[side as usize] {
-            let text = "a side is given up only where it does not answer".to_owned();
+            let text = "a side is given up only if it does not respond".to_owned();
             return actions.push(Action::Io(Io::Report { text }));
         }
         if self.may_withdraw() {
@@ -708,9 +708,9 @@ impl Machine for Published {
             Event::Quiesce => self.quiet = QuiesceState::Requested,
             Event::Resume => self.quiet = QuiesceState::No,
             Event::Pace(pace) => self.pace = pace,
-            Event::RollBack if self.may_withdraw() => self.withdraw("the user wants it no more".to_owned(), actions),
+            Event::RollBack if self.may_withdraw() => self.withdraw("it was aborted by the user".to_owned(), actions),
             Event::RollBack => {
-                let text = "a protocol as published knows no way back: the move goes on".to_owned();
+                let text = "a protocol as published has no rollback: the move continues".to_owned();
                 actions.push(Action::Io(Io::Report { text }));
             }
             Event::GiveUp { side } => self.give_up(side, actions),

@@ -117,10 +117,7 @@ impl Record {
     pub fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
         let mut input = Input { bytes, at: 0 };
         if input.byte()? != VERSION {
-            return Err(Damaged {
-                at: 0,
-                expected: "a version that this program knows (a newer one may have written it)",
-            });
+            return Err(Damaged { at: 0, expected: "a supported version (a newer switchyard may have written it)" });
         }
         let kind = input.byte()?;
         let move_id = MoveId(input.number()?);
@@ -253,7 +250,7 @@ impl Input<'_> {
     fn take(&mut self, length: u64) -> Result<&[u8], Damaged> {
         let rest = self.bytes.get(self.at..).unwrap_or_default();
         let taken = usize::try_from(length).ok().and_then(|length| rest.get(..length));
-        let taken = taken.ok_or(Damaged { at: self.at, expected: "as many bytes as are announced" })?;
+        let taken = taken.ok_or(Damaged { at: self.at, expected: "the declared number of bytes" })?;
         self.at += taken.len();
         Ok(taken)
     }

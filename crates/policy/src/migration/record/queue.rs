@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(round(&mut queue, false), []);
         assert_eq!(round(&mut queue, true), [1, 3, 5]);
         assert!(queue.push(given(1, Kind::Required, 6)).is_empty());
-        assert_eq!(round(&mut queue, false), [6], "a leg that is let in holds up nothing");
+        assert_eq!(round(&mut queue, false), [6], "a leg with space delays nothing");
     }
 
     #[test]
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(round(&mut queue, false), []);
         assert_eq!(whats(&queue.push(given(1, Kind::StartsLeg, 4))), [1, 2], "the next attempt takes its place");
         assert_eq!(whats(&queue.push(given(1, Kind::EndsMove, 5))), [4]);
-        assert_eq!(round(&mut queue, false), [5], "an end waits for nobody");
+        assert_eq!(round(&mut queue, false), [5], "the end of a move does not wait");
         assert_eq!(round(&mut queue, true), [3]);
         assert_eq!(queue.all().count(), 0);
     }

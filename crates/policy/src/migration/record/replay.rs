@@ -58,10 +58,7 @@ impl Replay {
             Record::Keys { move_id, keys } => {
                 let open = self.open(*move_id)?;
                 if open.next_leg > 0 || open.keys.is_some() {
-                    return Err(Contradiction(format!(
-                        "move {} is told its keys after it has begun with others",
-                        move_id.0
-                    )));
+                    return Err(Contradiction(format!("keys of move {} are listed after its first leg", move_id.0)));
                 }
                 open.keys = Some(keys.as_slice().into());
             }
@@ -176,7 +173,7 @@ impl Replay {
                 // not permit a guess.
                 if let Some(leg) = self.open(*move_id)?.leg.as_ref().filter(|leg| leg.moving) {
                     return Err(Contradiction(format!(
-                        "move {} ends while keys of its leg {} are on their way",
+                        "move {} ends while keys of its leg {} are in transit",
                         move_id.0, leg.leg
                     )));
                 }
@@ -189,11 +186,11 @@ impl Replay {
     fn open(&mut self, move_id: MoveId) -> Result<&mut OpenMove, Contradiction> {
         self.open
             .get_mut(&move_id)
-            .ok_or_else(|| Contradiction(format!("move {} goes on, and has not begun", move_id.0)))
+            .ok_or_else(|| Contradiction(format!("move {} continues, but has no start", move_id.0)))
     }
 
     fn leg(&mut self, move_id: MoveId, leg: u32) -> Result<&mut OpenLeg, Contradiction> {
-        let missing = || Contradiction(format!("leg {leg} of move {} goes on, and has not begun", move_id.0));
+        let missing = || Contradiction(format!("leg {leg} of move {} continues, but has no start", move_id.0));
         self.open(move_id)?.leg.as_mut().filter(|open| open.leg == leg).ok_or_else(missing)
     }
 

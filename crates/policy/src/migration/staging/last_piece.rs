@@ -190,7 +190,7 @@ impl Storing {
 
 impl StagingReply {
     fn interpret(self, planted: InjectedBug) -> Finished {
-        let gone = || Finished::Unusable("what was copied of it is gone".to_owned());
+        let gone = || Finished::Unusable("its staging key is gone".to_owned());
         match self {
             Self::Counted(Counted {
                 key_existed: key_was_there,

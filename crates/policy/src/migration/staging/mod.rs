@@ -482,7 +482,7 @@ impl Staging {
                 self.continue_storing(batch, next, actions);
             }
             Event::SourceLost => {
-                let why = Some("what was copied of it in pieces is worth nothing, and its source is lost");
+                let why = Some("its copy in pieces is invalid, and its source is lost");
                 let reading = self.storing.iter_mut().filter(|(_, storing)| storing.is_reading_whole());
                 let all: Vec<(BatchId, Next)> =
                     reading.map(|(batch, storing)| (*batch, storing.read_whole(why))).collect();
@@ -560,7 +560,7 @@ impl Staging {
         let unusable = self.all.iter().filter(|(place, staged)| is_ours(place) && is_unusable(staged));
         let unusable: Vec<Place> = unusable.map(|(place, _)| place.clone()).collect();
         for place in unusable {
-            let why = "it was changed as a whole, or a node was started again, after it had been copied in pieces";
+            let why = "it was replaced, or a node was restarted, after its copy in pieces";
             self.move_whole(place, why.to_owned(), actions);
         }
     }
@@ -647,11 +647,7 @@ impl Staging {
             all.filter(|(_, s)| s.tail.is_everything()).map(|(place, s)| (place.clone(), s.starts)).collect();
         for (place, starts) in changed {
             if starts >= STARTS_MAX {
-                self.move_whole(
-                    place,
-                    "commands changed it as a whole, again and again, while it was copied".to_owned(),
-                    actions,
-                );
+                self.move_whole(place, "commands repeatedly replaced it during the copy".to_owned(), actions);
             } else {
                 self.drop_place(&place, actions);
                 self.to_inspect.push_back((place, starts + 1));

@@ -21,7 +21,7 @@ pub(in crate::mover) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Resul
         let time = next();
         let time: Vec<i64> =
             reply::elements(&time).filter_map(|n| std::str::from_utf8(reply::text(n)?).ok()?.parse().ok()).collect();
-        let [seconds, micros] = time[..] else { return Err("it does not tell its TIME".to_owned()) };
+        let [seconds, micros] = time[..] else { return Err("it refuses TIME".to_owned()) };
         seconds * 1000 + micros / 1000
     };
     // Nearly all keys are in one database. A vector that grows on its own starts with a capacity of four.
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(asked(&two, 2), DurabilityResult::Is(Ok(())));
         assert_eq!(asked(&two, 1), DurabilityResult::Fewer { acknowledged: 1, replicas: 2 });
         assert_eq!(asked(&info("role:master"), 0), DurabilityResult::Fewer { acknowledged: 0, replicas: 0 });
-        assert_eq!(asked(&info("role:master"), 1), DurabilityResult::Is(Ok(())), "it came meanwhile");
+        assert_eq!(asked(&info("role:master"), 1), DurabilityResult::Is(Ok(())), "one connected in the meantime");
         assert_eq!(secured(Durability::Aof, &answers(&["*2\r\n:1\r\n:0\r\n"])), DurabilityResult::Is(Ok(())));
         assert!(matches!(secured(Durability::Aof, &answers(&["*2\r\n:0\r\n:0\r\n"])), DurabilityResult::Is(Err(_))));
     }

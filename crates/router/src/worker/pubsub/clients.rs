@@ -219,7 +219,7 @@ impl Worker {
         warn!(
             client = client.details.id,
             bytes = client.unsent(),
-            "cutting a subscriber that does not read its messages (clients.{limit})"
+            "disconnecting a subscriber that does not read its messages (clients.{limit})"
         );
         self.counters.cut_push.add(1);
         self.close_client(handle);

@@ -449,7 +449,7 @@ impl Worker {
         let Some(l) = self.links.get_mut(link) else { return };
         let node = l.node;
         let Some(ended) = l.taken_out() else {
-            self.break_link(link, "it sent a reply that nobody asked for");
+            self.break_link(link, "it sent a reply without a command");
             return;
         };
         let late = ended.is_expired;

@@ -171,7 +171,7 @@ impl Worker {
     pub(in crate::worker) fn tracking_link_lost(&mut self, node: NodeId) {
         if self.tracking.places.iter().any(|(n, _)| *n == node) {
             self.set_tracking_place(node, Place::Requested);
-            warn!(node = %self.node_name(node), "lost the connection that tells of changed keys: clients are told to forget all of them");
+            warn!(node = %self.node_name(node), "lost the invalidation connection: clients get an invalidation of all keys");
             self.tracking.forget_reads();
             self.count_tracked();
             self.invalidate_all();

@@ -23,12 +23,12 @@ use super::Failure;
 /// Show what Switchyard does: a story of six acts, with real Redis servers on this machine
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Start two Redis (or Valkey) servers and the router in a temporary folder, drive a load through the router, and tell what \
-        happens: a hot key is answered by the router, another one is moved, a server is started, one is killed and comes back, one is \
-        drained and stopped. The planner, the hot copies and the autoscaler of the router do that themselves; only the pauses between their \
-        looks are short.\n\n\
-        Every reply is checked: each key has one writer, so it is known what each reply must be. One wrong value, one that is too old, or one error for a \
-        key of a server that runs, and the demo fails. Nothing is left behind: the servers end with the demo, and their folder is removed.",
+    long_about = "Start two Redis (or Valkey) servers and the router in a temporary folder, drive a load through the router, and report what \
+        happens: a hot key is served by the router, another key is moved, a server is started, one is killed and returns, one is \
+        drained and stopped. The planner, the hot copies and the autoscaler of the router do that on their own; only the pauses between their \
+        checks are short.\n\n\
+        Every reply is checked: each key has one writer, so every expected reply is known. The demo fails on a wrong value, a stale value, or an error for a \
+        key of a running server. Nothing is left behind: the servers end with the demo, and their folder is removed.",
     after_long_help = "Examples:\n  \
         switchyard demo                   the story, about a minute\n  \
         switchyard demo --hold            keep it up afterwards, to try it with redis-cli\n  \

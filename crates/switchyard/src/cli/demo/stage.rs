@@ -166,7 +166,7 @@ impl Stage {
         let each: Vec<u64> =
             self.nodes.iter().map(|node| self.keys(&node.address.to_string())).collect::<Result<_, _>>()?;
         let sum: u64 = each.iter().sum();
-        ensure!(through == sum, "the router says that there are {through} keys, and the nodes hold {sum}");
+        ensure!(through == sum, "the router counts {through} keys, but the nodes hold {sum}");
         Ok(sum)
     }
 
@@ -185,14 +185,14 @@ impl Stage {
         match status {
             Some(status) if status.success() => known.map(drop),
             Some(status) => bail!("the router ended with {status}; the end of its output:\n{}", self.router.log_tail()),
-            None => bail!("the router did not end within {GRACE:?} of being asked to, and was killed"),
+            None => bail!("the router did not stop within {GRACE:?}, and was killed"),
         }
     }
 }
 
 /// Path of this program.
 pub(super) fn program() -> anyhow::Result<PathBuf> {
-    std::env::current_exe().context("cannot tell where this program is, to start the router from it")
+    std::env::current_exe().context("cannot find the path of this program to start the router")
 }
 
 /// Configuration of the router. Its loops have short pauses, so that the story fits into a minute.

@@ -198,11 +198,14 @@ impl Story<'_> {
             if let Some(first) = keys.first() {
                 let key = first.key.as_deref().unwrap_or_default();
                 let more = if keys.len() > 1 { format!(", and {} more", keys.len() - 1) } else { String::new() };
-                self.narrate(Kind::Decided, &format!("  the key {key} goes from {} to {}{more}", first.from, first.to));
+                self.narrate(
+                    Kind::Decided,
+                    &format!("  the key {key} moves from {} to {}{more}", first.from, first.to),
+                );
             }
         }
         // The outcome of a decision in progress starts with this text.
-        let outcome = decision.outcome.as_ref().filter(|outcome| !outcome.starts_with("under way"));
+        let outcome = decision.outcome.as_ref().filter(|outcome| !outcome.starts_with("in progress"));
         if let Some(outcome) = outcome.filter(|outcome| self.decisions.get(&id) != Some(&Some((*outcome).clone()))) {
             self.decisions.insert(id, Some(outcome.clone()));
             self.narrate(Kind::Done, &format!("{}, decision {id}: {outcome}", decision.by));
@@ -238,7 +241,7 @@ impl Story<'_> {
     }
 
     fn read_key(&mut self) -> anyhow::Result<()> {
-        self.narrator.narrate(Kind::Act, "2. A key that everybody reads");
+        self.narrator.narrate(Kind::Act, "2. A key that every client reads");
         let key = "news:s:0";
         let before: HotCopiesReport = self.stage.get("/api/v1/hot-copies")?;
         self.loads.begin(Part::Read, "news:")?;
@@ -257,17 +260,17 @@ impl Story<'_> {
             Ok(own.filter(|own| own.hits_per_second >= wanted).map(|own| (own.hits_per_second, own.reads_per_second)))
         })?;
         match answered {
-            None => self.miss("hot copies do not answer the key that everybody reads"),
+            None => self.miss("hot copies do not answer the key that every client reads"),
             Some((hits, reads)) => {
                 let now: HotCopiesReport = self.stage.get("/api/v1/hot-copies")?;
                 let (more, fills) = (now.hits - before.hits, now.fills - before.fills);
                 self.narrate(
                     Kind::Decided,
-                    &format!("hot copies: {key} is read so much that the switch answers it itself"),
+                    &format!("hot copies: {key} is read so often that the switch serves it from copies"),
                 );
                 let (hits, more, fills, reads) =
                     (thousands(hits as u64), thousands(more), thousands(fills), thousands(reads as u64));
-                self.narrate(Kind::Done, &format!("{more} reads were answered from copies, now {hits} in a second; {reads} in a second reach {node}, and it was asked {fills} times for a copy"));
+                self.narrate(Kind::Done, &format!("{more} reads were answered from copies, now {hits} in a second; {reads} in a second reach {node}, and {fills} copies were read from it"));
             }
         }
         self.pause(Duration::from_secs(2))?;
@@ -331,12 +334,12 @@ impl Story<'_> {
     }
 
     fn more_load(&mut self) -> anyhow::Result<()> {
-        self.narrator.narrate(Kind::Act, "4. More than two nodes can take");
+        self.narrator.narrate(Kind::Act, "4. More load than two nodes can serve");
         self.loads.begin(Part::Rush, "rush:")?;
         let (rate, capacity) = (thousands(Part::Rush.rate(self.rate) as u64), thousands(u64::from(self.rate / 2 * 5)));
         self.narrate(
             Kind::Seen,
-            &format!("{rate} requests/s more; a node is said to take {capacity}, and a fifth of that is to stay free"),
+            &format!("{rate} requests/s more; the configured capacity of a node is {capacity}, and a fifth of that must stay free"),
         );
         let joined = self.watch(PATIENCE, |story| {
             let scale = story.stage.scale()?;
@@ -368,7 +371,7 @@ impl Story<'_> {
     }
 
     fn killed_node(&mut self) -> anyhow::Result<()> {
-        self.narrator.narrate(Kind::Act, "5. A node is killed, and comes back");
+        self.narrator.narrate(Kind::Act, "5. A node is killed, and returns");
         // Wait for moves to end: a key in transit has two places.
         self.watch(PATIENCE, |story| {
             Ok(story.stage.get::<MovesReport>("/api/v1/moves")?.moves.is_empty().then_some(()))

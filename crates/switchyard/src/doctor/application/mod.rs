@@ -63,10 +63,10 @@ pub(crate) fn examine_commands(nodes: &[NodeAccess], time: Option<Duration>) -> 
                 level: Level::Warning,
                 node: Some(node.name.clone()),
                 check: "sample",
-                found: format!("its commands could not be looked at: it {why}"),
+                found: format!("its commands could not be sampled: it {why}"),
                 advice: match why.starts_with(NO_MONITOR) {
                     true => "allow +monitor to our user there, or leave --sample out",
-                    false => "see to that node first",
+                    false => "repair that node first",
                 }
                 .to_owned(),
             }),

@@ -86,20 +86,20 @@ impl Sample {
         if self.cut_short {
             findings.push(tell(
                 Level::Note,
-                "the sample ended early: a node sent more than is looked at, or ended the connection".to_owned(),
-                "a shorter sample says as much",
+                "the sample ended early: a node exceeded the sample size, or closed the connection".to_owned(),
+                "use a shorter sample",
             ));
         }
         let routed = if self.routed > 0 {
-            format!("; {} more came through a router, which has made them as nodes take them", self.routed)
+            format!("; {} more came through a router, which has already adapted them", self.routed)
         } else {
             String::new()
         };
         let clean = if self.refused.is_empty() { ", and none would be refused" } else { "" };
         findings.push(tell(
             Level::Note,
-            format!("{} commands of clients were looked at{clean}{routed}", self.commands),
-            "look when the application does what it seldom does, too",
+            format!("{} commands of clients were sampled{clean}{routed}", self.commands),
+            "repeat this while the application does its rare tasks",
         ));
         findings
     }
@@ -376,7 +376,7 @@ mod tests {
         assert!(
             found
                 .last()
-                .is_some_and(|f| f.found.starts_with("2 commands of clients were looked at") && f.level == Level::Note)
+                .is_some_and(|f| f.found.starts_with("2 commands of clients were sampled") && f.level == Level::Note)
         );
         let clean = Sample { commands: 3, ..Sample::default() }.judge();
         assert!(clean.len() == 1 && clean[0].found.ends_with("none would be refused"), "{clean:?}");

@@ -98,7 +98,7 @@ fn finding(limit: Limit, commands: &[(&str, u64)]) -> Finding {
 }
 
 const TAGS: &str = "give keys that are used together a common hash tag ({user:7}:cart, {user:7}:name)";
-const SAMPLE: &str = "`switchyard doctor --sample 10s` looks at real commands for those that would fail";
+const SAMPLE: &str = "`switchyard doctor --sample 10s` inspects real commands and finds those that would fail";
 
 #[cfg(test)]
 mod tests {

@@ -61,7 +61,7 @@ pub(crate) fn until_within<P: Probed>(patience: Duration, what: &str, mut probe:
         if let Some(value) = probe().found() {
             return value;
         }
-        assert!(Instant::now() < end, "waited {patience:?} in vain until {what}");
+        assert!(Instant::now() < end, "timed out after {patience:?} waiting until {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

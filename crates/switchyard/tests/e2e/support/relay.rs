@@ -48,7 +48,7 @@ struct Held {
 
 impl Mood {
     fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().expect("what is held back")
+        self.held.lock().expect("held state")
     }
 
     fn change(&self, change: impl FnOnce(&mut Held)) {
@@ -67,7 +67,7 @@ impl Mood {
     }
 
     fn wait_while(&self, waits: impl Fn(&Held) -> bool) {
-        drop(self.changed.wait_while(self.held(), |held| waits(held) && !held.stop).expect("what is held back"));
+        drop(self.changed.wait_while(self.held(), |held| waits(held) && !held.stop).expect("held state"));
     }
 }
 
