@@ -56,9 +56,11 @@ fmt: ## format the code
 	$(CARGO) fmt --all
 
 .PHONY: lint
-lint: ## the checks of CI besides the tests: formatting, and clippy without a warning
+lint: ## the checks of CI besides the tests: formatting, and clippy without a warning; also advice on the English of changed lines
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	@base=$$(git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null || echo HEAD); \
+	    scripts/plain-english --change "$$base" 2>/dev/null || true
 
 .PHONY: deny
 deny: ## licences, advisories, bans and sources of the dependencies (builds cargo-deny first if it is missing: minutes)

@@ -4,6 +4,7 @@
 //! Otherwise a rule that never finds anything may be broken. A complaint names the place, the problem and the remedy.
 
 mod code;
+mod lexicon;
 mod pages;
 mod runner;
 mod sharing;
@@ -13,6 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use code::only_code;
+use lexicon::terms_are_names_in_the_code;
 use pages::pages_name_what_is_there;
 use sharing::workers_share_nothing_per_command;
 
@@ -544,6 +546,11 @@ fn pages() {
     check(pages_name_what_is_there);
 }
 
+#[test]
+fn lexicon() {
+    check(terms_are_names_in_the_code);
+}
+
 /// policy's purity depends on the clippy configuration, which has no effect if the file is moved or replaced.
 #[test]
 fn clippy_watches_policy() {
@@ -572,6 +579,7 @@ fn clippy_watches_policy() {
 #[test]
 fn each_rule_detects_a_violation() {
     const FINE: &str = "//! A file with a header.\n";
+    const LEXICON: &str = "| Term | Meaning |\n|---|---|\n";
     const LONG_STRING: &str = "//! A file with a header.\nconst A: &str = \"one sentence that is so long that its end was to stand in the next line of the file, or \
                                \u{20}           elsewhere, and does not\";\n";
     let good = || {
@@ -589,9 +597,10 @@ fn each_rule_detects_a_violation() {
                 "crates/switchyard/Cargo.toml".into(),
                 format!("{lints}[dev-dependencies]\nswitchyard-sim.workspace = true\n"),
             ),
+            ("docs/lexicon.md".into(), format!("{LEXICON}| slot | Number of a key. |\n")),
         ]))
     };
-    let rules: [Rule; 12] = [
+    let rules: [Rule; 13] = [
         crates_import_only_what_they_may,
         crates_reach_each_other_only_through_cargo,
         versions_and_lints_come_from_the_root,
@@ -604,6 +613,7 @@ fn each_rule_detects_a_violation() {
         files_have_headers,
         files_have_meaningful_names,
         pages_name_what_is_there,
+        terms_are_names_in_the_code,
     ];
     for rule in rules {
         assert_eq!(rule(&good()), Vec::<String>::new());
@@ -611,6 +621,8 @@ fn each_rule_detects_a_violation() {
     assert_eq!(files_are_short(&Files(BTreeMap::new())).len(), LONGER.len());
 
     let long = FINE.repeat(LINES_MAX + 1);
+    let made_up = format!("{LEXICON}| slot | Number of a key. |\n| flux capacitor | Made up. |\n");
+    let too_many_terms = format!("{LEXICON}{}", "| slot | Number of a key. |\n".repeat(41));
     let cases: &[(Rule, &str, &str)] = &[
         (crates_import_only_what_they_may, "crates/resp/Cargo.toml", "[dependencies]\nbytes = \"1\"\n"),
         (crates_import_only_what_they_may, "crates/policy/Cargo.toml", "[build-dependencies]\ncc.workspace = true\n"),
@@ -693,6 +705,8 @@ fn each_rule_detects_a_violation() {
         (pages_name_what_is_there, "docs/x.md", "See [y](y.md).\n"),
         (pages_name_what_is_there, "docs/x.md", "# X\n\nSee [above](#y).\n"),
         (pages_name_what_is_there, "ARCHITECTURE.md", "It is in `policy/src/lost.rs`.\n"),
+        (terms_are_names_in_the_code, "docs/lexicon.md", &made_up),
+        (terms_are_names_in_the_code, "docs/lexicon.md", &too_many_terms),
     ];
     for (rule, path, text) in cases {
         let mut files = good();
