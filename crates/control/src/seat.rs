@@ -259,7 +259,7 @@ impl Seats {
         }
         // Records are optional, except for a standby.
         if let (Some(why), false) = (&refusal, at.refuses) {
-            info!(node = %access.name, why, "node keeps no mark of the router that serves it: no standby can take over (it needs ACL GETUSER and ACL SETUSER)");
+            info!(node = %access.name, reason = why, "node keeps no mark of the router that serves it: no standby can take over (it needs ACL GETUSER and ACL SETUSER)");
         }
         at.refuses = refusal.is_some();
         Ok(())
@@ -330,7 +330,7 @@ impl Seats {
         leaving.iter().for_each(|at| self.leave(&mut locked(at)));
         for (id, access) in nodes {
             if let Err(why) = self.mark(running, id, &access) {
-                debug!(node = %access.name, why, "the mark of the router cannot be renewed at a node");
+                debug!(node = %access.name, reason = why, "the mark of the router cannot be renewed at a node");
             }
         }
     }
@@ -623,7 +623,7 @@ fn look_at(access: &NodeAccess, connection: &mut Option<NodeConnection>, site: &
     };
     match ask() {
         Err(why) => {
-            debug!(node = %access.name, why, "node cannot be looked at");
+            debug!(node = %access.name, reason = why, "node cannot be looked at");
             *connection = None;
             Ok(Observation::Unreachable)
         }

@@ -316,8 +316,10 @@ fn apply(
                     Why::Renamed => "the name of the old primary resolves to it now",
                 };
                 match before.primary {
-                    Some(old) => warn!(node = %node.name, %old, new = %address, why, "node has another primary"),
-                    None => tracing::info!(node = %node.name, primary = %address, why, "node has a primary"),
+                    Some(old) => {
+                        warn!(node = %node.name, %old, new = %address, reason = why, "node has another primary")
+                    }
+                    None => tracing::info!(node = %node.name, primary = %address, reason = why, "node has a primary"),
                 }
             }
             Action::Readable { replicas, primary_is_nearest } => {

@@ -37,9 +37,9 @@ pub(super) async fn monitor(
             Err(why) => why,
         };
         if !std::mem::replace(&mut told, true) {
-            warn!(sentinel = %endpoint, master = group.master, %why, "a Sentinel does not answer; trying again");
+            warn!(sentinel = %endpoint, master = group.master, reason = %why, "a Sentinel does not answer; trying again");
         } else {
-            debug!(sentinel = %endpoint, master = group.master, %why, "a Sentinel does not answer");
+            debug!(sentinel = %endpoint, master = group.master, reason = %why, "a Sentinel does not answer");
         }
         tokio::time::sleep(RETRY).await;
     }

@@ -36,7 +36,7 @@ pub(super) async fn query(
                 Event::RoleReported { address, role, round_trip_us: round_trip.as_micros() as u32 }
             }
             Err(why) => {
-                debug!(%address, %why, "cannot query a server's role");
+                debug!(%address, reason = %why, "cannot query a server's role");
                 connection = None;
                 Event::Silent { address }
             }

@@ -130,7 +130,7 @@ fn log_changes(running: &Running, told: &mut BTreeMap<NodeId, LogState>) {
         }
         match (&before.refuses, &code) {
             (before, now) if before == now => {}
-            (_, Some(_)) => warn!(node = %node.name, why = refusal.as_deref(), "node refuses writes"),
+            (_, Some(_)) => warn!(node = %node.name, reason = refusal.as_deref(), "node refuses writes"),
             (_, None) => info!(node = %node.name, "node takes writes again"),
         }
         *before = LogState { silence, refuses: code };
@@ -159,7 +159,7 @@ async fn poll(node: NodeId, access: NodeAccess, running: Arc<Running>) {
             Ok(Ok(said)) => note(&running, node, now, said, sent),
             Ok(Err(why)) if why.kind() == io::ErrorKind::TimedOut => connection = None,
             Ok(Err(why)) => {
-                debug!(node = %access.name, %why, "cannot poll a node");
+                debug!(node = %access.name, reason = %why, "cannot poll a node");
                 connection = None;
                 running.health().note_gone(node);
             }

@@ -242,7 +242,11 @@ impl Mover {
         shown.whole_last = format!("a {kind} of {bytes} bytes, {} ms: {why}", us.div_ceil(1000));
         warn!(
             move_id = self.id.0,
-            kind, bytes, us, why, "a big key was moved whole: commands for it, and others at its nodes, waited"
+            kind,
+            bytes,
+            us,
+            reason = why,
+            "a big key was moved whole: commands for it, and others at its nodes, waited"
         );
     }
 }

@@ -218,7 +218,7 @@ impl Mover {
                         warn!(
                             move_id = self.id.0,
                             node = self.name(self.end(side).node),
-                            why,
+                            reason = why,
                             "a mover has lost its connection"
                         );
                         self.end_mut(side).fail();
@@ -258,8 +258,10 @@ impl Mover {
                 run.events.push_back(DriverEvent::Published(epoch));
             }
             DriverAction::Observe => {
-                let epoch =
-                    self.publish_observed().inspect_err(|why| debug!(why, "the topology cannot be changed now")).ok();
+                let epoch = self
+                    .publish_observed()
+                    .inspect_err(|why| debug!(reason = why, "the topology cannot be changed now"))
+                    .ok();
                 epoch.into_iter().for_each(|epoch| self.shared.want_drained(epoch));
                 run.events.push_back(DriverEvent::Published(epoch));
             }
@@ -486,7 +488,7 @@ impl Mover {
                         tracing::error!(
                             move_id = self.id.0,
                             leg,
-                            why,
+                            reason = why,
                             "the journal of moves cannot be written: the leg waits"
                         );
                         self.shown.set_activity(format!("the journal cannot be written: {why}"));
@@ -563,7 +565,7 @@ impl Mover {
 
     fn lose(&mut self, run: &mut Run, side: Side, why: &str) {
         let name = self.name(self.end(side).node);
-        warn!(move_id = self.id.0, node = name, why, "a mover has lost its connection");
+        warn!(move_id = self.id.0, node = name, reason = why, "a mover has lost its connection");
         self.shown.set_activity(format!("waiting for {name}: {why}"));
         self.end_mut(side).fail();
         if side == Side::Target {

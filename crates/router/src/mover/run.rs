@@ -113,7 +113,7 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) {
     };
     let is_moving = mover.life.open().is_some() || shared.plan().moves.legs.keys().any(|(of, _)| *of == id);
     if !is_moving && let Err(why) = host.set_transits(id, Vec::new()) {
-        warn!(move_id = id.0, why, "the topology still has slots of a move that has ended");
+        warn!(move_id = id.0, reason = why, "the topology still has slots of a move that has ended");
     }
     mover.finish(&end);
     shared.change_moves(|moves| {
@@ -511,7 +511,7 @@ impl Mover {
         };
         end.fail();
         let name = self.name(self.end(side).node);
-        warn!(move_id = self.id.0, node = name, why, "a mover has lost its connection");
+        warn!(move_id = self.id.0, node = name, reason = why, "a mover has lost its connection");
         self.shown.set_activity(format!("waiting for {name}: {why}"));
         Err(MoverExit::Lost)
     }

@@ -216,7 +216,7 @@ impl Mover {
     /// Drops a lost side, and the other side if it has pending commands.
     fn on_lost<T>(&mut self, side: Side, why: &str) -> Result<T, MoverExit> {
         let name = self.name(self.end(side).node);
-        warn!(move_id = self.id.0, node = name, why, "a mover has lost its connection");
+        warn!(move_id = self.id.0, node = name, reason = why, "a mover has lost its connection");
         self.shown.set_activity(format!("waiting for {name}: {why}"));
         self.end_mut(side).fail();
         let other = self.end_mut(side.other());
@@ -265,7 +265,7 @@ impl Mover {
                 false
             }
             Action::Whole { place, why } => {
-                info!(move_id = self.id.0, why, "a big key cannot be copied in pieces");
+                info!(move_id = self.id.0, reason = why, "a big key cannot be copied in pieces");
                 if let Some(found) = self.big.get_mut(self.placement.slot_of(&place.0), place) {
                     found.whole = Some(why.clone());
                 }

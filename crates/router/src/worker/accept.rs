@@ -164,7 +164,7 @@ impl Worker {
         let Some(untold) = self.door.handshake_log.allow(self.now_us) else { return };
         let Some(client) = self.clients.get(handle) else { return };
         let from = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
-        warn!(from, why, untold = untold.count(), "a client's TLS handshake failed");
+        warn!(from, reason = why, untold = untold.count(), "a client's TLS handshake failed");
     }
 
     /// Refuses a new connection with an error.

@@ -163,7 +163,7 @@ impl Worker {
         let name = self.node_name(node);
         let log = self.links.log(node).filter(|_| known);
         if let Some(untold) = log.and_then(|log| log.lost.allow(self.now_us)) {
-            info!(node = %name, why, in_flight, untold = untold.count(), "lost a connection to node");
+            info!(node = %name, reason = why, in_flight, untold = untold.count(), "lost a connection to node");
         }
         self.fail_all(handle, &format!("NODELOST connection to {name} was lost: {why}"), in_flight);
         self.zombies.forget_killer(handle);

@@ -634,7 +634,7 @@ fn gives_again(worker: &Worker, node: NodeId) {
 /// Disables copies of a node that refuses a required command.
 pub(super) fn refused(worker: &mut Worker, node: NodeId, why: &str) {
     if worker.shared.hot.refused(node, Some(why.to_owned())) {
-        warn!(node = %worker.node_name(node), why, "no hot copies of this node's keys: it refuses what they need (CLIENT TRACKING, PTTL, CLIENT LIST, ACL SETUSER)");
+        warn!(node = %worker.node_name(node), reason = why, "no hot copies of this node's keys: it refuses what they need (CLIENT TRACKING, PTTL, CLIENT LIST, ACL SETUSER)");
     }
 }
 

@@ -145,7 +145,7 @@ impl Worker {
                 facts.failure.replace(why.to_string()).as_deref() != Some(why)
             });
         if news {
-            warn!(node = %name, why, "node cannot be reached; trying again with increasing pauses");
+            warn!(node = %name, reason = why, "node cannot be reached; trying again with increasing pauses");
         }
         self.fail_all(handle, &format!("NODEDOWN {name} cannot be reached: {why}"), 0);
         if lane.is_exclusive() {

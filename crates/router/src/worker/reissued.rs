@@ -440,7 +440,7 @@ impl Worker {
     /// Ends the wait of a recalled command whose keys cannot be reached.
     fn lose_recalled(&mut self, handle: Handle, why: &str) {
         if let Some(client) = self.clients.get(handle) {
-            debug!(client = client.details.id, why, "closing a client that can wait for its keys no more");
+            debug!(client = client.details.id, reason = why, "closing a client that can wait for its keys no more");
         }
         self.end_recalled(handle, WaitEnd::Lost);
     }

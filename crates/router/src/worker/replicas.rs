@@ -127,7 +127,7 @@ impl Worker {
         let (node, replica) = (link.node, link.replica());
         let name = self.node_name(node);
         let replica = replica.map_or_else(String::new, |r| r.to_string());
-        debug!(node = %name, replica, why, "replica cannot be reached");
+        debug!(node = %name, replica, reason = why, "replica cannot be reached");
         self.fail_all(handle, &format!("NODEDOWN replica {replica} of {name} cannot be reached: {why}"), 0);
     }
 }

@@ -399,7 +399,7 @@ fn names_from_sentinels_are_verified_during_a_failover() {
         !router
             .process()
             .log()
-            .contains("cannot be reached; trying again with increasing pauses node=mymaster why=\"TLS"),
+            .contains("cannot be reached; trying again with increasing pauses node=mymaster reason=\"TLS"),
         "{first_at} {second_at}"
     );
 }
