@@ -176,7 +176,7 @@ pub(crate) fn add_metrics(page: &mut Page, nodes: &[NodeReport]) {
     let refusals = nodes.iter().flat_map(|node| {
         let code = node.refuses_writes.as_deref().and_then(|why| why.split(' ').next());
         WriteRefusal::ALL.map(|refusal| {
-            let labels = vec![("node", node.address.clone()), ("why", refusal.code().to_owned())];
+            let labels = vec![("node", node.address.clone()), ("reason", refusal.code().to_owned())];
             (labels, f64::from(u8::from(code == Some(refusal.code()))))
         })
     });

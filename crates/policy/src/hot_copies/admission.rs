@@ -84,7 +84,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Admits keys immediately, within `keys_max` and `adds_max`. Returns the keys admitted.
+    /// Admits keys immediately, within `keys_max` and `admissions_per_second`. Returns the keys admitted.
     pub fn admit_now(
         &mut self,
         wanted: impl IntoIterator<Item = (u64, Slot)>,
@@ -100,7 +100,7 @@ impl Admission {
                 continue;
             }
             let seen = Admitted { hash, slot, reads: 0.0, writes: 0.0, bytes: 0 };
-            // Evicted after `stays` unless its load rises.
+            // Evicted after `deletion_delay` unless its load rises.
             self.keys.insert(hash, AdmittedKey { seen, cold_since_us: Some(now_us) });
             more.push((hash, slot));
         }

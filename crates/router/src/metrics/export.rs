@@ -130,28 +130,16 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
         &w.double_reads_missed
     }),
     ("hot_copies_hits", "Commands that the router has answered from hot copies", |w| &w.hot.hits),
-    ("clients_cut_output", "Clients cut because they did not read their replies", |w| &w.cut_output),
     ("clients_handshakes_failed", "TLS handshakes with clients that failed or took too long", |w| &w.handshakes_failed),
     ("clients_logins_failed", "Logins with a wrong password or user", |w| &w.logins_failed),
-    (
-        "clients_cut_waiting",
-        "Clients disconnected in a command that waits, because its node was lost or the router ended",
-        |w| &w.cut_waiting,
-    ),
-    ("clients_cut_missed", "Subscribers disconnected because messages for them may have been missed", |w| {
-        &w.cut_missed
+    ("slowlog_dropped", "Slow commands that were not logged because of the rate limit of the slow log", |w| {
+        &w.slow_not_entered
     }),
-    (
-        "slow_commands_not_entered",
-        "Slow commands that were not logged because of the rate limit of the slow log",
-        |w| &w.slow_not_entered,
-    ),
     ("clients_limited", "Commands and logins refused because of a limit of a user, a listener or keys", |w| &w.limited),
     ("clients_limited_connections", "Client connections refused because of a limit of their listener", |w| {
         &w.limited_connections
     }),
     ("clients_denied", "Commands refused because the user may not run them", |w| &w.denied),
-    ("clients_cut_push", "Subscribers cut because they did not read their messages", |w| &w.cut_push),
     ("clients_evicted", "Clients cut because more memory was in use than memory-max", |w| &w.evicted),
     ("messages", "Published messages delivered to subscribers", |w| &w.messages),
     ("invalidations", "Invalidations delivered to clients with CLIENT TRACKING", |w| &w.invalidations),
@@ -159,8 +147,8 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
         &w.subscriptions_lost
     }),
     ("clients_protocol_errors", "Clients closed because of a protocol error", |w| &w.protocol_errors),
-    ("clients_ended", "Clients that have closed their connections", |w| &w.ended),
-    ("clients_broken", "Clients whose connections broke", |w| &w.broken),
+    ("clients_closed", "Clients that have closed their connections", |w| &w.ended),
+    ("clients_reset", "Clients whose connections broke", |w| &w.broken),
     ("fragments", "Parts of commands whose keys are at several nodes", |w| &w.fragments),
     ("clients_received_bytes", "Bytes received from clients", |w| &w.bytes_received),
     ("clients_sent_bytes", "Bytes sent to clients", |w| &w.bytes_sent),
@@ -177,6 +165,14 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     ("colocate_refused", "Commands refused because keys could not return to their slot owner", |w| &w.colocate_refused),
 ];
 
+/// Clients that the router has disconnected, by reason.
+const DISCONNECTED: [(&str, WorkerCounter); 4] = [
+    ("output", |w| &w.cut_output),
+    ("push", |w| &w.cut_push),
+    ("missed", |w| &w.cut_missed),
+    ("waiting", |w| &w.cut_waiting),
+];
+
 /// Gauges of clients, over all workers.
 const CLIENT_GAUGES: &[(&str, &str, WorkerCounter)] = &[
     ("clients", "Client connections", |w| &w.clients),
@@ -187,7 +183,7 @@ const CLIENT_GAUGES: &[(&str, &str, WorkerCounter)] = &[
     ("tracked_keys", "Keys that clients with CLIENT TRACKING have read", |w| &w.tracked_keys),
     ("hot_copies", "Hot copies that workers keep", |w| &w.hot.copies),
     (
-        "hot_copies_in_doubt",
+        "hot_copies_unconfirmed_writes",
         "Writes of keys with hot copies that a lost connection may still execute: their keys have no copies until then",
         |w| &w.hot.in_doubt,
     ),
@@ -316,7 +312,7 @@ impl Scrape {
         page.gauges("node_up", "1 if a worker has a connection to the node", by_node(&|node| u64::from(node.is_up)))?;
         page.gauges("node_slots", "Slots that the node owns", by_node(&|node| node.slots as u64))?;
         let help = "Keys with a placement override for the node";
-        page.gauges("node_keys_moved_alone", help, by_node(&|node| node.exceptions as u64))?;
+        page.gauges("node_placement_overrides", help, by_node(&|node| node.exceptions as u64))?;
         for (name, help, counter) in NODE_COUNTERS {
             page.counters(name, help, nodes.iter().map(|(node, parts)| of("node", &node.name, total(parts, counter))))?;
         }
@@ -379,13 +375,19 @@ impl Scrape {
         for (name, help, gauge) in CLIENT_GAUGES {
             page.gauges(name, help, unlabelled(total(&self.workers, gauge)))?;
         }
+        let disconnected = DISCONNECTED.map(|(reason, counter)| of("reason", reason, total(&self.workers, counter)));
+        page.counters("clients_disconnected", "Clients that the router has disconnected, by reason", disconnected)?;
         let help = "Discarded fills of hot copies, by reason";
-        let discarded =
-            Discarded::ALL.map(|why| of("why", why.name(), total(&self.workers, |w| &w.hot.discarded[why as usize])));
+        let discarded = Discarded::ALL
+            .map(|reason| of("reason", reason.name(), total(&self.workers, |w| &w.hot.discarded[reason as usize])));
         page.counters("hot_copies_discarded", help, discarded)?;
         let (keys, is_on) = self.hot;
         page.gauges("hot_copies_keys", "Cacheable keys", unlabelled(keys))?;
-        page.gauges("hot_copies_on", "1 if hot copies are enabled and not suspended", unlabelled(u64::from(is_on)))?;
+        page.gauges(
+            "hot_copies_enabled",
+            "1 if hot copies are enabled and not suspended",
+            unlabelled(u64::from(is_on)),
+        )?;
         page.gauges("clients_max", "Limit of client connections (max-clients)", unlabelled(self.clients_max as u64))?;
         let errors = Errors::of_all(&self.workers);
         page.counters(
@@ -397,7 +399,7 @@ impl Scrape {
             (Labels(vec![("command", command.clone()), ("limit", limit.name().to_owned())]), *count)
         });
         page.counters(
-            "limited_commands",
+            "multi_node_incompatible_commands",
             "Commands that only work because there is a single node, by reason",
             limited,
         )?;
@@ -416,14 +418,14 @@ impl Scrape {
             unlabelled(self.sum_of(|worker| &worker.failed)),
         )?;
         let help = "Time that a worker works between two waits, over all workers";
-        page.histograms("turn", help, unlabelled(self.sum_of(|worker| &worker.turns)))?;
+        page.histograms("worker_loop_duration", help, unlabelled(self.sum_of(|worker| &worker.turns)))?;
         let busy = self
             .workers
             .iter()
             .enumerate()
             .map(|(number, worker)| of("worker", &number.to_string(), worker.turns.sum_us.get() as f64 / 1e6));
         let help = "Time that the worker was busy; its rate is the worker's CPU use";
-        page.family(("worker_busy", help, Some(&Unit::Seconds)), MetricType::Counter, busy, |mut to, value| {
+        page.family(("worker_busy_time", help, Some(&Unit::Seconds)), MetricType::Counter, busy, |mut to, value| {
             to.encode_counter::<NoLabelSet, f64, f64>(value, None)
         })
     }

@@ -495,7 +495,7 @@ fn hot_copies_fields(worker: &Worker) -> Vec<(&'static str, String)> {
         ("hot_copies_fills", total(|of| &of.fills).to_string()),
         ("hot_copies_discarded", discarded.to_string()),
         ("hot_copies_invalidations", total(|of| &of.invalidations).to_string()),
-        ("hot_copies_in_doubt", total(|of| &of.in_doubt).to_string()),
+        ("hot_copies_unconfirmed_writes", total(|of| &of.in_doubt).to_string()),
     ]
 }
 

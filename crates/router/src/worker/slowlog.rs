@@ -129,7 +129,7 @@ impl Worker {
                     info!(
                         worker = self.index,
                         untold = untold.count(),
-                        "rate limit of the slow log exceeded (slow_commands_not_entered counts the others)"
+                        "rate limit of the slow log exceeded (the metric slowlog_dropped counts the others)"
                     );
                 }
                 false

@@ -10,7 +10,7 @@ use super::log_queue;
 pub(super) fn add_process(page: &mut Page) {
     let (queue, repeated) = log_queue::omitted_counts();
     let values = [("queue", queue as f64), ("repeated", repeated as f64)];
-    page.counters("log_lines_left_out", "Lines of the log that were not written, by why", "why", values);
+    page.counters("log_lines_left_out", "Lines of the log that were not written, by reason", "reason", values);
     let facts = [("version", env!("CARGO_PKG_VERSION")), ("commit", env!("SWITCHYARD_COMMIT"))];
     page.info("build", "The version of Switchyard that runs, and the commit that it was built from", &facts);
     let cpu = clock_gettime(ClockId::ProcessCPUTime);

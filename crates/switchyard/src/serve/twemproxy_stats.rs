@@ -225,8 +225,8 @@ fn document(pools: &ShownPools, started: Instant) -> String {
 
 fn of_pool(counts: &Counts) -> Map {
     let mut pool = numbers([
-        ("client_eof", counts.all("clients_ended_total")),
-        ("client_err", counts.all("clients_broken_total") + counts.all("clients_protocol_errors_total")),
+        ("client_eof", counts.all("clients_closed_total")),
+        ("client_err", counts.all("clients_reset_total") + counts.all("clients_protocol_errors_total")),
         ("client_connections", counts.all("clients")),
         ("server_ejects", counts.of_nodes("node_ejections_total")),
         ("forward_error", counts.get("errors_total", "NODEDOWN")),

@@ -506,7 +506,7 @@ fn a_short_silence_does_not_fill_the_slow_log() {
     assert!((1..=100 * (1 + seconds)).contains(&entered), "{entered} entries in {seconds} s");
     let metrics = site.router().metrics();
     let counted = metrics.lines().find_map(|line| {
-        line.strip_prefix("switchyard_slow_commands_not_entered_total")?.rsplit(' ').next()?.parse::<i64>().ok()
+        line.strip_prefix("switchyard_slowlog_dropped_total")?.rsplit(' ').next()?.parse::<i64>().ok()
     });
     assert!(counted.is_some_and(|counted| counted + entered >= 2500), "{counted:?} and {entered} of 3000");
 }

@@ -70,7 +70,7 @@ fn a_node_that_refuses_writes_is_reported_with_the_reason() {
     assert_eq!(full.cmd("CONFIG SET maxmemory 1"), ok());
     assert_eq!(lonely.cmd("CONFIG SET min-replicas-to-write 1"), ok());
     assert_eq!(lonely.cmd("ACL SETUSER default -config"), ok());
-    until("one is full", || is_set(&site, "node_refuses_writes", 0, ",why=\"OOM\""));
+    until("one is full", || is_set(&site, "node_refuses_writes", 0, ",reason=\"OOM\""));
     let [status, page, ready, _] = places(&site);
     for said in [status, page, ready] {
         assert!(said.contains("refuses writes: OOM it uses "), "{said}");
@@ -80,11 +80,11 @@ fn a_node_that_refuses_writes_is_reported_with_the_reason() {
     let key = format!("{{{}}}k", site_tag(&site, 1));
     until("the other one refuses", || {
         assert!(client.cmd(&format!("SET {key} v")).expect_error().starts_with("NOREPLICAS"));
-        is_set(&site, "node_refuses_writes", 1, ",why=\"NOREPLICAS\"")
+        is_set(&site, "node_refuses_writes", 1, ",reason=\"NOREPLICAS\"")
     });
     assert!(done(site.router(), "status").contains("refuses writes: NOREPLICAS (clients got this error)"));
     assert_eq!(full.cmd("CONFIG SET maxmemory 0"), ok());
-    until("it takes writes again", || !is_set(&site, "node_refuses_writes", 0, ",why=\"OOM\""));
+    until("it takes writes again", || !is_set(&site, "node_refuses_writes", 0, ",reason=\"OOM\""));
     until_logged(&site, "node takes writes again");
     let log = site.router().process().log();
     assert_eq!(log.matches("node refuses writes").count(), 2, "{log}");

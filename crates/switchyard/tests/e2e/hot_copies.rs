@@ -743,21 +743,21 @@ fn a_write_that_cannot_be_ended_is_counted() {
     node.freeze();
     client.post("SET k w");
     assert!(client.reply().expect_error().starts_with("NODETIMEOUT"));
-    until("its connection is given up", || metric(&site, "switchyard_hot_copies_in_doubt") > 0.0);
+    until("its connection is given up", || metric(&site, "switchyard_hot_copies_unconfirmed_writes") > 0.0);
     node.thaw();
     let mut reader = site.client();
     until("the node serves", || reader.cmd("GET k") == bulk("w"));
     let info = |client: &mut Client| client.cmd("INFO hot_copies").text();
     assert!(
         info(&mut reader).starts_with("# Hot_copies\r\nhot_copies_answer:1\r\n")
-            && info(&mut reader).contains("hot_copies_in_doubt:1\r\n")
+            && info(&mut reader).contains("hot_copies_unconfirmed_writes:1\r\n")
     );
     assert_eq!(node.cmd("ACL SETUSER default +client|kill"), ok());
     until("it is ended", || {
         node.cmd("CLIENT KILL TYPE normal SKIPME yes");
         reader = site.client();
         reader.cmd("GET k");
-        metric(&site, "switchyard_hot_copies_in_doubt") == 0.0
+        metric(&site, "switchyard_hot_copies_unconfirmed_writes") == 0.0
     });
     until_copied(&site, &mut reader, "GET k");
 }

@@ -70,10 +70,10 @@ fn the_report_is_the_same_over_resp_http_and_the_command_line() {
     for (name, figure) in [("", &seen["copies"]), ("_bytes", &seen["bytes"]), ("_keys", &seen["keys"])] {
         assert_eq!(sample(&format!("switchyard_hot_copies{name}")), figure.as_f64(), "{metrics}");
     }
-    assert_eq!(sample("switchyard_hot_copies_on"), Some(1.0));
+    assert_eq!(sample("switchyard_hot_copies_enabled"), Some(1.0));
     for (why, count) in seen["discarded"].as_object().expect("by why") {
         assert_eq!(
-            sample(&format!("switchyard_hot_copies_discarded_total{{why=\"{why}\"}}")),
+            sample(&format!("switchyard_hot_copies_discarded_total{{reason=\"{why}\"}}")),
             count.as_f64(),
             "{why}: {metrics}"
         );
@@ -152,7 +152,7 @@ fn the_switch_stops_every_worker_at_once() {
         until("copies answer at more than one worker", || hits_of_reads(&site, "key", &value.to_string()) > 30);
         assert_eq!(way(&mut client, "OFF"), "suspended");
         assert_eq!(hits_of_reads(&site, "key", &value.to_string()), 0);
-        assert!(router.metrics().contains("\nswitchyard_hot_copies_on 0\n"));
+        assert!(router.metrics().contains("\nswitchyard_hot_copies_enabled 0\n"));
         assert!(done(router, "hot-copies").contains("SUSPENDED"));
         value += 1;
         assert_eq!(client.cmd(&format!("SET key {value}")), ok());

@@ -82,8 +82,8 @@ fn metrics_count_events_and_never_name_keys() {
     assert!(moved("switchyard_command_latency_seconds_count", "") >= 1000.0, "{text}");
     assert!(moved("switchyard_clients_accepted_total", "") >= 1.0, "{text}");
     assert!(sum(&after, "switchyard_clients", "") >= 1.0, "{text}");
-    assert!(moved("switchyard_turn_seconds_count", "") > 0.0, "{text}");
-    assert!(moved("switchyard_worker_busy_seconds_total", "worker=\"") > 0.0, "{text}");
+    assert!(moved("switchyard_worker_loop_duration_seconds_count", "") > 0.0, "{text}");
+    assert!(moved("switchyard_worker_busy_time_seconds_total", "worker=\"") > 0.0, "{text}");
     assert_eq!(sum(&after, "switchyard_node_slots", ""), 16384.0, "{text}");
     // Histograms end in +Inf, and their counts are consistent.
     let counts = |suffix: &str| {

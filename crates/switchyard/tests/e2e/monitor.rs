@@ -137,7 +137,7 @@ fn a_slow_monitor_is_closed_and_a_disconnected_one_forgotten() {
     let value = "v".repeat(60_000);
     let mut clients = many(&site);
     let begin = Instant::now();
-    while !site.router().metrics().contains("switchyard_clients_cut_push_total 1") {
+    while !site.router().metrics().contains("switchyard_clients_disconnected_total{reason=\"push\"} 1") {
         assert!(begin.elapsed() < PATIENCE, "a monitor that reads nothing is never cut");
         for client in &mut clients {
             assert_eq!(client.call(&["SET", "k", &value]), ok());

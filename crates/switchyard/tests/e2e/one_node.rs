@@ -297,7 +297,7 @@ fn commands_that_two_nodes_would_refuse_are_counted() {
     {
         assert_eq!(client.cmd(line).error(), None, "{line}");
     }
-    assert!(!site.router().metrics().contains("limited_commands_total{"), "two nodes serve these too");
+    assert!(!site.router().metrics().contains("multi_node_incompatible_commands_total{"), "two nodes serve these too");
     for line in [
         "MSETNX x 1 y 2",
         "RENAME x a",
@@ -326,7 +326,7 @@ fn commands_that_two_nodes_would_refuse_are_counted() {
         let metrics = site.router().metrics();
         counted.iter().all(|(command, limit, count)| {
             metrics.contains(&format!(
-                "switchyard_limited_commands_total{{command=\"{command}\",limit=\"{limit}\"}} {count}\n"
+                "switchyard_multi_node_incompatible_commands_total{{command=\"{command}\",limit=\"{limit}\"}} {count}\n"
             ))
         })
     });

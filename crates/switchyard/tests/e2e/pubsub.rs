@@ -487,7 +487,7 @@ fn clients_that_may_have_missed_messages_are_disconnected() {
     assert_eq!(publisher.cmd(&format!("SPUBLISH {name} x")), int(1));
     assert_eq!(elsewhere.reply(), Value::Array(vec![bulk("smessage"), bulk(&name), bulk("x")]));
     assert_eq!(plain.cmd("PING"), simple("PONG"));
-    assert_eq!(metric(&site, "clients_cut_missed_total"), 4.0);
+    assert_eq!(metric(&site, "clients_disconnected_total{reason=\"missed\"}"), 4.0);
     site.node_mut(owner).restart();
     let mut again = site.client();
     until("it can subscribe again", || again.cmd("SUBSCRIBE a").error().is_none());
@@ -543,7 +543,7 @@ fn a_slow_subscriber_is_closed_and_affects_no_other_client() {
     let mut publisher = site.client();
     let begin = Instant::now();
     let mut sent = 0;
-    while metric(&site, "clients_cut_push_total") < 4.0 {
+    while metric(&site, "clients_disconnected_total{reason=\"push\"}") < 4.0 {
         assert!(begin.elapsed() < PATIENCE, "a client that reads nothing is never cut");
         for _ in 0..20 {
             publisher.send(&["PUBLISH", "firehose", &payload]);
@@ -583,7 +583,7 @@ fn a_subscriber_that_stays_behind_is_finally_closed() {
         assert_eq!(publisher.call(&["PUBLISH", "firehose", &payload]), int(2));
         assert_eq!(good.reply().items()[2].bytes().len(), payload.len());
     }
-    until("the one that does not read is cut", || metric(&site, "clients_cut_push_total") == 1.0);
+    until("the one that does not read is cut", || metric(&site, "clients_disconnected_total{reason=\"push\"}") == 1.0);
     assert!(slow.closed_within(PATIENCE));
     assert!(site.router().process().log().contains("clients.push-soft-limit"));
     // A client that lags only briefly is not closed, even if it happens repeatedly.
@@ -598,7 +598,7 @@ fn a_subscriber_that_stays_behind_is_finally_closed() {
         }
         std::thread::sleep(Duration::from_millis(400));
     }
-    assert_eq!(metric(&site, "clients_cut_push_total"), 1.0);
+    assert_eq!(metric(&site, "clients_disconnected_total{reason=\"push\"}"), 1.0);
 }
 
 #[test]
