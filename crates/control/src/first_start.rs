@@ -124,7 +124,7 @@ fn log_single_owner(owner: Option<(String, u64)>) {
 
 fn unexamined_text(why: &str) -> String {
     format!(
-        "this is a first start, and no key is served before it is known what each node holds: {why}. See to that node, or start without it and add it later \
+        "this is a first start, and no key is served until the keys of each node are known: {why}. Check that node, or start without it and add it later \
          (`switchyard nodes add`)"
     )
 }

@@ -98,7 +98,7 @@ impl FleetFacts {
                 }
                 Err(why) => {
                     error!(
-                        "node {} is in the configuration, and stays out: {why}. When that is mended: reload (SIGHUP), or `switchyard nodes add {}`",
+                        "node {} is in the configuration, but does not join: {why}. After correcting that: reload (SIGHUP), or `switchyard nodes add {}`",
                         place.name, place.name
                     );
                     refused.push(place.name.clone());

@@ -161,10 +161,10 @@ impl Worker {
     /// Counts a failed TLS handshake and logs it with throttling, because any client can cause them.
     pub(super) fn handshake_failed(&mut self, handle: Handle, why: &str) {
         self.counters.handshakes_failed.add(1);
-        let Some(untold) = self.door.handshake_log.allow(self.now_us) else { return };
+        let Some(suppressed) = self.door.handshake_log.allow(self.now_us) else { return };
         let Some(client) = self.clients.get(handle) else { return };
         let from = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
-        warn!(from, reason = why, untold = untold.count(), "a client's TLS handshake failed");
+        warn!(from, reason = why, suppressed = suppressed.count(), "a client's TLS handshake failed");
     }
 
     /// Refuses a new connection with an error.

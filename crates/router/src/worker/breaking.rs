@@ -162,8 +162,8 @@ impl Worker {
         }
         let name = self.node_name(node);
         let log = self.links.log(node).filter(|_| known);
-        if let Some(untold) = log.and_then(|log| log.lost.allow(self.now_us)) {
-            info!(node = %name, reason = why, in_flight, untold = untold.count(), "lost a connection to node");
+        if let Some(suppressed) = log.and_then(|log| log.lost.allow(self.now_us)) {
+            info!(node = %name, reason = why, in_flight, suppressed = suppressed.count(), "lost a connection to node");
         }
         self.fail_all(handle, &format!("NODELOST connection to {name} was lost: {why}"), in_flight);
         self.zombies.forget_killer(handle);
@@ -347,8 +347,8 @@ impl Worker {
         if is_late {
             let node = self.links.get(handle).map_or(NodeId(0), |l| l.node);
             let name = self.node_name(node);
-            if let Some(untold) = self.links.log(node).and_then(|log| log.late.allow(self.now_us)) {
-                warn!(node = %name, commands = late.len(), ?timeout, untold = untold.count(), "node does not answer in time");
+            if let Some(suppressed) = self.links.log(node).and_then(|log| log.late.allow(self.now_us)) {
+                warn!(node = %name, commands = late.len(), ?timeout, suppressed = suppressed.count(), "node does not answer in time");
             }
             let mut error = Vec::new();
             encode::error(&mut error, &format!("NODETIMEOUT {name} did not answer within {timeout:?}{PERHAPS}"));

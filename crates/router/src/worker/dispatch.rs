@@ -200,10 +200,10 @@ impl Worker {
                 .get(handle)
                 .and_then(|c| c.details.peer)
                 .map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
-            if let Some(untold) = self.http_log.allow(self.now_us) {
+            if let Some(suppressed) = self.http_log.allow(self.now_us) {
                 tracing::warn!(
                     from,
-                    untold = untold.count(),
+                    suppressed = suppressed.count(),
                     "closing a connection that speaks HTTP to the Redis port: possibly an attack from a web page"
                 );
             }

@@ -131,8 +131,8 @@ impl Worker {
             .get(handle)
             .and_then(|c| c.details.peer)
             .map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
-        if let Some(untold) = self.login_log.allow(self.now_us) {
-            tracing::warn!(target: "audit", from, user = user.unwrap_or("(no such user)"), untold = untold.count(), "a login failed");
+        if let Some(suppressed) = self.login_log.allow(self.now_us) {
+            tracing::warn!(target: "audit", from, user = user.unwrap_or("(no such user)"), suppressed = suppressed.count(), "a login failed");
         }
     }
 

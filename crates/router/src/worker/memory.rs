@@ -235,12 +235,12 @@ impl Worker {
                 }
             }
             let Some(holding) = holdings.pop() else {
-                if let Some(untold) = self.memory.short_log.allow(self.now_us) {
+                if let Some(suppressed) = self.memory.short_log.allow(self.now_us) {
                     error!(
                         used,
                         budget,
-                        untold = untold.count(),
-                        "more memory is in use than memory-max allows, and no client takes much of it: raise it, or give the process less to do"
+                        suppressed = suppressed.count(),
+                        "memory use exceeds memory-max, and no client uses much of it: raise memory-max, or reduce the load"
                     );
                 }
                 self.memory.rest_until_us = self.now_us + REST_US;
@@ -259,14 +259,14 @@ impl Worker {
                 let Some(client) = self.clients.get(handle) else { return };
                 let id = client.details.id;
                 self.counters.evicted.add(1);
-                if let Some(untold) = self.memory.cut_log.allow(self.now_us) {
+                if let Some(suppressed) = self.memory.cut_log.allow(self.now_us) {
                     warn!(
                         client = id,
                         stranger = rank == Rank::Stranger,
                         bytes,
                         used,
                         budget,
-                        untold = untold.count(),
+                        suppressed = suppressed.count(),
                         "disconnecting the client that uses the most memory (memory-max)"
                     );
                 }
@@ -276,12 +276,12 @@ impl Worker {
             }
             Holder::Link => self.break_link(handle, "what it sends takes more memory than memory-max leaves"),
             Holder::Reads => {
-                if let Some(untold) = self.memory.cut_log.allow(self.now_us) {
+                if let Some(suppressed) = self.memory.cut_log.allow(self.now_us) {
                     warn!(
                         bytes,
                         used,
                         budget,
-                        untold = untold.count(),
+                        suppressed = suppressed.count(),
                         "clients with CLIENT TRACKING get an invalidation of all keys (memory-max)"
                     );
                 }

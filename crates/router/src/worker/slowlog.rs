@@ -125,10 +125,10 @@ impl Worker {
             }
             Err(_) => {
                 self.counters.slow_not_entered.add(1);
-                if let Some(untold) = self.slow.log.allow(self.now_us) {
+                if let Some(suppressed) = self.slow.log.allow(self.now_us) {
                     info!(
                         worker = self.index,
-                        untold = untold.count(),
+                        suppressed = suppressed.count(),
                         "rate limit of the slow log exceeded (the metric slowlog_dropped counts the others)"
                     );
                 }

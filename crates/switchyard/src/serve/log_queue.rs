@@ -169,7 +169,7 @@ fn write_lines(mut sink: impl Write, receiver: &Receiver<Message>, left: &Left) 
             tracing::warn!(
                 dropped,
                 repeated,
-                "lines of this log were left out: too many at once, or too many of one kind in a second"
+                "log lines were suppressed: too many at once, or too many of one kind in a second"
             );
             told = now;
         }

@@ -177,7 +177,7 @@ impl Reloader {
         let stopping: Vec<String> = stopping.into_iter().map(|node| node.name.clone()).collect();
         for name in &stopping {
             error!(
-                "node {name} is in the configuration, and stays out: the autoscaler is stopping it now. When that has ended: reload (SIGHUP)"
+                "node {name} is in the configuration, but does not join: the autoscaler is stopping it now. When that has ended: reload (SIGHUP)"
             );
         }
         if newly.is_empty() {

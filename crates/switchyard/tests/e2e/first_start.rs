@@ -421,11 +421,11 @@ fn a_newly_listed_node_that_may_not_join_stays_out() {
     let stays_out = |site: &Site, count: usize| {
         let log = until("all are logged", || {
             let log = site.router().process().log();
-            (log.matches("and stays out").count() == count).then_some(log)
+            (log.matches("but does not join").count() == count).then_some(log)
         });
         for (address, why) in bad {
             assert!(
-                log.contains(&format!("node {address} is in the configuration, and stays out: {address} {why}")),
+                log.contains(&format!("node {address} is in the configuration, but does not join: {address} {why}")),
                 "{log}"
             );
         }

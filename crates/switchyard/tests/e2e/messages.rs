@@ -41,7 +41,7 @@ fn requests_for_moves_and_their_ends_are_one_log_line_each() {
         (&["Some("], 0),
         (&["None"], 0),
         (&["outcome="], 0),
-        (&["untold=0"], 0),
+        (&["suppressed=0"], 0),
     ] {
         assert_eq!(lines(&site, words).len(), times, "{words:?}:\n{}", site.router().process().log());
     }
