@@ -369,7 +369,7 @@ fn kept_text(why: &KeepReason) -> String {
             "it fails, and is not ejected while the other servers that are live take part in moves (`switchyard moves`)"
                 .to_owned()
         }
-        KeepReason::HasExceptions(keys) => {
+        KeepReason::HasOverrides(keys) => {
             format!("it fails, and is not ejected: {} moved there alone", counted(*keys, "key"))
         }
         KeepReason::Moves => {

@@ -108,7 +108,7 @@ impl Fleet {
                 slots: topology.slots_of(node.id) as u64,
                 drained: self.operator.is_drained(&node.name),
                 ejected: self.ejector.slots_away(node.id),
-                exceptions: topology.exceptions_at(node.id) as u64,
+                overrides: topology.overrides_at(node.id) as u64,
                 requests: node.requests,
                 errors: node.errors,
                 in_flight: node.in_flight,

@@ -5,7 +5,7 @@
 //! - [`planner`]: moves hot keys and slots automatically. [`autoscale`]: starts and stops servers.
 //! - [`moves`]: the executor of moves. [`eject`]: other servers stand in for a failed server of a pool.
 //! - [`placement`]: the current slot map and its only owner. [`first_start`] makes the first one.
-//! - [`failover`], [`seat`], [`care`], [`health`]: threads that monitor primaries, other routers, function libraries,
+//! - [`failover`], [`ownership`], [`node_maintenance`], [`health`]: threads that monitor primaries, other routers, function libraries,
 //!   and the health of nodes.
 //! - [`nodes`]: direct queries of nodes. `loads`: load of nodes, for reports.
 //! - [`store`], [`journal`], [`ledger`]: persistent state.
@@ -31,11 +31,11 @@ pub mod moves;
 pub mod node_maintenance;
 pub mod nodes;
 pub mod operator;
+pub mod ownership;
 pub mod placement;
 pub mod planner;
 mod processes;
 mod running;
-pub mod seat;
 pub mod sockets;
 pub mod store;
 

@@ -69,7 +69,7 @@ impl NodeMaintenance {
             misplaced.iter_mut().for_each(|misplaced| moves.remove_misplaced(misplaced));
             ControlFlow::Continue(())
         };
-        let thread = threads.repeat("care", || PERIOD, body).context("cannot start a thread")?;
+        let thread = threads.repeat("maintenance", || PERIOD, body).context("cannot start a thread")?;
         Ok(Self { thread, store_processes: remember })
     }
 

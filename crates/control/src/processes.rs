@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
-use switchyard_policy::empty_return::Known;
+use switchyard_policy::data_loss::Known;
 use switchyard_policy::topology::{Fit, NodeId, Sample, Slot, Topology, judge};
 use switchyard_resp::units::counted;
 use switchyard_router::{KnownProcess, NodeAccess, Router};

@@ -13,7 +13,7 @@ use crate::admin::OperationError;
 use crate::failover::ReplicaRequirements;
 use crate::health::Health;
 use crate::loads::Loads;
-use crate::seat::Seats;
+use crate::ownership::Ownerships;
 
 /// Interval between checks whether an accepted node is served.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -35,7 +35,7 @@ pub struct Running {
     /// Health of nodes.
     health: Health,
     /// Ownership records at the nodes, which ensure a single router.
-    seats: OnceLock<Arc<Seats>>,
+    ownerships: OnceLock<Arc<Ownerships>>,
     /// Registry of threads that the router can serve without.
     threads: Threads,
 }
@@ -50,7 +50,7 @@ impl Default for Running {
             needs: ReplicaRequirements::default(),
             loads: Loads::default(),
             health: Health::default(),
-            seats: OnceLock::new(),
+            ownerships: OnceLock::new(),
             threads: Threads::default(),
         }
     }
@@ -85,14 +85,14 @@ impl Running {
     }
 
     /// Sets the ownership records.
-    pub fn set_seats(&self, seats: Arc<Seats>) {
+    pub fn set_seats(&self, seats: Arc<Ownerships>) {
         // A second call is a caller's mistake and changes nothing.
-        let _ = self.seats.set(seats);
+        let _ = self.ownerships.set(seats);
     }
 
     /// Ownership records. `None` before the router serves.
-    pub(crate) fn seats(&self) -> Option<&Arc<Seats>> {
-        self.seats.get()
+    pub(crate) fn ownerships(&self) -> Option<&Arc<Ownerships>> {
+        self.ownerships.get()
     }
 
     /// Reads the phase. A panic of an earlier reader does not poison it.

@@ -61,7 +61,7 @@ fn node(id: u16, link: LinkReport, slots: u64) -> NodeReport {
         slots,
         drained: false,
         ejected: None,
-        exceptions: 0,
+        overrides: 0,
         requests: 5,
         errors: 1,
         in_flight: 2,

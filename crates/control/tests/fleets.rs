@@ -53,7 +53,7 @@ fn fleet(directory: &Path, nodes: &[TcpListener]) -> Arc<Fleet> {
         batched_sends: false,
         threads: running.threads().clone(),
         site: fleet.moves.site(),
-        seat: None,
+        ownership: None,
         servers: BTreeMap::new(),
         processes: BTreeMap::new(),
         held_reason: None,

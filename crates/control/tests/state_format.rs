@@ -119,7 +119,7 @@ fn facts(directory: &Path) -> Vec<String> {
     for node in topology.nodes() {
         facts.push(format!("node {} is {} and owns {:?}", node.id.0, node.name, topology.ranges_of(node.id)));
     }
-    for (key, node) in topology.exceptions() {
+    for (key, node) in topology.placement_overrides() {
         facts.push(format!("the key {} lives at {}", key.escape_ascii(), node.0));
     }
     let primary = store.load_primary("a.invalid:6379").expect("reads").expect("there is one");

@@ -38,9 +38,9 @@ impl ColocationRequest {
     fn misplaced(&self, topology: &Topology) -> Vec<(Arc<[u8]>, NodeId)> {
         match self {
             Self::Keys(keys) => {
-                keys.iter().filter_map(|key| Some((Arc::clone(key), topology.exception(key)?))).collect()
+                keys.iter().filter_map(|key| Some((Arc::clone(key), topology.placement_override(key)?))).collect()
             }
-            Self::Slot(slot) => topology.exceptions_in(*slot).map(|(key, node)| (Arc::clone(key), node)).collect(),
+            Self::Slot(slot) => topology.overrides_in(*slot).map(|(key, node)| (Arc::clone(key), node)).collect(),
         }
     }
 
@@ -75,7 +75,7 @@ pub struct Open<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ColocationStatus {
     /// All keys are at their slot owner.
-    Home,
+    AtSlotOwner,
     /// The keys are in transit, or will be.
     Wait,
     /// The slot is part of this paused move.
@@ -120,7 +120,7 @@ pub fn plan(
     let mut from: BTreeMap<Slot, NodeId> = BTreeMap::new();
     for (place, wanted) in wanted.iter().enumerate() {
         let Some(slot) = wanted.slot(topology) else {
-            plan.standings.push(ColocationStatus::Home);
+            plan.standings.push(ColocationStatus::AtSlotOwner);
             continue;
         };
         // Also if the topology has no override for the slot: this move may add one, and workers apply that before the
@@ -136,7 +136,7 @@ pub fn plan(
         let away = wanted.misplaced(topology);
         let target = topology.owner(slot);
         let Some((_, first)) = away.first() else {
-            plan.standings.push(ColocationStatus::Home);
+            plan.standings.push(ColocationStatus::AtSlotOwner);
             continue;
         };
         if let Some(node) = away.iter().map(|(_, node)| *node).chain([target]).find(|node| is_away(*node)) {

@@ -72,7 +72,7 @@ pub enum KeepReason {
     /// Every other live server takes part in a move.
     OthersMove,
     /// Number of keys with a placement override to this node.
-    HasExceptions(usize),
+    HasOverrides(usize),
     /// The node takes part in a move.
     Moves,
 }
@@ -193,9 +193,9 @@ impl Ejections {
         if topology.slots_of(node) == 0 {
             return None;
         }
-        let exceptions = topology.exceptions_at(node);
+        let exceptions = topology.overrides_at(node);
         if exceptions > 0 {
-            return Some(Step::Keep { node, why: KeepReason::HasExceptions(exceptions) });
+            return Some(Step::Keep { node, why: KeepReason::HasOverrides(exceptions) });
         }
         let is_idle = |other: NodeId| facts.get(&other).is_some_and(|facts| !facts.is_moving);
         match stand_ins(topology, node, |other| self.is_fit(other, now_ms, facts) && is_idle(other)) {
@@ -490,7 +490,7 @@ mod tests {
             .into();
         let with_key = topology.keys_handed_over(&[topology.slot_of(&key)], [&key], node);
         fails.get_mut(&node).expect("known").move_targets = Vec::new();
-        assert_eq!(ejections.check(0, &with_key, &fails), [Step::Keep { node, why: KeepReason::HasExceptions(1) }]);
+        assert_eq!(ejections.check(0, &with_key, &fails), [Step::Keep { node, why: KeepReason::HasOverrides(1) }]);
     }
 
     #[test]

@@ -30,8 +30,8 @@ pub fn route<'k>(topology: &Topology, mut keys: impl Iterator<Item = &'k [u8]> +
     if !keys.all(|key| topology.slot_of(key) == slot) {
         return topology.only_node().map_or(Route::CrossSlot, Route::Together);
     }
-    if topology.is_exceptional(slot) {
-        route_exceptional(topology, slot, all)
+    if topology.has_override(slot) {
+        route_override(topology, slot, all)
     } else {
         Route::Owner(slot, topology.owner(slot))
     }
@@ -39,7 +39,7 @@ pub fn route<'k>(topology: &Topology, mut keys: impl Iterator<Item = &'k [u8]> +
 
 /// Routes keys of one slot with placement overrides.
 #[cold]
-fn route_exceptional<'k>(topology: &Topology, slot: Slot, mut keys: impl Iterator<Item = &'k [u8]>) -> Route {
+fn route_override<'k>(topology: &Topology, slot: Slot, mut keys: impl Iterator<Item = &'k [u8]>) -> Route {
     let node = keys.next().map_or_else(|| topology.owner(slot), |key| topology.lives_at_in_slot(slot, key));
     if keys.all(|key| topology.lives_at_in_slot(slot, key) == node) {
         Route::Owner(slot, node)

@@ -233,7 +233,7 @@ impl Scans {
     /// Returns the nodes that may have keys of a slot.
     fn nodes_of(&self, slot: Slot) -> impl Iterator<Item = NodeId> {
         let moving = self.motion(slot).into_iter().flat_map(|motion| [motion.from, motion.to]);
-        let alone = self.topology.exceptions_in(slot).map(|(_, node)| node);
+        let alone = self.topology.overrides_in(slot).map(|(_, node)| node);
         std::iter::once(self.topology.owner(slot)).chain(moving).chain(alone)
     }
 

@@ -50,7 +50,7 @@ impl<W: Copy> WaitQueues<W> {
     }
 
     /// Marks a wait as recalled, before it is ended at its node.
-    pub fn recall(&mut self, slot: Slot, ticket: u64, whose: W) {
+    pub fn reissue(&mut self, slot: Slot, ticket: u64, whose: W) {
         self.reissued.insert((slot, ticket), whose);
     }
 
@@ -237,7 +237,7 @@ mod tests {
                     if let At::Node(node) | At::Sent(node) = self.waits[ticket].1
                         && node != self.epochs[epoch].0
                     {
-                        self.wait_queues.recall(slot(), ticket as u64, ticket);
+                        self.wait_queues.reissue(slot(), ticket as u64, ticket);
                         self.waits[ticket].1 = At::Ending(node);
                     }
                 }
@@ -280,7 +280,7 @@ mod tests {
                 11 => {
                     let ticket = self.requested.pop()?;
                     if let At::Node(node) | At::Sent(node) = self.waits[ticket].1 {
-                        self.wait_queues.recall(slot(), ticket as u64, ticket);
+                        self.wait_queues.reissue(slot(), ticket as u64, ticket);
                         self.waits[ticket].1 = At::Ending(node);
                     }
                 }
@@ -311,8 +311,8 @@ mod tests {
     fn a_sent_wait_stays_recalled_until_it_is_confirmed() {
         let mut wait_queues = WaitQueues::default();
         assert!(wait_queues.enter(slot(), 1, 'a') && wait_queues.enter(slot(), 2, 'b'));
-        wait_queues.recall(slot(), 1, 'a');
-        wait_queues.recall(slot(), 2, 'b');
+        wait_queues.reissue(slot(), 1, 'a');
+        wait_queues.reissue(slot(), 2, 'b');
         assert_eq!(wait_queues.on_ended(slot(), 2), Some('a'));
         assert_eq!(wait_queues.on_ended(slot(), 1), Some('a'));
         assert!(wait_queues.turn(slot(), 2) == Turn::After(vec![]) && !wait_queues.enter(slot(), 3, 'c'));
@@ -331,10 +331,10 @@ mod tests {
     fn a_later_wait_at_the_node_is_recalled_first() {
         let mut wait_queues = WaitQueues::default();
         assert!(wait_queues.enter(slot(), 1, 'a') && wait_queues.enter(slot(), 2, 'b'));
-        wait_queues.recall(slot(), 1, 'a');
+        wait_queues.reissue(slot(), 1, 'a');
         wait_queues.on_ended(slot(), 1);
         assert_eq!(wait_queues.turn(slot(), 1), Turn::After(vec!['b']));
-        wait_queues.recall(slot(), 2, 'b');
+        wait_queues.reissue(slot(), 2, 'b');
         assert_eq!(wait_queues.try_send(slot(), 1, 'a'), Turn::After(vec![]));
         assert_eq!(wait_queues.on_ended(slot(), 2), Some('a'));
         assert_eq!(wait_queues.try_send(slot(), 1, 'a'), Turn::Ready);

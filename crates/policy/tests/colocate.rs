@@ -44,7 +44,7 @@ fn only_required_keys_return_and_once_for_all_requests() {
     let plan = propose(&topology, &[keys(&["{a}1"]), keys(&["{a}1"]), keys(&["{a}cold"]), keys(&[])], &[], &[]);
     assert_eq!(
         plan.standings,
-        [ColocationStatus::Wait, ColocationStatus::Wait, ColocationStatus::Home, ColocationStatus::Home]
+        [ColocationStatus::Wait, ColocationStatus::Wait, ColocationStatus::AtSlotOwner, ColocationStatus::AtSlotOwner]
     );
     assert_eq!(moves_of(&plan), [(near, home, vec!["{a}1".to_owned()])]);
     assert_eq!(plan.moves[0].keys[&key("{a}1")], 0);
@@ -62,7 +62,7 @@ fn keys_at_several_nodes_return_from_one_node_after_the_other() {
     loop {
         let plan = propose(&now, &wanted, &[], &[]);
         let [one] = &plan.moves[..] else {
-            assert_eq!((plan.standings, plan.moves.len()), (vec![ColocationStatus::Home; 2], 0));
+            assert_eq!((plan.standings, plan.moves.len()), (vec![ColocationStatus::AtSlotOwner; 2], 0));
             break;
         };
         assert_eq!(one.target, home);
@@ -73,7 +73,7 @@ fn keys_at_several_nodes_return_from_one_node_after_the_other() {
     let mut both = [near, far];
     both.sort_unstable();
     assert_eq!(sources, both);
-    assert!(!now.has_exceptions());
+    assert!(!now.has_overrides());
 }
 
 #[test]

@@ -192,7 +192,7 @@ impl World {
         let mut names: Vec<String> = self.topology.nodes().map(|node| node.name.clone()).collect();
         let is_empty = |node: NodeId| {
             self.topology.slots_of(node) == 0
-                && self.topology.exceptions_at(node) == 0
+                && self.topology.overrides_at(node) == 0
                 && !self.legs.iter().any(|leg| leg.transit.source == node || leg.transit.target == node)
         };
         let empty = self.topology.nodes().find(|node| is_empty(node.id)).map(|node| node.name.clone());
@@ -225,7 +225,7 @@ impl World {
             return;
         }
         let alone: Vec<Arc<[u8]>> =
-            self.topology.exceptions().filter(|(_, at)| *at == node).map(|(key, _)| key.clone()).collect();
+            self.topology.placement_overrides().filter(|(_, at)| *at == node).map(|(key, _)| key.clone()).collect();
         let slots: Vec<Slot> = Slot::all().filter(|slot| self.topology.owner(*slot) == node).collect();
         for (keys, slots) in [(Some(alone.clone()), alone.iter().map(|key| crc16_slot(key)).collect()), (None, slots)] {
             let move_id = MoveId(self.next_move);

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
-use switchyard_policy::hot_copies::{ArmedSet, Gate, GateId, Gates};
+use switchyard_policy::hot_copies::{CacheableSet, Gate, GateId, Gates};
 use switchyard_policy::telemetry::Notices;
 use switchyard_policy::topology::{NodeId, Slot};
 
@@ -49,7 +49,7 @@ impl Gates for Table {
 /// State that workers adopt.
 #[derive(Clone, Debug)]
 pub(crate) struct Published {
-    pub(crate) set: Arc<ArmedSet>,
+    pub(crate) set: Arc<CacheableSet>,
     pub(crate) gates: Arc<Table>,
     /// Every key that is read becomes cacheable.
     pub(crate) all: bool,

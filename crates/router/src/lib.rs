@@ -26,11 +26,11 @@ mod mover;
 
 pub mod open_files;
 mod operator;
+mod ownership;
 mod poll;
 mod pubsub;
 mod reigns;
 mod scripts;
-mod seat;
 mod settings;
 mod shared;
 mod single_node_usage;
@@ -58,7 +58,7 @@ pub use mover::{
     may_be_only_copies,
 };
 pub use operator::{OperatorCommand, OperatorPort};
-pub use seat::{
+pub use ownership::{
     Admission, EarlierRouters, FleetOwnership, parse_record, query_of_site, refusal_reason, site_of_record_user,
 };
 pub use settings::{
@@ -81,7 +81,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use switchyard_policy::empty_return::{Holdings, Sent};
+use switchyard_policy::data_loss::{Holdings, Sent};
 use switchyard_policy::hot_copies::Discarded;
 use switchyard_policy::load::SlotCount;
 use switchyard_policy::migration::{Fingerprinter, Process};
@@ -248,7 +248,7 @@ impl Router {
             plan,
             port,
             settings.site,
-            settings.seat,
+            settings.ownership,
             listeners_read_replicas,
             settings.batched_sends,
         )?;
@@ -779,7 +779,7 @@ impl Router {
             name: node.name.clone(),
             is_up: self.shared.counters.iter().any(|w| w.node(node.id).connections.get() > 0),
             slots: plan.topology.slots_of(node.id),
-            exceptions: plan.topology.exceptions_at(node.id),
+            placement_overrides: plan.topology.overrides_at(node.id),
             exclusive_bounds: self.shared.exclusive_bounds(node.id),
         };
         Scrape {
@@ -911,7 +911,7 @@ mod tests {
             batched_sends: true,
             threads: Threads::default(),
             site: "test".to_owned(),
-            seat: None,
+            ownership: None,
             servers: BTreeMap::new(),
             processes: BTreeMap::new(),
             held_reason: None,

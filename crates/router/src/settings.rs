@@ -9,14 +9,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use switchyard_policy::empty_return::Known;
+use switchyard_policy::data_loss::Known;
 use switchyard_policy::hot_copies::Knobs;
 use switchyard_policy::topology::NodeId;
 
 use crate::colocate::ColocatePort;
 use crate::limits::KeyLimit;
 use crate::operator::OperatorPort;
-use crate::seat::FleetOwnership;
+use crate::ownership::FleetOwnership;
 use crate::threads::Threads;
 use crate::tls::{NodeTls, ServerTls};
 use crate::users::{Bounds, Users};
@@ -48,7 +48,7 @@ pub struct Settings {
     /// one. Letters and digits.
     pub site: String,
     /// Ownership record at the nodes, so that one router at a time serves them.
-    pub seat: Option<Arc<FleetOwnership>>,
+    pub ownership: Option<Arc<FleetOwnership>>,
     /// Primary and replicas of replicated nodes, as far as known at start.
     pub servers: BTreeMap<NodeId, Servers>,
     /// Facts about the nodes' processes from an earlier run.

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{EventfdFlags, eventfd};
-use switchyard_policy::empty_return::{Data, Sent};
+use switchyard_policy::data_loss::{Data, Sent};
 use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::{Fingerprint, Side};
 use switchyard_policy::scan::{Scans, TICK_MS};
@@ -28,10 +28,10 @@ use crate::limits::Limits;
 use crate::lua::Libraries;
 use crate::metrics::{RecentWaits, WorkerCounters};
 use crate::mover::{Moved, Moves, SharedMove, SharedTracker};
+use crate::ownership::FleetOwnership;
 use crate::pubsub::Subscriptions;
 use crate::reigns::ProcessReplacements;
 use crate::scripts::Scripts;
-use crate::seat::FleetOwnership;
 use crate::settings::{KnownProcess, Ports, Reads, RuntimeSettings, Servers};
 use crate::single_node_usage::SingleNodeUsage;
 use crate::slab::Handle;
@@ -269,7 +269,7 @@ pub(crate) struct Shared {
     /// Identifies this run there.
     pub(crate) incarnation: String,
     /// Ownership record at the nodes, so that one router at a time serves them.
-    pub(crate) seat: Option<Arc<FleetOwnership>>,
+    pub(crate) ownership: Option<Arc<FleetOwnership>>,
     pub(crate) fences: Arc<Fences>,
     /// Counts processes that have served the nodes.
     pub(crate) reigns: ProcessReplacements,
@@ -421,12 +421,12 @@ impl Shared {
             scans: Mutex::new(Scans::new(
                 Arc::clone(&plan.topology),
                 started_tick,
-                seat.as_ref().map_or(0, |seat| seat.mark().term),
+                seat.as_ref().map_or(0, |seat| seat.record().term),
             )),
             started_tick,
             started: Instant::now(),
             site,
-            seat,
+            ownership: seat,
             fences: Arc::default(),
             reigns: ProcessReplacements::default(),
             incarnation: format!("{:x}-{:x}", std::process::id(), since_epoch.as_micros()),

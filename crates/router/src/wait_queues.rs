@@ -54,13 +54,13 @@ impl WaitQueues {
     pub(crate) fn enter_reissued(&self, slot: Slot, worker: usize, client: Handle) -> Ticket {
         let mut line = lock(self.shard(slot));
         let ticket = self.ticket(slot);
-        line.recall(slot, ticket.number, (worker, client));
+        line.reissue(slot, ticket.number, (worker, client));
         ticket
     }
 
     /// Marks a waiting command to be ended at its node and reissued.
-    pub(crate) fn recall(&self, ticket: Ticket, worker: usize, client: Handle) {
-        lock(self.shard(ticket.slot)).recall(ticket.slot, ticket.number, (worker, client));
+    pub(crate) fn reissue(&self, ticket: Ticket, worker: usize, client: Handle) {
+        lock(self.shard(ticket.slot)).reissue(ticket.slot, ticket.number, (worker, client));
     }
 
     /// Records that a reissued command has returned to its worker.

@@ -1,8 +1,8 @@
 //! Clients: each sends one command at a time and records the reply.
 
 use crate::history::Marks;
+use crate::injected::Bug;
 use crate::node::{KeyIx, Op, Reply, Watched};
-use crate::planted::Bug;
 use crate::world::{Ev, World, say};
 
 /// Number of possible fields of a hash.

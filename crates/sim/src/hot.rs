@@ -14,14 +14,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use switchyard_policy::hot_copies::{
-    ArmedSet, Copies, Gate, GateId, Gates, Read, ReadRequest, WriteHolds, WriteOutcome,
+    CacheableSet, Copies, Gate, GateId, Gates, Read, ReadRequest, WriteHolds, WriteOutcome,
 };
 use switchyard_policy::migration::{Fingerprinter, Key};
 use switchyard_policy::topology::{NodeId, crc16_slot};
 
 use crate::clients::Command;
+use crate::injected::{Bug, is_injected};
 use crate::node::{Cmd, KeyIx, Op, Reply};
-use crate::planted::{Bug, is_planted};
 use crate::random::Random;
 use crate::world::{Ev, What, World, say};
 
@@ -114,7 +114,7 @@ pub(crate) struct Hot {
     /// Whether all keys share one gate.
     one_gate: bool,
     gates: Rc<Table>,
-    set: Arc<ArmedSet>,
+    set: Arc<CacheableSet>,
     /// Known processes, by node.
     met: [Option<u32>; 2],
     leaving: Vec<Leaving>,
@@ -267,7 +267,7 @@ impl World {
         let of = &mut self.workers[ix].hot;
         let generation = of.copies.set().generation();
         of.sent.entry((op, node)).or_insert(generation);
-        if is_planted(self.planted, Bug::RaisedLate) {
+        if is_injected(self.planted, Bug::RaisedLate) {
             let delay = self.random.delay_us();
             return self.after(delay, Ev::RaiseLate { worker: ix, op, node, raised });
         }
@@ -374,7 +374,7 @@ impl World {
         self.beat(ix, node);
         let asked =
             ReadRequest { hash: self.hot.hash(&name), key: &name, database, request: REQUEST, node: at, resp3: true };
-        let (early, beside) = (self.bug(Bug::FilledBeforeAllArmed), self.bug(Bug::FilledBesideOlderWrites));
+        let (early, beside) = (self.bug(Bug::FilledBeforeAllCacheable), self.bug(Bug::FilledBesideOlderWrites));
         let Self { workers, hot, .. } = self;
         let may_fill = |since| {
             let is_ready = |of: &Published| if of.adopted < since { early } else { beside || of.oldest[node] >= since };
@@ -397,7 +397,7 @@ impl World {
                 }
                 None => false,
             },
-            Read::Miss | Read::Unarmed => false,
+            Read::Miss | Read::NotCacheable => false,
             Read::Fill => {
                 let Some(conn) = of.links[node].conn.filter(|_| of.links[node].ready) else {
                     self.dial_fill(ix, node);

@@ -8,10 +8,10 @@ mod clients;
 pub mod explore;
 mod history;
 mod hot;
+mod injected;
 pub mod linear;
 mod mover;
 pub mod node;
-mod planted;
 mod random;
 pub mod scenario;
 pub mod take_over;
@@ -21,7 +21,7 @@ mod world;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use planted::{Bug, Planted};
+pub use injected::{Bug, Planted};
 pub use random::Random;
 pub use scenario::Scenario;
 

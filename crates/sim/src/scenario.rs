@@ -84,7 +84,7 @@ pub struct Scenario {
     /// The clock of the target is wrong by more, until an operator sets it.
     pub wrong_clock: u64,
     /// A move takes keys without their slot.
-    pub exceptions: u64,
+    pub overrides: u64,
     /// Clients watch a key, read it, and change it if it has not changed.
     pub watch: u64,
     /// Commands concern hash fields, and keys with several elements are copied in pieces.
@@ -208,7 +208,7 @@ impl Scenario {
             ttl: 0,
             skew: 0,
             wrong_clock: 0,
-            exceptions: 0,
+            overrides: 0,
             watch: 0,
             parts: 0,
             full_disk: 0,
@@ -270,7 +270,7 @@ impl Scenario {
                 "ttl" => (&mut scenario.ttl, 1000),
                 "skew" => (&mut scenario.skew, 10_000),
                 "wrong-clock" => (&mut scenario.wrong_clock, 1000),
-                "exceptions" => (&mut scenario.exceptions, 1000),
+                "exceptions" => (&mut scenario.overrides, 1000),
                 "watch" => (&mut scenario.watch, 1000),
                 "full-disk" => (&mut scenario.full_disk, 1000),
                 "broken-disk" => (&mut scenario.broken_disk, 1000),

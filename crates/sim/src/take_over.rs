@@ -10,8 +10,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
 
-use switchyard_policy::hot_copies::{ArmedSet, Copies, Discarded, Gate, GateId, Gates, LEASE_US, Read, ReadRequest};
-use switchyard_policy::seat::{OwnershipRecord, Predecessor, TAKE_OVER_WAIT_US};
+use switchyard_policy::hot_copies::{
+    CacheableSet, Copies, Discarded, Gate, GateId, Gates, LEASE_US, Read, ReadRequest,
+};
+use switchyard_policy::ownership::{OwnershipRecord, Predecessor, TAKE_OVER_WAIT_US};
 use switchyard_policy::topology::{NodeId, Slot};
 
 /// A bug of the first or the second router.
@@ -171,7 +173,7 @@ impl World {
     fn new(bug: Option<Bug>, take_over_us: u64) -> Self {
         let mut copies = Copies::default();
         copies.limit(1 << 20, 1 << 10);
-        copies.adopt(&Arc::new(ArmedSet::default().next(Slot::new(1).map(|slot| (HASH, slot)), [])));
+        copies.adopt(&Arc::new(CacheableSet::default().next(Slot::new(1).map(|slot| (HASH, slot)), [])));
         let mut world = Self {
             bug,
             now: 0,

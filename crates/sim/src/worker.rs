@@ -16,8 +16,8 @@ use switchyard_policy::migration::{
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{MoveId, NodeId, Stage, Topology, crc16_slot};
 
+use crate::injected::{Bug, Planted, is_injected};
 use crate::node::{Cmd, KeyIx, Op, Reply};
-use crate::planted::{Bug, Planted, is_planted};
 use crate::world::{Ev, Owner, What, World, say};
 
 /// The committed keys of a leg, as mover and workers share them.
@@ -228,10 +228,10 @@ impl Worker {
         planted: Option<Planted>,
     ) -> Option<usize> {
         let topology = if is_moving { self.view.moved() } else { &self.view.topology };
-        if undeclared && keys.clone().any(|key| topology.is_exceptional(crc16_slot(key))) {
+        if undeclared && keys.clone().any(|key| topology.has_override(crc16_slot(key))) {
             return None;
         }
-        if is_planted(planted, Bug::ExceptionForgotten) {
+        if is_injected(planted, Bug::OverrideForgotten) {
             return keys.next().map(|key| topology.owner_of(key).index());
         }
         match route(topology, keys) {
@@ -447,7 +447,7 @@ impl World {
 
     fn transmit_or_queue(&mut self, ix: usize, op: u64, node: usize) {
         let link = &self.workers[ix].links[node];
-        if let Some(conn) = link.conn.filter(|_| link.ready || is_planted(self.planted, Bug::SentBeforeHandshake)) {
+        if let Some(conn) = link.conn.filter(|_| link.ready || is_injected(self.planted, Bug::SentBeforeHandshake)) {
             self.transmit(op, conn);
             return;
         }
@@ -474,7 +474,7 @@ impl World {
             let link = &mut self.workers[ix].links[node];
             link.conn = Some(conn);
             link.ready = false;
-            if is_planted(self.planted, Bug::SentBeforeHandshake) {
+            if is_injected(self.planted, Bug::SentBeforeHandshake) {
                 for op in std::mem::take(&mut self.workers[ix].links[node].queue) {
                     self.transmit(op, conn);
                 }

@@ -12,16 +12,16 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use switchyard_policy::hot_copies::{ArmedSet, GateId};
+use switchyard_policy::hot_copies::{CacheableSet, GateId};
 use switchyard_policy::migration::{DriverEvent, Event, Fingerprint, Key};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, crc16_slot};
 
 use crate::clients::Client;
 use crate::history::History;
 use crate::hot::{Hot, Table};
+use crate::injected::{Bug, Planted, is_injected};
 use crate::mover::{Fleet, Lane, Mover, What as MoverWhat};
 use crate::node::{Cmd, Entry, KeyIx, Node, Op, Persistence, Reply, part};
-use crate::planted::{Bug, Planted, is_planted};
 use crate::random::Random;
 use crate::scenario::Scenario;
 use crate::worker::{View, Worker};
@@ -144,7 +144,7 @@ pub(crate) enum Ev {
     MemoryFreed(usize),
     SetClock { node: usize, ahead_us: u64 },
     Arm,
-    AdoptArmed { worker: usize, set: Arc<ArmedSet>, gates: Rc<Table> },
+    AdoptArmed { worker: usize, set: Arc<CacheableSet>, gates: Rc<Table> },
     HotTurn { worker: usize },
     RaiseLate { worker: usize, op: u64, node: usize, raised: Vec<GateId> },
     Impatient { op: u64 },
@@ -488,8 +488,8 @@ impl World {
                 let process = node.process;
                 self.conns[conn as usize].accepted = Some((process, number));
                 // A worker that connects to a node first ends the connections of earlier routers there.
-                let leaves_it = is_planted(self.planted, Bug::ResumedWithoutKill)
-                    || is_planted(self.planted, Bug::EndedOnlyForALeg);
+                let leaves_it = is_injected(self.planted, Bug::ResumedWithoutKill)
+                    || is_injected(self.planted, Bug::EndedOnlyForALeg);
                 if !leaves_it && !matches!(self.conns[conn as usize].owner, Owner::Mover(_)) {
                     self.kill_older(ix, self.conns[conn as usize].incarnation);
                 }
@@ -674,7 +674,7 @@ impl World {
             Ev::MemoryFreed(ix) => self.nodes[ix].full = false,
             Ev::SetClock { node, ahead_us } => self.nodes[node].ahead_us = ahead_us,
             Ev::Arm => self.arm(),
-            Ev::AdoptArmed { worker, set, gates } => self.adopt_armed(worker, &set, gates),
+            Ev::AdoptArmed { worker, set, gates } => self.adopt_cacheable(worker, &set, gates),
             Ev::HotTurn { worker } => self.hot_turn(worker),
             Ev::RaiseLate { worker, op, node, raised } => self.raise_late(worker, op, node, raised),
             Ev::Impatient { op } => self.time_out(op),
@@ -806,6 +806,6 @@ impl World {
     }
 
     pub(crate) fn bug(&self, bug: Bug) -> bool {
-        is_planted(self.planted, bug)
+        is_injected(self.planted, bug)
     }
 }

@@ -142,7 +142,7 @@ pub struct NodeReport {
     pub ejected: Option<u64>,
     /// Number of placement overrides at the node.
     #[serde(default)]
-    pub exceptions: u64,
+    pub overrides: u64,
     /// Commands sent since the start.
     pub requests: u64,
     /// Error replies and failures since the start.

@@ -297,7 +297,7 @@ fn apply(
     for action in actions {
         match action {
             Action::Record(record) => {
-                if let Some(Err(why)) = running.seats().map(|seats| seats.raise_version()) {
+                if let Some(Err(why)) = running.ownerships().map(|seats| seats.raise_version()) {
                     error!("cannot record at the nodes that the state directory has changed: {why}");
                 }
                 if let Err(why) = store.save_primary(&node.name, &record) {

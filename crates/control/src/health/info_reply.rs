@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use switchyard_policy::empty_return::Holdings;
+use switchyard_policy::data_loss::Holdings;
 use switchyard_resp::reply;
 use switchyard_router::WriteRefusal;
 

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use switchyard_policy::empty_return::Sent;
+use switchyard_policy::data_loss::Sent;
 use switchyard_policy::topology::NodeId;
 use switchyard_router::{NodeAccess, Router};
 use tokio::sync::oneshot;

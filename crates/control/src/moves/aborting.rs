@@ -243,7 +243,7 @@ impl Moves {
             }
         };
         if let Some(keys) = planned.order.needed_keys() {
-            self.home
+            self.colocations
                 .notify(ColocationEvent::Stopped { keys: Arc::clone(keys), why: format!("move {} was aborted", id.0) });
         }
         let mut report = self.report_of(id, &planned);

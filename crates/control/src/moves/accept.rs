@@ -185,7 +185,7 @@ impl Moves {
         self.save_options_in(&in_order);
         drop(in_order);
         self.wake();
-        self.home.notify(ColocationEvent::Look);
+        self.colocations.notify(ColocationEvent::Look);
         Ok(self.report())
     }
 
@@ -350,7 +350,7 @@ impl Moves {
             state.open.extend(moves);
         }
         self.wake();
-        self.home.notify(ColocationEvent::Look);
+        self.colocations.notify(ColocationEvent::Look);
         Ok(())
     }
 

@@ -139,7 +139,7 @@ pub(super) fn report_of(keys: &BTreeMap<String, u64>) -> Vec<ReturnedKeysReport>
 
 impl ColocatePort for Moves {
     fn colocate(&self, request: ColocateRequest) {
-        self.home.notify(ColocationEvent::Request(request));
+        self.colocations.notify(ColocationEvent::Request(request));
     }
 }
 
@@ -156,7 +156,7 @@ fn refuse(waiting: impl IntoIterator<Item = Waiting>, why: &str) {
 
 /// Starts the thread, which ends when the router stops.
 pub(super) fn start(moves: &Arc<Moves>) -> std::io::Result<()> {
-    let told = moves.home.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let told = moves.colocations.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(told) = told else { return Ok(()) };
     let colocation = Colocation { moves: Arc::clone(moves), waiting: Vec::new(), checks: BTreeMap::new() };
     moves.running.threads().spawn("colocate", move || colocation.run(&told))?;
@@ -283,7 +283,7 @@ impl Colocation {
         for (place, (w, standing)) in waiting.into_iter().zip(plan.standings).enumerate() {
             match (refusals.remove(&place), standing) {
                 (Some(why), _) => w.request.refuse(&why),
-                (None, ColocationStatus::Home) => w.request.done(),
+                (None, ColocationStatus::AtSlotOwner) => w.request.done(),
                 (None, ColocationStatus::Wait) => self.waiting.push(w),
                 (None, ColocationStatus::Paused(MoveId(id))) => {
                     w.request.refuse(&format!(
@@ -307,7 +307,7 @@ impl Colocation {
                 moves.check_move_node(source, false, &how)?;
                 moves.check_move_node(target, true, &how).map(drop)
             });
-            moves.home.notify(ColocationEvent::Checked { between, outcome });
+            moves.colocations.notify(ColocationEvent::Checked { between, outcome });
         };
         self.moves.running.threads().spawn("colocate-check", check)
     }

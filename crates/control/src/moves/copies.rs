@@ -2,7 +2,7 @@
 //! should have been removed.
 //!
 //! No command reads them, but DBSIZE and KEYS count them. The move has ended, and neither of its nodes waits for the
-//! other, so the thread `care` removes them rather than the mover: a little at a time, while no move involves the node.
+//! other, so the thread `maintenance` removes them rather than the mover: a little at a time, while no move involves the node.
 //! If the owner of a key has it as well, the copy is removed. A copy that the owner lacks is a key that clients have
 //! deleted since; it is removed too, unless there are many, which an operator must examine first (as before a move).
 
@@ -247,7 +247,7 @@ impl Moves {
     pub(super) fn connect<'a>(&self, node: &'a NodeAccess) -> Result<(ProbeConnection<'a>, Process), String> {
         let mut asked = ProbeConnection::open(node)?;
         // A router that takes over ends the connection by this name.
-        if let Some(name) = self.running.with(|router| router.connection_name("care")) {
+        if let Some(name) = self.running.with(|router| router.connection_name("maintenance")) {
             asked.query(&[b"CLIENT", b"SETNAME", name.as_bytes()])?;
         }
         let client_id = asked.query(&[b"CLIENT", b"ID"])?;
@@ -257,7 +257,7 @@ impl Moves {
         let server = asked.query(&[b"INFO", b"server"])?.text();
         let run_id =
             server.lines().find_map(|line| line.strip_prefix("run_id:")).map(str::trim).unwrap_or_default().to_owned();
-        if let Some(seat) = self.running.seats().map(|seats| seats.seat()) {
+        if let Some(seat) = self.running.ownerships().map(|seats| seats.seat()) {
             let words = seat.question();
             let answer = asked.connection.call(&words).map_err(|error| format!("node {}: {error}", node.name))?;
             refusal_reason(seat.check_reply(&node.name, &answer.0)).map_or(Ok(()), Err)?;

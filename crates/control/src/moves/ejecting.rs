@@ -226,7 +226,7 @@ impl Moves {
             })
             .collect();
         // Record at the stand-ins that older copies of the state directory have become invalid.
-        let seats = self.running.seats();
+        let seats = self.running.ownerships();
         let told = seats.map(|seats| seats.leg_begins(&self.running, to.keys().copied()));
         let _until_it_is_in_transit = told.transpose()?;
         // Before any worker can send a write to a stand-in: the epoch below is published later.

@@ -20,10 +20,10 @@ impl Host for Moves {
     }
 
     fn hand_over(&self, move_id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId, done: Done) {
-        let known = self.running.seats().map_or(Ok(()), |seats| seats.raise_version());
+        let known = self.running.ownerships().map_or(Ok(()), |seats| seats.raise_version());
         let outcome = known.and_then(|()| self.placement.hand_over(move_id, slots, keys, owner));
         // Keys may return before their move ends.
-        self.home.notify(ColocationEvent::Look);
+        self.colocations.notify(ColocationEvent::Look);
         done(outcome);
     }
 
@@ -34,7 +34,7 @@ impl Host for Moves {
     fn set_transits(&self, move_id: MoveId, transits: Vec<(Transit, Vec<Slot>)>) -> Result<u64, String> {
         // Before the first key moves, record at its nodes that older copies of the state directory have become invalid.
         let begins = transits.iter().find(|(transit, _)| matches!(transit.stage, Stage::Moving { .. }));
-        let begins = begins.filter(|_| !self.placement.is_in_transit(move_id)).zip(self.running.seats());
+        let begins = begins.filter(|_| !self.placement.is_in_transit(move_id)).zip(self.running.ownerships());
         let told =
             begins.map(|((transit, _), seats)| seats.leg_begins(&self.running, [transit.source, transit.target]));
         let _until_it_is_in_transit = told.transpose()?;

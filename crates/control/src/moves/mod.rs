@@ -104,7 +104,7 @@ pub struct Moves {
     /// Options of moves that may be on record and are not open: not yet, or no longer. A start after a crash resumes
     /// them with these options.
     unopened_options: Arc<Mutex<BTreeMap<MoveId, Options>>>,
-    home: colocate::Colocations,
+    colocations: colocate::Colocations,
 }
 
 /// Thread of the executor.
@@ -149,8 +149,8 @@ impl Moves {
     }
 
     /// State of colocation.
-    pub(crate) fn home(&self) -> &colocate::Colocations {
-        &self.home
+    pub(crate) fn colocations(&self) -> &colocate::Colocations {
+        &self.colocations
     }
 
     /// Slots that moves have left at a node, whose keys may reappear there.
@@ -294,7 +294,7 @@ impl Moves {
         match end {
             MoveEnd::Done => {
                 if let (Some(keys), Cause::Needed(by)) = (&planned.order.keys, &planned.order.cause) {
-                    self.home.note_done(keys, by);
+                    self.colocations.note_done(keys, by);
                 }
                 report.state = MoveState::Done;
                 report.activity = "done".to_owned();
@@ -308,7 +308,7 @@ impl Moves {
             }
             MoveEnd::Stopped(why) => {
                 if let Some(keys) = planned.order.needed_keys() {
-                    self.home.notify(colocate::ColocationEvent::Stopped {
+                    self.colocations.notify(colocate::ColocationEvent::Stopped {
                         keys: Arc::clone(keys),
                         why: format!("move {} has stopped: {why}", id.0),
                     });
@@ -343,7 +343,7 @@ impl Moves {
         }
         self.record_end(id);
         self.save_options();
-        self.home.notify(colocate::ColocationEvent::Look);
+        self.colocations.notify(colocate::ColocationEvent::Look);
     }
 
     /// Updates the progress of moves.
@@ -422,7 +422,7 @@ impl Moves {
     pub fn stop(&self, thread: MovesThread, bound: Duration) {
         self.stopping.store(true, Ordering::Release);
         self.wake();
-        self.home.notify(colocate::ColocationEvent::Look);
+        self.colocations.notify(colocate::ColocationEvent::Look);
         if thread.thread.join().is_err() {
             error!("the executor of moves has panicked");
         }

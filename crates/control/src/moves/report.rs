@@ -38,7 +38,7 @@ impl Moves {
             length: journal.length,
             write_error: journal.write_error,
         };
-        MovesReport { moves, ended, journal, brought_home: self.home.report(), ..MovesReport::default() }
+        MovesReport { moves, ended, journal, brought_home: self.colocations.report(), ..MovesReport::default() }
     }
 
     pub(super) fn report_of(&self, id: MoveId, planned: &Planned) -> MoveReport {

@@ -73,7 +73,7 @@ impl Moves {
             recording: Mutex::default(),
             keeping: Mutex::default(),
             unopened_options: Arc::default(),
-            home: super::colocate::Colocations::default(),
+            colocations: super::colocate::Colocations::default(),
         };
         over.into_iter().for_each(|id| moves.record_end(id));
         Ok(Arc::new(moves))

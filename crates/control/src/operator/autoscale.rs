@@ -317,7 +317,7 @@ impl FleetActions for FleetSnapshot<'_> {
     }
 
     fn owns(&self, node: &str) -> bool {
-        self.id(node).is_some_and(|id| self.topology.slots_of(id) > 0 || self.topology.exceptions_at(id) > 0)
+        self.id(node).is_some_and(|id| self.topology.slots_of(id) > 0 || self.topology.overrides_at(id) > 0)
     }
 
     fn owns_slots(&self, node: &str) -> bool {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::{Cause, Key, MoveOptions, MoveOrder, Protocol, is_temporary};
-use switchyard_policy::topology::{EXCEPTIONS_MAX, NodeId, Placement, TooManyExceptions, Topology};
+use switchyard_policy::topology::{NodeId, OVERRIDES_MAX, Placement, TooManyOverrides, Topology};
 use switchyard_resp::glob;
 use switchyard_resp::units::counted;
 use switchyard_router::Router;
@@ -96,7 +96,7 @@ impl Operator {
         }
         let (orders, left) = without_shared_slots(topology.placement(), orders);
         let away = orders.iter().filter(|_| !request.home).filter_map(|order| order.keys.clone());
-        let mut notes: Vec<String> = away.filter_map(|keys| self.moves.home().warning(&keys)).collect();
+        let mut notes: Vec<String> = away.filter_map(|keys| self.moves.colocations().warning(&keys)).collect();
         if left > 0 {
             notes.push(format!(
                 "left out: {}, because others of their slots move from another node: ask again when these moves have ended",
@@ -115,7 +115,7 @@ impl Operator {
         how: MoveOptions,
     ) -> Vec<MoveOrder> {
         let mut by_owner: BTreeMap<NodeId, BTreeSet<Key>> = BTreeMap::new();
-        for (key, at) in topology.exceptions() {
+        for (key, at) in topology.placement_overrides() {
             if at == node && pattern.is_none_or(|pattern| glob::matches_key(pattern.as_bytes(), key)) {
                 by_owner.entry(topology.owner_of(key)).or_default().insert(Arc::clone(key));
             }
@@ -141,8 +141,9 @@ impl Operator {
             return Ok([Key::from(pattern.as_bytes())].into());
         }
         // Placement overrides are known even if the keys do not exist now.
-        let known =
-            topology.exceptions().filter(|(key, at)| *at == source && glob::matches_key(pattern.as_bytes(), key));
+        let known = topology
+            .placement_overrides()
+            .filter(|(key, at)| *at == source && glob::matches_key(pattern.as_bytes(), key));
         let mut found: BTreeSet<Key> = known.map(|(key, _)| Arc::clone(key)).collect();
         let failed = |why: String| OperationError::Failed(format!("node {} {why}", self.moves.name(source)));
         let access = self.running.with(Router::node_access).unwrap_or_default();
@@ -178,11 +179,11 @@ impl Operator {
                         found.insert(key.bytes().into());
                     }
                 }
-                if found.len() > EXCEPTIONS_MAX {
-                    let there = topology.exceptions().count();
+                if found.len() > OVERRIDES_MAX {
+                    let there = topology.placement_overrides().count();
                     return Err(conflict(format!(
-                        "more than {EXCEPTIONS_MAX} keys match: {}",
-                        TooManyExceptions { existing: there, requested: found.len() }
+                        "more than {OVERRIDES_MAX} keys match: {}",
+                        TooManyOverrides { existing: there, requested: found.len() }
                     )));
                 }
                 cursor = next.bytes().to_vec();
@@ -204,7 +205,7 @@ impl Operator {
     ) -> Result<(), OperationError> {
         let open = self.moves.open_keys();
         let all = keys.iter().chain(open.iter().flat_map(|keys| keys.iter()));
-        topology.room_for_exceptions(all.map(|key| &**key), target).map_err(|error| conflict(error.to_string()))
+        topology.room_for_overrides(all.map(|key| &**key), target).map_err(|error| conflict(error.to_string()))
     }
 }
 
@@ -296,7 +297,7 @@ mod tests {
             assert!(keys.iter().all(|key| order.slots.binary_search(&Placement::Crc16.slot_of(key)).is_ok()));
             after = after.keys_handed_over(&order.slots, keys.iter(), order.target);
         }
-        assert!(!after.has_exceptions());
+        assert!(!after.has_overrides());
         let some = Operator::plan_returns(&parted, NodeId(2), Some("a:*"), MoveOptions::default());
         assert!(
             some.iter()

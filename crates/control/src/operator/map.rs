@@ -46,7 +46,7 @@ fn transit_report(topology: &Topology, transit: &Transit, slots: &[Slot]) -> Tra
 
 pub(super) fn slots_report(topology: &Topology) -> SlotsReport {
     let mut exceptions: BTreeMap<(Slot, NodeId), u64> = BTreeMap::new();
-    for (key, node) in topology.exceptions() {
+    for (key, node) in topology.placement_overrides() {
         *exceptions.entry((topology.slot_of(key), node)).or_default() += 1;
     }
     let of_transit = |transit: &Transit| {
@@ -62,7 +62,7 @@ pub(super) fn slots_report(topology: &Topology) -> SlotsReport {
                 node: node.name.clone(),
                 slots: topology.slots_of(node.id) as u64,
                 ranges: ranges_text(topology, node.id),
-                exceptions: topology.exceptions_at(node.id) as u64,
+                exceptions: topology.overrides_at(node.id) as u64,
             })
             .collect(),
         ranges: topology
@@ -95,7 +95,7 @@ pub(super) fn location_report(topology: &Topology, keys: &[Vec<u8>]) -> WhereRep
             hash_tag: topology.placement().hash_tag(key).map(shown),
             owner: name(topology, topology.owner(slot)),
             node: name(topology, topology.lives_at(key)),
-            relocated: topology.exception(key).is_some(),
+            relocated: topology.placement_override(key).is_some(),
             in_transit: topology.transit(slot).map(|transit| transit_report(topology, transit, &[slot])),
         }
     };

@@ -26,7 +26,7 @@ impl Operator {
         let mut weights = self.weights(&topology);
         weights.insert(node, 0);
         let shifts = balance::drain(&topology, node, &weights).map_err(|error| self.no_weight(&error))?;
-        if (!shifts.is_empty() || topology.exceptions_at(node) > 0)
+        if (!shifts.is_empty() || topology.overrides_at(node) > 0)
             && let Some(way) = self.unreachable_remedy(node)
         {
             return Err(conflict(way));
@@ -153,7 +153,7 @@ impl Operator {
                 request.address, id.0
             )));
         }
-        let (slots, exceptions) = (topology.slots_of(node), topology.exceptions_at(node));
+        let (slots, exceptions) = (topology.slots_of(node), topology.overrides_at(node));
         if (slots > 0 || exceptions > 0)
             && let Some(way) = self.unreachable_remedy(node)
         {

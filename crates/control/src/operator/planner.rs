@@ -41,7 +41,7 @@ impl Operator {
         let (load, now) = (self.observed(&topology, KEYS), Instant::now());
         self.planner.note(now, &topology, &load);
         self.planner.log_rest(now);
-        self.planner.keep_relocated(|key| topology.exception(key));
+        self.planner.keep_relocated(|key| topology.placement_override(key));
         if self.planner.is_idle() {
             return;
         }
@@ -76,7 +76,7 @@ impl Operator {
             .filter(|node| is_down(&Some(node.link.clone())))
             .map(|node| node.id);
         let copies = self.running.with(Router::hot_copies).is_some_and(|copies| copies.is_on && !copies.is_suspended);
-        let needed = |key: &&[u8]| self.moves.home().warning(&[Key::from(*key)]).is_some();
+        let needed = |key: &&[u8]| self.moves.colocations().warning(&[Key::from(*key)]).is_some();
         FleetContext {
             weights: self.weights(topology),
             capacities: topology

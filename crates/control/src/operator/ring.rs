@@ -145,9 +145,7 @@ impl Operator {
         let node = topology.nodes().find(|node| node.name == name).map(|node| node.id);
         match node {
             Some(id)
-                if topology.slots_of(id) > 0
-                    || topology.exceptions_at(id) > 0
-                    || self.moves.involving(id).is_some() =>
+                if topology.slots_of(id) > 0 || topology.overrides_at(id) > 0 || self.moves.involving(id).is_some() =>
             {
                 return Ok(());
             }

@@ -40,8 +40,6 @@ use rest::{PauseReason, PauseState};
 pub(crate) use thread::PLANNER;
 pub use thread::PlannerThread;
 
-/// Loads that are compared with each other are not older.
-
 /// Maximum age of loads that are compared with each other.
 const LOAD_AGE_MAX: Duration = Duration::from_secs(60);
 

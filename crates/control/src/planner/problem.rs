@@ -238,7 +238,7 @@ fn keys(topology: &Topology, load: &ObservedLoad, around: &FleetContext, cold: &
         keys.entry(key.clone()).or_insert_with(|| key_at(key));
     }
     for (leaver, (key, at)) in
-        around.leaving.iter().flat_map(|node| topology.exceptions().map(move |exception| (*node, exception)))
+        around.leaving.iter().flat_map(|node| topology.placement_overrides().map(move |exception| (*node, exception)))
     {
         if at == leaver {
             keys.entry((**key).into()).or_insert_with(|| key_at(key));

@@ -247,12 +247,12 @@ impl Store for RedbStore {
             }
             documents.insert(TOPOLOGY_KEY, document.as_slice())?;
             let mut changes: Vec<_> = match stored.filter(|_| is_known) {
-                Some(stored) => topology.exceptions_since(&stored),
+                Some(stored) => topology.overrides_since(&stored),
                 // After opening, write all entries regardless of the table's content, because the first version had no
                 // table.
                 None => {
                     exceptions.retain(|_, _| false)?;
-                    topology.exceptions().map(|(key, node)| (Arc::clone(key), Some(node))).collect()
+                    topology.placement_overrides().map(|(key, node)| (Arc::clone(key), Some(node))).collect()
                 }
             };
             // A key whose slot has changed is in both lists, so insert after removing.
@@ -480,7 +480,7 @@ fn encode(topology: &Topology) -> Vec<u8> {
         nodes: topology.nodes().map(|node| NodeDocument { id: node.id.0, name: node.name.clone() }).collect(),
         ranges: topology.ranges().map(|(owner, range)| (*range.start(), *range.end(), owner.0)).collect(),
         exceptions: Vec::new(),
-        exceptions_apart: Some(topology.exception_count()).filter(|count| *count > 0),
+        exceptions_apart: Some(topology.override_count()).filter(|count| *count > 0),
         continuum: topology.placement().continuum().map(|continuum| continuum.stored()),
     };
     serde_json::to_vec(&document).expect("numbers and strings are always JSON")
@@ -529,7 +529,7 @@ fn decode(bytes: &[u8], apart: impl FnOnce() -> Result<Vec<PlacedKey>, Failure>)
             keys.ok_or_else(|| bad("the name of a key is not in hexadecimal".to_owned()))?
         }
     };
-    topology.with_stored_exceptions(exceptions).map_err(|error| bad(error.to_string()))
+    topology.with_stored_overrides(exceptions).map_err(|error| bad(error.to_string()))
 }
 
 fn from_hex(text: &str) -> Option<Vec<u8>> {
@@ -677,7 +677,7 @@ mod tests {
         let loaded = store.load_topology().expect("loads").expect("is there");
         assert_eq!(loaded, with);
         assert!(keys.iter().all(|key| loaded.lives_at(key) == away(key)));
-        assert_eq!(loaded.exceptions().count(), keys.len());
+        assert_eq!(loaded.placement_overrides().count(), keys.len());
         // A change of a topology that was read, and of one that was written.
         let one = loaded.keys_handed_over(&[], [&keys[0]], first.owner_of(&keys[0]));
         store.save_topology(&one).expect("saves");

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::armed::ByHash;
 use super::beat::Beats;
-use super::{Armed, ArmedSet, Gate, GateId, Gates};
+use super::cacheable::ByHash;
+use super::{CacheableKeys, CacheableSet, Gate, GateId, Gates};
 use crate::topology::{NodeId, Slot};
 
 /// Maximum cached commands ("forms") per key: several commands read the same key.
@@ -56,7 +56,7 @@ pub enum Read<'a> {
     /// Forward the command to the node.
     Miss,
     /// Forward the command: the key is not cacheable.
-    Unarmed,
+    NotCacheable,
 }
 
 /// Reason why a fill was discarded.
@@ -186,7 +186,7 @@ impl Form {
 
 #[derive(Debug)]
 struct KeyCopies {
-    armed: Armed,
+    cacheable: CacheableKeys,
     key: Box<[u8]>,
     forms: Vec<Form>,
     /// Node from which the key may be filled.
@@ -225,7 +225,7 @@ pub struct Sizes {
 /// The copies of one worker.
 #[derive(Debug, Default)]
 pub struct Copies {
-    set: Arc<ArmedSet>,
+    set: Arc<CacheableSet>,
     keys: ByHash<KeyCopies>,
     /// Queue of eviction candidates. May contain keys already removed.
     line: VecDeque<u64>,
@@ -242,7 +242,7 @@ pub struct Copies {
 impl Copies {
     /// The current set of cacheable keys.
     #[must_use]
-    pub fn set(&self) -> &Arc<ArmedSet> {
+    pub fn set(&self) -> &Arc<CacheableSet> {
         &self.set
     }
 
@@ -266,9 +266,9 @@ impl Copies {
     }
 
     /// Adopts a new set. Drops the copies of keys that are not in it or became cacheable again.
-    pub fn adopt(&mut self, set: &Arc<ArmedSet>) {
+    pub fn adopt(&mut self, set: &Arc<CacheableSet>) {
         self.set = Arc::clone(set);
-        self.retain(|hash, of_key| set.get(hash) == Some(&of_key.armed));
+        self.retain(|hash, of_key| set.get(hash) == Some(&of_key.cacheable));
         for fill in self.fills.values_mut() {
             let stays = self.keys.contains_key(&fill.hash);
             fill.spoiled = fill.spoiled.or((!stays).then_some(Discarded::Moved));
@@ -299,10 +299,10 @@ impl Copies {
         may_fill: impl FnOnce(u64) -> bool,
     ) -> Read<'_> {
         if !self.keys.contains_key(&asked.hash) {
-            let Some(armed) = self.set.get(asked.hash) else { return Read::Unarmed };
+            let Some(armed) = self.set.get(asked.hash) else { return Read::NotCacheable };
             let key = asked.key.into();
             let new = KeyCopies {
-                armed: *armed,
+                cacheable: *armed,
                 key,
                 forms: Vec::new(),
                 ready_at: None,
@@ -348,7 +348,7 @@ impl Copies {
             return Read::Miss;
         }
         if of_key.ready_at != Some(asked.node) {
-            if now_us < of_key.recheck_at_us || !may_fill(of_key.armed.since) {
+            if now_us < of_key.recheck_at_us || !may_fill(of_key.cacheable.since) {
                 of_key.recheck_at_us = of_key.recheck_at_us.max(now_us + RECHECK_US);
                 return Read::Miss;
             }
@@ -486,7 +486,7 @@ impl Copies {
             Some(why)
         } else if now_of(gates, fill.hash, fill.node) != fill.gates {
             Some(Discarded::Written)
-        } else if lives_at(&of_key.key, of_key.armed.slot) != Some(fill.node) {
+        } else if lives_at(&of_key.key, of_key.cacheable.slot) != Some(fill.node) {
             Some(Discarded::Moved)
         } else if resp3.first() == Some(&b'-') || resp3.first() == Some(&b'!') {
             Some(Discarded::Refused)
@@ -575,7 +575,7 @@ impl Copies {
     pub fn update_placement(&mut self, mut lives_at: impl FnMut(&[u8], Slot) -> Option<NodeId>) {
         let Self { keys, fills, sizes, .. } = self;
         for of_key in keys.values_mut() {
-            let place = lives_at(&of_key.key, of_key.armed.slot);
+            let place = lives_at(&of_key.key, of_key.cacheable.slot);
             of_key.drop_where(sizes, |form| Some(form.node) != place);
             of_key.ready_at = of_key.ready_at.filter(|ready| Some(*ready) == place);
             let elsewhere = of_key.forms.iter().filter(|form| Some(form.node) != place);
@@ -673,7 +673,7 @@ mod tests {
         let mut copies = Copies::default();
         copies.limit(1 << 20, 1 << 10);
         let slot = Slot::new(1).expect("a slot");
-        copies.adopt(&Arc::new(ArmedSet::default().next([(ASKED.hash, slot)], [])));
+        copies.adopt(&Arc::new(CacheableSet::default().next([(ASKED.hash, slot)], [])));
         (OneThread::default(), copies)
     }
 
@@ -838,7 +838,7 @@ mod tests {
         let (gates, mut copies) = copies();
         let slot = Slot::new(1).expect("a slot");
         let hashes = 1..=EVICTION_SAMPLES as u64;
-        copies.adopt(&Arc::new(ArmedSet::default().next(hashes.clone().chain([99]).map(|hash| (hash, slot)), [])));
+        copies.adopt(&Arc::new(CacheableSet::default().next(hashes.clone().chain([99]).map(|hash| (hash, slot)), [])));
         let value = [b'x'; 500];
         let keep = |copies: &mut Copies, hash: u64, now_us: u64| {
             let asked = ReadRequest { hash, ..ASKED };

@@ -8,7 +8,7 @@
 //!    version.
 //! 2. A write lost with its connection keeps the gate shut until the node confirms that the connection is dead. A
 //!    timed-out write is not complete.
-//! 3. A key becomes cacheable in a generation of the [`ArmedSet`]. It is filled only after every worker raises gates
+//! 3. A key becomes cacheable in a generation of the [`CacheableSet`]. It is filled only after every worker raises gates
 //!    for it and all earlier commands to its node have completed.
 //! 4. Each node has a gate too, raised by commands that may write any key of the node. If the process of the node
 //!    changes, the gate gets a new version before the new process is used.
@@ -27,16 +27,16 @@
 //! count rather than a version alone, because a read concurrent with a write would be stored.
 
 mod admission;
-mod armed;
 mod beat;
+mod cacheable;
 mod copies;
 mod gate;
 mod holds;
 mod share;
 
 pub use admission::{Admission, Admitted, Knobs};
-pub use armed::{Armed, ArmedSet, hash_of_name};
 pub use beat::{Beats, LEASE_US};
+pub use cacheable::{CacheableKeys, CacheableSet, hash_of_name};
 pub use copies::{Copies, Discarded, Filled, Read, ReadRequest, RecentHit, Sizes};
 pub use gate::{Gate, GateId, Gates};
 pub use holds::{WriteHolds, WriteOutcome};

@@ -26,22 +26,22 @@
 //!    command sent to the lost side has ended for its client.
 //!    that was sent to the lost side has ended for its client.
 
+pub mod dirty_elements;
 mod double_read;
 pub mod driver;
 mod fingerprint;
 mod fulva;
+mod injected;
 mod leg;
 pub mod life;
 mod order;
 pub mod pace;
-mod planted;
 mod precopy;
 pub mod published;
 pub mod record;
 mod rocksteady;
 pub mod staging;
 mod stop_and_copy;
-pub mod tail;
 pub mod tracker;
 mod view;
 
@@ -50,19 +50,19 @@ use std::sync::Arc;
 
 use crate::topology::{MoveId, NodeId, Slot};
 
+pub use dirty_elements::DirtyElements;
 pub use double_read::DoubleRead;
 pub use driver::{Begin, Driver, DriverAction, DriverEvent};
 pub use fingerprint::{Fingerprint, FingerprintHasher, FingerprintMap, FingerprintSet, Fingerprinter};
+#[cfg(feature = "planted-bugs")]
+pub use injected::Bug;
 pub use leg::Leg;
 pub use life::{MoveEnd, MoveStateMachine, UserRequest};
 pub use order::{Cause, MoveOptions, MoveOrder};
 pub use pace::Pacer;
-#[cfg(feature = "planted-bugs")]
-pub use planted::Bug;
 pub use precopy::Precopy;
 pub use record::Record;
 pub use stop_and_copy::StopAndCopy;
-pub use tail::DirtyElements;
 pub use view::{Committed, KeyLookup, LegView, Legs, Place, Scope, Waits, Wanted, is_late, moved, observed};
 
 /// A key's name, which is the unit of a move and stands for all databases. Commands that touch several databases

@@ -33,7 +33,7 @@ mod batches;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use super::planted::{Bug, InjectedBug};
+use super::injected::{Bug, InjectedBug};
 use super::record::{OpenLeg, StaleCopies};
 use super::{
     Action, BatchId, Durability, Event, Fingerprinter, Io, Key, LegOrder, Machine, Outcome, Pace, Phase, Process,

@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::planted::{Bug, InjectedBug};
+use super::injected::{Bug, InjectedBug};
 use super::published::{Rules, Way};
 use super::tracker::State;
 use super::{DoubleRead, Fingerprint, FingerprintSet, Fingerprinter, Key, Side, is_temporary};

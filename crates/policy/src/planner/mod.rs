@@ -20,9 +20,9 @@
 //! relieves was; moved data fits into memory; recently moved keys and slots stay.
 
 mod held;
+mod injected;
 mod makris;
 mod memory;
-mod planted;
 mod remedies;
 mod review;
 
@@ -32,8 +32,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::topology::{NodeId, Slot};
 pub use held::{OverLimitNode, OverLimitReason, held};
-pub use planted::Bug;
-use planted::InjectedBug;
+pub use injected::Bug;
+use injected::InjectedBug;
 pub use review::{Effect, Review, fullest_at, nodes_of, revert, review, undo};
 
 /// Name of a key.

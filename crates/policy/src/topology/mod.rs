@@ -6,10 +6,10 @@
 //! move no slots by themselves. [`Topology::place`] reconciles the stored map with the configured nodes.
 
 mod continuum;
-mod exceptions;
 mod first;
 mod hashes;
 mod overlay;
+mod overrides;
 mod place;
 mod placement;
 mod slot;
@@ -21,10 +21,10 @@ use std::sync::Arc;
 pub use continuum::{
     Continuum, ContinuumError, Distribution, FIRST_SLOTS_MAX, PLACES_MAX, Scheme, Server, StoredContinuum,
 };
-pub use exceptions::{EXCEPTION_BYTES_MAX, EXCEPTIONS_MAX, TooManyExceptions};
 pub use first::{First, Fit, Sample, judge};
 pub use hashes::Hash;
 pub use overlay::Overlay;
+pub use overrides::{EXCEPTION_BYTES_MAX, OVERRIDES_MAX, TooManyOverrides};
 pub use place::{MAX_NODES, OverlaidTopology, OverlayError, PartsError, PlaceError, Placed};
 pub use placement::{OtherPlacement, Placement};
 pub use slot::{SLOT_COUNT, Slot, crc16_slot};
@@ -66,7 +66,7 @@ pub struct Topology {
     /// Slots in transit; `None` if there are none.
     marks: Option<transit::Marks>,
     /// Placement overrides; `None` if there are none.
-    exceptions: Option<Arc<exceptions::Exceptions>>,
+    overrides: Option<Arc<overrides::PlacementOverrides>>,
 }
 
 impl Topology {
@@ -135,7 +135,7 @@ impl Topology {
     #[must_use]
     pub fn only_node(&self) -> Option<NodeId> {
         match self.nodes.as_slice() {
-            [node] if self.is_settled() && !self.has_exceptions() => Some(node.id),
+            [node] if self.is_settled() && !self.has_overrides() => Some(node.id),
             _ => None,
         }
     }
@@ -177,7 +177,7 @@ impl Topology {
         // Slots in [`Stage::Observed`] still have all keys at the owner.
         let moving = self.transits().filter(|transit| matches!(transit.stage, Stage::Moving { .. }));
         let moving = moving.flat_map(|transit| [transit.source, transit.target]);
-        let alone = self.exceptions().map(|(_, node)| node);
+        let alone = self.placement_overrides().map(|(_, node)| node);
         for node in self.in_use().iter().copied().chain(moving).chain(alone) {
             if let Some(keeps) = keeps.get_mut(node.index()) {
                 *keeps = true;
@@ -217,7 +217,7 @@ impl std::fmt::Debug for Topology {
             .field("ranges", &self.ranges().collect::<Vec<_>>())
             .field("next_id", &self.next_id)
             .field("transits", &self.transits().collect::<Vec<_>>())
-            .field("exceptions", &self.exceptions().count())
+            .field("exceptions", &self.placement_overrides().count())
             .finish()
     }
 }

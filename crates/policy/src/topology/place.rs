@@ -51,7 +51,7 @@ pub enum PlaceError {
         missing: Vec<(String, usize)>,
     },
     /// Stored nodes with placement overrides are not listed.
-    ExceptionsMissing {
+    OverridesMissing {
         /// The nodes, each with its number of keys.
         missing: Vec<(String, usize)>,
     },
@@ -80,7 +80,7 @@ impl fmt::Display for PlaceError {
                     if list.len() == 1 { "s" } else { "" },
                 )
             }
-            Self::ExceptionsMissing { missing } => {
+            Self::OverridesMissing { missing } => {
                 let list: Vec<String> = missing.iter().map(|(name, keys)| format!("{name} ({keys} keys)")).collect();
                 write!(
                     f,
@@ -158,24 +158,24 @@ pub enum PartsError {
     /// No range contains this slot.
     NotOwned(u16),
     /// A key of this slot has a placement override to an unknown node.
-    ExceptionAtUnknown {
+    OverrideAtUnknown {
         /// The slot.
         slot: u16,
         /// Node id as stored.
         node: NodeId,
     },
     /// A placement override names the slot owner.
-    ExceptionAtOwner {
+    OverrideAtOwner {
         /// The slot.
         slot: u16,
     },
     /// Two placement overrides for the same key of this slot.
-    ExceptionTwice {
+    OverrideTwice {
         /// The slot.
         slot: u16,
     },
     /// More placement overrides than allowed, or too long names.
-    ExceptionCount(usize),
+    OverrideCount(usize),
 }
 
 impl fmt::Display for PartsError {
@@ -200,14 +200,14 @@ impl fmt::Display for PartsError {
             }
             Self::OwnedTwice(slot) => write!(f, "slot {slot} has two owners"),
             Self::NotOwned(slot) => write!(f, "slot {slot} has no owner"),
-            Self::ExceptionAtUnknown { slot, node } => {
+            Self::OverrideAtUnknown { slot, node } => {
                 write!(f, "a key of slot {slot} lives at node number {}, which does not exist", node.0)
             }
-            Self::ExceptionAtOwner { slot } => {
+            Self::OverrideAtOwner { slot } => {
                 write!(f, "a key of slot {slot} is listed as living elsewhere than its slot, and does not")
             }
-            Self::ExceptionTwice { slot } => write!(f, "a key of slot {slot} is listed twice as living elsewhere"),
-            Self::ExceptionCount(count) => {
+            Self::OverrideTwice { slot } => write!(f, "a key of slot {slot} is listed twice as living elsewhere"),
+            Self::OverrideCount(count) => {
                 write!(f, "{count} keys live elsewhere than their slots, with names that are too many or too long")
             }
         }
@@ -249,7 +249,7 @@ impl Topology {
             owners[start..end].fill(node.id);
         }
         let next_id = nodes.len() as u32;
-        Ok(Self { epoch: 1, placement: Placement::Crc16, nodes, owners, next_id, marks: None, exceptions: None })
+        Ok(Self { epoch: 1, placement: Placement::Crc16, nodes, owners, next_id, marks: None, overrides: None })
     }
 
     /// Returns the first placement on a continuum: one node per server, owning the slots that the list assigns to it.
@@ -275,14 +275,14 @@ impl Topology {
             owners,
             next_id,
             marks: None,
-            exceptions: None,
+            overrides: None,
         }
     }
 
     /// Returns the topology with the stored placement. Must precede the placement overrides.
     #[must_use]
     pub fn with_stored_placement(self, placement: Placement) -> Self {
-        debug_assert!(self.exceptions.is_none(), "exceptions are kept by slot");
+        debug_assert!(self.overrides.is_none(), "exceptions are kept by slot");
         Self { placement, ..self }
     }
 
@@ -311,7 +311,7 @@ impl Topology {
         for (slot, owner) in split {
             next.owners[slot.index()] = owner;
         }
-        next.rebuild_exceptions();
+        next.rebuild_overrides();
         Ok(OverlaidTopology { topology: next, parts, goals })
     }
 
@@ -346,11 +346,11 @@ impl Topology {
         }
         let missing: Vec<(String, usize)> = removed
             .iter()
-            .map(|node| (node.name.clone(), stored.exceptions_at(node.id)))
+            .map(|node| (node.name.clone(), stored.overrides_at(node.id)))
             .filter(|(_, keys)| *keys > 0)
             .collect();
         if !missing.is_empty() {
-            return Err(PlaceError::ExceptionsMissing { missing });
+            return Err(PlaceError::OverridesMissing { missing });
         }
         let known: BTreeSet<&String> = stored.nodes.iter().map(|node| &node.name).collect();
         let mut next_id = stored.next_id;
@@ -376,7 +376,7 @@ impl Topology {
             owners,
             next_id,
             marks: stored.marks.clone(),
-            exceptions: stored.exceptions.clone(),
+            overrides: stored.overrides.clone(),
         };
         Ok(Placed { topology, changed, joined, removed })
     }
@@ -433,7 +433,7 @@ impl Topology {
         for (slot, owner) in owners.into_iter().enumerate() {
             map[slot] = owner.ok_or(PartsError::NotOwned(slot as u16))?;
         }
-        Ok(Self { epoch, placement: Placement::Crc16, nodes, owners: map, next_id, marks: None, exceptions: None })
+        Ok(Self { epoch, placement: Placement::Crc16, nodes, owners: map, next_id, marks: None, overrides: None })
     }
 }
 

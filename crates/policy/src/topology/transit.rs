@@ -122,7 +122,7 @@ impl Topology {
             next.owners[slot.index()] = target;
         }
         next.settle(slots);
-        next.drop_exceptions_at_owner(slots);
+        next.drop_overrides_at_owner(slots);
         next
     }
 

@@ -47,7 +47,7 @@ pub(crate) struct NodeScrape {
     pub(crate) is_up: bool,
     /// Owned slots, and keys with a placement override for this node.
     pub(crate) slots: usize,
-    pub(crate) exceptions: usize,
+    pub(crate) placement_overrides: usize,
     pub(crate) exclusive_bounds: Arc<ExclusiveBounds>,
 }
 
@@ -312,7 +312,7 @@ impl Scrape {
         page.gauges("node_up", "1 if a worker has a connection to the node", by_node(&|node| u64::from(node.is_up)))?;
         page.gauges("node_slots", "Slots that the node owns", by_node(&|node| node.slots as u64))?;
         let help = "Keys with a placement override for the node";
-        page.gauges("node_placement_overrides", help, by_node(&|node| node.exceptions as u64))?;
+        page.gauges("node_placement_overrides", help, by_node(&|node| node.placement_overrides as u64))?;
         for (name, help, counter) in NODE_COUNTERS {
             page.counters(name, help, nodes.iter().map(|(node, parts)| of("node", &node.name, total(parts, counter))))?;
         }

@@ -163,8 +163,9 @@ impl Mover {
                 let (temporary, keys): (Vec<&[u8]>, Vec<&[u8]>) = keys.into_iter().partition(|key| is_temporary(key));
                 // A key with a placement override for this node is where it belongs.
                 let (topology, node) = (self.shared.plan().topology.clone(), self.end(side).node);
-                let is_wrong =
-                    |key: &&[u8]| is_ours[topology.slot_of(key).index()] && topology.exception(key) != Some(node);
+                let is_wrong = |key: &&[u8]| {
+                    is_ours[topology.slot_of(key).index()] && topology.placement_override(key) != Some(node)
+                };
                 let keys: Vec<Key> = keys.into_iter().filter(is_wrong).map(Key::from).collect();
                 if !temporary.is_empty() {
                     let temporary: Vec<Key> = temporary.into_iter().map(Key::from).collect();

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use hdrhistogram::Histogram;
 use rustix::event::{EventfdFlags, eventfd};
+use switchyard_policy::migration::dirty_elements::Element;
 use switchyard_policy::migration::published::Paper;
-use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::tracker::{Exact, State, Tracker};
 use switchyard_policy::migration::{Committed, Fingerprint, FingerprintSet, Fingerprinter, Key, Legs};
 use switchyard_policy::topology::{MoveId, NodeId, Placement, Slot};

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use switchyard_policy::migration::Process;
-use switchyard_policy::seat::OwnershipStatus;
+use switchyard_policy::ownership::OwnershipStatus;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply::{ReplyScan, ReplyScanner};
 use switchyard_resp::{encode, reply};
 
 use crate::fences::foreign_connections;
-use crate::seat::{Admission, FleetOwnership, refusal_reason};
+use crate::ownership::{Admission, FleetOwnership, refusal_reason};
 use crate::settings::NodeAccess;
 use crate::worker::transport::{self, Received, Tls};
 
@@ -168,21 +168,21 @@ impl Connection {
     /// Claims the node for this router. Fails if another router owns it.
     pub(super) fn claim_ownership(
         &mut self,
-        seat: &FleetOwnership,
+        ownership: &FleetOwnership,
         node: &str,
         ours: (&str, &str),
         patience: Duration,
     ) -> Result<(), String> {
         let asks = |connection: &mut Self| {
-            let answer = connection.call_words(&seat.question(), patience)?;
-            let standing = seat.check_reply(node, &answer);
+            let answer = connection.call_words(&ownership.question(), patience)?;
+            let standing = ownership.check_reply(node, &answer);
             refusal_reason(standing).map_or(Ok(standing), Err)
         };
         if asks(self)? != OwnershipStatus::Free {
             return Ok(());
         }
         // A node that refuses the claim stores no ownership record.
-        if reply::is_error(&self.call_words(&seat.claim(), patience)?) {
+        if reply::is_error(&self.call_words(&ownership.claim(), patience)?) {
             return Ok(());
         }
         self.kill_foreign_connections(ours.0, ours.1, patience)?;

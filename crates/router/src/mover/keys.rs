@@ -11,7 +11,7 @@ use switchyard_policy::topology::{Slot, Stage, Transit};
 use switchyard_resp::reply;
 
 use super::connection::error_text;
-use super::left_over::OrphanedKeys;
+use super::orphaned_keys::OrphanedKeys;
 use super::run::{Mover, MoverExit};
 
 /// Keys per query.
@@ -37,8 +37,8 @@ impl Mover {
             Some(own) => keys.retain(|key| own.binary_search(key).is_ok()),
             None => {
                 let topology = self.shared.plan().topology.clone();
-                if topology.has_exceptions() {
-                    keys.retain(|key| topology.exception(key).is_none());
+                if topology.has_overrides() {
+                    keys.retain(|key| topology.placement_override(key).is_none());
                 }
             }
         }

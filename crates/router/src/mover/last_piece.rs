@@ -6,8 +6,8 @@
 //! the key, never both or neither.
 
 use switchyard_policy::migration::Key;
+use switchyard_policy::migration::dirty_elements::Element;
 use switchyard_policy::migration::staging::{Counted, Place, Renamed, StagingReply, Step};
-use switchyard_policy::migration::tail::Element;
 use switchyard_resp::reply;
 
 use super::connection::{Connection, error_text};

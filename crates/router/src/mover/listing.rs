@@ -15,7 +15,7 @@ use switchyard_resp::reply;
 use switchyard_resp::units::counted;
 
 use super::connection::error_text;
-use super::left_over::OrphanedKeys;
+use super::orphaned_keys::OrphanedKeys;
 use super::returning::Returning;
 use super::run::{Mover, MoverExit, big_limit};
 use super::sizes::Page;
@@ -251,7 +251,7 @@ impl Mover {
             }
             let slot = topology.slot_of(key);
             // Leftover copies of keys with a placement override do not move with the slot.
-            if pass.is_ours[slot.index()] && topology.exception(key).is_none() {
+            if pass.is_ours[slot.index()] && topology.placement_override(key).is_none() {
                 self.list.add_listed(slot, key);
                 let at = key.as_ptr().addr() - answer.as_ptr().addr();
                 keys.push((slot, at..at + key.len()));
@@ -272,7 +272,7 @@ impl Mover {
                 && pass.is_ours[slot.index()]
                 // A key with a placement override for the target belongs there. With an override for a third node, this
                 // copy is left over.
-                && let lives_at = topology.exception(key)
+                && let lives_at = topology.placement_override(key)
                 && lives_at != Some(self.life.order().target)
             {
                 match lives_at {

@@ -13,10 +13,10 @@ mod drive;
 mod keys;
 mod last_piece;
 mod late_keys;
-mod left_over;
 mod list;
 mod listing;
 mod moved;
+mod orphaned_keys;
 mod pacing;
 mod pieces;
 mod progress;
@@ -42,7 +42,7 @@ use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit};
 use crate::shared::{Shared, lock};
 pub use big::{BigKey, BigKeys};
 pub(crate) use committed::{MoverMessage, Moves, SharedLeg, SharedMove, SharedTracker};
-pub use left_over::may_be_only_copies;
+pub use orphaned_keys::may_be_only_copies;
 pub use switchyard_policy::migration::{MoveEnd, UserRequest};
 
 /// Moves kept in memory, including ended moves.

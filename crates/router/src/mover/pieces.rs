@@ -4,7 +4,7 @@
 //! current values (`HMGET`, not a log of changes), so a piece may be written twice, and a later read replaces an
 //! earlier one.
 
-use switchyard_policy::migration::tail::Element;
+use switchyard_policy::migration::dirty_elements::Element;
 use switchyard_resp::reply;
 
 use super::connection::Connection;

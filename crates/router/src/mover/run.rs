@@ -426,7 +426,7 @@ impl Mover {
             connection.kill_foreign_connections(&self.shared.site, &self.shared.incarnation, patience)?;
             fences.set_cleared(node, &connection.process.run_id);
         }
-        if let Some(seat) = &self.shared.seat {
+        if let Some(seat) = &self.shared.ownership {
             connection.claim_ownership(seat, &access.name, (&self.shared.site, &self.shared.incarnation), patience)?;
             connection.wait_for_earlier_router(seat, node, patience)?;
         }

@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, poll};
+use switchyard_policy::migration::dirty_elements::Element;
 use switchyard_policy::migration::staging::{self, Action, Endpoints, Event, Inspection, Part, Place, Wrote};
-use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Fingerprint, Goal, Key, Process, Protocol, Side, TEMPORARY};
 use switchyard_policy::topology::{Placement, Slot};
 use switchyard_resp::command::{members_expire, why_not_covered};

@@ -23,9 +23,9 @@ use tracing::warn;
 
 use super::dispatch::Flow;
 use super::downstream::Client;
-use super::exceptions::slots_by;
 use super::keyed::Call;
 use super::kind::{Task, Waited};
+use super::overrides::slots_by;
 use super::pool::Acquired;
 use super::reissued::WaitEnd;
 use super::upstream::{Lane, Link, Phase, Purpose};
@@ -120,7 +120,7 @@ impl Worker {
     ) -> Flow {
         // Also for XREAD, whose other calls do not block.
         let class = CommandClass::Blocking as u8;
-        if self.clients.get(handle).is_some_and(Client::is_recalled) {
+        if self.clients.get(handle).is_some_and(Client::is_reissued) {
             return Flow::Stall(Stall::Barrier); // behind a command that is about to be reissued
         }
         let link = match self.take_exclusive(handle, node, Lane::Blocking) {
@@ -149,7 +149,7 @@ impl Worker {
         {
             client.written.add(node, Since::now(&self.shared, &self.plan));
         }
-        if let (Some(seq), Some((ticket, _))) = (self.clients.get(handle).map(Client::last_owed), ticket) {
+        if let (Some(seq), Some((ticket, _))) = (self.clients.get(handle).map(Client::last_pending), ticket) {
             self.keep_waiting(handle, raw, seq, ticket, waits_us);
         }
         self.wait_at_node(handle, link, waited, waits_us);
@@ -173,12 +173,12 @@ impl Worker {
 
     /// Ends the wait of a client because the router stops. The node ends it first, so that no element is lost.
     pub(super) fn end_wait(&mut self, handle: Handle) {
-        if self.clients.get(handle).is_some_and(Client::is_recalled) {
-            return self.end_recalled(handle, WaitEnd::Lost);
+        if self.clients.get(handle).is_some_and(Client::is_reissued) {
+            return self.end_reissued(handle, WaitEnd::Lost);
         }
         let held = self.clients.get(handle).and_then(|c| c.held);
         if let Some(link) = held
-            && self.links.get(link).and_then(Link::loan).is_some_and(|loan| loan.unblock.is_none())
+            && self.links.get(link).and_then(Link::checkout).is_some_and(|loan| loan.unblock.is_none())
         {
             self.unblock(link, true, None);
         }
@@ -193,18 +193,18 @@ impl Worker {
     /// Handles CLIENT UNBLOCK from a client of any worker.
     pub(super) fn unblock_client(&mut self, id: u64, error: bool, asker: Asker) {
         let found = self.clients.iter().find(|(_, c)| c.details.id == id);
-        if let Some((handle, _)) = found.filter(|(_, c)| c.is_recalled()) {
+        if let Some((handle, _)) = found.filter(|(_, c)| c.is_reissued()) {
             // The command is not at a node, so no query is needed.
-            self.end_recalled(handle, if error { WaitEnd::Unblocked } else { WaitEnd::OutOfTime });
+            self.end_reissued(handle, if error { WaitEnd::Unblocked } else { WaitEnd::OutOfTime });
             return asker.answer(&self.shared.mailboxes, b":1\r\n");
         }
         let held =
-            found.filter(|(_, c)| c.stall == Stall::Blocked).and_then(|(_, c)| Some((c.held?, c.is_being_recalled())));
+            found.filter(|(_, c)| c.stall == Stall::Blocked).and_then(|(_, c)| Some((c.held?, c.is_being_reissued())));
         match held {
             None => asker.answer(&self.shared.mailboxes, b":0\r\n"),
             Some((link, false)) => self.unblock(link, error, Some(asker)),
             // A request is already in flight: its reply decides.
-            Some((link, true)) => match self.links.get_mut(link).and_then(Link::loan_mut) {
+            Some((link, true)) => match self.links.get_mut(link).and_then(Link::checkout_mut) {
                 Some(loan) => loan.unblock.get_or_insert_default().askers.push((asker, error)),
                 None => asker.answer(&self.shared.mailboxes, b":0\r\n"),
             },
@@ -213,7 +213,7 @@ impl Worker {
 
     /// Ends the wait of the command on this connection at the node.
     pub(super) fn unblock(&mut self, link_handle: Handle, error: bool, asker: Option<Asker>) {
-        let Some(loan) = self.links.get_mut(link_handle).and_then(Link::loan_mut) else {
+        let Some(loan) = self.links.get_mut(link_handle).and_then(Link::checkout_mut) else {
             if let Some(asker) = asker {
                 asker.answer(&self.shared.mailboxes, b":0\r\n");
             }
@@ -237,7 +237,7 @@ impl Worker {
         };
         let Some(link) = self.links.get_mut(link_handle) else { return };
         let holder = link.holder();
-        let Some(unblock) = link.loan_mut().and_then(|loan| loan.unblock.as_mut()) else { return };
+        let Some(unblock) = link.checkout_mut().and_then(|loan| loan.unblock.as_mut()) else { return };
         unblock.is_queried = true;
         let reason: &[u8] = if unblock.error { b"ERROR" } else { b"TIMEOUT" };
         let request = [&b"CLIENT"[..], b"UNBLOCK", client_id.as_bytes(), reason];
@@ -267,7 +267,7 @@ impl Worker {
         };
         let Some(link) = self.links.get_mut(link_handle) else { return };
         let (node, holder) = (link.node, link.holder());
-        let Some(unblock) = link.loan_mut().and_then(|loan| loan.unblock.as_mut()) else { return };
+        let Some(unblock) = link.checkout_mut().and_then(|loan| loan.unblock.as_mut()) else { return };
         unblock.is_queried = false;
         let over = unblock.over;
         let abandoned = self.clients.get(holder).is_none();
@@ -298,7 +298,7 @@ impl Worker {
 
     /// Replies to the requesting clients.
     pub(super) fn end_unblock(&mut self, link_handle: Handle, count: i64) {
-        if let Some(unblock) = self.links.get_mut(link_handle).and_then(|l| l.loan_mut()?.unblock.take()) {
+        if let Some(unblock) = self.links.get_mut(link_handle).and_then(|l| l.checkout_mut()?.unblock.take()) {
             unblock.answer(&self.shared.mailboxes, count);
         }
     }
@@ -306,7 +306,12 @@ impl Worker {
     /// Repeats CLIENT UNBLOCK for waits that had not started yet.
     pub(super) fn retry_unblocks(&mut self) {
         for link in std::mem::take(&mut self.unblocks.again) {
-            if self.links.get(link).and_then(|l| l.loan()?.unblock.as_ref()).is_some_and(|u| !u.is_queried && !u.over) {
+            if self
+                .links
+                .get(link)
+                .and_then(|l| l.checkout()?.unblock.as_ref())
+                .is_some_and(|u| !u.is_queried && !u.over)
+            {
                 self.send_unblock(link);
             }
         }
@@ -376,7 +381,7 @@ impl Worker {
             let (node, holder) = (link.node, link.holder());
             let waited = if let Task::Waiting { waited, .. } = link.task() { waited } else { Waited::Nothing };
             if !self.is_waiting_well(waited, holder, node) {
-                self.recall_waiting(handle);
+                self.reissue_waiting(handle);
                 continue;
             }
             // For a disconnected client, CLIENT UNBLOCK is in flight. Its keys are no longer known, so it keeps its

@@ -31,7 +31,7 @@ const IDLE_US: u64 = 30_000_000;
 
 /// Fails requests whose connection was lost before they were passed to it.
 #[cold]
-pub(super) fn fail_strays(worker: &mut Worker, strays: Vec<FinishedRequest>) {
+pub(super) fn fail_severed(worker: &mut Worker, strays: Vec<FinishedRequest>) {
     let mut error = Vec::new();
     encode::error(&mut error, "NODELOST the connection was lost before the command was sent");
     for ended in strays {
@@ -200,7 +200,7 @@ impl Worker {
         self.shared.connections.mark_broken(&connection);
         let epoch = self.plan.topology.epoch();
         let epoch = epoch - u64::from((epoch as u32).wrapping_sub(low));
-        let armed = link.head().map_or(0, |head| head.armed);
+        let armed = link.head().map_or(0, |head| head.cacheable);
         self.zombies.add(connection, epoch, armed);
         self.count_zombies(node);
     }
@@ -238,7 +238,7 @@ impl Worker {
         if link.lane.is_exclusive() {
             self.exclusive_gone(handle, &link);
         }
-        if let Some(unblock) = link.loan().and_then(|loan| loan.unblock.as_ref()) {
+        if let Some(unblock) = link.checkout().and_then(|loan| loan.unblock.as_ref()) {
             unblock.answer(&self.shared.mailboxes, 0);
         }
         self.ensure_killer(link.node);

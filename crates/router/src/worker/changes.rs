@@ -1,12 +1,12 @@
 //! Counts commands that may add or remove keys of a node. With these counts the guard against empty returns
-//! ([`switchyard_policy::empty_return`]) knows how many keys may be missing legitimately.
+//! ([`switchyard_policy::data_loss`]) knows how many keys may be missing legitimately.
 //!
 //! Part of the command hook, because the class of a command does not show whether it removes keys: DEL and MSET are in
 //! one class.
 
 use std::sync::Arc;
 
-use switchyard_policy::empty_return::ANY_NUMBER;
+use switchyard_policy::data_loss::ANY_NUMBER;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, CommandTable, Flags, Lookup};
 use switchyard_resp::request::{Args, Scanner};

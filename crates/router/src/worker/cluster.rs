@@ -104,7 +104,7 @@ impl MultiStepCommand for SlotKeys {
         }
         let topology = &worker.plan.topology;
         // Without placement overrides, all keys of the owner count, also while the slot moves.
-        let parted = topology.is_exceptional(self.slot);
+        let parted = topology.has_override(self.slot);
         let mut pair = reply::elements(&answer);
         let cursor = pair.next().and_then(reply::text).unwrap_or(b"0").to_vec();
         for key in pair.next().into_iter().flat_map(reply::elements).filter_map(reply::text) {
@@ -260,7 +260,7 @@ impl Worker {
             return Flow::Stall(Stall::Barrier);
         }
         let node = plan.topology.owner(slot);
-        let mut others: Vec<NodeId> = plan.topology.exceptions_in(slot).map(|(_, at)| at).collect();
+        let mut others: Vec<NodeId> = plan.topology.overrides_in(slot).map(|(_, at)| at).collect();
         others.sort_unstable();
         others.dedup();
         let search = SlotKeys { slot, node, others, wanted, keys: HashSet::new(), looked_at: 0 };

@@ -87,7 +87,7 @@ impl Worker {
             ));
         }
         wait.text = text;
-        Ok(Flow::Stall(Stall::Home))
+        Ok(Flow::Stall(Stall::Colocation))
     }
 
     fn late_text(&self, text: &str) -> String {
@@ -99,12 +99,12 @@ impl Worker {
 
     /// Handles the answer to a request. The return of the keys is seen in the topology: a command that finds them apart
     /// again repeats the request, after a tick.
-    pub(super) fn on_home(&mut self, handle: Handle, number: u32, refusal: Option<Arc<str>>) {
+    pub(super) fn on_colocation(&mut self, handle: Handle, number: u32, refusal: Option<Arc<str>>) {
         let Some(client) = self.clients.get_mut(handle).filter(|client| client.waits_for_colocation()) else { return };
         let Some(wait) = client.colocate_wait.as_mut().filter(|wait| wait.number == number) else { return };
         wait.is_requested = false;
         wait.refusal = refusal;
-        if wait.refusal.is_some() && client.stall == Stall::Home {
+        if wait.refusal.is_some() && client.stall == Stall::Colocation {
             self.unstall(handle);
         }
     }
@@ -114,7 +114,7 @@ impl Worker {
     pub(super) fn settle_colocate_waits(&mut self, all: bool) {
         let limit_us = self.plan.live.colocate_timeout.as_micros() as u64;
         let is_late = |worker: &Self, wait: &ColocateWait| worker.now_us.saturating_sub(wait.since_us) > limit_us;
-        for handle in self.clients.stalled(Stall::Home) {
+        for handle in self.clients.stalled(Stall::Colocation) {
             let wait = self.clients.get(handle).and_then(|client| client.colocate_wait.as_ref());
             if wait.is_some_and(|wait| all || !wait.is_requested || is_late(self, wait)) {
                 self.unstall(handle);

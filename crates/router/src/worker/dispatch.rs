@@ -278,7 +278,7 @@ impl Worker {
                         return self.together(plan, handle, command, node, Limit::Slots, raw, args);
                     }
                     (Ok(()), Route::Owner(slot, _) | Route::Parted(slot))
-                        if plan.topology.is_exceptional(slot) && self.uses_undeclared(plan, command, args) =>
+                        if plan.topology.has_override(slot) && self.uses_undeclared(plan, command, args) =>
                     {
                         let text = self.undeclared_text(plan, slot);
                         let waits =
@@ -420,7 +420,7 @@ impl Worker {
             },
             is_long: false,
             end: CommandSeq::NONE,
-            armed: self.observers.hot.generation() as u32,
+            cacheable: self.observers.hot.generation() as u32,
         };
         let request = self.pass(KeyedCommand { call: Call::Found(command, args), node, database }, raw, pending);
         let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };

@@ -92,7 +92,7 @@ pub(super) enum Stall {
     /// Keys of its command are in transit to another node.
     Keys,
     /// Keys needed together are returning to their slot owner.
-    Home,
+    Colocation,
     /// Movers are quiescing, or functions are being copied.
     Quiet,
     /// A reissued blocking command waits for its turn at another node.
@@ -103,7 +103,7 @@ pub(super) enum Stall {
 
 impl Stall {
     /// Stalls that one event ends for many clients, and that are therefore listed.
-    pub(super) const LISTED: [Stall; 5] = [Stall::Keys, Stall::Home, Stall::Quiet, Stall::Turn, Stall::Outage];
+    pub(super) const LISTED: [Stall; 5] = [Stall::Keys, Stall::Colocation, Stall::Quiet, Stall::Turn, Stall::Outage];
 
     /// Index in `LISTED`.
     pub(super) fn list(self) -> Option<usize> {
@@ -194,13 +194,13 @@ pub(super) struct Client {
     pub(super) buffer_large: bool,
     pub(super) out: Vec<u8>,
     pub(super) out_sent: usize,
-    owed: VecDeque<PendingReply>,
+    pending: VecDeque<PendingReply>,
     /// Running mean of reply sizes, bytes.
     reply_mean: usize,
     /// Nodes with commands in flight, as bits by number modulo 64. All bits: unknown. Only valid with commands in
     /// flight.
     under_way_at: u64,
-    /// Number of the command whose reply is at the front of `owed`.
+    /// Number of the command whose reply is at the front of `pending`.
     first: u32,
     parked: Vec<u8>,
     parked_count: u32,
@@ -301,7 +301,7 @@ impl Client {
             buffer_large: false,
             out: Vec::new(),
             out_sent: 0,
-            owed: VecDeque::new(),
+            pending: VecDeque::new(),
             reply_mean: REPLY_MEAN_FIRST,
             under_way_at: 0,
             first: 0,
@@ -348,7 +348,7 @@ impl Client {
     /// Number of pending replies.
     #[inline]
     pub(super) fn in_flight(&self) -> usize {
-        self.owed.len()
+        self.pending.len()
     }
 
     /// Whether another command may be sent before pending replies arrive. Limits the number of commands and the
@@ -360,17 +360,17 @@ impl Client {
 
     /// Whether `seq` is the last command read.
     pub(super) fn is_last(&self, seq: u32) -> bool {
-        seq == self.first.wrapping_add(self.owed.len() as u32).wrapping_sub(1)
+        seq == self.first.wrapping_add(self.pending.len() as u32).wrapping_sub(1)
     }
 
     /// Whether `seq` is the command whose reply is sent next.
     pub(super) fn is_first(&self, seq: u32) -> bool {
-        seq == self.first && !self.owed.is_empty()
+        seq == self.first && !self.pending.is_empty()
     }
 
     /// Number of the next command to be read.
     pub(super) fn next_seq(&self) -> u32 {
-        self.first.wrapping_add(self.owed.len() as u32)
+        self.first.wrapping_add(self.pending.len() as u32)
     }
 
     /// Bytes waiting for the socket. Unwritten TLS records count as one byte, because rustls does not report their
@@ -409,7 +409,7 @@ impl Client {
             + self.input.capacity()
             + self.out.capacity()
             + self.parked.capacity()
-            + self.owed.capacity() * size_of::<PendingReply>()
+            + self.pending.capacity() * size_of::<PendingReply>()
             + self.scanner.as_ref().map_or(0, |scanner| scanner.memory())
             + self.repeat.as_ref().map_or(0, |repeat| repeat.request.capacity())
             + self.waiting.as_ref().map_or(0, |waiting| waiting.memory())
@@ -429,8 +429,8 @@ impl Client {
             self.wrote_us = now_us;
         }
         self.under_way_at = u64::MAX;
-        self.owed.push_back(PendingReply { at_us: now_us as u32, start: 0, len: 0, class, muted, failed: false });
-        self.first.wrapping_add(self.owed.len() as u32).wrapping_sub(1)
+        self.pending.push_back(PendingReply { at_us: now_us as u32, start: 0, len: 0, class, muted, failed: false });
+        self.first.wrapping_add(self.pending.len() as u32).wrapping_sub(1)
     }
 
     /// Adds a pending reply for a command to this node, or (`None`) to none.
@@ -452,7 +452,7 @@ impl Client {
     /// Adds a pending reply that is sent although replies are off: subscription confirmations count as messages.
     pub(super) fn owe_push(&mut self, now_us: u64, class: u8) -> u32 {
         let seq = self.owe(now_us, class);
-        if let Some(owed) = self.owed.back_mut() {
+        if let Some(owed) = self.pending.back_mut() {
             owed.muted = false;
         }
         seq
@@ -461,7 +461,7 @@ impl Client {
     /// Whether a command with a pending reply must be sent again. Later commands must wait for it, also between the end
     /// of its stall and its turn.
     pub(super) fn has_yet_to_send(&self) -> bool {
-        self.repeat.is_some() || self.is_recalled()
+        self.repeat.is_some() || self.is_reissued()
     }
 
     /// Whether the client is stalled with more input, and does not read the large reply on its exclusive connection.
@@ -471,13 +471,13 @@ impl Client {
     }
 
     /// Number of the command to be answered next.
-    pub(super) fn first_owed(&self) -> u32 {
+    pub(super) fn first_pending(&self) -> u32 {
         self.first
     }
 
     /// Number of the last command read.
-    pub(super) fn last_owed(&self) -> u32 {
-        self.first.wrapping_add(self.owed.len() as u32).wrapping_sub(1)
+    pub(super) fn last_pending(&self) -> u32 {
+        self.first.wrapping_add(self.pending.len() as u32).wrapping_sub(1)
     }
 
     /// Call it after a change of the fields below.
@@ -503,7 +503,7 @@ impl Client {
     #[inline]
     pub(super) fn complete(&mut self, seq: u32, reply: &[u8], failed: bool, now_us: u64, counters: &WorkerCounters) {
         let place = seq.wrapping_sub(self.first) as usize;
-        let Some(owed) = self.owed.get_mut(place) else {
+        let Some(owed) = self.pending.get_mut(place) else {
             debug_assert!(false, "reply to a command that is not in flight");
             return;
         };
@@ -524,7 +524,7 @@ impl Client {
         owed.finish(now_us, counters);
         self.pop_front();
         while self.parked_count > 0 {
-            let Some(next) = self.owed.front().copied().filter(|o| o.len > 0) else { break };
+            let Some(next) = self.pending.front().copied().filter(|o| o.len > 0) else { break };
             if !next.muted {
                 self.out.extend_from_slice(&self.parked[next.start..next.start + next.len]);
             }
@@ -542,10 +542,10 @@ impl Client {
 
     #[inline]
     fn pop_front(&mut self) {
-        self.owed.pop_front();
+        self.pending.pop_front();
         self.first = self.first.wrapping_add(1);
-        if self.owed.is_empty() && self.owed.capacity() > 1024 {
-            self.owed.shrink_to(64);
+        if self.pending.is_empty() && self.pending.capacity() > 1024 {
+            self.pending.shrink_to(64);
         }
     }
 
@@ -553,12 +553,12 @@ impl Client {
     /// bound.
     #[cold]
     fn compact_parked(&mut self) {
-        let live: usize = self.owed.iter().filter(|o| o.len > 0 && !o.muted).map(|o| o.len).sum();
+        let live: usize = self.pending.iter().filter(|o| o.len > 0 && !o.muted).map(|o| o.len).sum();
         if live * 2 > self.parked.len() {
             return;
         }
         let mut kept = Vec::with_capacity(live);
-        for owed in self.owed.iter_mut().filter(|o| o.len > 0 && !o.muted) {
+        for owed in self.pending.iter_mut().filter(|o| o.len > 0 && !o.muted) {
             let start = std::mem::replace(&mut owed.start, kept.len());
             kept.extend_from_slice(&self.parked[start..start + owed.len]);
         }
@@ -568,20 +568,20 @@ impl Client {
     /// Whether the reply to `seq` can be written directly to the socket: it is next, no output is before it, and
     /// replies are on.
     pub(super) fn takes_directly(&self, seq: u32) -> bool {
-        seq == self.first && self.writable && self.unsent() == 0 && self.owed.front().is_some_and(|o| !o.muted)
+        seq == self.first && self.writable && self.unsent() == 0 && self.pending.front().is_some_and(|o| !o.muted)
     }
 
     /// Starts to stream the first pending reply, which is too large to collect. `failed`: it is an error.
     pub(super) fn begin_stream(&mut self, failed: bool) {
         self.streaming = true;
-        if let Some(owed) = self.owed.front_mut() {
+        if let Some(owed) = self.pending.front_mut() {
             owed.failed = failed;
         }
     }
 
     /// Appends a piece of the streamed reply.
     pub(super) fn stream(&mut self, piece: &[u8]) {
-        if self.owed.front().is_some_and(|o| !o.muted) {
+        if self.pending.front().is_some_and(|o| !o.muted) {
             self.out.extend_from_slice(piece);
         }
     }
@@ -596,7 +596,7 @@ impl Client {
     /// earlier ones.
     pub(super) fn drop_replies_from(&mut self, seq: u32) {
         let place = seq.wrapping_sub(self.first) as usize;
-        self.owed.iter_mut().skip(place).for_each(|owed| owed.muted = true);
+        self.pending.iter_mut().skip(place).for_each(|owed| owed.muted = true);
     }
 
     /// Whether a command on `lane` is possible with the commands in flight.
@@ -626,7 +626,7 @@ impl Client {
         add(self.monitor, 'O');
         add(self.subscribed() > 0, 'P');
         add(self.in_multi, 'x');
-        add(self.stall == Stall::Blocked || self.is_recalled(), 'b');
+        add(self.stall == Stall::Blocked || self.is_reissued(), 'b');
         let tracked = self.tracked.as_deref();
         add(tracked.is_some(), 't');
         add(tracked.and_then(Tracked::redirect).is_some_and(|r| r.broken), 'R');

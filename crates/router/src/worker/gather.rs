@@ -230,7 +230,7 @@ impl Worker {
                 again: Again::Never,
                 is_long,
                 end: CommandSeq::NONE,
-                armed: self.observers.hot.generation() as u32,
+                cacheable: self.observers.hot.generation() as u32,
             };
             link.touch_as(no_touch, pending);
             for (number, request) in requests.iter().enumerate() {

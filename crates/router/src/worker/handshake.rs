@@ -7,9 +7,9 @@
 use std::io;
 use std::sync::Arc;
 
-use switchyard_policy::empty_return::{Data, Holdings, Return};
+use switchyard_policy::data_loss::{Data, Holdings, Return};
 use switchyard_policy::failover::why_not_readable;
-use switchyard_policy::seat::OwnershipStatus;
+use switchyard_policy::ownership::OwnershipStatus;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{covers, members_expire, parse_command_reply, why_not_covered};
 use switchyard_resp::units::counted;
@@ -23,7 +23,7 @@ use super::translate::refuses_resp3;
 use super::transport;
 use super::upstream::{Lane, Link, Phase, Purpose};
 use crate::fences;
-use crate::seat::{Admission, refusal_reason};
+use crate::ownership::{Admission, refusal_reason};
 use crate::settings::OnDataLoss;
 use crate::shared::{Commands, RoutingSnapshot, lock, unix_ms};
 use crate::slab::Handle;
@@ -89,7 +89,7 @@ pub(super) enum NodeHandshake {
     Process,
     Info,
     /// Read the ownership record.
-    Seat,
+    Ownership,
     /// Claim the node for this router.
     Claim,
     /// Read the ownership record after the claim. With the INFO reply.
@@ -127,7 +127,7 @@ fn greet_known(worker: &mut Worker, handle: Handle, info: &[u8]) {
     let asks = run_id_of(info).is_some_and(|run_id| worker.shared.fences.is_query_useful(node, &run_id));
     let claim = worker
         .shared
-        .seat
+        .ownership
         .as_ref()
         .filter(|_| worker.links.get(handle).is_some_and(|link| link.standing == OwnershipStatus::Free));
     let claim = claim.map(|seat| (NodeHandshake::Claim, seat.claim()));
@@ -143,7 +143,7 @@ fn greet_known(worker: &mut Worker, handle: Handle, info: &[u8]) {
 /// until an earlier router has no hot copies of the node's keys.
 fn is_admitted(worker: &mut Worker, handle: Handle, info: &[u8], run_id: Option<&str>) -> bool {
     let Some(link) = worker.links.get_mut(handle).filter(|link| link.lane != Lane::Replica) else { return true };
-    let (Some(seat), Some(run_id)) = (&worker.shared.seat, run_id) else { return true };
+    let (Some(seat), Some(run_id)) = (&worker.shared.ownership, run_id) else { return true };
     match seat.admission(link.node, run_id) {
         Admission::Admitted => return true,
         // The node stores no ownership records, so no router has hot copies of its keys.
@@ -224,9 +224,9 @@ impl Worker {
         ask(link, NodeHandshake::ClientId, &["CLIENT", "ID"]);
         // After CLIENT SETNAME: a router that takes over kills named connections, and connections named later see its
         // record here.
-        if let Some(seat) = self.shared.seat.as_ref().filter(|_| link.lane != Lane::Replica) {
+        if let Some(seat) = self.shared.ownership.as_ref().filter(|_| link.lane != Lane::Replica) {
             let question = seat.question();
-            ask(link, NodeHandshake::Seat, &question.iter().map(String::as_str).collect::<Vec<_>>());
+            ask(link, NodeHandshake::Ownership, &question.iter().map(String::as_str).collect::<Vec<_>>());
         }
         // There may be thousands of exclusive connections, and they reveal nothing new about a known process.
         if is_alone {
@@ -393,7 +393,7 @@ impl Worker {
                 greet_known(self, handle, &info);
             }
             (NodeHandshake::Others(info), _) => self.link_is_up(handle, &info),
-            (NodeHandshake::Seat, _) => {
+            (NodeHandshake::Ownership, _) => {
                 self.learn_standing(handle, answer);
             }
             (NodeHandshake::Claim, None) => {}
@@ -404,7 +404,7 @@ impl Worker {
             }
             (NodeHandshake::Claimed(info), _) => match self.learn_standing(handle, answer) {
                 Some(OwnershipStatus::Ours | OwnershipStatus::Unmarked) => {
-                    if let (Some(seat), Some(run_id)) = (&self.shared.seat, run_id_of(&info))
+                    if let (Some(seat), Some(run_id)) = (&self.shared.ownership, run_id_of(&info))
                         && seat.admit_process(node, &run_id, answer)
                     {
                         info!(node = %self.node_name(node), "an earlier router may still reply from hot copies: nothing is sent to the node before their lease has ended");
@@ -467,7 +467,7 @@ impl Worker {
         if let (Some(link), Some(run_id)) = (self.links.get(handle), run_id_of(info)) {
             self.shared.fences.set_cleared(link.node, &run_id);
         }
-        match &self.shared.seat {
+        match &self.shared.ownership {
             Some(seat) if self.links.get(handle).is_some_and(|link| link.standing == OwnershipStatus::Free) => {
                 let question = seat.question();
                 self.send_queries(handle, vec![(NodeHandshake::Claimed(info.to_vec()), question)]);
@@ -479,7 +479,7 @@ impl Worker {
     /// Records which router owns the node. Closes the connection if this router must not use it.
     fn learn_standing(&mut self, handle: Handle, answer: &[u8]) -> Option<OwnershipStatus> {
         let node = self.links.get(handle)?.node;
-        let standing = self.shared.seat.as_ref()?.check_reply(&self.node_name(node), answer);
+        let standing = self.shared.ownership.as_ref()?.check_reply(&self.node_name(node), answer);
         self.links.get_mut(handle)?.standing = standing;
         if let Some(why) = refusal_reason(standing) {
             self.attempt_failed(handle, &why);

@@ -14,7 +14,7 @@ use switchyard_policy::hot_copies::{
     Copies, Discarded, GateId, Read, ReadRequest, TurnBudget, WriteHolds, WriteOutcome,
 };
 use switchyard_policy::migration::Fingerprinter;
-use switchyard_policy::seat::OwnershipStatus;
+use switchyard_policy::ownership::OwnershipStatus;
 use switchyard_policy::topology::{NodeId, Placement, Slot, crc16_slot};
 use switchyard_resp::command::{Command, CommandClass, Flags, Handling, KeyError, Split};
 use switchyard_resp::request::Args;
@@ -84,7 +84,7 @@ pub(super) struct HotCopyStore {
     /// Every key that is read becomes cacheable.
     all: bool,
     /// There are cacheable keys: writes raise gates.
-    is_armed: bool,
+    is_cacheable: bool,
     fingerprints: Fingerprinter,
     waiting: BTreeMap<u32, Waiting>,
     /// Budget of hits in this turn.
@@ -113,7 +113,7 @@ impl HotCopyStore {
             gates,
             generation: 0,
             all: false,
-            is_armed: false,
+            is_cacheable: false,
             fingerprints,
             waiting: BTreeMap::new(),
             share: TurnBudget::default(),
@@ -131,7 +131,7 @@ impl HotCopyStore {
     /// Whether commands may be answered here.
     #[inline]
     pub(super) const fn is_used(&self) -> bool {
-        self.is_armed || self.all
+        self.is_cacheable || self.all
     }
 
     /// Starts a run of commands of a client. `now_us`: start of the turn.
@@ -149,8 +149,8 @@ impl HotCopyStore {
 
     /// Whether writes raise gates.
     #[inline]
-    pub(super) const fn is_armed(&self) -> bool {
-        self.is_armed
+    pub(super) const fn is_cacheable(&self) -> bool {
+        self.is_cacheable
     }
 
     /// Generation of the adopted set, whose gates are raised.
@@ -319,11 +319,11 @@ pub(super) fn copied(
         }
         Read::Fill if waits => begin(worker, Elements::read_by(&command.name), &asked)?,
         Read::Wait(number) if waits => number,
-        Read::Unarmed if hot.all && worker.plan.live.hot_copies.allows_key(key) => {
+        Read::NotCacheable if hot.all && worker.plan.live.hot_copies.allows_key(key) => {
             shared.hot.request_key(asked.hash, plan.topology.slot_of(key));
             return None;
         }
-        Read::Fill | Read::Wait(_) | Read::Miss | Read::Unarmed => return None,
+        Read::Fill | Read::Wait(_) | Read::Miss | Read::NotCacheable => return None,
     };
     worker.observers.hot.waiting.entry(number).or_default().clients.push(handle);
     Some(Flow::Stall(Stall::Fill))
@@ -412,7 +412,7 @@ fn copied_values(
                 begin(worker, Elements::default(), &asked);
             }
             Read::Wait(_) => is_whole = false,
-            Read::Miss | Read::Unarmed => return None,
+            Read::Miss | Read::NotCacheable => return None,
         }
     }
     if !is_whole {
@@ -600,7 +600,7 @@ pub(super) fn link_up(worker: &mut Worker, node: NodeId, about: &About<'_>) {
     // execute late.
     let why = if !about.is_covered {
         Some("it is newer than the command table")
-    } else if worker.shared.seat.is_some() && standing != OwnershipStatus::Ours {
+    } else if worker.shared.ownership.is_some() && standing != OwnershipStatus::Ours {
         Some("it does not keep the mark of this router (ACL SETUSER)")
     } else if !run_id.is_some_and(|run_id| worker.shared.fences.is_cleared(node, run_id)) {
         Some("it does not list the connections of an earlier run of the router (CLIENT LIST)")
@@ -685,7 +685,7 @@ pub(super) fn adopt(worker: &mut Worker) {
         hot.holds = WriteHolds::default();
     }
     hot.copies.adopt(&set);
-    (hot.generation, hot.all, hot.is_armed) = (set.generation(), all, !set.is_empty());
+    (hot.generation, hot.all, hot.is_cacheable) = (set.generation(), all, !set.is_empty());
     limit(worker);
     hold_waiting(worker);
     worker.shared.hot.adopted(worker.index, worker.observers.hot.generation);
@@ -735,7 +735,7 @@ pub(super) fn hold_uploaded(worker: &mut Worker, link: Handle, keys: &[u64]) {
         keys.iter().filter(|hash| hot.copies.set().get(**hash).is_some()).map(|hash| GateId::of_key(*hash)).collect();
     let Some(node) = worker.links.get(link).map(|link| link.node) else { return };
     let Some(end) = worker.links.get_mut(link).and_then(|link| link.last_mut()).map(|pending| {
-        pending.armed = armed;
+        pending.cacheable = armed;
         pending.end
     }) else {
         return;
@@ -763,10 +763,10 @@ pub(super) fn publish_drained(worker: &mut Worker) {
     for (_, link) in worker.links.iter() {
         // An incomplete upload is not executed: its gates are raised again with its last byte.
         if let Some(head) = link.head().filter(|_| !link.is_only_uploading()) {
-            note(link.node, head.armed);
+            note(link.node, head.cacheable);
         }
     }
-    worker.zombies.iter().for_each(|zombie| note(zombie.node(), zombie.armed));
+    worker.zombies.iter().for_each(|zombie| note(zombie.node(), zombie.cacheable));
     if oldest != worker.observers.hot.drained {
         worker.shared.hot.drained(worker.index, oldest.clone());
         worker.observers.hot.drained = oldest;

@@ -26,7 +26,7 @@ impl Worker {
         if client.stall != Stall::None || client.closing || client.half_closed {
             if client.closing {
                 self.discard_input(handle);
-            } else if (client.stall == Stall::Blocked || client.is_recalled()) && client.hangup || is_abandoned(client)
+            } else if (client.stall == Stall::Blocked || client.is_reissued()) && client.hangup || is_abandoned(client)
             {
                 // As in Redis: a client that has disconnected does not wait, whatever it has sent after the command.
                 self.counters.ended.add(1);
@@ -134,7 +134,7 @@ impl Worker {
 
     fn go_on(&mut self, handle: Handle) {
         let Some(client) = self.clients.get_mut(handle) else { return };
-        if client.is_recalled() && client.stall != Stall::Exclusive {
+        if client.is_reissued() && client.stall != Stall::Exclusive {
             self.issue_again(handle);
             return;
         }

@@ -217,7 +217,7 @@ impl Worker {
             noticed(self, key, count);
         }
         let mut end = if self.observers.any { self.on_sent(keyed) } else { CommandSeq::NONE };
-        if self.observers.hot.is_armed() {
+        if self.observers.hot.is_cacheable() {
             end = hold(self, keyed, end);
         }
         if let Some(followed) = followed {
@@ -227,7 +227,7 @@ impl Worker {
             self.observers.telemetry.follow(end, followed);
         }
         let armed = self.observers.hot.generation() as u32;
-        Request { bytes, database: keyed.database, pending: Pending { end, armed, ..pending } }
+        Request { bytes, database: keyed.database, pending: Pending { end, cacheable: armed, ..pending } }
     }
 
     /// Like `pass`, for a command that its node queues: it ends with EXEC.

@@ -117,7 +117,7 @@ pub(super) enum Task {
 /// State of an exclusive connection.
 #[derive(Debug)]
 pub(super) struct Checkout {
-    pub(super) tenure: CheckoutOwner,
+    pub(super) owner: CheckoutOwner,
     pub(super) task: Task,
     /// The current command must be ended by CLIENT UNBLOCK.
     pub(super) unblock: Option<Box<Unblock>>,
@@ -136,7 +136,7 @@ impl Kind {
             Lane::Main | Lane::Slow | Lane::Rounds | Lane::Replica | Lane::Fills => Kind::Shared,
             Lane::Pubsub => Kind::Subscriptions,
             Lane::Large | Lane::Watch | Lane::Blocking => Kind::Exclusive(Checkout {
-                tenure: CheckoutOwner::Held(Handle::NONE),
+                owner: CheckoutOwner::Held(Handle::NONE),
                 task: Task::Nothing,
                 unblock: None,
                 slow: false,
@@ -161,7 +161,7 @@ impl Link {
 
     /// Returns the state of an exclusive connection.
     #[inline]
-    pub(super) fn loan(&self) -> Option<&Checkout> {
+    pub(super) fn checkout(&self) -> Option<&Checkout> {
         match &self.kind {
             Kind::Exclusive(loan) => Some(loan),
             Kind::Shared | Kind::Subscriptions | Kind::Replica(_) => None,
@@ -169,7 +169,7 @@ impl Link {
     }
 
     #[inline]
-    pub(super) fn loan_mut(&mut self) -> Option<&mut Checkout> {
+    pub(super) fn checkout_mut(&mut self) -> Option<&mut Checkout> {
         match &mut self.kind {
             Kind::Exclusive(loan) => Some(loan),
             Kind::Shared | Kind::Subscriptions | Kind::Replica(_) => None,
@@ -179,7 +179,7 @@ impl Link {
     /// Returns the holding client. `NONE` without one.
     #[inline]
     pub(super) fn holder(&self) -> Handle {
-        match self.loan().map(|loan| loan.tenure) {
+        match self.checkout().map(|loan| loan.owner) {
             Some(CheckoutOwner::Held(holder)) => holder,
             _ => Handle::NONE,
         }
@@ -188,15 +188,15 @@ impl Link {
     /// Returns the activity of the node for the holder.
     #[inline]
     pub(super) fn task(&self) -> Task {
-        self.loan().map_or(Task::Nothing, |loan| loan.task)
+        self.checkout().map_or(Task::Nothing, |loan| loan.task)
     }
 
     pub(super) fn set_task(&mut self, task: Task) {
-        self.loan_mut().into_iter().for_each(|loan| loan.task = task);
+        self.checkout_mut().into_iter().for_each(|loan| loan.task = task);
     }
 
     pub(super) fn set_holder(&mut self, holder: Handle) {
-        self.loan_mut().into_iter().for_each(|loan| loan.tenure = CheckoutOwner::Held(holder));
+        self.checkout_mut().into_iter().for_each(|loan| loan.owner = CheckoutOwner::Held(holder));
     }
 
     /// Time until which the current command may block at the node, us.
@@ -210,7 +210,7 @@ impl Link {
     /// Whether its current commands may take as long as slow commands.
     pub(super) fn is_slow(&self) -> bool {
         self.lane == Lane::Slow
-            || self.loan().is_some_and(|loan| loan.slow)
+            || self.checkout().is_some_and(|loan| loan.slow)
             || self.head().is_some_and(|head| head.is_long)
     }
 

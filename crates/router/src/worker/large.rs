@@ -148,7 +148,7 @@ impl Worker {
             Err(flow) => return flow,
         };
         let link = self.send_large(handle, acquired, Call::Found(command, args), header, class, None);
-        if let Some(loan) = link.and_then(|l| self.links.get_mut(l)?.loan_mut()) {
+        if let Some(loan) = link.and_then(|l| self.links.get_mut(l)?.checkout_mut()) {
             loan.task = Task::Uploading;
             loan.slow |= command.flags.has(Flags::SLOW);
         }
@@ -226,7 +226,7 @@ impl Worker {
             Err(flow) => return flow,
         };
         let link = self.send_large(handle, acquired, Call::Found(command, args), raw, command.class() as u8, None);
-        if let Some(loan) = link.and_then(|l| self.links.get_mut(l)?.loan_mut()) {
+        if let Some(loan) = link.and_then(|l| self.links.get_mut(l)?.checkout_mut()) {
             loan.slow |= command.flags.has(Flags::SLOW);
         }
         Flow::Next

@@ -47,13 +47,19 @@ pub(super) struct Links {
     /// Connections with unsent output.
     dirty: Vec<Handle>,
     /// Requests whose connection was gone when they were passed to it.
-    strays: Vec<FinishedRequest>,
+    severed: Vec<FinishedRequest>,
     outages: Outages,
 }
 
 impl Links {
     pub(super) fn new() -> Self {
-        Self { all: Slab::new(), nodes: Vec::new(), dirty: Vec::new(), strays: Vec::new(), outages: Outages::default() }
+        Self {
+            all: Slab::new(),
+            nodes: Vec::new(),
+            dirty: Vec::new(),
+            severed: Vec::new(),
+            outages: Outages::default(),
+        }
     }
 
     #[inline]
@@ -226,21 +232,21 @@ impl Links {
 
     // ---- output ----
 
-    /// Passes a request to a connection. Without the connection, the request ends ([`Self::take_strays`]), because its
+    /// Passes a request to a connection. Without the connection, the request ends ([`Self::take_severed`]), because its
     /// end may be observed.
     #[inline]
     pub(super) fn push(&mut self, handle: Handle, request: Request<'_>) {
         match self.get_mut(handle) {
             Some(link) => link.push(request),
-            None => self.strays.push(FinishedRequest::new(request.into_parts().2, Outcome::Never, false)),
+            None => self.severed.push(FinishedRequest::new(request.into_parts().2, Outcome::Never, false)),
         }
         self.mark(handle);
     }
 
     /// Takes the requests whose connection was gone.
     #[inline]
-    pub(super) fn take_strays(&mut self) -> Option<Vec<FinishedRequest>> {
-        (!self.strays.is_empty()).then(|| std::mem::take(&mut self.strays))
+    pub(super) fn take_severed(&mut self) -> Option<Vec<FinishedRequest>> {
+        (!self.severed.is_empty()).then(|| std::mem::take(&mut self.severed))
     }
 
     /// Marks a connection as having unsent output.
@@ -312,11 +318,11 @@ mod tests {
             again: Again::Never,
             is_long: false,
             end: CommandSeq::NONE,
-            armed: 0,
+            cacheable: 0,
         };
         links.push(Handle::NONE, Request::of_ours(b"SET k v", 0, pending));
-        let strays = links.take_strays().expect("one");
+        let strays = links.take_severed().expect("one");
         assert_eq!((strays.len(), strays[0].outcome()), (1, Outcome::Never));
-        assert!(links.take_strays().is_none());
+        assert!(links.take_severed().is_none());
     }
 }

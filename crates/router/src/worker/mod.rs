@@ -26,7 +26,6 @@ mod dispatch;
 mod double_read;
 mod downstream;
 mod element_scan;
-mod exceptions;
 mod fan_out;
 mod gather;
 mod handshake;
@@ -49,6 +48,7 @@ mod multi_step;
 mod nodes;
 mod outage;
 mod output;
+mod overrides;
 mod pause;
 mod pool;
 mod published;
@@ -168,7 +168,7 @@ pub(crate) struct Worker {
     memory: memory::Watch,
     slow: slowlog::SlowCommands,
     transit: transit::InTransit,
-    recalls: reissued::ReissuedCommands,
+    reissued_commands: reissued::ReissuedCommands,
     quiesce: quiesce::QuiesceQueue,
     /// The current command is executed by the plan of moved keys.
     detour: bool,
@@ -235,7 +235,7 @@ impl Worker {
             memory: memory::Watch::default(),
             slow: slowlog::SlowCommands::new(slow_us),
             transit: transit::InTransit::default(),
-            recalls: reissued::ReissuedCommands::default(),
+            reissued_commands: reissued::ReissuedCommands::default(),
             quiesce: quiesce::QuiesceQueue::default(),
             detour: false,
         })
@@ -427,7 +427,7 @@ impl Worker {
         self.tick_pause();
         self.tick_moving();
         self.settle_colocate_waits(false);
-        self.tick_recalled();
+        self.tick_reissued();
         self.tick_quieting();
         self.tick_topics();
         self.enter_waiting();
@@ -536,7 +536,7 @@ impl Worker {
         let stop = self.shared.stop.load(Ordering::Relaxed);
         for handle in self.clients.handles() {
             let Some(client) = self.clients.get(handle) else { continue };
-            if (client.stall == Stall::Blocked || client.is_recalled()) && !stop {
+            if (client.stall == Stall::Blocked || client.is_reissued()) && !stop {
                 self.end_wait(handle);
                 continue;
             }
@@ -562,9 +562,9 @@ impl Worker {
             Message::CloseUnused { node, lane } => self.make_room(node, lane),
             Message::ConnectionAvailable { node } => self.room_was_made(node),
             Message::Committed => self.look_again(false),
-            Message::ColocateAnswer { client, number, refusal } => self.on_home(client, number, refusal),
+            Message::ColocateAnswer { client, number, refusal } => self.on_colocation(client, number, refusal),
             Message::WaitTurn { client } => self.on_turn(client),
-            Message::Recall { client } => self.on_recall(client),
+            Message::Recall { client } => self.on_reissue(client),
             Message::Refused { move_id, keys, error } => self.refuse_moving(move_id, keys.as_deref(), &error),
             Message::Quiesced { move_id, ticket } => self.on_quiet(move_id, ticket),
             Message::Answer { gather, part, reply } => self.gather_part(gather, part, &reply),

@@ -186,7 +186,7 @@ impl Worker {
             let (flow, answer) = self.caught(plan, handle, &request);
             let client = self.clients.get_mut(handle)?;
             client.reply_mode = mode;
-            let seq = client.last_owed();
+            let seq = client.last_pending();
             let own = client.session.as_mut()?.multi.own.unasked()?;
             match (flow, answer) {
                 (_, Some(answer)) => {

@@ -263,7 +263,7 @@ impl Worker {
             again: Again::Never,
             is_long: false,
             end: CommandSeq::NONE,
-            armed: self.observers.hot.generation() as u32,
+            cacheable: self.observers.hot.generation() as u32,
         }
     }
 

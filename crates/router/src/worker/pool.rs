@@ -233,7 +233,7 @@ impl Worker {
         pool.open += 1;
         pool.coming[usize::from(resp3)] += 1;
         let mut link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
-        link.loan_mut().into_iter().for_each(|loan| loan.tenure = CheckoutOwner::Coming { is_ahead });
+        link.checkout_mut().into_iter().for_each(|loan| loan.owner = CheckoutOwner::Coming { is_ahead });
         let link = self.links.insert(link);
         self.connect(link);
         true
@@ -287,8 +287,8 @@ impl Worker {
         let Some(link) = self.links.get_mut(link_handle) else { return };
         let node = link.node;
         link.refused = None;
-        let Some(loan) = link.loan_mut() else { return };
-        loan.tenure = CheckoutOwner::Held(handle);
+        let Some(loan) = link.checkout_mut() else { return };
+        loan.owner = CheckoutOwner::Held(handle);
         loan.task = Task::Nothing;
         loan.shape = shape;
         loan.began_with.clear();
@@ -306,7 +306,7 @@ impl Worker {
             again: Again::Never,
             is_long: false,
             end: CommandSeq::NONE,
-            armed: self.observers.hot.generation() as u32,
+            cacheable: self.observers.hot.generation() as u32,
         };
         link.touch_as(no_touch, pending);
         let request = self.pass(KeyedCommand { call, node, database }, request, pending);
@@ -317,7 +317,7 @@ impl Worker {
     pub(super) fn exclusive_up(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (node, lane, resp3) = (link.node, link.lane, link.resp3);
-        let is_coming = link.loan().is_some_and(|loan| matches!(loan.tenure, CheckoutOwner::Coming { .. }));
+        let is_coming = link.checkout().is_some_and(|loan| matches!(loan.owner, CheckoutOwner::Coming { .. }));
         link.set_holder(Handle::NONE);
         if is_coming && let Some(pool) = self.links.pool_mut(node, lane) {
             let coming = &mut pool.coming[usize::from(resp3)];
@@ -330,8 +330,9 @@ impl Worker {
     pub(super) fn release(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (node, lane, is_up) = (link.node, link.lane, link.phase == Phase::Up && link.is_idle());
-        let Some(loan) =
-            link.loan_mut().filter(|loan| is_up && loan.task != Task::Watching && loan.tenure != CheckoutOwner::Free)
+        let Some(loan) = link
+            .checkout_mut()
+            .filter(|loan| is_up && loan.task != Task::Watching && loan.owner != CheckoutOwner::Free)
         else {
             return;
         };
@@ -354,8 +355,8 @@ impl Worker {
         let Some(link) = self.links.get_mut(handle) else { return };
         link.paused = false;
         link.idle_since_us = self.now_us;
-        if let Some(loan) = link.loan_mut() {
-            loan.tenure = CheckoutOwner::Free;
+        if let Some(loan) = link.checkout_mut() {
+            loan.owner = CheckoutOwner::Free;
             loan.slow = false;
         }
         if let Some(pool) = self.links.pool_mut(node, lane) {
@@ -420,7 +421,7 @@ impl Worker {
     /// error. The others keep waiting for returned connections, unless the node is unreachable.
     pub(super) fn exclusive_failed(&mut self, handle: Handle, why: &str) {
         let Some(link) = self.links.get(handle) else { return };
-        let is_ahead = link.loan().is_some_and(|loan| loan.tenure == CheckoutOwner::Coming { is_ahead: true });
+        let is_ahead = link.checkout().is_some_and(|loan| loan.owner == CheckoutOwner::Coming { is_ahead: true });
         let (node, lane) = (link.node, link.lane);
         self.drop_link(handle);
         let rests_until_us = self.now_us + AHEAD_REST_US;
@@ -444,7 +445,7 @@ impl Worker {
         if let Some(pool) = self.links.pool_mut(link.node, link.lane) {
             pool.open = pool.open.saturating_sub(1);
             let coming = &mut pool.coming[usize::from(link.resp3)];
-            let was_coming = link.loan().is_some_and(|loan| matches!(loan.tenure, CheckoutOwner::Coming { .. }));
+            let was_coming = link.checkout().is_some_and(|loan| matches!(loan.owner, CheckoutOwner::Coming { .. }));
             *coming = coming.saturating_sub(usize::from(was_coming));
             pool.free.retain(|h| *h != handle);
         }
@@ -565,7 +566,7 @@ impl Worker {
                 pool.has_yielded = false;
             }
             if lane == Lane::Watch {
-                self.recall_watches(node);
+                self.reissue_watches(node);
             }
             if self.set_waiting_for_room(node, lane, false) && self.set_waiting_for_room(node, lane, true) {
                 self.want_room(node, lane);

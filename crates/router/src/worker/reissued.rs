@@ -127,12 +127,12 @@ impl Waiting {
 
 impl Client {
     /// Whether the node was sent a request to end its wait, so that it can be reissued.
-    pub(super) fn is_being_recalled(&self) -> bool {
+    pub(super) fn is_being_reissued(&self) -> bool {
         self.waiting.as_ref().is_some_and(|p| p.state == State::Ending)
     }
 
     /// Whether a waiting command of the client is at the router.
-    pub(super) fn is_recalled(&self) -> bool {
+    pub(super) fn is_reissued(&self) -> bool {
         self.waiting.as_ref().is_some_and(|p| p.state == State::Here)
     }
 }
@@ -272,7 +272,7 @@ impl Worker {
             waiting.state = State::Here;
             self.shared.wait_queues.note_returned(waiting.ticket, &self.shared.mailboxes);
         }
-        self.recalls.clients.push(handle);
+        self.reissued_commands.clients.push(handle);
         self.stall(handle, Stall::Turn);
         self.clients.resume(handle);
     }
@@ -287,10 +287,10 @@ impl Worker {
     }
 
     /// Ends the wait of the command on this connection, so that it can be reissued elsewhere.
-    pub(super) fn recall_waiting(&mut self, link: Handle) {
+    pub(super) fn reissue_waiting(&mut self, link: Handle) {
         let Some(holder) = self.links.get(link).map(Link::holder) else { return };
         if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
-            self.shared.wait_queues.recall(waiting.ticket, self.index, holder);
+            self.shared.wait_queues.reissue(waiting.ticket, self.index, holder);
             waiting.state = State::Ending;
             waiting.ends = open_ends(&waiting.request).into_iter().map(|(id, _)| (id, None)).collect();
         }
@@ -340,7 +340,7 @@ impl Worker {
 
     /// Handles an error at the head of a connection. Returns true if it only reports that a wait was ended at our
     /// request.
-    pub(super) fn take_recalled(&mut self, link_handle: Handle, answer: &[u8]) -> bool {
+    pub(super) fn take_reissued(&mut self, link_handle: Handle, answer: &[u8]) -> bool {
         let Some(link) =
             self.links.get(link_handle).filter(|l| l.lane == Lane::Blocking && answer.starts_with(b"-UNBLOCKED"))
         else {
@@ -358,7 +358,7 @@ impl Worker {
         let (resp3, unblocked) = (client.resp3, waiting.unblocked);
         let mut askers = Vec::new();
         if let Some(link) = self.links.get_mut(link_handle) {
-            let unblock = link.loan_mut().and_then(|loan| loan.unblock.as_mut());
+            let unblock = link.checkout_mut().and_then(|loan| loan.unblock.as_mut());
             askers = unblock.map(|unblock| unblock.take_askers()).unwrap_or_default();
             if let Some(ended) = link.taken_out() {
                 self.over(ended, answer);
@@ -392,11 +392,11 @@ impl Worker {
         let (node, waited) = match self.place_again(handle, &request) {
             Ok(Some(place)) => place,
             Ok(None) => return,
-            Err(why) if why.starts_with("NODE") => return self.lose_recalled(handle, &why),
-            Err(text) => return self.end_recalled(handle, WaitEnd::Error(text)),
+            Err(why) if why.starts_with("NODE") => return self.lose_reissued(handle, &why),
+            Err(text) => return self.end_reissued(handle, WaitEnd::Error(text)),
         };
         let resp3 = self.clients.get(handle).is_some_and(|client| client.resp3);
-        self.make_ahead(node, Lane::Blocking, resp3, |worker, most| worker.recalled_of(resp3, most));
+        self.make_ahead(node, Lane::Blocking, resp3, |worker, most| worker.reissued_of(resp3, most));
         if !self.shared.wait_queues.is_turn(ticket, &self.shared.mailboxes) {
             return self.stall(handle, Stall::Turn);
         }
@@ -404,7 +404,7 @@ impl Worker {
         let link = match self.acquire(handle, node, Lane::Blocking) {
             Acquired::Link(link) => link,
             Acquired::Wait => return,
-            Acquired::Refused(why) => return self.lose_recalled(handle, &why),
+            Acquired::Refused(why) => return self.lose_reissued(handle, &why),
         };
         // The state may have changed before it had a connection.
         if !self.shared.wait_queues.go(ticket, self.index, handle, &self.shared.mailboxes) {
@@ -431,22 +431,22 @@ impl Worker {
     }
 
     /// Number of clients of this protocol with a recalled command at the router, up to `most`.
-    fn recalled_of(&self, resp3: bool, most: usize) -> usize {
+    fn reissued_of(&self, resp3: bool, most: usize) -> usize {
         let is =
-            |h: &&Handle| self.clients.get(**h).is_some_and(|client| client.resp3 == resp3 && client.is_recalled());
-        self.recalls.clients.iter().filter(is).take(most).count()
+            |h: &&Handle| self.clients.get(**h).is_some_and(|client| client.resp3 == resp3 && client.is_reissued());
+        self.reissued_commands.clients.iter().filter(is).take(most).count()
     }
 
     /// Ends the wait of a recalled command whose keys cannot be reached.
-    fn lose_recalled(&mut self, handle: Handle, why: &str) {
+    fn lose_reissued(&mut self, handle: Handle, why: &str) {
         if let Some(client) = self.clients.get(handle) {
             debug!(client = client.details.id, reason = why, "closing a client that can wait for its keys no more");
         }
-        self.end_recalled(handle, WaitEnd::Lost);
+        self.end_reissued(handle, WaitEnd::Lost);
     }
 
     /// Ends a wait at the router.
-    pub(super) fn end_recalled(&mut self, handle: Handle, end: WaitEnd) {
+    pub(super) fn end_reissued(&mut self, handle: Handle, end: WaitEnd) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let (Some(waiting), resp3, held) = (client.waiting.take(), client.resp3, client.held.take()) else { return };
         client.moving = None;
@@ -473,25 +473,25 @@ impl Worker {
     /// Recalls the command of a client that is overtaking another client, which began to wait earlier but reaches the
     /// node later.
     /// the node later.
-    pub(super) fn on_recall(&mut self, handle: Handle) {
+    pub(super) fn on_reissue(&mut self, handle: Handle) {
         let Some(client) = self.clients.get(handle) else { return };
         let is_there = client.waiting.as_ref().is_some_and(|w| matches!(w.state, State::There | State::Sent { .. }));
         if let Some(link) = client.held.filter(|_| is_there) {
-            self.recall_waiting(link);
+            self.reissue_waiting(link);
         }
     }
 
     /// Lets a client wait at a node, because it is first in line.
     pub(super) fn on_turn(&mut self, handle: Handle) {
-        if self.clients.get(handle).is_some_and(|c| c.is_recalled() && matches!(c.stall, Stall::Keys | Stall::Turn)) {
+        if self.clients.get(handle).is_some_and(|c| c.is_reissued() && matches!(c.stall, Stall::Keys | Stall::Turn)) {
             self.clients.resume(handle);
         }
     }
 
     /// Ends waits with an expired timeout, also in line or for keys.
-    pub(super) fn tick_recalled(&mut self) {
+    pub(super) fn tick_reissued(&mut self) {
         let clients = &self.clients;
-        self.recalls.clients.retain(|h| clients.get(*h).is_some_and(Client::is_recalled));
+        self.reissued_commands.clients.retain(|h| clients.get(*h).is_some_and(Client::is_reissued));
         let is_over = |h: &Handle| {
             clients
                 .get(*h)
@@ -499,9 +499,9 @@ impl Worker {
                 .and_then(|w| w.until_us)
                 .is_some_and(|until_us| until_us <= self.now_us)
         };
-        let over: Vec<Handle> = self.recalls.clients.iter().copied().filter(is_over).collect();
+        let over: Vec<Handle> = self.reissued_commands.clients.iter().copied().filter(is_over).collect();
         for handle in over {
-            self.end_recalled(handle, WaitEnd::OutOfTime);
+            self.end_reissued(handle, WaitEnd::OutOfTime);
         }
     }
 
@@ -510,8 +510,8 @@ impl Worker {
         let Some(link) = self.links.get(link_handle) else { return };
         let (holder, client_id, run_id) = (link.holder(), link.client_id.to_string(), &link.run_id);
         let Some(main) = self.links.main_to(link.node, run_id.as_deref()) else { return self.is_there(holder) };
-        self.recalls.last_look = self.recalls.last_look.wrapping_add(1);
-        let number = self.recalls.last_look;
+        self.reissued_commands.last_look = self.reissued_commands.last_look.wrapping_add(1);
+        let number = self.reissued_commands.last_look;
         if let Some(Waiting { state: State::Sent { look, .. }, .. }) =
             self.clients.get_mut(holder).and_then(|c| c.waiting.as_deref_mut())
         {

@@ -9,7 +9,7 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::{encode, reply};
 use tracing::{debug, warn};
 
-use super::breaking::fail_strays;
+use super::breaking::fail_severed;
 use super::hot_copies::{beat_confirmed, filled, invalidated, on_ttl_reply};
 use super::output::deliver_of_node;
 use super::upstream::{Again, Arrival, Body, Lane, Pending, Phase, Purpose, Taken};
@@ -196,7 +196,7 @@ impl Worker {
         let instead = if is_error { self.rewrite_redirect(handle, answer) } else { None };
         let answer = instead.as_deref().unwrap_or(answer);
         if is_error
-            && (answer.starts_with(b"-NOSCRIPT") && self.heal_script(handle) || self.take_recalled(handle, answer))
+            && (answer.starts_with(b"-NOSCRIPT") && self.heal_script(handle) || self.take_reissued(handle, answer))
         {
             return;
         }
@@ -271,8 +271,8 @@ impl Worker {
     }
 
     pub(super) fn flush_links(&mut self) {
-        if let Some(strays) = self.links.take_strays() {
-            fail_strays(self, strays);
+        if let Some(strays) = self.links.take_severed() {
+            fail_severed(self, strays);
         }
         let mut marked = self.links.take_marked();
         for handle in marked.drain(..) {

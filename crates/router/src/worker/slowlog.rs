@@ -104,7 +104,7 @@ impl Worker {
         let Some(link) = self.links.get(link_handle) else { return };
         let args = match pending.purpose {
             Purpose::Exec | Purpose::ExecWithoutMulti => vec![b"EXEC".to_vec()],
-            _ => shorten_truncated(link.loan().map_or(&[], |loan| &loan.began_with)),
+            _ => shorten_truncated(link.checkout().map_or(&[], |loan| &loan.began_with)),
         };
         self.enter(link_handle, pending, took, args);
     }

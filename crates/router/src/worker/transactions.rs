@@ -25,10 +25,10 @@ use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
 use super::downstream::Client;
-use super::exceptions::{slots_by, wanted_of};
 use super::keyed::{Call, CommandSeq, KeyedCommand, Request};
 use super::kind::Task;
 use super::multi_local::LocalInMulti;
+use super::overrides::{slots_by, wanted_of};
 use super::pool::Acquired;
 use super::queueing::{Multi, Published};
 use super::upstream::{Again, Lane, Link, MULTI, Pending, Phase, Purpose, UNSENT_HIGH};
@@ -235,7 +235,7 @@ impl Worker {
             self.watch_failed(handle);
             return self.refuse(handle, class, errors::CROSSSLOT);
         }
-        if let Some((.., at)) = before.filter(|(.., at)| *at != node && plan.topology.is_exceptional(slot)) {
+        if let Some((.., at)) = before.filter(|(.., at)| *at != node && plan.topology.has_override(slot)) {
             let text = self.parted_text(plan, slot, if at == plan.topology.owner(slot) { node } else { at });
             let watched = self.clients.get(handle).and_then(|c| c.session.as_ref()).and_then(|s| s.watch.as_ref());
             let mut watched = watched.map(|watch| watch.keys.clone()).unwrap_or_default();
@@ -449,7 +449,7 @@ impl Worker {
         slot: Slot,
         watched: Option<NodeId>,
     ) -> Result<NodeId, String> {
-        if !plan.topology.is_exceptional(slot) {
+        if !plan.topology.has_override(slot) {
             return Ok(watched.unwrap_or_else(|| plan.topology.owner(slot)));
         }
         let multi = self.clients.get(handle).and_then(|c| c.session.as_ref()).map(|s| &s.multi);
@@ -555,7 +555,7 @@ impl Worker {
         if multi.writes {
             client.written.add(node, Since::now(&self.shared, &self.plan));
         }
-        if let Some(loan) = link.loan_mut() {
+        if let Some(loan) = link.checkout_mut() {
             loan.task = Task::Nothing;
             loan.slow |= multi.slow;
         }
@@ -570,7 +570,7 @@ impl Worker {
             again: Again::Never,
             is_long: false,
             end: CommandSeq::NONE,
-            armed: self.observers.hot.generation() as u32,
+            cacheable: self.observers.hot.generation() as u32,
         };
         link.touch_as(no_touch, queued);
         link.push(Request::of_ours(MULTI, database, queued));
@@ -700,7 +700,7 @@ impl Worker {
 
     /// For clients that wait for a connection: takes the connections of clients with a WATCH that have been inactive
     /// for long. Their EXEC will answer nil.
-    pub(super) fn recall_watches(&mut self, node: NodeId) {
+    pub(super) fn reissue_watches(&mut self, node: NodeId) {
         let now_us = self.now_us;
         let is_quiet = |c: &Client| c.in_flight() == 0 && now_us.saturating_sub(c.last_used_us) > RECALL_US;
         let quiet: Vec<Handle> = self

@@ -71,7 +71,7 @@ impl Worker {
             elements.zip(parts).for_each(|(element, shape)| to_resp3(element, shape, &mut out));
             return Some(out);
         }
-        let shape = link.loan().map_or_else(|| self.shape_of(link.head_request()), |loan| loan.shape);
+        let shape = link.checkout().map_or_else(|| self.shape_of(link.head_request()), |loan| loan.shape);
         if answer[0] == b'$' && shape != Shape::Double && !reply::is_null(answer) {
             return None;
         }
@@ -95,7 +95,7 @@ impl Worker {
         }
         if let Some(link) = self.links.get_mut(handle) {
             link.queued = shapes;
-            link.loan_mut().into_iter().for_each(|loan| loan.shape = Shape::Plain);
+            link.checkout_mut().into_iter().for_each(|loan| loan.shape = Shape::Plain);
         }
     }
 

@@ -10,8 +10,8 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use switchyard_policy::empty_return::Holdings;
-use switchyard_policy::seat::OwnershipStatus;
+use switchyard_policy::data_loss::Holdings;
+use switchyard_policy::ownership::OwnershipStatus;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply::{ReplyFollower, ReplyScan, ReplyScanner};
 use switchyard_resp::translate::Shape;
@@ -129,7 +129,7 @@ pub(super) struct Pending {
     /// Number for the observers of its end.
     pub(super) end: CommandSeq,
     /// Low bits of the generation of cacheable keys for which it has closed gates.
-    pub(super) armed: u32,
+    pub(super) cacheable: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -769,7 +769,7 @@ impl Link {
 
     /// Makes pending commands hold gates, like new ones.
     pub(super) fn held_by(&mut self, end: CommandSeq, armed: u32) {
-        self.pending.iter_mut().for_each(|pending| pending.armed = armed);
+        self.pending.iter_mut().for_each(|pending| pending.cacheable = armed);
         self.pending.back_mut().into_iter().for_each(|pending| pending.end = end);
     }
 
@@ -817,7 +817,7 @@ mod tests {
         again: Again::Never,
         is_long: false,
         end: CommandSeq::NONE,
-        armed: 0,
+        cacheable: 0,
     };
 
     fn link(lane: Lane) -> Link {

@@ -16,7 +16,7 @@ pub(super) struct Zombie {
     /// Epoch of its oldest command.
     pub(super) epoch: u64,
     /// Low bits of the generation of cacheable keys of its oldest command.
-    pub(super) armed: u32,
+    pub(super) cacheable: u32,
     /// The link on which the kill was sent.
     killer: Handle,
 }
@@ -51,7 +51,7 @@ impl Zombies {
     /// Adds a broken connection with commands in flight.
     pub(super) fn add(&mut self, connection: Connection, epoch: u64, armed: u32) {
         self.last += 1;
-        self.all.push(Zombie { number: self.last, connection, epoch, armed, killer: Handle::NONE });
+        self.all.push(Zombie { number: self.last, connection, epoch, cacheable: armed, killer: Handle::NONE });
     }
 
     /// Returns the zombies of the node to kill over `link`: numbers and client IDs. Zombies of other processes are

@@ -371,7 +371,7 @@ pub(crate) fn settings(topology: &Topology, password: Option<&str>) -> Settings 
         processes: BTreeMap::new(),
         held_reason: None,
         ports: Ports::default(),
-        seat: None,
+        ownership: None,
         servers: BTreeMap::new(),
         live: RuntimeSettings {
             nodes,

@@ -6,6 +6,7 @@
 mod big;
 mod clients;
 mod colocate;
+mod command_hook;
 mod double_read;
 mod durability;
 mod faults;
@@ -16,7 +17,6 @@ mod precopy;
 mod primaries;
 mod published;
 mod relay;
-mod seam;
 mod serving;
 mod several;
 mod versions;

@@ -15,7 +15,7 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use self::model::{Choice, State};
-use crate::planted::Planted;
+use crate::injected::Planted;
 
 /// Limits of a search: keys and faults.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

@@ -15,7 +15,7 @@ use switchyard_policy::migration::{
 use switchyard_policy::topology::{MoveId, NodeId, crc16_slot};
 
 use super::Bounds;
-use crate::planted::{Bug, Planted, is_planted};
+use crate::injected::{Bug, Planted, is_injected};
 
 /// A value; 0 if the key is missing.
 type Value = u8;
@@ -271,7 +271,7 @@ impl State {
     }
 
     fn bug(&self, bug: Bug) -> bool {
-        is_planted(self.planted, bug)
+        is_injected(self.planted, bug)
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -616,7 +616,7 @@ impl State {
         match kind {
             Kind::Copy => *here,
             Kind::Store(value) => {
-                let replace = is_planted(self.planted, Bug::RestoreReplace);
+                let replace = is_injected(self.planted, Bug::RestoreReplace);
                 if *here == 0 || replace {
                     *here = value;
                 }

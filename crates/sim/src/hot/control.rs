@@ -3,11 +3,11 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use switchyard_policy::hot_copies::{ArmedSet, Discarded, GateId, Gates, WriteHolds};
+use switchyard_policy::hot_copies::{CacheableSet, Discarded, GateId, Gates, WriteHolds};
 use switchyard_policy::topology::{NodeId, crc16_slot};
 
 use super::{LIMITS, Leaving, Published, Table, WorkerGates};
-use crate::planted::{Bug, is_planted};
+use crate::injected::{Bug, is_injected};
 use crate::world::{Ev, Owner, World, say};
 
 /// Timeout of a fill.
@@ -66,18 +66,18 @@ impl World {
         let set = Arc::new(self.hot.set.next(more, less.iter().copied()));
         // Workers with the new set no longer raise these gates, while others still have copies: shut until all have the
         // set.
-        if !self.bug(Bug::DisarmedAtOnce) {
+        if !self.bug(Bug::UncacheableAtOnce) {
             let held: Vec<GateId> = less.into_iter().map(GateId::of_key).collect();
             let gates = self.hot.gates.clone();
             held.iter().for_each(|gate| gates.raise(*gate));
             self.hot.leaving.push(Leaving { since: set.generation(), held, gates });
         }
-        self.publish_armed(set);
+        self.publish_cacheable(set);
         let when = self.random.between(500, 8_000);
         self.after(when, Ev::Arm);
     }
 
-    fn publish_armed(&mut self, set: Arc<ArmedSet>) {
+    fn publish_cacheable(&mut self, set: Arc<CacheableSet>) {
         say!(self, "armed: {set:?}");
         self.hot.set = set.clone();
         for worker in 0..self.workers.len() {
@@ -87,7 +87,7 @@ impl World {
     }
 
     /// Switches a worker to another set.
-    pub(crate) fn adopt_armed(&mut self, ix: usize, set: &Arc<ArmedSet>, gates: Rc<Table>) {
+    pub(crate) fn adopt_cacheable(&mut self, ix: usize, set: &Arc<CacheableSet>, gates: Rc<Table>) {
         let of = &mut self.workers[ix].hot;
         if set.generation() <= of.copies.set().generation() {
             return;
@@ -165,7 +165,7 @@ impl World {
         let waiting: Vec<u32> = fills.keys().copied().collect();
         let of = &mut self.workers[ix].hot;
         (of.holds, of.copies) = Default::default();
-        if is_planted(self.planted, Bug::PanicForgetsWhatWasSent) {
+        if is_injected(self.planted, Bug::PanicForgetsWhatWasSent) {
             of.sent.clear();
         }
         of.copies.limit(LIMITS.0, LIMITS.1);
@@ -189,6 +189,6 @@ impl World {
         }
         self.hot.gates = self.new_table();
         let set = Arc::new(self.hot.set.renewed());
-        self.publish_armed(set);
+        self.publish_cacheable(set);
     }
 }

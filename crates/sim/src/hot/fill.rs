@@ -4,8 +4,8 @@ use switchyard_policy::hot_copies::{Discarded, Filled};
 use switchyard_policy::topology::NodeId;
 
 use super::encode;
+use crate::injected::Bug;
 use crate::node::Reply;
-use crate::planted::Bug;
 use crate::world::{Owner, What, World, say};
 
 impl World {

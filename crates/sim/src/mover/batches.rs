@@ -8,8 +8,8 @@ use switchyard_policy::migration::{BatchId, Copied, Event, Key, Protocol, Side, 
 
 use super::staging::elements_of;
 use super::{Lane, Mover, What, ix};
+use crate::injected::Bug;
 use crate::node::{Cmd, Elements, Entry, KeyIx, Reply};
-use crate::planted::Bug;
 use crate::world::World;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -12,8 +12,8 @@ use switchyard_policy::topology::{MoveId, crc16_slot};
 use super::staging::WorkerMessage;
 use super::{Fleet, Flush, Lane, List, SlotView, Stage};
 use crate::history::Place;
+use crate::injected::{Bug, Planted};
 use crate::node::{KeyIx, Op, STAGING};
-use crate::planted::{Bug, Planted};
 use crate::worker::Worker;
 use crate::world::{Ev, World, say};
 
@@ -406,7 +406,10 @@ impl World {
         let name = &self.keys[key];
         // Whether the move concerns this key, for a move of slots or of keys.
         let is_about = |keys: Option<&[switchyard_policy::migration::Key]>| {
-            keys.map_or_else(|| self.fleet.map.exception(name).is_none(), |keys| keys.binary_search(name).is_ok())
+            keys.map_or_else(
+                || self.fleet.map.placement_override(name).is_none(),
+                |keys| keys.binary_search(name).is_ok(),
+            )
         };
         let lives_at = usize::from(self.fleet.map.lives_at(name).0);
         let of_move = self.open_move(lane);

@@ -11,7 +11,7 @@ use switchyard_policy::migration::{
 use switchyard_policy::topology::{MoveId, NodeId};
 
 use super::{FAILED_STARTS_MAX, Lane, Mover, SlotView, Stage, ix};
-use crate::planted::Bug;
+use crate::injected::Bug;
 use crate::world::{Ev, World, say};
 
 /// Speed of a move's clock relative to the world's.

@@ -1,5 +1,5 @@
 //! I/O for the driver of a leg (`switchyard_policy::migration::driver`), modelled on the router's mover: connections,
-//! batches, journal, stored topology, and recovery after a crash. The planted bugs of [`crate::planted`] break this
+//! batches, journal, stored topology, and recovery after a crash. The planted bugs of [`crate::injected`] break this
 //! code.
 
 mod batches;
@@ -29,8 +29,8 @@ use self::batches::{Batch, Late};
 use self::journal::Entry;
 use self::lost::Lost;
 use self::staging::{Part, Stager};
+use crate::injected::{Bug, Planted};
 use crate::node::{Cmd, KeyIx, Reply, STAGING};
-use crate::planted::{Bug, Planted};
 use crate::random::Random;
 use crate::scenario::Scenario;
 use crate::worker::{Known, Tracked, View};
@@ -379,7 +379,7 @@ impl World {
         let drops = |at: Lane| told.is_some_and(|lane| at != lane) && self.bug(Bug::OtherLegDropped);
         for (_, m) in self.movers.iter().enumerate().filter(|(at, _)| !drops(*at)) {
             let is_moving = m.shown == SlotView::Moving;
-            if is_moving && m.scope.is_none() && self.bug(Bug::ExceptionTaken) {
+            if is_moving && m.scope.is_none() && self.bug(Bug::OverrideTaken) {
                 // Then workers assume that all keys are where their slot is.
                 let keys = self.keys.iter().filter(|key| m.leg_slots.contains(&crc16_slot(key)));
                 map = map.keys_handed_over(&[], keys, NodeId(m.source as u16));

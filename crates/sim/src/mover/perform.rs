@@ -8,8 +8,8 @@ use switchyard_policy::topology::{MoveId, Topology};
 
 use super::batches::Kind;
 use super::{Lane, SCAN_KEYS, SlotView, Stage, What, ix};
+use crate::injected::Bug;
 use crate::node::{Cmd, KeyIx};
-use crate::planted::Bug;
 use crate::world::{Ev, World, say};
 
 impl World {

@@ -8,8 +8,8 @@ use switchyard_policy::migration::Protocol;
 use switchyard_policy::topology::{NodeId, Slot, Topology, crc16_slot};
 
 use super::Lane;
+use crate::injected::Bug;
 use crate::node::{KeyIx, STAGING};
-use crate::planted::Bug;
 use crate::world::World;
 
 impl World {
@@ -60,7 +60,7 @@ impl World {
     fn moves(&self, lane: Lane, key: KeyIx) -> bool {
         match &self.movers[lane].scope {
             Some(scope) => scope.contains(&(key % self.names())),
-            None => self.fleet.map.exception(&self.keys[key]).is_none() || self.bug(Bug::ExceptionTaken),
+            None => self.fleet.map.placement_override(&self.keys[key]).is_none() || self.bug(Bug::OverrideTaken),
         }
     }
 
@@ -88,7 +88,7 @@ impl World {
         let slots = self.some_of(there);
         let m = &mut self.movers[lane];
         (m.source, m.target, m.scope, m.slots) = (owner, 1 - owner, None, slots);
-        let chance = self.scenario.exceptions;
+        let chance = self.scenario.overrides;
         if chance == 0 || self.movers[lane].protocol != Protocol::Switchyard || !self.random.chance(chance) {
             return;
         }

@@ -4,15 +4,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use switchyard_policy::migration::dirty_elements::Element;
 use switchyard_policy::migration::life::StepResult;
 use switchyard_policy::migration::staging::{self, Action, Endpoints, Event, Inspection, Piece, Place, Staging, Wrote};
-use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Event as OfLeg, Key, Process, Protocol};
 use switchyard_policy::topology::{MoveId, crc16_slot};
 
 use super::{Lane, SlotView, Stage, What};
+use crate::injected::{Bug, Planted};
 use crate::node::{Cmd, Elements, KeyIx, Reply, STAGING};
-use crate::planted::{Bug, Planted};
 use crate::world::{Ev, World, say};
 
 /// Minimum number of elements of a big key.

@@ -93,7 +93,7 @@ pub(crate) enum Failure {
     /// The configuration has mistakes: exit code 2.
     Config(Problems),
     /// The state directory is outdated: exit code 3. A restart does not help.
-    Outdated(switchyard_control::seat::Outdated),
+    Outdated(switchyard_control::ownership::Outdated),
     /// Replaced by another router without being a standby: exit code 3.
     Replaced(String),
     /// Result of `status --check`, with its exit code.

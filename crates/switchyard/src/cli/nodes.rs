@@ -274,13 +274,9 @@ pub(super) fn render(nodes: &[NodeReport]) -> String {
                 node.address
             ));
         }
-        if node.exceptions > 0 {
-            let keys = if node.exceptions == 1 { "key" } else { "keys" };
-            out.push_str(&format!(
-                "{}: also holds {} {keys} moved there alone\n",
-                node.address,
-                count(node.exceptions)
-            ));
+        if node.overrides > 0 {
+            let keys = if node.overrides == 1 { "key" } else { "keys" };
+            out.push_str(&format!("{}: also holds {} {keys} moved there alone\n", node.address, count(node.overrides)));
         }
         if let Some(primary) = node.primary {
             let replicas: Vec<String> = node.replicas.iter().map(ToString::to_string).collect();
@@ -306,7 +302,7 @@ mod tests {
             slots: 8192,
             drained: false,
             ejected: None,
-            exceptions: 0,
+            overrides: 0,
             requests: 12_345,
             errors: 0,
             in_flight: 2,

@@ -16,7 +16,7 @@ use clap::Args;
 use switchyard_control::nodes::holdings::{each_key, others};
 use switchyard_control::nodes::{NodeConnection, routers, servers};
 use switchyard_control::store::{RedbStore, Store};
-use switchyard_policy::topology::{EXCEPTIONS_MAX, NodeId, SLOT_COUNT, Slot, Topology, crc16_slot};
+use switchyard_policy::topology::{NodeId, OVERRIDES_MAX, SLOT_COUNT, Slot, Topology, crc16_slot};
 
 use super::Failure;
 use super::flags::ConfigFlags;
@@ -272,9 +272,9 @@ fn settle(topology: Topology, misplaced: MisplacedKeys, prefer_largest_copy: boo
         .filter(|(key, at)| !at.contains(&topology.owner_of(key)))
         .filter_map(|(key, at)| Some((key, at.into_iter().next()?)))
         .collect();
-    if alone.len() > EXCEPTIONS_MAX {
+    if alone.len() > OVERRIDES_MAX {
         bail!(
-            "{} only elsewhere than most keys of the slot, and not more than {EXCEPTIONS_MAX} can live alone: these nodes were not one fleet. Remove the keys that do \
+            "{} only elsewhere than most keys of the slot, and not more than {OVERRIDES_MAX} can live alone: these nodes were not one fleet. Remove the keys that do \
              not belong there",
             are(alone.len())
         );
@@ -285,7 +285,7 @@ fn settle(topology: Topology, misplaced: MisplacedKeys, prefer_largest_copy: boo
             are(alone.len())
         );
     }
-    Ok(topology.with_stored_exceptions(alone)?)
+    Ok(topology.with_stored_overrides(alone)?)
 }
 
 fn are(keys: usize) -> String {
@@ -353,13 +353,13 @@ mod tests {
 
     #[test]
     fn more_copies_than_placement_overrides_are_accepted() {
-        let names: Vec<String> = (0..=EXCEPTIONS_MAX).map(|i| i.to_string()).collect();
+        let names: Vec<String> = (0..=OVERRIDES_MAX).map(|i| i.to_string()).collect();
         let copied: Vec<&str> = names.iter().map(String::as_str).collect();
         let owned: Vec<&str> = copied.iter().copied().chain(["more"]).collect();
         let topology = settled(&[&copied, &owned], true).expect("each is at the node of its slot");
         assert_eq!(["{a}1", "{a}more"].map(|key| topology.lives_at(key.as_bytes()).0), [1, 1]);
         let error =
-            settled(&[&copied, &["x"; EXCEPTIONS_MAX + 2]], true).expect_err("they are only elsewhere").to_string();
+            settled(&[&copied, &["x"; OVERRIDES_MAX + 2]], true).expect_err("they are only elsewhere").to_string();
         assert!(error.contains("only elsewhere"), "{error}");
     }
 }

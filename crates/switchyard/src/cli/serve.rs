@@ -1,7 +1,7 @@
 //! `switchyard serve`: runs the router.
 
 use clap::Args;
-use switchyard_control::seat::Standby;
+use switchyard_control::ownership::Standby;
 
 use super::flags::ConfigFlags;
 use super::{Failure, check_config};

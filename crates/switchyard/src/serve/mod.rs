@@ -34,9 +34,9 @@ use switchyard_control::moves::{Moves, MovesThread};
 use switchyard_control::node_maintenance::NodeMaintenance;
 use switchyard_control::nodes::holdings::primaries;
 use switchyard_control::operator;
+use switchyard_control::ownership::{self, OwnershipThread, Ownerships, Replaced, Standby};
 use switchyard_control::placement::{self, Placement};
 use switchyard_control::planner::PlannerThread;
-use switchyard_control::seat::{self, Replaced, SeatThread, Seats, Standby};
 use switchyard_control::sockets::holder_of;
 use switchyard_control::store::StoreError;
 use switchyard_control::{Fleet, Processes, Running};
@@ -107,7 +107,7 @@ pub(crate) fn run(
     // A standby may wait for a long time: signals and monitoring must work already.
     let mut waits = standby.map(|with| StandbyWait::new(with, resolved.admin, options.clone())).transpose()?;
     let opened = match &mut waits {
-        Some(waits) => seat::wait_for_directory(open, waits.with, &mut |what, period| waits.pause(what, period))?,
+        Some(waits) => ownership::wait_for_directory(open, waits.with, &mut |what, period| waits.pause(what, period))?,
         None => Some(open().map_err(explain_state)?),
     };
     let Some(placement) = opened.map(Arc::new) else { return Ok(()) };
@@ -145,8 +145,8 @@ pub(crate) fn run(
     // First ensure that no other router serves the nodes: until then, their data can change.
     let with = waits.as_ref().map(|waits| waits.with);
     let mut wait = waits.as_mut().map(|waits| |what, period| waits.pause(what, period));
-    let standby = with.zip(wait.as_mut().map(|wait| wait as seat::Wait<'_>));
-    let Some(found) = seat::look(placement.store(), &config.state_dir, &resolved.nodes, standby)? else {
+    let standby = with.zip(wait.as_mut().map(|wait| wait as ownership::Wait<'_>));
+    let Some(found) = ownership::look(placement.store(), &config.state_dir, &resolved.nodes, standby)? else {
         return Ok(());
     };
     // Must finish before the listeners open.
@@ -206,7 +206,7 @@ pub(crate) fn run(
         }
         (None, None) => None,
     };
-    let seats = Arc::new(Seats::take(&placement, &moves.site(), !moves.open_ids().is_empty(), &found)?);
+    let seats = Arc::new(Ownerships::take(&placement, &moves.site(), !moves.open_ids().is_empty(), &found)?);
     let out = refused_new_nodes(placement.topology().as_deref(), &resolved, moves.site(), patience);
     let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
     let settled = placement.apply_nodes(&wanted, |_| {})?;
@@ -251,7 +251,7 @@ pub(crate) fn run(
         batched_sends: config.batched_sends,
         threads: running.threads().clone(),
         site: moves.site(),
-        seat: Some(seats.seat()),
+        ownership: Some(seats.seat()),
         servers: watched.iter().map(MonitoredNode::servers).collect(),
         processes: processes.of(&topology),
         held_reason: held.clone(),
@@ -276,7 +276,7 @@ pub(crate) fn run(
         Some(shown) => shown.hand_over(source),
         None => admin.serve(source),
     }
-    let (seat_thread, mut replaced) = SeatThread::start(seats, Arc::clone(&running))?;
+    let (seat_thread, mut replaced) = OwnershipThread::start(seats, Arc::clone(&running))?;
     let executor = moves.start()?;
 
     info!(

@@ -12,7 +12,7 @@ use switchyard_control::admin::{
     Access, AdminOptions, AdminThread, Operation, OperationError, Readiness, Source, StandbyReport, StatusReport, Token,
 };
 use switchyard_control::metrics::Page;
-use switchyard_control::seat::{Standby, Waiting};
+use switchyard_control::ownership::{Standby, Waiting};
 use switchyard_router::Secret;
 use tracing::{info, warn};
 

@@ -339,7 +339,11 @@ fn a_connection_is_returned_clean_whatever_its_client_does() {
     assert_eq!(other.cmd("GET k"), bulk("9"));
     // Sequentially, so one connection was used for all of them.
     let own = site.nodes()[0].cmd("CLIENT LIST").text();
-    assert_eq!(own.lines().filter(|l| l.contains("name=switchyard-") && !l.contains("-seat ")).count(), 2, "{own}");
+    assert_eq!(
+        own.lines().filter(|l| l.contains("name=switchyard-") && !l.contains("-ownership ")).count(),
+        2,
+        "{own}"
+    );
 }
 
 #[test]

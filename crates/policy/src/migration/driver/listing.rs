@@ -1,7 +1,7 @@
 //! Keys of a leg: from the list made before it, by name, or from a scan of a node. Purges, with scans of their own.
 
 use super::{Driver, DriverAction, REMOVE_KEYS_MAX};
-use crate::migration::planted::Bug;
+use crate::migration::injected::Bug;
 use crate::migration::{Event, Fingerprint, Key, Side, UnexpectedKeys};
 
 /// Origin of the leg's keys.

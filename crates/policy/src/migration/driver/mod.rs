@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use self::listing::{Listing, Purge, Walk};
-use super::planted::{Bug, InjectedBug};
+use super::injected::{Bug, InjectedBug};
 use super::published::{Paper, Published, Rules};
 use super::record::OpenLeg;
 use super::tracker::Pair;
@@ -461,8 +461,8 @@ impl Driver {
     ) {
         // A key with a placement override does not move with its slot.
         let purge = self.purge.as_mut().filter(|purge| purge.walk.number == walk);
-        let ignored = if purge.is_some() { Bug::ExceptionPurged } else { Bug::ExceptionTaken };
-        let moves = |key: &[u8]| topology.exception(key).is_none() || self.planted.is(ignored);
+        let ignored = if purge.is_some() { Bug::OverridePurged } else { Bug::OverrideTaken };
+        let moves = |key: &[u8]| topology.placement_override(key).is_none() || self.planted.is(ignored);
         let forgets = self.planted.is(if purge.is_some() { Bug::SlotNotPurged } else { Bug::SlotForgotten });
         let last = || {
             self.is_in_leg.iter().rposition(|is_ours| *is_ours).filter(|last| self.is_in_leg[..*last].contains(&true))

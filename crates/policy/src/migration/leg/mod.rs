@@ -28,7 +28,7 @@ use std::collections::BTreeSet;
 pub(super) use self::batch::{Batches, Pulls};
 pub(super) use self::shell::LegCore;
 use self::shell::{Confirmation, Link, LinkState, PurgeState, QuiesceState, State, name};
-use super::planted::{Bug, InjectedBug};
+use super::injected::{Bug, InjectedBug};
 use super::record::OpenLeg;
 use super::{
     Action, Event, Fingerprint, Fingerprinter, Io, LegOrder, Machine, Outcome, Pace, Phase, Process, Progress, Record,

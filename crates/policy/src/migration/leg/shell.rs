@@ -5,7 +5,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use crate::migration::planted::{Bug, InjectedBug};
+use crate::migration::injected::{Bug, InjectedBug};
 use crate::migration::record::{COMMITTED, OpenLeg, ProcessGenerations};
 use crate::migration::{
     Action, DoubleRead, Durability, Fingerprint, FingerprintMap, Fingerprinter, Io, Key, LegOrder, Outcome, Pace,

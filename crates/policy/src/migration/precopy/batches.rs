@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use super::{Batch, LIST_BATCHES, Precopy, QuiesceState, REST_US, Step, TRIES};
-use crate::migration::planted::Bug;
+use crate::migration::injected::Bug;
 use crate::migration::{Action, BatchId, Copied, Event, Io, Key, Side, Stored};
 
 impl Precopy {

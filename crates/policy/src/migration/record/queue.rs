@@ -8,7 +8,7 @@
 //! Pure, and used by the journal and by the simulator; neither duplicates this state.
 
 use super::Record;
-use crate::migration::planted::{Bug, InjectedBug};
+use crate::migration::injected::{Bug, InjectedBug};
 use crate::topology::MoveId;
 
 /// Scheduling class of records that are written together.

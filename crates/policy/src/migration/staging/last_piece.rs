@@ -8,7 +8,7 @@
 //! key.
 
 use super::Place;
-use crate::migration::planted::{Bug, InjectedBug};
+use crate::migration::injected::{Bug, InjectedBug};
 use crate::migration::{Key, Stored};
 
 /// Step at the target for a staged key.

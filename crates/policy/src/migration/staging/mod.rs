@@ -3,7 +3,7 @@
 //! results as [`Event`]s.
 //!
 //! A big key is copied under another name at the target, its *staging key*, before its leg starts. In the leg, after
-//! the last write, only its *dirty elements* are read ([`Staging::tail`]), written to the staging key, and that is
+//! the last write, only its *dirty elements* are read ([`Staging::dirty_elements`]), written to the staging key, and that is
 //! renamed (`last_piece`). The machine of the leg is not involved.
 //!
 //! # Rules
@@ -27,8 +27,8 @@ mod last_piece;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::planted::{Bug, InjectedBug};
-use super::tail::{DirtyElements, Element};
+use super::dirty_elements::{DirtyElements, Element};
+use super::injected::{Bug, InjectedBug};
 use super::{BatchId, Key, Process, Stored};
 use crate::topology::{Placement, Slot};
 

@@ -186,7 +186,7 @@ impl Worker {
     #[cold]
     pub(in crate::worker) fn release_messages(&mut self, handle: Handle) {
         let Some(client) = self.clients.get_mut(handle) else { return };
-        let (streaming, first) = (client.streaming, client.first_owed());
+        let (streaming, first) = (client.streaming, client.first_pending());
         let Some(subscriber) = client.pubsub.as_deref_mut() else { return };
         let mut released = false;
         while let Some((_, bytes)) =
@@ -206,7 +206,7 @@ impl Worker {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let publishes = matches!(command.handling, Handling::Local(Local::Publish | Local::Spublish | Local::Exec));
         if client.in_flight() > 0 && (publishes || command.flags.has(Flags::SCRIPT)) {
-            let last = client.last_owed();
+            let last = client.last_pending();
             if let Some(subscriber) = client.pubsub.as_deref_mut() {
                 subscriber.published = Some(last);
             }

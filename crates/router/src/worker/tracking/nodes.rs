@@ -259,7 +259,7 @@ impl Worker {
     fn invalidate(&mut self, handle: Handle, keys: Option<&[u8]>) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let ordered = client.in_flight() > 0 || client.streaming;
-        let (resp3, last) = (client.resp3, client.last_owed());
+        let (resp3, last) = (client.resp3, client.last_pending());
         let Some(tracked) = client.tracked.as_deref_mut() else { return };
         let redirects = tracked.options.redirect.is_some();
         if !redirects && !resp3 {
@@ -305,7 +305,7 @@ impl Worker {
             if client.streaming {
                 return;
             }
-            let first = client.first_owed();
+            let first = client.first_pending();
             let Some(tracked) = client.tracked.as_deref_mut() else { return };
             while tracked.own.front().is_some_and(|write| write.is_answered(first)) {
                 tracked.own.pop_front(); // its reply proved nothing

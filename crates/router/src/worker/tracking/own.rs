@@ -90,7 +90,7 @@ impl Worker {
         if client.in_flight() == 0 {
             return; // refused: nothing was sent
         }
-        let seq = client.last_owed();
+        let seq = client.last_pending();
         let mut places = std::mem::take(&mut self.keys);
         places.clear();
         let found = command.find_keys(args, &mut places).is_ok();

@@ -264,16 +264,16 @@ impl StandbyMonitor {
 mod tests {
     use super::*;
 
-    fn mark(term: u64, holder: &str, version: u64) -> OwnershipRecord {
+    fn record(term: u64, holder: &str, version: u64) -> OwnershipRecord {
         OwnershipRecord { term, holder: holder.to_owned(), version, ..OwnershipRecord::default() }
     }
 
     #[test]
     fn a_record_is_restored_from_its_words() {
         let nodes = vec!["redis-a:6379".to_owned(), "[::1]:7001".to_owned()];
-        let full = OwnershipRecord { is_moving: true, beat: 12, nodes, is_stopped: true, ..mark(3, "1f-a0", 7) };
+        let full = OwnershipRecord { is_moving: true, beat: 12, nodes, is_stopped: true, ..record(3, "1f-a0", 7) };
         assert_eq!(full.missing(&["[::1]:7001", "b:1"]), ["redis-a:6379"]);
-        for mark in [mark(1, "a", 0), full] {
+        for mark in [record(1, "a", 0), full] {
             let words = mark.words();
             assert_eq!(OwnershipRecord::read(words.iter().map(String::as_str)), Some(mark));
         }
@@ -283,21 +283,21 @@ mod tests {
     #[test]
     fn the_highest_words_win_and_of_equal_terms_the_first() {
         let words = ["holder:2:old", "version:9", "beat:4", "holder:3:first", "version:5", "holder:3:second"];
-        assert_eq!(OwnershipRecord::read(words), Some(OwnershipRecord { beat: 4, ..mark(3, "first", 9) }));
+        assert_eq!(OwnershipRecord::read(words), Some(OwnershipRecord { beat: 4, ..record(3, "first", 9) }));
     }
 
     #[test]
     fn a_successor_waits_unless_every_earlier_holder_has_provably_ended() {
-        let stopped = OwnershipRecord { is_stopped: true, ..mark(1, "old", 0) }.words();
-        let silent = mark(1, "old", 0).words();
-        let claim = mark(2, "me", 0).words();
+        let stopped = OwnershipRecord { is_stopped: true, ..record(1, "old", 0) }.words();
+        let silent = record(1, "old", 0).words();
+        let claim = record(2, "me", 0).words();
         let waits = |before: &Predecessor, words: &[&Vec<String>], is_inherited| {
             before.may_have_copies(words.iter().copied().flatten().map(String::as_str), "me", is_inherited)
         };
         let (ended, other) = (Predecessor::Ended("old".to_owned()), Predecessor::Ended("other".to_owned()));
         assert!(waits(&Predecessor::Unknown, &[&silent, &claim], true) && waits(&other, &[&silent, &claim], false));
         assert!(!waits(&ended, &[&silent, &claim], true) && !waits(&Predecessor::Unknown, &[&stopped, &claim], true));
-        let third = mark(1, "third", 0).words();
+        let third = record(1, "third", 0).words();
         assert!(waits(&ended, &[&third, &silent, &claim], true), "the third router may still run");
         assert!(
             waits(&Predecessor::Unknown, &[&claim], true) && !waits(&Predecessor::Unknown, &[&claim], false),
@@ -308,13 +308,13 @@ mod tests {
 
     #[test]
     fn a_router_takes_over_only_from_earlier_terms_and_versions() {
-        let own = mark(5, "me", 7);
+        let own = record(5, "me", 7);
         for (found, standing) in [
-            (mark(5, "me", 9), OwnershipStatus::Ours),
-            (mark(5, "other", 1), OwnershipStatus::Replaced { term: 5 }),
-            (mark(6, "other", 1), OwnershipStatus::Replaced { term: 6 }),
-            (mark(4, "other", 7), OwnershipStatus::Free),
-            (mark(4, "other", 8), OwnershipStatus::Behind { version: 8 }),
+            (record(5, "me", 9), OwnershipStatus::Ours),
+            (record(5, "other", 1), OwnershipStatus::Replaced { term: 5 }),
+            (record(6, "other", 1), OwnershipStatus::Replaced { term: 6 }),
+            (record(4, "other", 7), OwnershipStatus::Free),
+            (record(4, "other", 8), OwnershipStatus::Behind { version: 8 }),
         ] {
             assert_eq!(found.standing(&own), standing, "{found:?}");
         }
@@ -324,7 +324,7 @@ mod tests {
     fn a_standby_waits_while_a_router_beats_at_any_node() {
         let mut watch = StandbyMonitor::new(3);
         let seen = |beat, connections| Observation::Seen {
-            mark: Some(OwnershipRecord { beat, ..mark(1, "a", 0) }),
+            mark: Some(OwnershipRecord { beat, ..record(1, "a", 0) }),
             connections,
         };
         for second in 0..20 {
@@ -341,14 +341,14 @@ mod tests {
             assert_eq!(watch.turn(now_us) == TakeoverDecision::Now, second >= 29, "{second}: silent since 19");
         }
         // Another router has taken over.
-        watch.observe(2, Observation::Seen { mark: Some(mark(2, "b", 0)), connections: 3 }, 41_000_000);
+        watch.observe(2, Observation::Seen { mark: Some(record(2, "b", 0)), connections: 3 }, 41_000_000);
         assert_eq!(watch.turn(41_000_000), TakeoverDecision::Wait);
     }
 
     #[test]
     fn a_standby_need_not_wait_for_silence_without_connections() {
         let mut watch = StandbyMonitor::new(1);
-        let seen = |connections| Observation::Seen { mark: Some(mark(1, "a", 0)), connections };
+        let seen = |connections| Observation::Seen { mark: Some(record(1, "a", 0)), connections };
         watch.observe(0, seen(3), 0);
         watch.observe(0, seen(0), 1_000_000);
         assert_eq!(watch.turn(2_900_000), TakeoverDecision::Wait, "the node may have restarted");

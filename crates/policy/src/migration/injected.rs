@@ -1,6 +1,6 @@
 //! Bugs that can be injected into the machines, one at a time, to show that the simulator finds them.
 //!
-//! They are conditions in the code itself, constant `false` unless the feature `planted-bugs` is on: a copy of the code
+//! They are conditions in the code itself, constant `false` unless the feature `injected-bugs` is on: a copy of the code
 //! with bugs would diverge from it.
 
 /// Injected bug.
@@ -80,9 +80,9 @@ pub enum Bug {
     /// The hand-over commits all keys even if workers would use them at the other node.
     CommittedAtTheOther,
     /// A move of a slot takes keys that have a placement override.
-    ExceptionTaken,
+    OverrideTaken,
     /// A move of a slot also purges keys that the target holds by placement override.
-    ExceptionPurged,
+    OverridePurged,
     /// A move of keys purges all keys of their slot at the target.
     PurgedBeyondScope,
     /// A lost side is treated as listed if no database is known to have keys.
@@ -97,4 +97,4 @@ pub enum Bug {
     UndeclaredNotAwaited,
 }
 
-pub(super) type InjectedBug = crate::planted::InjectedBug<Bug>;
+pub(super) type InjectedBug = crate::injected::InjectedBug<Bug>;

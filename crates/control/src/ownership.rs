@@ -1,7 +1,7 @@
 //! Ensures a single router: ownership records at the nodes, detection of a router that has taken over, and waiting as a
 //! standby.
 //!
-//! The rules are in [`switchyard_policy::seat`]. Workers and movers claim nodes and follow the rules. This module keeps
+//! The rules are in [`switchyard_policy::ownership`]. Workers and movers claim nodes and follow the rules. This module keeps
 //! the record up to date, once a second and before a leg starts, and refuses a state directory older than the one that
 //! last served the nodes.
 
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
-use switchyard_policy::seat::{
+use switchyard_policy::ownership::{
     Observation, OwnershipRecord, OwnershipStatus, Predecessor, StandbyMonitor, TakeoverDecision,
 };
 use switchyard_policy::topology::NodeId;
@@ -87,8 +87,8 @@ pub type Replaced = tokio::sync::mpsc::Receiver<String>;
 
 /// Ownership records of this router.
 #[derive(Debug)]
-pub struct Seats {
-    seat: Arc<FleetOwnership>,
+pub struct Ownerships {
+    ownership: Arc<FleetOwnership>,
     placement: Arc<Placement>,
     kept: Mutex<PersistedState>,
     /// Number of legs about to start, whose nodes are being updated.
@@ -131,7 +131,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Seats {
+impl Ownerships {
     /// Takes ownership with the next term. If moves are open, raises the version: they continue now, which makes
     /// earlier copies of the state directory invalid.
     pub fn take(
@@ -156,7 +156,7 @@ impl Seats {
         let nodes = placement.topology().iter().flat_map(|topology| topology.nodes()).map(|node| node.id).collect();
         let before = EarlierRouters { predecessor, nodes };
         Ok(Self {
-            seat: Arc::new(FleetOwnership::new(site, kept.term, holder, kept.version, before)),
+            ownership: Arc::new(FleetOwnership::new(site, kept.term, holder, kept.version, before)),
             placement: Arc::clone(placement),
             kept: Mutex::new(kept),
             beginning: AtomicUsize::new(0),
@@ -167,7 +167,7 @@ impl Seats {
 
     /// Ownership state, for components that connect to nodes.
     pub fn seat(&self) -> Arc<FleetOwnership> {
-        Arc::clone(&self.seat)
+        Arc::clone(&self.ownership)
     }
 
     /// Raises the version before the location of keys changes, so that existing copies of the state directory become
@@ -177,7 +177,7 @@ impl Seats {
         let next = PersistedState { version: kept.version + 1, ..kept.clone() };
         save_json(&**self.placement.store(), DOCUMENT, &next)
             .map_err(|error| format!("cannot keep the version of the state directory: {error}"))?;
-        self.seat.set_version(next.version);
+        self.ownership.set_version(next.version);
         *kept = next;
         Ok(())
     }
@@ -196,13 +196,13 @@ impl Seats {
         let access = running.with(switchyard_router::Router::node_access).ok_or("the router is being stopped")?;
         for node in nodes {
             let access = access.get(&node).ok_or("a node of the move is gone")?;
-            self.mark(running, node, access).map_err(|why| format!("node {} {why}", access.name))?;
+            self.record(running, node, access).map_err(|why| format!("node {} {why}", access.name))?;
         }
         Ok(beginning)
     }
 
     /// Renews or creates the record at a node.
-    fn mark(&self, running: &Running, node: NodeId, access: &NodeAccess) -> Result<(), String> {
+    fn record(&self, running: &Running, node: NodeId, access: &NodeAccess) -> Result<(), String> {
         let at = Arc::clone(locked(&self.nodes).entry(node).or_default());
         let mut at = locked(&at);
         let outcome = self.try_mark(running, &mut at, node, access);
@@ -223,7 +223,7 @@ impl Seats {
             Some(made) if made.access == *access => made,
             other => {
                 let name = running
-                    .with(|router| router.connection_name("seat"))
+                    .with(|router| router.connection_name("ownership"))
                     .ok_or("is not contacted: the router is stopping")?;
                 let mut connection = NodeConnection::open(access, PATIENCE)?;
                 // Name the connection first: a router that takes over ends named connections, and an unnamed one will
@@ -242,18 +242,19 @@ impl Seats {
             }
         };
         // A replacement removes an earlier router's text, which the workers must read first.
-        if self.seat.admission(node, run_id) == Admission::Unmet {
+        if self.ownership.admission(node, run_id) == Admission::Unmet {
             return Err("is not in use by the workers yet".to_owned());
         }
-        let answer = connection.call(&self.seat.question()).map_err(|error| format!("does not answer: {error}"))?;
-        let standing = self.seat.check_reply(&access.name, &answer.0);
+        let answer =
+            connection.call(&self.ownership.question()).map_err(|error| format!("does not answer: {error}"))?;
+        let standing = self.ownership.check_reply(&access.name, &answer.0);
         if let Some(why) = refusal_reason(standing) {
             return Err(format!("is not ours: {why}"));
         }
         let mut refusal = answer.error();
         if standing != OwnershipStatus::Unmarked {
             let answer = connection
-                .call(&self.seat.replacement(&self.mark_now()))
+                .call(&self.ownership.replacement(&self.mark_now()))
                 .map_err(|error| format!("does not answer: {error}"))?;
             refusal = answer.error();
         }
@@ -272,7 +273,7 @@ impl Seats {
             is_moving,
             beat: self.beat.load(Ordering::Relaxed),
             nodes: self.nodes_with_keys(is_moving),
-            ..self.seat.mark()
+            ..self.ownership.record()
         }
     }
 
@@ -289,15 +290,15 @@ impl Seats {
     /// Records at a node that has left the fleet this router as the last one, without the names of other nodes, so that
     /// the server may start alone.
     fn leave(&self, at: &mut OwnershipConnection) {
-        self.leave_mark(at, &self.seat.mark());
+        self.leave_mark(at, &self.ownership.record());
     }
 
     /// Replaces the record at a node with a last one, if it is still ours.
     fn leave_mark(&self, at: &mut OwnershipConnection, mark: &OwnershipRecord) {
         let Some(Connected { access, connection, .. }) = &mut at.connection else { return };
-        let replaced = connection.call(&self.seat.question()).and_then(|answer| {
-            match self.seat.check_reply(&access.name, &answer.0) {
-                OwnershipStatus::Ours => connection.call(&self.seat.replacement(mark)).map(drop),
+        let replaced = connection.call(&self.ownership.question()).and_then(|answer| {
+            match self.ownership.check_reply(&access.name, &answer.0) {
+                OwnershipStatus::Ours => connection.call(&self.ownership.replacement(mark)).map(drop),
                 _ => Ok(()),
             }
         });
@@ -329,7 +330,7 @@ impl Seats {
         };
         leaving.iter().for_each(|at| self.leave(&mut locked(at)));
         for (id, access) in nodes {
-            if let Err(why) = self.mark(running, id, &access) {
+            if let Err(why) = self.record(running, id, &access) {
                 debug!(node = %access.name, reason = why, "the mark of the router cannot be renewed at a node");
             }
         }
@@ -337,25 +338,25 @@ impl Seats {
 }
 
 /// The thread that renews records.
-pub struct SeatThread {
+pub struct OwnershipThread {
     stop: mpsc::Sender<()>,
     thread: JoinHandle<()>,
-    seats: Arc<Seats>,
+    seats: Arc<Ownerships>,
 }
 
-impl SeatThread {
+impl OwnershipThread {
     /// Starts the thread. The router must be serving.
-    pub fn start(seats: Arc<Seats>, running: Arc<Running>) -> anyhow::Result<(Self, Replaced)> {
+    pub fn start(seats: Arc<Ownerships>, running: Arc<Running>) -> anyhow::Result<(Self, Replaced)> {
         let (stop, stopped) = mpsc::channel();
         let (tell, replaced) = tokio::sync::mpsc::channel(1);
         let threads = running.threads().clone();
         let of_thread = Arc::clone(&seats);
         let thread = threads
-            .spawn("seat", move || {
+            .spawn("ownership", move || {
                 let seats = of_thread;
                 loop {
                     seats.renew(&running);
-                    if let Some(why) = seats.seat.replaced() {
+                    if let Some(why) = seats.ownership.replaced() {
                         // Sending fails if the router is stopping.
                         let _ = tell.try_send(why.to_owned());
                         return;
@@ -542,7 +543,7 @@ pub fn look(
             }
             looks = lookout.look();
         }
-        if standby == Standby::Copy && marks(&looks).any(|mark| mark.is_moving) {
+        if standby == Standby::Copy && read_records(&looks).any(|mark| mark.is_moving) {
             bail!(Outdated(format!(
                 "keys were moving when the nodes were served last, and only the state directory itself says where they are, not the copy in {}: start \
                  with the state directory of the router that served them",
@@ -551,13 +552,13 @@ pub fn look(
         }
     }
     check(&looks, &kept, directory, nodes)?;
-    Ok(Some(NodesState { term: marks(&looks).map(|mark| mark.term).max().unwrap_or(0) }))
+    Ok(Some(NodesState { term: read_records(&looks).map(|mark| mark.term).max().unwrap_or(0) }))
 }
 
 /// State of a node, or the reason why it keeps no records.
 type ProbeResult = Result<Observation, String>;
 
-fn marks(looks: &[ProbeResult]) -> impl Iterator<Item = &OwnershipRecord> {
+fn read_records(looks: &[ProbeResult]) -> impl Iterator<Item = &OwnershipRecord> {
     looks.iter().filter_map(|look| match look {
         Ok(Observation::Seen { mark, .. }) => mark.as_ref(),
         _ => None,

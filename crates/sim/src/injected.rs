@@ -59,9 +59,9 @@ pub enum Bug {
     /// The mover continues after one node has executed a FLUSHALL, rather than both.
     FlushHalfAwaited,
     /// A command on a key with a placement override goes to the slot owner.
-    ExceptionForgotten,
+    OverrideForgotten,
     /// A move of a slot also takes keys with placement overrides.
-    ExceptionTaken,
+    OverrideTaken,
     /// A transaction is executed although the watching connection was lost or the key has moved.
     WatchForgotten,
     /// A transaction goes to the node that watched its key.
@@ -91,11 +91,11 @@ pub enum Bug {
     /// A read that joins a fill receives its reply, although a write came in between.
     WaitersAreToldThePast,
     /// A key is filled although a worker does not know that it is cacheable.
-    FilledBeforeAllArmed,
+    FilledBeforeAllCacheable,
     /// A key is filled during a write that was sent before its worker knew that the key is cacheable.
     FilledBesideOlderWrites,
     /// A key is made uncacheable while workers that do not know it yet serve copies.
-    DisarmedAtOnce,
+    UncacheableAtOnce,
     /// After a panic, workers that do not know the new gates serve copies by the old ones.
     GatesBeforeStayOpen,
     /// A write ends when its client times out.
@@ -166,8 +166,8 @@ impl Planted {
         Self::Around(Bug::FlushHalfAwaited),
         Self::Around(Bug::DoubleReadBelieved),
         Self::Around(Bug::DoubleReadOfAnyProcess),
-        Self::Around(Bug::ExceptionForgotten),
-        Self::Around(Bug::ExceptionTaken),
+        Self::Around(Bug::OverrideForgotten),
+        Self::Around(Bug::OverrideTaken),
         Self::Around(Bug::WatchForgotten),
         Self::Around(Bug::WatchStays),
         Self::Around(Bug::WatchReturns),
@@ -180,9 +180,9 @@ impl Planted {
         Self::Around(Bug::OneCounter),
         Self::Around(Bug::KeptBesideAWrite),
         Self::Around(Bug::WaitersAreToldThePast),
-        Self::Around(Bug::FilledBeforeAllArmed),
+        Self::Around(Bug::FilledBeforeAllCacheable),
         Self::Around(Bug::FilledBesideOlderWrites),
-        Self::Around(Bug::DisarmedAtOnce),
+        Self::Around(Bug::UncacheableAtOnce),
         Self::Around(Bug::GatesBeforeStayOpen),
         Self::Around(Bug::OpenedAtTimeOut),
         Self::Around(Bug::DoubtfulIsOver),
@@ -249,7 +249,7 @@ impl Planted {
         match self {
             Self::Machine(bug) => Some(bug),
             // Workers and the mover must agree on which keys move.
-            Self::Around(Bug::ExceptionTaken) => Some(MachineBug::ExceptionTaken),
+            Self::Around(Bug::OverrideTaken) => Some(MachineBug::ExceptionTaken),
             Self::Around(_) => None,
         }
     }
@@ -257,6 +257,6 @@ impl Planted {
 
 /// Whether this bug is planted in the run.
 #[inline]
-pub(crate) fn is_planted(planted: Option<Planted>, bug: Bug) -> bool {
+pub(crate) fn is_injected(planted: Option<Planted>, bug: Bug) -> bool {
     cfg!(feature = "planted-bugs") && planted == Some(Planted::Around(bug))
 }

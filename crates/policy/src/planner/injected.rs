@@ -16,4 +16,4 @@ pub enum Bug {
     StaleObservation,
 }
 
-pub(super) type InjectedBug = crate::planted::InjectedBug<Bug>;
+pub(super) type InjectedBug = crate::injected::InjectedBug<Bug>;

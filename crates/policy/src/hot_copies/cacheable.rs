@@ -26,7 +26,7 @@ pub fn hash_of_name(hash: u64, database: u32) -> u64 {
 
 /// A cacheable key. Every write of the key raises its gate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Armed {
+pub struct CacheableKeys {
     /// Slot of the key.
     pub slot: Slot,
     /// Generation in which the key became cacheable.
@@ -35,13 +35,13 @@ pub struct Armed {
 
 /// The cacheable keys by name hash. A name used in several databases is one key here.
 #[derive(Clone, Debug, Default)]
-pub struct ArmedSet {
+pub struct CacheableSet {
     generation: u64,
-    keys: ByHash<Armed>,
+    keys: ByHash<CacheableKeys>,
     by_slot: BTreeMap<Slot, Vec<u64>>,
 }
 
-impl ArmedSet {
+impl CacheableSet {
     /// Number of this set. Increases with each set.
     #[must_use]
     pub const fn generation(&self) -> u64 {
@@ -63,12 +63,12 @@ impl ArmedSet {
     /// Returns the key with this hash, if cacheable.
     #[inline]
     #[must_use]
-    pub fn get(&self, hash: u64) -> Option<&Armed> {
+    pub fn get(&self, hash: u64) -> Option<&CacheableKeys> {
         self.keys.get(&hash)
     }
 
     /// All keys, in no particular order.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, &Armed)> {
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &CacheableKeys)> {
         self.keys.iter().map(|(hash, armed)| (*hash, armed))
     }
 
@@ -85,7 +85,7 @@ impl ArmedSet {
             next.keys.remove(&hash);
         }
         for (hash, slot) in more {
-            next.keys.entry(hash).or_insert(Armed { slot, since: next.generation });
+            next.keys.entry(hash).or_insert(CacheableKeys { slot, since: next.generation });
         }
         next.by_slot.clear();
         for (hash, armed) in &next.keys {
@@ -113,11 +113,11 @@ mod tests {
 
     #[test]
     fn a_key_that_stays_keeps_the_generation_in_which_it_came() {
-        let first = ArmedSet::default().next([(7, slot(1)), (8, slot(2))], []);
+        let first = CacheableSet::default().next([(7, slot(1)), (8, slot(2))], []);
         let second = first.next([(7, slot(1)), (9, slot(1))], [8]);
         assert_eq!((first.generation(), second.generation()), (1, 2));
-        assert_eq!(second.get(7), Some(&Armed { slot: slot(1), since: 1 }));
-        assert_eq!(second.get(9), Some(&Armed { slot: slot(1), since: 2 }));
+        assert_eq!(second.get(7), Some(&CacheableKeys { slot: slot(1), since: 1 }));
+        assert_eq!(second.get(9), Some(&CacheableKeys { slot: slot(1), since: 2 }));
         assert_eq!((second.get(8), second.len()), (None, 2));
         assert_eq!((second.gates_in(slot(1)).count(), second.gates_in(slot(2)).count()), (2, 0));
         assert!(second.next([], [7, 9]).is_empty());
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_key_that_is_removed_and_added_again_is_new() {
-        let back = ArmedSet::default().next([(7, slot(1))], []).next([], [7]).next([(7, slot(1))], []);
+        let back = CacheableSet::default().next([(7, slot(1))], []).next([], [7]).next([(7, slot(1))], []);
         assert_eq!(back.get(7).map(|armed| armed.since), Some(3));
     }
 

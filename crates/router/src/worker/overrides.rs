@@ -21,7 +21,7 @@ use crate::slab::Handle;
 
 /// Returns the request that brings these keys of one slot together: all keys that are not at the slot owner.
 pub(super) fn wanted_of<'k>(plan: &RoutingSnapshot, keys: impl Iterator<Item = &'k [u8]>) -> ColocationRequest {
-    ColocationRequest::Keys(keys.filter(|key| plan.topology.exception(key).is_some()).map(Arc::from).collect())
+    ColocationRequest::Keys(keys.filter(|key| plan.topology.placement_override(key).is_some()).map(Arc::from).collect())
 }
 
 /// Returns the slots of the keys of a request by this plan. Empty if it cannot be parsed.
@@ -66,7 +66,7 @@ impl Worker {
         if !keys.clone().all(|key| Some(plan.topology.slot_of(key)) == slot) {
             return errors::CROSSSLOT.to_owned();
         }
-        let exception = keys.find_map(|key| plan.topology.exception(key));
+        let exception = keys.find_map(|key| plan.topology.placement_override(key));
         match slot.zip(exception) {
             Some((slot, node)) => self.parted_text(plan, slot, node),
             None => errors::CROSSSLOT.to_owned(),
@@ -86,7 +86,7 @@ impl Worker {
     #[cold]
     pub(super) fn undeclared_text(&self, plan: &RoutingSnapshot, slot: Slot) -> String {
         let owner = plan.topology.owner(slot);
-        let other = plan.topology.exceptions_in(slot).map(|(_, at)| at).next().unwrap_or(owner);
+        let other = plan.topology.overrides_in(slot).map(|(_, at)| at).next().unwrap_or(owner);
         let (away, home) = (self.node_name(other), self.node_name(owner));
         format!(
             "CROSSSLOT This command may use keys of slot {} that it does not name, and some keys of that slot were moved to {away} alone. Bring them home first: switchyard move --from {away} --to {home} --keys KEY",
@@ -102,7 +102,7 @@ impl Worker {
         requests: &[Vec<u8>],
     ) -> Result<NodeId, String> {
         let owner = plan.topology.owner(slot);
-        if !plan.topology.is_exceptional(slot) {
+        if !plan.topology.has_override(slot) {
             return Ok(owner);
         }
         let mut found = None;
@@ -152,7 +152,7 @@ impl Worker {
                     return true;
                 }
                 let keys = keys.iter().filter_map(|k| args.get(*k as usize));
-                wanted.extend(keys.filter(|key| plan.topology.exception(key).is_some()).map(Arc::from));
+                wanted.extend(keys.filter(|key| plan.topology.placement_override(key).is_some()).map(Arc::from));
                 false
             });
             if all == Some(true) {
@@ -160,7 +160,11 @@ impl Worker {
             }
         }
         wanted.extend(
-            watched.iter().map(|key| &**key).filter(|key| plan.topology.exception(key).is_some()).map(Arc::from),
+            watched
+                .iter()
+                .map(|key| &**key)
+                .filter(|key| plan.topology.placement_override(key).is_some())
+                .map(Arc::from),
         );
         wanted.sort_unstable();
         wanted.dedup();
@@ -178,7 +182,7 @@ impl Worker {
         let plan = self.plan_of_moved();
         // With ketama, the keys may now be in another slot than when the request arrived.
         let is_known = plan.topology.placement().is_crc16();
-        if is_known && !plan.topology.is_exceptional(slot) {
+        if is_known && !plan.topology.has_override(slot) {
             return plan.topology.owner(slot) == node;
         }
         let all = parsed(plan, request, |command, args| {

@@ -1,4 +1,4 @@
-//! Ownership record of the router that serves a fleet, stored at its nodes ([`switchyard_policy::seat`]).
+//! Ownership record of the router that serves a fleet, stored at its nodes ([`switchyard_policy::ownership`]).
 //!
 //! Stored as the key patterns of a disabled ACL user without permissions: it is not a key, no database contains it, no
 //! flush removes it, and the router's clients never see users of nodes. A node that refuses `ACL` stores no record, so
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use switchyard_policy::seat::{OwnershipRecord, OwnershipStatus, Predecessor, TAKE_OVER_WAIT_US};
+use switchyard_policy::ownership::{OwnershipRecord, OwnershipStatus, Predecessor, TAKE_OVER_WAIT_US};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply;
 
@@ -107,7 +107,7 @@ impl FleetOwnership {
 
     /// Record that this router stores at its nodes.
     #[must_use]
-    pub fn mark(&self) -> OwnershipRecord {
+    pub fn record(&self) -> OwnershipRecord {
         let version = self.version.load(Ordering::Acquire);
         OwnershipRecord { term: self.term, holder: self.holder.clone(), version, ..OwnershipRecord::default() }
     }
@@ -121,10 +121,10 @@ impl FleetOwnership {
     /// Command that adds our record to the existing ones.
     #[must_use]
     pub fn claim(&self) -> Vec<String> {
-        setting(&self.user, &[], &self.mark())
+        setting(&self.user, &[], &self.record())
     }
 
-    /// Command that replaces all records with `mark`.
+    /// Command that replaces all records with `record`.
     #[must_use]
     pub fn replacement(&self, mark: &OwnershipRecord) -> Vec<String> {
         setting(&self.user, &["resetkeys"], mark)
@@ -135,7 +135,7 @@ impl FleetOwnership {
         let standing = match parse_record(answer) {
             Err(_) => OwnershipStatus::Unmarked,
             Ok(None) => OwnershipStatus::Free,
-            Ok(Some(mark)) => mark.standing(&self.mark()),
+            Ok(Some(mark)) => mark.standing(&self.record()),
         };
         if let OwnershipStatus::Replaced { .. } = standing {
             let _ = self.replaced.set(refusal_reason(standing).unwrap_or_default() + &format!(" (at node {node})"));

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use super::{NodeId, PartsError, SLOT_COUNT, Slot, Topology};
 
 /// Maximum placement overrides of a topology.
-pub const EXCEPTIONS_MAX: usize = 65_536;
+pub const OVERRIDES_MAX: usize = 65_536;
 
 /// Maximum total size of their names, in bytes.
 pub const EXCEPTION_BYTES_MAX: usize = 16 << 20;
@@ -41,7 +41,7 @@ type Page = [Option<Keys>; PAGE];
 /// Topologies share unchanged pages. So an update and a comparison cost only the changed pages and the keys of their
 /// slots.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Exceptions {
+pub(super) struct PlacementOverrides {
     /// One bit per slot.
     marked: Box<[u64; WORDS]>,
     pages: Box<[Option<Arc<Page>>; SLOT_COUNT / PAGE]>,
@@ -51,7 +51,7 @@ pub(super) struct Exceptions {
     bytes: usize,
 }
 
-impl Exceptions {
+impl PlacementOverrides {
     fn new() -> Self {
         Self {
             marked: Box::new([0; WORDS]),
@@ -132,46 +132,46 @@ fn are_alike(one: Option<&Keys>, other: Option<&Keys>) -> bool {
 
 /// The placement overrides would exceed a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TooManyExceptions {
+pub struct TooManyOverrides {
     /// Existing overrides.
     pub existing: usize,
     /// Requested additional overrides.
     pub requested: usize,
 }
 
-impl fmt::Display for TooManyExceptions {
+impl fmt::Display for TooManyOverrides {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { existing: there, requested: asked } = self;
         write!(
             f,
-            "{asked} keys cannot live elsewhere than their slots, beside the {there} that do: at most {EXCEPTIONS_MAX} can, with names of {} MiB together. \
+            "{asked} keys cannot live elsewhere than their slots, beside the {there} that do: at most {OVERRIDES_MAX} can, with names of {} MiB together. \
              Move whole slots instead (--slots), choose a pattern that matches fewer keys, or bring others home first (--home)",
             EXCEPTION_BYTES_MAX >> 20
         )
     }
 }
 
-impl std::error::Error for TooManyExceptions {}
+impl std::error::Error for TooManyOverrides {}
 
 impl Topology {
     /// Whether any key has a placement override.
     #[inline]
     #[must_use]
-    pub fn has_exceptions(&self) -> bool {
-        self.exceptions.is_some()
+    pub fn has_overrides(&self) -> bool {
+        self.overrides.is_some()
     }
 
     /// Whether keys of this slot have placement overrides.
     #[inline]
     #[must_use]
-    pub fn is_exceptional(&self, slot: Slot) -> bool {
-        self.exceptions.as_ref().is_some_and(|exceptions| exceptions.has(slot))
+    pub fn has_override(&self, slot: Slot) -> bool {
+        self.overrides.as_ref().is_some_and(|exceptions| exceptions.has(slot))
     }
 
     /// Node of a key with a placement override.
     #[must_use]
-    pub fn exception(&self, key: &[u8]) -> Option<NodeId> {
-        let exceptions = self.exceptions.as_ref()?;
+    pub fn placement_override(&self, key: &[u8]) -> Option<NodeId> {
+        let exceptions = self.overrides.as_ref()?;
         let slot = self.slot_of(key);
         if exceptions.has(slot) { exceptions.find(slot, key) } else { None }
     }
@@ -188,35 +188,35 @@ impl Topology {
     #[inline]
     pub(crate) fn lives_at_in_slot(&self, slot: Slot, key: &[u8]) -> NodeId {
         let owner = self.owner(slot);
-        match &self.exceptions {
+        match &self.overrides {
             Some(exceptions) if exceptions.has(slot) => exceptions.find(slot, key).unwrap_or(owner),
             _ => owner,
         }
     }
 
     /// All placement overrides, by slot and then by name.
-    pub fn exceptions(&self) -> impl Iterator<Item = (&Arc<[u8]>, NodeId)> {
-        let pages = self.exceptions.iter().flat_map(|exceptions| exceptions.pages.iter()).flatten();
+    pub fn placement_overrides(&self) -> impl Iterator<Item = (&Arc<[u8]>, NodeId)> {
+        let pages = self.overrides.iter().flat_map(|exceptions| exceptions.pages.iter()).flatten();
         pages.flat_map(|page| page.iter()).flatten().flat_map(|keys| keys.iter()).map(|(key, node)| (key, *node))
     }
 
     /// Number of placement overrides.
     #[must_use]
-    pub fn exception_count(&self) -> usize {
-        self.exceptions.as_ref().map_or(0, |exceptions| exceptions.count())
+    pub fn override_count(&self) -> usize {
+        self.overrides.as_ref().map_or(0, |exceptions| exceptions.count())
     }
 
     /// Placement overrides of one slot, by name.
-    pub fn exceptions_in(&self, slot: Slot) -> impl Iterator<Item = (&Arc<[u8]>, NodeId)> {
-        self.exceptions.iter().flat_map(move |exceptions| exceptions.keys(slot)).map(|(key, node)| (key, *node))
+    pub fn overrides_in(&self, slot: Slot) -> impl Iterator<Item = (&Arc<[u8]>, NodeId)> {
+        self.overrides.iter().flat_map(move |exceptions| exceptions.keys(slot)).map(|(key, node)| (key, *node))
     }
 
     /// Changes since an earlier topology: keys with a new node, and (`None`) keys without an override now. Cost is
     /// proportional to the changes if this topology was derived from the earlier one.
     #[must_use]
-    pub fn exceptions_since(&self, earlier: &Self) -> Vec<(Arc<[u8]>, Option<NodeId>)> {
+    pub fn overrides_since(&self, earlier: &Self) -> Vec<(Arc<[u8]>, Option<NodeId>)> {
         let page = |topology: &Self, number: usize| {
-            topology.exceptions.as_ref().and_then(|exceptions| exceptions.pages[number].clone())
+            topology.overrides.as_ref().and_then(|exceptions| exceptions.pages[number].clone())
         };
         let mut changes = Vec::new();
         for number in 0..SLOT_COUNT / PAGE {
@@ -250,29 +250,29 @@ impl Topology {
     /// Whether the placement overrides of this slot differ between the two topologies.
     #[must_use]
     pub fn overrides_differ(&self, other: &Self, slot: Slot) -> bool {
-        match (&self.exceptions, &other.exceptions) {
+        match (&self.overrides, &other.overrides) {
             (None, None) => false,
             (Some(one), Some(another)) if Arc::ptr_eq(one, another) => false,
-            _ if !self.is_exceptional(slot) && !other.is_exceptional(slot) => false,
-            _ => !self.exceptions_in(slot).eq(other.exceptions_in(slot)),
+            _ if !self.has_override(slot) && !other.has_override(slot) => false,
+            _ => !self.overrides_in(slot).eq(other.overrides_in(slot)),
         }
     }
 
     /// Number of keys with a placement override to this node.
     #[must_use]
-    pub fn exceptions_at(&self, node: NodeId) -> usize {
-        self.exceptions.as_ref().and_then(|exceptions| exceptions.counts.get(&node).copied()).unwrap_or(0)
+    pub fn overrides_at(&self, node: NodeId) -> usize {
+        self.overrides.as_ref().and_then(|exceptions| exceptions.counts.get(&node).copied()).unwrap_or(0)
     }
 
     /// Checks the limits for placement overrides of these keys at `target`. Assumes that none of them has one already.
     ///
     /// # Errors
     /// If they are too many, or their names too long.
-    pub fn room_for_exceptions<'k>(
+    pub fn room_for_overrides<'k>(
         &self,
         keys: impl IntoIterator<Item = &'k [u8]>,
         target: NodeId,
-    ) -> Result<(), TooManyExceptions> {
+    ) -> Result<(), TooManyOverrides> {
         let (mut asked, mut bytes) = (0, 0);
         for key in keys {
             if self.owner_of(key) != target {
@@ -281,9 +281,9 @@ impl Topology {
             }
         }
         let (there, bytes_there) =
-            self.exceptions.as_ref().map_or((0, 0), |exceptions| (exceptions.count(), exceptions.bytes));
-        let fits = asked == 0 || (there + asked <= EXCEPTIONS_MAX && bytes_there + bytes <= EXCEPTION_BYTES_MAX);
-        if fits { Ok(()) } else { Err(TooManyExceptions { existing: there, requested: asked }) }
+            self.overrides.as_ref().map_or((0, 0), |exceptions| (exceptions.count(), exceptions.bytes));
+        let fits = asked == 0 || (there + asked <= OVERRIDES_MAX && bytes_there + bytes <= EXCEPTION_BYTES_MAX);
+        if fits { Ok(()) } else { Err(TooManyOverrides { existing: there, requested: asked }) }
     }
 
     /// Returns the next topology, one epoch higher, with these keys at `target`: with placement overrides, or without
@@ -299,7 +299,7 @@ impl Topology {
         let mut next = self.clone();
         next.epoch += 1;
         next.settle(slots);
-        let mut exceptions = next.exceptions.take().map_or_else(Exceptions::new, Arc::unwrap_or_clone);
+        let mut exceptions = next.overrides.take().map_or_else(PlacementOverrides::new, Arc::unwrap_or_clone);
         let mut changed: BySlot = BTreeMap::new();
         for key in keys {
             let slot = next.slot_of(key);
@@ -313,28 +313,28 @@ impl Topology {
             }
         }
         changed.into_iter().for_each(|(slot, keys)| exceptions.put(slot, keys));
-        next.exceptions = exceptions.or_none();
+        next.overrides = exceptions.or_none();
         next
     }
 
     /// After an owner change of slots, removes overrides for keys at the new owner.
-    pub(super) fn drop_exceptions_at_owner(&mut self, slots: &[Slot]) {
-        let Some(exceptions) = &self.exceptions else { return };
+    pub(super) fn drop_overrides_at_owner(&mut self, slots: &[Slot]) {
+        let Some(exceptions) = &self.overrides else { return };
         if !slots.iter().any(|slot| exceptions.has(*slot)) {
             return;
         }
-        let mut exceptions = Exceptions::clone(exceptions);
-        for slot in slots.iter().filter(|slot| self.is_exceptional(**slot)) {
+        let mut exceptions = PlacementOverrides::clone(exceptions);
+        for slot in slots.iter().filter(|slot| self.has_override(**slot)) {
             let owner = self.owners[slot.index()];
             let kept = exceptions.keys(*slot).iter().filter(|(_, node)| *node != owner).cloned().collect();
             exceptions.put(*slot, kept);
         }
-        self.exceptions = exceptions.or_none();
+        self.overrides = exceptions.or_none();
     }
 
     /// After a continuum change, keeps the same keys at the same nodes under their new slots.
-    pub(super) fn rebuild_exceptions(&mut self) {
-        let Some(exceptions) = self.exceptions.take() else { return };
+    pub(super) fn rebuild_overrides(&mut self) {
+        let Some(exceptions) = self.overrides.take() else { return };
         let all = exceptions
             .pages
             .iter()
@@ -346,19 +346,19 @@ impl Topology {
         for (key, node) in all {
             by_slot.entry(self.slot_of(&key)).or_default().push((key, node));
         }
-        let mut anew = Exceptions::new();
+        let mut anew = PlacementOverrides::new();
         for (slot, mut keys) in by_slot {
             keys.sort_unstable();
             anew.put(slot, keys);
         }
-        self.exceptions = anew.or_none();
+        self.overrides = anew.or_none();
     }
 
     /// Adds the stored placement overrides.
     ///
     /// # Errors
     /// The first problem: a duplicate key, an unknown node, a key at its slot owner, or too many keys.
-    pub fn with_stored_exceptions(
+    pub fn with_stored_overrides(
         mut self,
         stored: impl IntoIterator<Item = (Arc<[u8]>, NodeId)>,
     ) -> Result<Self, PartsError> {
@@ -368,27 +368,27 @@ impl Topology {
         for (key, node) in stored {
             let slot = self.slot_of(&key);
             if !nodes.contains(&node) {
-                return Err(PartsError::ExceptionAtUnknown { slot: slot.number(), node });
+                return Err(PartsError::OverrideAtUnknown { slot: slot.number(), node });
             }
             if self.owners[slot.index()] == node {
-                return Err(PartsError::ExceptionAtOwner { slot: slot.number() });
+                return Err(PartsError::OverrideAtOwner { slot: slot.number() });
             }
             count += 1;
             bytes += key.len();
             by_slot.entry(slot).or_default().push((key, node));
         }
-        if count > EXCEPTIONS_MAX || bytes > EXCEPTION_BYTES_MAX {
-            return Err(PartsError::ExceptionCount(count));
+        if count > OVERRIDES_MAX || bytes > EXCEPTION_BYTES_MAX {
+            return Err(PartsError::OverrideCount(count));
         }
-        let mut exceptions = Exceptions::new();
+        let mut exceptions = PlacementOverrides::new();
         for (slot, mut keys) in by_slot {
             keys.sort_unstable();
             if keys.windows(2).any(|pair| pair[0].0 == pair[1].0) {
-                return Err(PartsError::ExceptionTwice { slot: slot.number() });
+                return Err(PartsError::OverrideTwice { slot: slot.number() });
             }
             exceptions.put(slot, keys);
         }
-        self.exceptions = exceptions.or_none();
+        self.overrides = exceptions.or_none();
         Ok(self)
     }
 }
