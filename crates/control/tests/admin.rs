@@ -239,7 +239,7 @@ fn status_and_nodes() {
         nodes["nodes"][0],
         json!({
             "id": 0, "address": "10.0.0.0:6379", "link": {"state": "up"}, "run_id": "ab12".repeat(10),
-            "version": "redis 7.0.15", "slots": 16384, "drained": false, "exceptions": 0, "requests": 5, "errors": 1, "in_flight": 2,
+            "version": "redis 7.0.15", "slots": 16384, "drained": false, "overrides": 0, "requests": 5, "errors": 1, "in_flight": 2,
         })
     );
     assert_eq!(nodes["nodes"][1]["link"], json!({"state": "connecting"}));

@@ -193,9 +193,9 @@ impl Ejections {
         if topology.slots_of(node) == 0 {
             return None;
         }
-        let exceptions = topology.overrides_at(node);
-        if exceptions > 0 {
-            return Some(Step::Keep { node, why: KeepReason::HasOverrides(exceptions) });
+        let overrides = topology.overrides_at(node);
+        if overrides > 0 {
+            return Some(Step::Keep { node, why: KeepReason::HasOverrides(overrides) });
         }
         let is_idle = |other: NodeId| facts.get(&other).is_some_and(|facts| !facts.is_moving);
         match stand_ins(topology, node, |other| self.is_fit(other, now_ms, facts) && is_idle(other)) {

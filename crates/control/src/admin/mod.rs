@@ -32,10 +32,10 @@ pub use autoscale::{AutoscaleChange, AutoscaleEvent, AutoscaleReport, AutoscaleR
 pub use hot_copies::{HotCopiesOrder, HotCopiesReport, HotCopiesRequest, HotCopiesResult};
 pub use load::{LoadReport, NodeLoadReport, SlotLoadReport};
 pub use moves::{
-    Abandon, AbortRequest, AddNodeRequest, BalanceRequest, BigKeyReport, ExceptionsReport, GoalRequest, HotKeyReport,
-    HotKeysReport, HotNodeReport, JournalReport, KeyReport, MaxRateRequest, MisplacedReport, MoveOptionsRequest,
-    MoveReport, MoveRequest, MoveState, MovesReport, NodeMisplacedReport, NodeRequest, NodeSlotsReport, Operation,
-    OperationError, PaperRequest, PlanReport, PlannedReport, RangeReport, ReturnedKeysReport, SlotsReport,
+    Abandon, AbortRequest, AddNodeRequest, BalanceRequest, BigKeyReport, GoalRequest, HotKeyReport, HotKeysReport,
+    HotNodeReport, JournalReport, KeyReport, MaxRateRequest, MisplacedReport, MoveOptionsRequest, MoveReport,
+    MoveRequest, MoveState, MovesReport, NodeMisplacedReport, NodeRequest, NodeSlotsReport, Operation, OperationError,
+    OverridesReport, PaperRequest, PlanReport, PlannedReport, RangeReport, ReturnedKeysReport, SlotsReport,
     SteerRequest, TransitReport, WhereReport,
 };
 pub(crate) use moves::{conflict, invalid};

@@ -145,7 +145,7 @@ pub struct SlotsReport {
     /// Slots in transit.
     pub in_transit: Vec<TransitReport>,
     /// Placement overrides: number of keys per slot and node.
-    pub exceptions: Vec<ExceptionsReport>,
+    pub overrides: Vec<OverridesReport>,
 }
 
 /// Misplaced keys, from a sample of each node that replied.
@@ -176,7 +176,7 @@ pub struct NodeSlotsReport {
     /// Slots as ranges: `0-100,200`.
     pub ranges: String,
     /// Number of placement overrides at the node.
-    pub exceptions: u64,
+    pub overrides: u64,
 }
 
 /// A range of slots with one owner.
@@ -212,7 +212,7 @@ pub struct TransitReport {
 
 /// Placement overrides of a slot at one node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct ExceptionsReport {
+pub struct OverridesReport {
     /// Slot number.
     pub slot: u16,
     /// Owner of the slot.

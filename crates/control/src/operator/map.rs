@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 
 use switchyard_policy::topology::{NodeId, Slot, Stage, Topology, Transit};
 
-use crate::admin::{
-    ExceptionsReport, KeyReport, NodeSlotsReport, RangeReport, SlotsReport, TransitReport, WhereReport,
-};
+use crate::admin::{KeyReport, NodeSlotsReport, OverridesReport, RangeReport, SlotsReport, TransitReport, WhereReport};
 
 fn name(topology: &Topology, node: NodeId) -> String {
     topology.node(node).map(|node| node.name.clone()).unwrap_or_default()
@@ -45,9 +43,9 @@ fn transit_report(topology: &Topology, transit: &Transit, slots: &[Slot]) -> Tra
 }
 
 pub(super) fn slots_report(topology: &Topology) -> SlotsReport {
-    let mut exceptions: BTreeMap<(Slot, NodeId), u64> = BTreeMap::new();
+    let mut overrides: BTreeMap<(Slot, NodeId), u64> = BTreeMap::new();
     for (key, node) in topology.placement_overrides() {
-        *exceptions.entry((topology.slot_of(key), node)).or_default() += 1;
+        *overrides.entry((topology.slot_of(key), node)).or_default() += 1;
     }
     let of_transit = |transit: &Transit| {
         let slots: Vec<Slot> = topology.slots().filter(|slot| topology.transit(*slot) == Some(transit)).collect();
@@ -62,7 +60,7 @@ pub(super) fn slots_report(topology: &Topology) -> SlotsReport {
                 node: node.name.clone(),
                 slots: topology.slots_of(node.id) as u64,
                 ranges: ranges_text(topology, node.id),
-                exceptions: topology.overrides_at(node.id) as u64,
+                overrides: topology.overrides_at(node.id) as u64,
             })
             .collect(),
         ranges: topology
@@ -70,9 +68,9 @@ pub(super) fn slots_report(topology: &Topology) -> SlotsReport {
             .map(|(node, range)| RangeReport { first: *range.start(), last: *range.end(), node: name(topology, node) })
             .collect(),
         in_transit: topology.transits().filter_map(of_transit).collect(),
-        exceptions: exceptions
+        overrides: overrides
             .into_iter()
-            .map(|((slot, node), keys)| ExceptionsReport {
+            .map(|((slot, node), keys)| OverridesReport {
                 slot: slot.number(),
                 owner: name(topology, topology.owner(slot)),
                 node: name(topology, node),
@@ -136,7 +134,7 @@ mod tests {
             (under_way.move_id, under_way.slots.as_str(), under_way.stage.as_str()),
             (7, slot.number().to_string().as_str(), "moving")
         );
-        let [exception] = &map.exceptions[..] else { panic!("{map:?}") };
+        let [exception] = &map.overrides[..] else { panic!("{map:?}") };
         assert_eq!((exception.slot, exception.keys, &exception.node), (slot.number(), 1, &names[there.index()]));
 
         let found = location_report(&moving, &[alone.to_vec(), b"{tag}other".to_vec(), vec![b'a', 0xff]]).keys;

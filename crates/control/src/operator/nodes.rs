@@ -153,8 +153,8 @@ impl Operator {
                 request.address, id.0
             )));
         }
-        let (slots, exceptions) = (topology.slots_of(node), topology.overrides_at(node));
-        if (slots > 0 || exceptions > 0)
+        let (slots, overrides) = (topology.slots_of(node), topology.overrides_at(node));
+        if (slots > 0 || overrides > 0)
             && let Some(way) = self.unreachable_remedy(node)
         {
             return Err(conflict(way));
@@ -166,12 +166,12 @@ impl Operator {
                 counted(slots, "slot")
             )));
         }
-        if exceptions > 0 {
+        if overrides > 0 {
             return Err(conflict(format!(
                 "{1} {2} moved to {0} alone, without the slots; first: switchyard nodes drain {0}",
                 request.address,
-                counted(exceptions, "key"),
-                if exceptions == 1 { "was" } else { "were" }
+                counted(overrides, "key"),
+                if overrides == 1 { "was" } else { "were" }
             )));
         }
         if topology.nodes().len() == 1 {

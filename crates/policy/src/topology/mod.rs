@@ -217,7 +217,7 @@ impl std::fmt::Debug for Topology {
             .field("ranges", &self.ranges().collect::<Vec<_>>())
             .field("next_id", &self.next_id)
             .field("transits", &self.transits().collect::<Vec<_>>())
-            .field("exceptions", &self.placement_overrides().count())
+            .field("overrides", &self.placement_overrides().count())
             .finish()
     }
 }

@@ -165,15 +165,15 @@ impl Topology {
     #[inline]
     #[must_use]
     pub fn has_override(&self, slot: Slot) -> bool {
-        self.overrides.as_ref().is_some_and(|exceptions| exceptions.has(slot))
+        self.overrides.as_ref().is_some_and(|overrides| overrides.has(slot))
     }
 
     /// Node of a key with a placement override.
     #[must_use]
     pub fn placement_override(&self, key: &[u8]) -> Option<NodeId> {
-        let exceptions = self.overrides.as_ref()?;
+        let overrides = self.overrides.as_ref()?;
         let slot = self.slot_of(key);
-        if exceptions.has(slot) { exceptions.find(slot, key) } else { None }
+        if overrides.has(slot) { overrides.find(slot, key) } else { None }
     }
 
     /// Node of a key: the node of its placement override, or the owner of its slot. For channels, which have no
@@ -189,26 +189,26 @@ impl Topology {
     pub(crate) fn lives_at_in_slot(&self, slot: Slot, key: &[u8]) -> NodeId {
         let owner = self.owner(slot);
         match &self.overrides {
-            Some(exceptions) if exceptions.has(slot) => exceptions.find(slot, key).unwrap_or(owner),
+            Some(overrides) if overrides.has(slot) => overrides.find(slot, key).unwrap_or(owner),
             _ => owner,
         }
     }
 
     /// All placement overrides, by slot and then by name.
     pub fn placement_overrides(&self) -> impl Iterator<Item = (&Arc<[u8]>, NodeId)> {
-        let pages = self.overrides.iter().flat_map(|exceptions| exceptions.pages.iter()).flatten();
+        let pages = self.overrides.iter().flat_map(|overrides| overrides.pages.iter()).flatten();
         pages.flat_map(|page| page.iter()).flatten().flat_map(|keys| keys.iter()).map(|(key, node)| (key, *node))
     }
 
     /// Number of placement overrides.
     #[must_use]
     pub fn override_count(&self) -> usize {
-        self.overrides.as_ref().map_or(0, |exceptions| exceptions.count())
+        self.overrides.as_ref().map_or(0, |overrides| overrides.count())
     }
 
     /// Placement overrides of one slot, by name.
     pub fn overrides_in(&self, slot: Slot) -> impl Iterator<Item = (&Arc<[u8]>, NodeId)> {
-        self.overrides.iter().flat_map(move |exceptions| exceptions.keys(slot)).map(|(key, node)| (key, *node))
+        self.overrides.iter().flat_map(move |overrides| overrides.keys(slot)).map(|(key, node)| (key, *node))
     }
 
     /// Changes since an earlier topology: keys with a new node, and (`None`) keys without an override now. Cost is
@@ -216,7 +216,7 @@ impl Topology {
     #[must_use]
     pub fn overrides_since(&self, earlier: &Self) -> Vec<(Arc<[u8]>, Option<NodeId>)> {
         let page = |topology: &Self, number: usize| {
-            topology.overrides.as_ref().and_then(|exceptions| exceptions.pages[number].clone())
+            topology.overrides.as_ref().and_then(|overrides| overrides.pages[number].clone())
         };
         let mut changes = Vec::new();
         for number in 0..SLOT_COUNT / PAGE {
@@ -261,7 +261,7 @@ impl Topology {
     /// Number of keys with a placement override to this node.
     #[must_use]
     pub fn overrides_at(&self, node: NodeId) -> usize {
-        self.overrides.as_ref().and_then(|exceptions| exceptions.counts.get(&node).copied()).unwrap_or(0)
+        self.overrides.as_ref().and_then(|overrides| overrides.counts.get(&node).copied()).unwrap_or(0)
     }
 
     /// Checks the limits for placement overrides of these keys at `target`. Assumes that none of them has one already.
@@ -281,7 +281,7 @@ impl Topology {
             }
         }
         let (there, bytes_there) =
-            self.overrides.as_ref().map_or((0, 0), |exceptions| (exceptions.count(), exceptions.bytes));
+            self.overrides.as_ref().map_or((0, 0), |overrides| (overrides.count(), overrides.bytes));
         let fits = asked == 0 || (there + asked <= OVERRIDES_MAX && bytes_there + bytes <= EXCEPTION_BYTES_MAX);
         if fits { Ok(()) } else { Err(TooManyOverrides { existing: there, requested: asked }) }
     }
@@ -299,11 +299,11 @@ impl Topology {
         let mut next = self.clone();
         next.epoch += 1;
         next.settle(slots);
-        let mut exceptions = next.overrides.take().map_or_else(PlacementOverrides::new, Arc::unwrap_or_clone);
+        let mut overrides = next.overrides.take().map_or_else(PlacementOverrides::new, Arc::unwrap_or_clone);
         let mut changed: BySlot = BTreeMap::new();
         for key in keys {
             let slot = next.slot_of(key);
-            let of_slot = changed.entry(slot).or_insert_with(|| exceptions.keys(slot).to_vec());
+            let of_slot = changed.entry(slot).or_insert_with(|| overrides.keys(slot).to_vec());
             let place = of_slot.binary_search_by(|(known, _)| known.cmp(key));
             match (place, next.owners[slot.index()] == target) {
                 (Ok(place), true) => drop(of_slot.remove(place)),
@@ -312,30 +312,30 @@ impl Topology {
                 (Err(place), false) => of_slot.insert(place, (Arc::clone(key), target)),
             }
         }
-        changed.into_iter().for_each(|(slot, keys)| exceptions.put(slot, keys));
-        next.overrides = exceptions.or_none();
+        changed.into_iter().for_each(|(slot, keys)| overrides.put(slot, keys));
+        next.overrides = overrides.or_none();
         next
     }
 
     /// After an owner change of slots, removes overrides for keys at the new owner.
     pub(super) fn drop_overrides_at_owner(&mut self, slots: &[Slot]) {
-        let Some(exceptions) = &self.overrides else { return };
-        if !slots.iter().any(|slot| exceptions.has(*slot)) {
+        let Some(overrides) = &self.overrides else { return };
+        if !slots.iter().any(|slot| overrides.has(*slot)) {
             return;
         }
-        let mut exceptions = PlacementOverrides::clone(exceptions);
+        let mut overrides = PlacementOverrides::clone(overrides);
         for slot in slots.iter().filter(|slot| self.has_override(**slot)) {
             let owner = self.owners[slot.index()];
-            let kept = exceptions.keys(*slot).iter().filter(|(_, node)| *node != owner).cloned().collect();
-            exceptions.put(*slot, kept);
+            let kept = overrides.keys(*slot).iter().filter(|(_, node)| *node != owner).cloned().collect();
+            overrides.put(*slot, kept);
         }
-        self.overrides = exceptions.or_none();
+        self.overrides = overrides.or_none();
     }
 
     /// After a continuum change, keeps the same keys at the same nodes under their new slots.
     pub(super) fn rebuild_overrides(&mut self) {
-        let Some(exceptions) = self.overrides.take() else { return };
-        let all = exceptions
+        let Some(overrides) = self.overrides.take() else { return };
+        let all = overrides
             .pages
             .iter()
             .flatten()
@@ -380,15 +380,15 @@ impl Topology {
         if count > OVERRIDES_MAX || bytes > EXCEPTION_BYTES_MAX {
             return Err(PartsError::OverrideCount(count));
         }
-        let mut exceptions = PlacementOverrides::new();
+        let mut overrides = PlacementOverrides::new();
         for (slot, mut keys) in by_slot {
             keys.sort_unstable();
             if keys.windows(2).any(|pair| pair[0].0 == pair[1].0) {
                 return Err(PartsError::OverrideTwice { slot: slot.number() });
             }
-            exceptions.put(slot, keys);
+            overrides.put(slot, keys);
         }
-        self.overrides = exceptions.or_none();
+        self.overrides = overrides.or_none();
         Ok(self)
     }
 }

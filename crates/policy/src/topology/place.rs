@@ -282,7 +282,7 @@ impl Topology {
     /// Returns the topology with the stored placement. Must precede the placement overrides.
     #[must_use]
     pub fn with_stored_placement(self, placement: Placement) -> Self {
-        debug_assert!(self.overrides.is_none(), "exceptions are kept by slot");
+        debug_assert!(self.overrides.is_none(), "overrides are kept by slot");
         Self { placement, ..self }
     }
 

@@ -79,10 +79,10 @@ fn render_slots(report: &SlotsReport) -> String {
         out.push_str("\nin transit (listed: all keys are still at the source; moving: each is at either node):\n");
         out.push_str(&table(&columns, &report.in_transit.iter().map(row).collect::<Vec<_>>()));
     }
-    if !report.exceptions.is_empty() {
+    if !report.overrides.is_empty() {
         let columns = [number("SLOT"), text("OWNER"), text("KEYS LIVE AT"), number("KEYS")];
         let rows: Vec<Vec<String>> = report
-            .exceptions
+            .overrides
             .iter()
             .map(|slot| vec![slot.slot.to_string(), slot.owner.clone(), slot.node.clone(), count(slot.keys)])
             .collect();
@@ -118,7 +118,7 @@ fn render_keys(report: &WhereReport) -> String {
 
 #[cfg(test)]
 mod tests {
-    use switchyard_control::admin::{ExceptionsReport, NodeSlotsReport};
+    use switchyard_control::admin::{NodeSlotsReport, OverridesReport};
 
     use super::*;
 
@@ -128,7 +128,7 @@ mod tests {
             node: name.into(),
             slots,
             ranges: ranges.into(),
-            exceptions: 0,
+            overrides: 0,
         };
         let mut map = SlotsReport {
             nodes: vec![node("a:1", 16384, "0-16383"), node("b:1", 0, "none")],
@@ -151,7 +151,7 @@ mod tests {
             keys_only: false,
         };
         map.in_transit.push(transit.clone());
-        map.exceptions.push(ExceptionsReport { slot: 9, owner: "a:1".into(), node: "b:1".into(), keys: 2 });
+        map.overrides.push(OverridesReport { slot: 9, owner: "a:1".into(), node: "b:1".into(), keys: 2 });
         let shown = render_slots(&map);
         assert!(
             shown.contains("   3  a:1   b:1      1  moving  5\n")

@@ -26,7 +26,7 @@ fn colocations(scene: &Scene) -> usize {
 
 /// Number of keys that live elsewhere than their slots.
 fn away(scene: &Scene) -> u64 {
-    scene.exceptions().iter().sum()
+    scene.overrides().iter().sum()
 }
 
 fn wait_until_at_rest(scene: &Scene) {

@@ -52,13 +52,13 @@ impl Scene {
         );
     }
 
-    pub(crate) fn exceptions(&self) -> Vec<u64> {
+    pub(crate) fn overrides(&self) -> Vec<u64> {
         let nodes = json(self.router(), "nodes list");
         nodes["nodes"]
             .as_array()
             .expect("nodes")
             .iter()
-            .map(|node| node["exceptions"].as_u64().expect("a number"))
+            .map(|node| node["overrides"].as_u64().expect("a number"))
             .collect()
     }
 
@@ -132,7 +132,7 @@ fn a_key_moves_alone_and_returns() {
         let slot = crc16_slot(b"{t}").number();
         assert_eq!(client.cmd(&format!("CLUSTER COUNTKEYSINSLOT {slot}")), int(40));
         assert_eq!(sorted(&client.cmd(&format!("CLUSTER GETKEYSINSLOT {slot} 100"))), all);
-        assert_eq!(scene.exceptions().iter().sum::<u64>(), 11);
+        assert_eq!(scene.overrides().iter().sum::<u64>(), 11);
         // A key that is created again stays in its place. A new key that only matches the pattern is not affected.
         client.cmd("DEL {t}12");
         client.cmd("SET {t}12 12");
@@ -157,10 +157,10 @@ fn a_key_moves_alone_and_returns() {
     let mut client = scene.site.client();
     client.cmd("DEL {t}15");
     done(scene.router(), &format!("move --from {to} --to {from} --keys {{t}}11 --wait"));
-    assert_eq!(scene.exceptions().iter().sum::<u64>(), 10);
+    assert_eq!(scene.overrides().iter().sum::<u64>(), 10);
     let out = done(scene.router(), &format!("move --from {to} --home --wait"));
     assert!(out.contains("10 named keys, 9 keys"), "{out}");
-    assert_eq!(scene.exceptions(), [0, 0]);
+    assert_eq!(scene.overrides(), [0, 0]);
     let (owner, other) = scene.nodes_of("{t}");
     assert_eq!((owner.cmd("DBSIZE"), other.cmd("DBSIZE")), (int(39), int(0)));
     assert_eq!((client.cmd("GET {t}11"), client.cmd("EXISTS {t}15")), (bulk("11"), int(0)));
@@ -330,7 +330,7 @@ fn slots_move_without_their_placement_overrides() {
     // other override stays.
     done(scene.router(), &format!("move --from {first} --to {second} --slots {slot} --wait"));
     check(&mut client, 0, 19, 1, &scene);
-    assert_eq!(scene.exceptions().iter().sum::<u64>(), 1);
+    assert_eq!(scene.overrides().iter().sum::<u64>(), 1);
     // Moves the slot away and back: leftovers of an earlier move are removed, but a key with an override is kept.
     done(scene.router(), &format!("move --from {second} --to {first} --keys {{t}}3 --wait"));
     check(&mut client, 1, 18, 1, &scene);
@@ -344,7 +344,7 @@ fn slots_move_without_their_placement_overrides() {
     );
     done(scene.router(), &format!("nodes drain {third_name} --wait"));
     check(&mut client, 20, 0, 0, &scene);
-    assert_eq!(scene.exceptions(), [0, 0, 0]);
+    assert_eq!(scene.overrides(), [0, 0, 0]);
     done(scene.router(), &format!("nodes remove {third_name}"));
     scene.again();
     check(&mut scene.site.client(), 20, 0, 0, &scene);
@@ -397,7 +397,7 @@ fn a_move_of_keys_continues_after_a_crash() {
         (low.cmd("DBSIZE"), high.cmd("DBSIZE")),
         (int((lows - count) as i64), int((KEYS - lows + count) as i64))
     );
-    assert_eq!(scene.exceptions().iter().sum::<u64>(), count as u64);
+    assert_eq!(scene.overrides().iter().sum::<u64>(), count as u64);
     scene.again();
     all_there(&mut scene.site.client());
     done(scene.router(), &format!("move --from {to} --home --wait --goal fast"));

@@ -80,7 +80,7 @@ fn keys_in_transit_or_moved_alone_are_reported() {
     assert_eq!(told["relocated"], true);
     assert_eq!(having(&site, "key:7"), std::slice::from_ref(&away));
     let map = json(site.router(), "slots");
-    assert_eq!(map["exceptions"][0]["slot"], slot(b"key:7"));
+    assert_eq!(map["overrides"][0]["slot"], slot(b"key:7"));
     assert!(done(site.router(), "where key:7").contains(&format!("moved alone; its slot is at {home}")));
     let text = refused(site.router(), &format!("move --keys key:7 --to {away}"));
     assert!(text.contains("lives at") && text.contains("already"), "{text}");
@@ -88,7 +88,7 @@ fn keys_in_transit_or_moved_alone_are_reported() {
     done(site.router(), &format!("move --keys key:1?? --to {} --wait", names[0]));
     assert!((100..200).all(|i| having(&site, &format!("key:{i}")) == [names[0].clone()]));
     done(site.router(), "move --home --wait");
-    assert_eq!(json(site.router(), "slots")["exceptions"], Json::Array(Vec::new()));
+    assert_eq!(json(site.router(), "slots")["overrides"], Json::Array(Vec::new()));
     assert_eq!(having(&site, "key:7"), [home]);
 
     let moves = json(site.router(), &format!("move --from {} --to {} --all --max-rate 20k", names[0], names[1]));
