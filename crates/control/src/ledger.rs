@@ -146,7 +146,7 @@ fn number_in(store: &dyn Store, text: &str) -> Result<u128, StoreError> {
 #[derive(Debug)]
 pub struct Ledger {
     journal: Journal,
-    fingerprints: Fingerprinter,
+    fingerprinter: Fingerprinter,
     state: Arc<Mutex<State>>,
 }
 
@@ -210,7 +210,7 @@ impl Ledger {
         }
         *state.lock().unwrap_or_else(PoisonError::into_inner) = found;
         let ledger =
-            Self { journal: opened.journal, fingerprints: Fingerprinter::new(number(&identity.secret)?), state };
+            Self { journal: opened.journal, fingerprinter: Fingerprinter::new(number(&identity.secret)?), state };
         Ok(OpenedLedger { ledger, replay, torn: opened.torn })
     }
 
@@ -221,7 +221,7 @@ impl Ledger {
     /// Identifies this state directory at nodes, without disclosing its secret.
     #[must_use]
     pub fn site(&self) -> String {
-        site_of(self.fingerprints)
+        site_of(self.fingerprinter)
     }
 
     /// Identifier of the store's directory. `None` if no router has used it yet.
@@ -238,8 +238,8 @@ impl Ledger {
 
     /// Fingerprint function, keyed by the secret of this state directory.
     #[must_use]
-    pub fn fingerprints(&self) -> Fingerprinter {
-        self.fingerprints
+    pub fn fingerprinter(&self) -> Fingerprinter {
+        self.fingerprinter
     }
 
     /// Returns a new move id.
@@ -594,7 +594,7 @@ mod tests {
         assert_eq!(opened.replay, Replay::default());
         let ledger = opened.ledger;
         assert_eq!(ledger.next_move(), MOVE);
-        let secret = ledger.fingerprints().of(b"key");
+        let secret = ledger.fingerprinter().of(b"key");
         record(&ledger, &[begun(MOVE)]);
         record(&ledger, &leg(0, 0..10));
         record(&ledger, &[moved(0, 3), Record::LegEnded { move_id: MOVE, leg: 0, owner: Side::Target }]);
@@ -606,7 +606,7 @@ mod tests {
         let open_move = &opened.replay.open[&MOVE];
         assert_eq!((open_move.handed_over.len(), open_move.leg.as_ref().map(|l| l.slots.len())), (10, Some(10)));
         assert_eq!(opened.ledger.leftover_slots(NodeId(0)), slots(0..10));
-        assert_eq!(opened.ledger.fingerprints().of(b"key"), secret, "the secret is made once");
+        assert_eq!(opened.ledger.fingerprinter().of(b"key"), secret, "the secret is made once");
         let before = opened.replay.clone();
         // A compacted journal has the same meaning.
         let shorter = opened.ledger.state().content();

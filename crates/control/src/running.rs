@@ -208,7 +208,7 @@ impl Running {
     }
 
     /// Takes the router out for draining.
-    pub fn take(&self) -> Option<Router> {
+    pub fn start_draining(&self) -> Option<Router> {
         let mut phase = self.phase.write().unwrap_or_else(PoisonError::into_inner);
         match mem::take(&mut *phase) {
             Phase::Serving { router, topology } => {

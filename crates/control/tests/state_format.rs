@@ -130,7 +130,7 @@ fn facts(directory: &Path) -> Vec<String> {
     facts.push(format!("the next start is number {}", store.next_incarnation().expect("counts")));
     let OpenedLedger { ledger, replay, torn } = Ledger::open(directory, &store, Sync::Always).expect("opens");
     facts.push(format!("{torn} torn bytes"));
-    facts.push(format!("a fingerprint is {:x}", ledger.fingerprints().of(b"key").0));
+    facts.push(format!("a fingerprint is {:x}", ledger.fingerprinter().of(b"key").0));
     facts.push(format!("the next move is number {}", ledger.next_move().0));
     let numbers = |slots: &[Slot]| slots.iter().map(|slot| slot.number().to_string()).collect::<Vec<_>>().join(",");
     for node in topology.nodes() {

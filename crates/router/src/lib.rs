@@ -233,7 +233,7 @@ impl Router {
         let port = addresses.first().map_or(0, SocketAddr::port);
         let listeners_read_replicas =
             settings.listen.iter().any(|l| l.reads.is_some_and(|reads| reads != Reads::Primary));
-        let plan = RoutingSnapshot {
+        let routing = RoutingSnapshot {
             topology,
             configured_users: settings.live.users.clone(),
             live: Arc::new(settings.live),
@@ -245,7 +245,7 @@ impl Router {
         };
         let shared = Shared::new(
             workers,
-            plan,
+            routing,
             port,
             settings.site,
             settings.ownership,
@@ -295,9 +295,9 @@ impl Router {
 
     /// Makes every worker adopt a newer topology. An older or equal epoch is ignored.
     pub fn publish(&self, topology: Arc<Topology>) {
-        self.shared.change_plan(|plan| {
-            let newer = topology.epoch() > plan.topology.epoch();
-            RoutingSnapshot { topology: if newer { topology } else { plan.topology.clone() }, ..plan.clone() }
+        self.shared.change_routing(|routing| {
+            let newer = topology.epoch() > routing.topology.epoch();
+            RoutingSnapshot { topology: if newer { topology } else { routing.topology.clone() }, ..routing.clone() }
         });
     }
 
@@ -327,8 +327,8 @@ impl Router {
     /// Accepts a node that returned without its keys (`nodes.on-data-loss`); it serves from the next attempt to
     /// connect. Applies to this loss only. Returns false if the node is not held, `None` if no node has this name.
     pub fn accept_empty(&self, node: &str) -> Option<bool> {
-        let plan = self.shared.plan();
-        let id = plan.topology.nodes().find(|known| known.name == node)?.id;
+        let routing = self.shared.routing();
+        let id = routing.topology.nodes().find(|known| known.name == node)?.id;
         Some(self.shared.with_facts(id, |facts| {
             facts.accepted |= facts.is_held;
             facts.is_held
@@ -337,14 +337,14 @@ impl Router {
 
     /// Maximum time until a reachable node is connected again. At most 30 seconds.
     pub fn patience(&self) -> Duration {
-        let live = &self.shared.plan().live;
+        let live = &self.shared.routing().live;
         (live.reconnect_backoff_max + live.connect_timeout + Duration::from_secs(2)).min(Duration::from_secs(30))
     }
 
     /// Whether every worker is connected to a node, for both protocol versions. False if no node has this name.
     pub fn is_served(&self, node: &str) -> bool {
-        let plan = self.shared.plan();
-        let known = plan.topology.nodes().find(|known| known.name == node);
+        let routing = self.shared.routing();
+        let known = routing.topology.nodes().find(|known| known.name == node);
         known.is_some_and(|known| {
             self.shared
                 .counters
@@ -364,12 +364,12 @@ impl Router {
     pub fn hot_copies(&self) -> HotCopiesStatus {
         let sum =
             |of: fn(&HotCounters) -> &Counter| self.shared.counters.iter().map(|worker| of(&worker.hot).get()).sum();
-        let plan = self.shared.plan();
-        let name = |node: NodeId| plan.topology.node(node).map(|node| node.name.clone());
+        let routing = self.shared.routing();
+        let name = |node: NodeId| routing.topology.node(node).map(|node| node.name.clone());
         let discarded =
             |why: &Discarded| self.shared.counters.iter().map(|worker| worker.hot.discarded[*why as usize].get()).sum();
         HotCopiesStatus {
-            is_on: plan.live.hot_copies.is_on,
+            is_on: routing.live.hot_copies.is_on,
             is_suspended: self.shared.hot.is_suspended(),
             hits: sum(|hot| &hot.hits),
             fills: sum(|hot| &hot.fills),
@@ -403,8 +403,8 @@ impl Router {
 
     /// Facts about the nodes' processes that a later run of the router needs, by node name.
     pub fn processes(&self) -> BTreeMap<String, KnownProcess> {
-        let plan = self.shared.plan();
-        let known = plan.topology.nodes().filter_map(|node| {
+        let routing = self.shared.routing();
+        let known = routing.topology.nodes().filter_map(|node| {
             let sent = self.shared.changes_sent(node.id);
             self.shared.with_facts(node.id, |facts| {
                 let run_id = facts.run_id.as_deref()?.to_owned();
@@ -442,44 +442,44 @@ impl Router {
 
     /// Returns the nodes that are not served because they returned without their data, with reasons.
     pub fn held_nodes(&self) -> BTreeMap<NodeId, String> {
-        let plan = self.shared.plan();
+        let routing = self.shared.routing();
         let why = |node: NodeId| {
             self.shared.with_facts(node, |facts| {
                 (facts.is_held && !facts.accepted).then(|| facts.failure.clone().unwrap_or_default())
             })
         };
-        plan.topology.nodes().filter_map(|node| Some((node.id, why(node.id)?))).collect()
+        routing.topology.nodes().filter_map(|node| Some((node.id, why(node.id)?))).collect()
     }
 
     /// Prevents the use of all nodes, for this reason. `None`: they are used from their next attempts to connect.
     pub fn hold(&self, why: Option<&str>) {
-        self.shared.change_plan(|plan| RoutingSnapshot { held: why.map(Arc::from), ..plan.clone() });
+        self.shared.change_routing(|routing| RoutingSnapshot { held: why.map(Arc::from), ..routing.clone() });
     }
 
-    /// Shows a tap every command with keys, from the next plan change of each worker on. Only the first tap counts.
+    /// Shows a tap every command with keys, from the next snapshot change of each worker on. Only the first tap counts.
     pub fn tap(&self, tap: Arc<dyn Tap>) {
         // A second tap is a caller's mistake without effect.
         let _ = self.shared.tap.set(tap);
-        self.shared.change_plan(RoutingSnapshot::clone);
+        self.shared.change_routing(RoutingSnapshot::clone);
     }
 
     /// Makes every worker adopt new settings. Changes by CONFIG SET are kept. Connections to nodes with changed
     /// credentials are replaced; a changed address applies to new connections. Users with unchanged configuration stay
     /// as they are, because clients may have changed them since.
     pub fn reconfigure(&self, live: RuntimeSettings) {
-        self.shared.change_plan(|plan| plan.reconfigured(live, plan.overrides.clone()));
+        self.shared.change_routing(|routing| routing.reconfigured(live, routing.overrides.clone()));
     }
 
     /// Sets the address of a node's name for new connections. On an error the node keeps its address. The servers of a
     /// replicated node are not affected ([`Router::set_servers`]). Returns whether anything changed.
     pub fn set_resolved_address(&self, node: NodeId, found: Result<SocketAddr, String>) -> bool {
-        let with = |plan: &RoutingSnapshot| {
-            let access = plan.live.nodes.get(&node)?;
+        let with = |routing: &RoutingSnapshot| {
+            let access = routing.live.nodes.get(&node)?;
             let (address, unresolved) = match &found {
                 Ok(address) => (Some(*address), None),
                 Err(why) => (access.address, access.address.is_none().then(|| why.clone())),
             };
-            let is_taken = plan
+            let is_taken = routing
                 .live
                 .nodes
                 .iter()
@@ -487,44 +487,44 @@ impl Router {
             if is_taken || (access.address, &access.unresolved) == (address, &unresolved) {
                 return None;
             }
-            let mut live = (*plan.live).clone();
+            let mut live = (*routing.live).clone();
             live.nodes.insert(node, NodeAccess { address, unresolved, ..access.clone() });
-            Some(RoutingSnapshot { live: Arc::new(live), ..plan.clone() })
+            Some(RoutingSnapshot { live: Arc::new(live), ..routing.clone() })
         };
-        if with(&self.shared.plan()).is_none() {
+        if with(&self.shared.routing()).is_none() {
             return false;
         }
-        self.shared.change_plan(|plan| with(plan).unwrap_or_else(|| plan.clone()));
+        self.shared.change_routing(|routing| with(routing).unwrap_or_else(|| routing.clone()));
         true
     }
 
     /// Discards changes by CONFIG SET and applies these settings. Returns false if there were no changes.
     pub fn discard_config_set(&self, live: RuntimeSettings) -> bool {
-        let had_any = !self.shared.plan().overrides.is_empty();
+        let had_any = !self.shared.routing().overrides.is_empty();
         if had_any {
-            self.shared.change_plan(|plan| plan.reconfigured(live, Arc::default()));
+            self.shared.change_routing(|routing| routing.reconfigured(live, Arc::default()));
         }
         had_any
     }
 
     /// The active users, and the users as last configured.
     pub fn users(&self) -> (Arc<Users>, Arc<Users>) {
-        let plan = self.shared.plan();
-        (plan.live.users.clone(), plan.configured_users.clone())
+        let routing = self.shared.routing();
+        (routing.live.users.clone(), routing.configured_users.clone())
     }
 
     /// Replaces the active users if they still equal `before`. `configured`: also replaces the configured users.
     /// Returns false, without a change, otherwise.
     pub fn replace_users(&self, before: &Arc<Users>, after: &Arc<Users>, configured: bool) -> bool {
         let mut done = false;
-        self.shared.change_plan(|plan| {
-            done = Arc::ptr_eq(&plan.live.users, before);
+        self.shared.change_routing(|routing| {
+            done = Arc::ptr_eq(&routing.live.users, before);
             if !done {
-                return plan.clone();
+                return routing.clone();
             }
-            let live = Arc::new(RuntimeSettings { users: after.clone(), ..(*plan.live).clone() });
-            let configured_users = if configured { after.clone() } else { plan.configured_users.clone() };
-            RoutingSnapshot { live, configured_users, ..plan.clone() }
+            let live = Arc::new(RuntimeSettings { users: after.clone(), ..(*routing.live).clone() });
+            let configured_users = if configured { after.clone() } else { routing.configured_users.clone() };
+            RoutingSnapshot { live, configured_users, ..routing.clone() }
         });
         done
     }
@@ -619,19 +619,19 @@ impl Router {
 
     /// Ends the record of keys written while a node was ejected.
     pub fn note_slots_returned(&self, node: NodeId) {
-        if self.shared.plan().moves.away.iter().any(|away| away.node == node) {
+        if self.shared.routing().moves.away.iter().any(|away| away.node == node) {
             self.shared.change_moves(|moves| moves.away.retain(|away| away.node != node));
         }
     }
 
     /// Makes an ejected node lose all its keys at its next return, because an earlier return was interrupted.
     pub fn note_interrupted_return(&self, node: NodeId) {
-        self.shared.plan().moves.away.iter().filter(|away| away.node == node).for_each(|away| away.note_any());
+        self.shared.routing().moves.away.iter().filter(|away| away.node == node).for_each(|away| away.note_any());
     }
 
     /// Database of clients that do not select one.
     pub fn own_database(&self) -> u32 {
-        self.shared.plan().live.database
+        self.shared.routing().live.database
     }
 
     /// Progress of running moves, and of moves that ended since the start.
@@ -664,11 +664,11 @@ impl Router {
 
     /// State of the router and its nodes.
     pub fn status(&self) -> Status {
-        let plan = self.shared.plan();
-        let nodes = plan.topology.nodes().map(|node| self.node_status(node.id, &node.name)).collect();
+        let routing = self.shared.routing();
+        let nodes = routing.topology.nodes().map(|node| self.node_status(node.id, &node.name)).collect();
         let commands = self.shared.counters.iter().flat_map(|w| w.commands.iter()).map(Counter::get).sum();
         Status {
-            epoch: plan.topology.epoch(),
+            epoch: routing.topology.epoch(),
             clients: self.shared.clients.load(Ordering::Relaxed) as u64,
             commands,
             uptime: self.shared.uptime(),
@@ -684,19 +684,19 @@ impl Router {
 
     /// Configured access to each node, with the currently resolved address.
     pub fn configured_access(&self) -> BTreeMap<NodeId, NodeAccess> {
-        self.shared.plan().live.nodes.clone()
+        self.shared.routing().live.nodes.clone()
     }
 
     /// Settings that clients may change at all nodes (`nodes.config-set`).
     pub fn config_set(&self) -> Vec<String> {
-        self.shared.plan().live.config_set.clone()
+        self.shared.routing().live.config_set.clone()
     }
 
     /// Current access to the primary of each node.
     pub fn node_access(&self) -> BTreeMap<NodeId, NodeAccess> {
-        let plan = self.shared.plan();
-        let mut nodes = plan.live.nodes.clone();
-        for (id, servers) in plan.servers.iter() {
+        let routing = self.shared.routing();
+        let mut nodes = routing.live.nodes.clone();
+        for (id, servers) in routing.servers.iter() {
             if let (Some(access), Some(primary)) = (nodes.get_mut(id), servers.primary) {
                 access.address = Some(primary);
             }
@@ -711,14 +711,14 @@ impl Router {
 
     /// Whether one node has all keys, and so accepts every command.
     pub fn is_one_node(&self) -> bool {
-        self.shared.plan().topology.only_node().is_some()
+        self.shared.routing().topology.only_node().is_some()
     }
 
     /// Returns a function library as it must be stored, with or without the router's check. `None` if it already is,
     /// `Err` with a reason if it cannot be.
     pub fn renewed_library(&self, code: &[u8]) -> Option<Result<Vec<u8>, String>> {
-        let plan = self.shared.plan();
-        lua::renewed_library(code, plan.libraries(), &plan.commands)
+        let routing = self.shared.routing();
+        lua::renewed_library(code, routing.required_library_form(), &routing.commands)
     }
 
     /// Commands that only work because there is a single node.
@@ -730,7 +730,7 @@ impl Router {
     /// time are meaningful.
     pub fn traffic(&self) -> BTreeMap<NodeId, Traffic> {
         let counters = |id| self.shared.counters.iter().map(|worker| worker.node(id)).collect::<Vec<_>>();
-        self.shared.plan().topology.nodes().map(|node| (node.id, Traffic::of(&counters(node.id)))).collect()
+        self.shared.routing().topology.nodes().map(|node| (node.id, Traffic::of(&counters(node.id)))).collect()
     }
 
     fn node_status(&self, id: NodeId, name: &str) -> NodeStatus {
@@ -747,7 +747,7 @@ impl Router {
                 _ if up => Link::Up,
                 _ => Link::Connecting,
             },
-            address: self.shared.plan().address_of(id, None),
+            address: self.shared.routing().address_of(id, None),
             run_id: facts.run_id.as_deref().map(str::to_string),
             version: (!facts.version.is_empty()).then(|| format!("{} {}", facts.flavour, facts.version)),
             requests: sum(|c| c.classes.iter().map(|k| k.requests.get()).sum()),
@@ -757,16 +757,16 @@ impl Router {
                 .map(|since_us| self.shared.uptime().saturating_sub(Duration::from_micros(since_us))),
             refusals: WriteRefusal::ALL
                 .map(|refusal| counters.iter().map(|c| c.refusals[refusal as usize].get()).sum()),
-            servers: self.shared.plan().servers.get(&id).cloned(),
+            servers: self.shared.routing().servers.get(&id).cloned(),
         }
     }
 
     /// All metrics in Prometheus' text format.
     pub fn metrics(&self) -> String {
-        let plan = self.shared.plan();
-        let live = &plan.live;
+        let routing = self.shared.routing();
+        let live = &routing.live;
         let mut scraped = lock(&self.shared.scraped);
-        for node in plan.topology.nodes() {
+        for node in routing.topology.nodes() {
             scraped.entry(node.id).or_insert_with(|| node.name.clone());
         }
         let before = |node: &switchyard_policy::topology::Node| {
@@ -778,14 +778,14 @@ impl Router {
             before: before(node),
             name: node.name.clone(),
             is_up: self.shared.counters.iter().any(|w| w.node(node.id).connections.get() > 0),
-            slots: plan.topology.slots_of(node.id),
-            placement_overrides: plan.topology.overrides_at(node.id),
+            slots: routing.topology.slots_of(node.id),
+            placement_overrides: routing.topology.overrides_at(node.id),
             exclusive_bounds: self.shared.exclusive_bounds(node.id),
         };
         Scrape {
             workers: self.shared.counters.clone(),
-            nodes: plan.topology.nodes().map(node).collect(),
-            epoch: plan.topology.epoch(),
+            nodes: routing.topology.nodes().map(node).collect(),
+            epoch: routing.topology.epoch(),
             uptime_s: self.shared.uptime().as_secs_f64(),
             memory: (heap_used(), live.memory_max),
             clients_max: live.max_clients,

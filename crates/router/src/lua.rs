@@ -135,7 +135,7 @@ pub fn is_wrapped_library(code: &[u8]) -> bool {
 
 /// Required form of libraries at nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Libraries {
+pub(crate) enum LibraryForm {
     /// With the router's check.
     Checked,
     /// Unchanged: a single node has all keys.
@@ -146,13 +146,17 @@ pub(crate) enum Libraries {
 
 /// Returns a library in the required form. `None` if it already has this form, `Err` with a reason if that is
 /// impossible.
-pub(crate) fn renewed_library(code: &[u8], wanted: Libraries, table: &CommandTable) -> Option<Result<Vec<u8>, String>> {
+pub(crate) fn renewed_library(
+    code: &[u8],
+    wanted: LibraryForm,
+    table: &CommandTable,
+) -> Option<Result<Vec<u8>, String>> {
     match wanted {
-        Libraries::Plain => unwrapped_library(code).map(Ok),
+        LibraryForm::Plain => unwrapped_library(code).map(Ok),
         _ if is_wrapped_library(code) => None,
         // Includes preludes of older routers.
-        Libraries::Any if unwrapped_library(code).is_none() => None,
-        Libraries::Any | Libraries::Checked => Some(wrapped_library(code, table).map_err(|why| why.to_string())),
+        LibraryForm::Any if unwrapped_library(code).is_none() => None,
+        LibraryForm::Any | LibraryForm::Checked => Some(wrapped_library(code, table).map_err(|why| why.to_string())),
     }
 }
 

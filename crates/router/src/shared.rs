@@ -25,7 +25,7 @@ use crate::fences::Fences;
 use crate::function_turns::FunctionTurns;
 use crate::hot_copies::HotCopies;
 use crate::limits::Limits;
-use crate::lua::Libraries;
+use crate::lua::LibraryForm;
 use crate::metrics::{RecentWaits, WorkerCounters};
 use crate::mover::{Moved, Moves, SharedMove, SharedTracker};
 use crate::ownership::FleetOwnership;
@@ -73,15 +73,15 @@ impl RoutingSnapshot {
     }
 
     /// Returns the form of libraries that nodes must store.
-    pub(crate) fn libraries(&self) -> Libraries {
+    pub(crate) fn required_library_form(&self) -> LibraryForm {
         match self.live.check_scripts {
-            true if self.checks_scripts() => Libraries::Checked,
-            true => Libraries::Plain,
-            false => Libraries::Any,
+            true if self.checks_scripts() => LibraryForm::Checked,
+            true => LibraryForm::Plain,
+            false => LibraryForm::Any,
         }
     }
 
-    /// Returns this plan with other configured settings. Users with unchanged configuration keep the changes by
+    /// Returns this snapshot with other configured settings. Users with unchanged configuration keep the changes by
     /// clients.
     pub(crate) fn reconfigured(&self, mut live: RuntimeSettings, overrides: Arc<Overrides>) -> Self {
         let configured_users = live.users.clone();
@@ -273,10 +273,10 @@ pub(crate) struct Shared {
     pub(crate) fences: Arc<Fences>,
     /// Counts processes that have served the nodes.
     pub(crate) reigns: ProcessReplacements,
-    plan: Mutex<Arc<RoutingSnapshot>>,
-    /// Number of the current plan. A worker with another number adopts the plan.
+    routing: Mutex<Arc<RoutingSnapshot>>,
+    /// Number of the current snapshot. A worker with another number adopts the snapshot.
     pub(crate) generation: AtomicU64,
-    /// Number of the plan that last changed primaries; and the adopted plan of each worker.
+    /// Number of the snapshot that last changed primaries; and the adopted snapshot of each worker.
     primaries_generation: AtomicU64,
     adopted: Vec<AtomicU64>,
     pub(crate) nodes: Mutex<BTreeMap<NodeId, NodeFacts>>,
@@ -323,7 +323,7 @@ pub(crate) struct Shared {
     /// Counts of keys and slots from all workers.
     pub(crate) board: SharedBoard,
     pub(crate) hot: HotCopies,
-    /// Lock order: after `plan`.
+    /// Lock order: after `routing`.
     pub(crate) scans: Mutex<Scans>,
     started_tick: u64,
     /// Threads of movers.
@@ -398,7 +398,7 @@ impl Shared {
 
     pub(crate) fn new(
         workers: usize,
-        plan: RoutingSnapshot,
+        routing: RoutingSnapshot,
         port: u16,
         site: String,
         seat: Option<Arc<FleetOwnership>>,
@@ -412,14 +412,14 @@ impl Shared {
             })
             .collect::<std::io::Result<_>>()?;
         let mailboxes = Arc::new(Mailboxes(mailboxes));
-        let epoch = plan.topology.epoch();
+        let epoch = routing.topology.epoch();
         let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let started_tick = since_epoch.as_millis() as u64 / TICK_MS;
         Ok(Self {
             board: SharedBoard::default(),
             hot: HotCopies::new(workers),
             scans: Mutex::new(Scans::new(
-                Arc::clone(&plan.topology),
+                Arc::clone(&routing.topology),
                 started_tick,
                 seat.as_ref().map_or(0, |seat| seat.record().term),
             )),
@@ -430,7 +430,7 @@ impl Shared {
             fences: Arc::default(),
             reigns: ProcessReplacements::default(),
             incarnation: format!("{:x}-{:x}", std::process::id(), since_epoch.as_micros()),
-            plan: Mutex::new(Arc::new(plan)),
+            routing: Mutex::new(Arc::new(routing)),
             generation: AtomicU64::new(1),
             primaries_generation: AtomicU64::new(0),
             adopted: (0..workers).map(|_| AtomicU64::new(0)).collect(),
@@ -493,42 +493,42 @@ impl Shared {
         format!("switchyard-{}-{}-{what}", self.site, self.incarnation)
     }
 
-    pub(crate) fn plan(&self) -> Arc<RoutingSnapshot> {
-        lock(&self.plan).clone()
+    pub(crate) fn routing(&self) -> Arc<RoutingSnapshot> {
+        lock(&self.routing).clone()
     }
 
-    /// Returns the current plan, in an allocation of its own, with its number. Both are read under one lock: an old
-    /// plan with a newer number would be kept until the next change.
-    pub(crate) fn own_plan(&self) -> (u64, Arc<RoutingSnapshot>) {
-        let plan = lock(&self.plan);
-        (self.generation.load(Ordering::Acquire), Arc::new((**plan).clone()))
+    /// Returns the current snapshot, in an allocation of its own, with its number. Both are read under one lock: an old
+    /// snapshot with a newer number would be kept until the next change.
+    pub(crate) fn own_routing(&self) -> (u64, Arc<RoutingSnapshot>) {
+        let routing = lock(&self.routing);
+        (self.generation.load(Ordering::Acquire), Arc::new((**routing).clone()))
     }
 
     /// Publishes the servers of nodes to the workers. A new primary is used after all workers have left the old one.
     pub(crate) fn change_servers(&self, change: impl FnOnce(&mut BTreeMap<NodeId, Servers>)) {
-        self.change_plan(|plan| {
-            let mut servers = (*plan.servers).clone();
+        self.change_routing(|routing| {
+            let mut servers = (*routing.servers).clone();
             change(&mut servers);
             self.primaries_generation.store(self.generation.load(Ordering::Acquire) + 1, Ordering::Release);
-            RoutingSnapshot { servers: Arc::new(servers), ..plan.clone() }
+            RoutingSnapshot { servers: Arc::new(servers), ..routing.clone() }
         });
     }
 
     /// Makes all workers close connections to processes that no longer serve the nodes.
     pub(crate) fn make_workers_leave_old_processes(&self) {
-        self.change_plan(|plan| {
+        self.change_routing(|routing| {
             self.primaries_generation.store(self.generation.load(Ordering::Acquire) + 1, Ordering::Release);
-            plan.clone()
+            routing.clone()
         });
     }
 
-    /// Records that a worker has adopted the plan of this number and has left old primaries. `u64::MAX`: it sends
+    /// Records that a worker has adopted the snapshot of this number and has left old primaries. `u64::MAX`: it sends
     /// nothing any more.
     pub(crate) fn adopted(&self, worker: usize, generation: u64) {
         self.adopted[worker].store(generation, Ordering::Release);
     }
 
-    /// Whether a worker with the plan of this number must leave servers or processes because of a newer plan.
+    /// Whether a worker with the snapshot of this number must leave servers or processes because of a newer snapshot.
     pub(crate) fn must_leave_servers(&self, known: u64) -> bool {
         self.primaries_generation.load(Ordering::Acquire) > known
     }
@@ -544,15 +544,15 @@ impl Shared {
         self.listeners_read_replicas || live.reads != Reads::Primary || live.users.read_replicas()
     }
 
-    /// Replaces the plan and wakes all workers.
-    pub(crate) fn change_plan(&self, change: impl FnOnce(&RoutingSnapshot) -> RoutingSnapshot) {
-        let mut plan = lock(&self.plan);
-        let next = change(&plan);
+    /// Replaces the snapshot and wakes all workers.
+    pub(crate) fn change_routing(&self, change: impl FnOnce(&RoutingSnapshot) -> RoutingSnapshot) {
+        let mut routing = lock(&self.routing);
+        let next = change(&routing);
         let back = next.moves.legs.iter().filter(|(_, leg)| leg.to() == Side::Source).map(|(leg, _)| *leg).collect();
         lock(&self.scans).observe(&next.topology, back, self.scan_tick());
-        *plan = Arc::new(next);
+        *routing = Arc::new(next);
         self.generation.fetch_add(1, Ordering::Release);
-        drop(plan);
+        drop(routing);
         self.ring_all();
     }
 
@@ -560,7 +560,7 @@ impl Shared {
     pub(crate) fn publish_drained(&self, worker: usize, oldest: u64, by_node: OldestInFlight) {
         *lock(&self.drained_at[worker]) = by_node;
         self.drained[worker].store(oldest, Ordering::Release);
-        let moves = lock(&self.plan).moves.clone();
+        let moves = lock(&self.routing).moves.clone();
         for mover in moves.by_id.values() {
             mover.ring();
         }
@@ -593,10 +593,10 @@ impl Shared {
 
     /// Changes the published state of moves.
     pub(crate) fn change_moves(&self, change: impl FnOnce(&mut Moves)) {
-        self.change_plan(|plan| {
-            let mut moves = (*plan.moves).clone();
+        self.change_routing(|routing| {
+            let mut moves = (*routing.moves).clone();
             change(&mut moves);
-            RoutingSnapshot { moves: Arc::new(moves), ..plan.clone() }
+            RoutingSnapshot { moves: Arc::new(moves), ..routing.clone() }
         });
     }
 
@@ -686,7 +686,7 @@ mod tests {
     use super::*;
 
     fn shared(workers: usize) -> Shared {
-        let plan = RoutingSnapshot {
+        let routing = RoutingSnapshot {
             topology: Arc::new(Topology::even(&["127.0.0.1:1".to_owned()]).expect("one node")),
             configured_users: Arc::default(),
             live: Arc::default(),
@@ -696,24 +696,26 @@ mod tests {
             moves: Arc::default(),
             held: Some("1".into()),
         };
-        Shared::new(workers, plan, 0, String::new(), None, false, false).expect("made")
+        Shared::new(workers, routing, 0, String::new(), None, false, false).expect("made")
     }
 
     #[test]
-    fn a_plan_is_read_with_its_number() {
+    fn a_snapshot_is_read_with_its_number() {
         let shared = shared(1);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for number in 2..20_000 {
-                    shared
-                        .change_plan(|plan| RoutingSnapshot { held: Some(number.to_string().into()), ..plan.clone() });
+                    shared.change_routing(|routing| RoutingSnapshot {
+                        held: Some(number.to_string().into()),
+                        ..routing.clone()
+                    });
                 }
             });
             let mut last = 0;
             while last < 19_999 {
-                let (number, plan) = shared.own_plan();
+                let (number, routing) = shared.own_routing();
                 assert_eq!(
-                    plan.held.as_deref(),
+                    routing.held.as_deref(),
                     Some(&*number.to_string()),
                     "a worker would keep it until the next change"
                 );
@@ -727,14 +729,14 @@ mod tests {
         let shared = shared(2);
         assert!(shared.all_left_old_servers(), "there was none before");
         shared.change_servers(|servers| drop(servers.insert(NodeId(0), Servers::default())));
-        let (number, _) = shared.own_plan();
+        let (number, _) = shared.own_routing();
         shared.adopted(0, number);
         assert!(!shared.all_left_old_servers(), "the other worker may still read at it");
         shared.adopted(1, u64::MAX);
         assert!(shared.all_left_old_servers(), "it has ended");
         shared.make_workers_leave_old_processes();
         assert!(!shared.all_left_old_servers(), "the first worker may still use the process before");
-        shared.adopted(0, shared.own_plan().0);
+        shared.adopted(0, shared.own_routing().0);
         assert!(shared.all_left_old_servers());
     }
 }

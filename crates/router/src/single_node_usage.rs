@@ -89,7 +89,7 @@ impl Tally {
 
     /// Adds the counts to the shared ones.
     #[inline]
-    pub(crate) fn add_to(&mut self, all: &SingleNodeUsage) {
+    pub(crate) fn drain_into(&mut self, all: &SingleNodeUsage) {
         if !self.0.is_empty() {
             let mut sums = lock(&all.0);
             for Limited { command, limit, count } in self.0.drain(..) {
@@ -126,9 +126,9 @@ mod tests {
         one.note("EVAL", Limit::Unproved);
         other.note("EVAL", Limit::Unproved);
         assert_eq!(all.all(), []);
-        one.add_to(&all);
-        other.add_to(&all);
-        one.add_to(&all);
+        one.drain_into(&all);
+        other.drain_into(&all);
+        one.drain_into(&all);
         let of = |limit, count| Limited { command: "EVAL".to_owned(), limit, count };
         assert_eq!(all.all(), [of(Limit::Slots, 1), of(Limit::Unproved, 3)]);
     }

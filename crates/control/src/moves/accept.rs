@@ -13,7 +13,7 @@ use switchyard_router::{Router, UserRequest};
 
 use super::Moves;
 use super::colocate::ColocationEvent;
-use super::messages::{DURABILITIES, name_of, named};
+use super::messages::{DURABILITIES, keyword_of, parse_keyword};
 use super::options::Options;
 use super::queue::Planned;
 use crate::admin::{
@@ -46,7 +46,7 @@ fn paper(request: &MoveOptionsRequest, protocol: Protocol) -> Result<Option<Pape
         return Ok(None);
     };
     let PaperRequest { tracker, groups, bits, no_forwarding } = &**asked;
-    let name = name_of(&Protocol::ALL, protocol);
+    let name = keyword_of(&Protocol::ALL, protocol);
     let published = Paper::of(protocol)
         .ok_or_else(|| invalid(format!("{name} has no mode paper: netmigrate, rocksteady, fulva and bloom have")))?;
     if !request.allow_key_loss {
@@ -66,7 +66,7 @@ fn paper(request: &MoveOptionsRequest, protocol: Protocol) -> Result<Option<Pape
     let kinds = Kind::ALL.map(|kind| (kind, kind.name()));
     let chosen = tracker
         .as_ref()
-        .map(|kind| named(&kinds, kind))
+        .map(|kind| parse_keyword(&kinds, kind))
         .transpose()
         .map_err(|error| invalid(format!("tracker: {error}")))?;
     let tracker = chosen.unwrap_or(published.tracker);
@@ -117,7 +117,8 @@ impl Moves {
             word: Option<&String>,
             otherwise: T,
         ) -> Result<T, OperationError> {
-            word.map_or(Ok(otherwise), |word| named(all, word)).map_err(|error| invalid(format!("{what}: {error}")))
+            word.map_or(Ok(otherwise), |word| parse_keyword(all, word))
+                .map_err(|error| invalid(format!("{what}: {error}")))
         }
         let config = tuning.config.how;
         let how = MoveOptions {
@@ -135,7 +136,7 @@ impl Moves {
             if how.durability != Durability::Memory {
                 return Err(invalid(format!(
                     "stop-and-copy cannot keep durability {}: ask for durability memory, or use the default protocol",
-                    name_of(&DURABILITIES, how.durability)
+                    keyword_of(&DURABILITIES, how.durability)
                 )));
             }
             if !request.allow_key_loss {
@@ -155,7 +156,7 @@ impl Moves {
             SteerRequest::Resume => UserRequest::Resume,
             SteerRequest::Abort(request) => return self.abort(id, *request),
             SteerRequest::Goal(word) => {
-                UserRequest::Goal(named(&Goal::ALL, word).map_err(|error| invalid(format!("goal: {error}")))?)
+                UserRequest::Goal(parse_keyword(&Goal::ALL, word).map_err(|error| invalid(format!("goal: {error}")))?)
             }
             SteerRequest::MaxRate(rate) => UserRequest::MaxRate(rate.filter(|rate| *rate > 0)),
         };

@@ -231,7 +231,7 @@ impl Moves {
         let _until_it_is_in_transit = told.transpose()?;
         // Before any worker can send a write to a stand-in: the epoch below is published later.
         let slots: Vec<Slot> = to.values().flatten().copied().collect();
-        self.running.with(|router| router.note_slots_ejected(node, &slots, self.ledger.fingerprints()));
+        self.running.with(|router| router.note_slots_ejected(node, &slots, self.ledger.fingerprinter()));
         let epoch = self.placement.set_transits(id, transits)?;
         let is_drained = || {
             let is_confirmed = |router: &Router| to.keys().all(|other| router.has_no_unconfirmed_connections(*other));

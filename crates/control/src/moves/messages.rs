@@ -7,7 +7,7 @@ pub const DURABILITIES: [(Durability, &str); 3] =
     [(Durability::Memory, "memory"), (Durability::Aof, "aof"), (Durability::Replica, "replica")];
 
 /// Parses a name. The error lists all names.
-pub fn named<T: Copy>(all: &[(T, &str)], word: &str) -> Result<T, String> {
+pub fn parse_keyword<T: Copy>(all: &[(T, &str)], word: &str) -> Result<T, String> {
     let found = all.iter().find(|(_, name)| *name == word).map(|(value, _)| *value);
     found.ok_or_else(|| {
         let words = all.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ");
@@ -19,6 +19,6 @@ pub fn named<T: Copy>(all: &[(T, &str)], word: &str) -> Result<T, String> {
 }
 
 /// Returns the name of a value.
-pub fn name_of<T: PartialEq>(all: &[(T, &'static str)], value: T) -> &'static str {
+pub fn keyword_of<T: PartialEq>(all: &[(T, &'static str)], value: T) -> &'static str {
     all.iter().find(|(v, _)| *v == value).map_or("", |(_, name)| *name)
 }

@@ -46,7 +46,7 @@ use crate::placement::Placement;
 use crate::running::Running;
 use crate::store::{RedbStore, save_json};
 
-pub use messages::{DURABILITIES, name_of, named};
+pub use messages::{DURABILITIES, keyword_of, parse_keyword};
 
 /// Store document of ended moves.
 const SAMPLE: Duration = Duration::from_secs(1);
@@ -231,7 +231,7 @@ impl Moves {
                 give_up: steering.give_up,
                 so_far: planned.so_far,
                 databases: planned.databases,
-                fingerprints: self.ledger.fingerprints(),
+                fingerprints: self.ledger.fingerprinter(),
                 resume: planned.resume.take(),
                 host: Arc::clone(self) as Arc<dyn switchyard_router::Host>,
             };
@@ -471,7 +471,7 @@ impl Moves {
             .keys
             .as_ref()
             .map_or_else(|| slots.clone(), |keys| format!("{} of {slots}", counted(keys.len(), "key")));
-        let durability = name_of(&DURABILITIES, how.durability);
+        let durability = keyword_of(&DURABILITIES, how.durability);
         drop(state);
         format!("{what} from {} to {}, durability {durability}", self.name(source), self.name(target))
     }

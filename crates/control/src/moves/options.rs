@@ -10,7 +10,7 @@ use switchyard_policy::migration::tracker::Kind;
 use switchyard_policy::migration::{Cause, Goal, MoveOptions, MoveOrder, Side};
 use switchyard_router::{MoveProgress, MoveTotals};
 
-use super::messages::name_of;
+use super::messages::keyword_of;
 use super::queue::{Planned, Steering};
 use crate::admin::Abandon;
 
@@ -106,7 +106,7 @@ impl Options {
         };
         Self {
             direct_clients: how.direct_clients,
-            goal: name_of(&Goal::ALL, how.goal).to_owned(),
+            goal: keyword_of(&Goal::ALL, how.goal).to_owned(),
             max_rate: how.max_rate,
             purge_target: how.purge_target,
             paused: steering.paused,

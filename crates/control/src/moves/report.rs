@@ -7,7 +7,7 @@ use switchyard_resp::units::counted;
 use super::Moves;
 use super::aborting::UnreachableSide;
 use super::colocate::report_of;
-use super::messages::{DURABILITIES, name_of};
+use super::messages::{DURABILITIES, keyword_of};
 use super::queue::Planned;
 use crate::admin::{BigKeyReport, JournalReport, MoveReport, MoveState, MovesReport};
 use crate::metrics::Page;
@@ -86,9 +86,9 @@ impl Moves {
             to: self.name(order.target),
             state,
             activity,
-            protocol: name_of(&Protocol::ALL, order.how.protocol).to_owned(),
-            durability: name_of(&DURABILITIES, order.how.durability).to_owned(),
-            goal: name_of(&Goal::ALL, order.how.goal).to_owned(),
+            protocol: keyword_of(&Protocol::ALL, order.how.protocol).to_owned(),
+            durability: keyword_of(&DURABILITIES, order.how.durability).to_owned(),
+            goal: keyword_of(&Goal::ALL, order.how.goal).to_owned(),
             max_rate: order.how.max_rate,
             keys: order.keys.as_ref().map(|keys| keys.len() as u64),
             pattern,

@@ -92,12 +92,12 @@ impl History {
     }
 
     /// Stores the moves of a decision, and returns the decision.
-    pub(super) fn begun(&mut self, store: &RedbStore, id: u64, moves: Vec<u64>) -> Option<Decision> {
+    pub(super) fn record_moves(&mut self, store: &RedbStore, id: u64, moves: Vec<u64>) -> Option<Decision> {
         self.change(store, id, |decision| decision.moves = Some(moves.clone()));
         self.0.get(&id).cloned()
     }
 
-    pub(super) fn ended(&mut self, store: &RedbStore, id: u64, outcome: String) {
+    pub(super) fn record_outcome(&mut self, store: &RedbStore, id: u64, outcome: String) {
         self.change(store, id, |decision| decision.outcome = Some(outcome.clone()));
     }
 

@@ -455,7 +455,7 @@ impl Planner {
             match &change.stage {
                 Stage::Moves(moves) if moves.iter().any(|id| is_open(*id)) => inner.in_progress.push(change),
                 Stage::Moves(_) if change.kind == Kind::ReturnCold => {
-                    inner.history.ended(&self.store, change.decision, "done".to_owned())
+                    inner.history.record_outcome(&self.store, change.decision, "done".to_owned())
                 }
                 Stage::Moves(_) => {
                     change.stage = Stage::Settles(settled_at);
@@ -525,7 +525,7 @@ impl Planner {
             }
             (Review::Unhelpful(effect), _) => (went(effect), None),
         };
-        inner.history.ended(&self.store, change.decision, outcome);
+        inner.history.record_outcome(&self.store, change.decision, outcome);
         if failures != inner.kept.failures {
             let kept = PersistedState { failures, ..inner.kept.clone() };
             self.keep(inner, kept).unwrap_or_else(|why| tracing::warn!("{why}"));
@@ -553,7 +553,7 @@ impl Planner {
     pub(crate) fn begun(&self, now: Instant, decision: u64, before: f64, moves: Vec<MoveId>) {
         let mut inner = self.inner();
         let Some(Decision { by, plan, .. }) =
-            inner.history.begun(&self.store, decision, moves.iter().map(|id| id.0).collect())
+            inner.history.record_moves(&self.store, decision, moves.iter().map(|id| id.0).collect())
         else {
             return;
         };
@@ -582,7 +582,7 @@ impl Planner {
             inner.refused.insert(node, (now + rest, times + 1));
         }
         inner.count("refused");
-        inner.history.ended(&self.store, decision, format!("refused: {why}"));
+        inner.history.record_outcome(&self.store, decision, format!("refused: {why}"));
     }
 
     /// Forgets keys that have left the node to which the planner has moved them: they have returned to their slots, or

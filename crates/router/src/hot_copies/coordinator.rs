@@ -32,12 +32,12 @@ const REST: Duration = Duration::from_millis(5);
 pub(crate) fn coordinate(shared: &Shared) {
     let mut admission = Admission::default();
     let mut next_step = shared.uptime() + STEP;
-    let mut prefixes = Prefixes::of(&shared.plan().live.hot_copies);
+    let mut prefixes = Prefixes::of(&shared.routing().live.hot_copies);
     let mut hears_from = Duration::ZERO;
     while !shared.hot.is_stopped.load(Ordering::Acquire) {
         let wanted = wait(&shared.hot);
         shared.hot.release();
-        let live = shared.plan().live.clone();
+        let live = shared.routing().live.clone();
         let settings = &live.hot_copies;
         if !settings.is_on {
             let gone = admission.forget();
@@ -100,7 +100,7 @@ fn wait(hot: &HotCopies) -> Vec<(u64, Slot)> {
 /// Returns the counts of all workers for allowed keys. A key in several databases counts as one.
 fn allowed_counts(shared: &Shared, settings: &settings::HotCopies) -> Vec<Admitted> {
     let mut all: Vec<Admitted> = Vec::new();
-    let placement = shared.plan().topology.placement().clone();
+    let placement = shared.routing().topology.placement().clone();
     for (one_in, hot) in
         shared.board.nodes(KEYS).into_iter().flat_map(|node| node.keys.into_iter().map(move |key| (node.one_in, key)))
     {

@@ -10,7 +10,7 @@ use super::connection::{error_text, field};
 use super::run::{Mover, MoverExit};
 use super::side;
 use crate::function_turns::CopyTurn;
-use crate::lua::{Libraries, renewed_library};
+use crate::lua::{LibraryForm, renewed_library};
 use crate::shared::lock;
 
 /// Maximum difference of the two clocks, microseconds. TTLs are moved as absolute times.
@@ -162,7 +162,7 @@ impl Mover {
                 };
                 let (temporary, keys): (Vec<&[u8]>, Vec<&[u8]>) = keys.into_iter().partition(|key| is_temporary(key));
                 // A key with a placement override for this node is where it belongs.
-                let (topology, node) = (self.shared.plan().topology.clone(), self.end(side).node);
+                let (topology, node) = (self.shared.routing().topology.clone(), self.end(side).node);
                 let is_wrong = |key: &&[u8]| {
                     is_ours[topology.slot_of(key).index()] && topology.placement_override(key) != Some(node)
                 };
@@ -258,8 +258,8 @@ impl Mover {
 
     /// Returns libraries of the source that may use undeclared keys, with their checked code.
     fn unchecked_libraries(&mut self) -> Result<Vec<Unchecked>, MoverExit> {
-        let plan = self.shared.plan();
-        if plan.libraries() != Libraries::Checked {
+        let routing = self.shared.routing();
+        if routing.required_library_form() != LibraryForm::Checked {
             return Ok(Vec::new());
         }
         // Before Redis 7.0 this is an error.
@@ -269,7 +269,7 @@ impl Mover {
                 reply::elements(library).map(|field| reply::text(field).unwrap_or_default()).collect();
             let of =
                 |name: &[u8]| fields.iter().position(|field| *field == name).and_then(|at| fields.get(at + 1).copied());
-            let checked = renewed_library(of(b"library_code")?, Libraries::Checked, &plan.commands)?;
+            let checked = renewed_library(of(b"library_code")?, LibraryForm::Checked, &routing.commands)?;
             Some((String::from_utf8_lossy(of(b"library_name").unwrap_or_default()).into_owned(), checked))
         };
         Ok(if reply::is_error(&list) { Vec::new() } else { reply::elements(&list).filter_map(unchecked).collect() })
@@ -339,7 +339,7 @@ impl Mover {
             .filter(|line| line.starts_with("db"))
             .filter_map(|line| line.split_once("keys=")?.1.split(',').next()?.parse::<u64>().ok())
             .sum();
-        let keys: u64 = slots.iter().map(|slot| u64::from(self.list.count(*slot))).sum();
+        let keys: u64 = slots.iter().map(|slot| u64::from(self.list.count_in_slot(*slot))).sum();
         let needed = number(&source, "used_memory_dataset").saturating_mul(keys.min(keys_there)) / keys_there.max(1);
         // An average hides big keys. Staged data is already part of the used memory.
         let big: u64 = slots.iter().map(|slot| self.big.bytes_of(*slot)).sum();
@@ -357,7 +357,7 @@ impl Mover {
     /// Whether an unexpected key at the target, in a slot of the move, may be removed. For pools, other databases of
     /// the server are off limits.
     pub(super) fn is_removable(&self, database: u32, key: &[u8]) -> bool {
-        let is_own = || self.placement.is_crc16() || database == self.shared.plan().live.database;
+        let is_own = || self.placement.is_crc16() || database == self.shared.routing().live.database;
         self.life.order().how.purge_target && is_own()
             || self.leftovers.binary_search(&self.placement.slot_of(key)).is_ok()
     }

@@ -1,7 +1,7 @@
 //! State shared by workers and a mover: the committed keys of a leg, and messages to the mover.
 //!
 //! Workers read the committed keys of a leg without a message to the mover ([`Committed`]). A rollback publishes
-//! another `LegView` with a new set in another plan, so workers never see a partial switch of direction.
+//! another `LegView` with a new set in another snapshot, so workers never see a partial switch of direction.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -140,7 +140,7 @@ impl Committed for SharedLeg {
     }
 }
 
-/// The moves of a plan.
+/// The moves of a snapshot.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Moves {
     pub(crate) by_id: BTreeMap<MoveId, Arc<SharedMove>>,

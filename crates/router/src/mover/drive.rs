@@ -313,9 +313,9 @@ impl Mover {
                 self.end_mut(from).remove(batch, &keys, run.driver.databases())
             }
             DriverAction::Io(Io::Migrate { batch, from, keys }) => {
-                let plan = self.shared.plan();
+                let routing = self.shared.routing();
                 let to = self.end(from.other()).node;
-                let Some((address, access)) = plan.address_of(to, None).zip(plan.live.nodes.get(&to)) else {
+                let Some((address, access)) = routing.address_of(to, None).zip(routing.live.nodes.get(&to)) else {
                     return run.on_event(Event::Migrated {
                         batch,
                         refused: Some("the other node has no address".to_owned()),
@@ -694,7 +694,7 @@ impl Mover {
                 }
                 let answer = answers.last().map(Vec::as_slice).unwrap_or_default();
                 let (cursor, keys) = side::scanned(answer).ok_or("its reply to SCAN is not a cursor with keys")?;
-                let topology = self.shared.plan().topology.clone();
+                let topology = self.shared.routing().topology.clone();
                 let mut to_do = Vec::new();
                 run.driver.scanned(walk, &cursor, keys.into_iter(), &topology, self.now_us(), &mut to_do);
                 self.perform(run, to_do);

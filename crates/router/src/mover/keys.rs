@@ -36,7 +36,7 @@ impl Mover {
         match &self.life.order().keys {
             Some(own) => keys.retain(|key| own.binary_search(key).is_ok()),
             None => {
-                let topology = self.shared.plan().topology.clone();
+                let topology = self.shared.routing().topology.clone();
                 if topology.has_overrides() {
                     keys.retain(|key| topology.placement_override(key).is_none());
                 }

@@ -85,7 +85,8 @@ impl Mover {
     /// start.
     pub(super) fn handle_late_key(&mut self, database: u32, key: &Key, unchanged: bool) -> Result<(), MoverExit> {
         // A key with a placement override: this copy is older.
-        let stale = self.life.order().keys.is_none() && self.shared.plan().topology.placement_override(key).is_some();
+        let stale =
+            self.life.order().keys.is_none() && self.shared.routing().topology.placement_override(key).is_some();
         match self.late_keys.was_moved(self.fingerprints.of(key)) {
             known if stale || known == Some(true) => {
                 self.unlink(Side::Source, std::slice::from_ref(key))?;

@@ -84,8 +84,8 @@ impl List {
     }
 
     /// Number of listed keys of a slot.
-    pub(super) fn count(&self, slot: Slot) -> u32 {
-        self.spool.count(slot)
+    pub(super) fn count_in_slot(&self, slot: Slot) -> u32 {
+        self.spool.count_in_slot(slot)
     }
 
     /// Whether a slot may have unlisted keys.

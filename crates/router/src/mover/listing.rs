@@ -241,7 +241,7 @@ impl Mover {
 
     /// Lists the keys of a page of the source, and queues the page for the size queries.
     fn take_keys(&mut self, pass: &mut Pass, database: u32, answer: Vec<u8>) {
-        let topology = self.shared.plan().topology.clone();
+        let topology = self.shared.routing().topology.clone();
         let answer = Arc::new(answer);
         let mut keys = Vec::new();
         for key in keys_of(&answer) {
@@ -264,7 +264,7 @@ impl Mover {
 
     /// Collects keys that the target should not have.
     fn check_target_keys(&mut self, pass: &mut Pass, database: u32, answer: &[u8]) {
-        let topology = self.shared.plan().topology.clone();
+        let topology = self.shared.routing().topology.clone();
         for key in keys_of(answer) {
             if is_temporary(key) {
                 pass.found.temporary.push((Side::Target, database, key.into()));

@@ -290,10 +290,10 @@ pub struct Holds {
 /// Starts the thread of a move.
 pub(crate) fn begin(shared: &Arc<Shared>, task: MoveTask) -> std::io::Result<()> {
     use std::io::{Error, ErrorKind};
-    let plan = shared.plan();
+    let routing = shared.routing();
     let invalid = |why: String| Err(Error::new(ErrorKind::InvalidInput, why));
     for node in [task.order.source, task.order.target] {
-        if plan.topology.node(node).is_none() {
+        if routing.topology.node(node).is_none() {
             return invalid(format!("there is no node number {}", node.0));
         }
     }
@@ -303,20 +303,20 @@ pub(crate) fn begin(shared: &Arc<Shared>, task: MoveTask) -> std::io::Result<()>
     let handed_over = task.resume.as_ref().map(|r| r.handed_over.as_slice()).unwrap_or_default();
     if let Some(keys) = &task.order.keys {
         let is_elsewhere = |key: &&Key| {
-            plan.topology.lives_at(key) != task.order.source
-                && handed_over.binary_search(&plan.topology.slot_of(key)).is_err()
+            routing.topology.lives_at(key) != task.order.source
+                && handed_over.binary_search(&routing.topology.slot_of(key)).is_err()
         };
         if let Some(key) = keys.iter().find(is_elsewhere) {
             return invalid(format!(
                 "a key of slot {} does not live at the source",
-                plan.topology.slot_of(key).number()
+                routing.topology.slot_of(key).number()
             ));
         }
     } else if let Some(slot) = task
         .order
         .slots
         .iter()
-        .find(|s| plan.topology.owner(**s) != task.order.source && handed_over.binary_search(s).is_err())
+        .find(|s| routing.topology.owner(**s) != task.order.source && handed_over.binary_search(s).is_err())
     {
         return invalid(format!("slot {} does not belong to the source", slot.number()));
     }
@@ -330,7 +330,7 @@ pub(crate) fn begin(shared: &Arc<Shared>, task: MoveTask) -> std::io::Result<()>
         moves.remove(&ended);
     }
     let own =
-        Arc::new(SharedMove::new(plan.topology.placement().clone(), task.fingerprints, MoveProgress::new(&task))?);
+        Arc::new(SharedMove::new(routing.topology.placement().clone(), task.fingerprints, MoveProgress::new(&task))?);
     moves.insert(task.id, own.clone());
     drop(moves);
     let id = task.id;

@@ -100,10 +100,10 @@ impl Mover {
 
     /// Abandons connections to servers that are no longer the primary of their node.
     fn follow_primaries(&mut self) {
-        let plan = self.shared.plan();
+        let routing = self.shared.routing();
         for side in [Side::Source, Side::Target] {
             let end = self.end_mut(side);
-            let address = plan.address_of(end.node, None);
+            let address = routing.address_of(end.node, None);
             if let Some(connection) = &mut end.connection
                 && address.is_some_and(|address| address != connection.address)
             {

@@ -58,8 +58,8 @@ impl Mover {
     pub(super) fn go_on_catching_up(&mut self, run: &mut Run) {
         let Some(CatchingUp { side, step }) = &mut run.catching_up else { return };
         let node = self.end(*side).node;
-        let plan = self.shared.plan();
-        let are_read = plan.servers.contains_key(&node) && self.shared.are_replicas_read(&plan.live);
+        let routing = self.shared.routing();
+        let are_read = routing.servers.contains_key(&node) && self.shared.are_replicas_read(&routing.live);
         let is_silent = matches!(step, Step::Notified(since) if since.elapsed() > CALLBACK_TIMEOUT);
         if is_silent {
             warn!(

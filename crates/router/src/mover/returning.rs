@@ -87,7 +87,7 @@ impl Mover {
         let Some(found) = found else {
             return self.walk(Side::Target, slots.iter().copied(), |mover, _, keys| mover.unlink(Side::Target, &keys));
         };
-        let database = self.shared.plan().live.database;
+        let database = self.shared.routing().live.database;
         let outdated: Vec<Key> = found.iter().filter(|key| !away.is_current(&process, key)).cloned().collect();
         if !outdated.is_empty() && self.select(Side::Target, database)? {
             outdated.chunks(AT_ONCE).try_for_each(|keys| self.unlink(Side::Target, keys))?;

@@ -111,7 +111,7 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) {
             MoveEnd::Stopped("the mover panicked: restart the router to resume the move".to_owned())
         }
     };
-    let is_moving = mover.life.open().is_some() || shared.plan().moves.legs.keys().any(|(of, _)| *of == id);
+    let is_moving = mover.life.open().is_some() || shared.routing().moves.legs.keys().any(|(of, _)| *of == id);
     if !is_moving && let Err(why) = host.set_transits(id, Vec::new()) {
         warn!(move_id = id.0, reason = why, "the topology still has slots of a move that has ended");
     }
@@ -146,7 +146,7 @@ impl Mover {
         let list = List::new(host.spool_directory().join(format!("move-{}", id.0)));
         // A resumed move has no list: keys may have been written under an earlier router.
         let away = shared
-            .plan()
+            .routing()
             .moves
             .away
             .iter()
@@ -163,7 +163,7 @@ impl Mover {
         let names = order.nodes().map(|node| name(&shared, node));
         let is_resumed = resume.is_some();
         // The placement does not change while any move runs.
-        let placement = shared.plan().topology.placement().clone();
+        let placement = shared.routing().topology.placement().clone();
         let shown = ProgressReport::new(&so_far);
         let pacing = Pacing::new(order.how, shown.before(), &shared.counters);
         let (life, first) = MoveStateMachine::begin(
@@ -233,7 +233,7 @@ impl Mover {
             Step::Functions => self.copy_functions()?,
             Step::HandleRequests => self.handle_messages_when_quiesced()?,
             Step::Measure => {
-                self.measure_next()?;
+                self.measure_next_leg()?;
                 return Ok(StepResult::Cut(self.next_leg(&[])));
             }
             Step::Clocks(_) => self.check_clocks()?,
@@ -265,7 +265,7 @@ impl Mover {
     }
 
     pub(super) fn patience(&self) -> Duration {
-        self.shared.plan().live.command_timeout
+        self.shared.routing().live.command_timeout
     }
 
     pub(super) fn name(&self, node: NodeId) -> String {
@@ -405,11 +405,11 @@ impl Mover {
 
     /// Connects to a side, and makes the node confirm that earlier connections of this mover are closed.
     pub(super) fn reach(&mut self, side: Side) -> Result<(), String> {
-        let plan = self.shared.plan();
+        let routing = self.shared.routing();
         let node = self.end(side).node;
-        let access = plan.live.nodes.get(&node).ok_or("no address is configured for it")?;
-        let address = plan.address_of(node, None).ok_or("no Sentinel has named its primary yet")?;
-        let patience = plan.live.connect_timeout;
+        let access = routing.live.nodes.get(&node).ok_or("no address is configured for it")?;
+        let address = routing.address_of(node, None).ok_or("no Sentinel has named its primary yet")?;
+        let patience = routing.live.connect_timeout;
         let name = self.shared.connection_name(format_args!("mover-{}", self.id.0));
         let mut connection = Connection::open(access, address, &name, patience)?;
         self.check_serving_process(node, &connection.process.run_id)?;
@@ -485,7 +485,7 @@ impl Mover {
             }
             let Ok(found) = end.databases(patience) else { return Err(MoverExit::Lost) };
             // In a single-database fleet, the other databases of a server are not ours.
-            let live = &self.shared.plan().live;
+            let live = &self.shared.routing().live;
             let is_ours = |database: &u32| !live.one_database || *database == live.database;
             self.databases.extend(found.iter().map(|(database, _)| *database).filter(is_ours));
             if side == Side::Source {
@@ -568,7 +568,7 @@ impl Mover {
 
 impl ListedKeys for Mover {
     fn keys(&self, slot: Slot) -> u32 {
-        self.list.count(slot)
+        self.list.count_in_slot(slot)
     }
 
     fn big_bytes(&self, slot: Slot) -> u64 {
@@ -582,9 +582,9 @@ impl ListedKeys for Mover {
 
 /// Minimum size of big values in bytes. `None` disables their special handling.
 pub(super) fn big_limit(shared: &Shared) -> Option<u64> {
-    Some(shared.plan().live.big_key as u64).filter(|limit| *limit > 0)
+    Some(shared.routing().live.big_key as u64).filter(|limit| *limit > 0)
 }
 
 fn name(shared: &Shared, node: NodeId) -> String {
-    shared.plan().topology.node(node).map_or_else(|| "a removed node".into(), |n| n.name.clone())
+    shared.routing().topology.node(node).map_or_else(|| "a removed node".into(), |n| n.name.clone())
 }

@@ -202,7 +202,7 @@ impl Mover {
     }
 
     /// Queries the sizes of the next leg's keys that were not queried during the last leg.
-    pub(super) fn measure_next(&mut self) -> Result<(), MoverExit> {
+    pub(super) fn measure_next_leg(&mut self) -> Result<(), MoverExit> {
         self.sizes.drop_requested();
         loop {
             let due: Vec<Slot> = self.next_leg(&[]).into_iter().filter(|slot| self.sizes.due.contains(slot)).collect();

@@ -101,7 +101,7 @@ impl Spool {
     }
 
     /// Number of keys added to a slot.
-    pub(super) fn count(&self, slot: Slot) -> u32 {
+    pub(super) fn count_in_slot(&self, slot: Slot) -> u32 {
         self.counts[slot.index()]
     }
 
@@ -252,7 +252,7 @@ mod tests {
         let one = crc16_slot(b"{7}");
         let found = spool.keys(&[one]).expect("read");
         assert!(found.iter().any(|k| k.starts_with(b"{7}")) && found.iter().all(|k| crc16_slot(k) == one));
-        assert_eq!(spool.count(one) as usize, found.len());
+        assert_eq!(spool.count_in_slot(one) as usize, found.len());
         let (mut left, mut by_parts) = (&slots[..], 0);
         while !left.is_empty() {
             let first = Spool::leading_part(left);
@@ -261,7 +261,7 @@ mod tests {
         }
         assert_eq!(by_parts, 100, "part by part");
         spool.forget(&slots);
-        assert_eq!((spool.bytes, spool.count(one)), (0, 0), "nothing of it stays in memory");
+        assert_eq!((spool.bytes, spool.count_in_slot(one)), (0, 0), "nothing of it stays in memory");
         drop(spool);
         assert!(!dir.path().join("move-1").exists());
     }

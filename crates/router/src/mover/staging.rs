@@ -638,7 +638,7 @@ impl Mover {
         };
         let Some(number) = rest.split('-').next().and_then(|number| number.parse::<u64>().ok()) else { return false };
         let is_ours = number == self.id.0 && self.staging.all.values().any(|staged| staged.name == key);
-        let is_anothers = number != self.id.0 && self.shared.plan().moves.by_id.keys().any(|id| id.0 == number);
+        let is_anothers = number != self.id.0 && self.shared.routing().moves.by_id.keys().any(|id| id.0 == number);
         incarnation != self.shared.incarnation || !(is_ours || is_anothers)
     }
 }

@@ -76,7 +76,7 @@ impl Worker {
     }
 
     fn greet_client(&mut self, listener: usize, fd: OwnedFd, peer: Option<std::net::SocketAddr>) {
-        let live = self.plan.live.clone();
+        let live = self.routing.live.clone();
         let settings = self.door.listeners[listener].settings.clone();
         let mut share = None;
         if settings.bounds != Bounds::default() || settings.connections_per_second.is_some() {
@@ -142,7 +142,7 @@ impl Worker {
             Client::new(fd, tls, live.users.default_user().clone(), settings, live.database, self.now_us, details);
         client.listener_share = share;
         let handle = self.clients.insert(client);
-        let user = self.plan.live.users.default_user().clone();
+        let user = self.routing.live.users.default_user().clone();
         let open = user.is_open();
         if self.become_user(handle, user, open).is_err() {
             // The default user is at its connection limit; other users can still log in.

@@ -65,7 +65,7 @@ impl Worker {
 
     pub(super) fn acl(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         class: u8,
         local: Local,
@@ -74,7 +74,7 @@ impl Worker {
         if self.awaits_users(handle) {
             return Flow::Stall(Stall::Barrier);
         }
-        let users = &plan.live.users;
+        let users = &routing.live.users;
         let arg = |index: usize| args.get(index).unwrap_or_default();
         let Some(client) = self.clients.get(handle) else { return Flow::Close };
         let resp3 = client.resp3;
@@ -120,7 +120,8 @@ impl Worker {
                 let Some(category) = Categories::named(&name) else {
                     return self.refuse(handle, class, &format!("ERR Unknown category '{name}'"));
                 };
-                let commands: Vec<_> = plan.commands.iter().filter(|c| c.categories().intersects(category)).collect();
+                let commands: Vec<_> =
+                    routing.commands.iter().filter(|c| c.categories().intersects(category)).collect();
                 encode::header(&mut out, b'*', commands.len());
                 commands
                     .iter()
@@ -151,7 +152,7 @@ impl Worker {
                 let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
                 encode::bulk(&mut out, &digits.as_bytes()[..bits.div_ceil(4)]);
             }
-            Local::AclDryrun => return self.acl_dry_run(plan, handle, class, args),
+            Local::AclDryrun => return self.acl_dry_run(routing, handle, class, args),
             _ => {
                 let name = String::from_utf8_lossy(arg(1)).to_ascii_uppercase();
                 let text = format!("ERR unknown subcommand or wrong number of arguments for '{name}'. Try ACL HELP.");
@@ -162,9 +163,9 @@ impl Worker {
         Flow::Next
     }
 
-    fn acl_dry_run(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+    fn acl_dry_run(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let shown = |index: usize| String::from_utf8_lossy(args.get(index).unwrap_or_default()).into_owned();
-        let Some(user) = plan.live.users.get(args.get(2).unwrap_or_default()) else {
+        let Some(user) = routing.live.users.get(args.get(2).unwrap_or_default()) else {
             return self.refuse(handle, class, &format!("ERR User '{}' not found", shown(2)));
         };
         // The remaining arguments form a command.
@@ -174,7 +175,7 @@ impl Worker {
             return self.refuse(handle, class, "ERR syntax error");
         };
         let call = scanner.args(&request);
-        let Lookup::Command(command) = plan.commands.find(&call) else {
+        let Lookup::Command(command) = routing.commands.find(&call) else {
             return self.refuse(handle, class, &format!("ERR Command '{}' not found", shown(3)));
         };
         if !command.arity_ok(call.len()) {

@@ -6,30 +6,30 @@ use switchyard_resp::request::Args;
 
 use super::Worker;
 use super::keyed::{Call, KeyedCommand, writes};
-use super::transit::parsed;
+use super::transit::with_parsed_command;
 use super::wait::MARK;
 use crate::shared::RoutingSnapshot;
 
 /// Records the keys that a command may write, while other nodes serve slots of ejected nodes. Must be called before the
 /// command is sent.
 pub(super) fn note_written(worker: &mut Worker, keyed: KeyedCommand<'_>) {
-    let plan = worker.plan.clone();
+    let routing = worker.routing.clone();
     let mut places = std::mem::take(&mut worker.keys);
-    let mut note = |command: &Command, args: &Args<'_>| note_command(&plan, command, args, &mut places);
+    let mut note = |command: &Command, args: &Args<'_>| note_command(&routing, command, args, &mut places);
     match keyed.call {
         Call::Found(command, args) => note(command, args),
         // Changes no keys.
         Call::Bytes(MARK) => {}
         Call::Bytes(request) => {
-            if parsed(&plan, request, note).is_none() {
-                plan.moves.away.iter().for_each(|away| away.note_any());
+            if with_parsed_command(&routing, request, note).is_none() {
+                routing.moves.away.iter().for_each(|away| away.note_any());
             }
         }
     }
     worker.keys = places;
 }
 
-fn note_command(plan: &RoutingSnapshot, command: &Command, args: &Args<'_>, places: &mut Vec<u32>) {
+fn note_command(routing: &RoutingSnapshot, command: &Command, args: &Args<'_>, places: &mut Vec<u32>) {
     if !writes(command) || command.flags.has(Flags::PUBSUB) {
         return;
     }
@@ -38,12 +38,15 @@ fn note_command(plan: &RoutingSnapshot, command: &Command, args: &Args<'_>, plac
     let has_keys = found.is_ok() && !places.is_empty();
     let is_script = command.flags.has(Flags::SCRIPT);
     // A checked script uses only its declared keys.
-    let names_all =
-        if is_script { plan.checks_scripts() && !command.name.starts_with("FCALL") && found.is_ok() } else { has_keys };
+    let names_all = if is_script {
+        routing.checks_scripts() && !command.name.starts_with("FCALL") && found.is_ok()
+    } else {
+        has_keys
+    };
     if names_all {
         for key in places.iter().filter_map(|place| args.get(*place as usize)) {
-            let slot = plan.topology.slot_of(key);
-            plan.moves.away.iter().filter(|away| away.has(slot)).for_each(|away| away.note(key));
+            let slot = routing.topology.slot_of(key);
+            routing.moves.away.iter().filter(|away| away.has(slot)).for_each(|away| away.note(key));
         }
         return;
     }
@@ -53,6 +56,6 @@ fn note_command(plan: &RoutingSnapshot, command: &Command, args: &Args<'_>, plac
         || matches!(command.handling, Handling::OnlyNode(_))
         || command.flags.has(Flags::WRITE) && !is_local
     {
-        plan.moves.away.iter().for_each(|away| away.note_any());
+        routing.moves.away.iter().for_each(|away| away.note_any());
     }
 }

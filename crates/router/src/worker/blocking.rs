@@ -83,10 +83,10 @@ impl Unblock {
 
 /// Whether the keys of a waiting client, which were in this slot at the start, are in a slot in transit.
 fn waits_on_the_way(worker: &Worker, slot: Slot, holder: Handle) -> bool {
-    let topology = &worker.plan.topology;
+    let topology = &worker.routing.topology;
     match worker.clients.get(holder).and_then(|client| client.waiting.as_ref()) {
         Some(waiting) if !topology.placement().is_crc16() => {
-            slots_by(&worker.plan, waiting.request()).into_iter().any(|slot| topology.transit(slot).is_some())
+            slots_by(&worker.routing, waiting.request()).into_iter().any(|slot| topology.transit(slot).is_some())
         }
         _ => topology.transit(slot).is_some(),
     }
@@ -147,7 +147,7 @@ impl Worker {
         if let Some(client) = self.clients.get_mut(handle)
             && !command.flags.has(Flags::READONLY)
         {
-            client.written.add(node, Since::now(&self.shared, &self.plan));
+            client.written.add(node, Since::now(&self.shared, &self.routing));
         }
         if let (Some(seq), Some((ticket, _))) = (self.clients.get(handle).map(Client::last_pending), ticket) {
             self.keep_waiting(handle, raw, seq, ticket, waits_us);
@@ -162,7 +162,7 @@ impl Worker {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let gone = client.hangup || client.half_closed;
         self.stall(handle, Stall::Blocked);
-        let grace_us = self.plan.live.command_timeout.as_micros() as u64;
+        let grace_us = self.routing.live.command_timeout.as_micros() as u64;
         let until_us = waits_us.map_or(u64::MAX, |us| self.now_us.saturating_add(us).saturating_add(grace_us));
         self.links.get_mut(link_handle).into_iter().for_each(|link| link.set_task(Task::Waiting { waited, until_us }));
         if gone {
@@ -327,7 +327,7 @@ impl Worker {
             self.links.iter().filter(|(_, l)| l.lane == Lane::Blocking && !l.is_idle()).map(|(_, l)| l.node).collect();
         nodes.sort_unstable();
         nodes.dedup();
-        let live = &self.plan.live;
+        let live = &self.routing.live;
         let command_timeout = live.command_timeout;
         let patience_us = (2 * live.command_timeout + live.connect_timeout).as_micros() as u64;
         for node in nodes {
@@ -359,12 +359,12 @@ impl Worker {
     fn is_waiting_well(&self, waited: Waited, holder: Handle, node: NodeId) -> bool {
         let slot = match waited {
             Waited::Nothing => return true,
-            Waited::OfSeveral(_) => return self.plan.topology.only_node() == Some(node),
+            Waited::OfSeveral(_) => return self.routing.topology.only_node() == Some(node),
             Waited::Of(slot) => slot,
         };
         let waiting = self.clients.get(holder).and_then(|c| c.waiting.as_ref());
         waiting.map_or_else(
-            || self.plan_of_moved().topology.owner(slot) == node,
+            || self.routing_of_moved().topology.owner(slot) == node,
             |waiting| self.is_used_at(slot, waiting.request(), node),
         )
     }
@@ -373,7 +373,7 @@ impl Worker {
     /// timeout does not block the drain barrier. A wait at a node that no longer serves its keys is ended there and
     /// reissued.
     pub(super) fn restamp_waiting(&mut self) {
-        let epoch = self.plan.topology.epoch() as u32;
+        let epoch = self.routing.topology.epoch() as u32;
         for handle in self.links.handles() {
             let Some(link) = self.links.get(handle).filter(|l| l.lane == Lane::Blocking && !l.is_idle()) else {
                 continue;

@@ -46,7 +46,7 @@ impl Worker {
     pub(super) fn fail_all(&mut self, handle: Handle, error: &str, in_flight: usize) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let lost = link.lose(in_flight);
-        link.start_database = self.plan.live.database;
+        link.start_database = self.routing.live.database;
         link.database = link.start_database;
         link.no_touch = false;
         link.input = Vec::new();
@@ -143,7 +143,7 @@ impl Worker {
         let in_flight = link.may_be_executed();
         let (node, lane) = (link.node, link.lane);
         // The connection of a removed node does not count as a failure.
-        let known = self.plan.topology.node(node).is_some();
+        let known = self.routing.topology.node(node).is_some();
         link.counters.failures.add(u64::from(known));
         self.leave_behind(handle);
         let Some(link) = self.links.get_mut(handle) else { return };
@@ -198,7 +198,7 @@ impl Worker {
             return self.shared.connections.remove(&connection);
         };
         self.shared.connections.mark_broken(&connection);
-        let epoch = self.plan.topology.epoch();
+        let epoch = self.routing.topology.epoch();
         let epoch = epoch - u64::from((epoch as u32).wrapping_sub(low));
         let armed = link.head().map_or(0, |head| head.cacheable);
         self.zombies.add(connection, epoch, armed);
@@ -246,7 +246,7 @@ impl Worker {
 
     /// Records nodes that execute slow commands of this worker, before commands are checked for timeouts.
     fn note_busy(&self) {
-        let timeout = self.plan.live.command_timeout;
+        let timeout = self.routing.live.command_timeout;
         let age = |sent_us: u32| Duration::from_micros(u64::from((self.now_us as u32).wrapping_sub(sent_us)));
         for (_, link) in self.links.iter().filter(|(_, link)| link.is_slow() && link.phase == Phase::Up) {
             let is_script = |head: &Pending| head.class == CommandClass::Script as u8;
@@ -257,7 +257,7 @@ impl Worker {
     }
 
     pub(super) fn tick_links(&mut self) {
-        let live = self.plan.live.clone();
+        let live = self.routing.live.clone();
         self.note_busy();
         for handle in self.links.handles() {
             let Some(link) = self.links.get_mut(handle) else { continue };
@@ -296,7 +296,7 @@ impl Worker {
 
     /// Publishes since when each node has executed a slow command of this worker.
     pub(super) fn publish_slow(&self) {
-        let mut since_us = vec![0; self.plan.topology.node_id_bound()];
+        let mut since_us = vec![0; self.routing.topology.node_id_bound()];
         for (_, link) in self.links.iter().filter(|(_, link)| link.is_slow()) {
             let Some(head) = link.head().filter(|_| !link.is_head_expired()) else { continue };
             let sent_us = self.now_us.saturating_sub(u64::from((self.now_us as u32).wrapping_sub(head.sent_us))).max(1);
@@ -306,7 +306,7 @@ impl Worker {
                 *oldest = sent_us;
             }
         }
-        for node in self.plan.topology.nodes() {
+        for node in self.routing.topology.nodes() {
             self.counters.node(node.id).slow_since_us.set(since_us[node.id.index()]);
         }
     }

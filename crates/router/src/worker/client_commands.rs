@@ -64,7 +64,7 @@ impl Worker {
         let arg = |index: usize| args.get(index).unwrap_or_default();
         let is = |index: usize, word: &str| arg(index).eq_ignore_ascii_case(word.as_bytes());
         let now_us = self.now_us;
-        let plan = self.plan.clone();
+        let routing = self.routing.clone();
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let mut out = Vec::new();
         match local {
@@ -96,7 +96,7 @@ impl Worker {
                 out.extend_from_slice(b"+OK\r\n");
             }
             Local::ClientInfo => {
-                let command = plan.commands.get(client.last_command).map_or("NULL", |c| &c.name);
+                let command = routing.commands.get(client.last_command).map_or("NULL", |c| &c.name);
                 let Some(client) = self.clients.get(handle) else { return Flow::Close };
                 let text = client.describe(now_us, command, self.is_dirty(handle, client));
                 encode::verbatim(&mut out, text.as_bytes(), client.resp3);
@@ -107,7 +107,7 @@ impl Worker {
                     return self.refuse(handle, class, "ERR syntax error");
                 }
                 if local == Local::ClientNoTouch {
-                    let keepers = plan.topology.nodes().filter(|node| self.keepers.has(node.id));
+                    let keepers = routing.topology.nodes().filter(|node| self.keepers.has(node.id));
                     if on
                         && !keepers
                             .map(|node| node.id)
@@ -157,7 +157,7 @@ impl Worker {
             }
             Local::ClientKill => {
                 let id = client.details.id;
-                return match kill_filter(args, id, &plan.live.users) {
+                return match kill_filter(args, id, &routing.live.users) {
                     // The filter may match this client: its later commands are executed only if it does not.
                     Ok((filter, _)) if filter.skip != Some(id) && !client.may_take(Lane::Rounds) => {
                         Flow::Stall(Stall::Barrier)
@@ -235,7 +235,7 @@ impl Worker {
     pub(super) fn list_clients(&self, filter: &ClientFilter) -> Vec<u8> {
         let mut text = String::new();
         for (handle, client) in self.clients.iter().filter(|(_, c)| self.matches(c, filter)) {
-            let command = self.plan.commands.get(client.last_command).map_or("NULL", |c| &c.name);
+            let command = self.routing.commands.get(client.last_command).map_or("NULL", |c| &c.name);
             text.push_str(&client.describe(self.now_us, command, self.is_dirty(handle, client)));
         }
         let mut reply = Vec::new();

@@ -102,7 +102,7 @@ impl MultiStepCommand for SlotKeys {
         if reply::is_error(&answer) {
             return Next::Done(answer);
         }
-        let topology = &worker.plan.topology;
+        let topology = &worker.routing.topology;
         // Without placement overrides, all keys of the owner count, also while the slot moves.
         let parted = topology.has_override(self.slot);
         let mut pair = reply::elements(&answer);
@@ -152,8 +152,8 @@ impl MultiStepCommand for SlotKeys {
 impl Worker {
     /// Answers READONLY, READWRITE and `ASKING`. No effect, because the router shows neither replicas nor slots in
     /// transit.
-    pub(super) fn cluster_mode(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8) -> Flow {
-        if plan.live.cluster.is_none() {
+    pub(super) fn cluster_mode(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8) -> Flow {
+        if routing.live.cluster.is_none() {
             return self.refuse(handle, class, DISABLED);
         }
         self.answer(handle, class, b"+OK\r\n");
@@ -161,13 +161,13 @@ impl Worker {
     }
 
     /// Returns the members that a client sees, and the index of the one it is connected to.
-    fn members(&self, plan: &RoutingSnapshot, handle: Handle) -> (Vec<Member>, usize) {
+    fn members(&self, routing: &RoutingSnapshot, handle: Handle) -> (Vec<Member>, usize) {
         let local = self.clients.get(handle).and_then(|c| c.details.local);
         let local = local.map_or_else(
             || ("127.0.0.1".to_string(), self.shared.port),
             |a| (a.ip().to_canonical().to_string(), a.port()),
         );
-        let announced = plan.live.cluster.as_ref().map(|c| c.announce.as_slice()).unwrap_or_default();
+        let announced = routing.live.cluster.as_ref().map(|c| c.announce.as_slice()).unwrap_or_default();
         if announced.is_empty() {
             return (members_of(&[local]), 0);
         }
@@ -177,7 +177,7 @@ impl Worker {
 
     pub(super) fn cluster(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         args: &Args<'_>,
@@ -188,17 +188,20 @@ impl Worker {
         // These do not depend on emulation, and no client infers a cluster from their replies.
         match subcommand {
             "KEYSLOT" => {
-                encode::integer(&mut out, i64::from(plan.topology.slot_of(args.get(2).unwrap_or_default()).number()));
+                encode::integer(
+                    &mut out,
+                    i64::from(routing.topology.slot_of(args.get(2).unwrap_or_default()).number()),
+                );
                 self.answer(handle, class, &out);
                 return Flow::Next;
             }
-            "COUNTKEYSINSLOT" | "GETKEYSINSLOT" => return self.keys_in_slot(plan, handle, class, args),
-            _ if plan.live.cluster.is_none() => return self.refuse(handle, class, DISABLED),
+            "COUNTKEYSINSLOT" | "GETKEYSINSLOT" => return self.keys_in_slot(routing, handle, class, args),
+            _ if routing.live.cluster.is_none() => return self.refuse(handle, class, DISABLED),
             _ => {}
         }
         let Some(client) = self.clients.get(handle) else { return Flow::Close };
         let resp3 = client.resp3;
-        let (members, own) = self.members(plan, handle);
+        let (members, own) = self.members(routing, handle);
         match subcommand {
             "MYID" => encode::bulk(&mut out, members[own].id.as_bytes()),
             "MYSHARDID" => encode::bulk(&mut out, id_of(&members[own].id, 0).as_bytes()),
@@ -219,7 +222,7 @@ impl Worker {
                 }
                 encode::verbatim(&mut out, text.as_bytes(), resp3);
             }
-            "INFO" => encode::verbatim(&mut out, self.cluster_info(plan, members.len()).as_bytes(), resp3),
+            "INFO" => encode::verbatim(&mut out, self.cluster_info(routing, members.len()).as_bytes(), resp3),
             "REPLICAS" | "SLAVES" | "COUNT-FAILURE-REPORTS" => {
                 let id = args.get(2).unwrap_or_default();
                 if !members.iter().any(|m| m.id.as_bytes() == id) {
@@ -237,7 +240,7 @@ impl Worker {
         Flow::Next
     }
 
-    fn keys_in_slot(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+    fn keys_in_slot(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let number = |index: usize| args.get(index).and_then(parse::<i64>);
         let Some(slot) = number(2) else {
             return self.refuse(handle, class, "ERR value is not an integer or out of range");
@@ -259,8 +262,8 @@ impl Worker {
         if !client.may_take(Lane::Slow) {
             return Flow::Stall(Stall::Barrier);
         }
-        let node = plan.topology.owner(slot);
-        let mut others: Vec<NodeId> = plan.topology.overrides_in(slot).map(|(_, at)| at).collect();
+        let node = routing.topology.owner(slot);
+        let mut others: Vec<NodeId> = routing.topology.overrides_in(slot).map(|(_, at)| at).collect();
         others.sort_unstable();
         others.dedup();
         let search = SlotKeys { slot, node, others, wanted, keys: HashSet::new(), looked_at: 0 };
@@ -268,9 +271,9 @@ impl Worker {
         self.begin_rounds(handle, class, Box::new(search), first)
     }
 
-    fn cluster_info(&self, plan: &RoutingSnapshot, members: usize) -> String {
-        let down = plan.topology.nodes().filter(|n| self.shared.with_facts(n.id, |f| f.failure.is_some()));
-        let failed: usize = down.map(|n| plan.topology.slots_of(n.id)).sum();
+    fn cluster_info(&self, routing: &RoutingSnapshot, members: usize) -> String {
+        let down = routing.topology.nodes().filter(|n| self.shared.with_facts(n.id, |f| f.failure.is_some()));
+        let failed: usize = down.map(|n| routing.topology.slots_of(n.id)).sum();
         let all = SLOT_COUNT;
         // Like a cluster without required full coverage: available slots are served.
         let state = if failed < all { "ok" } else { "fail" };

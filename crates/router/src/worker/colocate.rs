@@ -50,7 +50,7 @@ impl Worker {
         wanted: ColocationRequest,
         text: String,
     ) -> Result<Flow, String> {
-        let limit = self.plan.live.colocate_timeout;
+        let limit = self.routing.live.colocate_timeout;
         let (now_us, worker) = (self.now_us, self.index);
         let Some(client) = self.clients.get_mut(handle) else { return Ok(Flow::Close) };
         let Some(port) = self.shared.ports.colocate.as_ref().filter(|_| !limit.is_zero()) else { return Err(text) };
@@ -93,7 +93,7 @@ impl Worker {
     fn late_text(&self, text: &str) -> String {
         format!(
             "{text}. It was not home within {:?} (moves.colocate-timeout); see switchyard moves",
-            self.plan.live.colocate_timeout
+            self.routing.live.colocate_timeout
         )
     }
 
@@ -112,7 +112,7 @@ impl Worker {
     /// Resumes clients whose wait has timed out or whose request was answered. `all`: resumes all, after a topology
     /// change.
     pub(super) fn settle_colocate_waits(&mut self, all: bool) {
-        let limit_us = self.plan.live.colocate_timeout.as_micros() as u64;
+        let limit_us = self.routing.live.colocate_timeout.as_micros() as u64;
         let is_late = |worker: &Self, wait: &ColocateWait| worker.now_us.saturating_sub(wait.since_us) > limit_us;
         for handle in self.clients.stalled(Stall::Colocation) {
             let wait = self.clients.get(handle).and_then(|client| client.colocate_wait.as_ref());

@@ -129,13 +129,13 @@ impl Worker {
 
     pub(super) fn config_get(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         class: u8,
         raw: &[u8],
         args: &Args<'_>,
     ) -> Flow {
-        let own = self.own_settings(&plan.live);
+        let own = self.own_settings(&routing.live);
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Main) {
             return Flow::Stall(Stall::Barrier);
@@ -156,7 +156,7 @@ impl Worker {
 
     pub(super) fn config_set(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         class: u8,
         raw: &[u8],
@@ -173,7 +173,7 @@ impl Worker {
         }
         let own: Vec<&Settable> = names.iter().filter_map(|name| SETTABLE.iter().find(|s| s.name == name)).collect();
         let is_own = |name: &String| own.iter().any(|s| s.name == name);
-        let is_allowed = |name: &String| allows_config_set(&plan.live.config_set, name);
+        let is_allowed = |name: &String| allows_config_set(&routing.live.config_set, name);
         for name in names.iter().filter(|name| !is_own(name)) {
             let why = match instead(name) {
                 Some(instead) => instead,
@@ -220,7 +220,7 @@ impl Worker {
                         settable.range.end()
                     )
                 }
-                Some(number) => match room_for(settable.name, number, &plan.live) {
+                Some(number) => match room_for(settable.name, number, &routing.live) {
                     Ok(()) => {
                         numbers.push(number);
                         continue;
@@ -232,14 +232,14 @@ impl Worker {
             return self.refuse(handle, class, &text);
         }
         tracing::info!(client = id, settings = names.join(" "), "CONFIG SET, until the next reload or restart");
-        self.shared.change_plan(|plan| {
-            let mut overrides = (*plan.overrides).clone();
+        self.shared.change_routing(|routing| {
+            let mut overrides = (*routing.overrides).clone();
             own.iter().zip(&numbers).for_each(|(settable, number)| overrides.set(settable, *number));
-            let live = overrides.over((*plan.live).clone());
-            RoutingSnapshot { live: Arc::new(live), overrides: Arc::new(overrides), ..plan.clone() }
+            let live = overrides.over((*routing.live).clone());
+            RoutingSnapshot { live: Arc::new(live), overrides: Arc::new(overrides), ..routing.clone() }
         });
         // The calling client sees the change at once; other workers adopt it in their next turn.
-        self.adopt_plan();
+        self.adopt_routing();
         self.answer(handle, class, b"+OK\r\n");
         Flow::Next
     }

@@ -339,22 +339,22 @@ impl Worker {
     #[cold]
     pub(super) fn cross_slot(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         raw: &[u8],
         args: &Args<'_>,
     ) -> Flow {
         let class = command.class() as u8;
-        let bytes_max = plan.live.cross_slot_max;
+        let bytes_max = routing.live.cross_slot_max;
         let keys = self.keys.clone();
         let Some(kind) = kind_of(command, &keys).filter(|_| bytes_max > 0) else {
-            return self.bring_together(plan, handle, command, args, &keys);
+            return self.bring_together(routing, handle, command, args, &keys);
         };
         if kind == Kind::Copy && args.iter().skip(3).any(|a| is_option(a, b"DB")) {
-            return self.bring_together(plan, handle, command, args, &keys);
+            return self.bring_together(routing, handle, command, args, &keys);
         }
-        let owner = |index: usize| plan.topology.lives_at(args.get(index).unwrap_or_default());
+        let owner = |index: usize| routing.topology.lives_at(args.get(index).unwrap_or_default());
         let first = owner(keys.first().map_or(0, |k| *k as usize));
         if keys.iter().all(|k| owner(*k as usize) == first) {
             return self.forward(handle, command, args, first, raw);
@@ -365,13 +365,13 @@ impl Worker {
         }
         if &*command.name == "SORT" && uses_pattern(args) {
             // The keys of the pattern are with the source, and the command is executed at the destination.
-            return self.bring_together(plan, handle, command, args, &keys);
+            return self.bring_together(routing, handle, command, args, &keys);
         }
         let args: Vec<Vec<u8>> = args.iter().map(<[u8]>::to_vec).collect();
         if let Some(client) = self.clients.get_mut(handle).filter(|_| kind != Kind::Read) {
             // For WAIT: any of the nodes may be the destination.
-            let since = Since::now(&self.shared, &self.plan);
-            keys.iter().for_each(|k| client.written.add(plan.topology.lives_at(&args[*k as usize]), since));
+            let since = Since::now(&self.shared, &self.routing);
+            keys.iter().for_each(|k| client.written.add(routing.topology.lives_at(&args[*k as usize]), since));
         }
         if kind == Kind::Pop {
             let lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
@@ -379,22 +379,22 @@ impl Worker {
             let left = keys
                 .iter()
                 .rev()
-                .map(|k| (args[*k as usize].clone(), plan.topology.lives_at(&args[*k as usize])))
+                .map(|k| (args[*k as usize].clone(), routing.topology.lives_at(&args[*k as usize])))
                 .collect();
             let mut pop = Pop { lane, name: args[0].clone(), left, options: args[after..].to_vec() };
             let Some(ask) = pop.next_request() else { return Flow::Close };
             return self.begin_alone(handle, class, Box::new(pop), vec![ask]);
         }
         let target = match kind {
-            Kind::Store(destination) => plan.topology.lives_at(&args[destination]),
-            Kind::Copy => plan.topology.lives_at(&args[2]),
+            Kind::Store(destination) => routing.topology.lives_at(&args[destination]),
+            Kind::Copy => routing.topology.lives_at(&args[2]),
             _ => first,
         };
         let version = |node: NodeId| self.shared.with_facts(node, |f| (f.flavour, f.version.clone()));
         let mut try_first = false;
         let mut foreign = Vec::new();
         for index in keys.iter().map(|k| *k as usize) {
-            let node = plan.topology.lives_at(&args[index]);
+            let node = routing.topology.lives_at(&args[index]);
             if node != target {
                 try_first |= version(node) != version(target);
                 let number = TEMPORARY.fetch_add(1, Ordering::Relaxed);

@@ -51,12 +51,12 @@ impl Worker {
     #[inline]
     pub(super) fn dispatch(
         &mut self,
-        plan: &Arc<RoutingSnapshot>,
+        routing: &Arc<RoutingSnapshot>,
         handle: Handle,
         raw: &[u8],
         args: &Args<'_>,
     ) -> Flow {
-        let command = match plan.commands.find(args) {
+        let command = match routing.commands.find(args) {
             Lookup::Command(command) => command,
             other => return self.unknown(handle, &other, args),
         };
@@ -76,11 +76,11 @@ impl Worker {
         if special && let Some(flow) = self.gate(handle, command) {
             return flow;
         }
-        if !plan.topology.is_settled() {
-            match self.in_transit(plan, handle, command, args) {
+        if !routing.topology.is_settled() {
+            match self.in_transit(routing, handle, command, args) {
                 Transit::Settled => {}
                 Transit::Instead(Flow::Stall(Stall::Keys)) if command.flags.has(Flags::BLOCKING) => {
-                    let flow = self.wait_on_the_way(plan, handle, command, raw, args);
+                    let flow = self.wait_on_the_way(routing, handle, command, raw, args);
                     self.executed(handle, command, args, special, flow);
                     return flow;
                 }
@@ -90,23 +90,23 @@ impl Worker {
                     self.executed(handle, command, args, special, flow);
                     return flow;
                 }
-                Transit::Moved(plan) => {
+                Transit::Moved(routing) => {
                     // A replica may be older than the move.
                     self.detour = true;
-                    let flow = self.execute(&plan, handle, command, raw, args, special, in_multi);
+                    let flow = self.execute(&routing, handle, command, raw, args, special, in_multi);
                     self.detour = false;
                     return flow;
                 }
             }
         }
-        self.execute(plan, handle, command, raw, args, special, in_multi)
+        self.execute(routing, handle, command, raw, args, special, in_multi)
     }
 
     #[inline]
     #[allow(clippy::too_many_arguments)] // results of `dispatch`
     fn execute(
         &mut self,
-        plan: &Arc<RoutingSnapshot>,
+        routing: &Arc<RoutingSnapshot>,
         handle: Handle,
         command: &Command,
         raw: &[u8],
@@ -115,11 +115,11 @@ impl Worker {
         in_multi: bool,
     ) -> Flow {
         let class = command.class() as u8;
-        if special && waits(self, plan, handle, command, args) {
+        if special && waits(self, routing, handle, command, args) {
             return Flow::Stall(Stall::Outage);
         }
         if in_multi {
-            let flow = self.in_multi(plan, handle, command, raw, args);
+            let flow = self.in_multi(routing, handle, command, raw, args);
             if special && matches!(flow, Flow::Next | Flow::Close) {
                 self.feed_monitors(handle, command, args);
                 self.note_tracked_read(handle, command, args);
@@ -128,13 +128,13 @@ impl Worker {
             return flow;
         }
         let flow = match command.handling {
-            Handling::Keyed => self.keyed(plan, handle, command, raw, args),
-            Handling::Split(how) => self.split(plan, handle, command, how, raw, args),
+            Handling::Keyed => self.keyed(routing, handle, command, raw, args),
+            Handling::Split(how) => self.split(routing, handle, command, how, raw, args),
             Handling::Every(merge) => self.every(handle, command, merge, raw, args),
-            Handling::Any => self.any(plan, handle, command, raw, args),
-            Handling::Local(local) => self.local(plan, handle, command, local, raw, args),
-            Handling::OnlyNode(_) if plan.topology.only_node().is_some() => {
-                self.at_only_node(plan, handle, command, raw, args)
+            Handling::Any => self.any(routing, handle, command, raw, args),
+            Handling::Local(local) => self.local(routing, handle, command, local, raw, args),
+            Handling::OnlyNode(_) if routing.topology.only_node().is_some() => {
+                self.at_only_node(routing, handle, command, raw, args)
             }
             Handling::OnlyNode(_) | Handling::Refused(_) => {
                 let text = errors::not_served(command).unwrap_or_default();
@@ -229,7 +229,7 @@ impl Worker {
     /// for that once.
     fn may_still_learn(&mut self, handle: Handle) -> bool {
         let asked = self
-            .plan
+            .routing
             .topology
             .nodes()
             .any(|n| self.shared.with_facts(n.id, |f| f.commands == Commands::Requested || !f.tried));
@@ -239,7 +239,7 @@ impl Worker {
 
     fn keyed(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         raw: &[u8],
@@ -250,37 +250,37 @@ impl Worker {
             Some(index) => {
                 let Some(key) = args.get(index) else { return Flow::Close };
                 if command.flags.has(Flags::CURSOR) {
-                    return element_scan(self, handle, command, plan.topology.lives_at(key), raw, args);
+                    return element_scan(self, handle, command, routing.topology.lives_at(key), raw, args);
                 }
                 if self.large_keys.suggests(command, key) {
-                    return self.forward_large(handle, command, args, plan.topology.lives_at(key), raw);
+                    return self.forward_large(handle, command, args, routing.topology.lives_at(key), raw);
                 }
                 if command.flags.has(Flags::COPYABLE)
                     && self.observers.hot.is_used()
-                    && let Some(flow) = copied(self, handle, plan, command, key, raw)
+                    && let Some(flow) = copied(self, handle, routing, command, key, raw)
                 {
                     return flow;
                 }
-                plan.topology.lives_at(key)
+                routing.topology.lives_at(key)
             }
             None => {
                 let mut keys = std::mem::take(&mut self.keys);
                 keys.clear();
                 let found = command.find_keys(args, &mut keys);
-                let target = route(&plan.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
+                let target = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
                 self.keys = keys;
                 match (found, target) {
-                    (Err(error), _) => match plan.topology.only_node().filter(|_| error.is_unknown_position()) {
-                        Some(node) => return self.together(plan, handle, command, node, Limit::Unnamed, raw, args),
+                    (Err(error), _) => match routing.topology.only_node().filter(|_| error.is_unknown_position()) {
+                        Some(node) => return self.together(routing, handle, command, node, Limit::Unnamed, raw, args),
                         None => return self.refuse(handle, class, &error.text(command)),
                     },
                     (Ok(()), Route::Together(node)) => {
-                        return self.together(plan, handle, command, node, Limit::Slots, raw, args);
+                        return self.together(routing, handle, command, node, Limit::Slots, raw, args);
                     }
                     (Ok(()), Route::Owner(slot, _) | Route::Parted(slot))
-                        if plan.topology.has_override(slot) && self.uses_undeclared(plan, command, args) =>
+                        if routing.topology.has_override(slot) && self.uses_undeclared(routing, command, args) =>
                     {
-                        let text = self.undeclared_text(plan, slot);
+                        let text = self.undeclared_text(routing, slot);
                         let waits =
                             self.wait_for_colocation(handle, &command.name, ColocationRequest::Slot(slot), text);
                         return waits.unwrap_or_else(|text| self.refuse(handle, class, &text));
@@ -292,9 +292,9 @@ impl Worker {
                     }
                     (Ok(()), Route::Owner(_, node)) => node,
                     (Ok(()), Route::CrossSlot | Route::Parted(_)) => {
-                        return self.cross_slot(plan, handle, command, raw, args);
+                        return self.cross_slot(routing, handle, command, raw, args);
                     }
-                    (Ok(()), Route::Anywhere) => match self.choose_node(plan) {
+                    (Ok(()), Route::Anywhere) => match self.choose_node(routing) {
                         Some(node) => node,
                         None => return self.refuse_all_down(handle, class),
                     },
@@ -302,7 +302,7 @@ impl Worker {
             }
         };
         if command.flags.has(Flags::SCRIPT) {
-            return self.script(plan, handle, command, node, raw, args);
+            return self.script(routing, handle, command, node, raw, args);
         }
         self.forward(handle, command, args, node, raw)
     }
@@ -312,13 +312,15 @@ impl Worker {
     #[cold]
     fn at_only_node(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         raw: &[u8],
         args: &Args<'_>,
     ) -> Flow {
-        let Some(node) = plan.topology.only_node() else { return self.refuse_all_down(handle, command.class() as u8) };
+        let Some(node) = routing.topology.only_node() else {
+            return self.refuse_all_down(handle, command.class() as u8);
+        };
         let flow = match command.flags.has(Flags::BLOCKING) {
             true => self.block(handle, command, node, Waited::Nothing, raw, args),
             false => self.forward(handle, command, args, node, raw),
@@ -334,7 +336,7 @@ impl Worker {
     #[allow(clippy::too_many_arguments)] // results of `keyed`
     fn together(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         node: NodeId,
@@ -344,14 +346,14 @@ impl Worker {
     ) -> Flow {
         let flow = if command.flags.has(Flags::BLOCKING) && command.blocks(args) {
             let first = self.keys.first().and_then(|place| args.get(*place as usize)).unwrap_or_default();
-            self.block(handle, command, node, Waited::OfSeveral(plan.topology.slot_of(first)), raw, args)
+            self.block(handle, command, node, Waited::OfSeveral(routing.topology.slot_of(first)), raw, args)
         } else if command.flags.has(Flags::SCRIPT) {
-            self.script(plan, handle, command, node, raw, args)
+            self.script(routing, handle, command, node, raw, args)
         } else {
             self.forward(handle, command, args, node, raw)
         };
         // Some are supported with several nodes as well.
-        let is_limited = limit != Limit::Slots || plan.live.cross_slot_max == 0 || !spans_slots(command);
+        let is_limited = limit != Limit::Slots || routing.live.cross_slot_max == 0 || !spans_slots(command);
         if flow == Flow::Next && is_limited {
             self.tally.note(&command.name, limit);
         }
@@ -402,7 +404,7 @@ impl Worker {
         let seq = client.owe_at(Some(node), self.now_us, class);
         let read_only = command.flags.has(Flags::READONLY);
         if !read_only {
-            client.written.add(node, Since::now(&self.shared, &self.plan));
+            client.written.add(node, Since::now(&self.shared, &self.routing));
         }
         let no_touch = client.no_touch;
         let pending = Pending {
@@ -410,7 +412,7 @@ impl Worker {
             seq,
             len: 0,
             sent_us: self.now_us as u32,
-            epoch: self.plan.topology.epoch() as u32,
+            epoch: self.routing.topology.epoch() as u32,
             purpose: Purpose::Client,
             class,
             again: match read_only {
@@ -430,16 +432,16 @@ impl Worker {
         Flow::Next
     }
 
-    pub(super) fn choose_node(&mut self, plan: &RoutingSnapshot) -> Option<NodeId> {
+    pub(super) fn choose_node(&mut self, routing: &RoutingSnapshot) -> Option<NodeId> {
         self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
         // A node that has just joined may lack functions, and one without keys may be about to leave.
         let keeper =
-            anywhere(&plan.topology, self.turn_of_nodes, |node| self.keepers.has(node) && self.links.is_up(node));
-        let other = || anywhere(&plan.topology, self.turn_of_nodes, |node| self.links.is_up(node));
+            anywhere(&routing.topology, self.turn_of_nodes, |node| self.keepers.has(node) && self.links.is_up(node));
+        let other = || anywhere(&routing.topology, self.turn_of_nodes, |node| self.links.is_up(node));
         // After a start no node is up, and a command with keys would wait for its node as well. The same applies after
         // a loss.
         let soon = || {
-            anywhere(&plan.topology, self.turn_of_nodes, |node| {
+            anywhere(&routing.topology, self.turn_of_nodes, |node| {
                 self.links.takes_commands(node) || !self.node_fails(node)
             })
         };
@@ -447,16 +449,23 @@ impl Worker {
     }
 
     pub(super) fn refuse_all_down(&mut self, handle: Handle, class: u8) -> Flow {
-        let first = self.plan.topology.nodes().next().map(|n| n.id);
+        let first = self.routing.topology.nodes().next().map(|n| n.id);
         let text = first.map_or_else(|| "NODEDOWN there are no nodes".into(), |node| self.down_text(node));
         self.refuse(handle, class, &text)
     }
 
-    fn any(&mut self, plan: &RoutingSnapshot, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+    fn any(
+        &mut self,
+        routing: &RoutingSnapshot,
+        handle: Handle,
+        command: &Command,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
         if command.name.starts_with("COMMAND") {
-            return self.query_commands(plan, handle, command, raw, args);
+            return self.query_commands(routing, handle, command, raw, args);
         }
-        match self.choose_node(plan) {
+        match self.choose_node(routing) {
             Some(node) if command.name == "FUNCTION|LIST" => self.function_list(handle, command, node, raw, args),
             Some(node) => self.forward(handle, command, args, node, raw),
             None => self.refuse_all_down(handle, command.class() as u8),
@@ -465,7 +474,7 @@ impl Worker {
 
     fn split(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         how: Split,
@@ -480,7 +489,7 @@ impl Worker {
             self.keys = indexes;
             return self.refuse(handle, class, &error.text(command));
         }
-        let flow = self.split_keys(plan, handle, command, how, raw, args, &indexes);
+        let flow = self.split_keys(routing, handle, command, how, raw, args, &indexes);
         self.keys = indexes;
         flow
     }
@@ -488,7 +497,7 @@ impl Worker {
     #[allow(clippy::too_many_arguments)] // a single call, with locals of `split`
     fn split_keys(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         how: Split,
@@ -498,12 +507,12 @@ impl Worker {
     ) -> Flow {
         let key = |index: &u32| args.get(*index as usize).unwrap_or_default();
         if self.observers.hot.is_used()
-            && let Some(flow) = copies_of(self, handle, plan, command, how, raw, args, indexes)
+            && let Some(flow) = copies_of(self, handle, routing, command, how, raw, args, indexes)
         {
             return flow;
         }
         // Usual case: all keys are at one node, which executes the whole command.
-        let mut owners = indexes.iter().map(|i| plan.topology.lives_at(key(i)));
+        let mut owners = indexes.iter().map(|i| routing.topology.lives_at(key(i)));
         if let Some(first) = owners.next()
             && owners.all(|o| o == first)
         {
@@ -514,7 +523,7 @@ impl Worker {
             return Flow::Stall(Stall::Barrier);
         }
         let class = command.class() as u8;
-        let parts = split(&plan.topology, indexes.iter().map(key));
+        let parts = split(&routing.topology, indexes.iter().map(key));
         let whole = match how {
             Split::Values => {
                 let mut layout = vec![0; indexes.len()];
@@ -537,7 +546,7 @@ impl Worker {
             if how != Split::Values
                 && let Some(client) = self.clients.get_mut(handle)
             {
-                client.written.add(part.node, Since::now(&self.shared, &self.plan));
+                client.written.add(part.node, Since::now(&self.shared, &self.routing));
             }
             request.clear();
             encode::header(&mut request, b'*', 1 + part.keys.len() * per_key);
@@ -578,7 +587,7 @@ impl Worker {
         }
         // Also if all moves have ended during the wait: then the quiesce is withdrawn there.
         let waits = self.clients.get_mut(handle).is_some_and(|client| client.quieting.is_some());
-        if waits || !self.plan.moves.by_id.is_empty() || !self.plan.topology.is_settled() {
+        if waits || !self.routing.moves.by_id.is_empty() || !self.routing.topology.is_settled() {
             match &*command.name {
                 "FLUSHALL" | "FLUSHDB" => return self.flush_quietly(handle, lane, raw, command.class() as u8),
                 "DBSIZE" | "KEYS" => return self.look_quietly(handle, lane, merge, raw, command.class() as u8),
@@ -588,7 +597,7 @@ impl Worker {
         if command.flags.has(Flags::WRITE) {
             let nodes = self.keepers.all();
             if let Some(client) = self.clients.get_mut(handle) {
-                let since = Since::now(&self.shared, &self.plan);
+                let since = Since::now(&self.shared, &self.routing);
                 nodes.into_iter().for_each(|node| client.written.add(node, since));
             }
         }

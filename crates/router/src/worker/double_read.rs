@@ -49,13 +49,13 @@ const fn lane_of(command: &Command) -> Lane {
 /// Returns the nodes for a double read, if the command may use one instead of waiting.
 pub(super) fn may_double_read(
     worker: &mut Worker,
-    plan: &RoutingSnapshot,
+    routing: &RoutingSnapshot,
     handle: Handle,
     command: &Command,
     args: &Args<'_>,
     look: &KeyLookup<SharedLeg>,
 ) -> Option<Asks> {
-    let (nodes, processes) = look.double_read(&plan.topology)?;
+    let (nodes, processes) = look.double_read(&routing.topology)?;
     let client = worker.clients.get(handle)?;
     // A command that has already waited will get its key soon.
     if client.moving.is_some() || !reads_one_key(worker, handle, command, args) {
@@ -85,12 +85,12 @@ pub(super) fn reads_one_key(worker: &Worker, handle: Handle, command: &Command, 
 }
 
 /// Requests the key from the mover for a sample of double reads, if the protocol does so.
-pub(super) fn fetch_sampled(worker: &Worker, plan: &RoutingSnapshot, look: &KeyLookup<SharedLeg>) {
+pub(super) fn fetch_sampled(worker: &Worker, routing: &RoutingSnapshot, look: &KeyLookup<SharedLeg>) {
     let number = worker.counters.double_reads.get() + 1;
-    let is_sampled = look.is_sampled(&plan.topology, number);
+    let is_sampled = look.is_sampled(&routing.topology, number);
     if is_sampled
         && let Some(((id, leg), key)) = look.fetched()
-        && let Some(mover) = plan.moves.by_id.get(&id)
+        && let Some(mover) = routing.moves.by_id.get(&id)
     {
         mover.notify(MoverMessage::Wanted { leg, keys: vec![key] });
     }

@@ -20,7 +20,7 @@ pub(super) enum FanOutScope {
     Unanimous,
 }
 
-/// Nodes that may have keys, by the worker's plan.
+/// Nodes that may have keys, by the worker's snapshot.
 #[derive(Debug, Default)]
 pub(super) struct DataNodes {
     all: Vec<NodeId>,
@@ -52,7 +52,7 @@ impl DataNodes {
 impl Worker {
     /// Returns the keepers and all other connected nodes.
     pub(super) fn reachable(&self) -> Vec<NodeId> {
-        self.plan
+        self.routing
             .topology
             .nodes()
             .map(|node| node.id)

@@ -163,7 +163,7 @@ impl Worker {
         let database = client.database;
         let _quiet = client.quieting.take();
         let parts_of = vec![None; parts];
-        let epoch = self.plan.topology.epoch();
+        let epoch = self.routing.topology.epoch();
         let nodes = Vec::new();
         let gather = Gather {
             client: client_handle,
@@ -290,7 +290,7 @@ impl Worker {
         let Some(place) = gather.parts.get_mut(part as usize).filter(|p| p.is_none()) else { return };
         gather.bytes += answer.len();
         let is_alone = self.clients.get(gather.client).is_none();
-        let too_large = is_alone || gather.bytes > self.plan.live.client_output_limit;
+        let too_large = is_alone || gather.bytes > self.routing.live.client_output_limit;
         let is_left_out = reply::is_error(answer)
             && gather.nodes.get(part as usize).is_some_and(|node| gather.excused.contains(node));
         *place = Some(if let Aggregation::Info { digest, .. } = &mut gather.whole {
@@ -416,7 +416,9 @@ impl Worker {
                 let count = parts.first().and_then(|p| reply::integer(p)).unwrap_or(0);
                 encode::integer(&mut out, self.published(kind, &channel, node, count));
             }
-            (Aggregation::Select { database }, None) if let Some(why) = other_database(&self.plan.live, database) => {
+            (Aggregation::Select { database }, None)
+                if let Some(why) = other_database(&self.routing.live, database) =>
+            {
                 // The settings have changed since it was sent.
                 encode::error(&mut out, &why);
             }

@@ -172,7 +172,7 @@ impl Worker {
     /// connection certainly reaches this one.
     pub(super) fn greet_node(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        let Some(access) = self.plan.live.nodes.get(&link.node) else { return };
+        let Some(access) = self.routing.live.nodes.get(&link.node) else { return };
         link.phase = Phase::Handshake;
         link.since_us = self.now_us;
         link.writable = true;
@@ -214,7 +214,7 @@ impl Worker {
             ask(link, NodeHandshake::Multi, &["MULTI"]);
             ask(link, NodeHandshake::Exec, &["EXEC"]);
         }
-        if link.lane != Lane::Replica && self.plan.servers.contains_key(&link.node) {
+        if link.lane != Lane::Replica && self.routing.servers.contains_key(&link.node) {
             ask(link, NodeHandshake::Role, &["ROLE"]);
         }
         if link.lane == Lane::Replica {
@@ -492,9 +492,9 @@ impl Worker {
     fn comes_back_without_data(&self, handle: Handle, run_id: Option<&str>) -> Option<String> {
         let link = self.links.get(handle).filter(|link| link.lane != Lane::Replica)?;
         let (node, now, is_loading, policy) =
-            (link.node, link.holdings?.keys, link.is_loading, self.plan.live.on_data_loss);
+            (link.node, link.holdings?.keys, link.is_loading, self.routing.live.on_data_loss);
         // A node without assigned keys misses none.
-        if !self.plan.topology.nodes_with_keys().contains(&node) {
+        if !self.routing.topology.nodes_with_keys().contains(&node) {
             return None;
         }
         let sent = self.shared.changes_sent(node);
@@ -547,7 +547,7 @@ impl Worker {
             Some(version) => ("valkey", version),
             None => ("redis", redis_version.clone().unwrap_or_else(|| "unknown".to_owned())),
         };
-        if let Some(why) = self.plan.held.clone() {
+        if let Some(why) = self.routing.held.clone() {
             self.attempt_failed(handle, &why);
             return;
         }
@@ -638,16 +638,16 @@ impl Worker {
     pub(super) fn learn(&mut self, node: NodeId, answer: &[u8]) {
         let learnt = parse_command_reply(answer);
         self.shared.with_facts(node, |f| f.commands = Commands::Known);
-        // Without the lock of the plan, because there may be many. Another worker may add others concurrently.
+        // Without the lock of the snapshot, because there may be many. Another worker may add others concurrently.
         let (mut count, mut done) = (0, false);
         while !done {
-            let known = self.shared.plan().commands.clone();
+            let known = self.shared.routing().commands.clone();
             let mut commands = (*known).clone();
             count = commands.learn(&learnt);
             let commands = if count == 0 { known.clone() } else { Arc::new(commands) };
-            self.shared.change_plan(|plan| {
-                done = Arc::ptr_eq(&plan.commands, &known);
-                RoutingSnapshot { commands: if done { commands } else { plan.commands.clone() }, ..plan.clone() }
+            self.shared.change_routing(|routing| {
+                done = Arc::ptr_eq(&routing.commands, &known);
+                RoutingSnapshot { commands: if done { commands } else { routing.commands.clone() }, ..routing.clone() }
             });
         }
         if count > 0 {

@@ -27,7 +27,7 @@ use super::downstream::Client;
 use super::keyed::{Call, CommandSeq, KeyedCommand, writes};
 use super::login::guard;
 use super::output::give;
-use super::transit::parsed;
+use super::transit::with_parsed_command;
 use super::upstream::{Lane, Pending, Phase, Purpose, UNSENT_HIGH};
 use super::wait::MARK;
 use super::{Stall, Worker};
@@ -194,8 +194,8 @@ pub(super) fn hold(worker: &mut Worker, keyed: KeyedCommand<'_>, end: CommandSeq
         // Changes no keys. Otherwise every WAIT would invalidate all copies of the node.
         Call::Bytes(MARK) => {}
         Call::Bytes(request) => {
-            let plan = worker.plan.clone();
-            let known = parsed(&plan, request, |command, args| {
+            let routing = worker.routing.clone();
+            let known = with_parsed_command(&routing, request, |command, args| {
                 if may_write(command) {
                     gates_of(worker, keyed.node, command, args, &mut found);
                 }
@@ -232,8 +232,8 @@ fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_
     if command.flags.has(Flags::SCRIPT) {
         // A checked script uses only keys in the slots of its declared keys. A function library may have bypassed the
         // check.
-        if worker.plan.checks_scripts() && !command.name.starts_with("FCALL") {
-            match worker.plan.topology.placement() {
+        if worker.routing.checks_scripts() && !command.name.starts_with("FCALL") {
+            match worker.routing.topology.placement() {
                 Placement::Crc16 => keys.for_each(|key| found.extend(set.gates_in(crc16_slot(key)))),
                 // With ketama, a script uses only its declared keys, and the slot of a cacheable key may be from an
                 // earlier server list.
@@ -262,7 +262,7 @@ fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_
 pub(super) fn copied(
     worker: &mut Worker,
     handle: Handle,
-    plan: &RoutingSnapshot,
+    routing: &RoutingSnapshot,
     command: &Command,
     key: &[u8],
     raw: &[u8],
@@ -295,7 +295,7 @@ pub(super) fn copied(
         }
         return Some(Flow::Next);
     }
-    let node = plan.topology.lives_at(key);
+    let node = routing.topology.lives_at(key);
     if client.is_under_way_at(node) {
         return None;
     }
@@ -319,8 +319,8 @@ pub(super) fn copied(
         }
         Read::Fill if waits => begin(worker, Elements::read_by(&command.name), &asked)?,
         Read::Wait(number) if waits => number,
-        Read::NotCacheable if hot.all && worker.plan.live.hot_copies.allows_key(key) => {
-            shared.hot.request_key(asked.hash, plan.topology.slot_of(key));
+        Read::NotCacheable if hot.all && worker.routing.live.hot_copies.allows_key(key) => {
+            shared.hot.request_key(asked.hash, routing.topology.slot_of(key));
             return None;
         }
         Read::Fill | Read::Wait(_) | Read::Miss | Read::NotCacheable => return None,
@@ -341,7 +341,7 @@ fn takes_copies(client: &mut Client) -> bool {
 pub(super) fn copies_of(
     worker: &mut Worker,
     handle: Handle,
-    plan: &RoutingSnapshot,
+    routing: &RoutingSnapshot,
     command: &Command,
     how: Split,
     raw: &[u8],
@@ -349,10 +349,10 @@ pub(super) fn copies_of(
     keys: &[u32],
 ) -> Option<Flow> {
     match (how, keys) {
-        (Split::Values, _) => copied_values(worker, handle, plan, command, args, keys),
+        (Split::Values, _) => copied_values(worker, handle, routing, command, args, keys),
         (_, [place]) if command.flags.has(Flags::COPYABLE) => {
             let key = args.get(*place as usize)?;
-            copied(worker, handle, plan, command, key, raw)
+            copied(worker, handle, routing, command, key, raw)
         }
         _ => None,
     }
@@ -362,7 +362,7 @@ pub(super) fn copies_of(
 fn copied_values(
     worker: &mut Worker,
     handle: Handle,
-    plan: &RoutingSnapshot,
+    routing: &RoutingSnapshot,
     command: &Command,
     args: &Args<'_>,
     keys: &[u32],
@@ -376,7 +376,7 @@ fn copied_values(
     }
     let (database, resp3) = (client.database, client.resp3);
     let class = command.class() as u8;
-    let large = plan.live.large_value;
+    let large = routing.live.large_value;
     let mut answer = Vec::new();
     encode::header(&mut answer, b'*', keys.len());
     let (mut is_whole, mut hits, mut request) = (true, Vec::new(), Vec::new());
@@ -384,7 +384,7 @@ fn copied_values(
         let key = args.get(*place as usize)?;
         request.clear();
         encode::command(&mut request, [&b"GET"[..], key]);
-        let node = plan.topology.lives_at(key);
+        let node = routing.topology.lives_at(key);
         if worker.clients.get(handle)?.is_under_way_at(node) {
             return None;
         }
@@ -471,7 +471,8 @@ fn begin(worker: &mut Worker, elements: Elements, asked: &ReadRequest<'_>) -> Op
         return None;
     }
     let number = hot.copies.begin(&*hot.gates, *asked, (worker.now_us, exact_us()))?;
-    let shape = parsed(&worker.plan, asked.request, |command, args| Shape::of(&command.name, args)).unwrap_or_default();
+    let shape = with_parsed_command(&worker.routing, asked.request, |command, args| Shape::of(&command.name, args))
+        .unwrap_or_default();
     hot.waiting.insert(number, Waiting { shape, clients: Vec::new() });
     let mut ttl = Vec::new();
     encode::command(&mut ttl, [&b"PTTL"[..], asked.key]);
@@ -496,8 +497,8 @@ fn exact_us() -> u64 {
 pub(super) fn noticed(worker: &mut Worker, key: &[u8], count: u8) {
     let hash = worker.observers.hot.hash(key);
     let is_news = worker.observers.hot.copies.set().get(hash).is_none();
-    if is_news && worker.plan.live.hot_copies.allows_key(key) {
-        worker.shared.hot.note_frequent(worker.index, hash, worker.plan.topology.slot_of(key), count);
+    if is_news && worker.routing.live.hot_copies.allows_key(key) {
+        worker.shared.hot.note_frequent(worker.index, hash, worker.routing.topology.slot_of(key), count);
     }
 }
 
@@ -516,7 +517,7 @@ pub(super) fn on_ttl_reply(worker: &mut Worker, node: NodeId, number: u32, answe
     }
     let hot = &mut worker.observers.hot;
     let longest =
-        worker.plan.live.hot_copies.ttl.map_or(i64::MAX, |most| i64::try_from(most.as_millis()).unwrap_or(i64::MAX));
+        worker.routing.live.hot_copies.ttl.map_or(i64::MAX, |most| i64::try_from(most.as_millis()).unwrap_or(i64::MAX));
     match reply::integer(answer) {
         Some(ms) if ms >= 0 => hot.copies.on_ttl_reply(number, ms.min(longest)),
         Some(_) if longest < i64::MAX => hot.copies.on_ttl_reply(number, longest),
@@ -527,7 +528,7 @@ pub(super) fn on_ttl_reply(worker: &mut Worker, node: NodeId, number: u32, answe
 
 /// Ends a fill with the node's reply, or without one (`lost`).
 pub(super) fn filled(worker: &mut Worker, number: u32, answer: &[u8], lost: bool) {
-    let Worker { observers: hearers, plan, counters, now_us, .. } = &mut *worker;
+    let Worker { observers: hearers, routing, counters, now_us, .. } = &mut *worker;
     let hot = &mut hearers.hot;
     let Some(Waiting { shape, clients }) = hot.waiting.remove(&number) else { return };
     if lost {
@@ -537,7 +538,7 @@ pub(super) fn filled(worker: &mut Worker, number: u32, answer: &[u8], lost: bool
     let differs = !reply::is_error(answer) && to_resp2(answer, shape, &mut resp2);
     let outcome =
         hot.copies.end(&*hot.gates, number, answer, differs.then_some(&resp2), (*now_us, exact_us()), |key, slot| {
-            lives_at(plan, key, slot)
+            lives_at(routing, key, slot)
         });
     if let Err(why) = outcome {
         counters.hot.discarded[why as usize].add(1);
@@ -650,27 +651,27 @@ fn count(worker: &Worker) {
     worker.counters.hot.bytes.set(sizes.bytes as u64);
 }
 
-// ---- set and plan ----
+// ---- set and snapshot ----
 
 /// Returns the node of a key. `None`: its slot is in transit. `slot`: its slot with CRC16, where slots are constant.
-fn lives_at(plan: &RoutingSnapshot, key: &[u8], slot: Slot) -> Option<NodeId> {
-    let slot = if plan.topology.placement().is_crc16() { slot } else { plan.topology.slot_of(key) };
-    plan.topology.transit(slot).is_none().then(|| plan.topology.lives_at(key))
+fn lives_at(routing: &RoutingSnapshot, key: &[u8], slot: Slot) -> Option<NodeId> {
+    let slot = if routing.topology.placement().is_crc16() { slot } else { routing.topology.slot_of(key) };
+    routing.topology.transit(slot).is_none().then(|| routing.topology.lives_at(key))
 }
 
 /// Adopts a new topology.
 pub(super) fn place_anew(worker: &mut Worker) {
-    let Worker { observers: hearers, plan, .. } = &mut *worker;
-    hearers.hot.copies.update_placement(|key, slot| lives_at(plan, key, slot));
+    let Worker { observers: hearers, routing, .. } = &mut *worker;
+    hearers.hot.copies.update_placement(|key, slot| lives_at(routing, key, slot));
     count(worker);
 }
 
 /// Adopts changed settings.
 pub(super) fn limit(worker: &mut Worker) {
-    let settings = &worker.plan.live.hot_copies;
+    let settings = &worker.routing.live.hot_copies;
     let share = settings.bytes_of_worker(worker.shared.counters.len());
     let bytes_max = if settings.is_on { share } else { 0 };
-    worker.observers.hot.copies.limit(bytes_max, settings.reply_max.min(worker.plan.live.large_value));
+    worker.observers.hot.copies.limit(bytes_max, settings.reply_max.min(worker.routing.live.large_value));
     count(worker);
 }
 
@@ -752,7 +753,7 @@ pub(super) fn hold_uploaded(worker: &mut Worker, link: Handle, keys: &[u64]) {
 /// Publishes the oldest generation of this worker's commands in flight, by node.
 pub(super) fn publish_drained(worker: &mut Worker) {
     let generation = worker.observers.hot.generation;
-    let mut oldest = vec![generation; worker.plan.topology.node_id_bound()];
+    let mut oldest = vec![generation; worker.routing.topology.node_id_bound()];
     let mut note = |node: NodeId, low: u32| {
         // As a distance, because the low bits wrap.
         let at = generation.saturating_sub(u64::from((generation as u32).wrapping_sub(low)));
@@ -807,7 +808,7 @@ pub(super) fn tick(worker: &mut Worker) {
     send_beats(worker);
     let generation = worker.observers.hot.generation;
     let is_drained = worker.observers.hot.drained.iter().all(|oldest| *oldest == generation);
-    if !is_drained || worker.observers.hot.drained.len() != worker.plan.topology.node_id_bound() {
+    if !is_drained || worker.observers.hot.drained.len() != worker.routing.topology.node_id_bound() {
         publish_drained(worker);
     }
     let hot = &mut worker.observers.hot;
@@ -829,10 +830,10 @@ pub(super) fn tick(worker: &mut Worker) {
 
 /// Enables instant reports for nodes with high load.
 fn look_at_load(worker: &mut Worker) {
-    let live = &worker.plan.live;
+    let live = &worker.routing.live;
     let least = (live.hot_copies.is_on && live.telemetry.reports != Reports::Periodic)
         .then_some(live.telemetry.instant_threshold);
-    let (workers, nodes) = (worker.shared.counters.len(), worker.plan.topology.node_id_bound());
+    let (workers, nodes) = (worker.shared.counters.len(), worker.routing.topology.node_id_bound());
     let counters = &worker.counters;
     let sent = |node: NodeId| counters.node(node).classes.iter().map(|class| class.requests.get()).sum();
     worker.observers.telemetry.look_at_load(worker.now_us, least, workers, nodes, sent);

@@ -235,7 +235,7 @@ fn human(bytes: f64) -> String {
 }
 
 impl Worker {
-    pub(super) fn info(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8, sections: Vec<String>) -> Flow {
+    pub(super) fn info(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, sections: Vec<String>) -> Flow {
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         // The figures must include the client's earlier commands.
         if !client.may_take(Lane::Main) || client.in_flight() > 0 && shows(&sections, "errorstats") {
@@ -280,7 +280,8 @@ impl Worker {
         let takes_several = || {
             let nodes = lock(&self.shared.nodes);
             let major = |version: &str| version.split('.').next().and_then(|major| major.parse::<u32>().ok());
-            plan.topology
+            routing
+                .topology
                 .nodes()
                 .all(|node| nodes.get(&node.id).is_some_and(|facts| major(&facts.redis_version) >= Some(7)))
         };
@@ -315,23 +316,24 @@ impl Worker {
         let commands: u64 = workers.iter().flat_map(|w| w.commands.iter()).map(Counter::get).sum();
         let errors = self.error_counts();
         let uptime = self.shared.uptime().as_secs();
-        let plan = &self.plan;
+        let routing = &self.routing;
         let mut text = String::new();
         let mut sections: Vec<(&str, Vec<(String, String)>)> = Vec::new();
         let mut add = |section: &'static str, fields: Vec<(&str, String)>| {
             sections.push((section, fields.into_iter().map(|(k, v)| (k.to_string(), v)).collect()));
         };
         let nodes = lock(&self.shared.nodes);
-        let compatible = oldest(plan.topology.nodes().filter_map(|n| Some(nodes.get(&n.id)?.redis_version.as_str())));
+        let compatible =
+            oldest(routing.topology.nodes().filter_map(|n| Some(nodes.get(&n.id)?.redis_version.as_str())));
         drop(nodes);
-        let (server, version) = self.fleet_version(plan);
+        let (server, version) = self.fleet_version(routing);
         let mut identity = vec![("redis_version", compatible)];
         if server == "valkey" {
             identity.extend([("server_name", server.to_string()), ("valkey_version", version)]);
         }
         let process = {
             vec![
-                ("redis_mode", if plan.live.cluster.is_some() { "cluster" } else { "standalone" }.into()),
+                ("redis_mode", if routing.live.cluster.is_some() { "cluster" } else { "standalone" }.into()),
                 ("switchyard_version", env!("CARGO_PKG_VERSION").into()),
                 ("os", format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)),
                 ("arch_bits", usize::BITS.to_string()),
@@ -348,7 +350,7 @@ impl Worker {
         add("server", identity);
         let mut clients = vec![
             ("connected_clients", self.shared.clients.load(Ordering::Relaxed).to_string()),
-            ("maxclients", plan.live.max_clients.to_string()),
+            ("maxclients", routing.live.max_clients.to_string()),
             ("blocked_clients", total(|w| &w.blocked).to_string()),
             ("tracking_clients", total(|w| &w.tracking).to_string()),
             ("pubsub_clients", total(|w| &w.subscribers).to_string()),
@@ -361,7 +363,7 @@ impl Worker {
             match *section {
                 "memory" => {
                     list.push(("used_memory_human", human(sum("used_memory").unwrap_or(0.0))));
-                    let (used, max) = (crate::memory::heap_used(), plan.live.memory_max);
+                    let (used, max) = (crate::memory::heap_used(), routing.live.memory_max);
                     list.push(("switchyard_used_memory", used.to_string()));
                     list.push(("switchyard_used_memory_human", human(used as f64)));
                     list.push(("switchyard_memory_max", if max == usize::MAX { 0 } else { max }.to_string()));
@@ -410,10 +412,10 @@ impl Worker {
             sections.push((section, fields.into_iter().map(|(k, v)| (k.to_string(), v)).collect()));
         };
         add("replication", vec![("role", "master".into()), ("connected_slaves", "0".into())]);
-        add("cluster", vec![("cluster_enabled", u8::from(plan.live.cluster.is_some()).to_string())]);
+        add("cluster", vec![("cluster_enabled", u8::from(routing.live.cluster.is_some()).to_string())]);
         let mut temporary: BTreeMap<u32, u64> = BTreeMap::new();
         if shows("keyspace") {
-            plan.moves.by_id.values().for_each(|mover| mover.count_temporary(&mut temporary));
+            routing.moves.by_id.values().for_each(|mover| mover.count_temporary(&mut temporary));
         }
         sections.push(("keyspace", digest.keyspace(&temporary)));
         let hot_copies = if shows("hot_copies") { hot_copies_fields(self) } else { Vec::new() };
@@ -447,7 +449,7 @@ impl Worker {
 
     /// Returns the section about the router and its nodes.
     fn own_fields(&self, digest: &Digest, large: u64) -> Vec<(String, String)> {
-        let (topology, workers) = (&self.plan.topology, &self.shared.counters);
+        let (topology, workers) = (&self.routing.topology, &self.shared.counters);
         let mut own: Vec<(String, String)> = vec![
             ("workers".into(), workers.len().to_string()),
             ("topology_epoch".into(), topology.epoch().to_string()),
@@ -487,7 +489,7 @@ fn hot_copies_fields(worker: &Worker) -> Vec<(&'static str, String)> {
     let total = |of: fn(&HotCounters) -> &Counter| worker.shared.counters.iter().map(|w| of(&w.hot).get()).sum::<u64>();
     let discarded: u64 = worker.shared.counters.iter().flat_map(|w| w.hot.discarded.iter()).map(Counter::get).sum();
     vec![
-        ("hot_copies_answer", u8::from(worker.plan.live.hot_copies.is_on && !hot.is_suspended()).to_string()),
+        ("hot_copies_answer", u8::from(worker.routing.live.hot_copies.is_on && !hot.is_suspended()).to_string()),
         ("hot_copies_keys", hot.keys().to_string()),
         ("hot_copies", total(|of| &of.copies).to_string()),
         ("hot_copies_bytes", total(|of| &of.bytes).to_string()),

@@ -164,7 +164,7 @@ impl Worker {
     /// Dispatches the commands at the start of `bytes` and returns their length.
     fn process(&mut self, handle: Handle, bytes: &[u8]) -> usize {
         let Some(client) = self.clients.get_mut(handle).filter(|client| !client.has_yet_to_send()) else { return 0 };
-        let plan = self.plan.clone();
+        let routing = self.routing.clone();
         let mut scanner = std::mem::take(&mut self.scanner);
         if let Some(kept) = client.scanner.take() {
             scanner = *kept;
@@ -178,7 +178,7 @@ impl Worker {
                 break;
             }
             if client.upload.is_some() {
-                match self.upload(handle, &plan, &bytes[pos..]) {
+                match self.upload(handle, &routing, &bytes[pos..]) {
                     Ok((taken, done)) => {
                         pos += taken;
                         if done {
@@ -195,7 +195,7 @@ impl Worker {
             if pos == bytes.len() {
                 break;
             }
-            if !client.has_room(plan.live.client_pipeline_max) {
+            if !client.has_room(routing.live.client_pipeline_max) {
                 self.stall(handle, Stall::Pipeline);
                 break;
             }
@@ -214,8 +214,8 @@ impl Worker {
             }
             let Some(client) = self.clients.get_mut(handle) else { break };
             let limits = Limits {
-                argument_max: plan.live.argument_max,
-                large: if client.buffer_large { usize::MAX } else { plan.live.large_value },
+                argument_max: routing.live.argument_max,
+                large: if client.buffer_large { usize::MAX } else { routing.live.large_value },
                 authenticated: client.authenticated,
             };
             let flow = match scanner.scan(&bytes[pos..], &limits) {
@@ -223,13 +223,13 @@ impl Worker {
                     let raw = &bytes[pos..pos + len];
                     let args = scanner.args(raw);
                     let flow = if canonical {
-                        self.dispatch(&plan, handle, raw, &args)
+                        self.dispatch(&routing, handle, raw, &args)
                     } else {
                         let mut again = Vec::with_capacity(len);
                         switchyard_resp::encode::command(&mut again, args.iter().collect::<Vec<_>>());
                         let mut rescan = Scanner::default();
                         let _ = rescan.scan(&again, &limits);
-                        self.dispatch(&plan, handle, &again, &rescan.args(&again))
+                        self.dispatch(&routing, handle, &again, &rescan.args(&again))
                     };
                     (flow, len)
                 }
@@ -240,7 +240,7 @@ impl Worker {
                         Ok(()) => {
                             let mut rescan = Scanner::default();
                             let _ = rescan.scan(&again, &Limits { authenticated: true, large: usize::MAX, ..limits });
-                            (self.dispatch(&plan, handle, &again, &rescan.args(&again)), len)
+                            (self.dispatch(&routing, handle, &again, &rescan.args(&again)), len)
                         }
                         Err(error) => {
                             failed = Some(error);
@@ -252,7 +252,7 @@ impl Worker {
                 Ok(Scan::Incomplete) => break,
                 Ok(Scan::Large { data, len, after }) => {
                     let header = &bytes[pos..pos + data];
-                    match self.dispatch_large(&plan, handle, header, &scanner.args(header), len, after) {
+                    match self.dispatch_large(&routing, handle, header, &scanner.args(header), len, after) {
                         Flow::Buffer => {
                             self.clients.get_mut(handle).into_iter().for_each(|c| c.buffer_large = true);
                             continue;

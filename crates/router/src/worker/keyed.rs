@@ -32,7 +32,7 @@ use super::changes::Changes;
 use super::hot_copies::{HotCopyStore, hold, noticed};
 use super::published::late_writes;
 use super::telemetry::Telemetry;
-use super::transit::parsed;
+use super::transit::with_parsed_command;
 use super::upstream::{EXEC, Pending, Purpose};
 use crate::mover::MoverMessage;
 use crate::shared::RoutingSnapshot;
@@ -182,11 +182,11 @@ impl CommandObservers {
         }
     }
 
-    /// Adopts a new plan.
-    pub(super) fn adopt(&mut self, plan: &RoutingSnapshot, tap: Option<&Arc<dyn Tap>>) {
+    /// Adopts a new snapshot.
+    pub(super) fn adopt_routing(&mut self, routing: &RoutingSnapshot, tap: Option<&Arc<dyn Tap>>) {
         self.tap = tap.cloned();
-        self.telemetry.adopt(plan.live.telemetry.sample);
-        self.any = self.tap.is_some() || !plan.topology.is_settled() || !plan.moves.away.is_empty();
+        self.telemetry.adopt(routing.live.telemetry.sample);
+        self.any = self.tap.is_some() || !routing.topology.is_settled() || !routing.moves.away.is_empty();
     }
 
     /// Returns a number for the next command.
@@ -205,9 +205,9 @@ impl Worker {
     /// Creates the request of a command that is given to a connection.
     #[inline]
     pub(super) fn pass<'r>(&mut self, keyed: KeyedCommand<'_>, bytes: &'r [u8], pending: Pending) -> Request<'r> {
-        self.observers.changes.note(&self.plan.commands, keyed);
+        self.observers.changes.note(&self.routing.commands, keyed);
         let followed = if self.observers.telemetry.is_due() {
-            self.observers.telemetry.note(&self.plan, keyed, bytes.len())
+            self.observers.telemetry.note(&self.routing, keyed, bytes.len())
         } else {
             None
         };
@@ -258,8 +258,8 @@ impl Worker {
     /// Reports a command that blocks at its node while the map changes: its later effect counts as sent now.
     pub(super) fn pass_again(&mut self, keyed: KeyedCommand<'_>) {
         if self.observers.any {
-            self.with_keys(keyed.call, |worker, plan, command, args, places| {
-                worker.note_sent(plan, keyed.node, command, args, places)
+            self.with_keys(keyed.call, |worker, routing, command, args, places| {
+                worker.note_sent(routing, keyed.node, command, args, places)
             });
         }
     }
@@ -300,7 +300,7 @@ impl Worker {
             }
             let late = self.observers.late.remove(&end).filter(|_| outcome != Outcome::Never);
             for (move_id, keys) in late.into_iter().flatten() {
-                if let Some(mover) = self.plan.moves.by_id.get(&move_id) {
+                if let Some(mover) = self.routing.moves.by_id.get(&move_id) {
                     mover.send_without_wake(MoverMessage::Written(keys));
                 }
             }
@@ -312,13 +312,13 @@ impl Worker {
 
     #[cold]
     fn on_sent(&mut self, keyed: KeyedCommand<'_>) -> CommandSeq {
-        if !self.plan.moves.away.is_empty() {
+        if !self.routing.moves.away.is_empty() {
             note_written(self, keyed);
         }
-        let end = self.with_keys(keyed.call, |worker, plan, command, args, places| {
-            worker.note_sent(plan, keyed.node, command, args, places);
+        let end = self.with_keys(keyed.call, |worker, routing, command, args, places| {
+            worker.note_sent(routing, keyed.node, command, args, places);
             let end = worker.notify_tap(keyed, command, args, places);
-            let late = late_writes(plan, keyed.node, command, args, places);
+            let late = late_writes(routing, keyed.node, command, args, places);
             if late.is_empty() {
                 return end;
             }
@@ -350,19 +350,19 @@ impl Worker {
         call: Call<'_>,
         with: impl FnOnce(&mut Self, &RoutingSnapshot, &Command, &Args<'_>, &[u32]) -> R,
     ) -> Option<R> {
-        let plan = self.plan.clone();
+        let routing = self.routing.clone();
         let find = |command: &Command, args: &Args<'_>| {
             let mut places = std::mem::take(&mut self.keys);
             places.clear();
             let found =
                 !command.flags.has(Flags::PUBSUB) && command.find_keys(args, &mut places).is_ok() && !places.is_empty();
-            let result = found.then(|| with(self, &plan, command, args, &places));
+            let result = found.then(|| with(self, &routing, command, args, &places));
             self.keys = places;
             result
         };
         match call {
             Call::Found(command, args) => find(command, args),
-            Call::Bytes(request) => parsed(&plan, request, find).flatten(),
+            Call::Bytes(request) => with_parsed_command(&routing, request, find).flatten(),
         }
     }
 }

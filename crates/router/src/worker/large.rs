@@ -85,14 +85,14 @@ impl Worker {
     /// Starts to stream a command whose next argument is large and incomplete. `header`: the arguments before it.
     pub(super) fn dispatch_large(
         &mut self,
-        plan: &Arc<RoutingSnapshot>,
+        routing: &Arc<RoutingSnapshot>,
         handle: Handle,
         header: &[u8],
         args: &Args<'_>,
         len: usize,
         after: usize,
     ) -> Flow {
-        let Lookup::Command(command) = plan.commands.find(args) else { return Flow::Buffer };
+        let Lookup::Command(command) = routing.commands.find(args) else { return Flow::Buffer };
         if self.alert && is_observed(self) || self.clients.get(handle).is_some_and(|c| c.gated) {
             return Flow::Buffer; // special cases are handled with complete commands
         }
@@ -112,10 +112,10 @@ impl Worker {
             return Flow::Buffer;
         }
         let mut moved = None;
-        if !plan.topology.is_settled() {
-            match self.in_transit(plan, handle, command, args) {
+        if !routing.topology.is_settled() {
+            match self.in_transit(routing, handle, command, args) {
                 Transit::Settled => {}
-                Transit::Moved(plan) => moved = Some(plan),
+                Transit::Moved(routing) => moved = Some(routing),
                 Transit::Ask(_) => return Flow::Buffer,
                 Transit::Instead(flow) => {
                     if let Some(client) = self.clients.get_mut(handle).filter(|_| flow == Flow::Next) {
@@ -131,11 +131,11 @@ impl Worker {
                 }
             }
         }
-        let plan = moved.as_ref().unwrap_or(plan);
+        let routing = moved.as_ref().unwrap_or(routing);
         let mut keys = std::mem::take(&mut self.keys);
         keys.clear();
         let found = command.find_keys(args, &mut keys);
-        let target = route(&plan.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
+        let target = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
         let written = keys_of_upload(self, command, args, &keys);
         self.keys = keys;
         let (Ok(()), Route::Owner(_, node)) = (found, target) else { return Flow::Buffer };
@@ -153,7 +153,7 @@ impl Worker {
             loan.slow |= command.flags.has(Flags::SLOW);
         }
         if let Some(client) = self.clients.get_mut(handle) {
-            client.written.add(node, Since::now(&self.shared, &self.plan));
+            client.written.add(node, Since::now(&self.shared, &self.routing));
             client.upload = Some(Box::new(Upload {
                 link,
                 follower: Follower::new(len, after),
@@ -169,7 +169,7 @@ impl Worker {
     pub(super) fn upload(
         &mut self,
         handle: Handle,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         bytes: &[u8],
     ) -> Result<(usize, bool), ProtocolError> {
         let upload = self.clients.get(handle).and_then(|c| c.upload.as_ref()).map(|u| (u.link, u.writes));
@@ -187,7 +187,7 @@ impl Worker {
         }
         let Some(client) = self.clients.get_mut(handle) else { return Ok((0, false)) };
         let Some(upload) = client.upload.as_deref_mut() else { return Ok((0, false)) };
-        let limits = Limits { argument_max: plan.live.argument_max, large: usize::MAX, authenticated: true };
+        let limits = Limits { argument_max: routing.live.argument_max, large: usize::MAX, authenticated: true };
         let (taken, done) = upload.follower.follow(bytes, &limits)?;
         let written = if done { client.upload.take().map(|upload| upload.keys) } else { None };
         if let (Some(link), Some(written)) = (link, written) {
@@ -317,7 +317,7 @@ impl Worker {
     pub(super) fn run_repeat(&mut self, handle: Handle) -> bool {
         let Some(mut repeat) = self.clients.get_mut(handle).and_then(|c| c.repeat.take()) else { return true };
         // The keys may have moved since the first attempt.
-        if !self.plan.topology.is_settled() || self.plan.topology.epoch() as u32 != repeat.epoch {
+        if !self.routing.topology.is_settled() || self.routing.topology.epoch() as u32 != repeat.epoch {
             match self.place_again(handle, &repeat.request) {
                 Ok(Some((node, _))) => repeat.node = node,
                 Ok(None) => {
@@ -361,7 +361,7 @@ impl Worker {
             return;
         };
         let args = scanner.args(request);
-        let Lookup::Command(command) = self.plan.commands.find(&args) else { return };
+        let Lookup::Command(command) = self.routing.commands.find(&args) else { return };
         let mut keys = Vec::new();
         if command.find_keys(&args, &mut keys).is_ok()
             && let Some(key) = keys.first().and_then(|k| args.get(*k as usize))
@@ -381,7 +381,7 @@ impl Worker {
         if link.lane == Lane::Fills && part[0] == b'>' {
             return false; // an invalidation, not the pending reply
         }
-        let too_large = bytes > self.plan.live.client_output_limit;
+        let too_large = bytes > self.routing.live.client_output_limit;
         let whole = link.downgraded && part[0] == b'*';
         if link.is_head_expired() {
             link.body = Body::Skip(ReplyFollower::default());

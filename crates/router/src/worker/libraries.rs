@@ -105,7 +105,7 @@ fn unchanged_error(error: &[u8]) -> Vec<u8> {
 pub(super) fn change_libraries(worker: &mut Worker, handle: Handle, lane: Lane, class: u8, request: Vec<u8>) -> Flow {
     let nodes = worker.reachable();
     let now_us = worker.now_us;
-    let since = Since::now(&worker.shared, &worker.plan);
+    let since = Since::now(&worker.shared, &worker.routing);
     let Some(client) = worker.clients.get_mut(handle) else { return Flow::Close };
     nodes.iter().for_each(|node| client.written.add(*node, since));
     if nodes.len() == 1 {

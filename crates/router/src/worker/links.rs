@@ -290,7 +290,7 @@ impl Links {
     }
 
     /// Returns the emptied list for reuse.
-    pub(super) fn reuse(&mut self, list: Vec<Handle>) {
+    pub(super) fn recycle_marked(&mut self, list: Vec<Handle>) {
         debug_assert!(list.is_empty());
         if self.dirty.is_empty() {
             self.dirty = list;

@@ -27,7 +27,7 @@ use crate::slab::Handle;
 impl Worker {
     pub(super) fn local(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         local: Local,
@@ -59,8 +59,8 @@ impl Worker {
                 encode::bulk(&mut out, now.subsec_micros().to_string().as_bytes());
             }
             Local::Select => return self.select(handle, class, arg(1)),
-            Local::Hello => return self.hello(plan, handle, class, args),
-            Local::Auth => return self.auth(plan, handle, class, args),
+            Local::Hello => return self.hello(routing, handle, class, args),
+            Local::Auth => return self.auth(routing, handle, class, args),
             Local::Quit => {
                 // Before the reply, so that a client that has read it finds no subscription of this one.
                 if let Some(subscriber) = client.pubsub.take() {
@@ -74,7 +74,7 @@ impl Worker {
                 if client.in_flight() > 0 {
                     return Flow::Stall(Stall::Barrier);
                 }
-                let user = plan.live.users.default_user();
+                let user = routing.live.users.default_user();
                 let (user, open) = (user.clone(), user.is_open());
                 if let Err(text) = self.become_user(handle, user, open) {
                     return self.refuse(handle, class, &text);
@@ -82,7 +82,7 @@ impl Worker {
                 self.discard(handle);
                 let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
                 client.resp3 = false;
-                client.database = plan.live.database;
+                client.database = routing.live.database;
                 // A pending SKIP is still applied, as by a server.
                 if client.reply_mode == ReplyMode::Off {
                     client.reply_mode = ReplyMode::On;
@@ -108,7 +108,7 @@ impl Worker {
             Local::Role => {
                 out.extend_from_slice(b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n");
             }
-            Local::ConfigGet => return self.config_get(plan, handle, class, raw, args),
+            Local::ConfigGet => return self.config_get(routing, handle, class, raw, args),
             Local::ConfigResetstat => {
                 if !client.may_take(Lane::Main) {
                     return Flow::Stall(Stall::Barrier);
@@ -124,31 +124,31 @@ impl Worker {
                 );
                 return Flow::Next;
             }
-            Local::Scan => return self.scan(plan, handle, class, args),
+            Local::Scan => return self.scan(routing, handle, class, args),
             Local::RandomKey => return self.random_key(handle, class),
             Local::SlowlogGet | Local::SlowlogLen | Local::SlowlogReset => {
                 return self.slowlog(handle, class, local, args);
             }
-            Local::Cluster => return self.cluster(plan, handle, command, args),
-            Local::ClusterMode => return self.cluster_mode(plan, handle, class),
-            Local::ConfigSet => return self.config_set(plan, handle, class, raw, args),
+            Local::Cluster => return self.cluster(routing, handle, command, args),
+            Local::ClusterMode => return self.cluster_mode(routing, handle, class),
+            Local::ConfigSet => return self.config_set(routing, handle, class, raw, args),
             Local::Info => {
                 let sections = args.iter().skip(1).map(|s| String::from_utf8_lossy(s).to_ascii_lowercase()).collect();
-                return self.info(plan, handle, class, sections);
+                return self.info(routing, handle, class, sections);
             }
             Local::Lolwut => {
                 let text = format!(
                     "Switchyard {}: one address, {} nodes\n",
                     env!("CARGO_PKG_VERSION"),
-                    plan.topology.nodes().len()
+                    routing.topology.nodes().len()
                 );
                 encode::verbatim(&mut out, text.as_bytes(), resp3);
             }
-            Local::Switchyard => return self.switchyard(plan, handle, class, args),
+            Local::Switchyard => return self.switchyard(routing, handle, class, args),
             Local::Multi | Local::Exec | Local::Discard | Local::Watch | Local::Unwatch => {
-                return self.transaction(plan, handle, local, command, raw, args);
+                return self.transaction(routing, handle, local, command, raw, args);
             }
-            Local::Wait => return self.wait(plan, handle, command, raw, args),
+            Local::Wait => return self.wait(routing, handle, command, raw, args),
             Local::AclWhoami => encode::bulk(&mut out, client.user.name().as_bytes()),
             Local::AclChange => return self.change_users(handle, class, args),
             Local::AclList
@@ -158,7 +158,7 @@ impl Worker {
             | Local::AclDryrun
             | Local::AclLog
             | Local::AclGenpass => {
-                return self.acl(plan, handle, class, local, args);
+                return self.acl(routing, handle, class, local, args);
             }
             Local::Script => return self.refuse(handle, class, "ERR unknown subcommand. Try SCRIPT HELP."),
             Local::Subscribe
@@ -173,7 +173,7 @@ impl Worker {
             | Local::PubsubNumsub
             | Local::PubsubNumpat
             | Local::PubsubShardchannels
-            | Local::PubsubShardnumsub => return self.pubsub_command(plan, handle, command, local, raw, args),
+            | Local::PubsubShardnumsub => return self.dispatch_pubsub(routing, handle, command, local, raw, args),
             Local::ClientTracking | Local::ClientCaching | Local::ClientTrackinginfo | Local::ClientGetredir => {
                 return self.tracking_command(handle, class, local, args);
             }
@@ -209,7 +209,7 @@ impl Worker {
         let Ok(database) = u32::try_from(index) else {
             return self.refuse(handle, class, "ERR DB index is out of range");
         };
-        if let Some(why) = other_database(&self.plan.live, database) {
+        if let Some(why) = other_database(&self.routing.live, database) {
             return self.refuse(handle, class, &why);
         }
         let known = self.shared.has_database(&self.keepers.all(), database);
@@ -250,7 +250,7 @@ impl Worker {
         Flow::Next
     }
 
-    fn auth(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+    fn auth(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         if self.awaits_users(handle) {
             return Flow::Stall(Stall::Barrier);
         }
@@ -259,14 +259,14 @@ impl Worker {
             3 => (args.get(1).unwrap_or_default(), args.get(2).unwrap_or_default()),
             _ => return self.refuse(handle, class, "ERR syntax error"),
         };
-        if args.len() == 2 && plan.live.users.default_user().is_open() {
+        if args.len() == 2 && routing.live.users.default_user().is_open() {
             return self.refuse(
                 handle,
                 class,
                 "ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?",
             );
         }
-        match self.login(plan, handle, user, password) {
+        match self.login(routing, handle, user, password) {
             Login::Wait => return Flow::Stall(Stall::Login),
             Login::Refused(text) => return self.refuse(handle, class, text),
             Login::As(user) => {
@@ -280,7 +280,7 @@ impl Worker {
     }
 
     /// <https://redis.io/docs/latest/commands/hello/>
-    fn hello(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+    fn hello(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let mut protocol = None;
         if let Some(version) = args.get(1) {
             protocol = match parse::<i64>(version) {
@@ -305,7 +305,7 @@ impl Worker {
                 }
                 let (who, password) =
                     (args.get(index + 1).unwrap_or_default(), args.get(index + 2).unwrap_or_default());
-                user = match self.login(plan, handle, who, password) {
+                user = match self.login(routing, handle, who, password) {
                     Login::Wait => return Flow::Stall(Stall::Login),
                     Login::Refused(text) => return self.refuse(handle, class, text),
                     Login::As(user) => Some(user),
@@ -332,8 +332,8 @@ impl Worker {
                 "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time",
             );
         }
-        let (server, version) = self.fleet_version(plan);
-        let mode = if plan.live.cluster.is_some() { "cluster" } else { "standalone" };
+        let (server, version) = self.fleet_version(routing);
+        let mode = if routing.live.cluster.is_some() { "cluster" } else { "standalone" };
         if let Some(user) = user
             && let Err(text) = self.become_user(handle, user, true)
         {
@@ -367,10 +367,11 @@ impl Worker {
 
     /// Returns the server name and version shown to clients: Valkey if all nodes are Valkey, and the oldest version,
     /// because features that it lacks cannot be relied on.
-    pub(super) fn fleet_version(&self, plan: &RoutingSnapshot) -> (&'static str, String) {
+    pub(super) fn fleet_version(&self, routing: &RoutingSnapshot) -> (&'static str, String) {
         let nodes = lock(&self.shared.nodes);
-        let known =
-            || plan.topology.nodes().filter_map(|node| nodes.get(&node.id)).filter(|facts| !facts.version.is_empty());
+        let known = || {
+            routing.topology.nodes().filter_map(|node| nodes.get(&node.id)).filter(|facts| !facts.version.is_empty())
+        };
         if known().next().is_some() && known().all(|facts| facts.flavour == "valkey") {
             return ("valkey", oldest(known().map(|facts| facts.version.as_str())));
         }
@@ -378,7 +379,7 @@ impl Worker {
     }
 
     /// `SWITCHYARD NODES | STATUS | HELP`, for operators in redis-cli.
-    fn switchyard(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+    fn switchyard(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let resp3 = self.clients.get(handle).is_some_and(|c| c.resp3);
         let mut out = Vec::new();
         let subcommand = args.get(1).map(|s| String::from_utf8_lossy(s).to_ascii_uppercase());
@@ -391,8 +392,8 @@ impl Worker {
             }
             Some("NODES") if args.len() > 2 => return self.query_operator(handle, class, args),
             Some("NODES") => {
-                encode::header(&mut out, b'*', plan.topology.nodes().len());
-                for node in plan.topology.nodes() {
+                encode::header(&mut out, b'*', routing.topology.nodes().len());
+                for node in routing.topology.nodes() {
                     let facts = self.shared.with_facts(node.id, |f| f.clone());
                     let up = self.links.iter().any(|(_, l)| l.node == node.id && l.phase == Phase::Up);
                     encode::map(&mut out, 5, resp3);
@@ -414,15 +415,15 @@ impl Worker {
                         encode::bulk(&mut out, value.as_bytes());
                     }
                     encode::bulk(&mut out, b"slots");
-                    encode::integer(&mut out, plan.topology.slots_of(node.id) as i64);
+                    encode::integer(&mut out, routing.topology.slots_of(node.id) as i64);
                 }
             }
             Some("STATUS") | None => {
                 encode::map(&mut out, 5, resp3);
                 let clients = self.shared.clients.load(std::sync::atomic::Ordering::Relaxed);
                 let fields = [
-                    ("epoch", plan.topology.epoch()),
-                    ("nodes", plan.topology.nodes().len() as u64),
+                    ("epoch", routing.topology.epoch()),
+                    ("nodes", routing.topology.nodes().len() as u64),
                     ("workers", self.shared.mailboxes.len() as u64),
                     ("clients", clients as u64),
                     ("uptime_s", self.shared.uptime().as_secs()),
@@ -517,7 +518,7 @@ impl Worker {
 
 /// Closes clients that have selected a database that is no longer served, or are about to select one in a transaction.
 pub(super) fn close_clients_elsewhere(worker: &mut Worker) {
-    let live = Arc::clone(&worker.plan.live);
+    let live = Arc::clone(&worker.routing.live);
     let mut closed = 0_usize;
     for handle in worker.clients.handles() {
         let Some(client) = worker.clients.get(handle) else { continue };

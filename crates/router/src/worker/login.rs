@@ -53,7 +53,7 @@ impl Worker {
     /// Sets the user of a client (without a login: the default user). Fails, without a change, if the user has reached
     /// its connection limit.
     pub(super) fn become_user(&mut self, handle: Handle, user: Arc<User>, authenticated: bool) -> Result<(), String> {
-        let counts_keys = !self.plan.live.key_limits.is_empty();
+        let counts_keys = !self.routing.live.key_limits.is_empty();
         let Some(client) = self.clients.get_mut(handle) else { return Ok(()) };
         let bounds = user.bounds();
         if !authenticated || *bounds == Bounds::default() {
@@ -86,16 +86,16 @@ impl Worker {
         if counts_keys || bounds.per_command() || client.listener.bounds.per_command() {
             client.guard |= guard::COUNTED;
         }
-        client.reads = user.reads().or(client.listener.reads).unwrap_or(self.plan.live.reads);
+        client.reads = user.reads().or(client.listener.reads).unwrap_or(self.routing.live.reads);
         client.user = user;
         Ok(())
     }
 
     /// Checks whether `password` belongs to `name`. A client that must wait repeats the call with the same arguments
     /// when the result is known.
-    pub(super) fn login(&mut self, plan: &RoutingSnapshot, handle: Handle, name: &[u8], password: &[u8]) -> Login {
+    pub(super) fn login(&mut self, routing: &RoutingSnapshot, handle: Handle, name: &[u8], password: &[u8]) -> Login {
         let Some(client) = self.clients.get_mut(handle) else { return Login::Wait };
-        let user = plan.live.users.get(name);
+        let user = routing.live.users.get(name);
         let from = client.details.peer.map(|peer| peer.ip());
         let attempt = match client
             .verdict
@@ -199,7 +199,7 @@ impl Worker {
 
     /// Applies changed users: rules take effect at once, and clients that could not log in again are closed.
     pub(super) fn readmit_clients(&mut self) {
-        let users = self.plan.live.users.clone();
+        let users = self.routing.live.users.clone();
         let mut gone = Vec::new();
         for handle in self.clients.handles() {
             let Some(client) = self.clients.get_mut(handle) else { continue };

@@ -159,7 +159,7 @@ impl Worker {
 
     /// Returns the used bytes and the budget. Sets the balance for the next check.
     fn weigh(&mut self) -> (usize, usize) {
-        let budget = self.plan.live.memory_max;
+        let budget = self.routing.live.memory_max;
         let used = self.memory_in_use();
         if used <= budget {
             // Answers of other workers were for the last excess.
@@ -174,7 +174,7 @@ impl Worker {
     /// At a client tick: publishes the size of the biggest client for other workers, and shrinks buffers after a burst.
     pub(super) fn tick_memory(&mut self) {
         // Bytes subtracted for disconnected clients must be updated, also if they make the usage appear low.
-        let near = self.memory_in_use() > self.plan.live.memory_max / 2 || self.counters.memory_leaving.get() > 0;
+        let near = self.memory_in_use() > self.routing.live.memory_max / 2 || self.counters.memory_leaving.get() > 0;
         let holdings = if near { self.holdings() } else { Vec::new() };
         self.log_largest_holders(&holdings);
         if self.keys.capacity() * size_of::<u32>() > REUSED_MAX {

@@ -124,7 +124,7 @@ pub(crate) struct Worker {
     shared: Arc<Shared>,
     counters: Arc<WorkerCounters>,
     /// An allocation of this worker: reference counts on a shared one would write memory that all workers read.
-    plan: Arc<RoutingSnapshot>,
+    routing: Arc<RoutingSnapshot>,
     generation: u64,
     poll: Poll,
     door: accept::Acceptor,
@@ -170,7 +170,7 @@ pub(crate) struct Worker {
     transit: transit::InTransit,
     reissued_commands: reissued::ReissuedCommands,
     quiesce: quiesce::QuiesceQueue,
-    /// The current command is executed by the plan of moved keys.
+    /// The current command is executed by the snapshot of moved keys.
     detour: bool,
 }
 
@@ -179,14 +179,14 @@ impl Worker {
         let poll = Poll::new()?;
         poll.add(&shared.mailboxes[index].wake, Token::Wake)?;
         let door = accept::Acceptor::open(listeners, &poll)?;
-        let (generation, plan) = shared.own_plan();
+        let (generation, routing) = shared.own_routing();
         // Commands of a panicked worker with this number may still run at the nodes.
         let left_behind = shared.connections.take_over_worker(index);
         let epoch = shared.drained[index].load(Ordering::Acquire);
         let mut zombies = zombies::Zombies::default();
         left_behind.into_iter().for_each(|connection| zombies.add(connection, epoch, 0));
         shared.adopted(index, generation);
-        let slow_us = plan.live.slow_us();
+        let slow_us = routing.live.slow_us();
         let counters = shared.counters[index].clone();
         let hot = hot_copies::HotCopyStore::new(&shared.hot, shared.board.fingerprints);
         let hearers = keyed::CommandObservers::new(
@@ -199,7 +199,7 @@ impl Worker {
             clients: clients::Clients::new(counters.clone()),
             counters,
             generation,
-            plan,
+            routing,
             shared,
             poll,
             door,
@@ -254,9 +254,9 @@ impl Worker {
         self.place_prefixes_anew();
         self.connect_main();
         self.place_moving_anew();
-        self.observers.adopt(&self.plan, self.shared.tap.get());
+        self.observers.adopt_routing(&self.routing, self.shared.tap.get());
         loop {
-            // The wake-up for a new plan may have come in a turn that had already checked the generation.
+            // The wake-up for a new snapshot may have come in a turn that had already checked the generation.
             let is_outdated = self.shared.generation.load(Ordering::Acquire) != self.generation;
             let pending_work = self.clients.begin_turn() || is_outdated || !self.unread.is_empty();
             if pending_work {
@@ -272,7 +272,7 @@ impl Worker {
             let began = self.now_us;
             self.sender.batching.turn(self.now_us);
             if self.shared.generation.load(Ordering::Acquire) != self.generation {
-                self.adopt_plan();
+                self.adopt_routing();
             }
             if self.shared.hot.generation() != self.observers.hot.generation() {
                 hot_copies::adopt(&mut self);
@@ -365,26 +365,26 @@ impl Worker {
         }
     }
 
-    fn adopt_plan(&mut self) {
-        let (generation, plan) = self.shared.own_plan();
+    fn adopt_routing(&mut self) {
+        let (generation, routing) = self.shared.own_routing();
         let known = std::mem::replace(&mut self.generation, generation);
-        let before = std::mem::replace(&mut self.plan, plan);
-        self.slow.set_threshold(self.plan.live.slow_us());
-        if !Arc::ptr_eq(&before.live, &self.plan.live) {
+        let before = std::mem::replace(&mut self.routing, routing);
+        self.slow.set_threshold(self.routing.live.slow_us());
+        if !Arc::ptr_eq(&before.live, &self.routing.live) {
             self.mark_stale(&before.live);
         }
         self.connect_main();
         self.transit.keep_before(before.clone(), self.now_us);
         self.place_moving_anew();
-        self.observers.adopt(&self.plan, self.shared.tap.get());
-        if !Arc::ptr_eq(&before.topology, &self.plan.topology) {
+        self.observers.adopt_routing(&self.routing, self.shared.tap.get());
+        if !Arc::ptr_eq(&before.topology, &self.routing.topology) {
             hot_copies::place_anew(self);
         }
         hot_copies::limit(self);
-        if self.plan.topology.placement() != before.topology.placement() {
+        if self.routing.topology.placement() != before.topology.placement() {
             transactions::place_anew(self);
         }
-        if self.plan.topology.epoch() != before.topology.epoch() {
+        if self.routing.topology.epoch() != before.topology.epoch() {
             self.restamp_waiting();
             self.fail_stale_watches();
         }
@@ -398,16 +398,17 @@ impl Worker {
             nodes::leave_other_processes(self);
         }
         self.shared.adopted(self.index, self.generation);
-        let limits_changed = before.live.key_limits != self.plan.live.key_limits;
+        let limits_changed = before.live.key_limits != self.routing.live.key_limits;
         if limits_changed {
             self.place_prefixes_anew();
         }
         if limits_changed
-            || (!Arc::ptr_eq(&before.live.users, &self.plan.live.users) && before.live.users != self.plan.live.users)
+            || (!Arc::ptr_eq(&before.live.users, &self.routing.live.users)
+                && before.live.users != self.routing.live.users)
         {
             self.readmit_clients();
         }
-        if self.plan.live.one_database && !Arc::ptr_eq(&before.live, &self.plan.live) {
+        if self.routing.live.one_database && !Arc::ptr_eq(&before.live, &self.routing.live) {
             local::close_clients_elsewhere(self);
         }
         self.place_topics_anew();
@@ -433,7 +434,7 @@ impl Worker {
         self.enter_waiting();
         self.transit.forget_before(self.now_us);
         self.publish_drained();
-        self.tally.add_to(&self.shared.alone);
+        self.tally.drain_into(&self.shared.alone);
         hot_copies::tick(self);
         if let Some(counts) = self.observers.telemetry.ended(self.now_us) {
             let ends = counts.ends && self.index == 0;
@@ -450,10 +451,10 @@ impl Worker {
     }
 
     fn tick_clients(&mut self) {
-        let idle_us = self.plan.live.client_idle_timeout.map(|t| t.as_micros() as u64);
-        let login_us = self.plan.live.login_timeout.map(|t| t.as_micros() as u64);
-        let handshake_us = self.plan.live.handshake_timeout.as_micros() as u64;
-        let (soft, soft_us) = (self.plan.live.push_soft_limit, self.plan.live.push_soft_time.as_micros() as u64);
+        let idle_us = self.routing.live.client_idle_timeout.map(|t| t.as_micros() as u64);
+        let login_us = self.routing.live.login_timeout.map(|t| t.as_micros() as u64);
+        let handshake_us = self.routing.live.handshake_timeout.as_micros() as u64;
+        let (soft, soft_us) = (self.routing.live.push_soft_limit, self.routing.live.push_soft_time.as_micros() as u64);
         let (mut late, mut behind, mut first) = (Vec::new(), Vec::new(), Vec::new());
         for (handle, client) in self.clients.iter() {
             if client.behind_since_us > 0
@@ -576,9 +577,9 @@ impl Worker {
                 self.unblock_client(id, error, Asker { from, gather, part })
             }
             Message::Refresh { from, gather, part, settled } => {
-                // A plan changed before this message was sent must be in force at the reply.
+                // A snapshot changed before this message was sent must be in force at the reply.
                 if self.shared.generation.load(Ordering::Acquire) != self.generation {
-                    self.adopt_plan();
+                    self.adopt_routing();
                 }
                 self.refresh(from, gather, part, settled);
             }

@@ -15,7 +15,7 @@ use switchyard_resp::{encode, reply};
 use super::dispatch::Flow;
 use super::downstream::ReplyMode;
 use super::scan::QueuedScan;
-use super::transit::parsed;
+use super::transit::with_parsed_command;
 use super::{Stall, Worker};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
@@ -172,7 +172,7 @@ impl LocalInMulti {
 impl Worker {
     /// Sends the queries required before EXEC. `None`: all are answered.
     #[cold]
-    pub(super) fn query_before_exec(&mut self, plan: &RoutingSnapshot, handle: Handle) -> Option<Flow> {
+    pub(super) fn query_before_exec(&mut self, routing: &RoutingSnapshot, handle: Handle) -> Option<Flow> {
         loop {
             let client = self.clients.get_mut(handle)?;
             let (is_owed, mode, database) = (client.in_flight() > 0, client.reply_mode, client.database);
@@ -183,7 +183,7 @@ impl Worker {
             let request = own.request.clone();
             // Only EXEC itself is subject to CLIENT REPLY.
             client.reply_mode = ReplyMode::On;
-            let (flow, answer) = self.caught(plan, handle, &request);
+            let (flow, answer) = self.caught(routing, handle, &request);
             let client = self.clients.get_mut(handle)?;
             client.reply_mode = mode;
             let seq = client.last_pending();
@@ -203,10 +203,10 @@ impl Worker {
     }
 
     /// Executes a local command and returns its reply, if it is immediate.
-    fn caught(&mut self, plan: &RoutingSnapshot, handle: Handle, request: &[u8]) -> (Flow, Option<Vec<u8>>) {
+    fn caught(&mut self, routing: &RoutingSnapshot, handle: Handle, request: &[u8]) -> (Flow, Option<Vec<u8>>) {
         self.caught = CapturedReply::Wanted;
-        let flow = parsed(plan, request, |command, args| match command.handling {
-            Handling::Local(local) => self.local(plan, handle, command, local, request, args),
+        let flow = with_parsed_command(routing, request, |command, args| match command.handling {
+            Handling::Local(local) => self.local(routing, handle, command, local, request, args),
             _ => Flow::Next,
         });
         (flow.unwrap_or(Flow::Next), self.caught.end())
@@ -227,14 +227,14 @@ impl Worker {
 
     /// Inserts the router's replies into the node's reply to EXEC, and executes commands that change the client.
     pub(super) fn with_own_answers(&mut self, handle: Handle, own: LocalInMulti, answer: &[u8]) -> Vec<u8> {
-        let plan = self.plan.clone();
+        let routing = self.routing.clone();
         let count = own.count();
         let mut given: Vec<(usize, Vec<u8>)> = Vec::with_capacity(count);
         for own in own.own {
             let Some(place) = own.place else { continue };
             let answer = match own.answer {
                 Answer::Given(answer) => Some(answer),
-                Answer::None | Answer::Awaited(..) => self.caught(&plan, handle, &own.request).1,
+                Answer::None | Answer::Awaited(..) => self.caught(&routing, handle, &own.request).1,
             };
             given.push((
                 place,

@@ -21,10 +21,10 @@ const BACKOFF_FIRST_US: u64 = 50_000;
 impl Worker {
     /// Connects to nodes without a connection in advance, so that the first command finds one.
     pub(super) fn connect_main(&mut self) {
-        let plan = self.plan.clone();
-        self.keepers.adopt(&plan.topology);
-        self.links.know_nodes(plan.topology.node_id_bound());
-        for node in plan.topology.nodes() {
+        let routing = self.routing.clone();
+        self.keepers.adopt(&routing.topology);
+        self.links.know_nodes(routing.topology.node_id_bound());
+        for node in routing.topology.nodes() {
             let _ = self.shared_link(node.id, Lane::Main, false);
         }
     }
@@ -35,7 +35,7 @@ impl Worker {
         let gone: Vec<Handle> = self
             .links
             .iter()
-            .filter(|(_, link)| self.plan.topology.node(link.node).is_none())
+            .filter(|(_, link)| self.routing.topology.node(link.node).is_none())
             .map(|(handle, _)| handle)
             .collect();
         for handle in gone {
@@ -43,8 +43,8 @@ impl Worker {
             // A connection that was not up would be retried indefinitely.
             self.drop_link(handle);
         }
-        self.zombies.forget_foreign(&self.plan.topology);
-        self.shared.connections.retain_nodes(|node| self.plan.topology.node(node).is_some());
+        self.zombies.forget_foreign(&self.routing.topology);
+        self.shared.connections.retain_nodes(|node| self.routing.topology.node(node).is_some());
     }
 
     /// Returns the connection of a shared lane. Creates it, not necessarily connected, if it is missing.
@@ -52,7 +52,7 @@ impl Worker {
         if let Some(handle) = self.links.shared(node, lane, resp3) {
             return handle;
         }
-        let mut link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
+        let mut link = Link::new(node, lane, resp3, self.routing.live.database, self.counters.node(node), self.now_us);
         // A second connection to a node known to be down is delayed like the first one. If the node is up, this
         // connection is new.
         link.failures = u32::from(!self.links.is_up(node) && self.node_fails(node));
@@ -85,11 +85,11 @@ impl Worker {
 
     pub(super) fn connect(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        let Some(access) = self.plan.live.nodes.get(&link.node) else {
+        let Some(access) = self.routing.live.nodes.get(&link.node) else {
             self.attempt_failed(handle, "no address is configured for it");
             return;
         };
-        let Some(address) = self.plan.address_of(link.node, link.replica()) else {
+        let Some(address) = self.routing.address_of(link.node, link.replica()) else {
             let why = access.unresolved.clone().unwrap_or_else(|| "no Sentinel has named its primary yet".to_owned());
             self.attempt_failed(handle, &why);
             return;
@@ -139,7 +139,7 @@ impl Worker {
         // A single refused connection at a serving node concerns the clients that wait for it, not the node.
         let serves = (lane.is_exclusive() || lane == Lane::Fills) && self.links.is_up(node);
         let news = !serves
-            && self.plan.topology.node(node).is_some()
+            && self.routing.topology.node(node).is_some()
             && self.shared.with_facts(node, |facts| {
                 facts.tried = true;
                 facts.failure.replace(why.to_string()).as_deref() != Some(why)
@@ -155,7 +155,7 @@ impl Worker {
         if lane == Lane::Pubsub {
             self.pubsub_link_failed(node);
         }
-        let backoff_max = self.plan.live.reconnect_backoff_max.as_micros() as u64;
+        let backoff_max = self.routing.live.reconnect_backoff_max.as_micros() as u64;
         // While commands wait for the node, the first delay is repeated.
         let doublings = if outage::is_lost(self, node) { 1 } else { failures.min(10) };
         let mut backoff = (BACKOFF_FIRST_US << doublings).min(backoff_max);
@@ -172,7 +172,7 @@ impl Worker {
     }
 
     pub(super) fn node_name(&self, node: NodeId) -> String {
-        self.plan.topology.node(node).map_or_else(|| "a removed node".into(), |n| n.name.clone())
+        self.routing.topology.node(node).map_or_else(|| "a removed node".into(), |n| n.name.clone())
     }
 
     /// Returns the error text of a node that accepts no commands.
@@ -257,7 +257,7 @@ impl Worker {
             seq: 0,
             len: 0,
             sent_us: self.now_us as u32,
-            epoch: self.plan.topology.epoch() as u32,
+            epoch: self.routing.topology.epoch() as u32,
             purpose: Purpose::Discarded,
             class: switchyard_resp::command::CommandClass::Admin as u8,
             again: Again::Never,

@@ -24,7 +24,7 @@ use super::downstream::{Client, Stall};
 use super::local::parse;
 use super::login::guard;
 use super::pause::renew_alert;
-use super::transit::parsed;
+use super::transit::with_parsed_command;
 use super::upstream::Lane;
 use crate::settings::Reads;
 use crate::shared::{RoutingSnapshot, lock};
@@ -66,13 +66,13 @@ impl Outages {
 }
 
 /// Time that commands wait after a loss, in microseconds.
-fn wait_us(plan: &RoutingSnapshot) -> u64 {
-    plan.live.wait_for_return(plan.topology.nodes().len()).as_micros() as u64
+fn wait_us(routing: &RoutingSnapshot) -> u64 {
+    routing.live.wait_for_return(routing.topology.nodes().len()).as_micros() as u64
 }
 
 /// Records that a main connection to a node has ended. With a second main connection that is up, the node is not lost.
 pub(super) fn lost(worker: &mut Worker, node: NodeId) {
-    if worker.links.is_up(node) || worker.plan.topology.node(node).is_none() || wait_us(&worker.plan) == 0 {
+    if worker.links.is_up(node) || worker.routing.topology.node(node).is_none() || wait_us(&worker.routing) == 0 {
         return;
     }
     worker.links.outages_mut().begin(node, worker.now_us);
@@ -98,23 +98,23 @@ pub(super) fn tick(worker: &mut Worker) {
     if !worker.links.outages().any() {
         return;
     }
-    let (now_us, wait_us) = (worker.now_us, wait_us(&worker.plan));
+    let (now_us, wait_us) = (worker.now_us, wait_us(&worker.routing));
     if worker.links.outages_mut().end(|_, since_us| now_us.saturating_sub(since_us) >= wait_us) {
         go_on(worker);
     }
 }
 
-/// Dispatches waiting commands by a new plan: their keys may have a new owner, and `nodes.wait-max` may have changed.
+/// Dispatches waiting commands by a new snapshot: their keys may have a new owner, and `nodes.wait-max` may have changed.
 pub(super) fn adopt(worker: &mut Worker) {
     if !worker.links.outages().any() {
         return;
     }
-    let plan = worker.plan.clone();
-    let (now_us, wait_us) = (worker.now_us, wait_us(&plan));
+    let routing = worker.routing.clone();
+    let (now_us, wait_us) = (worker.now_us, wait_us(&routing));
     worker
         .links
         .outages_mut()
-        .end(|node, since_us| plan.topology.node(node).is_none() || now_us.saturating_sub(since_us) >= wait_us);
+        .end(|node, since_us| routing.topology.node(node).is_none() || now_us.saturating_sub(since_us) >= wait_us);
     go_on(worker);
 }
 
@@ -134,19 +134,19 @@ pub(super) fn is_abandoned(client: &Client) -> bool {
 /// node, if commands wait for it at all.
 pub(super) fn closes(worker: &Worker, error: &[u8]) -> bool {
     let is_loss = error.starts_with(b"-NODEDOWN ") || error.starts_with(b"-NODELOST ");
-    is_loss && worker.plan.topology.nodes().len() == 1 && wait_us(&worker.plan) > 0
+    is_loss && worker.routing.topology.nodes().len() == 1 && wait_us(&worker.routing) > 0
 }
 
 /// Whether a command waits for the return of a node. Only if none of its nodes is lost may it be sent at all.
 #[cold]
 pub(super) fn waits(
     worker: &mut Worker,
-    plan: &RoutingSnapshot,
+    routing: &RoutingSnapshot,
     handle: Handle,
     command: &Command,
     args: &Args<'_>,
 ) -> bool {
-    if !worker.links.outages().any() || !needs_lost_node(worker, plan, handle, command, args) {
+    if !worker.links.outages().any() || !needs_lost_node(worker, routing, handle, command, args) {
         return false;
     }
     if let Some(client) = worker.clients.get_mut(handle) {
@@ -160,27 +160,27 @@ pub(super) fn waits(
 
 fn needs_lost_node(
     worker: &mut Worker,
-    plan: &RoutingSnapshot,
+    routing: &RoutingSnapshot,
     handle: Handle,
     command: &Command,
     args: &Args<'_>,
 ) -> bool {
     let Some(client) = worker.clients.get(handle) else { return false };
     if client.in_multi {
-        return command.handling == Handling::Local(Local::Exec) && needs_of_exec(worker, plan, handle);
+        return command.handling == Handling::Local(Local::Exec) && needs_of_exec(worker, routing, handle);
     }
     let written = client.written;
     match command.handling {
-        Handling::Keyed | Handling::Split(_) => needs_of_keys(worker, plan, Some(handle), command, args),
-        Handling::Local(Local::Watch) => needs_of_keys(worker, plan, None, command, args),
+        Handling::Keyed | Handling::Split(_) => needs_of_keys(worker, routing, Some(handle), command, args),
+        Handling::Local(Local::Watch) => needs_of_keys(worker, routing, None, command, args),
         // One reply is enough.
         Handling::Every(Merge::AnyOk) => false,
         Handling::Every(_) | Handling::Local(Local::RandomKey) => is_any_lost(worker, &worker.keepers.all()),
-        Handling::Any | Handling::Local(Local::Subscribe | Local::Psubscribe) => needs_any(worker, plan),
-        Handling::OnlyNode(_) => plan.topology.only_node().is_some_and(|node| is_lost(worker, node)),
-        Handling::Local(Local::Publish) if !worker.shared.subscriptions.is_empty() => needs_any(worker, plan),
+        Handling::Any | Handling::Local(Local::Subscribe | Local::Psubscribe) => needs_any(worker, routing),
+        Handling::OnlyNode(_) => routing.topology.only_node().is_some_and(|node| is_lost(worker, node)),
+        Handling::Local(Local::Publish) if !worker.shared.subscriptions.is_empty() => needs_any(worker, routing),
         Handling::Local(Local::Publish | Local::Spublish | Local::Ssubscribe) => {
-            args.get(1).is_some_and(|channel| is_lost(worker, plan.topology.owner_of(channel)))
+            args.get(1).is_some_and(|channel| is_lost(worker, routing.topology.owner_of(channel)))
         }
         Handling::Local(Local::Scan) => {
             let position = args.get(1).and_then(parse::<u64>).and_then(|cursor| {
@@ -216,19 +216,19 @@ fn is_any_lost(worker: &Worker, nodes: &[NodeId]) -> bool {
 }
 
 /// Whether a command that any node executes waits: no node is up, and one may return.
-fn needs_any(worker: &Worker, plan: &RoutingSnapshot) -> bool {
-    !plan.topology.nodes().any(|node| worker.links.is_up(node.id))
+fn needs_any(worker: &Worker, routing: &RoutingSnapshot) -> bool {
+    !routing.topology.nodes().any(|node| worker.links.is_up(node.id))
 }
 
 /// Whether a lost node has keys of a command. `reader`: its client, if a replica may reply to it.
 fn needs_of_keys(
     worker: &mut Worker,
-    plan: &RoutingSnapshot,
+    routing: &RoutingSnapshot,
     reader: Option<Handle>,
     command: &Command,
     args: &Args<'_>,
 ) -> bool {
-    if let Some(node) = plan.topology.only_node() {
+    if let Some(node) = routing.topology.only_node() {
         return is_lost(worker, node) && !has_replica(worker, reader, command, args, node);
     }
     let mut places = Vec::new();
@@ -237,13 +237,13 @@ fn needs_of_keys(
         return false;
     }
     let keys = places.iter().filter_map(|place| args.get(*place as usize));
-    match route(&plan.topology, keys.clone()) {
-        Route::Anywhere => needs_any(worker, plan),
+    match route(&routing.topology, keys.clone()) {
+        Route::Anywhere => needs_any(worker, routing),
         Route::Owner(_, node) | Route::Together(node) => {
             is_lost(worker, node) && !has_replica(worker, reader, command, args, node)
         }
         Route::CrossSlot | Route::Parted(_) => {
-            keys.map(|key| plan.topology.lives_at(key)).any(|node| is_lost(worker, node))
+            keys.map(|key| routing.topology.lives_at(key)).any(|node| is_lost(worker, node))
         }
     }
 }
@@ -260,7 +260,7 @@ fn has_replica(worker: &mut Worker, reader: Option<Handle>, command: &Command, a
 
 /// Whether what a client has queued needs a lost node. A transaction that is refused, or whose watched keys count as
 /// changed, needs none.
-fn needs_of_exec(worker: &mut Worker, plan: &RoutingSnapshot, handle: Handle) -> bool {
+fn needs_of_exec(worker: &mut Worker, routing: &RoutingSnapshot, handle: Handle) -> bool {
     let Some(client) = worker.clients.get(handle).filter(|client| !client.watches()) else { return false };
     let Some(multi) = client.session.as_ref().map(|session| &session.multi).filter(|multi| !multi.aborted) else {
         return false;
@@ -269,10 +269,11 @@ fn needs_of_exec(worker: &mut Worker, plan: &RoutingSnapshot, handle: Handle) ->
         return false;
     }
     if multi.slot.is_none() {
-        return needs_any(worker, plan);
+        return needs_any(worker, routing);
     }
     multi.requests().iter().any(|request| {
-        let needs = parsed(plan, request, |command, args| needs_of_keys(worker, plan, None, command, args));
+        let needs =
+            with_parsed_command(routing, request, |command, args| needs_of_keys(worker, routing, None, command, args));
         needs.unwrap_or(false)
     })
 }

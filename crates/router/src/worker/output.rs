@@ -93,7 +93,7 @@ impl Worker {
         let gated = client.gated;
         let go_on = match client.stall {
             Stall::Barrier | Stall::Blocked => client.in_flight() == 0,
-            Stall::Pipeline => client.in_flight() == 0 || client.has_room(self.plan.live.client_pipeline_max / 2),
+            Stall::Pipeline => client.in_flight() == 0 || client.has_room(self.routing.live.client_pipeline_max / 2),
             _ => false,
         };
         if gated {
@@ -110,7 +110,7 @@ impl Worker {
         for handle in marked.drain(..) {
             self.flush_client(handle);
         }
-        self.clients.reuse(marked);
+        self.clients.recycle_marked(marked);
     }
 
     /// Sends output as far as the socket accepts it. Returns whether none is left.
@@ -154,7 +154,7 @@ impl Worker {
             client.out.drain(..client.out_sent);
             client.out_sent = 0;
         }
-        if client.output_bytes() > self.plan.live.client_output_limit {
+        if client.output_bytes() > self.routing.live.client_output_limit {
             warn!(
                 client = client.details.id,
                 bytes = client.output_bytes(),

@@ -15,21 +15,23 @@ use switchyard_resp::request::Args;
 
 use super::Worker;
 use super::dispatch::Flow;
-use super::transit::parsed;
+use super::transit::with_parsed_command;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
 /// Returns the request that brings these keys of one slot together: all keys that are not at the slot owner.
-pub(super) fn wanted_of<'k>(plan: &RoutingSnapshot, keys: impl Iterator<Item = &'k [u8]>) -> ColocationRequest {
-    ColocationRequest::Keys(keys.filter(|key| plan.topology.placement_override(key).is_some()).map(Arc::from).collect())
+pub(super) fn wanted_of<'k>(routing: &RoutingSnapshot, keys: impl Iterator<Item = &'k [u8]>) -> ColocationRequest {
+    ColocationRequest::Keys(
+        keys.filter(|key| routing.topology.placement_override(key).is_some()).map(Arc::from).collect(),
+    )
 }
 
-/// Returns the slots of the keys of a request by this plan. Empty if it cannot be parsed.
-pub(super) fn slots_by(plan: &Arc<RoutingSnapshot>, request: &[u8]) -> BTreeSet<Slot> {
-    let slots = parsed(plan, request, |command, args| {
+/// Returns the slots of the keys of a request by this snapshot. Empty if it cannot be parsed.
+pub(super) fn slots_by(routing: &Arc<RoutingSnapshot>, request: &[u8]) -> BTreeSet<Slot> {
+    let slots = with_parsed_command(routing, request, |command, args| {
         let mut keys = Vec::new();
         command.find_keys(args, &mut keys).ok()?;
-        Some(keys.iter().filter_map(|k| args.get(*k as usize)).map(|key| plan.topology.slot_of(key)).collect())
+        Some(keys.iter().filter_map(|k| args.get(*k as usize)).map(|key| routing.topology.slot_of(key)).collect())
     });
     slots.flatten().unwrap_or_default()
 }
@@ -40,16 +42,16 @@ impl Worker {
     #[cold]
     pub(super) fn bring_together(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         args: &Args<'_>,
         keys: &[u32],
     ) -> Flow {
         let keys = keys.iter().filter_map(|k| args.get(*k as usize));
-        let text = self.not_together(plan, keys.clone());
-        let waits = match route(&plan.topology, keys.clone()) {
-            Route::Parted(_) => self.wait_for_colocation(handle, &command.name, wanted_of(plan, keys), text),
+        let text = self.not_together(routing, keys.clone());
+        let waits = match route(&routing.topology, keys.clone()) {
+            Route::Parted(_) => self.wait_for_colocation(handle, &command.name, wanted_of(routing, keys), text),
             _ => Err(text),
         };
         waits.unwrap_or_else(|text| self.refuse(handle, command.class() as u8, &text))
@@ -59,23 +61,23 @@ impl Worker {
     #[cold]
     pub(super) fn not_together<'k>(
         &self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         mut keys: impl Iterator<Item = &'k [u8]> + Clone,
     ) -> String {
-        let slot = keys.clone().next().map(|key| plan.topology.slot_of(key));
-        if !keys.clone().all(|key| Some(plan.topology.slot_of(key)) == slot) {
+        let slot = keys.clone().next().map(|key| routing.topology.slot_of(key));
+        if !keys.clone().all(|key| Some(routing.topology.slot_of(key)) == slot) {
             return errors::CROSSSLOT.to_owned();
         }
-        let exception = keys.find_map(|key| plan.topology.placement_override(key));
+        let exception = keys.find_map(|key| routing.topology.placement_override(key));
         match slot.zip(exception) {
-            Some((slot, node)) => self.parted_text(plan, slot, node),
+            Some((slot, node)) => self.parted_text(routing, slot, node),
             None => errors::CROSSSLOT.to_owned(),
         }
     }
 
     /// Returns the error for a slot with a required key at `node`.
-    pub(super) fn parted_text(&self, plan: &RoutingSnapshot, slot: Slot, node: NodeId) -> String {
-        let (away, home) = (self.node_name(node), self.node_name(plan.topology.owner(slot)));
+    pub(super) fn parted_text(&self, routing: &RoutingSnapshot, slot: Slot, node: NodeId) -> String {
+        let (away, home) = (self.node_name(node), self.node_name(routing.topology.owner(slot)));
         format!(
             "CROSSSLOT Keys in request don't live at the same node: one of slot {} was moved to {away} alone. Bring it home first: switchyard move --from {away} --to {home} --keys KEY",
             slot.number()
@@ -84,9 +86,9 @@ impl Worker {
 
     /// Returns the error for a command that may use undeclared keys of a slot with placement overrides.
     #[cold]
-    pub(super) fn undeclared_text(&self, plan: &RoutingSnapshot, slot: Slot) -> String {
-        let owner = plan.topology.owner(slot);
-        let other = plan.topology.overrides_in(slot).map(|(_, at)| at).next().unwrap_or(owner);
+    pub(super) fn undeclared_text(&self, routing: &RoutingSnapshot, slot: Slot) -> String {
+        let owner = routing.topology.owner(slot);
+        let other = routing.topology.overrides_in(slot).map(|(_, at)| at).next().unwrap_or(owner);
         let (away, home) = (self.node_name(other), self.node_name(owner));
         format!(
             "CROSSSLOT This command may use keys of slot {} that it does not name, and some keys of that slot were moved to {away} alone. Bring them home first: switchyard move --from {away} --to {home} --keys KEY",
@@ -97,17 +99,17 @@ impl Worker {
     /// Returns the node for the commands of a transaction in this slot. `Err`: their keys are not at one node.
     pub(super) fn node_of_transaction(
         &mut self,
-        plan: &Arc<RoutingSnapshot>,
+        routing: &Arc<RoutingSnapshot>,
         slot: Slot,
         requests: &[Vec<u8>],
     ) -> Result<NodeId, String> {
-        let owner = plan.topology.owner(slot);
-        if !plan.topology.has_override(slot) {
+        let owner = routing.topology.owner(slot);
+        if !routing.topology.has_override(slot) {
             return Ok(owner);
         }
         let mut found = None;
         for request in requests {
-            let node = parsed(plan, request, |command, args| {
+            let node = with_parsed_command(routing, request, |command, args| {
                 let mut keys = Vec::new();
                 command.find_keys(args, &mut keys).ok()?;
                 let keys = keys.iter().filter_map(|k| args.get(*k as usize));
@@ -115,19 +117,19 @@ impl Worker {
                 if command.flags.has(Flags::PUBSUB) {
                     return keys.clone().next().map(|_| Ok(owner));
                 }
-                if keys.clone().next().is_some() && self.uses_undeclared(plan, command, args) {
-                    return Some(Err(self.undeclared_text(plan, slot)));
+                if keys.clone().next().is_some() && self.uses_undeclared(routing, command, args) {
+                    return Some(Err(self.undeclared_text(routing, slot)));
                 }
-                match route(&plan.topology, keys.clone()) {
+                match route(&routing.topology, keys.clone()) {
                     Route::Owner(_, node) | Route::Together(node) => Some(Ok(node)),
                     Route::Anywhere => None,
-                    Route::CrossSlot | Route::Parted(_) => Some(Err(self.not_together(plan, keys))),
+                    Route::CrossSlot | Route::Parted(_) => Some(Err(self.not_together(routing, keys))),
                 }
             });
             if let Some(node) = node.flatten().transpose()?
                 && let Some(before) = found.replace(node).filter(|before| *before != node)
             {
-                return Err(self.parted_text(plan, slot, if node == owner { before } else { node }));
+                return Err(self.parted_text(routing, slot, if node == owner { before } else { node }));
             }
         }
         Ok(found.unwrap_or(owner))
@@ -136,23 +138,23 @@ impl Worker {
     /// Returns the request that brings the keys of a transaction in this slot together, including watched keys.
     pub(super) fn wanted_by_transaction(
         &mut self,
-        plan: &Arc<RoutingSnapshot>,
+        routing: &Arc<RoutingSnapshot>,
         slot: Slot,
         requests: &[Vec<u8>],
         watched: &[Box<[u8]>],
     ) -> ColocationRequest {
         let mut wanted: Vec<Arc<[u8]>> = Vec::new();
         for request in requests {
-            let all = parsed(plan, request, |command, args| {
+            let all = with_parsed_command(routing, request, |command, args| {
                 let mut keys = Vec::new();
                 if command.flags.has(Flags::PUBSUB) || command.find_keys(args, &mut keys).is_err() || keys.is_empty() {
                     return false;
                 }
-                if self.uses_undeclared(plan, command, args) {
+                if self.uses_undeclared(routing, command, args) {
                     return true;
                 }
                 let keys = keys.iter().filter_map(|k| args.get(*k as usize));
-                wanted.extend(keys.filter(|key| plan.topology.placement_override(key).is_some()).map(Arc::from));
+                wanted.extend(keys.filter(|key| routing.topology.placement_override(key).is_some()).map(Arc::from));
                 false
             });
             if all == Some(true) {
@@ -163,7 +165,7 @@ impl Worker {
             watched
                 .iter()
                 .map(|key| &**key)
-                .filter(|key| plan.topology.placement_override(key).is_some())
+                .filter(|key| routing.topology.placement_override(key).is_some())
                 .map(Arc::from),
         );
         wanted.sort_unstable();
@@ -173,19 +175,19 @@ impl Worker {
 
     /// Whether all these keys are now used at this node, considering moved keys.
     pub(super) fn are_used_at<'k>(&self, mut keys: impl Iterator<Item = &'k [u8]>, node: NodeId) -> bool {
-        let topology = &self.plan_of_moved().topology;
+        let topology = &self.routing_of_moved().topology;
         keys.all(|key| topology.lives_at(key) == node)
     }
 
     /// Whether all keys of a request in this slot are used at this node.
     pub(super) fn is_used_at(&self, slot: Slot, request: &[u8], node: NodeId) -> bool {
-        let plan = self.plan_of_moved();
+        let routing = self.routing_of_moved();
         // With ketama, the keys may now be in another slot than when the request arrived.
-        let is_known = plan.topology.placement().is_crc16();
-        if is_known && !plan.topology.has_override(slot) {
-            return plan.topology.owner(slot) == node;
+        let is_known = routing.topology.placement().is_crc16();
+        if is_known && !routing.topology.has_override(slot) {
+            return routing.topology.owner(slot) == node;
         }
-        let all = parsed(plan, request, |command, args| {
+        let all = with_parsed_command(routing, request, |command, args| {
             let mut keys = Vec::new();
             command.find_keys(args, &mut keys).ok()?;
             Some(self.are_used_at(keys.iter().filter_map(|k| args.get(*k as usize)), node))

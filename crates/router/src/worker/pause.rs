@@ -12,7 +12,7 @@ use super::clients::Clients;
 use super::dispatch::Flow;
 use super::gather::Aggregation;
 use super::local::parse;
-use super::transit::parsed;
+use super::transit::with_parsed_command;
 use super::upstream::{Lane, Link};
 use super::{Stall, Worker};
 use crate::shared::{Message, Pause, RoutingSnapshot, lock};
@@ -88,7 +88,7 @@ impl Worker {
 
     /// Whether all commands sent to nodes by this time have been answered.
     fn has_settled(&self, by_us: u64) -> bool {
-        let patience = self.plan.live.command_timeout.as_micros() as u64;
+        let patience = self.routing.live.command_timeout.as_micros() as u64;
         let old = |sent_us: u32| (sent_us.wrapping_sub(by_us as u32) as i32) <= 0;
         // A blocking command may wait for a push that the pause holds. An upload does not end either, because the rest
         // of it is held.
@@ -139,7 +139,7 @@ impl Worker {
     pub(super) fn is_held_back(&self, handle: Handle, command: &Command) -> bool {
         match command.handling {
             Handling::Local(Local::ClientUnpause) => false,
-            Handling::Local(Local::Exec) => self.holds_back(queue_may_write(&self.clients, &self.plan, handle)),
+            Handling::Local(Local::Exec) => self.holds_back(queue_may_write(&self.clients, &self.routing, handle)),
             _ => self.holds_back(may_write(command)),
         }
     }
@@ -156,10 +156,10 @@ pub(super) fn renew_alert(worker: &mut Worker) {
 }
 
 /// Whether a queued command of a client may write.
-fn queue_may_write(clients: &Clients, plan: &RoutingSnapshot, handle: Handle) -> bool {
+fn queue_may_write(clients: &Clients, routing: &RoutingSnapshot, handle: Handle) -> bool {
     let session = clients.get(handle).and_then(|client| client.session.as_ref());
     let queue = session.map(|session| session.multi.requests()).unwrap_or_default();
-    queue.iter().any(|request| parsed(plan, request, |command, _| may_write(command)).unwrap_or(true))
+    queue.iter().any(|request| with_parsed_command(routing, request, |command, _| may_write(command)).unwrap_or(true))
 }
 
 /// Whether Redis counts a command as possibly writing.

@@ -98,7 +98,7 @@ impl Worker {
 
     /// Returns the configured bound of a kind over all workers, its purpose, and its key.
     fn bound(&self, lane: Lane) -> (usize, &'static str, &'static str) {
-        let live = &self.plan.live;
+        let live = &self.routing.live;
         match lane {
             Lane::Blocking => (live.blocking_connections_max, "blocking commands", "blocking-connections-max"),
             Lane::Watch => (live.watch_connections_max, "transactions", "watch-connections-max"),
@@ -232,7 +232,7 @@ impl Worker {
         let Some(pool) = self.links.pool_mut(node, lane) else { return false };
         pool.open += 1;
         pool.coming[usize::from(resp3)] += 1;
-        let mut link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
+        let mut link = Link::new(node, lane, resp3, self.routing.live.database, self.counters.node(node), self.now_us);
         link.checkout_mut().into_iter().for_each(|loan| loan.owner = CheckoutOwner::Coming { is_ahead });
         let link = self.links.insert(link);
         self.connect(link);
@@ -277,7 +277,7 @@ impl Worker {
         class: u8,
         seq: Option<u32>,
     ) {
-        let epoch = self.plan.topology.epoch() as u32;
+        let epoch = self.routing.topology.epoch() as u32;
         let Some(client) = self.clients.get_mut(handle) else { return };
         let seq = seq.unwrap_or_else(|| client.owe(self.now_us, class));
         client.held = Some(link_handle);
@@ -531,7 +531,7 @@ impl Worker {
 
     /// Answers clients that have waited too long.
     pub(super) fn tick_pools(&mut self) {
-        let patience_us = self.plan.live.command_timeout.as_micros() as u64;
+        let patience_us = self.routing.live.command_timeout.as_micros() as u64;
         let mut late = Vec::new();
         let mut waited_for = Vec::new();
         for (node, lane, pool) in self.links.pools_mut().filter(|(_, _, pool)| !pool.waiters.is_empty()) {
@@ -540,7 +540,7 @@ impl Worker {
                     return false;
                 };
                 let is_late = self.now_us.saturating_sub(client.stalled_at_us) > patience_us
-                    && !self.shared.busy.was_busy(node, self.now_us, self.plan.live.command_timeout);
+                    && !self.shared.busy.was_busy(node, self.now_us, self.routing.live.command_timeout);
                 if is_late {
                     late.push((*waiter, node, lane));
                 }
@@ -554,7 +554,7 @@ impl Worker {
             let text = format!(
                 "NODEBUSY {}: no connection for {what} became free within {:?} ({key} {bound})",
                 self.node_name(node),
-                self.plan.live.command_timeout,
+                self.routing.live.command_timeout,
             );
             if let Some(client) = self.clients.get_mut(waiter) {
                 client.refusal = Some(text.into());

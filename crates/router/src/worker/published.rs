@@ -26,14 +26,14 @@ use crate::slab::Handle;
 /// Returns the action for a command. `None`: it waits for keys to be fetched, or its keys are in no such move.
 pub(super) fn as_published(
     worker: &Worker,
-    plan: &Arc<RoutingSnapshot>,
+    routing: &Arc<RoutingSnapshot>,
     handle: Handle,
     command: &Command,
     args: &Args<'_>,
     look: &mut KeyLookup<SharedLeg>,
 ) -> Option<Transit> {
     let way = look.way()?;
-    let [source, target] = look.published_nodes(&plan.topology)?;
+    let [source, target] = look.published_nodes(&routing.topology)?;
     let has_waited = worker.clients.get(handle).is_some_and(|client| client.moving.is_some());
     let asks = |nodes: Vec<NodeId>| Some(Transit::Ask(Asks { nodes, as_published: true }));
     match way {
@@ -43,33 +43,33 @@ pub(super) fn as_published(
         Way::Both if !has_waited && reads_one_key(worker, handle, command, args) => return asks(vec![source, target]),
         _ => {}
     }
-    if !has_waited && look.fetches_first(&plan.topology, &plan.moves.legs) {
+    if !has_waited && look.fetches_first(&routing.topology, &routing.moves.legs) {
         return None;
     }
     if !matches!(command.handling, Handling::Split(_)) {
-        return Some(Transit::Moved(worker.plan_of_moved().clone()));
+        return Some(Transit::Moved(worker.routing_of_moved().clone()));
     }
-    let moved = look.moved_to(&plan.topology).into_iter();
-    let topology =
-        moved.fold((*plan.topology).clone(), |topology, (target, keys)| topology.keys_handed_over(&[], &keys, target));
-    Some(Transit::Moved(Arc::new(RoutingSnapshot { topology: Arc::new(topology), ..(**plan).clone() })))
+    let moved = look.moved_to(&routing.topology).into_iter();
+    let topology = moved
+        .fold((*routing.topology).clone(), |topology, (target, keys)| topology.keys_handed_over(&[], &keys, target));
+    Some(Transit::Moved(Arc::new(RoutingSnapshot { topology: Arc::new(topology), ..(**routing).clone() })))
 }
 
 /// Returns the keys that a command may write at the source of such moves, by move. Costs a single check while there is
 /// no such move.
 pub(super) fn late_writes(
-    plan: &RoutingSnapshot,
+    routing: &RoutingSnapshot,
     node: NodeId,
     command: &Command,
     args: &Args<'_>,
     places: &[u32],
 ) -> BTreeMap<MoveId, Vec<Key>> {
     let mut late: BTreeMap<MoveId, Vec<Key>> = BTreeMap::new();
-    if !plan.moves.legs.values().any(LegView::is_published) || !writes(command) {
+    if !routing.moves.legs.values().any(LegView::is_published) || !writes(command) {
         return late;
     }
     for key in places.iter().filter_map(|place| args.get(*place as usize)) {
-        if let Some(transit) = is_late(&plan.topology, &plan.moves.legs, key, node) {
+        if let Some(transit) = is_late(&routing.topology, &routing.moves.legs, key, node) {
             late.entry(transit.move_id).or_default().push(key.into());
         }
     }

@@ -125,7 +125,7 @@ impl Worker {
     #[cold]
     pub(super) fn in_multi(
         &mut self,
-        plan: &Arc<RoutingSnapshot>,
+        routing: &Arc<RoutingSnapshot>,
         handle: Handle,
         command: &Command,
         raw: &[u8],
@@ -133,14 +133,14 @@ impl Worker {
     ) -> Flow {
         let class = command.class() as u8;
         match command.handling {
-            Handling::Local(Local::Exec) => return self.exec(plan, handle, class),
+            Handling::Local(Local::Exec) => return self.exec(routing, handle, class),
             Handling::Local(Local::Discard) => {
                 self.discard(handle);
                 self.answer(handle, class, b"+OK\r\n");
                 return Flow::Next;
             }
             Handling::Local(local @ (Local::Quit | Local::Reset)) => {
-                return self.local(plan, handle, command, local, raw, args);
+                return self.local(routing, handle, command, local, raw, args);
             }
             Handling::Local(Local::Multi) => return self.refuse(handle, class, "ERR MULTI calls can not be nested"),
             Handling::Local(Local::Watch) => {
@@ -149,7 +149,7 @@ impl Worker {
             _ => {}
         }
         let mut scan = None;
-        let (slot, select, alone) = match self.queueing(plan, handle, command, args) {
+        let (slot, select, alone) = match self.queueing(routing, handle, command, args) {
             Queueing::Queue(slot) => (slot, None, None),
             Queueing::Alone(limit) => (None, None, Some(limit)),
             Queueing::Select(database) => (None, Some(database), None),
@@ -175,15 +175,15 @@ impl Worker {
             }
         };
         // Code with checks differs for the node.
-        let checked = match self.checked_code(plan, command, args) {
+        let checked = match self.checked_code(routing, command, args) {
             Ok(checked) => checked,
             Err(text) => {
                 self.abort_transaction(handle);
                 return self.refuse(handle, class, &text);
             }
         };
-        let code = if command.flags.has(Flags::SCRIPT) { self.limit_of_code(plan, command, args) } else { None };
-        let sha = self.sha_sent(plan, command, args);
+        let code = if command.flags.has(Flags::SCRIPT) { self.limit_of_code(routing, command, args) } else { None };
+        let sha = self.sha_sent(routing, command, args);
         let (request, scan) = scan.unzip();
         let raw = request.as_deref().or(checked.as_deref()).unwrap_or(raw);
         let is_known = select.is_none_or(|database| self.shared.has_database(&self.keepers.all(), database));
@@ -244,13 +244,13 @@ impl Worker {
         self.refuse(handle, class, &text)
     }
 
-    fn queueing(&mut self, plan: &RoutingSnapshot, handle: Handle, command: &Command, args: &Args<'_>) -> Queueing {
+    fn queueing(&mut self, routing: &RoutingSnapshot, handle: Handle, command: &Command, args: &Args<'_>) -> Queueing {
         let name = command.name.replace('|', " ");
         let Some(session) = self.clients.get(handle).and_then(|c| c.session.as_ref()) else {
             return Queueing::Queue(None);
         };
         let known = session.multi.slot.or(session.watch.as_ref().map(|w| w.slot));
-        let is_only = plan.topology.only_node().is_some();
+        let is_only = routing.topology.only_node().is_some();
         if session.multi.bytes() > QUEUE_MAX {
             return Queueing::Refuse(format!(
                 "ERR Switchyard queues at most {QUEUE_MAX} bytes of commands in a transaction"
@@ -264,7 +264,7 @@ impl Worker {
                 let mut keys = std::mem::take(&mut self.keys);
                 keys.clear();
                 let found = command.find_keys(args, &mut keys);
-                let target = route(&plan.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
+                let target = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
                 self.keys = keys;
                 match (found, target) {
                     // The node returns the error at EXEC.
@@ -298,7 +298,7 @@ impl Worker {
             // The node's reply would contain the checks that Switchyard has added to libraries.
             Handling::Any
                 if &*command.name == "FUNCTION|LIST"
-                    && plan.checks_scripts()
+                    && routing.checks_scripts()
                     && args.iter().any(|arg| arg.eq_ignore_ascii_case(b"WITHCODE")) =>
             {
                 Queueing::Refuse(
@@ -315,13 +315,13 @@ impl Worker {
             Handling::Local(Local::Select) => match args.get(1).and_then(parse::<u32>) {
                 // Out of range: the node returns the error at EXEC.
                 None => Queueing::Queue(None),
-                Some(database) => match other_database(&plan.live, database) {
+                Some(database) => match other_database(&routing.live, database) {
                     Some(why) => Queueing::Refuse(why),
                     None => Queueing::Select(database),
                 },
             },
             Handling::Local(Local::RandomKey) if is_only => Queueing::Alone(Limit::EveryNode),
-            Handling::Local(Local::Scan) if let Some(node) = plan.topology.only_node() => {
+            Handling::Local(Local::Scan) if let Some(node) = routing.topology.only_node() => {
                 match self.queued_scan(args, node) {
                     Some((request, scan)) => Queueing::Scan(request, scan),
                     // The router reports an error, or the end of the scan.

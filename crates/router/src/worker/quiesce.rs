@@ -127,9 +127,9 @@ impl MultiStepCommand for FullScan {
         match self.merge {
             Merge::Concat => {
                 // As for SCAN: keys at a node unrelated to their slot cannot be used.
-                let plan = &worker.plan;
+                let routing = &worker.routing;
                 let is_key = |node: NodeId, key: &[u8]| {
-                    reply::text(key).is_some_and(|key| !is_temporary(key) && belongs(plan, node, key))
+                    reply::text(key).is_some_and(|key| !is_temporary(key) && belongs(routing, node, key))
                 };
                 let of_nodes = self.nodes.iter().zip(of_nodes);
                 let keys = of_nodes.flat_map(|(node, part)| reply::elements(part).filter(|key| is_key(*node, key)));
@@ -150,7 +150,7 @@ impl MultiStepCommand for FullScan {
 
 impl Worker {
     /// Requests quiet movers for the command of a client. Returns whether they are, and the time waited.
-    fn quiet_for(&mut self, handle: Handle, plan: &RoutingSnapshot, flushes: bool) -> Option<(bool, u64)> {
+    fn quiet_for(&mut self, handle: Handle, routing: &RoutingSnapshot, flushes: bool) -> Option<(bool, u64)> {
         if self.clients.get(handle)?.quieting.is_none() {
             self.quiesce.last_ticket += 1;
             // Differs from the tickets of other workers.
@@ -168,38 +168,38 @@ impl Worker {
             }
         }
         // A move may have started in the meantime.
-        guard.request(&plan.moves, self.index);
-        let quiet = guard.movers.iter().all(|(id, (_, quiet))| *quiet || !plan.moves.by_id.contains_key(id));
+        guard.request(&routing.moves, self.index);
+        let quiet = guard.movers.iter().all(|(id, (_, quiet))| *quiet || !routing.moves.by_id.contains_key(id));
         Some((quiet, waited_us))
     }
 
     /// FLUSHALL or FLUSHDB during moves.
     #[cold]
     pub(super) fn flush_quietly(&mut self, handle: Handle, lane: Lane, raw: &[u8], class: u8) -> Flow {
-        let plan = self.plan.clone();
+        let routing = self.routing.clone();
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
         }
-        let Some((quiet, waited_us)) = self.quiet_for(handle, &plan, true) else { return Flow::Close };
-        if !quiet && waited_us <= plan.live.command_timeout.as_micros() as u64 {
+        let Some((quiet, waited_us)) = self.quiet_for(handle, &routing, true) else { return Flow::Close };
+        if !quiet && waited_us <= routing.live.command_timeout.as_micros() as u64 {
             return Flow::Stall(Stall::Quiet);
         }
         let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
         if !quiet {
             let text = format!(
                 "TRYAGAIN data is being moved, and a move did not come to rest within {:?}; nothing was flushed",
-                plan.live.command_timeout
+                routing.live.command_timeout
             );
             return self.refuse(handle, class, &text);
         }
         let mut nodes = self.keepers.all();
         // Movers' own keys are flushed with the keys from which they were made.
-        nodes.extend(plan.moves.by_id.values().map(|mover| mover.target));
+        nodes.extend(routing.moves.by_id.values().map(|mover| mover.target));
         nodes.sort_unstable();
         nodes.dedup();
         if let Some(client) = self.clients.get_mut(handle) {
-            let since = Since::now(&self.shared, &self.plan);
+            let since = Since::now(&self.shared, &self.routing);
             nodes.iter().for_each(|node| client.written.add(*node, since));
         }
         let asks = nodes.into_iter().map(|node| StepRequest { node, lane, requests: vec![raw.to_vec()] }).collect();
@@ -209,13 +209,13 @@ impl Worker {
     /// DBSIZE or KEYS during moves.
     #[cold]
     pub(super) fn look_quietly(&mut self, handle: Handle, lane: Lane, merge: Merge, raw: &[u8], class: u8) -> Flow {
-        let plan = self.plan.clone();
+        let routing = self.routing.clone();
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
         }
         let database = client.database;
-        let Some((quiet, waited_us)) = self.quiet_for(handle, &plan, false) else { return Flow::Close };
+        let Some((quiet, waited_us)) = self.quiet_for(handle, &routing, false) else { return Flow::Close };
         if !quiet && waited_us <= LOOK_PATIENCE_US {
             return Flow::Stall(Stall::Quiet);
         }
@@ -224,7 +224,7 @@ impl Worker {
         let mut asks: Vec<StepRequest> =
             nodes.iter().map(|node| StepRequest { node: *node, lane, requests: vec![raw.to_vec()] }).collect();
         if merge == Merge::Sum {
-            for mover in plan.moves.by_id.values().filter(|mover| nodes.contains(&mover.target)) {
+            for mover in routing.moves.by_id.values().filter(|mover| nodes.contains(&mover.target)) {
                 let names = mover.temporary_in(database);
                 if !names.is_empty() {
                     let mut request = Vec::new();
@@ -243,7 +243,7 @@ impl Worker {
     /// restore the previous state. `None`: no copies start until the client's next procedure ends.
     pub(super) fn wait_to_change_functions(&mut self, handle: Handle, class: u8) -> Option<Flow> {
         let now_us = self.now_us;
-        let patience = self.plan.live.command_timeout;
+        let patience = self.routing.live.command_timeout;
         let Some(client) = self.clients.get_mut(handle) else { return Some(Flow::Close) };
         let turn = self.shared.functions.begin_change();
         let may = turn.is_some();
@@ -261,7 +261,7 @@ impl Worker {
         client.quieting = None;
         let left = self.shared.fences.with_functions();
         let left: Vec<&str> =
-            left.iter().filter_map(|(node, _)| Some(&*self.plan.live.nodes.get(node)?.name)).collect();
+            left.iter().filter_map(|(node, _)| Some(&*self.routing.live.nodes.get(node)?.name)).collect();
         let text = match left[..] {
             [] => {
                 format!(

@@ -78,7 +78,7 @@ impl Worker {
     }
 
     fn count_keys(&mut self, command: &Command, args: &Args<'_>) -> Result<(), String> {
-        if self.plan.live.key_limits.is_empty() {
+        if self.routing.live.key_limits.is_empty() {
             return Ok(());
         }
         self.keys.clear();
@@ -87,7 +87,7 @@ impl Worker {
         }
         let (holders, now_us) = (self.shared.counters.len(), self.now_us);
         let wait = |ns: u64| format!("try again in {} ms", ns.div_ceil(1_000_000).max(1));
-        for (limit, part) in self.plan.live.key_limits.iter().zip(&self.accounts.of_prefixes) {
+        for (limit, part) in self.routing.live.key_limits.iter().zip(&self.accounts.of_prefixes) {
             let mut own = self
                 .keys
                 .iter()
@@ -129,9 +129,9 @@ impl Worker {
 
     /// Adopts changed key limits.
     pub(super) fn place_prefixes_anew(&mut self) {
-        let plan = self.plan.clone();
+        let routing = self.routing.clone();
         self.accounts.of_prefixes =
-            plan.live.key_limits.iter().map(|limit| self.part_of(format!("prefix:{}", limit.prefix))).collect();
+            routing.live.key_limits.iter().map(|limit| self.part_of(format!("prefix:{}", limit.prefix))).collect();
     }
 
     /// Updates the bytes held by limited clients, without replies that were read.

@@ -55,7 +55,7 @@ impl MultiStepCommand for RandomKey {
             let answer = parts.pop().unwrap_or_default();
             let node = self.nodes[self.queried];
             let is_stranger =
-                reply::text(&answer).is_some_and(|key| is_temporary(key) || !belongs(&worker.plan, node, key));
+                reply::text(&answer).is_some_and(|key| is_temporary(key) || !belongs(&worker.routing, node, key));
             if !reply::is_null(&answer) && !is_stranger {
                 return Next::Done(answer);
             }

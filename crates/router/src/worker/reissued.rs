@@ -242,7 +242,7 @@ impl Worker {
     #[cold]
     pub(super) fn wait_on_the_way(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         raw: &[u8],
@@ -253,7 +253,7 @@ impl Worker {
         if !command.blocks(args) || command.find_keys(args, &mut keys).is_err() {
             return later;
         }
-        let Route::Owner(slot, _) = route(&plan.topology, keys.iter().filter_map(|k| args.get(*k as usize))) else {
+        let Route::Owner(slot, _) = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize))) else {
             return later;
         };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
@@ -277,7 +277,7 @@ impl Worker {
         self.clients.resume(handle);
     }
 
-    /// The plan changes while the command on a connection waits: it may create keys when it is served.
+    /// The snapshot changes while the command on a connection waits: it may create keys when it is served.
     pub(super) fn note_kept(&mut self, holder: Handle, node: NodeId) {
         let Some(client) = self.clients.get(holder) else { return };
         let (database, Some(request)) = (client.database, client.waiting.as_ref().map(|p| p.request.clone())) else {
@@ -417,7 +417,7 @@ impl Worker {
         self.push_exclusive(handle, link, Call::Bytes(&request), &request, CommandClass::Blocking as u8, Some(seq));
         self.wait_at_node(handle, link, waited, left_us);
         if let Some(client) = self.clients.get_mut(handle) {
-            client.written.add(node, Since::now(&self.shared, &self.plan));
+            client.written.add(node, Since::now(&self.shared, &self.routing));
             if let Some(waiting) = client.waiting.as_mut() {
                 waiting.state = State::Sent { look: 0, since_us: self.now_us };
                 // From here on it has the IDs of its start instead of `$`.

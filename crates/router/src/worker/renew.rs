@@ -17,7 +17,7 @@ use crate::slab::Handle;
 impl Worker {
     /// Marks the connections to nodes whose user, password or TLS has changed.
     pub(super) fn mark_stale(&mut self, before: &RuntimeSettings) {
-        let live = self.plan.live.clone();
+        let live = self.routing.live.clone();
         let changed = |node: NodeId| match (before.nodes.get(&node), live.nodes.get(&node)) {
             (Some(old), Some(new)) => {
                 (&old.username, &old.password, &old.tls) != (&new.username, &new.password, &new.tls)

@@ -1,6 +1,6 @@
 //! Nodes with replicas: following the primary, and reading from replicas.
 //!
-//! The roles are decided elsewhere (`policy::failover`) and come with the plan. A change of primary is a hard cut:
+//! The roles are decided elsewhere (`policy::failover`) and come with the snapshot. A change of primary is a hard cut:
 //! connections to the old one are closed at once, because its later acknowledgements are lost when it becomes a
 //! replica. A replica that is no longer fit for reads gets no new commands; those in flight are answered.
 
@@ -36,14 +36,14 @@ impl Worker {
             let Some(link) = self.links.get_mut(handle) else { continue };
             let (node, phase) = (link.node, link.phase);
             if let Some(replica) = link.replica() {
-                let is_readable = self.plan.servers.get(&node).is_some_and(|s| s.readable.contains(&replica));
+                let is_readable = self.routing.servers.get(&node).is_some_and(|s| s.readable.contains(&replica));
                 if !is_readable && phase != Phase::Up {
                     self.replica_failed(handle, "it is no longer read");
                     self.drop_link(handle);
                 }
                 continue;
             }
-            let Some(servers) = self.plan.servers.get(&node) else { continue };
+            let Some(servers) = self.routing.servers.get(&node) else { continue };
             if link.address == servers.primary {
                 continue;
             }
@@ -79,8 +79,8 @@ impl Worker {
         if self.clients.get(client).is_some_and(|c| c.tracked.is_some()) {
             return Ok(None); // a replica may still return values that the client has invalidated
         }
-        let plan = self.plan.clone();
-        let servers = plan.servers.get(&node);
+        let routing = self.routing.clone();
+        let servers = routing.servers.get(&node);
         let readable = servers.map_or(&[][..], |s| &s.readable);
         if reads == Reads::Primary || (reads == Reads::Nearest && servers.is_none_or(|s| s.primary_is_nearest)) {
             return Ok(None);
@@ -107,8 +107,14 @@ impl Worker {
         if let Some(handle) = self.links.replica(node, address, resp3) {
             return handle;
         }
-        let link =
-            Link::new(node, Lane::Replica, resp3, self.plan.live.database, self.counters.replicas(node), self.now_us);
+        let link = Link::new(
+            node,
+            Lane::Replica,
+            resp3,
+            self.routing.live.database,
+            self.counters.replicas(node),
+            self.now_us,
+        );
         let mut link = Link::to_replica(address, link);
         // Clients that may read from the primary do so until the connection is up.
         link.failures = u32::from(reads != Reads::Replica);

@@ -78,14 +78,14 @@ impl Worker {
                 return bytes.len();
             }
             let rest = &bytes[pos..];
-            match link.arrival(rest, &self.plan.live) {
+            match link.arrival(rest, &self.routing.live) {
                 Arrival::Reply(len) => {
                     pos += len;
                     self.on_reply(handle, &rest[..len]);
                 }
                 Arrival::Large(size) => {
                     // A reply that is translated must be whole.
-                    let whole = link.downgraded && rest[0] == b'*' && size <= self.plan.live.client_output_limit;
+                    let whole = link.downgraded && rest[0] == b'*' && size <= self.routing.live.client_output_limit;
                     let head = link.head().copied();
                     let is_kept = whole && head.is_some_and(|head| self.is_awaited(&head));
                     if is_kept || !self.take_large(handle, size, rest) {
@@ -280,7 +280,7 @@ impl Worker {
             self.notify_movers();
             self.flush_link(handle);
         }
-        self.links.reuse(marked);
+        self.links.recycle_marked(marked);
     }
 
     fn flush_link(&mut self, handle: Handle) {

@@ -89,23 +89,23 @@ impl Scan {
         let Some((inner, found)) = inner.zip(pair.next()) else {
             return Err(failed("ERR switchyard: a node answered SCAN with something else than a cursor and keys"));
         };
-        let plan = worker.plan.clone();
+        let routing = worker.routing.clone();
         // On a continuum, keys of earlier server lists are normal.
-        let may_be_astray = !plan.topology.placement().is_crc16() || !lock(&worker.shared.moves).is_empty();
+        let may_be_astray = !routing.topology.placement().is_crc16() || !lock(&worker.shared.moves).is_empty();
         for element in reply::elements(found) {
             let Some(key) = reply::text(element) else { continue };
             // A key at a node unrelated to its slot cannot be used.
-            let is_astray = may_be_astray && !belongs(&plan, self.at.node, key);
+            let is_astray = may_be_astray && !belongs(&routing, self.at.node, key);
             if is_astray
                 || is_temporary(key)
-                || self.about.as_ref().is_some_and(|slots| !slots.has(plan.topology.slot_of(key)))
+                || self.about.as_ref().is_some_and(|slots| !slots.has(routing.topology.slot_of(key)))
             {
                 continue;
             }
             self.keys.extend_from_slice(element);
             self.found += 1;
         }
-        if self.keys.len() > worker.plan.live.client_output_limit {
+        if self.keys.len() > worker.routing.live.client_output_limit {
             return Err(failed(super::gather::TOO_LARGE));
         }
         let now = worker.shared.scan_tick();
@@ -132,7 +132,7 @@ impl MultiStepCommand for Scan {
             Err(error) => return Next::Done(error),
         };
         // If this worker does not know the node yet, or the node is lost, it is queried in the next call, which waits.
-        if let Some(next) = next.filter(|next| worker.plan.topology.node(next.node).is_some())
+        if let Some(next) = next.filter(|next| worker.routing.topology.node(next.node).is_some())
             && !is_lost(worker, next.node)
             && self.goes_on(next)
         {
@@ -146,10 +146,11 @@ impl MultiStepCommand for Scan {
 
 /// Whether a key of this name can be used at a node. While keys are only listed or copied ahead, the ones at the target
 /// are not used.
-pub(super) fn belongs(plan: &RoutingSnapshot, node: NodeId, key: &[u8]) -> bool {
+pub(super) fn belongs(routing: &RoutingSnapshot, node: NodeId, key: &[u8]) -> bool {
     let is_on_its_way =
         |transit: &Transit| transit.source == node || transit.target == node && transit.stage != Stage::Observed;
-    plan.topology.lives_at(key) == node || plan.topology.transit(plan.topology.slot_of(key)).is_some_and(is_on_its_way)
+    routing.topology.lives_at(key) == node
+        || routing.topology.transit(routing.topology.slot_of(key)).is_some_and(is_on_its_way)
 }
 
 impl Worker {
@@ -177,7 +178,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn scan(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+    pub(super) fn scan(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let Some(cursor) = args.get(1).and_then(parse::<u64>) else {
             return self.refuse(handle, class, "ERR invalid cursor");
         };
@@ -204,7 +205,7 @@ impl Worker {
         let about = scans.wanted(at).cloned();
         let again = scans.encode(at);
         drop(scans);
-        if plan.topology.node(at.node).is_none() {
+        if routing.topology.node(at.node).is_none() {
             // This worker does not know the node yet.
             let mut out = b"*2\r\n".to_vec();
             encode::bulk(&mut out, again.unwrap_or_default().to_string().as_bytes());

@@ -87,20 +87,20 @@ impl Worker {
     /// Sends a script or function call to the node that has its keys.
     pub(super) fn script(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         node: NodeId,
         raw: &[u8],
         args: &Args<'_>,
     ) -> Flow {
-        let flow = match self.checked_script(plan, command, args) {
+        let flow = match self.checked_script(routing, command, args) {
             Ok(None) => self.forward(handle, command, args, node, raw),
             Ok(Some(request)) => self.forward(handle, command, args, node, &request),
             Err(text) => return self.refuse(handle, command.class() as u8, &text),
         };
         if flow == Flow::Next
-            && let Some(limit) = self.limit_of_code(plan, command, args)
+            && let Some(limit) = self.limit_of_code(routing, command, args)
         {
             self.tally.note(&command.name, limit);
         }
@@ -110,16 +110,16 @@ impl Worker {
     /// While there is one node: returns the limit that a script or function would meet with several nodes.
     pub(super) fn limit_of_code(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         command: &Command,
         args: &Args<'_>,
     ) -> Option<Limit> {
-        if !plan.live.check_scripts || plan.checks_scripts() {
+        if !routing.live.check_scripts || routing.checks_scripts() {
             return None;
         }
         let text = args.get(1).unwrap_or_default();
         let script = match &*command.name {
-            "EVAL" | "EVAL_RO" => Some(self.met(text, &plan.commands)),
+            "EVAL" | "EVAL_RO" => Some(self.met(text, &routing.commands)),
             "EVALSHA" | "EVALSHA_RO" => self.met_by_sha(text),
             _ => None,
         };
@@ -133,20 +133,22 @@ impl Worker {
     /// Returns the replacement of a script call: `None` if it is sent unchanged.
     pub(super) fn checked_script(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         command: &Command,
         args: &Args<'_>,
     ) -> Result<Option<Vec<u8>>, String> {
         let text = args.get(1).unwrap_or_default();
-        let check = plan.checks_scripts();
+        let check = routing.checks_scripts();
         let by_sha = command.name.starts_with("EVALSHA");
         let script = match &*command.name {
-            "EVAL" | "EVAL_RO" => self.met(text, &plan.commands),
+            "EVAL" | "EVAL_RO" => self.met(text, &routing.commands),
             "EVALSHA" | "EVALSHA_RO" if check => match self.met_by_sha(text) {
                 Some(script) => script,
                 None => return Err(NOSCRIPT.into()),
             },
-            "FCALL" | "FCALL_RO" if check && !plan.topology.placement().is_crc16() => return Err(NO_FUNCTIONS.into()),
+            "FCALL" | "FCALL_RO" if check && !routing.topology.placement().is_crc16() => {
+                return Err(NO_FUNCTIONS.into());
+            }
             _ => return Ok(None),
         };
         match &script.verdict {
@@ -169,10 +171,10 @@ impl Worker {
     }
 
     /// Whether a script call provably uses only its declared keys; never true for a function.
-    pub(super) fn is_proved(&mut self, plan: &RoutingSnapshot, command: &Command, args: &Args<'_>) -> bool {
+    pub(super) fn is_proved(&mut self, routing: &RoutingSnapshot, command: &Command, args: &Args<'_>) -> bool {
         let text = args.get(1).unwrap_or_default();
         let verdict = match &*command.name {
-            "EVAL" | "EVAL_RO" => Some(&self.met(text, &plan.commands).verdict),
+            "EVAL" | "EVAL_RO" => Some(&self.met(text, &routing.commands).verdict),
             "EVALSHA" | "EVALSHA_RO" => self.met_by_sha(text).map(|script| &script.verdict),
             _ => None,
         };
@@ -180,12 +182,17 @@ impl Worker {
     }
 
     /// Returns the hash at the node of a script that is called by its hash.
-    pub(super) fn sha_sent(&mut self, plan: &RoutingSnapshot, command: &Command, args: &Args<'_>) -> Option<[u8; 40]> {
+    pub(super) fn sha_sent(
+        &mut self,
+        routing: &RoutingSnapshot,
+        command: &Command,
+        args: &Args<'_>,
+    ) -> Option<[u8; 40]> {
         if !matches!(&*command.name, "EVALSHA" | "EVALSHA_RO") {
             return None;
         }
         let sha = args.get(1)?;
-        match self.met_by_sha(sha).filter(|_| plan.checks_scripts()) {
+        match self.met_by_sha(sha).filter(|_| routing.checks_scripts()) {
             Some(script) => Some(script.wrapped_sha),
             None => sha.to_ascii_lowercase().try_into().ok(),
         }
@@ -198,8 +205,11 @@ impl Worker {
             // Texts with the same hash can be constructed.
             let known = lock(&self.shared.scripts).by_client_sha(&sha).filter(|script| *script.body == *body).cloned();
             // Analyzed without the lock: a text may be long.
-            let beside =
-                if self.plan.topology.placement().is_crc16() { UndeclaredKeys::Slot } else { UndeclaredKeys::Nothing };
+            let beside = if self.routing.topology.placement().is_crc16() {
+                UndeclaredKeys::Slot
+            } else {
+                UndeclaredKeys::Nothing
+            };
             let script = known.unwrap_or_else(|| {
                 let script = Arc::new(Script::analyse(body, sha, table, beside));
                 lock(&self.shared.scripts).store(&script);
@@ -226,12 +236,12 @@ impl Worker {
         command: &Command,
         args: &Args<'_>,
     ) -> Option<Flow> {
-        let plan = self.plan.clone();
-        let check = plan.checks_scripts();
+        let routing = self.routing.clone();
+        let check = routing.checks_scripts();
         let class = command.class() as u8;
         match &*command.name {
             "SCRIPT|LOAD" => {
-                let script = self.met(args.get(2)?, &plan.commands).clone();
+                let script = self.met(args.get(2)?, &routing.commands).clone();
                 match &script.verdict {
                     Verdict::Refused(why) if check => return Some(self.refuse(handle, class, why)),
                     Verdict::Wrapped(_) if check => {}
@@ -286,7 +296,7 @@ impl Worker {
                 self.scripts_met = ScriptsMet::default();
                 None
             }
-            "FUNCTION|LOAD" | "FUNCTION|RESTORE" => match checked_libraries(&plan, command, args) {
+            "FUNCTION|LOAD" | "FUNCTION|RESTORE" => match checked_libraries(&routing, command, args) {
                 Ok(checked) => {
                     let as_it_is = || {
                         let mut request = Vec::new();
@@ -304,22 +314,22 @@ impl Worker {
     /// Returns the replacement of a command that runs or loads code in a transaction: `None` if it is queued unchanged.
     pub(super) fn checked_code(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         command: &Command,
         args: &Args<'_>,
     ) -> Result<Option<Vec<u8>>, String> {
         if command.flags.has(Flags::SCRIPT) {
-            return self.checked_script(plan, command, args);
+            return self.checked_script(routing, command, args);
         }
         if command.name == "SCRIPT|LOAD" {
             // The router knows it from here on, as if it had gone to every node.
-            let script = self.met(args.get(2).unwrap_or_default(), &plan.commands);
+            let script = self.met(args.get(2).unwrap_or_default(), &routing.commands);
             return match &script.verdict {
-                Verdict::Refused(why) if plan.checks_scripts() => Err(why.to_string()),
+                Verdict::Refused(why) if routing.checks_scripts() => Err(why.to_string()),
                 _ => Ok(None),
             };
         }
-        checked_libraries(plan, command, args)
+        checked_libraries(routing, command, args)
     }
 
     /// FUNCTION LIST: libraries as their authors wrote them.
@@ -332,7 +342,7 @@ impl Worker {
         args: &Args<'_>,
     ) -> Flow {
         let with_code = args.iter().skip(2).any(|a| a.eq_ignore_ascii_case(b"WITHCODE"));
-        if !with_code || !self.plan.live.check_scripts {
+        if !with_code || !self.routing.live.check_scripts {
             return self.forward(handle, command, args, node, raw);
         }
         let ask = StepRequest { node, lane: Lane::Slow, requests: vec![raw.to_vec()] };
@@ -389,11 +399,11 @@ fn with_sha(error: &[u8], other: impl Fn(&[u8; 40]) -> Option<[u8; 40]>) -> Cow<
 }
 
 /// FUNCTION LOAD and RESTORE with checked libraries: `None` for other commands, or without checks.
-fn checked_libraries(plan: &RoutingSnapshot, command: &Command, args: &Args<'_>) -> Result<Option<Vec<u8>>, String> {
-    let checked = |code: &[u8]| wrapped_library(code, &plan.commands);
+fn checked_libraries(routing: &RoutingSnapshot, command: &Command, args: &Args<'_>) -> Result<Option<Vec<u8>>, String> {
+    let checked = |code: &[u8]| wrapped_library(code, &routing.commands);
     let (place, with) = match &*command.name {
-        _ if !plan.checks_scripts() => return Ok(None),
-        "FUNCTION|LOAD" | "FUNCTION|RESTORE" if !plan.topology.placement().is_crc16() => {
+        _ if !routing.checks_scripts() => return Ok(None),
+        "FUNCTION|LOAD" | "FUNCTION|RESTORE" if !routing.topology.placement().is_crc16() => {
             return Err(NO_FUNCTIONS.into());
         }
         "FUNCTION|LOAD" => (args.len() - 1, checked(args.get(args.len() - 1).unwrap_or_default())),

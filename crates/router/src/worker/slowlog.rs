@@ -91,7 +91,7 @@ impl Worker {
         let Some(link) = self.links.get(link_handle).filter(|_| self.slow.is_on()) else { return };
         let mut took = (self.now_us as u32).wrapping_sub(pending.sent_us);
         if link.lane == Lane::Blocking {
-            let grace_us = self.plan.live.command_timeout.as_micros() as u64;
+            let grace_us = self.routing.live.command_timeout.as_micros() as u64;
             let asked_until_us = link.waits_until_us().saturating_sub(grace_us);
             took = took.min(u32::try_from(self.now_us.saturating_sub(asked_until_us)).unwrap_or(u32::MAX));
         }
@@ -149,7 +149,7 @@ impl Worker {
             Err(TryLockError::WouldBlock) => return,
         };
         for entry in self.slow.waiting.drain(..) {
-            log.add(entry, self.plan.live.slowlog_max_len);
+            log.add(entry, self.routing.live.slowlog_max_len);
         }
     }
 
@@ -165,7 +165,7 @@ impl Worker {
         let flowed = (link.flowed_us as u32).wrapping_sub(pending.sent_us);
         let queue = if link.flowed_us > 0 && flowed <= took { flowed } else { 0 };
         let held = self.held_us(pending);
-        if !self.plan.live.slowlog_arguments {
+        if !self.routing.live.slowlog_arguments {
             args.truncate(1);
         }
         let node = self.node_name(link.node);

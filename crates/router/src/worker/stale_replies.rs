@@ -59,7 +59,7 @@ impl Worker {
     #[cold]
     pub(super) fn query_commands(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         raw: &[u8],
@@ -67,8 +67,10 @@ impl Worker {
     ) -> Flow {
         let class = command.class() as u8;
         let talks = |worker: &Self, node: NodeId| worker.links.is_up(node) && !worker.is_silent(node, handle);
-        let talking = plan.topology.nodes().map(|node| node.id).find(|node| talks(self, *node));
-        let Some(node) = talking.or_else(|| self.choose_node(plan)) else { return self.refuse_all_down(handle, class) };
+        let talking = routing.topology.nodes().map(|node| node.id).find(|node| talks(self, *node));
+        let Some(node) = talking.or_else(|| self.choose_node(routing)) else {
+            return self.refuse_all_down(handle, class);
+        };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Main) {
             return Flow::Stall(Stall::Barrier);

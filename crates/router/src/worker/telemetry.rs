@@ -13,7 +13,7 @@ use switchyard_resp::command::{Command, Flags};
 use switchyard_resp::request::Args;
 
 use super::keyed::{Call, CommandSeq, KeyedCommand, writes};
-use super::transit::parsed;
+use super::transit::with_parsed_command;
 use crate::shared::RoutingSnapshot;
 use crate::telemetry::WorkerCounts;
 
@@ -229,16 +229,21 @@ impl Telemetry {
 
     /// Counts the keys of a command. Returns the ones to follow to the reply.
     #[cold]
-    pub(super) fn note(&mut self, plan: &RoutingSnapshot, keyed: KeyedCommand<'_>, bytes: usize) -> Option<Followed> {
+    pub(super) fn note(
+        &mut self,
+        routing: &RoutingSnapshot,
+        keyed: KeyedCommand<'_>,
+        bytes: usize,
+    ) -> Option<Followed> {
         self.until_next = self.draw();
         self.counted += 1;
-        self.keys_max = (KEYS / plan.topology.node_id_bound().max(1)).clamp(KEYS_OF_NODE.0, KEYS_OF_NODE.1);
+        self.keys_max = (KEYS / routing.topology.node_id_bound().max(1)).clamp(KEYS_OF_NODE.0, KEYS_OF_NODE.1);
         match keyed.call {
-            Call::Found(command, args) => self.note_keys(&plan.topology, keyed, command, args, bytes),
-            Call::Bytes(request) => {
-                parsed(plan, request, |command, args| self.note_keys(&plan.topology, keyed, command, args, bytes))
-                    .flatten()
-            }
+            Call::Found(command, args) => self.note_keys(&routing.topology, keyed, command, args, bytes),
+            Call::Bytes(request) => with_parsed_command(routing, request, |command, args| {
+                self.note_keys(&routing.topology, keyed, command, args, bytes)
+            })
+            .flatten(),
         }
     }
 

@@ -97,22 +97,22 @@ pub(super) struct Watch {
 /// After a change of the keys' slots at the same nodes: places queued commands and watched keys as if they came now.
 pub(super) fn place_anew(worker: &mut Worker) {
     let one_of = |slots: BTreeSet<Slot>| slots.first().copied().filter(|_| slots.len() == 1);
-    let plan = Arc::clone(&worker.plan);
+    let routing = Arc::clone(&worker.routing);
     for handle in worker.clients.handles() {
         let Some(session) = worker.clients.get_mut(handle).and_then(|client| client.session.as_mut()) else { continue };
         if session.multi.slot.is_some() {
             let requests = session.multi.requests();
-            match one_of(requests.iter().flat_map(|request| slots_by(&plan, request)).collect()) {
+            match one_of(requests.iter().flat_map(|request| slots_by(&routing, request)).collect()) {
                 Some(slot) => session.multi.slot = Some(slot),
-                None if plan.topology.only_node().is_some() => {}
+                None if routing.topology.only_node().is_some() => {}
                 // A single one would be refused now.
                 None => session.multi.aborted = true,
             }
         }
         if let Some(watch) = &mut session.watch {
-            match one_of(watch.keys.iter().map(|key| plan.topology.slot_of(key)).collect()) {
+            match one_of(watch.keys.iter().map(|key| routing.topology.slot_of(key)).collect()) {
                 Some(slot) => watch.slot = slot,
-                None if plan.topology.only_node().is_some() => {}
+                None if routing.topology.only_node().is_some() => {}
                 None => session.watch_failed = true,
             }
         }
@@ -150,7 +150,7 @@ impl Worker {
     /// Handles WATCH, UNWATCH, and MULTI, DISCARD and EXEC outside of a transaction.
     pub(super) fn transaction(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         local: Local,
         command: &Command,
@@ -161,7 +161,7 @@ impl Worker {
         match local {
             Local::Exec => return self.refuse(handle, class, "ERR EXEC without MULTI"),
             Local::Discard => return self.refuse(handle, class, "ERR DISCARD without MULTI"),
-            Local::Watch => return self.watch(plan, handle, command, raw, args),
+            Local::Watch => return self.watch(routing, handle, command, raw, args),
             Local::Unwatch => self.unwatch(handle),
             _ => {
                 if let Some(client) = self.clients.get_mut(handle) {
@@ -197,7 +197,7 @@ impl Worker {
 
     fn watch(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         raw: &[u8],
@@ -205,17 +205,17 @@ impl Worker {
     ) -> Flow {
         let class = command.class() as u8;
         let keys = args.iter().skip(1);
-        let target = route(&plan.topology, keys.clone());
-        let only = plan.topology.only_node();
+        let target = route(&routing.topology, keys.clone());
+        let only = routing.topology.only_node();
         let place = match target {
             Route::Owner(slot, node) => Some((slot, node)),
-            Route::Together(node) => args.get(1).map(|first| (plan.topology.slot_of(first), node)),
+            Route::Together(node) => args.get(1).map(|first| (routing.topology.slot_of(first), node)),
             Route::Parted(_) | Route::CrossSlot | Route::Anywhere => None,
         };
         let Some((slot, node)) = place else {
-            let text = self.not_together(plan, keys.clone());
+            let text = self.not_together(routing, keys.clone());
             let waits = match target {
-                Route::Parted(_) => self.wait_for_colocation(handle, &command.name, wanted_of(plan, keys), text),
+                Route::Parted(_) => self.wait_for_colocation(handle, &command.name, wanted_of(routing, keys), text),
                 _ => Err(text),
             };
             return waits.unwrap_or_else(|text| {
@@ -235,12 +235,12 @@ impl Worker {
             self.watch_failed(handle);
             return self.refuse(handle, class, errors::CROSSSLOT);
         }
-        if let Some((.., at)) = before.filter(|(.., at)| *at != node && plan.topology.has_override(slot)) {
-            let text = self.parted_text(plan, slot, if at == plan.topology.owner(slot) { node } else { at });
+        if let Some((.., at)) = before.filter(|(.., at)| *at != node && routing.topology.has_override(slot)) {
+            let text = self.parted_text(routing, slot, if at == routing.topology.owner(slot) { node } else { at });
             let watched = self.clients.get(handle).and_then(|c| c.session.as_ref()).and_then(|s| s.watch.as_ref());
             let mut watched = watched.map(|watch| watch.keys.clone()).unwrap_or_default();
             watched.extend(keys.map(Box::from));
-            let wanted = wanted_of(plan, watched.iter().map(|key| &**key));
+            let wanted = wanted_of(routing, watched.iter().map(|key| &**key));
             return self.wait_for_colocation(handle, &command.name, wanted, text).unwrap_or_else(|text| {
                 self.watch_failed(handle);
                 self.refuse(handle, class, &text)
@@ -308,7 +308,7 @@ impl Worker {
         }
     }
 
-    /// After a change of the plan: fails watches of keys at nodes where they are no longer used. Such a key may change
+    /// After a change of the snapshot: fails watches of keys at nodes where they are no longer used. Such a key may change
     /// elsewhere unnoticed by that node, and be back there unchanged when EXEC comes.
     pub(super) fn fail_stale_watches(&mut self) {
         let holders =
@@ -349,7 +349,7 @@ impl Worker {
             })
     }
 
-    pub(super) fn exec(&mut self, plan: &Arc<RoutingSnapshot>, handle: Handle, class: u8) -> Flow {
+    pub(super) fn exec(&mut self, routing: &Arc<RoutingSnapshot>, handle: Handle, class: u8) -> Flow {
         let Some(client) = self.clients.get(handle) else { return Flow::Close };
         let resp3 = client.resp3;
         let Some(session) = client.session.as_deref() else { return Flow::Close };
@@ -359,12 +359,12 @@ impl Worker {
             return self.refuse(handle, class, ABORTED);
         }
         let alone = multi.alone.or(watch.filter(|watch| watch.are_apart).map(|_| Limit::Slots));
-        if let Some(limit) = alone.filter(|_| plan.topology.only_node().is_none()) {
+        if let Some(limit) = alone.filter(|_| routing.topology.only_node().is_none()) {
             self.discard(handle);
             return self.refuse(handle, class, limit.aborted());
         }
         let is_watching = watch.is_some();
-        if let Some(flow) = self.query_before_exec(plan, handle) {
+        if let Some(flow) = self.query_before_exec(routing, handle) {
             return flow;
         }
         let Some(client) = self.clients.get(handle) else { return Flow::Close };
@@ -381,8 +381,8 @@ impl Worker {
         }
         if let Some(watch) = watch {
             let (link, slot, node) = (watch.link, watch.slot, watch.node);
-            if let Some(text) = self.exec_elsewhere(plan, handle, slot, Some(node)).err() {
-                return self.exec_after_colocation(plan, handle, slot, class, text);
+            if let Some(text) = self.exec_elsewhere(routing, handle, slot, Some(node)).err() {
+                return self.exec_after_colocation(routing, handle, slot, class, text);
             }
             if let Some(client) = self.clients.get_mut(handle) {
                 client.may_take(Lane::Watch);
@@ -406,11 +406,11 @@ impl Worker {
             return Flow::Next;
         }
         let node = match multi.slot {
-            Some(slot) => match self.exec_elsewhere(plan, handle, slot, None) {
+            Some(slot) => match self.exec_elsewhere(routing, handle, slot, None) {
                 Ok(node) => Some(node),
-                Err(text) => return self.exec_after_colocation(plan, handle, slot, class, text),
+                Err(text) => return self.exec_after_colocation(routing, handle, slot, class, text),
             },
-            None => self.choose_node(plan),
+            None => self.choose_node(routing),
         };
         let Some(node) = node else {
             self.discard(handle);
@@ -419,7 +419,7 @@ impl Worker {
         let Some(client) = self.clients.get(handle) else { return Flow::Close };
         let Some(multi) = client.session.as_deref().map(|s| &s.multi) else { return Flow::Close };
         let lane = if multi.slow { Lane::Slow } else { Lane::Main };
-        if multi.queue.len() > plan.live.large_value {
+        if multi.queue.len() > routing.live.large_value {
             return self.exec_alone(handle, node, Lane::Large, class);
         }
         if !client.can_take(lane) {
@@ -444,23 +444,26 @@ impl Worker {
     /// error is that of EXEC.
     fn exec_elsewhere(
         &mut self,
-        plan: &Arc<RoutingSnapshot>,
+        routing: &Arc<RoutingSnapshot>,
         handle: Handle,
         slot: Slot,
         watched: Option<NodeId>,
     ) -> Result<NodeId, String> {
-        if !plan.topology.has_override(slot) {
-            return Ok(watched.unwrap_or_else(|| plan.topology.owner(slot)));
+        if !routing.topology.has_override(slot) {
+            return Ok(watched.unwrap_or_else(|| routing.topology.owner(slot)));
         }
         let multi = self.clients.get(handle).and_then(|c| c.session.as_ref()).map(|s| &s.multi);
         let (queue, has_keys) = multi.map(|multi| (multi.requests(), multi.slot.is_some())).unwrap_or_default();
         let aborted = |text: String| format!("EXECABORT Transaction discarded because of: {text}");
-        let node = if has_keys { Some(self.node_of_transaction(plan, slot, &queue).map_err(aborted)?) } else { None };
+        let node =
+            if has_keys { Some(self.node_of_transaction(routing, slot, &queue).map_err(aborted)?) } else { None };
         match (watched, node) {
-            (Some(at), Some(node)) if at != node => {
-                Err(aborted(self.parted_text(plan, slot, if at == plan.topology.owner(slot) { node } else { at })))
-            }
-            (watched, node) => Ok(watched.or(node).unwrap_or_else(|| plan.topology.owner(slot))),
+            (Some(at), Some(node)) if at != node => Err(aborted(self.parted_text(
+                routing,
+                slot,
+                if at == routing.topology.owner(slot) { node } else { at },
+            ))),
+            (watched, node) => Ok(watched.or(node).unwrap_or_else(|| routing.topology.owner(slot))),
         }
     }
 
@@ -469,7 +472,7 @@ impl Worker {
     #[cold]
     fn exec_after_colocation(
         &mut self,
-        plan: &Arc<RoutingSnapshot>,
+        routing: &Arc<RoutingSnapshot>,
         handle: Handle,
         slot: Slot,
         class: u8,
@@ -478,7 +481,7 @@ impl Worker {
         let Some(session) = self.clients.get(handle).and_then(|c| c.session.as_ref()) else { return Flow::Close };
         let watched = session.watch.as_ref().map(|watch| watch.keys.clone()).unwrap_or_default();
         let queue = session.multi.requests();
-        let wanted = self.wanted_by_transaction(plan, slot, &queue, &watched);
+        let wanted = self.wanted_by_transaction(routing, slot, &queue, &watched);
         self.wait_for_colocation(handle, "EXEC", wanted, text).unwrap_or_else(|text| {
             self.discard(handle);
             self.refuse(handle, class, &text)
@@ -527,7 +530,7 @@ impl Worker {
                 self.push_own(link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Discarded, 0);
             }
         }
-        let epoch = self.plan.topology.epoch() as u32;
+        let epoch = self.routing.topology.epoch() as u32;
         let sent_us = self.now_us as u32;
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let seq = client.owe(self.now_us, class);
@@ -553,7 +556,7 @@ impl Worker {
         let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
         let node = link.node;
         if multi.writes {
-            client.written.add(node, Since::now(&self.shared, &self.plan));
+            client.written.add(node, Since::now(&self.shared, &self.routing));
         }
         if let Some(loan) = link.checkout_mut() {
             loan.task = Task::Nothing;

@@ -2,8 +2,8 @@
 //!
 //! Without moves, all of this is one predicted branch per command (`Topology::is_settled`). During moves,
 //! `policy::migration` determines which keys of a command for a moving slot are missing at the target ([`KeyLookup`]). If
-//! none is missing, the command is executed as if the slots had been handed over, by a plan in which they are
-//! ([`Worker::plan_of_moved`]): no other code is affected. Otherwise its client waits (`Stall::Keys`, [`Waits`]), the
+//! none is missing, the command is executed as if the slots had been handed over, by a snapshot in which they are
+//! ([`Worker::routing_of_moved`]): no other code is affected. Otherwise its client waits (`Stall::Keys`, [`Waits`]), the
 //! mover is notified of the wanted keys, and the command is later checked again from its beginning. Writes to slots
 //! whose keys are being listed are reported to the mover when they are passed to a connection ([`super::keyed`]).
 //!
@@ -41,7 +41,7 @@ const LATE_EVENTS_US: u64 = 1_000_000;
 pub(super) enum Transit {
     /// Executed as without moves.
     Settled,
-    /// Executed by this plan.
+    /// Executed by this snapshot.
     Moved(Arc<RoutingSnapshot>),
     /// Send it to these nodes.
     Ask(Asks),
@@ -52,9 +52,9 @@ pub(super) enum Transit {
 /// State of a worker for keys in transit.
 #[derive(Debug, Default)]
 pub(super) struct InTransit {
-    /// The plan for commands whose keys have all moved already; `None` if no slot is moving.
+    /// The snapshot for commands whose keys have all moved already; `None` if no slot is moving.
     moved: Option<Arc<RoutingSnapshot>>,
-    /// The previous plan, if slots were in transit in it; and the time until which effects of its moves may arrive, us.
+    /// The previous snapshot, if slots were in transit in it; and the time until which effects of its moves may arrive, us.
     before: Option<(Arc<RoutingSnapshot>, u64)>,
     /// Keys that commands of this turn may write in slots whose keys are being listed.
     written: Vec<(MoveId, Vec<Key>)>,
@@ -63,10 +63,10 @@ pub(super) struct InTransit {
 }
 
 impl InTransit {
-    /// Stores a replaced plan: effects of its moves at nodes may still arrive for a while.
-    pub(super) fn keep_before(&mut self, plan: Arc<RoutingSnapshot>, now_us: u64) {
-        if !plan.moves.by_id.is_empty() {
-            self.before = Some((plan, now_us + LATE_EVENTS_US));
+    /// Stores a replaced snapshot: effects of its moves at nodes may still arrive for a while.
+    pub(super) fn keep_before(&mut self, routing: Arc<RoutingSnapshot>, now_us: u64) {
+        if !routing.moves.by_id.is_empty() {
+            self.before = Some((routing, now_us + LATE_EVENTS_US));
         }
     }
 
@@ -74,9 +74,9 @@ impl InTransit {
         self.before.take_if(|(_, until_us)| *until_us < now_us);
     }
 
-    /// Returns the previous plan, as long as effects of its moves may arrive.
+    /// Returns the previous snapshot, as long as effects of its moves may arrive.
     pub(super) fn before(&self, now_us: u64) -> Option<&RoutingSnapshot> {
-        self.before.as_ref().filter(|(_, until_us)| now_us < *until_us).map(|(plan, _)| &**plan)
+        self.before.as_ref().filter(|(_, until_us)| now_us < *until_us).map(|(routing, _)| &**routing)
     }
 }
 
@@ -97,35 +97,35 @@ impl Moving {
 }
 
 /// Calls `with` with the command in a whole request.
-pub(super) fn parsed<R>(
-    plan: &RoutingSnapshot,
+pub(super) fn with_parsed_command<R>(
+    routing: &RoutingSnapshot,
     request: &[u8],
     with: impl FnOnce(&Command, &Args<'_>) -> R,
 ) -> Option<R> {
     let scanner = Scanner::again(request)?;
     let args = scanner.args(request);
-    let Lookup::Command(command) = plan.commands.find(&args) else { return None };
+    let Lookup::Command(command) = routing.commands.find(&args) else { return None };
     Some(with(command, &args))
 }
 
 impl Worker {
-    /// Returns the plan for commands whose keys are all there.
-    pub(super) fn plan_of_moved(&self) -> &Arc<RoutingSnapshot> {
-        self.transit.moved.as_ref().unwrap_or(&self.plan)
+    /// Returns the snapshot for commands whose keys are all there.
+    pub(super) fn routing_of_moved(&self) -> &Arc<RoutingSnapshot> {
+        self.transit.moved.as_ref().unwrap_or(&self.routing)
     }
 
-    /// Derives the plan for moved keys from a new plan.
+    /// Derives the snapshot for moved keys from a new snapshot.
     pub(super) fn place_moving_anew(&mut self) {
-        let moved = moved(&self.plan.topology, &self.plan.moves.legs);
+        let moved = moved(&self.routing.topology, &self.routing.moves.legs);
         self.transit.moved =
-            moved.map(|topology| Arc::new(RoutingSnapshot { topology: Arc::new(topology), ..(*self.plan).clone() }));
+            moved.map(|topology| Arc::new(RoutingSnapshot { topology: Arc::new(topology), ..(*self.routing).clone() }));
     }
 
     /// Checks a command while slots are in transit.
     #[cold]
     pub(super) fn in_transit(
         &mut self,
-        plan: &Arc<RoutingSnapshot>,
+        routing: &Arc<RoutingSnapshot>,
         handle: Handle,
         command: &Command,
         args: &Args<'_>,
@@ -157,15 +157,17 @@ impl Worker {
                     .map(|s| s.multi.requests())
                     .unwrap_or_default();
                 for request in queue {
-                    parsed(plan, &request, |command, args| self.look_at(plan, command, args, &mut look));
+                    with_parsed_command(routing, &request, |command, args| {
+                        self.look_at(routing, command, args, &mut look)
+                    });
                 }
             } else {
-                self.look_at(plan, command, args, &mut look);
+                self.look_at(routing, command, args, &mut look);
             }
-            if let Some(what) = as_published(self, plan, handle, command, args, &mut look) {
+            if let Some(what) = as_published(self, routing, handle, command, args, &mut look) {
                 self.end_hold(handle);
                 if matches!(&what, Transit::Ask(asks) if asks.nodes.len() > 1) {
-                    fetch_sampled(self, plan, &look);
+                    fetch_sampled(self, routing, &look);
                 }
                 return what;
             }
@@ -173,13 +175,13 @@ impl Worker {
                 self.end_hold(handle);
                 // If no key is elsewhere (keys move back to their slot owner), replicas are still not read.
                 return if look.is_moving() {
-                    Transit::Moved(self.transit.moved.as_ref().unwrap_or(plan).clone())
+                    Transit::Moved(self.transit.moved.as_ref().unwrap_or(routing).clone())
                 } else {
                     Transit::Settled
                 };
             }
-            if let Some(asks) = may_double_read(self, plan, handle, command, args, &look) {
-                fetch_sampled(self, plan, &look);
+            if let Some(asks) = may_double_read(self, routing, handle, command, args, &look) {
+                fetch_sampled(self, routing, &look);
                 return Transit::Ask(asks);
             }
             if self.wait_for(handle, look) {
@@ -192,21 +194,21 @@ impl Worker {
     /// change in slots whose keys are being listed.
     pub(super) fn note_sent(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         node: NodeId,
         command: &Command,
         args: &Args<'_>,
         places: &[u32],
     ) {
-        if plan.topology.is_settled() || !writes(command) {
+        if routing.topology.is_settled() || !writes(command) {
             return;
         }
         let mut undeclared = None;
         for (number, key) in
             places.iter().enumerate().filter_map(|(number, place)| Some((number, args.get(*place as usize)?)))
         {
-            let Some(transit) = observed(&plan.topology, key, node) else { continue };
-            let mover = plan.moves.by_id.get(&transit.move_id);
+            let Some(transit) = observed(&routing.topology, key, node) else { continue };
+            let mover = routing.moves.by_id.get(&transit.move_id);
             match mover.filter(|mover| mover.is_staged(key)) {
                 Some(mover) => match command.touched(args, number) {
                     Touched::Nothing => {}
@@ -220,10 +222,10 @@ impl Worker {
                     None => self.transit.written.push((transit.move_id, vec![key.into()])),
                 },
             }
-            if *undeclared.get_or_insert_with(|| self.uses_undeclared(plan, command, args))
+            if *undeclared.get_or_insert_with(|| self.uses_undeclared(routing, command, args))
                 && let Some(mover) = mover
             {
-                mover.send_without_wake(MoverMessage::WrittenAnything(plan.topology.slot_of(key)));
+                mover.send_without_wake(MoverMessage::WrittenAnything(routing.topology.slot_of(key)));
             }
         }
     }
@@ -235,30 +237,36 @@ impl Worker {
             return;
         }
         for (move_id, keys) in std::mem::take(&mut self.transit.written) {
-            if let Some(mover) = self.plan.moves.by_id.get(&move_id) {
+            if let Some(mover) = self.routing.moves.by_id.get(&move_id) {
                 mover.send_without_wake(MoverMessage::Written(keys));
             }
         }
     }
 
-    fn look_at(&mut self, plan: &RoutingSnapshot, command: &Command, args: &Args<'_>, look: &mut KeyLookup<SharedLeg>) {
+    fn look_at(
+        &mut self,
+        routing: &RoutingSnapshot,
+        command: &Command,
+        args: &Args<'_>,
+        look: &mut KeyLookup<SharedLeg>,
+    ) {
         let mut places = std::mem::take(&mut self.keys);
         places.clear();
         // Otherwise the command is refused elsewhere.
         if !command.flags.has(Flags::PUBSUB) && command.find_keys(args, &mut places).is_ok() {
             let mut undeclared = None;
             for key in places.iter().filter_map(|place| args.get(*place as usize)) {
-                let undeclared = || *undeclared.get_or_insert_with(|| self.uses_undeclared(plan, command, args));
-                look.key(&plan.topology, &plan.moves.legs, key, writes(command), undeclared);
+                let undeclared = || *undeclared.get_or_insert_with(|| self.uses_undeclared(routing, command, args));
+                look.key(&routing.topology, &routing.moves.legs, key, writes(command), undeclared);
             }
         }
         self.keys = places;
     }
 
     /// Whether a command may use other keys of its slot than those it names.
-    pub(super) fn uses_undeclared(&mut self, plan: &RoutingSnapshot, command: &Command, args: &Args<'_>) -> bool {
+    pub(super) fn uses_undeclared(&mut self, routing: &RoutingSnapshot, command: &Command, args: &Args<'_>) -> bool {
         if command.flags.has(Flags::SCRIPT) {
-            return !self.is_proved(plan, command, args);
+            return !self.is_proved(routing, command, args);
         }
         command.name.starts_with("SORT")
             && args.iter().skip(2).zip(args.iter().skip(3)).any(|(option, pattern)| {
@@ -278,7 +286,7 @@ impl Worker {
         moving.move_id = moving.waits.first_move().or(moving.move_id);
         let Some(wanted) = wanted else { return false };
         for ((id, leg), what) in wanted {
-            if let Some(mover) = self.plan.moves.by_id.get(&id) {
+            if let Some(mover) = self.routing.moves.by_id.get(&id) {
                 mover.notify(match what {
                     Wanted::Keys(keys) => MoverMessage::Wanted { leg, keys },
                     Wanted::Whole => MoverMessage::WantedWhole { leg },
@@ -292,7 +300,7 @@ impl Worker {
     fn end_hold(&mut self, handle: Handle) {
         let Some(moving) = self.clients.get_mut(handle).and_then(|c| c.moving.take()) else { return };
         let held_us = self.now_us.saturating_sub(moving.since_us);
-        if let Some(mover) = moving.move_id.and_then(|id| self.plan.moves.by_id.get(&id)) {
+        if let Some(mover) = moving.move_id.and_then(|id| self.routing.moves.by_id.get(&id)) {
             mover.note_hold(held_us);
         }
     }
@@ -321,7 +329,7 @@ impl Worker {
             self.clients.resume(handle);
             return;
         }
-        if self.plan.topology.is_settled() {
+        if self.routing.topology.is_settled() {
             // No slot is in transit any more, so its keys will not be checked again.
             self.end_hold(handle);
         }
@@ -353,13 +361,13 @@ impl Worker {
         if waiting.is_empty() {
             return;
         }
-        let patience = self.plan.live.command_timeout;
+        let patience = self.routing.live.command_timeout;
         for handle in waiting {
             let Some(moving) = self.clients.get(handle).and_then(|client| client.moving.as_ref()) else { continue };
             if moving.refusal.is_some() || self.now_us.saturating_sub(moving.since_us) <= patience.as_micros() as u64 {
                 continue;
             }
-            let between = moving.move_id.and_then(|id| Some((id, self.plan.moves.by_id.get(&id)?)));
+            let between = moving.move_id.and_then(|id| Some((id, self.routing.moves.by_id.get(&id)?)));
             if between.is_some_and(|(_, m)| {
                 [m.source, m.target].iter().any(|node| self.shared.busy.was_busy(*node, self.now_us, patience))
             }) {
@@ -389,20 +397,20 @@ impl Worker {
     /// Returns the new location of a request that was sent before, or waited at a node. `None`: the client waits for
     /// its keys. `Err`: the wait has ended.
     pub(super) fn place_again(&mut self, handle: Handle, request: &[u8]) -> Result<Option<(NodeId, Waited)>, Arc<str>> {
-        let plan = self.plan.clone();
+        let routing = self.routing.clone();
         if let Some(text) = self.clients.get_mut(handle).and_then(|c| c.moving.as_mut()?.refusal.take()) {
             self.end_hold(handle);
             return Err(text);
         }
         loop {
             let mut look = KeyLookup::default();
-            let place = parsed(&plan, request, |command, args| {
-                self.look_at(&plan, command, args, &mut look);
+            let place = with_parsed_command(&routing, request, |command, args| {
+                self.look_at(&routing, command, args, &mut look);
                 let mut keys = Vec::new();
                 command.find_keys(args, &mut keys).ok()?;
                 let keys = keys.iter().filter_map(|k| args.get(*k as usize));
                 let is_at_source = look.way() == Some(Way::Source);
-                let now = self.transit.moved.as_ref().filter(|_| !is_at_source).unwrap_or(&plan);
+                let now = self.transit.moved.as_ref().filter(|_| !is_at_source).unwrap_or(&routing);
                 match route(&now.topology, keys.clone()) {
                     Route::Owner(slot, node) => Some(Ok((node, Waited::Of(slot)))),
                     Route::Together(node) => Some(Ok((
@@ -442,10 +450,10 @@ impl Worker {
     /// A gather counts until its end, under the epoch of its beginning, for every node: requests of its later rounds
     /// use the locations of that time.
     pub(super) fn publish_drained(&self) {
-        let epoch = self.plan.topology.epoch();
+        let epoch = self.routing.topology.epoch();
         // Epochs in flight are near the current one, so their low bits identify them.
         let whole = |low: u32| epoch - u64::from((epoch as u32).wrapping_sub(low));
-        let mut by_node = vec![epoch; self.plan.topology.node_id_bound()];
+        let mut by_node = vec![epoch; self.routing.topology.node_id_bound()];
         let mut oldest = epoch;
         let count = |by_node: &mut [u64], node: NodeId, epoch: u64| {
             if let Some(at) = by_node.get_mut(node.index()) {
@@ -464,7 +472,7 @@ impl Worker {
             oldest = oldest.min(zombie.epoch);
             count(&mut by_node, zombie.node(), zombie.epoch);
         }
-        if !self.plan.topology.is_settled() && self.are_topics_settling() {
+        if !self.routing.topology.is_settled() && self.are_topics_settling() {
             // Messages published at the target of a move must reach subscribers: the barrier waits for their
             // subscriptions, too.
             oldest = oldest.min(epoch.saturating_sub(1));

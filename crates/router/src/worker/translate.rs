@@ -105,7 +105,7 @@ impl Worker {
         let mut scanner = Scanner::default();
         let _ = scanner.scan(request, &Limits::NONE);
         let args = scanner.args(request);
-        match self.plan.commands.find(&args) {
+        match self.routing.commands.find(&args) {
             Lookup::Command(command) => Shape::of(&command.name, &args),
             _ => Shape::Plain,
         }

@@ -45,8 +45,8 @@ pub(super) struct Since {
 
 impl Since {
     #[inline]
-    pub(super) fn now(shared: &Shared, plan: &RoutingSnapshot) -> Self {
-        Self { reigns: shared.reigns.count(), epoch: plan.topology.epoch() }
+    pub(super) fn now(shared: &Shared, routing: &RoutingSnapshot) -> Self {
+        Self { reigns: shared.reigns.count(), epoch: routing.topology.epoch() }
     }
 }
 
@@ -120,7 +120,7 @@ pub(super) struct Wait {
 impl Worker {
     pub(super) fn wait(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         raw: &[u8],
@@ -134,7 +134,7 @@ impl Worker {
         else {
             // The node returns the error. But not on a shared connection: a timeout that is invalid here may be valid
             // there.
-            return match self.choose_node(plan) {
+            return match self.choose_node(routing) {
                 Some(node) => self.block(handle, command, node, Waited::Nothing, raw, args),
                 None => self.refuse_all_down(handle, class),
             };
@@ -146,7 +146,7 @@ impl Worker {
             return Flow::Stall(Stall::Barrier);
         }
         let mut nodes = self.keepers.all();
-        let began = Since::now(&self.shared, &self.plan);
+        let began = Since::now(&self.shared, &self.routing);
         let about = match written {
             Written::Nothing => None,
             Written::Lost => {
@@ -154,7 +154,7 @@ impl Worker {
                 return Flow::Next;
             }
             Written::At { nodes: written, since } => {
-                let is_moving = !self.plan.topology.is_settled();
+                let is_moving = !self.routing.topology.is_settled();
                 let mut had = ALL;
                 if is_moving {
                     nodes.extend_from_within(..);
@@ -194,7 +194,7 @@ impl Worker {
         if wait.nodes.is_empty()
             && let Some(about) = &mut wait.about
             && about.may_repeat
-            && self.plan.topology.epoch() != about.began.epoch
+            && self.routing.topology.epoch() != about.began.epoch
         {
             about.may_repeat = false;
             wait.nodes = self.keepers.all();

@@ -353,11 +353,11 @@ impl World {
 
     /// Records keys that may move again after both nodes were killed in a leg: the key is on record, still at the
     /// source and missing at the target. The machine reports it.
-    pub(crate) fn note_moved_again(&mut self, node: usize) {
-        (0..self.movers.len()).for_each(|lane| self.note_moved_again_by(lane, node));
+    pub(crate) fn note_keys_that_may_move_again(&mut self, node: usize) {
+        (0..self.movers.len()).for_each(|lane| self.note_keys_that_may_move_again_by(lane, node));
     }
 
-    fn note_moved_again_by(&mut self, lane: Lane, node: usize) {
+    fn note_keys_that_may_move_again_by(&mut self, lane: Lane, node: usize) {
         self.movers[lane].watched.killed[node] = true;
         let m = &self.movers[lane];
         if m.watched.killed != [true; 2] || m.durability != Durability::Memory {

@@ -127,7 +127,7 @@ impl World {
         self.nodes[ix].keys = before.clone();
         self.nodes[ix].kill();
         self.note_reverted(ix, &before);
-        self.note_moved_again(ix);
+        self.note_keys_that_may_move_again(ix);
         for conn in 0..self.conns.len() {
             let c = &mut self.conns[conn];
             if c.node == ix && c.node_alive && c.accepted.is_some() {

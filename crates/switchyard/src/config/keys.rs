@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use switchyard_control::autoscale;
-use switchyard_control::moves::{DURABILITIES, name_of, named};
+use switchyard_control::moves::{DURABILITIES, keyword_of, parse_keyword};
 use switchyard_control::planner::{Mode, POLICIES};
 use switchyard_policy::migration::Goal;
 use switchyard_resp::units::{format_size, format_time};
@@ -183,7 +183,7 @@ const ON_DATA_LOSS: [(OnDataLoss, &str); 3] =
 /// Accepts a policy by name. The error for a planned policy differs from that for an unknown one.
 fn read_autoscale_policy(raw: &Raw) -> Result<switchyard_policy::autoscale::Policy, String> {
     let text = raw.text()?;
-    named(&autoscale::POLICIES, text).map_err(|error| match text {
+    parse_keyword(&autoscale::POLICIES, text).map_err(|error| match text {
         "learned" | "predictive" => format!("{error}; {text} comes with the fleet simulator, and is not available yet"),
         _ => error,
     })
@@ -268,7 +268,7 @@ fn show<'v, T>(value: &'v T, show: impl Fn(&'v T) -> Option<String>) -> Option<S
 macro_rules! key {
     ($row:tt switch {} $($field:ident).+) => { key!($row by { Raw::switch, |on| Some(on.to_string()) } $($field).+) };
     ($row:tt word { $words:expr } $($field:ident).+) => {
-        key!($row by { |raw| named(&$words, raw.text()?), |value| quoted(name_of(&$words, *value)) } $($field).+)
+        key!($row by { |raw| parse_keyword(&$words, raw.text()?), |value| quoted(keyword_of(&$words, *value)) } $($field).+)
     };
     ($row:tt count { $range:expr } $($field:ident).+) => {
         key!($row by { |raw| Ok(raw.count($range)? as _), |count| Some(count.to_string()) } $($field).+)
@@ -581,7 +581,7 @@ keys! {
     [Autoscale]
     "mode" Reload ["enabled"] word(Mode::ALL) autoscale.mode,
         "off: the number of nodes changes only on request. observe: the autoscaler decides, but only reports its decisions (`switchyard autoscale`). on: it adds and removes nodes.";
-    "policy" Reload [] by(read_autoscale_policy, |policy| quoted(name_of(&autoscale::POLICIES, *policy))) autoscale.knobs.policy,
+    "policy" Reload [] by(read_autoscale_policy, |policy| quoted(keyword_of(&autoscale::POLICIES, *policy))) autoscale.knobs.policy,
         "Policy: threshold (a measure over its limit for a while), static (at once, with pauses), or model (by the capacity of one node).";
     "min-nodes" Reload ["min", "minimum"] count(1..=1024) autoscale.knobs.nodes_min,
         "Minimum number of nodes.";

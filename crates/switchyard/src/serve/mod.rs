@@ -49,7 +49,7 @@ use crate::cli::Failure;
 use crate::config::{Config, Names, NodeAddress, PoolConfig, Problems, Resolved, Shared, Sources, counted};
 pub(crate) use log_queue::flush as flush_log;
 use logs::Logs;
-use reload::{ReloadRequest, ReloadRequests, Reloader};
+use reload::{ReloadRequest, ReloadSender, Reloader};
 use standby::StandbyWait;
 use twemproxy_stats::{ShownPools, StatsPort};
 
@@ -176,7 +176,7 @@ pub(crate) fn run(
         None => (AdminThread::bind(resolved.admin, options).map_err(explain_admin)?, None),
     };
     let (asks, asked) = mpsc::sync_channel(4);
-    let list = Arc::new(ReloadRequests(asks.clone()));
+    let list = Arc::new(ReloadSender(asks.clone()));
     let (sync, about) = (waits_for_disk(), metrics::add_process);
     let fleet = Fleet::open(&config.state_dir, Arc::clone(&running), Arc::clone(&placement), list, sync, about)?;
     let moves = Arc::clone(&fleet.moves);
@@ -707,7 +707,8 @@ fn stop(
             // Stop moves while the router still serves, because ending a leg needs its help. Use at most half of the
             // time, and leave the rest for clients.
             moves.stop(executor, bound / 2);
-            let drained = running.take().map(|router| router.drain(end.saturating_duration_since(Instant::now())));
+            let drained =
+                running.start_draining().map(|router| router.drain(end.saturating_duration_since(Instant::now())));
             // The receiver is gone only after a second signal.
             let _ = done.send(drained);
         })

@@ -42,9 +42,9 @@ pub(super) enum ReloadRequest {
 
 /// Sends requests to the reload thread, the only one that changes the list of nodes.
 #[derive(Clone, Debug)]
-pub(super) struct ReloadRequests(pub(super) mpsc::SyncSender<ReloadRequest>);
+pub(super) struct ReloadSender(pub(super) mpsc::SyncSender<ReloadRequest>);
 
-impl ReloadRequests {
+impl ReloadSender {
     fn answered<T>(&self, ask: impl FnOnce(mpsc::SyncSender<Result<T, String>>) -> ReloadRequest) -> Result<T, String> {
         let (told, outcome) = mpsc::sync_channel(1);
         let ended = || "the router is stopping".to_owned();
@@ -53,7 +53,7 @@ impl ReloadRequests {
     }
 }
 
-impl NodeList for ReloadRequests {
+impl NodeList for ReloadSender {
     fn find(&self, name: &str) -> Result<NodeAddress, String> {
         self.answered(|told| ReloadRequest::Find(name.to_owned(), told))
     }

@@ -144,7 +144,7 @@ impl Worker {
     /// Sends a client something that is no reply: a message, an invalidation, a line of MONITOR. `bytes` begins with
     /// `>` or `*`, depending on the protocol.
     pub(in crate::worker) fn push(&mut self, handle: Handle, bytes: &[u8]) {
-        let limit = self.plan.live.push_limit;
+        let limit = self.routing.live.push_limit;
         let Some(client) = self.clients.get_mut(handle) else { return };
         if client.closing {
             return;
@@ -168,7 +168,7 @@ impl Worker {
         client.out.extend_from_slice(first);
         client.out.extend_from_slice(rest);
         let unsent = client.unsent();
-        if unsent > self.plan.live.push_soft_limit && client.behind_since_us == 0 {
+        if unsent > self.routing.live.push_soft_limit && client.behind_since_us == 0 {
             // `tick_clients` checks whether it stays so.
             client.behind_since_us = self.now_us.max(1);
         }

@@ -19,9 +19,9 @@ use crate::worker::{Stall, Worker};
 const NAME_BYTES_MAX: usize = 64 << 20;
 
 impl Worker {
-    pub(in crate::worker) fn pubsub_command(
+    pub(in crate::worker) fn dispatch_pubsub(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         local: Local,
@@ -30,14 +30,14 @@ impl Worker {
     ) -> Flow {
         let class = command.class() as u8;
         match local {
-            Local::Subscribe => self.subscribe(plan, handle, class, Kind::Channel, args),
-            Local::Psubscribe => self.subscribe(plan, handle, class, Kind::Pattern, args),
-            Local::Ssubscribe => self.subscribe(plan, handle, class, Kind::Shard, args),
+            Local::Subscribe => self.subscribe(routing, handle, class, Kind::Channel, args),
+            Local::Psubscribe => self.subscribe(routing, handle, class, Kind::Pattern, args),
+            Local::Ssubscribe => self.subscribe(routing, handle, class, Kind::Shard, args),
             Local::Unsubscribe => self.unsubscribe(handle, class, Kind::Channel, args),
             Local::Punsubscribe => self.unsubscribe(handle, class, Kind::Pattern, args),
             Local::Sunsubscribe => self.unsubscribe(handle, class, Kind::Shard, args),
-            Local::Publish => self.publish(plan, handle, command, Kind::Channel, raw, args),
-            Local::Spublish => self.publish(plan, handle, command, Kind::Shard, raw, args),
+            Local::Publish => self.publish(routing, handle, command, Kind::Channel, raw, args),
+            Local::Spublish => self.publish(routing, handle, command, Kind::Shard, raw, args),
             _ => self.pubsub_info(handle, class, local, args),
         }
     }
@@ -79,12 +79,12 @@ impl Worker {
         Some(self.refuse(handle, command.class() as u8, &text))
     }
 
-    fn subscribe(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8, kind: Kind, args: &Args<'_>) -> Flow {
+    fn subscribe(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, kind: Kind, args: &Args<'_>) -> Flow {
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Pubsub) {
             return Flow::Stall(Stall::Barrier);
         }
-        let limit = plan.live.subscriptions_max;
+        let limit = routing.live.subscriptions_max;
         let subscriber = client.pubsub.get_or_insert_default();
         let waiting: usize = subscriber
             .items
@@ -137,7 +137,7 @@ impl Worker {
         let own = &subscriber.names[kind as usize];
         let hears = subscriber.waits()
             || if names.is_empty() { !own.is_empty() } else { names.iter().any(|n| own.contains_key(n)) };
-        let left = if hears { self.sync_pubsub_links(handle, seq) } else { 0 };
+        let left = if hears { self.ping_pubsub_links(handle, seq) } else { 0 };
         let Some(subscriber) = self.clients.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else {
             return Flow::Close;
         };
@@ -151,7 +151,7 @@ impl Worker {
     /// The node counts our workers' subscriptions; the reply counts our clients instead.
     fn publish(
         &mut self,
-        plan: &RoutingSnapshot,
+        routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         kind: Kind,
@@ -159,7 +159,7 @@ impl Worker {
         args: &Args<'_>,
     ) -> Flow {
         let channel = args.get(1).unwrap_or_default();
-        let mut node = plan.topology.owner_of(channel);
+        let mut node = routing.topology.owner_of(channel);
         let subscriptions = &self.shared.subscriptions;
         if subscriptions.is_empty() {
             return self.forward(handle, command, args, node, raw);
@@ -171,7 +171,7 @@ impl Worker {
                 return self.refuse(handle, class, &text);
             }
             let reaches = |at: &NodeId| self.links.is_up(*at) && subscriptions.reaches_all(kind, channel, *at);
-            node = plan.topology.nodes().map(|n| n.id).find(reaches).unwrap_or(node);
+            node = routing.topology.nodes().map(|n| n.id).find(reaches).unwrap_or(node);
         }
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Main) {

@@ -28,7 +28,7 @@ impl Worker {
         let name: Arc<[u8]> = name.into();
         let nodes: Vec<NodeId> = match kind {
             Kind::Shard => self.shard_nodes(&name),
-            Kind::Channel | Kind::Pattern => self.plan.topology.nodes().map(|n| n.id).collect(),
+            Kind::Channel | Kind::Pattern => self.routing.topology.nodes().map(|n| n.id).collect(),
         };
         let topic = Topic {
             kind,
@@ -134,7 +134,7 @@ impl Worker {
             Standing::InForce => None,
             // It comes into force with its node. Nothing is published there before.
             Standing::Down
-                if topic.kind == Kind::Shard && self.plan.topology.nodes().any(|node| self.links.is_up(node.id)) =>
+                if topic.kind == Kind::Shard && self.routing.topology.nodes().any(|node| self.links.is_up(node.id)) =>
             {
                 None
             }
@@ -190,7 +190,7 @@ impl Worker {
 
     /// Sends PING on every connection of subscriptions: the answer comes after all messages in transit. Returns the
     /// number of connections.
-    pub(super) fn sync_pubsub_links(&mut self, client: Handle, seq: u32) -> usize {
+    pub(super) fn ping_pubsub_links(&mut self, client: Handle, seq: u32) -> usize {
         let links = self.links.pubsubs();
         for link in &links {
             self.push_own_for(*link, client, &[b"PING"], Purpose::Sync, seq);
@@ -244,7 +244,7 @@ impl Worker {
         self.tracking_link_lost(node);
         let mut lost = 0;
         let mut missing = Vec::new();
-        let policy = self.plan.live.on_missed;
+        let policy = self.routing.live.on_missed;
         for handle in self.pubsub.topics.handles() {
             let Some(topic) = self.pubsub.topics.get_mut(handle) else { continue };
             let Some((_, place)) = topic.places.iter_mut().find(|(n, _)| *n == node) else { continue };
@@ -257,7 +257,7 @@ impl Worker {
             }
         }
         // A removed node publishes nothing any more.
-        let is_member = self.plan.topology.node(node).is_some();
+        let is_member = self.routing.topology.node(node).is_some();
         let disconnected = if is_member { self.disconnect_subscribers(missing) } else { 0 };
         if lost > 0 {
             self.counters.subscriptions_lost.add(lost);
@@ -307,7 +307,7 @@ impl Worker {
 
     /// Updates the places of all topics after a change of nodes or slot owners.
     pub(in crate::worker) fn place_topics_anew(&mut self) {
-        let plan = self.plan.clone();
+        let routing = self.routing.clone();
         let all_know = self.all_workers_know();
         self.pubsub.has_old_places = false;
         for handle in self.pubsub.topics.handles() {
@@ -316,12 +316,14 @@ impl Worker {
             let shard = kind == Kind::Shard;
             let nodes = if shard { self.shard_nodes(&name) } else { Vec::new() };
             // Until every worker has the new topology, messages may still be published at the old owner.
-            let kept = |node: NodeId| !all_know && plan.topology.node(node).is_some();
+            let kept = |node: NodeId| !all_know && routing.topology.node(node).is_some();
             let Some(topic) = self.pubsub.topics.get_mut(handle) else { continue };
             let has = |node: NodeId| topic.places.iter().any(|(at, _)| *at == node);
             self.pubsub.has_old_places |= shard && topic.places.iter().any(|(at, _)| !nodes.contains(at) && kept(*at));
-            let wanted = |node: NodeId| if shard { nodes.contains(&node) } else { plan.topology.node(node).is_some() };
-            let missing: Vec<NodeId> = plan.topology.nodes().map(|n| n.id).filter(|n| wanted(*n) && !has(*n)).collect();
+            let wanted =
+                |node: NodeId| if shard { nodes.contains(&node) } else { routing.topology.node(node).is_some() };
+            let missing: Vec<NodeId> =
+                routing.topology.nodes().map(|n| n.id).filter(|n| wanted(*n) && !has(*n)).collect();
             let left: Vec<(NodeId, Place)> =
                 topic.places.extract_if(.., |(node, _)| !(wanted(*node) || shard && kept(*node))).collect();
             for node in missing {
@@ -337,7 +339,7 @@ impl Worker {
     /// Whether every worker has the current topology, and no publish under an older one is pending: the subscribers
     /// counted by such a node would be wrong.
     fn all_workers_know(&self) -> bool {
-        let epoch = self.plan.topology.epoch();
+        let epoch = self.routing.topology.epoch();
         self.shared.drained.iter().all(|d| d.load(std::sync::atomic::Ordering::Acquire) >= epoch)
     }
 
@@ -350,10 +352,10 @@ impl Worker {
 
     /// Returns the nodes where a shard channel may be published: the owner of its slot, and the target of a move.
     fn shard_nodes(&self, name: &[u8]) -> Vec<NodeId> {
-        let slot = self.plan.topology.slot_of(name);
-        let owner = self.plan.topology.owner(slot);
+        let slot = self.routing.topology.slot_of(name);
+        let owner = self.routing.topology.owner(slot);
         let mut nodes = vec![owner];
-        if let Some(transit) = self.plan.topology.transit(slot).filter(|transit| !transit.keys_only) {
+        if let Some(transit) = self.routing.topology.transit(slot).filter(|transit| !transit.keys_only) {
             nodes.extend([transit.source, transit.target].into_iter().filter(|node| *node != owner));
         }
         nodes
@@ -364,9 +366,9 @@ impl Worker {
         let in_transit = |topic: &Topic| {
             topic.kind == Kind::Shard
                 && self
-                    .plan
+                    .routing
                     .topology
-                    .transit(self.plan.topology.slot_of(&topic.name))
+                    .transit(self.routing.topology.slot_of(&topic.name))
                     .is_some_and(|transit| !transit.keys_only)
         };
         self.pubsub
@@ -387,25 +389,25 @@ impl Worker {
         if is_temporary(key) {
             return true;
         }
-        let of = |plan: &RoutingSnapshot| {
-            let slot = plan.topology.slot_of(key);
+        let of = |routing: &RoutingSnapshot| {
+            let slot = routing.topology.slot_of(key);
             let Some(Transit { move_id, source, target, stage: Stage::Moving { leg }, .. }) =
-                plan.topology.transit(slot).copied()
+                routing.topology.transit(slot).copied()
             else {
                 return false;
             };
-            let view = plan.moves.legs.get(&(move_id, leg));
+            let view = routing.moves.legs.get(&(move_id, leg));
             let goes_back = view.is_some_and(|view| view.to() == Side::Source);
             if view.and_then(|view| view.scope()).is_some_and(|scope| !scope.contains_name(key)) {
                 return false;
             }
             let (from, to) = if goes_back { (target, source) } else { (source, target) };
-            let is_staged = || plan.moves.by_id.get(&move_id).is_some_and(|mover| mover.is_staged(key));
+            let is_staged = || routing.moves.by_id.get(&move_id).is_some_and(|mover| mover.is_staged(key));
             (event == b"del" && node == from)
                 || (event == b"restore" && node == to)
                 || (event == b"rename_to" && node == to && is_staged())
         };
-        of(&self.plan) || self.transit.before(self.now_us).is_some_and(of)
+        of(&self.routing) || self.transit.before(self.now_us).is_some_and(of)
     }
 
     // ---- replies and messages ----
@@ -428,7 +430,7 @@ impl Worker {
             };
             if let Some(kind) = kind {
                 let name = parts.next().and_then(reply::text).unwrap_or_default();
-                if self.transit.before(self.now_us).is_some() || !self.plan.moves.by_id.is_empty() {
+                if self.transit.before(self.now_us).is_some() || !self.routing.moves.by_id.is_empty() {
                     let channel = if kind == Kind::Pattern {
                         parts.next().and_then(reply::text).unwrap_or_default()
                     } else {
@@ -470,7 +472,7 @@ impl Worker {
             let error = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
             *place = Place::Refused(error.into());
             if !topic.subscribers.is_empty() {
-                let missing = topic.to_disconnect(self.plan.live.on_missed);
+                let missing = topic.to_disconnect(self.routing.live.on_missed);
                 self.disconnect_subscribers(missing);
                 self.counters.subscriptions_lost.add(1);
                 warn!(node = %self.node_name(node), error = %reply::redacted_error(answer), "node refuses to restore a subscription: its messages are missed");

@@ -34,7 +34,7 @@ impl Worker {
             let adds = before.iter().all(|prefix| cover.contains(prefix));
             let added: Vec<Box<[u8]>> =
                 cover.iter().filter(|prefix| adds && !before.contains(prefix)).cloned().collect();
-            let nodes: Vec<NodeId> = self.plan.topology.nodes().map(|n| n.id).collect();
+            let nodes: Vec<NodeId> = self.routing.topology.nodes().map(|n| n.id).collect();
             for node in nodes {
                 self.request_tracking(node, &added);
             }
@@ -182,9 +182,9 @@ impl Worker {
         if !self.tracking.is_on() {
             return;
         }
-        let plan = self.plan.clone();
-        self.tracking.places.retain(|(node, _)| plan.topology.node(*node).is_some());
-        for node in plan.topology.nodes() {
+        let routing = self.routing.clone();
+        self.tracking.places.retain(|(node, _)| routing.topology.node(*node).is_some());
+        for node in routing.topology.nodes() {
             if !self.tracking.places.iter().any(|(n, _)| *n == node.id) {
                 self.request_tracking(node.id, &[]);
             }
@@ -277,7 +277,7 @@ impl Worker {
         }
         tracked.held_bytes += keys.map_or(0, <[u8]>::len) + INVALIDATE.len();
         tracked.held.push_back((last, keys.map(Into::into)));
-        if tracked.held_bytes > self.plan.live.push_limit {
+        if tracked.held_bytes > self.routing.live.push_limit {
             self.cut_subscriber(handle, "push-limit");
         }
     }
