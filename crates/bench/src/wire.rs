@@ -28,7 +28,7 @@ pub enum Reply<'a> {
 }
 
 impl fmt::Display for Reply<'_> {
-    /// Fits into one line of an error message for every reply.
+    /// Formats any reply on one line, for error messages.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = |bytes: &[u8]| {
             let shown = &bytes[..bytes.len().min(60)];
@@ -52,7 +52,7 @@ impl fmt::Display for Reply<'_> {
     }
 }
 
-/// The bytes are not a valid reply.
+/// Error for bytes that are not a valid reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Malformed(String);
 

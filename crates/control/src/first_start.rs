@@ -1,6 +1,6 @@
-//! First start: makes a slot map from the nodes' keys. No key is served before every node was examined.
+//! First start: makes a slot map from the nodes' keys. No key is served before all nodes have been examined.
 //!
-//! If all nodes reply, this is decided before the listeners open, and a fleet whose keys fit no map is refused. If a
+//! If all nodes reply, the map is made before the listeners open. If no map fits the keys, the start is refused. If a
 //! node does not reply, no map is certain: the router starts, holds all nodes, and repeats the examination until it
 //! succeeds.
 
@@ -20,30 +20,30 @@ use crate::placement::Placement;
 use crate::running::Running;
 
 /// Interval between examinations while nodes do not reply.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Interval if all nodes reply and no map fits, so that an operator must act.
-const AGAIN_REFUSED: Duration = Duration::from_secs(10);
+/// Interval if all nodes reply but no map fits their keys, so that an operator must act.
+const RETRY_INTERVAL_REFUSED: Duration = Duration::from_secs(10);
 
 /// Maximum timeout for a reply before the listeners open. A slower node is examined again while the router runs.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Time for nodes to notice that a router has ended.
-const GONE: Duration = Duration::from_secs(3);
+const ROUTER_EXIT_WAIT: Duration = Duration::from_secs(3);
 
 /// Receives progress reports of a long examination.
 pub type ProgressCallback = fn(&str);
 
-/// Initial state of a router without a slot map.
+/// Initial state of a router without a stored slot map.
 pub struct InitialState {
     /// Slot map.
     pub topology: Topology,
-    /// Reason why no node may be used yet.
+    /// Reason why the nodes must not be used yet.
     pub held: Option<String>,
 }
 
-/// Examines the nodes once. `beside`: proceed although another router serves them.
-pub fn begin(
+/// Examines the nodes once. `beside`: proceed even if another router serves them.
+pub fn examine_nodes(
     nodes: &[NodeAddress],
     patience: Duration,
     beside: bool,
@@ -68,10 +68,9 @@ pub fn begin(
     }
 }
 
-/// Like [`begin`], for a list of servers that determines the location of each key, so that the map does not depend on
-/// the nodes' keys. Misplaced keys are normal in a fleet that twemproxy served. They only use memory, so this does not
-/// search for them.
-pub fn begin_on_continuum(
+/// Like [`examine_nodes`], for a pool: its list of servers determines the location of each key, whatever keys the nodes have.
+/// Misplaced keys are normal in a fleet that twemproxy served. They only use memory, so this does not search for them.
+pub fn examine_pool(
     continuum: Continuum,
     nodes: &[NodeAddress],
     patience: Duration,
@@ -88,14 +87,18 @@ pub fn begin_on_continuum(
     Ok(InitialState { topology: Topology::on_continuum(Arc::new(continuum)), held: None })
 }
 
-/// Fails while another router serves these nodes, because that router has its own map. A new map may fit the keys now,
-/// but not after the other router moves some.
+/// Fails if another router still serves these nodes after [`ROUTER_EXIT_WAIT`]. That router has its own map: a new one may fit the
+/// keys now, but not after the other router moves some.
 fn refuse_second_router(primaries: &[NodeAccess], patience: Duration, tell: ProgressCallback) -> anyhow::Result<()> {
-    let until = Instant::now() + GONE;
+    let until = Instant::now() + ROUTER_EXIT_WAIT;
     let mut told = false;
     while let Some(node) = served_by_another(primaries, None, patience) {
         if !std::mem::replace(&mut told, true) {
-            tell(&format!("another router serves node {}: looks for {} s whether it ends", node.name, GONE.as_secs()));
+            tell(&format!(
+                "another router serves node {}: looks for {} s whether it ends",
+                node.name,
+                ROUTER_EXIT_WAIT.as_secs()
+            ));
         }
         if Instant::now() >= until {
             bail!(second_router_text(node));
@@ -136,7 +139,7 @@ pub struct Discovery {
 }
 
 impl Discovery {
-    /// Starts the thread, while the router serves and holds all nodes. `held`: the reason logged so far. `own`:
+    /// Starts the thread of a router that serves but holds all nodes. `held`: the reason logged so far. `own`:
     /// identifier of the state directory, if no other router may serve the nodes.
     pub fn start(
         placement: Arc<Placement>,
@@ -150,9 +153,9 @@ impl Discovery {
         let thread = std::thread::Builder::new()
             .name("first-look".to_owned())
             .spawn(move || {
-                let (mut held, mut pause) = (held, AGAIN);
+                let (mut held, mut pause) = (held, RETRY_INTERVAL);
                 while matches!(stopped.recv_timeout(pause), Err(RecvTimeoutError::Timeout)) {
-                    match look(&placement, &running, own.as_deref(), patience, tell) {
+                    match examine(&placement, &running, own.as_deref(), patience, tell) {
                         Ok(()) => return info!("all nodes were examined: they are used from now on"),
                         Err((why, next)) => {
                             pause = next;
@@ -169,7 +172,7 @@ impl Discovery {
         Ok(Self { stop, thread })
     }
 
-    /// Ends the thread. An examination in progress is abandoned.
+    /// Ends the thread, without waiting for an examination in progress.
     pub fn stop(self) {
         drop(self.stop);
         if self.thread.is_finished() {
@@ -178,23 +181,23 @@ impl Discovery {
     }
 }
 
-/// Examines the nodes, and releases them if possible. Otherwise returns the reason, and the time until the next
-/// examination.
-fn look(
+/// Examines the nodes, and lets the router use them if possible. Otherwise returns the reason, and the time until the
+/// next examination.
+fn examine(
     placement: &Placement,
     running: &Running,
     own: Option<&str>,
     patience: Duration,
     tell: ProgressCallback,
 ) -> Result<(), (String, Duration)> {
-    let again = |error: anyhow::Error| (unexamined_text(&format!("{error:#}")), AGAIN);
+    let again = |error: anyhow::Error| (unexamined_text(&format!("{error:#}")), RETRY_INTERVAL);
     let (Some(topology), Some(access)) = (placement.topology(), running.with(switchyard_router::Router::node_access))
     else {
         return Err(again(anyhow!("the router is stopping")));
     };
     let nodes: Vec<NodeAccess> = topology.nodes().filter_map(|node| access.get(&node.id).cloned()).collect();
     if let Some(node) = own.and_then(|own| served_by_another(&nodes, Some(own), patience)) {
-        return Err((second_router_text(node), AGAIN));
+        return Err((second_router_text(node), RETRY_INTERVAL));
     }
     match first_start(&nodes, patience, &tell).map_err(|error| again(error.into()))? {
         FirstStart::Place { topology, owner } => {
@@ -203,7 +206,7 @@ fn look(
             log_single_owner(owner);
             Ok(())
         }
-        FirstStart::Refused(why) => Err((why, AGAIN_REFUSED)),
-        FirstStart::Unknown(why) => Err((unexamined_text(&why), AGAIN)),
+        FirstStart::Refused(why) => Err((why, RETRY_INTERVAL_REFUSED)),
+        FirstStart::Unknown(why) => Err((unexamined_text(&why), RETRY_INTERVAL)),
     }
 }

@@ -1,15 +1,15 @@
-//! The control plane: location of keys, permitted changes, and state between runs.
+//! The control plane: location of keys, permitted changes, and persistent state.
 //!
 //! - [`Fleet`]: everything that belongs to one fleet.
 //! - [`operator`]: operations requested by operators. [`members`]: nodes that join and leave.
 //! - [`planner`]: moves hot keys and slots automatically. [`autoscale`]: starts and stops servers.
-//! - [`moves`]: the executor of moves. [`eject`]: other servers stand in for a failed server of a pool.
-//! - [`placement`]: the current slot map and its only owner. [`first_start`] makes the first one.
-//! - [`failover`], [`ownership`], [`node_maintenance`], [`health`]: threads that monitor primaries, other routers, function libraries,
-//!   and the health of nodes.
-//! - [`nodes`]: direct queries of nodes. `loads`: load of nodes, for reports.
+//! - [`moves`]: the executor of moves. [`eject`]: replaces a failed server of a pool with stand-ins.
+//! - [`placement`]: changes, stores and publishes the slot map. [`first_start`] makes the first one.
+//! - [`failover`], [`ownership`], [`node_maintenance`], [`health`]: threads that monitor primaries, other routers,
+//!   function libraries, and the health of nodes.
+//! - [`nodes`]: direct queries to nodes. `loads`: load of nodes, for reports.
 //! - [`store`], [`journal`], [`ledger`]: persistent state.
-//! - [`sockets`]: listening sockets of this machine, and their holders.
+//! - [`sockets`]: listening sockets of this machine, and the processes that hold them.
 //! - [`admin`], [`metrics`]: interfaces for operators and tools.
 //!
 //! Uses the router through [`Running`], never its workers directly; the router does not depend on this crate. So

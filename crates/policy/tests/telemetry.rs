@@ -1,4 +1,4 @@
-//! Tests of hot key reports: bounds for any stream, the right keys of skewed streams, and changes over time.
+//! Tests of hot key reports: error bounds for any stream, hottest keys of skewed streams, and changes over time.
 
 use std::collections::BTreeMap;
 
@@ -57,7 +57,7 @@ fn note(segment: &mut Segment, key: u64) {
     segment.note(Identity::new(hash(key), 0, key.to_string().as_bytes()), KeyAccess { how, bytes: 10 });
 }
 
-/// Ends a segment of the one node.
+/// Ends the workers' segments for the only node.
 fn end(board: &mut Board, segments: &mut [Segment], one_in: u32, us: u64) {
     let mut counts = Counts::default();
     segments.iter_mut().for_each(|segment| counts.add(segment.take().scaled(one_in)));
@@ -91,7 +91,7 @@ proptest! {
             prop_assert!(counted.seen() <= true_count && true_count <= counted.seen() + counted.error);
             prop_assert_eq!(counted.bytes, 10 * u64::from(counted.seen()));
         }
-        // The count of an unknown key was at most the lowest known count.
+        // The true count of an untracked key is at most the floor.
         let is_known = |key: &u64| counted.iter().any(|counted| counted.hash == *key);
         prop_assert!(truth.iter().filter(|(key, _)| !is_known(key)).all(|(_, count)| *count <= floor));
         segment.check();
@@ -99,7 +99,7 @@ proptest! {
     }
 }
 
-/// Hash collisions cost time, but no key.
+/// Hash collisions cost time, but never merge keys.
 #[test]
 fn keys_with_equal_index_positions_are_distinguished() {
     let mut segment = Segment::new(8);
@@ -135,10 +135,10 @@ fn the_hottest_keys_of_a_skewed_load_are_found() {
     }
 }
 
-/// Each random key has a high count, inherited from the replaced key.
+/// Each random key inherits a high count from the key that it replaces.
 #[test]
 fn a_flood_of_random_keys_neither_hides_a_hot_key_nor_is_hot() {
-    // A key with slightly more than a hundredth of the load. A worker tracks at least that many keys per node.
+    // The hot key has slightly more than a hundredth of the load. A worker tracks at least 256 keys per node.
     let (mut numbers, mut segment) = (Numbers(2), Segment::new(256));
     for number in 0..10_000_000_u64 {
         let key = if number % 95 == 0 { 7 } else { numbers.next() };
@@ -152,7 +152,7 @@ fn a_flood_of_random_keys_neither_hides_a_hot_key_nor_is_hot() {
     assert!((100_000.0..=105_264.0).contains(&hot) && flood < 5_000.0, "{hot} and {flood} a second");
 }
 
-/// Two workers see half of the load each. Keys become hot and then cold.
+/// Two workers with half of the load each. Keys become hot and then cold.
 #[test]
 fn hot_keys_are_reported_after_one_segment_and_then_forgotten() {
     let zipf = Zipf::new(1000, 0.9);
@@ -202,7 +202,7 @@ fn short_names_are_stored() {
     assert!(!format!("{:?}", Name::of(b"secret")).contains("secret"));
 }
 
-/// Keys with one name in different databases are different.
+/// Keys with the same name in different databases are different keys.
 #[test]
 fn keys_of_different_databases_are_distinguished() {
     let mut segment = Segment::new(8);
@@ -236,7 +236,7 @@ fn hits_count_as_load_of_the_key_but_not_of_the_node() {
     assert_eq!((rates.hits, rates.reads, rates.writes), (60.0, 30.0, 10.0));
     assert_eq!((rates.commands(), rates.at_node()), (100.0, 40.0));
     assert_eq!((rates.bytes, rates.reply_bytes, rates.busy), (1000.0, 5000.0, 0.002));
-    // A node whose keys are all served from hot copies remains.
+    // A node whose keys are all served from hot copies is still reported.
     segment.note(key, KeyAccess { how: AccessKind::Hit, bytes: 10 });
     end(&mut board, std::slice::from_mut(&mut segment), 1, 1_000_000);
     assert_eq!(board.nodes(1).map(|node| (node.uses, node.hits)).collect::<Vec<_>>(), [(0.0, 1.0)]);

@@ -1,4 +1,4 @@
-//! One thread of the load, with its connections, epoll, and clock.
+//! A thread of the load generator, with its connections, epoll, and clock.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -17,14 +17,14 @@ use crate::wire::{self, Reply};
 /// Timeout of the first connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum wait for replies after the last request.
-const LAST_REPLIES: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause before a reconnection, to avoid a reconnection loop while the server is down.
-const RECONNECT: Duration = Duration::from_millis(100);
+const RECONNECT_DELAY: Duration = Duration::from_millis(100);
 /// Buffer for one read: a pipeline of small replies, or a good part of a large one.
-const READ: usize = 64 * 1024;
+const READ_BUFFER: usize = 64 * 1024;
 
 struct Connection {
-    /// An error while disconnected: the time of the next attempt.
+    /// `Err`: disconnected, with the time of the next attempt.
     stream: Result<TcpStream, Instant>,
     script: Script,
     out: Vec<u8>,
@@ -34,7 +34,7 @@ struct Connection {
     wants_write: bool,
 }
 
-/// The part of the load of one thread.
+/// One thread's share of the load.
 pub(super) struct Driver {
     target: SocketAddr,
     epoll: OwnedFd,
@@ -56,7 +56,7 @@ impl Driver {
             Pace::Closed => None,
             Pace::Open { rate } => {
                 let each = Duration::from_secs_f64(threads as f64 / rate);
-                Some((each, each.mul_f64(thread as f64 / threads as f64))) // threads alternate
+                Some((each, each.mul_f64(thread as f64 / threads as f64))) // staggers the threads
             }
         };
         let mut driver = Self {
@@ -93,18 +93,18 @@ impl Driver {
     }
 
     /// Runs the load to its end.
-    pub(super) fn drive(mut self, ledger: &Mutex<Ledger>, stop: &AtomicBool) -> Result<()> {
+    pub(super) fn run(mut self, ledger: &Mutex<Ledger>, stop: &AtomicBool) -> Result<()> {
         let start = Instant::now();
         let end = start + self.duration;
         let mut due = self.interval.map(|(each, first)| (each, start + first));
         let mut turn = 0; // open loop: index of the next connection
-        let mut read_buf = vec![0_u8; READ];
+        let mut read_buf = vec![0_u8; READ_BUFFER];
         let mut events = Vec::with_capacity(1024);
         let mut sent_all = None;
         loop {
             let now = Instant::now();
-            // An open loop must send every request due before its end, even if the server has delayed it.
-            let owing = due.map_or(now < end, |(_, due)| due < end && now < end + LAST_REPLIES);
+            // An open loop must send every request due before the end, even if a slow server delays it.
+            let owing = due.map_or(now < end, |(_, due)| due < end && now < end + DRAIN_TIMEOUT);
             let stopped = stop.load(Ordering::Relaxed);
             if owing && !stopped && sent_all.is_none() {
                 self.reconnect(now, ledger);
@@ -135,7 +135,7 @@ impl Driver {
             } else {
                 let since = *sent_all.get_or_insert(now);
                 let answered = self.connections.iter().all(|c| c.pending.is_empty());
-                if answered || now > since + LAST_REPLIES {
+                if answered || now > since + DRAIN_TIMEOUT {
                     break;
                 }
             }
@@ -187,7 +187,7 @@ impl Driver {
             if matches!(self.connections[index].stream, Err(retry) if retry <= now)
                 && let Err(e) = self.open(index)
             {
-                self.connections[index].stream = Err(now + RECONNECT);
+                self.connections[index].stream = Err(now + RECONNECT_DELAY);
                 lock(ledger).complain(format!("cannot connect to {}: {e}", self.target));
             }
         }
@@ -203,7 +203,7 @@ impl Driver {
                 Ok(n) => connection.sent += n,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                Err(e) => return self.lose(index, &e.to_string(), ledger),
+                Err(e) => return self.disconnect(index, &e.to_string(), ledger),
             }
         }
         let wants_write = connection.sent < connection.out.len();
@@ -216,7 +216,7 @@ impl Driver {
             let flags =
                 if wants_write { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
             if let Err(e) = epoll::modify(&self.epoll, stream, epoll::EventData::new_u64(index as u64), flags) {
-                self.lose(index, &format!("epoll refused it: {e}"), ledger);
+                self.disconnect(index, &format!("epoll refused it: {e}"), ledger);
             }
         }
     }
@@ -227,14 +227,14 @@ impl Driver {
             return;
         };
         let n = match stream.read(buf) {
-            Ok(0) => return self.lose(index, "the peer closed it", ledger),
+            Ok(0) => return self.disconnect(index, "the peer closed it", ledger),
             Ok(n) => n,
             Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => return,
-            Err(e) => return self.lose(index, &e.to_string(), ledger),
+            Err(e) => return self.disconnect(index, &e.to_string(), ledger),
         };
         let now = Instant::now();
         let mut input = std::mem::take(&mut connection.input);
-        // Nearly all reads end with the end of a reply: then the bytes are parsed in place.
+        // Usually no partial reply is left over, and the bytes are parsed in place.
         let bytes = if input.is_empty() {
             &buf[..n]
         } else {
@@ -288,7 +288,7 @@ impl Driver {
             }
         }
         if let Some(why) = broken {
-            return self.lose(index, &why, ledger);
+            return self.disconnect(index, &why, ledger);
         }
         if input.is_empty() {
             input.extend_from_slice(&buf[at..n]);
@@ -298,9 +298,9 @@ impl Driver {
         self.connections[index].input = input;
     }
 
-    fn lose(&mut self, index: usize, why: &str, ledger: &Mutex<Ledger>) {
+    fn disconnect(&mut self, index: usize, why: &str, ledger: &Mutex<Ledger>) {
         let connection = &mut self.connections[index];
-        connection.stream = Err(Instant::now() + RECONNECT); // dropped: closed, and so removed from the epoll
+        connection.stream = Err(Instant::now() + RECONNECT_DELAY); // dropping closes it and removes it from the epoll
         connection.out.clear();
         connection.sent = 0;
         connection.input.clear();

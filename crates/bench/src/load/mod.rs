@@ -259,7 +259,7 @@ pub fn start(settings: &Settings) -> Result<Run> {
     for (i, driver) in drivers.into_iter().enumerate() {
         let ledger = Arc::<Mutex<Ledger>>::default();
         let (theirs, stop) = (ledger.clone(), run.stop.clone());
-        let thread = std::thread::Builder::new().name(format!("load-{i}")).spawn(move || driver.drive(&theirs, &stop));
+        let thread = std::thread::Builder::new().name(format!("load-{i}")).spawn(move || driver.run(&theirs, &stop));
         run.threads.push(thread.context("cannot start a thread for the load")?);
         run.ledgers.push(ledger);
     }

@@ -33,8 +33,8 @@ pub(super) struct Guard {
     host_names: Vec<String>,
 }
 
-/// Whether the request may see details: reading needs no token, or the request carried it. An extension of every
-/// request that passed the guard.
+/// Whether the request may see details: it carried the token, or is a read that needs none. Set on every request that
+/// passed the guard.
 #[derive(Clone, Copy)]
 pub(super) struct Trusted(pub(super) bool);
 
@@ -52,9 +52,8 @@ impl Guard {
         Arc::new(Self { address, access: options.access, proofs: Proofs::default(), host_names })
     }
 
-    /// Whether the host may be used to reach this port. Refuses only browsers led here through a foreign name (DNS
-    /// rebinding). The attack needs a name that the attacker can point anywhere, so IP addresses are fine, and so are
-    /// names that always mean this machine.
+    /// Whether the port accepts this host name. Guards against DNS rebinding, which needs a name that the attacker can
+    /// point anywhere. So IP addresses are accepted, and names that always mean this machine or are configured.
     fn accepts_host(&self, authority: &Authority) -> bool {
         let host = authority.host().to_ascii_lowercase();
         let bare = host.trim_start_matches('[').trim_end_matches(']');
@@ -65,7 +64,7 @@ impl Guard {
         name == "localhost" || name.ends_with(".localhost") || self.host_names.iter().any(|known| known == name)
     }
 
-    /// Whether the request comes from a page of this port, or from no web page.
+    /// Whether the request comes from a page of this port, or not from a web page.
     fn accepts_origin(&self, request: &Request) -> bool {
         let Some(origin) = request.headers().get(ORIGIN) else { return true };
         let host = origin
@@ -123,7 +122,7 @@ pub(super) async fn check(State(guard): State<Arc<Guard>>, request: Request, nex
         .extensions()
         .get::<ConnectInfo<Peer>>()
         .map_or_else(|| "unknown".to_owned(), |info| info.0.0.to_string());
-    // Two log statements, so that a log filter can omit refused requests, which anyone can send, and nothing else.
+    // Two log statements, so that a log filter can omit exactly the refused requests, which any client can send.
     match admit(&guard, request, next).await {
         Ok(response) => {
             if response.extensions().get::<AlreadyLogged>().is_none() {
@@ -138,7 +137,7 @@ pub(super) async fn check(State(guard): State<Arc<Guard>>, request: Request, nex
     }
 }
 
-/// Returns the response, or `Err` with it if the client has shown no more rights than any other.
+/// Returns the response, as `Err` if the request was not [`Trusted`].
 async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, Response> {
     let path = request.uri().path();
     // RFC 9112: a host in the request line takes precedence over the header.
@@ -161,7 +160,7 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, 
         );
         return Err(refuse(path, StatusCode::MISDIRECTED_REQUEST, &message));
     }
-    // Another site's page can make a browser send a change here. Browsers then name the page's origin.
+    // A page of another site can make a browser send a change here. Browsers then name the origin of the page.
     if !only_reads(request.method()) && !guard.accepts_origin(&request) {
         return Err(refuse(
             path,
@@ -177,7 +176,7 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, 
         Access::Made { file, .. } => Some(file.clone()),
     };
     let trusted = shown || (!matches!(*access, Access::Given(_)) && only_reads(request.method()));
-    // Health checks have no token. They only learn whether the router is ready.
+    // Health checks carry no token. They only return whether the router is ready.
     if !trusted && !needs_no_token(path) {
         if let Access::ReadOnly { why } = &*access {
             return Err(refuse(path, StatusCode::SERVICE_UNAVAILABLE, why));

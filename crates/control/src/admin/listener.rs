@@ -50,13 +50,13 @@ struct OpenConnections {
 
 /// An open connection: the time of its last write (or accept), and the channel that closes it.
 struct OpenConnection {
-    used: Instant,
-    end: oneshot::Sender<()>,
+    last_write: Instant,
+    close: oneshot::Sender<()>,
 }
 
 impl OpenConnections {
     fn oldest(&self) -> Option<(u64, Instant)> {
-        self.by_number.iter().map(|(number, place)| (*number, place.used)).min_by_key(|(_, used)| *used)
+        self.by_number.iter().map(|(number, place)| (*number, place.last_write)).min_by_key(|(_, used)| *used)
     }
 }
 
@@ -98,9 +98,8 @@ impl BoundedListener {
             if let Some((number, _)) = open.oldest().filter(|(_, used)| used.elapsed() >= self.busy_idle_max)
                 && let Some(place) = open.by_number.remove(&number)
             {
-                // The connection may have just ended, then the send fails. Close one at a time: its permit is free in a
-                // moment.
-                let _ = place.end.send(());
+                // The send fails if the connection has just ended. Close one at a time: its permit is free in a moment.
+                let _ = place.close.send(());
                 not_before = Instant::now() + Duration::from_millis(100);
             }
         }
@@ -113,7 +112,7 @@ impl Listener for BoundedListener {
 
     async fn accept(&mut self) -> (Connection, SocketAddr) {
         let permit = self.acquire_permit().await;
-        // axum's own accept waits out errors such as exhausted file descriptors.
+        // axum's own accept retries after errors such as exhausted file descriptors.
         let (stream, address) = Listener::accept(&mut self.listener).await;
         let idle_max = self.idle_max;
         let deadline = Box::pin(sleep(idle_max));
@@ -122,7 +121,7 @@ impl Listener for BoundedListener {
         let mut open = lock(&self.open);
         open.last += 1;
         let number = open.last;
-        open.by_number.insert(number, OpenConnection { used: Instant::now(), end });
+        open.by_number.insert(number, OpenConnection { last_write: Instant::now(), close: end });
         drop(open);
         (
             Connection {
@@ -143,8 +142,8 @@ impl Listener for BoundedListener {
     }
 }
 
-/// A connection that fails if nothing could be written to it for too long. Reads do not reset the timer, because a
-/// client that sends a byte now and then never completes its request.
+/// A connection that fails if nothing could be written to it for too long. Reads do not reset the timer: a client that
+/// sends a byte now and then may never complete its request.
 pub(super) struct Connection {
     stream: Stream,
     deadline: Pin<Box<Sleep>>,
@@ -163,7 +162,7 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    /// Result for a socket that is not ready: pending, or timed out.
+    /// Result for a socket that is not ready: pending, or timed out if idle for too long or evicted.
     fn wait<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         if !self.evicted.is_terminated() && Pin::new(&mut self.evicted).poll(context).is_ready() {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
@@ -176,7 +175,7 @@ impl Connection {
         let now = Instant::now();
         self.deadline.as_mut().reset(now + self.idle_max);
         if let Some(place) = lock(&self.open).by_number.get_mut(&self.number) {
-            place.used = now;
+            place.last_write = now;
         }
         Poll::Ready(result)
     }

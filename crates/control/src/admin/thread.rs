@@ -19,15 +19,15 @@ const ANSWERING_THREADS: usize = 4;
 pub struct AdminThread {
     /// Bound address.
     pub address: SocketAddr,
-    /// Delivers the source, which starts the responses.
+    /// Passes the source to the thread, which then answers requests.
     source_sender: Option<oneshot::Sender<Arc<dyn Source>>>,
     stop: oneshot::Sender<()>,
     thread: JoinHandle<()>,
 }
 
 impl AdminThread {
-    /// Binds the port. Requests are answered after [`AdminThread::serve`], so an occupied port is reported before the
-    /// router starts.
+    /// Binds the port, so that an occupied port is reported before the router starts. Requests are answered after
+    /// [`AdminThread::serve`].
     pub fn bind(address: SocketAddr, options: AdminOptions) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -68,7 +68,7 @@ impl AdminThread {
         }
     }
 
-    /// Stops the port. Requests in progress have a moment to finish.
+    /// Stops the port. Requests in progress have 1 s to finish.
     pub fn stop(self) {
         let _ = self.stop.send(());
         if self.thread.join().is_err() {
@@ -77,10 +77,10 @@ impl AdminThread {
     }
 }
 
-/// Access rights from the configured token (already validated), or from a token that is generated now.
+/// Access rights from the configured token (already validated), or from a newly generated token.
 ///
-/// A full disk must not prevent serving: the previous start's token is used instead. Without one, this port permits no
-/// changes.
+/// A full disk must not prevent serving: the previous start's token is used instead. If there is none, this port
+/// permits no changes.
 pub fn access(token: Option<&Secret>, state_dir: &Path) -> Access {
     if let Some(token) = token.and_then(|token| Token::new(&token.0)) {
         return Access::Given(token);

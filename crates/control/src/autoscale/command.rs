@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use super::removal::Proof;
-use super::{CommandConfig, Provisioner, ServerLocation, Settings, StartedServer};
+use super::{CommandConfig, Provisioner, ServerLocation, ServerSettings, StartedServer};
 use crate::nodes::parse_endpoint;
 
 /// Maximum length of an answer, in bytes.
@@ -74,7 +74,7 @@ impl Provisioner for Program {
         &self,
         number: u64,
         _chosen: Option<(&str, &StartedServer)>,
-        _settings: Settings<'_>,
+        _settings: ServerSettings<'_>,
     ) -> Result<String, String> {
         let answer = self.run_action("start", number, None)?;
         let shown: String =

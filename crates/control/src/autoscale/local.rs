@@ -1,9 +1,9 @@
 //! Servers on the router's own machine, each with a directory that also contains its output.
 //!
 //! A server outlives the router. It is found again by its output: a process group, not the router's own, that writes to
-//! that directory. A PID file would not do: it would be missing if the router was killed before writing it, and wrong
-//! after a reboot. A directory's name contains a random token, because a router that has lost its store starts again
-//! with number 0. The group counts as the server only if it also holds the listening socket of the recorded port.
+//! that directory. A PID file would be missing if the router was killed before writing it, and wrong after a reboot. A
+//! directory's name contains a random token, because a router that has lost its store starts again with number 0. A
+//! server that has served is only stopped if the group also holds the listening socket of the recorded port.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -18,20 +18,20 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, getpgid, kill_process_group};
 
 use super::removal::Proof;
-use super::{LocalConfig, Process, Provisioner, ServerLocation, Settings, StartedServer};
+use super::{LocalConfig, Process, Provisioner, ServerLocation, ServerSettings, StartedServer};
 use crate::sockets;
 
 /// Maximum time for a server to stop before it is killed. It has no keys any more.
-const STOPPING: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Part of a server's output that an error shows, in bytes.
-const SHOWN: usize = 300;
+const LOG_TAIL_BYTES: usize = 300;
 
 /// Name of a server's output file. Rotated files begin with the same name.
 pub(super) const LOG: &str = "server.log";
 
-/// Default folder of local servers: next to the state directory, so that a full disk quota or a removed state directory
-/// does not affect both.
+/// Default folder of local servers: next to the state directory, so that a disk quota or the removal of one does not
+/// affect the other.
 #[must_use]
 pub fn default_directory(state: &Path) -> PathBuf {
     let state = std::path::absolute(state).unwrap_or_else(|_| state.to_owned());
@@ -51,7 +51,7 @@ pub fn former_directory(state: &Path) -> PathBuf {
 pub(super) struct Local {
     config: LocalConfig,
     state: PathBuf,
-    /// This machine.
+    /// Identifier of this machine.
     host: String,
 }
 
@@ -60,7 +60,7 @@ impl Local {
         Self { config, state: state.to_owned(), host: this_host() }
     }
 
-    fn home(&self, started: &StartedServer) -> PathBuf {
+    fn server_directory(&self, started: &StartedServer) -> PathBuf {
         started.home.clone().unwrap_or_else(|| former_directory(&self.state).join(started.number.to_string()))
     }
 
@@ -88,7 +88,7 @@ impl Local {
         let group_of = |pid: &u32| {
             getpgid(Some(Pid::from_raw(i32::try_from(*pid).ok()?)?)).ok().filter(|group| groups.contains(group))
         };
-        // A socket without a visible holder is a foreign one, too.
+        // A socket without a visible holder counts as foreign.
         let of = |inode: &u64| -> Option<Vec<Pid>> { holders.get(inode)?.iter().map(group_of).collect() };
         let found: Option<Vec<Vec<Pid>>> = inodes.iter().map(of).collect();
         let found: Option<HashSet<Pid>> = found.map(|found| found.into_iter().flatten().collect());
@@ -98,8 +98,8 @@ impl Local {
         }
     }
 
-    /// Starts the server and checks that it stays alive: a wrong command line ends at once.
-    fn launch(&self, home: &Path, address: &str, settings: Settings<'_>) -> Result<(), String> {
+    /// Starts the server and checks that it stays alive: with a wrong command line it ends at once.
+    fn launch(&self, home: &Path, address: &str, settings: ServerSettings<'_>) -> Result<(), String> {
         let port = port_of(address)?;
         self.spawn(home, port, &settings(address)?)?;
         std::thread::sleep(Duration::from_millis(200));
@@ -120,7 +120,7 @@ impl Local {
             return Err("[autoscale.local] names no command: put back the one that was there".to_owned());
         }
         let failed = |what: &str, error: std::io::Error| format!("{what}: {error}");
-        // The server starts in this directory, so a relative path would mean another place.
+        // The server starts in this directory, so a relative path would name another place.
         let home = fs::canonicalize(home).map_err(|error| failed(&format!("cannot use {}", home.display()), error))?;
         let log = home.join(LOG);
         let out = File::options()
@@ -147,7 +147,7 @@ impl Local {
             .process_group(0)
             .spawn()
             .map_err(|error| failed(&format!("cannot start {program}"), error))?;
-        // A failure means that the process has ended. The pipe has room for everything.
+        // The write fails only if the process has ended. It never blocks: the settings fit into the pipe.
         drop(child.stdin.take().map(|mut input| input.write_all(settings.as_bytes())));
         // Reaps the process.
         std::thread::Builder::new()
@@ -160,9 +160,9 @@ impl Local {
     /// Terminates a group, and waits for its end.
     fn end(group: Pid, home: &Path) -> Result<(), String> {
         let runs = || Self::groups(home).contains(&group);
-        // To the whole group, because a shell around the server would not forward the signal.
+        // Signal the whole group, because a shell around the server would not forward the signal.
         let _ = kill_process_group(group, Signal::TERM);
-        let end = Instant::now() + STOPPING;
+        let end = Instant::now() + STOP_TIMEOUT;
         while runs() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -181,8 +181,8 @@ fn make_private(home: &Path) -> std::io::Result<()> {
     fs::set_permissions(home, Permissions::from_mode(0o700))
 }
 
-/// Returns configuration lines with the router's credentials: the password of all clients, or a user that may do
-/// everything, as the only one. The user `default` exists already, and defining it again is an error.
+/// Returns configuration lines with the router's credentials: a password for the user `default`, or another user with
+/// all rights as the only one. `default` exists already, and defining it again is an error.
 pub(super) fn credentials(user: Option<&str>, password: &str) -> String {
     match user.filter(|user| *user != "default") {
         None => format!("requirepass {}\n", quoted(password)),
@@ -205,7 +205,7 @@ fn quoted(text: &str) -> String {
 /// Last line of a server's output.
 fn last_log_line(home: &Path) -> String {
     let text = fs::read(home.join(LOG)).unwrap_or_default();
-    let end = String::from_utf8_lossy(&text[text.len().saturating_sub(SHOWN)..]);
+    let end = String::from_utf8_lossy(&text[text.len().saturating_sub(LOG_TAIL_BYTES)..]);
     end.lines().last().unwrap_or("it has written nothing").trim().to_owned()
 }
 
@@ -246,12 +246,12 @@ impl Provisioner for Local {
         &self,
         _number: u64,
         chosen: Option<(&str, &StartedServer)>,
-        settings: Settings<'_>,
+        settings: ServerSettings<'_>,
     ) -> Result<String, String> {
         let (address, started) = chosen.ok_or("no port was chosen")?;
-        let home = self.home(started);
+        let home = self.server_directory(started);
         match self.process(started, address) {
-            Process::Listens | Process::Silent => {}
+            Process::Listens | Process::NotListening => {}
             Process::Ended => {
                 make_private(&home).map_err(|error| format!("cannot make {}: {error}", home.display()))?;
                 self.launch(&home, address, settings)?;
@@ -267,15 +267,15 @@ impl Provisioner for Local {
             Ok(port) => port,
             Err(why) => return Process::Foreign(why),
         };
-        let groups = Self::groups(&self.home(started));
+        let groups = Self::groups(&self.server_directory(started));
         match (Self::listener(port, &groups), &started.host) {
             (_, Some(host)) if *host != self.host => Process::OtherHost,
             (Err(why), _) => Process::Foreign(why),
             (Ok(Some(_)), _) => Process::Listens,
-            // An earlier version did not record the machine, and a second one may share the directory.
+            // An earlier version did not record the machine, and another machine may share the directory.
             (Ok(None), None) => Process::OtherHost,
             (Ok(None), Some(_)) if groups.is_empty() => Process::Ended,
-            (Ok(None), Some(_)) => Process::Silent,
+            (Ok(None), Some(_)) => Process::NotListening,
         }
     }
 
@@ -284,7 +284,7 @@ impl Provisioner for Local {
     }
 
     fn stop(&self, started: &StartedServer, address: &str, proof: Proof) -> Result<Option<String>, String> {
-        let home = self.home(started);
+        let home = self.server_directory(started);
         if proof.covers_process() {
             let groups = Self::groups(&home);
             let group = match Self::listener(port_of(address)?, &groups)? {
@@ -298,13 +298,18 @@ impl Provisioner for Local {
         Ok(kept.map(|kept| format!("its directory may have keys and is kept as {}", kept.display())))
     }
 
-    fn revive(&self, started: &StartedServer, address: &str, settings: Settings<'_>) -> Option<Result<(), String>> {
-        let home = self.home(started);
+    fn revive(
+        &self,
+        started: &StartedServer,
+        address: &str,
+        settings: ServerSettings<'_>,
+    ) -> Option<Result<(), String>> {
+        let home = self.server_directory(started);
         if !Self::groups(&home).is_empty() {
             return None;
         }
         match self.process(started, address) {
-            Process::Listens | Process::Silent | Process::Unknown => None,
+            Process::Listens | Process::NotListening | Process::Unknown => None,
             Process::Foreign(why) => Some(Err(why)),
             Process::OtherHost => Some(Err(
                 "it was started on another machine, or by a version that did not record the machine".to_owned(),
@@ -373,15 +378,15 @@ mod tests {
     #[test]
     fn a_server_is_found_again_and_stopped() {
         let dir = tempfile::tempdir().expect("a directory");
-        // The shell stays, and does not forward signals.
+        // The shell stays as the parent of `sleep`, and does not forward signals.
         let command = ["sh", "-c", "echo at {port} in {dir}; sleep 60; true"];
         let first = local(dir.path(), &command);
         let (address, started) = record(&first, 7);
         assert_eq!(first.start(7, Some((&address, &started)), &none), Ok(address.clone()));
-        let home = first.home(&started);
+        let home = first.server_directory(&started);
         let groups = Local::groups(&home);
-        assert_eq!((groups.len(), first.process(&started, &address)), (1, Process::Silent));
-        // Stands for another router of the same state directory.
+        assert_eq!((groups.len(), first.process(&started, &address)), (1, Process::NotListening));
+        // Stands for another router with the same state directory.
         let second = local(dir.path(), &command);
         assert_eq!(second.start(7, Some((&address, &started)), &none), Ok(address.clone()));
         assert_eq!(Local::groups(&home), groups, "not started twice");
@@ -412,14 +417,14 @@ mod tests {
         let (address, started) = record(&here, 1);
         for host in [Some("another".to_owned()), None] {
             let started = StartedServer { host, ..started.clone() };
-            fs::create_dir_all(here.home(&started)).expect("made");
+            fs::create_dir_all(here.server_directory(&started)).expect("made");
             assert_eq!(here.process(&started, &address), Process::OtherHost);
             assert!(
                 here.revive(&started, &address, &none)
                     .is_some_and(|revived| revived.is_err_and(|why| why.contains("another machine")))
             );
             assert!(stop(&here, &address, &started).is_err_and(|why| why.contains("another machine")));
-            assert!(Local::groups(&here.home(&started)).is_empty());
+            assert!(Local::groups(&here.server_directory(&started)).is_empty());
         }
     }
 
@@ -430,12 +435,12 @@ mod tests {
         let (_, started) = record(&here, 1);
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let address = taken.local_addr().expect("an address").to_string();
-        fs::create_dir_all(here.home(&started)).expect("made");
-        here.spawn(&here.home(&started), port_of(&address).expect("a port"), "").expect("started");
+        fs::create_dir_all(here.server_directory(&started)).expect("made");
+        here.spawn(&here.server_directory(&started), port_of(&address).expect("a port"), "").expect("started");
         assert!(matches!(here.process(&started, &address), Process::Foreign(_)));
         assert!(stop(&here, &address, &started).is_err_and(|why| why.contains("not the process")));
         drop(taken);
-        wait_for(&Process::Silent, &here, &address, &started);
+        wait_for(&Process::NotListening, &here, &address, &started);
         assert_eq!(stop(&here, &address, &started), Ok(None));
     }
 

@@ -1,12 +1,12 @@
 //! Adjusts the number of nodes to the load: the target number is stored, and a loop closes the gap.
 //!
 //! [`switchyard_policy::autoscale`] decides, and a [`Provisioner`] starts and stops servers. Nodes join, drain and
-//! leave by the operators' own commands, with the same checks. This module executes the change in progress, which is
-//! recorded before each step. So the loop may be killed at any point: it resumes at the recorded step, and each step
-//! first checks whether it is already done.
+//! leave through the operators' commands, with the same checks. This module executes the change in progress, which is
+//! recorded before each step. So the router may be killed at any point: the loop resumes at the recorded step, and each
+//! step first checks whether it is already done.
 //!
-//! There is one change at a time, with a number that is never reused. A started server carries the number, so it is
-//! found again and not started twice.
+//! There is one change at a time, with a number that is never reused. The number identifies the started server, so that
+//! it is found after a restart and not started twice.
 
 mod actions;
 mod command;
@@ -154,7 +154,7 @@ impl AutoscaleConfig {
     }
 
     /// Kind of provisioner for a new server.
-    fn way(&self) -> Result<ProvisionerKind, String> {
+    fn configured_provisioner(&self) -> Result<ProvisionerKind, String> {
         self.provisioner()?.ok_or_else(|| {
             "no provisioner is configured: add [autoscale.local], [autoscale.standby] or [autoscale.command] (docs/autoscaling.md)"
                 .to_owned()
@@ -190,7 +190,7 @@ enum Process {
     /// Running, and listening at the recorded port.
     Listens,
     /// Running, without a listener at its port.
-    Silent,
+    NotListening,
     /// Ended, without a listener at its port.
     Ended,
     /// Description of the foreign process at its port.
@@ -201,10 +201,10 @@ enum Process {
     Unknown,
 }
 
-/// Returns configuration lines that make a server accept the router's credentials.
-type Settings<'a> = &'a dyn Fn(&str) -> Result<String, String>;
+/// Function of a server's address. Returns configuration lines with the router's credentials.
+type ServerSettings<'a> = &'a dyn Fn(&str) -> Result<String, String>;
 
-/// Starts and stops servers. Each call may be repeated after a restart, with the same result.
+/// Starts and stops servers. A call that a restart interrupted may be repeated.
 trait Provisioner {
     /// Chooses the location of a server, if there is a choice. `taken`: addresses in use.
     ///
@@ -212,7 +212,7 @@ trait Provisioner {
     /// If no location is left.
     fn choose(&self, number: u64, taken: &BTreeSet<String>) -> Result<Option<ServerLocation>, String>;
 
-    /// Starts the server of this number, or finds it. Returns its address.
+    /// Starts the server with this number, or finds it running. Returns its address.
     ///
     /// # Errors
     /// If it cannot be started. The next call tries again.
@@ -220,7 +220,7 @@ trait Provisioner {
         &self,
         number: u64,
         chosen: Option<(&str, &StartedServer)>,
-        settings: Settings<'_>,
+        settings: ServerSettings<'_>,
     ) -> Result<String, String>;
 
     /// State of a server's process.
@@ -228,7 +228,7 @@ trait Provisioner {
         Process::Unknown
     }
 
-    /// This machine, if servers are local processes.
+    /// Identifier of this machine, if servers are local processes.
     fn host(&self) -> Option<String> {
         None
     }
@@ -241,8 +241,13 @@ trait Provisioner {
         Ok(None)
     }
 
-    /// Restarts a server that should run and does not. `None`: it runs, or this provisioner does not manage it.
-    fn revive(&self, _started: &StartedServer, _address: &str, _settings: Settings<'_>) -> Option<Result<(), String>> {
+    /// Restarts a server that should run but has ended. `None`: it runs, or this provisioner does not manage it.
+    fn revive(
+        &self,
+        _started: &StartedServer,
+        _address: &str,
+        _settings: ServerSettings<'_>,
+    ) -> Option<Result<(), String>> {
         None
     }
 }
@@ -252,7 +257,7 @@ struct Standby(Vec<String>);
 
 /// Has no `stop`, because these servers are never stopped.
 impl Provisioner for Standby {
-    /// Each number begins at another server, so that a server that cannot join does not block the others.
+    /// Starts the search at a different server for each number, so that one that cannot join does not block the others.
     fn choose(&self, number: u64, taken: &BTreeSet<String>) -> Result<Option<ServerLocation>, String> {
         let first = number as usize % self.0.len().max(1);
         let free = self.0.iter().cycle().skip(first).take(self.0.len()).find(|server| !taken.contains(*server));
@@ -264,7 +269,7 @@ impl Provisioner for Standby {
         &self,
         _number: u64,
         chosen: Option<(&str, &StartedServer)>,
-        _settings: Settings<'_>,
+        _settings: ServerSettings<'_>,
     ) -> Result<String, String> {
         chosen.map(|(address, _)| address.to_owned()).ok_or_else(|| "no standby server was chosen".to_owned())
     }

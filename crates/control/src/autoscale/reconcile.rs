@@ -207,7 +207,7 @@ impl Autoscaler {
             ));
         }
         if nodes > has {
-            config.way()?;
+            config.configured_provisioner()?;
         }
         self.change(|intent| {
             intent.wanted = Some(nodes);
@@ -442,7 +442,7 @@ impl Autoscaler {
             }
             Some(wanted) if wanted > count => {
                 let most = config.knobs.nodes_max;
-                let way = config.way().and_then(|way| match wanted > most {
+                let way = config.configured_provisioner().and_then(|way| match wanted > most {
                     true => Err(format!("{} are wanted, and max-nodes is {most}", counted(wanted, "node"))),
                     false => Ok(way),
                 });
@@ -504,7 +504,9 @@ impl Autoscaler {
         }
         match decision.what {
             SizeChange::Stay => Ok(()),
-            SizeChange::Add => self.begin((Stage::Provision(None), decision.is_urgent()), config.way()?, now, why),
+            SizeChange::Add => {
+                self.begin((Stage::Provision(None), decision.is_urgent()), config.configured_provisioner()?, now, why)
+            }
             SizeChange::Remove(node) => self.begin_removal(node, &started, hands, now, &why),
         }
     }
@@ -586,7 +588,7 @@ impl Autoscaler {
         };
         let no_slots = || "it owns no slots".to_owned();
         match &change.stage {
-            Stage::Provision(chosen) if config.way() != Ok(change.way) => {
+            Stage::Provision(chosen) if config.configured_provisioner() != Ok(change.way) => {
                 let why =
                     format!("[autoscale.{}] was removed from the configuration in the meantime", change.way.name());
                 Outcome::Next(Stage::Stop(chosen.clone().unwrap_or_default(), Some(why)))
@@ -696,7 +698,7 @@ impl Autoscaler {
     fn give_up_join(&self, address: &str, why: String, provisioner: &dyn Provisioner) -> Outcome {
         let started = self.inner().intent.started.get(address).cloned();
         match started.map(|started| provisioner.process(&started, address)) {
-            Some(Process::Silent | Process::Ended) => Outcome::Next(Stage::Stop(address.to_owned(), Some(why))),
+            Some(Process::NotListening | Process::Ended) => Outcome::Next(Stage::Stop(address.to_owned(), Some(why))),
             Some(Process::Listens) => Outcome::Failed(why),
             _ => {
                 Outcome::GivenUp(format!("{why}. {address} is left alone: a server that could not join is not stopped"))

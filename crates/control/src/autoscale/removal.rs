@@ -114,8 +114,8 @@ pub(super) fn prove(
         Process::OtherHost => return Err(StopRefusal::Elsewhere),
         Process::Foreign(why) => return Err(StopRefusal::OtherProcess(why)),
         Process::Ended => return Ok(Proof(State::Ended)),
-        Process::Silent if started.seen == LastSeen::Never => return Ok(Proof(State::NeverListened)),
-        Process::Silent => return Err(StopRefusal::Silent("does not listen at its port".to_owned())),
+        Process::NotListening if started.seen == LastSeen::Never => return Ok(Proof(State::NeverListened)),
+        Process::NotListening => return Err(StopRefusal::Silent("does not listen at its port".to_owned())),
         Process::Listens | Process::Unknown => {}
     }
     let seen = fleet.inspect(address).map_err(StopRefusal::Silent)?;
@@ -218,7 +218,7 @@ fn civil_date(days: u64) -> (u64, u64, u64) {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::{ProvisionerKind, ServerLocation, Settings};
+    use super::super::{ProvisionerKind, ServerLocation, ServerSettings};
     use super::*;
 
     struct World {
@@ -242,7 +242,7 @@ mod tests {
             Ok(None)
         }
 
-        fn start(&self, _: u64, _: Option<(&str, &StartedServer)>, _: Settings<'_>) -> Result<String, String> {
+        fn start(&self, _: u64, _: Option<(&str, &StartedServer)>, _: ServerSettings<'_>) -> Result<String, String> {
             Err("starts nothing".to_owned())
         }
 
@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(judged(&empty(), Some("abc")), Ok(Proof(State::Empty)));
         assert_eq!(judged(&World { process: Process::Unknown, ..empty() }, Some("abc")), Ok(Proof(State::Empty)));
         assert_eq!(judged(&World { process: Process::Ended, ..empty() }, Some("abc")), Ok(Proof(State::Ended)));
-        let silent = World { process: Process::Silent, seen: Err("is silent".to_owned()), ..empty() };
+        let silent = World { process: Process::NotListening, seen: Err("is silent".to_owned()), ..empty() };
         assert_eq!(judged(&silent, None), Ok(Proof(State::NeverListened)));
     }
 
@@ -289,7 +289,7 @@ mod tests {
             ),
             (World { process: Process::OtherHost, ..empty() }, Some("abc"), StopRefusal::Elsewhere),
             (
-                World { process: Process::Silent, ..empty() },
+                World { process: Process::NotListening, ..empty() },
                 Some("abc"),
                 StopRefusal::Silent("does not listen at its port".to_owned()),
             ),
@@ -313,7 +313,7 @@ mod tests {
         ] {
             assert_eq!(judged(&world, run_id), Err(kept));
         }
-        let silent = World { process: Process::Silent, ..empty() };
+        let silent = World { process: Process::NotListening, ..empty() };
         for seen in [LastSeen::Unknown, LastSeen::Listening] {
             let started = StartedServer { seen, ..StartedServer::new(3, ProvisionerKind::Local) };
             assert!(

@@ -17,7 +17,7 @@ pub(super) const COMMANDS: [&[&str]; 5] = [
     &["CONFIG", "GET", "min-replicas-to-write"],
 ];
 
-/// Why a node refuses writes.
+/// Reason why a node refuses writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) code: WriteRefusal,
@@ -33,7 +33,7 @@ impl fmt::Display for Refusal {
 /// Parsed replies.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct InfoReply {
-    /// Whether the node executes a script for too long, and answers nothing else.
+    /// Whether the node executes a slow script, and answers nothing else.
     pub(super) is_busy: bool,
     /// `None` if the node refuses INFO.
     pub(super) info: Option<Info>,
@@ -57,7 +57,7 @@ pub(super) fn read(answers: &[Vec<u8>]) -> InfoReply {
     let is_busy = answers.first().is_some_and(|pong| pong.starts_with(b"-BUSY"));
     let text = |answer: &[u8]| String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
     let info = answers.get(1).filter(|answer| !reply::is_error(answer)).map(|answer| text(answer));
-    // A setting that the node refuses is unknown, and never counts as a reason for refused writes.
+    // A setting that the node does not return is unknown, and never counts as a reason for refused writes.
     let setting = |at: usize| {
         let answer = answers.get(at).filter(|answer| !reply::is_error(answer))?;
         Some(text(reply::elements(answer).nth(1)?))
@@ -88,7 +88,7 @@ impl Settings {
         })
     }
 
-    /// Checks in the server's own order.
+    /// First reason that applies, in the server's own order.
     fn refusal(&self, info: &str) -> Option<Refusal> {
         let number = |name| field(info, name)?.parse::<u64>().ok();
         let is = |name, value| field(info, name) == Some(value);

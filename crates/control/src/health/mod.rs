@@ -1,9 +1,9 @@
 //! Health of nodes: whether they reply, whether they accept writes, and their INFO.
 //!
-//! A dedicated connection polls each node once a second ([`info_reply`]), with or without clients that use the node. So a
-//! hanging node is detected before a client notices, and its INFO is available to all consumers: the guard of nodes
-//! that return empty, the loads of nodes, and reports. The router's own connections would not do: there a poll would
-//! wait behind clients' commands, and idle connections show nothing.
+//! A dedicated connection polls each node once a second ([`info_reply`]), even if no client uses the node. So a hanging
+//! node is detected before a client notices, and its INFO is available to all consumers: the guard against nodes that
+//! return empty, the loads of nodes, and reports. The router's own connections are unsuitable: there a poll would wait
+//! behind clients' commands, and idle connections show nothing.
 
 mod info_reply;
 mod poller;
@@ -26,16 +26,15 @@ pub use poller::HealthThread;
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Time without a reply after which a node counts as silent.
-const SILENT: Duration = Duration::from_secs(2);
+const SILENT_AFTER: Duration = Duration::from_secs(2);
 
 /// Maximum age of the workers' reports of commands in flight.
-const LAG: Duration = Duration::from_millis(600);
+const REPORT_AGE_MAX: Duration = Duration::from_millis(600);
 
-/// Time for which a reply proves that a node replies.
+/// Time after a reply for which a node counts as replying.
 const REPLY_VALID_FOR: Duration = Duration::from_secs(3);
 
-/// Time for which a client's refused write proves that the node refuses writes, because INFO does not contain every
-/// reason.
+/// Time after a client's refused write for which a node counts as refusing writes. INFO does not contain every reason.
 const REFUSAL_VALID_FOR: Duration = Duration::from_secs(10);
 
 /// Health of all nodes.
@@ -47,16 +46,16 @@ pub(crate) struct Health(Mutex<BTreeMap<NodeId, Node>>);
 struct Node {
     /// Time of the oldest unanswered poll.
     pending_since: Option<Instant>,
-    /// Time of the first BUSY reply: the node executes a script for too long.
+    /// Time of the first BUSY reply: the node executes a slow script.
     busy: Option<Instant>,
     /// Whether the connection was refused or closed after the last reply.
     is_gone: bool,
     /// Time of the last reply.
     replied_at: Option<Instant>,
     /// Refusal according to INFO.
-    refuses: Option<Refusal>,
+    refusal_from_info: Option<Refusal>,
     /// Last refusal that clients received, with its time.
-    refused: Option<(WriteRefusal, Instant)>,
+    refusal_to_clients: Option<(WriteRefusal, Instant)>,
     /// Refusals that clients had received at the last poll, by kind.
     refusals: Option<[u64; WriteRefusal::ALL.len()]>,
 }
@@ -67,13 +66,15 @@ impl Node {
     }
 
     fn silence(&self, slow_for: Option<Duration>, now: Instant) -> Option<Silence> {
-        let silent =
-            self.pending_since.map(|asked| now.saturating_duration_since(asked)).filter(|silent| *silent >= SILENT);
+        let silent = self
+            .pending_since
+            .map(|asked| now.saturating_duration_since(asked))
+            .filter(|silent| *silent >= SILENT_AFTER);
         let busy = self.busy.map(|since| now.saturating_duration_since(since));
         match (busy, silent) {
             (Some(busy), _) => Some(Silence::Busy { seconds: busy.as_secs_f64() }),
             // A slow command that was sent before the poll explains the silence.
-            (None, Some(silent)) => Some(match slow_for.filter(|slow| *slow + LAG >= silent) {
+            (None, Some(silent)) => Some(match slow_for.filter(|slow| *slow + REPORT_AGE_MAX >= silent) {
                 Some(slow) => Silence::Busy { seconds: slow.as_secs_f64() },
                 None => Silence::Silent { seconds: silent.as_secs_f64() },
             }),
@@ -82,8 +83,9 @@ impl Node {
     }
 
     fn refusal(&self, now: Instant) -> Option<String> {
-        let by_clients = self.refused.filter(|(_, at)| now.saturating_duration_since(*at) < REFUSAL_VALID_FOR);
-        match (&self.refuses, by_clients) {
+        let by_clients =
+            self.refusal_to_clients.filter(|(_, at)| now.saturating_duration_since(*at) < REFUSAL_VALID_FOR);
+        match (&self.refusal_from_info, by_clients) {
             (Some(refusal), _) => Some(refusal.to_string()),
             (None, Some((refusal, _))) => Some(format!("{} (clients got this error)", refusal.code())),
             (None, None) => None,
@@ -100,22 +102,22 @@ impl Health {
         self.nodes().entry(node).or_default().pending_since.get_or_insert(at);
     }
 
-    /// Records a reply. `refuses`: the refusal, if INFO was readable.
+    /// Records a reply. `refusal_from_info`: the refusal, or `None` if INFO was not readable.
     fn note_answer(&self, node: NodeId, at: Instant, is_busy: bool, refuses: Option<Option<Refusal>>) {
         let mut nodes = self.nodes();
         let node = nodes.entry(node).or_default();
         (node.pending_since, node.is_gone, node.replied_at) = (None, false, Some(at));
         node.busy = if is_busy { Some(node.busy.unwrap_or(at)) } else { None };
         if let Some(refuses) = refuses {
-            node.refuses = refuses;
+            node.refusal_from_info = refuses;
         }
     }
 
-    /// Records a refused or closed connection, which is no silence, and clears earlier replies.
+    /// Records a refused or closed connection. The node is then down, not silent or busy.
     fn note_gone(&self, node: NodeId) {
         let mut nodes = self.nodes();
         let node = nodes.entry(node).or_default();
-        (node.pending_since, node.busy, node.refuses, node.is_gone) = (None, None, None, true);
+        (node.pending_since, node.busy, node.refusal_from_info, node.is_gone) = (None, None, None, true);
     }
 
     fn note_refusals(&self, node: NodeId, at: Instant, refusals: [u64; WriteRefusal::ALL.len()]) {
@@ -125,7 +127,7 @@ impl Health {
         if let Some(refusal) =
             WriteRefusal::ALL.into_iter().find(|refusal| refusals[*refusal as usize] > before[*refusal as usize])
         {
-            node.refused = Some((refusal, at));
+            node.refusal_to_clients = Some((refusal, at));
         }
     }
 
@@ -133,8 +135,8 @@ impl Health {
         self.nodes().retain(|node, _| is_one(*node));
     }
 
-    /// Whether a node replies or fails. It fails if it is unreachable, or has not replied to a poll within `patience`.
-    /// After a recent poll the condition is unknown.
+    /// Returns whether a node replies or fails: it is unreachable, or has not replied to a poll within `patience`.
+    /// Unknown if there is neither a late poll nor a recent reply.
     pub(crate) fn condition(&self, node: NodeId, patience: Duration, now: Instant) -> Condition {
         let nodes = self.nodes();
         let Some(node) = nodes.get(&node) else { return Condition::Unknown };
@@ -151,7 +153,7 @@ impl Health {
         self.nodes().get(&node).is_some_and(|node| node.is_late(patience, now))
     }
 
-    /// Whether a node does not reply now.
+    /// Kind and duration of a node's silence, if it does not reply now.
     pub(crate) fn silence(&self, node: &NodeStatus, now: Instant) -> Option<Silence> {
         self.nodes().get(&node.id)?.silence(node.slow_for, now)
     }

@@ -1,5 +1,5 @@
-//! Gain from copies of the hottest keys, by the share of writes: three servers with a tenth of a processor each, under
-//! a skewed load.
+//! Gain from copies of the hottest keys, by the share of writes. Three servers with a tenth of a processor each serve a
+//! skewed load.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::{Router, Settings};
 use crate::procfs::CpuReading;
 use crate::reproduce::capped::Capped;
 
-const SHARE: f64 = 0.1;
+const CPU_SHARE: f64 = 0.1;
 const KEYS: u64 = 1_000_000;
 const WRITES: [u32; 5] = [0, 1, 5, 10, 30];
 const SKEWS: [f64; 2] = [0.9, 0.99];
@@ -23,7 +23,7 @@ struct Cell {
     p99_ms: f64,
     hits: f64,
     /// Highest CPU of a node, divided by the mean.
-    uneven: f64,
+    imbalance: f64,
 }
 
 pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
@@ -58,10 +58,10 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
         doubt: load::Doubt::Lasting,
         seed: 7,
     };
-    // Before the servers are capped.
+    // Filled before the servers' CPU is capped.
     let fill = if settings.quick { 3 } else { 15 };
     load::start(&load(&off, "set=1".parse()?, Skew::Uniform, fill, 32))?.finish()?;
-    let _capped: Vec<_> = nodes.iter().map(|(node, _)| Capped::new(node.id(), SHARE)).collect::<Result<_>>()?;
+    let _capped: Vec<_> = nodes.iter().map(|(node, _)| Capped::new(node.id(), CPU_SHARE)).collect::<Result<_>>()?;
     let (warm, seconds) = if settings.quick { (2, 2) } else { (8, 10) };
     let cell = |router: &Router, writes: u32, skew: f64| -> Result<Cell> {
         settings.check_interrupted()?;
@@ -85,7 +85,7 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
             rps: seen.replies as f64 / (seconds as f64 - 0.2),
             p99_ms: seen.quantile(0.99).as_secs_f64() * 1e3,
             hits: hits / seen.replies.max(1) as f64,
-            uneven: used.iter().copied().fold(0.0, f64::max) / mean.max(1e-9),
+            imbalance: used.iter().copied().fold(0.0, f64::max) / mean.max(1e-9),
         })
     };
     let mut table = Table::new([
@@ -116,8 +116,8 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
                 format!("{:.0} %", with.hits * 100.0),
                 format!("{:.1}", without.p99_ms),
                 format!("{:.1}", with.p99_ms),
-                format!("{:.2}", without.uneven),
-                format!("{:.2}", with.uneven),
+                format!("{:.2}", without.imbalance),
+                format!("{:.2}", with.imbalance),
             ]);
         }
     }

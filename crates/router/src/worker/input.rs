@@ -205,7 +205,7 @@ impl Worker {
                     break;
                 }
                 // Few input bytes can be commands with large replies.
-                self.watch_memory();
+                self.check_memory_after_growth();
                 // Commands answered here do not wait, and would take the turns of other clients.
                 if self.clients.get_mut(handle).is_some_and(|client| client.unsent() > before + OUTPUT_HIGH) {
                     self.clients.resume_later(handle);

@@ -1,24 +1,23 @@
 //! Memory budget of the process (`memory-max`): above it, clients are disconnected, biggest first.
 //!
-//! The allocator counts the used memory ([`crate::memory`]), so nothing is missed. The users of memory are only
-//! determined above the budget: a worker sums up its clients, their commands at connections and gathers, and replies of
-//! nodes without a waiting client.
+//! The allocator counts the used memory ([`crate::memory`]), so nothing is missed. The holders of memory are only
+//! determined above half of the budget: a worker sums up its clients, their commands at connections and gathers, and
+//! replies of nodes without a waiting client.
 //!
-//! - **Checks**: at every tick, and after each event in which the worker has grown by its share of the remaining budget
-//!   ([`STEP`] at least). One event reads at most 128 KiB from one socket. So the workers together exceed the budget by
-//!   [`STEP`] each, and by the effect of one event on a buffered reply or request: a copy of it, or twice its buffer
-//!   while that grows. All buffers together are within the budget before, so the used memory never exceeds twice the
-//!   budget, and with many clients stays far below that.
+//! - **Checks**: at every tick, and after an event if the worker has grown by its share of the remaining budget (at
+//!   least [`STEP`]) since the last check. One event reads at most 128 KiB from one socket, but may copy a buffered
+//!   reply or request, or reallocate its buffer to twice the size. So each worker exceeds the budget by at most
+//!   [`STEP`] and the effect of one event. All buffers together are within the budget before, so the used memory never
+//!   exceeds twice the budget, and with many clients stays far below that.
 //! - **Victims**: clients without a login first, because otherwise they could displace applications. One worker at a
 //!   time evicts, and stops when the total is below the budget. If another worker has a bigger client, that worker is
-//!   notified without waiting for it: above [`PATIENCE`] of the budget, each worker evicts its own biggest client;
-//!   above one and a half budgets, also if it is small compared with the other one. Before a client of last resort
-//!   (CLIENT NO-EVICT), all other workers are notified first, because they publish the sizes of their clients only
-//!   periodically.
-//! - **Exempt**: requests kept until they are answered. They may be executed even if their client is gone; they end
-//!   with the reply, and are not counted as an excess again.
+//!   notified. This one waits while the excess is below 1/8 of the budget ([`EXCESS_DIVISOR`]), or below 1/2 if its own
+//!   biggest client is small in comparison. Before a client of last resort (CLIENT NO-EVICT), all other workers are
+//!   notified first, because they publish the sizes of their clients only periodically.
+//! - **Exempt**: requests in flight of disconnected clients. Nodes may still execute them, so they are kept until the
+//!   reply, and not counted as used.
 //!
-//! There is no limit per client: a client may use much while there is enough.
+//! There is no limit per client: a client may use much memory while enough is free.
 
 use std::collections::HashMap;
 
@@ -35,86 +34,86 @@ use crate::slab::Handle;
 /// Minimum growth of a worker before a check.
 const STEP: i64 = 1 << 20;
 
-/// Minimum size of a victim. Smaller ones would cost many clients and free little.
-const TAKES_MIN: usize = 16 << 10;
+/// Minimum size of a victim. Evicting smaller ones would disconnect many clients and free little.
+const VICTIM_MIN: usize = 16 << 10;
 
-/// Minimum size of an unwanted partial reply to close its connection.
-const NOBODYS_MIN: usize = 1 << 20;
+/// Minimum size of a partial reply without a waiting client for which its connection is closed.
+const UNAWAITED_MIN: usize = 1 << 20;
 
 /// Maximum capacity of reused buffers.
 const REUSED_MAX: usize = 1 << 20;
 
-/// Delay of the next attempt of a worker that has found no victim, microseconds.
-const REST_US: u64 = 200_000;
+/// Delay before the next attempt of a worker that has found no victim, microseconds.
+const RETRY_US: u64 = 200_000;
 
-/// Fraction of the budget (1/8) above it, up to which a worker leaves eviction to a worker with a bigger client.
-const PATIENCE: usize = 8;
+/// Divisor: up to an excess of 1/8 of the budget, a worker leaves eviction to a worker with a bigger client.
+const EXCESS_DIVISOR: usize = 8;
 
-/// A client below this fraction (1/4) of the biggest one is small: it is only evicted in its place if the other worker
-/// is very late.
-const SMALL: u64 = 4;
+/// Divisor: a client below 1/4 of another worker's biggest is small. It is only evicted before that one if the other
+/// worker is very late.
+const SMALL_DIVISOR: u64 = 4;
 
-/// Maximum wait for busy workers to release other memory before a client of last resort is evicted, microseconds.
-const OTHERS_US: u64 = 500_000;
+/// Maximum wait for other workers to release memory before a client of last resort is evicted, microseconds.
+const NOTIFIED_WAIT_US: u64 = 500_000;
 
-/// Maximum age of these answers, microseconds.
-const OTHERS_STALE_US: u64 = 1_000_000;
+/// Age after which the other workers must be notified again, microseconds.
+const NOTIFIED_STALE_US: u64 = 1_000_000;
 
-/// Time of the next check.
+/// State of the memory checks of a worker.
 #[derive(Debug, Default)]
-pub(super) struct Watch {
-    /// Balance of the worker's account for the next check.
+pub(super) struct MemoryWatch {
+    /// Balance of the thread's account above which the next check is due, bytes.
     mark: i64,
-    /// Not before this time, after notifying another worker or finding no victim, us.
+    /// End of the pause after notifying another worker or finding no victim, us.
     rest_until_us: u64,
-    /// Time of the last notification of all workers, because this worker has only clients of last resort, us; and the
-    /// number of answers when all have answered.
-    queried_all: Option<(u64, u64)>,
+    /// Time of the last notification of all other workers, us, and the number of answers when all have answered. Sent
+    /// if this worker has only clients of last resort.
+    notified_all: Option<(u64, u64)>,
     cut_log: LogThrottle,
     short_log: LogThrottle,
 }
 
-/// Whether other workers have released their memory before a client of last resort.
+/// Whether other workers have released memory before this one evicts a client of last resort.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Others {
-    /// Not notified yet.
-    Unqueried,
+enum OtherWorkers {
+    /// Not notified yet, or too long ago.
+    NotNotified,
     /// Notified recently.
-    Queried,
-    /// Answered, or out of time.
+    Notified,
+    /// All have answered, or the maximum wait has passed.
     Done,
 }
 
-impl Watch {
+impl MemoryWatch {
     /// `answers`: number of answers so far.
-    fn others(&self, now_us: u64, answers: u64) -> Others {
-        match self.queried_all.map(|(asked_us, all)| (now_us.saturating_sub(asked_us), answers >= all)) {
-            Some((ago_us, _)) if ago_us >= OTHERS_STALE_US => Others::Unqueried,
-            Some((ago_us, all_answered)) if all_answered || ago_us >= OTHERS_US => Others::Done,
-            Some(_) => Others::Queried,
-            None => Others::Unqueried,
+    fn others(&self, now_us: u64, answers: u64) -> OtherWorkers {
+        match self.notified_all.map(|(asked_us, all)| (now_us.saturating_sub(asked_us), answers >= all)) {
+            Some((ago_us, _)) if ago_us >= NOTIFIED_STALE_US => OtherWorkers::NotNotified,
+            Some((ago_us, all_answered)) if all_answered || ago_us >= NOTIFIED_WAIT_US => OtherWorkers::Done,
+            Some(_) => OtherWorkers::Notified,
+            None => OtherWorkers::NotNotified,
         }
     }
 }
 
-/// Something that can be released.
+/// Kind of holder of memory that can be released.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Holder {
     Client,
     /// A connection to a node, with a reply without a waiting client.
     Link,
-    /// Keys read by clients with CLIENT TRACKING: all are invalidated.
+    /// Record of the keys read by clients with CLIENT TRACKING: all are invalidated.
     Reads,
 }
 
-/// Order of victims regardless of size. The last is evicted first.
+/// Order of victims before their size. The last rank is evicted first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Rank {
     /// CLIENT NO-EVICT.
-    Spared,
+    NoEvict,
     Ordinary,
     /// Without a login.
-    Stranger,
+    Unauthenticated,
 }
 
 /// Memory use of a holder.
@@ -122,35 +121,35 @@ enum Rank {
 struct Holding {
     rank: Rank,
     bytes: usize,
-    /// Part of it that stays until nodes have replied.
+    /// Part of `bytes` that stays until nodes have replied.
     kept: usize,
     holder: Holder,
     handle: Handle,
 }
 
 impl Worker {
-    /// Checks the budget if the worker has grown by much. Call it only while no client or connection is borrowed.
+    /// Checks the budget if the worker has grown enough. Call it only while no client or connection is borrowed.
     #[inline]
-    pub(super) fn watch_memory(&mut self) {
+    pub(super) fn check_memory_after_growth(&mut self) {
         if memory::thread_balance() > self.memory.mark {
-            let (used, budget) = self.weigh();
-            if used > budget && (used > patience(budget) || self.now_us >= self.memory.rest_until_us) {
+            let (used, budget) = self.used_and_budget();
+            if used > budget && (used > tolerated_use(budget) || self.now_us >= self.memory.rest_until_us) {
                 self.evict(budget);
             }
         }
     }
 
     /// Checks the budget at a tick.
-    pub(super) fn look_at_memory(&mut self) {
-        let (used, budget) = self.weigh();
+    pub(super) fn check_memory_at_tick(&mut self) {
+        let (used, budget) = self.used_and_budget();
         if used > budget && self.now_us >= self.memory.rest_until_us {
             self.evict(budget);
         }
     }
 
-    /// Handles the message of another worker that the biggest client is here.
+    /// Handles the request of another worker to evict.
     pub(super) fn on_evict_request(&mut self) {
-        let (used, budget) = self.weigh();
+        let (used, budget) = self.used_and_budget();
         if used > budget {
             self.evict(budget);
         }
@@ -158,12 +157,12 @@ impl Worker {
     }
 
     /// Returns the used bytes and the budget. Sets the balance for the next check.
-    fn weigh(&mut self) -> (usize, usize) {
+    fn used_and_budget(&mut self) -> (usize, usize) {
         let budget = self.routing.live.memory_max;
         let used = self.memory_in_use();
         if used <= budget {
-            // Answers of other workers were for the last excess.
-            self.memory.queried_all = None;
+            // Forget the answers: they were for an earlier excess.
+            self.memory.notified_all = None;
         }
         // All workers together cannot use up the remaining budget before one of them checks again.
         let share = budget.saturating_sub(used) / (4 * self.shared.counters.len());
@@ -171,12 +170,13 @@ impl Worker {
         (used, budget)
     }
 
-    /// At a client tick: publishes the size of the biggest client for other workers, and shrinks buffers after a burst.
+    /// Publishes the size of the biggest client for other workers, and shrinks buffers after a burst. Called at client
+    /// ticks.
     pub(super) fn tick_memory(&mut self) {
-        // Bytes subtracted for disconnected clients must be updated, also if they make the usage appear low.
+        // `memory_leaving` lowers the computed usage, so it must be updated even if that is low.
         let near = self.memory_in_use() > self.routing.live.memory_max / 2 || self.counters.memory_leaving.get() > 0;
         let holdings = if near { self.holdings() } else { Vec::new() };
-        self.log_largest_holders(&holdings);
+        self.publish_biggest(&holdings);
         if self.keys.capacity() * size_of::<u32>() > REUSED_MAX {
             self.keys = Vec::new();
         }
@@ -187,13 +187,13 @@ impl Worker {
         }
     }
 
-    /// Used bytes without requests of evicted clients.
+    /// Used bytes, without requests of disconnected clients.
     fn memory_in_use(&self) -> usize {
         let leaving: u64 = self.shared.counters.iter().map(|w| w.memory_leaving.get()).sum();
         memory::heap_used().saturating_sub(leaving as usize)
     }
 
-    fn log_largest_holders(&self, holdings: &[Holding]) {
+    fn publish_biggest(&self, holdings: &[Holding]) {
         self.counters.memory_biggest.set(biggest(holdings));
     }
 
@@ -201,14 +201,14 @@ impl Worker {
     fn evict(&mut self, budget: usize) {
         clear(self);
         let mut holdings = self.holdings();
-        self.log_largest_holders(&holdings);
+        self.publish_biggest(&holdings);
         let shared = self.shared.clone();
         // One worker at a time, so that not more is freed than necessary.
         let _turn = lock(&shared.evicting);
         loop {
             let used = self.memory_in_use();
             if used <= budget {
-                self.memory.queried_all = None;
+                self.memory.notified_all = None;
                 break;
             }
             let elsewhere = shared.counters.iter().enumerate().filter(|(worker, _)| *worker != self.index);
@@ -221,15 +221,15 @@ impl Worker {
                 self.memory.rest_until_us = self.now_us + TICK.as_micros() as u64;
                 break;
             }
-            if holdings.last().is_some_and(|holding| holding.rank == Rank::Spared) && shared.counters.len() > 1 {
+            if holdings.last().is_some_and(|holding| holding.rank == Rank::NoEvict) && shared.counters.len() > 1 {
                 let others = || (0..shared.counters.len()).filter(|worker| *worker != self.index);
                 let answers: u64 = others().map(|worker| shared.counters[worker].memory_answers.get()).sum();
                 let standing = self.memory.others(self.now_us, answers);
-                if standing == Others::Unqueried {
-                    self.memory.queried_all = Some((self.now_us, answers + others().count() as u64));
+                if standing == OtherWorkers::NotNotified {
+                    self.memory.notified_all = Some((self.now_us, answers + others().count() as u64));
                     others().for_each(|worker| shared.mailboxes.send(worker, Message::Evict));
                 }
-                if standing != Others::Done {
+                if standing != OtherWorkers::Done {
                     self.memory.rest_until_us = self.now_us + TICK.as_micros() as u64;
                     break;
                 }
@@ -243,16 +243,16 @@ impl Worker {
                         "memory use exceeds memory-max, and no client uses much of it: raise memory-max, or reduce the load"
                     );
                 }
-                self.memory.rest_until_us = self.now_us + REST_US;
+                self.memory.rest_until_us = self.now_us + RETRY_US;
                 break;
             };
-            self.give_up(holding, used, budget);
-            self.log_largest_holders(&holdings);
+            self.release_holding(holding, used, budget);
+            self.publish_biggest(&holdings);
         }
         self.memory.mark = memory::thread_balance() + STEP;
     }
 
-    fn give_up(&mut self, holding: Holding, used: usize, budget: usize) {
+    fn release_holding(&mut self, holding: Holding, used: usize, budget: usize) {
         let Holding { rank, bytes, kept, holder, handle } = holding;
         match holder {
             Holder::Client => {
@@ -262,7 +262,7 @@ impl Worker {
                 if let Some(suppressed) = self.memory.cut_log.allow(self.now_us) {
                     warn!(
                         client = id,
-                        stranger = rank == Rank::Stranger,
+                        stranger = rank == Rank::Unauthenticated,
                         bytes,
                         used,
                         budget,
@@ -304,7 +304,8 @@ impl Worker {
         for (handle, link) in self.links.iter() {
             let mut owner = None;
             for pending in link.pending().rev() {
-                // Commands of a transaction or part before its last command belong to the client of the last one.
+                // Newest first: commands of a transaction and inserted ones (SELECT) belong to the client of the
+                // command after them.
                 if !matches!(pending.purpose, Purpose::Queued | Purpose::Discarded) || pending.who != Handle::NONE {
                     owner = self.owner_of(pending);
                 }
@@ -324,7 +325,7 @@ impl Worker {
             let bytes = link.input.capacity() + unsent;
             match owner.and_then(|owner| clients.get_mut(&owner)) {
                 Some((sum, _)) => *sum += bytes,
-                None if link.input.len() >= NOBODYS_MIN => {
+                None if link.input.len() >= UNAWAITED_MIN => {
                     holdings.push(Holding { rank: Rank::Ordinary, bytes, kept: 0, holder: Holder::Link, handle });
                 }
                 None => {}
@@ -339,8 +340,8 @@ impl Worker {
             handle: Handle::NONE,
         });
         let rank = |handle| match self.clients.get(handle) {
-            Some(client) if !client.authenticated => Rank::Stranger,
-            Some(client) if client.details.no_evict => Rank::Spared,
+            Some(client) if !client.authenticated => Rank::Unauthenticated,
+            Some(client) if client.details.no_evict => Rank::NoEvict,
             _ => Rank::Ordinary,
         };
         let of_clients = clients.into_iter().map(|(handle, (bytes, kept))| Holding {
@@ -351,7 +352,7 @@ impl Worker {
             handle,
         });
         holdings.extend(of_clients);
-        holdings.retain(|h| h.bytes >= TAKES_MIN);
+        holdings.retain(|h| h.bytes >= VICTIM_MIN);
         holdings.sort_unstable_by_key(|h| (h.rank, h.bytes, h.holder, h.handle.index));
         holdings
     }
@@ -389,7 +390,7 @@ impl Worker {
         let collecting: Vec<Handle> = self
             .links
             .iter()
-            .filter(|(_, link)| matches!(link.body, Body::Whole(_)) && link.input.capacity() >= TAKES_MIN)
+            .filter(|(_, link)| matches!(link.body, Body::Whole(_)) && link.input.capacity() >= VICTIM_MIN)
             .filter(|(_, link)| self.head_owner(link) == Some(client))
             .map(|(handle, _)| handle)
             .collect();
@@ -400,25 +401,26 @@ impl Worker {
 }
 
 /// Returns the usage up to which a worker leaves eviction to a worker with a bigger client.
-fn patience(budget: usize) -> usize {
-    budget.saturating_add(budget / PATIENCE)
+fn tolerated_use(budget: usize) -> usize {
+    budget.saturating_add(budget / EXCESS_DIVISOR)
 }
 
 /// Whether a worker waits for another worker to evict its bigger client. The other worker may be busy with one event,
-/// or without a CPU. Evicting a small client in the meantime would free too little, out of order.
+/// or have no CPU. Evicting a small client in the meantime would free too little.
 fn leaves_it_to(elsewhere: u64, own: u64, used: usize, budget: usize) -> bool {
-    let is_small = own < elsewhere / SMALL;
-    elsewhere > own && (own == 0 || used <= patience(budget) || is_small && used <= budget.saturating_add(budget / 2))
+    let is_small = own < elsewhere / SMALL_DIVISOR;
+    elsewhere > own
+        && (own == 0 || used <= tolerated_use(budget) || is_small && used <= budget.saturating_add(budget / 2))
 }
 
-/// Returns the size of the first victim, for comparison with other workers. A client without a login ranks above all
+/// Returns the size of the first victim, for comparison with other workers. Any client without a login ranks above all
 /// others. 0 if only clients of last resort remain.
 fn biggest(holdings: &[Holding]) -> u64 {
     const STRANGER: u64 = 1 << 48;
     holdings.last().map_or(0, |h| match h.rank {
-        Rank::Spared => 0,
+        Rank::NoEvict => 0,
         Rank::Ordinary => h.bytes as u64,
-        Rank::Stranger => h.bytes as u64 + STRANGER,
+        Rank::Unauthenticated => h.bytes as u64 + STRANGER,
     })
 }
 
@@ -427,7 +429,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_small_client_is_not_cut_because_a_worker_is_late() {
+    fn small_clients_are_not_evicted_before_bigger_ones_elsewhere() {
         let mb = |count: u64| count << 20;
         let leaves = |elsewhere, own, used| leaves_it_to(mb(elsewhere), mb(own), (used as usize) << 20, 128 << 20);
         assert!(leaves(60, 50, 130) && !leaves(60, 50, 150), "it waits a little for a bigger one");
@@ -437,14 +439,14 @@ mod tests {
     }
 
     #[test]
-    fn before_a_client_that_goes_last_all_others_are_asked_each_time_anew() {
-        let mut watch = Watch::default();
-        assert_eq!(watch.others(5, 7), Others::Unqueried);
-        watch.queried_all = Some((5, 9));
-        assert_eq!(watch.others(5, 8), Others::Queried);
-        assert_eq!(watch.others(5, 9), Others::Done, "all have answered");
-        assert_eq!(watch.others(4 + OTHERS_US, 8), Others::Queried);
-        assert_eq!(watch.others(5 + OTHERS_US, 8), Others::Done, "one is too busy");
-        assert_eq!(watch.others(5 + OTHERS_STALE_US, 9), Others::Unqueried);
+    fn other_workers_are_notified_again_after_a_while() {
+        let mut watch = MemoryWatch::default();
+        assert_eq!(watch.others(5, 7), OtherWorkers::NotNotified);
+        watch.notified_all = Some((5, 9));
+        assert_eq!(watch.others(5, 8), OtherWorkers::Notified);
+        assert_eq!(watch.others(5, 9), OtherWorkers::Done, "all have answered");
+        assert_eq!(watch.others(4 + NOTIFIED_WAIT_US, 8), OtherWorkers::Notified);
+        assert_eq!(watch.others(5 + NOTIFIED_WAIT_US, 8), OtherWorkers::Done, "one is too busy");
+        assert_eq!(watch.others(5 + NOTIFIED_STALE_US, 9), OtherWorkers::NotNotified);
     }
 }

@@ -165,7 +165,7 @@ pub(crate) struct Worker {
     /// Connections that were not read to the end.
     unread: Vec<Token>,
     scripts_met: scripts::ScriptsMet,
-    memory: memory::Watch,
+    memory: memory::MemoryWatch,
     slow: slowlog::SlowCommands,
     transit: transit::InTransit,
     reissued_commands: reissued::ReissuedCommands,
@@ -232,7 +232,7 @@ impl Worker {
             login_log: LogThrottle::default(),
             unread: Vec::new(),
             scripts_met: scripts::ScriptsMet::default(),
-            memory: memory::Watch::default(),
+            memory: memory::MemoryWatch::default(),
             slow: slowlog::SlowCommands::new(slow_us),
             transit: transit::InTransit::default(),
             reissued_commands: reissued::ReissuedCommands::default(),
@@ -341,7 +341,7 @@ impl Worker {
                 }
             }
         }
-        self.watch_memory();
+        self.check_memory_after_growth();
     }
 
     /// Sends the output of the turn: to the nodes first, so that they can start.
@@ -353,7 +353,7 @@ impl Worker {
             let resumed = self.clients.take_resumed();
             for handle in resumed {
                 self.resume_client(handle);
-                self.watch_memory();
+                self.check_memory_after_growth();
             }
             self.notify_movers();
             self.send_together();
@@ -440,7 +440,7 @@ impl Worker {
             let ends = counts.ends && self.index == 0;
             self.shared.board.take(counts, ends);
         }
-        self.look_at_memory();
+        self.check_memory_at_tick();
         if self.now_us >= self.next_client_tick_us {
             self.next_client_tick_us = self.now_us + CLIENT_TICK_US;
             self.tick_clients();

@@ -1,4 +1,4 @@
-//! Clients with state at servers: scripts, functions, tracking, and places in a queue.
+//! Clients with state at servers: scripts, functions, and tracking.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ fn scripts_and_functions_are_at_the_target_before_it_serves() {
     let mut direct = fleet.servers[1].client();
     assert_eq!((direct.cmd("SCRIPT FLUSH"), direct.cmd("FUNCTION FLUSH")), ("OK".to_owned(), "OK".to_owned()));
     fill(&mut client, 1000);
-    // Keys of the target's own slots already need its functions.
+    // Only keys of the source: the target lacks the functions until the move.
     let owned = fleet.slots_of(fleet.node(0));
     let moving: Vec<usize> =
         (0..200).filter(|n| owned.contains(&crc16_slot(n.to_string().as_bytes()))).take(50).collect();

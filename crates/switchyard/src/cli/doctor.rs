@@ -90,7 +90,7 @@ struct Report<'a> {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut config = arguments.flags.sources().read()?;
     let fleet = KnownFleet::find(&mut config);
-    let resolved = config.resolve(|_| None)?.with_every_node()?;
+    let resolved = config.resolve(|_| None)?.require_resolved()?;
     let mut findings = find(&resolved, &config, &fleet);
     let bar = arguments.sample.map(sampling);
     findings.extend(examine_commands(&primaries(&resolved.nodes), arguments.sample));

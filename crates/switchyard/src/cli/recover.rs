@@ -77,7 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         KnownFleet::Hidden(why) => return Err(anyhow!("it is not known whether the slot map is lost: {why}").into()),
     }
-    let resolved = config.resolve(|_| None)?.with_every_node()?;
+    let resolved = config.resolve(|_| None)?.require_resolved()?;
     let (mut counted, mut connections) = (Vec::new(), Vec::new());
     let listed: Vec<&str> = resolved.nodes.iter().map(|node| node.name.as_str()).collect();
     for node in &resolved.nodes {

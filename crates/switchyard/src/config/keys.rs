@@ -396,36 +396,36 @@ keys! {
         "What clients that have not named a user may or may not do, in the words of the users file: [\"-@dangerous\", \"-keys\"]; \
          [\"operator\"] lets them change the fleet. Not together with a line for the default user there. Empty: they may do everything but \
          that.";
-    "login-timeout" Reload ["auth-timeout"] time_or_never(Duration::ZERO..=HOUR) live.login_timeout,
+    "login-timeout" Reload ["auth-timeout"] time_or_never(Duration::ZERO..=HOUR) runtime.login_timeout,
         "Timeout for a client's login; then its connection is closed. 0s: no timeout.";
-    "database" Reload ["redis_db", "db"] count(0..=i32::MAX as u64) live.database,
+    "database" Reload ["redis_db", "db"] count(0..=i32::MAX as u64) runtime.database,
         "Database that a new client starts in.";
-    "max-clients" Reload ["maxclients", "client_connections", "max-connections"] count(1..=10_000_000) live.max_clients,
+    "max-clients" Reload ["maxclients", "client_connections", "max-connections"] count(1..=10_000_000) runtime.max_clients,
         "Maximum number of clients; further clients are refused with Redis's error.";
-    "idle-timeout" Reload ["timeout", "client-timeout"] time_or_never(Duration::ZERO..=DAY * 365) live.client_idle_timeout,
+    "idle-timeout" Reload ["timeout", "client-timeout"] time_or_never(Duration::ZERO..=DAY * 365) runtime.client_idle_timeout,
         "A client without traffic for longer is closed. 0s: never.";
-    "output-limit" Reload ["client-output-buffer-limit"] by(read_output_limit, show_output_limit) live.client_output_limit,
+    "output-limit" Reload ["client-output-buffer-limit"] by(read_output_limit, show_output_limit) runtime.client_output_limit,
         "Bytes of replies that may wait for a client before it is closed. 0: no limit per client; memory-max limits all clients together.";
-    "push-limit" Reload ["pubsub-output-limit", "message-limit"] size(64 * KB..=64 * GB) live.push_limit,
+    "push-limit" Reload ["pubsub-output-limit", "message-limit"] size(64 * KB..=64 * GB) runtime.push_limit,
         "Bytes of messages that may wait for one subscriber before it is cut.";
-    "push-soft-limit" Reload ["pubsub-output-soft-limit"] size(KB..=64 * GB) live.push_soft_limit,
+    "push-soft-limit" Reload ["pubsub-output-soft-limit"] size(KB..=64 * GB) runtime.push_soft_limit,
         "A subscriber for which more bytes of messages than these wait for longer than push-soft-time is cut as well.";
-    "push-soft-time" Reload ["pubsub-output-soft-time"] time(MS * 200..=DAY) live.push_soft_time,
+    "push-soft-time" Reload ["pubsub-output-soft-time"] time(MS * 200..=DAY) runtime.push_soft_time,
         "How long a subscriber may be over push-soft-limit.";
-    "on-missed-messages" Reload [] word([(OnMissed::Auto, "auto"), (OnMissed::Disconnect, "disconnect"), (OnMissed::Continue, "continue")]) live.on_missed,
+    "on-missed-messages" Reload [] word([(OnMissed::Auto, "auto"), (OnMissed::Disconnect, "disconnect"), (OnMissed::Continue, "continue")]) runtime.on_missed,
         "Which subscribers are disconnected when messages for them may have been missed, because a node's connection was lost. auto: subscribers of a shard \
          channel there; subscribers of channels and patterns when no node serves them any more. disconnect: all that are subscribed there, so that each \
          knows. continue: none.";
-    "subscriptions-max" Reload ["max-subscriptions"] count(1..=100_000_000) live.subscriptions_max,
+    "subscriptions-max" Reload ["max-subscriptions"] count(1..=100_000_000) runtime.subscriptions_max,
         "Channels and patterns that one client may be subscribed to.";
-    "pipeline-max" Reload [] count(1..=1_000_000) live.client_pipeline_max,
+    "pipeline-max" Reload [] count(1..=1_000_000) runtime.client_pipeline_max,
         "Commands of one client that may be in flight; more wait in its socket.";
-    "argument-max" Reload ["proto-max-bulk-len"] size(KB..=4 * GB) live.argument_max,
+    "argument-max" Reload ["proto-max-bulk-len"] size(KB..=4 * GB) runtime.argument_max,
         "Largest single argument (key or value) that is accepted. The nodes' proto-max-bulk-len must allow it too.";
-    "cross-slot-max" Reload [] size(0..=GB) live.cross_slot_max,
+    "cross-slot-max" Reload [] size(0..=GB) runtime.cross_slot_max,
         "Bytes of keys that a command with several source keys (SUNION, ZINTERSTORE, BITOP, COPY) may collect on one node if \
          they are in different slots. 0: refuse it with CROSSSLOT, as Redis Cluster does.";
-    "reads" Reload ["read-from", "readfrom", "read-preference"] by(read_reads, |reads| quoted(reads.name())) live.reads,
+    "reads" Reload ["read-from", "readfrom", "read-preference"] by(read_reads, |reads| quoted(reads.name())) runtime.reads,
         "Servers for reads from nodes with replicas: primary; prefer-replica (the primary if no replica is usable); replica (otherwise an \
          error); nearest. A replica's reply may be older than the last write. Applies to new connections.";
 
@@ -439,7 +439,7 @@ keys! {
     "client-auth" Reload ["tls-auth-clients"] word(ClientAuth::ALL) tls.client_auth,
         "off: no client certificate is requested; optional: a certificate must be valid if there is one; required: without a valid one the \
          handshake fails.";
-    "handshake-timeout" Reload [] time(MS * 100..=HOUR) live.handshake_timeout,
+    "handshake-timeout" Reload [] time(MS * 100..=HOUR) runtime.handshake_timeout,
         "Time that a client has for the TLS handshake.";
 
     [Nodes]
@@ -451,32 +451,32 @@ keys! {
         "Environment variable with the password for every node without a password of its own.";
     "username" Reload ["masteruser", "primaryuser", "user"] text nodes_username = "\"switchyard\"",
         "ACL user for every node without a user of its own.";
-    "connect-timeout" Reload ["connection-timeout"] time(MS..=HOUR) live.connect_timeout,
+    "connect-timeout" Reload ["connection-timeout"] time(MS..=HOUR) runtime.connect_timeout,
         "Time to establish a connection to a node, authentication included.";
-    "command-timeout" Reload ["timeout", "op-timeout", "server-timeout"] time(MS..=HOUR) live.command_timeout,
+    "command-timeout" Reload ["timeout", "op-timeout", "server-timeout"] time(MS..=HOUR) runtime.command_timeout,
         "Time in which a node must answer a command; after it the client gets an error that names the node.";
-    "slow-command-timeout" Reload ["busy-reply-threshold", "lua-time-limit"] time_or_never(Duration::ZERO..=DAY) live.slow_command_timeout,
+    "slow-command-timeout" Reload ["busy-reply-threshold", "lua-time-limit"] time_or_never(Duration::ZERO..=DAY) runtime.slow_command_timeout,
         "The same for commands that may be slow: FLUSHALL, KEYS, SORT, EVAL and their relatives. 0s: they have all the time that they need, as at a server. \
          What waits behind them at the node does not fail for them.";
-    "reconnect-backoff-max" Reload ["server-retry-timeout", "server_retry_timeout"] time(MS * 10..=HOUR) live.reconnect_backoff_max,
+    "reconnect-backoff-max" Reload ["server-retry-timeout", "server_retry_timeout"] time(MS * 10..=HOUR) runtime.reconnect_backoff_max,
         "Longest pause between two attempts to reconnect to a node that is down.";
-    "wait-max" Reload [] optional_time(Duration::ZERO..=HOUR) live.wait_max = "\"2s\"",
+    "wait-max" Reload [] optional_time(Duration::ZERO..=HOUR) runtime.wait_max = "\"2s\"",
         "Time that commands for a node that was lost wait for its return, from the loss on. Then they get NODEDOWN at once; with one node their connection is closed instead, also for \
          NODELOST. Without it, 5s with one node, 2s with several, 0s for pools of twemproxy. 0s: commands do not wait, and no connection is closed.";
-    "large-value" Reload [] size(16 * KB..=GB) live.large_value,
+    "large-value" Reload [] size(16 * KB..=GB) runtime.large_value,
         "Requests and replies of more bytes than this use a separate connection, so that they do not delay other clients.";
-    "large-connections-max" Reload ["server_connections"] count(1..=10_000) live.large_connections_max,
+    "large-connections-max" Reload ["server_connections"] count(1..=10_000) runtime.large_connections_max,
         "Connections for large values to each node, over all workers.";
-    "watch-connections-max" Reload [] count(1..=100_000) live.watch_connections_max,
+    "watch-connections-max" Reload [] count(1..=100_000) runtime.watch_connections_max,
         "Connections for transactions that begin with WATCH to each node, over all workers. A connection is used from WATCH to EXEC.";
-    "blocking-connections-max" Reload [] count(1..=100_000) live.blocking_connections_max,
+    "blocking-connections-max" Reload [] count(1..=100_000) runtime.blocking_connections_max,
         "Connections for commands that wait at the node (BLPOP, XREAD BLOCK, WAIT), over all workers: so many clients can wait there at \
          once.";
-    "config-set" Reload [] by(read_lower_case, |names| list(names)) live.config_set,
+    "config-set" Reload [] by(read_lower_case, |names| list(names)) runtime.config_set,
         "Names of settings, or patterns such as \"maxmemory*\", that clients may change at every node by CONFIG SET. Settings that belong \
          to one node (ports, files, passwords) are refused all the same. A node that joins gets notify-keyspace-events and \
          maxmemory-policy of the other nodes if the list has these names.";
-    "on-data-loss" Reload ["empty-return"] word(ON_DATA_LOSS) live.on_data_loss,
+    "on-data-loss" Reload ["empty-return"] word(ON_DATA_LOSS) runtime.on_data_loss,
         "What is done with a node that restarted and lost the keys that it had. serve: it is served, its keys are gone. hold: it is \
          treated as down until SWITCHYARD ACCEPT, or until it has them again. auto: hold if it stores its data on disk (appendonly, \
          save) and commands of the last second cannot have removed the keys, else serve.";
@@ -506,7 +506,7 @@ keys! {
         "Environment variable with the password at the Sentinels.";
 
     [Scripts]
-    "undeclared-keys" Reload ["allow-cross-slot-keys"] word([(true, "refuse"), (false, "allow")]) live.check_scripts,
+    "undeclared-keys" Reload ["allow-cross-slot-keys"] word([(true, "refuse"), (false, "allow")]) runtime.check_scripts,
         "refuse: a script or function that accesses a key outside the slots of its declared keys gets an \
          error. allow: it accesses whatever the node of its declared keys has.";
 
@@ -520,44 +520,44 @@ keys! {
          on disk), replica (its replicas have it).";
     "per-node-max" Reload [] count(1..=16) moves.per_node_max,
         "Maximum number of concurrent moves of a node, as source or as target; more wait.";
-    "big-key" Reload ["large-key", "big-keys"] size(0..=GB) live.big_key,
+    "big-key" Reload ["large-key", "big-keys"] size(0..=GB) runtime.big_key,
         "Values that take at least this many bytes of a node's memory are copied in pieces, so that commands wait only for a piece. 0: none.";
-    "colocate-timeout" Reload ["bring-home-timeout", "home-timeout"] time(Duration::ZERO..=HOUR) live.colocate_timeout,
+    "colocate-timeout" Reload ["bring-home-timeout", "home-timeout"] time(Duration::ZERO..=HOUR) runtime.colocate_timeout,
         "Maximum time that a command waits until keys that were moved alone (move --keys) are returned to their slot's owner. 0s: they are \
          not returned, and it is refused with CROSSSLOT.";
 
     [Telemetry]
-    "sample" Reload ["sampling-rate"] count(0..=1024) live.telemetry.sample,
+    "sample" Reload ["sampling-rate"] count(0..=1024) runtime.telemetry.sample,
         "Sampling of commands to find hot keys and the load of slots: one in this number, chosen at random; under high load fewer, about 8,000 per second on each worker. 1: all. 0: none, and no key is hot.";
-    "reports" Reload [] word([(Reports::Both, "both"), (Reports::Periodic, "periodic"), (Reports::Instant, "instant")]) live.telemetry.reports,
+    "reports" Reload [] word([(Reports::Both, "both"), (Reports::Periodic, "periodic"), (Reports::Instant, "instant")]) runtime.telemetry.reports,
         "Reports that select keys for hot copies: periodic (the counts, once a second), instant (a key that makes up nine of the last 200 commands to a busy \
          node, at once), or both.";
-    "instant-threshold" Reload [] count(1..=100_000_000) live.telemetry.instant_threshold,
+    "instant-threshold" Reload [] count(1..=100_000_000) runtime.telemetry.instant_threshold,
         "Commands per second to a node above which it sends instant reports.";
 
     [HotCopies]
-    "mode" Reload ["enabled"] word([(true, "auto"), (false, "off")]) live.hot_copies.is_on,
+    "mode" Reload ["enabled"] word([(true, "auto"), (false, "off")]) runtime.hot_copies.is_on,
         "auto: the router serves the most-read keys from its own copies, which are never stale. off: every read goes to a node.";
-    "admission" Reload [] word([(false, "load"), (true, "all")]) live.hot_copies.knobs.all,
+    "admission" Reload [] word([(false, "load"), (true, "all")]) runtime.hot_copies.knobs.all,
         "load: copies of the most-read keys. all: copies of every key that is read, for tests and comparisons.";
-    "memory" Reload ["maxmemory"] size(64 * KB..=64 * GB) live.hot_copies.knobs.bytes_max,
+    "memory" Reload ["maxmemory"] size(64 * KB..=64 * GB) runtime.hot_copies.knobs.bytes_max,
         "Maximum number of bytes of all copies. Copies are removed first when memory is short.";
-    "keys-max" Reload [] count(1..=1_000_000) live.hot_copies.knobs.keys_max,
+    "keys-max" Reload [] count(1..=1_000_000) runtime.hot_copies.knobs.keys_max,
         "Keys that may have copies at a time.";
-    "min-reads-per-second" Reload ["reads-min", "threshold"] count(1..=10_000_000) live.hot_copies.knobs.min_reads_per_second,
+    "min-reads-per-second" Reload ["reads-min", "threshold"] count(1..=10_000_000) runtime.hot_copies.knobs.min_reads_per_second,
         "Minimum number of reads per second of a key to be copied, plus four for each write.";
-    "admissions-per-second" Reload ["adds-max", "update-rate"] count(1..=100_000) live.hot_copies.knobs.admissions_per_second,
+    "admissions-per-second" Reload ["adds-max", "update-rate"] count(1..=100_000) runtime.hot_copies.knobs.admissions_per_second,
         "Maximum number of keys added per second.";
-    "deletion-delay" Reload ["stays"] time(Duration::ZERO..=HOUR) live.hot_copies.knobs.deletion_delay,
+    "deletion-delay" Reload ["stays"] time(Duration::ZERO..=HOUR) runtime.hot_copies.knobs.deletion_delay,
         "Time that a key keeps its copies when it is no longer read often.";
-    "value-max" Reload [] size(KB..=16 << 20) live.hot_copies.reply_max,
+    "value-max" Reload [] size(KB..=16 << 20) runtime.hot_copies.reply_max,
         "Replies of more bytes than this are not copied.";
-    "ttl" Reload ["life-max"] time_or_never(Duration::ZERO..=DAY) live.hot_copies.ttl,
+    "ttl" Reload ["life-max"] time_or_never(Duration::ZERO..=DAY) runtime.hot_copies.ttl,
         "Longest life of a copy; then its node is read again. Limits the effect of changes that bypass the router and that the node does not report (SWAPDB, DEBUG, a loaded dump). 0s: as long as \
          the key lives.";
-    "exclude" Reload ["never"] texts live.hot_copies.exclude,
+    "exclude" Reload ["never"] texts runtime.hot_copies.exclude,
         "Prefixes of keys that are never copied.";
-    "allow" Reload ["include", "prefixes"] texts live.hot_copies.only,
+    "allow" Reload ["include", "prefixes"] texts runtime.hot_copies.only,
         "If set, only keys with one of these prefixes are copied.";
 
     [Planner]
@@ -660,11 +660,11 @@ keys! {
         "error, warn, info, debug or trace; or levels by module, such as \"info,switchyard_router=debug\".";
     "format" Restart ["logformat"] word([(LogFormat::Text, "text"), (LogFormat::Json, "json")]) log_format,
         "text for display, json for machines; both go to stderr.";
-    "slowlog-log-slower-than" Reload ["slowlog-slower-than"] optional(|raw| raw.time(Duration::ZERO..=HOUR), |least| time(*least)) live.slowlog_slower_than,
+    "slowlog-log-slower-than" Reload ["slowlog-slower-than"] optional(|raw| raw.time(Duration::ZERO..=HOUR), |least| time(*least)) runtime.slowlog_slower_than,
         "Minimum duration of a command to be entered into the slow log (SLOWLOG GET). 0s: all.";
-    "slowlog-max-len" Reload [] count(0..=1_000_000) live.slowlog_max_len,
+    "slowlog-max-len" Reload [] count(0..=1_000_000) runtime.slowlog_max_len,
         "Entries of the slow log; 0 switches it off.";
-    "slowlog-arguments" Reload [] switch live.slowlog_arguments,
+    "slowlog-arguments" Reload [] switch runtime.slowlog_arguments,
         "Whether the slow log has the arguments of commands (at most 32, of 128 bytes each), or only their names.";
 }
 

@@ -110,7 +110,7 @@ impl fmt::Display for Origin {
 pub(crate) struct NodeConfig {
     /// Name of the node in twemproxy's configuration, if it differs from the address.
     name: Option<String>,
-    /// Always set in a configuration without problems.
+    /// Set in every valid configuration, unless `sentinel_master` is set.
     address: Option<Endpoint>,
     username: Option<String>,
     password: Option<SecretSource>,
@@ -125,7 +125,7 @@ pub(crate) struct NodeConfig {
 }
 
 impl NodeConfig {
-    /// Checks the keys of replication for contradictions.
+    /// Checks the replication settings for contradictions.
     fn check_replication(&self) -> Result<(), &'static str> {
         match (&self.sentinel_master, &self.address) {
             (Some(_), Some(_)) => Err("sentinel-master stands in place of address; leave one of them out"),
@@ -140,7 +140,7 @@ impl NodeConfig {
         }
     }
 
-    /// Name of the node: its address as written, or its name at the Sentinels.
+    /// Name of the node: in twemproxy's file or at the Sentinels, otherwise its address as written.
     fn name(&self) -> Option<String> {
         self.name
             .clone()
@@ -187,9 +187,9 @@ pub(crate) struct Config {
     /// The twemproxy pool, if the configuration came from twemproxy's file.
     pub(crate) pool: Option<PoolConfig>,
     pub(crate) autoscale: AutoscaleConfig,
-    /// Limits and timeouts for the router. [`Config::resolve`] adds the password and nodes.
-    live: RuntimeSettings,
-    /// By key path. A missing entry means the default.
+    /// Limits and timeouts for the router. [`Config::resolve`] sets the other fields.
+    runtime: RuntimeSettings,
+    /// Origins by key path. A missing entry means the default.
     origins: BTreeMap<String, Origin>,
 }
 
@@ -230,7 +230,7 @@ impl Default for Config {
             planner: PlannerConfig::default(),
             pool: None,
             autoscale: AutoscaleConfig::default(),
-            live: RuntimeSettings::default(),
+            runtime: RuntimeSettings::default(),
             origins: BTreeMap::new(),
         }
     }
@@ -310,7 +310,7 @@ pub(crate) struct Override {
     pub(crate) value: Raw,
 }
 
-/// Inputs of the configuration. `serve` keeps them, because a reload reads them again.
+/// Inputs of the configuration. `serve` keeps them, because each reload reads them again.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sources {
     pub(crate) file: Option<PathBuf>,
@@ -319,16 +319,16 @@ pub(crate) struct Sources {
     pub(crate) twemproxy: Option<(PathBuf, Option<String>)>,
 }
 
-/// Read by every subcommand without a file or nodes on the command line.
+/// Configuration file, if the command line names neither a file nor nodes.
 const DEFAULT_FILE: &str = "/etc/switchyard.toml";
 
 /// Returns the default file if it exists.
 pub(crate) fn default_file() -> Option<PathBuf> {
-    if_there(Path::new(DEFAULT_FILE))
+    if_exists(Path::new(DEFAULT_FILE))
 }
 
 /// Returns `None` only if the file does not exist. An unreadable file is reported when it is read.
-fn if_there(path: &Path) -> Option<PathBuf> {
+fn if_exists(path: &Path) -> Option<PathBuf> {
     let is_missing = path.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
     (!is_missing).then(|| path.to_owned())
 }
@@ -355,8 +355,7 @@ impl Sources {
         self.read_text(text.as_ref().map(|(path, text)| (*path, text.as_str())))
     }
 
-    /// Returns the pools of twemproxy's configuration with their configurations, if there are several and none was
-    /// chosen.
+    /// Returns each pool of twemproxy's file with its configuration, if there are several and none was chosen.
     pub(crate) fn several_pools(&self) -> Result<Option<Vec<(String, Config)>>, Problems> {
         let Some((path, None)) = &self.twemproxy else { return Ok(None) };
         let pools = Pools::read(path)?;
@@ -379,7 +378,7 @@ impl Sources {
         names.into_iter().map(of_pool).collect::<Result<_, Problems>>().map(Some)
     }
 
-    /// Names of the pools in twemproxy's configuration. Empty if it cannot be read.
+    /// Names of the pools in twemproxy's configuration. Empty if the file cannot be read.
     pub(crate) fn pool_names(&self) -> Vec<String> {
         let pools = self.twemproxy.as_ref().and_then(|(path, _)| Pools::read(path).ok());
         pools.map_or_else(Vec::new, |pools| pools.names().into_iter().map(str::to_owned).collect())
@@ -418,7 +417,7 @@ impl Sources {
 impl Config {
     /// Timeout for a node's reply (`nodes.command-timeout`).
     pub(crate) fn command_timeout(&self) -> Duration {
-        self.live.command_timeout
+        self.runtime.command_timeout
     }
 
     fn apply_override(&mut self, change: &Override, problems: &mut Vec<Problem>) {
@@ -426,7 +425,7 @@ impl Config {
         if change.path == "node" {
             match change.value.endpoints(Some(NODE_PORT)) {
                 Ok(addresses) => {
-                    // A node that is also in the file keeps its user and password from there.
+                    // A node that is also in the file keeps its other settings, such as its password.
                     let described = std::mem::take(&mut self.nodes);
                     self.nodes = addresses
                         .into_iter()
@@ -563,7 +562,7 @@ impl Config {
     }
 
     /// Addresses by node name, for nodes that have an address.
-    pub(crate) fn node_places(&self) -> BTreeMap<String, String> {
+    pub(crate) fn node_addresses(&self) -> BTreeMap<String, String> {
         self.nodes.iter().filter_map(|node| Some((node.name()?, node.address.as_ref()?.to_string()))).collect()
     }
 
@@ -601,8 +600,8 @@ impl Config {
 
     /// Resolves host names, reads secrets, and checks the settings that depend on them.
     ///
-    /// `known` returns the previous address of a node. A name that fails to resolve at a reload keeps that address: a
-    /// brief DNS failure must not prevent a reload. The caller logs it.
+    /// `known` returns the previous address of a node. A name that fails to resolve at a reload keeps that address,
+    /// with a warning: a brief DNS failure must not prevent a reload.
     pub(crate) fn resolve(&self, known: impl Fn(&str) -> Option<SocketAddr>) -> Result<Resolved, Problems> {
         let mut problems = Vec::new();
         let mut warnings = Vec::new();
@@ -772,7 +771,7 @@ impl Config {
                     cluster,
                     memory_max: self.memory_max.bytes(),
                     one_database: ejection.is_some(),
-                    ..self.live.clone()
+                    ..self.runtime.clone()
                 };
                 Ok(Resolved { listen, admin, admin_token, admin_tls, live, nodes, ejection, not_found, warnings })
             }
@@ -805,7 +804,7 @@ impl Config {
 
     /// Checks whether clients may connect without a password: only if the listeners are local, or the configuration
     /// allows it.
-    pub(crate) fn may_be_open(&self) -> Result<(), Problems> {
+    pub(crate) fn check_open_access(&self) -> Result<(), Problems> {
         let mut problems = Vec::new();
         self.resolve_listen(false, &mut problems);
         if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
@@ -962,7 +961,7 @@ pub(crate) struct Resolved {
 
 impl Resolved {
     /// Turns unresolved names into errors, for callers that need the address of every node at once.
-    pub(crate) fn with_every_node(self) -> Result<Self, Problems> {
+    pub(crate) fn require_resolved(self) -> Result<Self, Problems> {
         if self.not_found.is_empty() { Ok(self) } else { Err(Problems(self.not_found)) }
     }
 

@@ -124,7 +124,7 @@ fn flags_override_the_file() {
         ],
     )
     .expect("good");
-    assert_eq!((config.workers, config.live.max_clients), (4, 20));
+    assert_eq!((config.workers, config.runtime.max_clients), (4, 20));
     assert_eq!(config.client_password, Some(SecretSource::Env("SOME_VARIABLE".to_owned())));
     assert_eq!(config.node_names(), ["a:1", "c:3"], "the list of flags replaces that of the file");
     assert_eq!(config.nodes[0].username.as_deref(), Some("u"), "settings of the node in the file still apply");
@@ -274,7 +274,7 @@ fn a_name_that_no_longer_resolves_keeps_its_address() {
     let unknown = resolve(&config).expect("the node is down");
     assert!(unknown.nodes[0].address.is_none() && unknown.nodes[0].unresolved.is_some(), "{:?}", unknown.nodes);
     assert!(unknown.warnings().any(|warning| warning.contains("is down until its name resolves")));
-    let error = unknown.with_every_node().expect_err("unknown name").to_string();
+    let error = unknown.require_resolved().expect_err("unknown name").to_string();
     assert!(error.contains("switchyard.toml:2") && error.contains("no-such-host.invalid"), "{error}");
     let before: SocketAddr = "10.0.0.9:7001".parse().expect("an address");
     let resolved = config.resolve(|name| (name == "no-such-host.invalid:7001").then_some(before)).expect("known");
@@ -466,10 +466,10 @@ fn the_environment_sets_the_log_level_unless_a_flag_does() {
 fn only_a_missing_file_leaves_the_defaults() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("switchyard.toml");
-    assert_eq!(if_there(&path), None);
+    assert_eq!(if_exists(&path), None);
     // The link exists but cannot be read, even by root.
     std::os::unix::fs::symlink(&path, &path).expect("a link to itself");
-    let sources = Sources { file: if_there(&path), overrides: Vec::new(), twemproxy: None };
+    let sources = Sources { file: if_exists(&path), overrides: Vec::new(), twemproxy: None };
     let why = sources.read().expect_err("it cannot be read").to_string();
     assert!(why.contains("cannot read the configuration file") && why.contains("switchyard.toml"), "{why}");
 }

@@ -96,19 +96,19 @@ impl Pools {
             servers: Vec::new(),
             others: self.others(at),
         });
-        config.live.database = pool.database;
+        config.runtime.database = pool.database;
         if let Some(timeout) = pool.timeout {
-            config.live.command_timeout = timeout;
-            config.live.connect_timeout = timeout;
+            config.runtime.command_timeout = timeout;
+            config.runtime.connect_timeout = timeout;
             // nutcracker has no notion of slow commands. Without a limit, a server that hangs in a slow command would
             // count as busy and never be ejected.
-            config.live.slow_command_timeout = Some(timeout);
+            config.runtime.slow_command_timeout = Some(timeout);
         }
         // nutcracker replies with an error at once. Its clients and its ejection rely on that. A value from our own
         // file or a flag takes precedence.
-        config.live.wait_max.get_or_insert(Duration::ZERO);
+        config.runtime.wait_max.get_or_insert(Duration::ZERO);
         if let Some(most) = pool.client_connections {
-            config.live.max_clients = most as usize;
+            config.runtime.max_clients = most as usize;
         }
         if let Some(password) = &pool.password {
             let secret = || Some(SecretSource::Inline(Secret(password.clone())));
@@ -455,8 +455,8 @@ mod tests {
         pools.apply(Some("alpha"), &mut config, &mut Vec::new());
         assert_eq!(config.node_names(), ["one", "127.0.0.1:6380", "cache"]);
         assert_eq!(config.command_timeout(), Duration::from_millis(400));
-        assert_eq!(config.live.slow_command_timeout, Some(Duration::from_millis(400)));
-        assert_eq!(config.live.wait_max, Some(Duration::ZERO));
+        assert_eq!(config.runtime.slow_command_timeout, Some(Duration::from_millis(400)));
+        assert_eq!(config.runtime.wait_max, Some(Duration::ZERO));
         let shown = crate::config::render(&config);
         let placed = "\n# Keys of pool alpha are placed by these values of twemproxy's file:\n# hash = fnv1a_64\n# distribution = ketama\n# hash_tag = \"{}\"\n\
             # server one = 127.0.0.1:6379, weight 1\n# server 127.0.0.1:6380 = 127.0.0.1:6380, weight 2\n# server cache = cache:11211, weight 1\n";

@@ -133,7 +133,7 @@ pub(crate) fn run(
     placement.check_scheme(config.pool.as_ref().map(|pool| &pool.scheme))?;
     if placement.topology().is_none() && config.pool.is_none() {
         // A first start checks every node for keys, and so needs every address.
-        resolved = resolved.with_every_node()?;
+        resolved = resolved.require_resolved()?;
     }
     resolved.warnings().for_each(|warning| warn!("{warning}"));
     for listener in &resolved.listen {
@@ -153,9 +153,9 @@ pub(crate) fn run(
     let patience = resolved.live.connect_timeout.min(first_start::PATIENCE);
     let beginning = match placement.topology() {
         None => Some(match &config.pool {
-            None => first_start::begin(&resolved.nodes, patience, beside, log_discovery)?,
+            None => first_start::examine_nodes(&resolved.nodes, patience, beside, log_discovery)?,
             Some(pool) => {
-                first_start::begin_on_continuum(pool.continuum()?, &resolved.nodes, patience, beside, log_discovery)?
+                first_start::examine_pool(pool.continuum()?, &resolved.nodes, patience, beside, log_discovery)?
             }
         }),
         Some(_) => None,
@@ -213,7 +213,7 @@ pub(crate) fn run(
     // After `apply_nodes`: a refused start must change nothing.
     members::apply_change(placement.store(), &read.node_names(), None)?;
     if config.pool.is_some() {
-        members::store_addresses(placement.store(), &config.node_places())?;
+        members::store_addresses(placement.store(), &config.node_addresses())?;
         let listed: Vec<String> =
             read.node_names().into_iter().filter(|name| !remembered.removed.contains(name)).collect();
         fleet.operator.tune_list(&listed, &leaving.into_keys().collect::<Vec<_>>(), true);

@@ -262,7 +262,7 @@ impl Reloader {
         self.fleet.operator.tune(&resolved.nodes);
         self.fleet.ejector.tune(resolved.ejection, config.command_timeout(), leaving.keys().cloned().collect());
         if config.pool.is_some() {
-            store_addresses(self.fleet.placement.store(), &config.node_places())
+            store_addresses(self.fleet.placement.store(), &config.node_addresses())
                 .map_err(|error| vec![format!("{error:#}")])?;
             let listed: Vec<String> = listed.into_iter().filter(|name| !remembered.removed.contains(name)).collect();
             self.fleet.operator.tune_list(&listed, &leaving.into_keys().collect::<Vec<_>>(), change.is_none());

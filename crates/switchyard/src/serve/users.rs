@@ -103,7 +103,7 @@ fn change<R>(
             ));
         }
         if after.default_user().is_open() && !before.default_user().is_open() {
-            config.may_be_open().map_err(|why| format!("ERR {why}"))?;
+            config.check_open_access().map_err(|why| format!("ERR {why}"))?;
         }
         if running.with(|router| router.replace_users(&before, &after, false)).ok_or(STOPPING)? {
             return Ok(result);
@@ -119,7 +119,7 @@ fn load(running: &Running, config: &Config, command: &OperatorCommand) -> Result
         format!("ERR {why} WARNING: ACL errors detected, no change to the previously active ACL rules was performed")
     })?;
     if users.default_user().is_open() {
-        config.may_be_open().map_err(|why| format!("ERR {why}"))?;
+        config.check_open_access().map_err(|why| format!("ERR {why}"))?;
     }
     let users = Arc::new(users);
     let operators = |users: &Users| users.iter().filter(|user| user.is_operator()).cloned().collect::<Vec<_>>();

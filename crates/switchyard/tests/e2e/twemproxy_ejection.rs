@@ -35,7 +35,7 @@ fn local(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
-fn logged(router: &Process, text: &str) {
+fn wait_for_log(router: &Process, text: &str) {
     until_within(PATIENCE, text, || router.log().contains(text));
 }
 
@@ -72,7 +72,7 @@ impl Pool {
         self.dir.path().join("pool.yml")
     }
 
-    /// Starts a router with a new log, without lines of an earlier one.
+    /// Starts a router with its own log file.
     fn start(&self, log: &str) -> Process {
         self.start_with(log, &[])
     }
@@ -97,7 +97,7 @@ impl Pool {
     }
 
     /// Reads twemproxy's stats: number of ejections of the pool, and time of this server's last ejection.
-    fn ejected(&self, server: &str) -> (u64, u64) {
+    fn ejection_stats(&self, server: &str) -> (u64, u64) {
         let mut text = String::new();
         let mut stream =
             until_within(PATIENCE, "the stats port answers", || std::net::TcpStream::connect(local(self.stats)).ok());
@@ -115,10 +115,10 @@ fn name(key: usize) -> String {
 /// A client's knowledge of a key.
 #[derive(Clone, Default)]
 struct Known {
-    /// Smaller values were overwritten, or are lost for good.
-    least: u64,
+    /// Lowest value that a read may return: smaller ones were overwritten or lost.
+    lowest: u64,
     /// Highest written value, possibly not acknowledged.
-    most: u64,
+    highest: u64,
 }
 
 /// Observations of the clients of all keys.
@@ -162,11 +162,11 @@ impl Checked {
                     while !stop.load(Ordering::Relaxed) {
                         for (at, known) in known.iter_mut().enumerate() {
                             let (key, may_fail) = (part * half + at, may_fail[at]);
-                            known.look(&client.call(&["GET", &name(key)]), key, may_fail, missing);
-                            known.most += 1;
-                            let written = client.call(&["SET", &name(key), &known.most.to_string()]);
+                            known.check_read(&client.call(&["GET", &name(key)]), key, may_fail, missing);
+                            known.highest += 1;
+                            let written = client.call(&["SET", &name(key), &known.highest.to_string()]);
                             match written.error() {
-                                None => known.least = known.most,
+                                None => known.lowest = known.highest,
                                 Some(error) => assert!(may_fail, "{}: {error}", name(key)),
                             }
                         }
@@ -180,24 +180,24 @@ impl Checked {
 }
 
 impl Known {
-    fn look(&mut self, found: &Value, key: usize, may_fail: bool, missing: &AtomicU64) {
+    fn check_read(&mut self, found: &Value, key: usize, may_fail: bool, missing: &AtomicU64) {
         match found {
             Value::Bulk(value) => {
                 let value: u64 = String::from_utf8_lossy(value).parse().expect("a number");
                 assert!(
-                    (self.least..=self.most).contains(&value),
+                    (self.lowest..=self.highest).contains(&value),
                     "{}: {value} is not from {} to {}",
                     name(key),
-                    self.least,
-                    self.most
+                    self.lowest,
+                    self.highest
                 );
-                self.least = value;
+                self.lowest = value;
             }
             Value::Nil => {
-                assert!(may_fail || self.most == 0, "{} is missing", name(key));
+                assert!(may_fail || self.highest == 0, "{} is missing", name(key));
                 missing.fetch_add(1, Ordering::Relaxed);
                 // Earlier values must never be read again.
-                self.least = self.most + 1;
+                self.lowest = self.highest + 1;
             }
             other => assert!(may_fail && other.error().is_some(), "{}: {other:?}", name(key)),
         }
@@ -205,13 +205,13 @@ impl Known {
 }
 
 /// Waits for further rounds: clients are served despite a failure.
-fn goes_on(rounds: &AtomicU64) {
+fn wait_for_rounds(rounds: &AtomicU64) {
     let before = rounds.load(Ordering::Relaxed);
     until_within(PATIENCE, "clients continue", || rounds.load(Ordering::Relaxed) > before + 5);
 }
 
-/// Checks that all of these keys are served without an error, within some attempts.
-fn are_served(port: u16, keys: &[usize]) {
+/// Waits until all of these keys are served without an error.
+fn wait_until_served(port: u16, keys: &[usize]) {
     let mut client = connect(port);
     until_within(PATIENCE, "all keys are served", || {
         keys.iter().all(|key| client.call(&["GET", &name(*key)]).error().is_none())
@@ -222,37 +222,37 @@ fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(
     let mut pool = Pool::new(distribution);
     let mut router = pool.start("first.log");
     let mut checked = Checked::new();
-    checked.during(pool.listen, goes_on);
+    checked.during(pool.listen, wait_for_rounds);
     let of_lost = pool.keys_of(1);
     let before: Vec<Vec<usize>> = (0..3).map(|server| pool.keys_of(server)).collect();
     assert!(before.iter().all(|keys| keys.len() > 20), "each server has some");
     of_lost.iter().for_each(|key| checked.may_fail[*key] = true);
     let (listen, last) = (pool.listen, of_lost.clone());
     checked.during(listen, |rounds| {
-        goes_on(rounds);
+        wait_for_rounds(rounds);
         // The server will return with this snapshot, which is stale at that time.
         assert_eq!(pool.nodes[1].cmd("SAVE"), ok());
-        // The other servers have stale values of its keys, too.
+        // The other servers have stale values of these keys, too.
         let strays: Vec<String> = last.iter().take(20).flat_map(|key| [name(*key), "0".to_owned()]).collect();
         for other in [0, 2] {
             assert_eq!(pool.nodes[other].client().call(&[&["MSET".to_owned()], &strays[..]].concat()), ok());
         }
-        goes_on(rounds);
+        wait_for_rounds(rounds);
         lose(&mut pool.nodes[1]);
-        logged(&router, "node s1 is ejected:");
-        are_served(listen, &last);
-        goes_on(rounds);
+        wait_for_log(&router, "node s1 is ejected:");
+        wait_until_served(listen, &last);
+        wait_for_rounds(rounds);
         let shown = run_cli_at(local(pool.admin), "nodes");
         assert!(shown.out.contains("s1: ejected (auto_eject_hosts)"), "{}{}", shown.out, shown.err);
-        let (ejects, at) = pool.ejected("s1");
+        let (ejects, at) = pool.ejection_stats("s1");
         assert!(ejects == 1 && at > 0, "{ejects}, {at}");
         find(&mut pool.nodes[1]);
-        logged(&router, "node s1 is ejected no more: all of its slots are back");
-        goes_on(rounds);
-        are_served(listen, &last);
+        wait_for_log(&router, "node s1 is ejected no more: all of its slots are back");
+        wait_for_rounds(rounds);
+        wait_until_served(listen, &last);
     });
     for other in [0, 2] {
-        // Servers that did not replace it keep their stale keys.
+        // Servers that did not stand in keep the stale keys of s1.
         let strays: Vec<String> = of_lost.iter().take(20).map(|key| name(*key)).collect();
         pool.nodes[other].client().call(&[&["DEL".to_owned()], &strays[..]].concat());
     }
@@ -266,17 +266,17 @@ fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(
 
     // The router is killed while the server is down.
     checked.during(listen, |rounds| {
-        goes_on(rounds);
+        wait_for_rounds(rounds);
         lose(&mut pool.nodes[1]);
-        until_within(PATIENCE, "it is ejected again", || pool.ejected("s1").0 == 2);
-        are_served(listen, &last);
-        goes_on(rounds);
+        until_within(PATIENCE, "it is ejected again", || pool.ejection_stats("s1").0 == 2);
+        wait_until_served(listen, &last);
+        wait_for_rounds(rounds);
     });
     router.kill();
     let again = pool.start("again.log");
     checked.during(listen, |rounds| {
-        are_served(listen, &last);
-        goes_on(rounds);
+        wait_until_served(listen, &last);
+        wait_for_rounds(rounds);
         let refused = run_cli_at(local(pool.admin), "balance");
         assert!(
             refused.code != 0 && refused.err.contains("s1 is ejected (auto_eject_hosts)"),
@@ -285,8 +285,8 @@ fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(
             refused.err
         );
         find(&mut pool.nodes[1]);
-        logged(&again, "node s1 is ejected no more: all of its slots are back");
-        goes_on(rounds);
+        wait_for_log(&again, "node s1 is ejected no more: all of its slots are back");
+        wait_for_rounds(rounds);
     });
     for (server, keys) in before.iter().enumerate() {
         assert_eq!(&pool.keys_of(server), keys, "s{server}");
@@ -320,15 +320,15 @@ fn check_return_after_writes(lose: impl Fn(&mut Node), find: impl Fn(&mut Node),
     assert_eq!(pool.nodes[1].cmd("SAVE"), ok());
     let of_lost = pool.keys_of(1);
     assert!(of_lost.len() > 20, "{}", of_lost.len());
-    // Another database does not belong to the pool.
+    // Keys of other databases do not belong to the pool.
     let foreign = name(of_lost[0]);
     assert_eq!(pool.nodes[1].cmd(&format!("COPY {foreign} {foreign} DB 7")), int(1));
     assert_eq!(pool.nodes[1].cmd("SAVE"), ok());
     let refused = client.call(&["SELECT", "7"]);
     assert!(refused.error().is_some_and(|error| error.contains("auto_eject_hosts")), "{refused:?}");
     lose(&mut pool.nodes[1]);
-    logged(&router, "node s1 is ejected:");
-    are_served(pool.listen, &of_lost);
+    wait_for_log(&router, "node s1 is ejected:");
+    wait_until_served(pool.listen, &of_lost);
     let mut client = connect(pool.listen);
     let expected: Vec<Value> = (0..KEYS)
         .map(|key| {
@@ -357,7 +357,7 @@ fn check_return_after_writes(lose: impl Fn(&mut Node), find: impl Fn(&mut Node),
         })
         .collect();
     find(&mut pool.nodes[1]);
-    logged(&router, "node s1 is ejected no more: all of its slots are back");
+    wait_for_log(&router, "node s1 is ejected no more: all of its slots are back");
     for (key, expected) in expected.iter().enumerate() {
         assert_eq!(&client.call(&["GET", &name(key)]), expected, "{}", name(key));
     }
@@ -388,16 +388,16 @@ fn a_server_with_a_direct_client_returns_when_that_disconnects() {
     }
     let keys = pool.keys_of(1);
     pool.nodes[1].kill();
-    logged(&router, "node s1 is ejected:");
+    wait_for_log(&router, "node s1 is ejected:");
     pool.nodes[1].restart();
     let mut direct = pool.nodes[1].client();
     assert_eq!(direct.call(&["SET", &name(keys[0]), "direct"]), ok());
-    // The last command does not show that the client uses keys.
+    // CLIENT LIST only shows this last command, which does not use keys.
     assert_eq!(direct.call(&["SELECT", "0"]), ok());
-    logged(&router, "last command select");
+    wait_for_log(&router, "last command select");
     assert_eq!(direct.call(&["GET", &name(keys[0])]), bulk("direct"), "nothing is removed before");
     drop(direct);
-    logged(&router, "node s1 is ejected no more: all of its slots are back");
+    wait_for_log(&router, "node s1 is ejected no more: all of its slots are back");
     assert_eq!(client.call(&["GET", &name(keys[0])]), Value::Nil);
 }
 
@@ -414,7 +414,7 @@ fn wait_confirms_no_write_that_only_an_ejected_server_has() {
     let mut writer = connect(pool.listen);
     assert_eq!(writer.call(&["SET", &key, "lost"]), ok());
     pool.nodes[1].kill();
-    logged(&router, "node s1 is ejected:");
+    wait_for_log(&router, "node s1 is ejected:");
     assert_eq!(writer.call(&["GET", &key]), Value::Nil);
     assert_eq!(writer.call(&["WAIT", "1", "3000"]), int(0), "the replicas are those of servers that stand in");
     assert_eq!(writer.call(&["SET", &key, "kept"]), ok());
@@ -427,26 +427,26 @@ fn the_last_live_server_is_never_ejected() {
     let router = pool.start("first.log");
     let mut client = connect(pool.listen);
     pool.nodes[0].kill();
-    logged(&router, "node s0 is ejected:");
+    wait_for_log(&router, "node s0 is ejected:");
     pool.nodes[2].kill();
-    logged(&router, "node s2 is ejected:");
+    wait_for_log(&router, "node s2 is ejected:");
     for key in 0..KEYS {
         assert_eq!(client.call(&["SET", &name(key), "1"]), ok());
     }
     assert_eq!(pool.nodes[1].cmd("DBSIZE"), int(KEYS as i64));
     pool.nodes[1].kill();
-    logged(&router, "node s1: it fails, and is not ejected: no other server is live");
-    // Another server returns first: it replaces the last one.
+    wait_for_log(&router, "node s1: it fails, and is not ejected: no other server is live");
+    // Another server returns first: s1 can be ejected then.
     pool.nodes[0].restart();
-    are_served(pool.listen, &(0..KEYS).collect::<Vec<_>>());
+    wait_until_served(pool.listen, &(0..KEYS).collect::<Vec<_>>());
     for key in 0..KEYS {
         assert_eq!(client.call(&["SET", &name(key), "2"]), ok());
     }
     pool.nodes[1].restart();
     pool.nodes[2].restart();
     let all_back = ["node s1 is ejected no more: all", "node s2 is ejected no more: all"];
-    logged(&router, all_back[0]);
-    logged(&router, all_back[1]);
+    wait_for_log(&router, all_back[0]);
+    wait_for_log(&router, all_back[1]);
     for key in 0..KEYS {
         assert_eq!(client.call(&["GET", &name(key)]).text(), "2", "{}", name(key));
     }
@@ -463,7 +463,7 @@ fn an_ejected_server_may_be_removed_from_the_list() {
     }
     let lost = pool.keys_of(2);
     pool.nodes[2].kill();
-    logged(&router, "node s2 is ejected:");
+    wait_for_log(&router, "node s2 is ejected:");
     let text = std::fs::read_to_string(pool.file()).expect("read").replace(&pool.servers(3), &pool.servers(2));
     std::fs::write(pool.file(), text).expect("written");
     router.signal(Signal::HUP);
@@ -497,19 +497,19 @@ fn a_server_that_fails_during_its_return_is_retried() {
         |first: &str| all.iter().for_each(|key| assert_eq!(client.call(&["SET", &name(*key), &value(first)]), ok()));
     set_all("1");
     pool.nodes[1].kill();
-    logged(&router, "node s1 is ejected:");
+    wait_for_log(&router, "node s1 is ejected:");
     set_all("2");
     pool.nodes[1].restart();
-    logged(&router, "its slots move back");
+    wait_for_log(&router, "its slots move back");
     until_within(PATIENCE, "some keys have moved", || pool.nodes[1].cmd("DBSIZE").int() > 3);
     pool.nodes[1].kill();
-    // Slots that have completely moved are ejected again. The others are still on the replacement servers.
+    // Slots that have completely moved are ejected again. The others are still on the stand-ins.
     until_within(PATIENCE, "the moves to it are over", || {
         let (_, moves) = http::get(local(pool.admin), "/api/v1/moves");
         serde_json::from_str::<serde_json::Value>(&moves)
             .is_ok_and(|moves| moves["open"].as_array().is_none_or(Vec::is_empty))
     });
-    are_served(listen, &all);
+    wait_until_served(listen, &all);
     let mut client = connect(listen);
     for key in &all {
         let found = client.call(&["GET", &name(*key)]);

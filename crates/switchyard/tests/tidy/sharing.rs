@@ -16,7 +16,7 @@ const SHARES: &[&str] = &[
     ".swap(",
     "with_facts(",
     "shared.wait_queues.",
-    "shared.plan(",
+    "shared.routing(",
     "user.clone(",
     "users.clone(",
     "live.clone(",

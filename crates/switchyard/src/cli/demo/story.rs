@@ -24,9 +24,9 @@ use super::stage::{Stage, program};
 /// Maximum wait for any reaction, generous for slow machines.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Interval between queries of the router's histories.
-const NEWS: Duration = Duration::from_millis(400);
-/// Slots of a node that has its share, with three nodes.
-const A_SHARE: u64 = 4000;
+const POLL_INTERVAL: Duration = Duration::from_millis(400);
+/// Minimum slots of a node that has its share, of three nodes.
+const SHARE_MIN: u64 = 4000;
 /// The node that is killed.
 const VICTIM: usize = 2;
 
@@ -141,9 +141,9 @@ impl Story<'_> {
                 self.show();
             }
             let is_last = Instant::now() >= end;
-            if is_last || self.polled_at.elapsed() >= NEWS {
+            if is_last || self.polled_at.elapsed() >= POLL_INTERVAL {
                 self.polled_at = Instant::now();
-                self.news()?;
+                self.print_news()?;
                 if let Some(found) = found(self)? {
                     return Ok(Some(found));
                 }
@@ -154,7 +154,7 @@ impl Story<'_> {
         }
     }
 
-    /// Lets the load run for a while.
+    /// Keeps the load running for a while.
     fn pause(&mut self, time: Duration) -> anyhow::Result<()> {
         self.watch(time, |_| Ok(None::<()>)).map(drop)
     }
@@ -174,7 +174,7 @@ impl Story<'_> {
     }
 
     /// Prints new decisions and actions of the planner and the autoscaler.
-    fn news(&mut self) -> anyhow::Result<()> {
+    fn print_news(&mut self) -> anyhow::Result<()> {
         let history: HistoryReport = self.stage.get("/api/v1/plan/history")?;
         for decision in history.decisions.iter().rev() {
             self.narrate_decision(decision);
@@ -321,7 +321,7 @@ impl Story<'_> {
         Ok(())
     }
 
-    /// Returns a prefix with which both counters of [`Part::Written`] belong to this node.
+    /// Returns a prefix with which this node owns both counters of [`Part::Written`].
     fn two_keys_of(&self, node: &str) -> anyhow::Result<(String, Vec<Vec<u8>>)> {
         for at in 1..1000 {
             let prefix = format!("stock{at}:");
@@ -352,7 +352,7 @@ impl Story<'_> {
                 let keys = thousands(self.stage.keys(&address)?);
                 let status: StatusReport = self.stage.get("/api/v1/status")?;
                 let slots = status.nodes.iter().find(|node| node.address == address).map_or(0, |node| node.slots);
-                match slots >= A_SHARE {
+                match slots >= SHARE_MIN {
                     true => {
                         let text = format!(
                             "a third redis-server was started as {address}, joined, and got {slots} of 16384 slots with {keys} keys, all under load"
@@ -372,7 +372,7 @@ impl Story<'_> {
 
     fn killed_node(&mut self) -> anyhow::Result<()> {
         self.narrator.narrate(Kind::Act, "5. A node is killed, and returns");
-        // Wait for moves to end: a key in transit has two places.
+        // Wait for moves to end: a key in transit may be at either node.
         self.watch(PATIENCE, |story| {
             Ok(story.stage.get::<MovesReport>("/api/v1/moves")?.moves.is_empty().then_some(()))
         })?;
@@ -407,7 +407,7 @@ impl Story<'_> {
         }
         let failures = self.loads.take_failures();
         let (seconds, errors) = ((killed.elapsed().as_secs_f64() - 1.0).max(0.0), failures.len() as u64);
-        let words = self.judge(failures, &victim, &map)?;
+        let words = self.excuse_failures(failures, &victim, &map)?;
         let keys = thousands(self.stage.keys(&victim)?);
         let words: Vec<String> = words.iter().map(|(word, count)| format!("{} {word}", thousands(*count))).collect();
         self.narrate(
@@ -431,15 +431,15 @@ impl Story<'_> {
     }
 
     fn errors(&mut self) -> u64 {
-        if self.shown.elapsed() >= NEWS {
+        if self.shown.elapsed() >= POLL_INTERVAL {
             self.show();
         }
         self.loads.total().errors
     }
 
-    /// Separates failures for keys of the killed node, by the old or the current map, from other failures. Returns
+    /// Excuses failures for keys that the killed node has, or had in `map`. Keeps all others as suspects. Returns
     /// counts by the first word of the error.
-    fn judge(
+    fn excuse_failures(
         &mut self,
         failures: Vec<Failure>,
         victim: &str,
