@@ -136,7 +136,7 @@ fn number(line: &[u8]) -> Result<i64, Malformed> {
     std::str::from_utf8(line)
         .ok()
         .and_then(|s| s.parse().ok())
-        .ok_or_else(|| Malformed(format!("\"{}\" where a number should be", line.escape_ascii())))
+        .ok_or_else(|| Malformed(format!("\"{}\" instead of a number", line.escape_ascii())))
 }
 
 #[cfg(test)]

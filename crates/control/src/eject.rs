@@ -131,7 +131,7 @@ impl Ejector {
         let ejected = nodes.iter().map(|node| of(node, u64::from(node.ejected.is_some())));
         page.gauges(
             "node_ejected",
-            "1 where the node is ejected (auto_eject_hosts), and others have its slots",
+            "1 if the node is ejected (auto_eject_hosts), and stand-ins have its slots",
             ejected,
         );
         let times = nodes.iter().map(|node| of(node, counted(node).0));
@@ -358,7 +358,7 @@ impl Ejector {
         }
         self.running.with(|router| router.note_slots_returned(node));
         self.moves.set_ejected(ejected);
-        info!("node {} is ejected no more: {why}", self.moves.name(node));
+        info!("node {} is no longer ejected: {why}", self.moves.name(node));
     }
 }
 

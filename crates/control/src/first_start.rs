@@ -95,7 +95,7 @@ fn refuse_second_router(primaries: &[NodeAccess], patience: Duration, tell: Prog
     while let Some(node) = served_by_another(primaries, None, patience) {
         if !std::mem::replace(&mut told, true) {
             tell(&format!(
-                "another router serves node {}: looks for {} s whether it ends",
+                "another router serves node {}: waiting up to {} s for its end",
                 node.name,
                 ROUTER_EXIT_WAIT.as_secs()
             ));
@@ -110,8 +110,8 @@ fn refuse_second_router(primaries: &[NodeAccess], patience: Duration, tell: Prog
 
 fn second_router_text(node: &NodeAccess) -> String {
     format!(
-        "this is a first start, and another router serves node {}: keys that the other moves would not be found here. Use its state directory \
-         (--state-dir, and --standby to wait until it has ended), or stop it first. Where neither ever moves keys: --allow-other-router",
+        "this is a first start, and another router serves node {}: keys that the other router moves would not be found here. Use its state directory \
+         (--state-dir, and --standby to wait until it has ended), or stop it first. If neither router ever moves keys: --allow-other-router",
         node.name
     )
 }
@@ -119,7 +119,7 @@ fn second_router_text(node: &NodeAccess) -> String {
 fn log_single_owner(owner: Option<(String, u64)>) {
     if let Some((name, keys)) = owner {
         info!(
-            "node {name} has all keys ({keys}), so it owns all slots; the other nodes have joined without any. To spread the keys: `switchyard balance`. To add \
+            "node {name} has all keys ({keys}), so it owns all slots, and the other nodes own none. To spread the keys: `switchyard balance`. To add \
              a node later and give it its share: `switchyard nodes add HOST:PORT --rebalance`"
         );
     }
@@ -156,7 +156,7 @@ impl Discovery {
                 let (mut held, mut pause) = (held, RETRY_INTERVAL);
                 while matches!(stopped.recv_timeout(pause), Err(RecvTimeoutError::Timeout)) {
                     match examine(&placement, &running, own.as_deref(), patience, tell) {
-                        Ok(()) => return info!("all nodes were examined: they are used from now on"),
+                        Ok(()) => return info!("all nodes have been examined, and are used from now on"),
                         Err((why, next)) => {
                             pause = next;
                             if why != held {

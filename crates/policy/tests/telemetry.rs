@@ -131,7 +131,7 @@ fn the_hottest_keys_of_a_skewed_load_are_found() {
         let found: Vec<u64> = hottest(&board, 20).iter().map(|hot| hot.hash).collect();
         let recall = by_count[..20].iter().filter(|(key, _)| found.contains(&hash(*key))).count();
         assert!(recall >= 18, "skew {skew}: {recall} of the 20 hottest keys");
-        assert_eq!(found[0], hash(by_count[0].0), "and the hottest is first");
+        assert_eq!(found[0], hash(by_count[0].0), "the hottest key is first");
     }
 }
 
@@ -178,7 +178,7 @@ fn hot_keys_are_reported_after_one_segment_and_then_forgotten() {
     for _ in 0..30 {
         second(&mut board, 1_000_000);
     }
-    assert!(hottest(&board, 256).iter().all(|hot| hot.hash != before.hash), "it is forgotten");
+    assert!(hottest(&board, 256).iter().all(|hot| hot.hash != before.hash), "the formerly hot key is forgotten");
     let settled = hottest(&board, 1)[0];
     assert!((settled.rates.commands() / before.rates.commands() - 1.0).abs() < 0.1);
     // Rates are per second and for all commands, even if the segment is shorter or sampled.
@@ -214,7 +214,7 @@ fn keys_of_different_databases_are_distinguished() {
         segment.take().keys.iter().map(|counted| (counted.database, counted.seen())).collect();
     seen.sort_unstable();
     assert_eq!(seen, [(0, 3), (1, 2), (7, 1)]);
-    assert_eq!(Identity::new(5, 0, b"k").hash, 5, "the first database changes nothing");
+    assert_eq!(Identity::new(5, 0, b"k").hash, 5, "database 0 does not change the hash");
 }
 
 #[test]

@@ -61,7 +61,7 @@ impl Driver {
         };
         let mut driver = Self {
             target: settings.target,
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC).context("cannot create an epoll")?,
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC).context("cannot create an epoll instance")?,
             connections: Vec::new(),
             pipeline: settings.pipeline,
             duration: settings.duration,
@@ -176,7 +176,7 @@ impl Driver {
         for connection in &self.connections {
             ledger.interval.unanswered += connection.pending.len() as u64;
             if let Some((asked, pending)) = connection.pending.front() {
-                ledger.complain(format!("{} was not answered within {:.1?}", pending.op.name(), asked.elapsed()));
+                ledger.complain(format!("no reply to {} within {:.1?}", pending.op.name(), asked.elapsed()));
             }
         }
         Ok(())
@@ -216,7 +216,7 @@ impl Driver {
             let flags =
                 if wants_write { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
             if let Err(e) = epoll::modify(&self.epoll, stream, epoll::EventData::new_u64(index as u64), flags) {
-                self.disconnect(index, &format!("epoll refused it: {e}"), ledger);
+                self.disconnect(index, &format!("cannot change its epoll events: {e}"), ledger);
             }
         }
     }
@@ -227,7 +227,7 @@ impl Driver {
             return;
         };
         let n = match stream.read(buf) {
-            Ok(0) => return self.disconnect(index, "the peer closed it", ledger),
+            Ok(0) => return self.disconnect(index, "closed by the peer", ledger),
             Ok(n) => n,
             Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => return,
             Err(e) => return self.disconnect(index, &e.to_string(), ledger),

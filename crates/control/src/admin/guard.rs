@@ -154,7 +154,7 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, 
     };
     if !guard.accepts_host(&authority) {
         let message = format!(
-            "this admin port is not known as \"{}\" (a protection against web pages that would reach it through a name of theirs); \
+            "\"{}\" is not a host name of this admin port (protection against DNS rebinding by web pages); \
              use its IP address or localhost, or add the name to the host names allowed for the admin port",
             authority.host()
         );
@@ -162,11 +162,7 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, 
     }
     // A page of another site can make a browser send a change here. Browsers then name the origin of the page.
     if !only_reads(request.method()) && !guard.accepts_origin(&request) {
-        return Err(refuse(
-            path,
-            StatusCode::FORBIDDEN,
-            "requests that change something are not taken from pages of other sites",
-        ));
+        return Err(refuse(path, StatusCode::FORBIDDEN, "changes requested by pages of other sites are refused"));
     }
     let access = guard.access.now();
     let (shown, mut request) = guard.verify_token(&access, request).await;
@@ -184,7 +180,7 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, 
         let message = match &file {
             None => "the admin port needs its token, in the header \"Authorization: Bearer TOKEN\"".to_owned(),
             Some(file) => format!(
-                "changes need the token in {}, which the user that runs this router can read; the command line finds it itself",
+                "changes need the token in {}, readable by the user that runs this router; the switchyard command finds it itself",
                 file.display()
             ),
         };

@@ -268,14 +268,14 @@ mod tests {
         let (mut held, _) = listener.accept().await;
         let (mut used, _) = listener.accept().await;
         // Stands for the server task.
-        let held = tokio::spawn(async move { held.read_u8().await.expect_err("nothing comes").kind() });
+        let held = tokio::spawn(async move { held.read_u8().await.expect_err("no byte arrives").kind() });
         let (third, _) = tokio::select! {
             third = listener.accept() => third,
             () = async { loop { used.write_all(b"x").await.expect("written"); tokio::time::sleep(Duration::from_millis(5)).await; } } => unreachable!(),
         };
         assert_eq!(held.await.expect("ended"), io::ErrorKind::TimedOut);
         drop(third);
-        used.write_all(b"x").await.expect("the one that is used stays");
+        used.write_all(b"x").await.expect("the active connection stays open");
     }
 
     #[tokio::test]

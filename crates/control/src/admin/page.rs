@@ -171,7 +171,7 @@ fn add_token(page: &mut String, token_file: Option<&Path>) {
             let file = escaped(&file.display().to_string());
             let _ = writeln!(
                 page,
-                "<p>Whatever is marked with POST needs the token in <code>{file}</code>. The command line finds it itself. By hand:</p>\n\
+                "<p>Whatever is marked with POST needs the token in <code>{file}</code>. The switchyard command finds it itself. By hand:</p>\n\
                  <pre>curl -X POST -H \"Authorization: Bearer $(cat {file})\" ADDRESS/PATH</pre>"
             );
         }

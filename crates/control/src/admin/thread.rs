@@ -93,13 +93,13 @@ pub fn access(token: Option<&Secret>, state_dir: &Path) -> Access {
     match kept {
         Ok((token, file)) => {
             warn!(
-                "no new token for the admin port can be written to {state_dir}: {error}. The one of an earlier start is kept"
+                "cannot write a new token for the admin port to {state_dir}: {error}. The token of the previous start is used"
             );
             Access::Made { token, file }
         }
         Err(_) => {
             let why = format!(
-                "the admin port shows everything and changes nothing: no token for it can be written to {state_dir} ({error}). Make that possible, then \
+                "the admin port is read-only: cannot write a token to {state_dir} ({error}). Correct that, then \
                  reload the router (SIGHUP)"
             );
             error!("{why}");

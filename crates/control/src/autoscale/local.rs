@@ -94,7 +94,7 @@ impl Local {
         let found: Option<HashSet<Pid>> = found.map(|found| found.into_iter().flatten().collect());
         match found {
             Some(found) if found.len() <= 1 => Ok(found.into_iter().next()),
-            _ => Err(format!("a process that was not started for it listens at port {port}")),
+            _ => Err(format!("a process that the router did not start listens at port {port}")),
         }
     }
 
@@ -108,7 +108,7 @@ impl Local {
             _ if !groups.is_empty() => Ok(()),
             Ok(None) => Err(format!("the server ended at once: {}", last_log_line(home))),
             _ => Err(format!(
-                "the server at port {port} went to the background, where it is not found again: stop it, and have it stay (\"daemonize no\")"
+                "the server at port {port} went to the background, where the router cannot find it: stop it, and keep it in the foreground (\"daemonize no\")"
             )),
         }
     }
@@ -117,7 +117,7 @@ impl Local {
     /// password among its arguments.
     fn spawn(&self, home: &Path, port: u16, settings: &str) -> Result<(), String> {
         if self.config.command.is_empty() {
-            return Err("[autoscale.local] names no command: put back the one that was there".to_owned());
+            return Err("[autoscale.local] has no command: restore the previous one".to_owned());
         }
         let failed = |what: &str, error: std::io::Error| format!("{what}: {error}");
         // The server starts in this directory, so a relative path would name another place.
@@ -206,7 +206,7 @@ fn quoted(text: &str) -> String {
 fn last_log_line(home: &Path) -> String {
     let text = fs::read(home.join(LOG)).unwrap_or_default();
     let end = String::from_utf8_lossy(&text[text.len().saturating_sub(LOG_TAIL_BYTES)..]);
-    end.lines().last().unwrap_or("it has written nothing").trim().to_owned()
+    end.lines().last().unwrap_or("no output").trim().to_owned()
 }
 
 /// Contents of `/etc/machine-id`, or the host name if it is missing, as in some containers.
@@ -295,7 +295,7 @@ impl Provisioner for Local {
             Self::end(group.ok_or("its process has changed since it was checked")?, &home)?;
         }
         let kept = proof.remove_directory(&home)?;
-        Ok(kept.map(|kept| format!("its directory may have keys and is kept as {}", kept.display())))
+        Ok(kept.map(|kept| format!("its directory may contain keys and is kept as {}", kept.display())))
     }
 
     fn revive(
@@ -396,13 +396,13 @@ mod tests {
         assert_eq!(modes, [Some(0o700), Some(0o700), Some(0o600)], "no other user may read keys");
         assert!(second.revive(&started, &address, &none).is_none());
         fs::rename(home.join(LOG), home.join("server.log.1")).expect("renamed");
-        assert_eq!(Local::groups(&home), groups, "found by a log that was rotated");
+        assert_eq!(Local::groups(&home), groups, "found by a rotated log");
         kill_process_group(*groups.iter().next().expect("it runs"), Signal::KILL).expect("killed");
         wait_for(&Process::Ended, &second, &address, &started);
         assert_eq!(second.revive(&started, &address, &none), Some(Ok(())));
         assert_eq!(stop(&second, &address, &started), Ok(None));
         assert!(Local::groups(&home).is_empty() && !home.exists());
-        assert_eq!(stop(&second, &address, &started), Ok(None), "once more is no error");
+        assert_eq!(stop(&second, &address, &started), Ok(None), "a second stop is no error");
         assert!(
             second
                 .revive(&started, &address, &none)
@@ -477,7 +477,7 @@ mod tests {
         let address = format!("127.0.0.1:{port}");
         let chosen = || of(port, port).choose(1, &BTreeSet::new()).expect("free").expect("chosen");
         assert_eq!(chosen().address, address);
-        assert_ne!(chosen().home, chosen().home, "no two servers share a directory, whatever their numbers");
+        assert_ne!(chosen().home, chosen().home, "servers with the same number have different directories");
         assert!(of(port, port).choose(1, &BTreeSet::from([address])).is_err());
     }
 }

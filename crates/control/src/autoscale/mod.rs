@@ -146,7 +146,7 @@ impl AutoscaleConfig {
             [] => Ok(None),
             [way] => Ok(Some(*way)),
             several => Err(format!(
-                "servers are started in one way, and here are {}: keep one of [autoscale.{}]",
+                "{} provisioners are configured, and only one may be: keep one of [autoscale.{}]",
                 several.len(),
                 several.iter().map(|way| way.name()).collect::<Vec<_>>().join("], [autoscale.")
             )),

@@ -170,11 +170,11 @@ pub(crate) fn add_metrics(page: &mut Page, nodes: &[NodeReport]) {
     let silent = nodes.iter().map(|node| of(node, matches!(node.silence, Some(Silence::Silent { .. }))));
     page.gauges(
         "node_silent",
-        "1 where the node has not answered for two seconds, and no slow command explains it",
+        "1 if the node has not replied for two seconds, and no slow command explains it",
         silent,
     );
     let busy = nodes.iter().map(|node| of(node, matches!(node.silence, Some(Silence::Busy { .. }))));
-    page.gauges("node_busy", "1 where the node does not answer because it executes a slow command", busy);
+    page.gauges("node_busy", "1 if the node does not reply because it executes a slow command", busy);
     let refusals = nodes.iter().flat_map(|node| {
         let code = node.refuses_writes.as_deref().and_then(|why| why.split(' ').next());
         WriteRefusal::ALL.map(|refusal| {
@@ -182,7 +182,7 @@ pub(crate) fn add_metrics(page: &mut Page, nodes: &[NodeReport]) {
             (labels, f64::from(u8::from(code == Some(refusal.code()))))
         })
     });
-    page.gauges("node_refuses_writes", "1 where the node refuses writes, by the code of its error", refusals);
+    page.gauges("node_refuses_writes", "1 if the node refuses writes, by the code of its error", refusals);
 }
 
 #[cfg(test)]
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(
             silence(&health, Some(1), at(3)),
             Some(Silence::Silent { seconds: 3.0 }),
-            "it was silent before that command"
+            "the node was silent before that command"
         );
         health.note_answer(NODE, at(3), false, None);
         assert_eq!(silence(&health, Some(4), at(3)), None);
@@ -232,11 +232,7 @@ mod tests {
             health.is_late(NODE, Duration::from_secs(2), at(2)) && !health.is_late(NODE, Duration::from_secs(2), at(1))
         );
         health.note_answer(NODE, at(2), false, None);
-        assert_eq!(
-            (condition(2), condition(5)),
-            (Condition::Answers, Condition::Unknown),
-            "an answer is true for a while"
-        );
+        assert_eq!((condition(2), condition(5)), (Condition::Answers, Condition::Unknown), "a reply counts for 3 s");
         health.note_gone(NODE);
         health.note_queried(NODE, at(6));
         assert_eq!(condition(6), Condition::Fails, "polled again, without a reply yet");

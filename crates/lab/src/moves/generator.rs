@@ -341,7 +341,7 @@ impl Driver {
         let keys = &settings.keys;
         let mut driver = Self {
             settings: settings.clone(),
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC).context("cannot create an epoll")?,
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC).context("cannot create an epoll instance")?,
             connections: Vec::new(),
             nodes: Vec::new(),
             owner: vec![0; usize::from(SLOTS)],
@@ -548,7 +548,7 @@ impl Driver {
             let flags =
                 if wants_write { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
             if let Err(e) = epoll::modify(&self.epoll, &c.stream, epoll::EventData::new_u64(index as u64), flags) {
-                self.lose(index, &format!("epoll refused it: {e}"));
+                self.lose(index, &format!("cannot change its epoll events: {e}"));
             }
         }
     }
@@ -556,7 +556,7 @@ impl Driver {
     fn receive(&mut self, index: usize, buf: &mut [u8]) {
         let c = &mut self.connections[index];
         let n = match c.stream.read(buf) {
-            Ok(0) => return self.lose(index, "the peer closed it"),
+            Ok(0) => return self.lose(index, "closed by the peer"),
             Ok(n) => n,
             Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => return,
             Err(e) => return self.lose(index, &e.to_string()),

@@ -274,7 +274,7 @@ impl Worker {
                 self.counters.memory_leaving.add(kept as u64);
                 self.drop_replies_of(handle);
             }
-            Holder::Link => self.break_link(handle, "what it sends takes more memory than memory-max leaves"),
+            Holder::Link => self.break_link(handle, "its reply needs more memory than memory-max leaves"),
             Holder::Reads => {
                 if let Some(suppressed) = self.memory.cut_log.allow(self.now_us) {
                     warn!(
@@ -432,10 +432,10 @@ mod tests {
     fn small_clients_are_not_evicted_before_bigger_ones_elsewhere() {
         let mb = |count: u64| count << 20;
         let leaves = |elsewhere, own, used| leaves_it_to(mb(elsewhere), mb(own), (used as usize) << 20, 128 << 20);
-        assert!(leaves(60, 50, 130) && !leaves(60, 50, 150), "it waits a little for a bigger one");
-        assert!(leaves(60, 4, 150) && leaves(60, 4, 190), "and longer if little is here");
-        assert!(!leaves(60, 4, 200) && !leaves(50, 60, 130), "not indefinitely, and not for a smaller one");
-        assert!(leaves(60, 0, 1000), "no client is here");
+        assert!(leaves(60, 50, 130) && !leaves(60, 50, 150), "waits for a bigger client while the excess is small");
+        assert!(leaves(60, 4, 150) && leaves(60, 4, 190), "waits longer if the own client is small");
+        assert!(!leaves(60, 4, 200) && !leaves(50, 60, 130), "neither indefinitely, nor for a smaller client");
+        assert!(leaves(60, 0, 1000), "no client to evict here");
     }
 
     #[test]
@@ -446,7 +446,7 @@ mod tests {
         assert_eq!(watch.others(5, 8), OtherWorkers::Notified);
         assert_eq!(watch.others(5, 9), OtherWorkers::Done, "all have answered");
         assert_eq!(watch.others(4 + NOTIFIED_WAIT_US, 8), OtherWorkers::Notified);
-        assert_eq!(watch.others(5 + NOTIFIED_WAIT_US, 8), OtherWorkers::Done, "one is too busy");
+        assert_eq!(watch.others(5 + NOTIFIED_WAIT_US, 8), OtherWorkers::Done, "one worker is too busy");
         assert_eq!(watch.others(5 + NOTIFIED_STALE_US, 9), OtherWorkers::NotNotified);
     }
 }

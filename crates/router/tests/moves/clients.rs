@@ -109,7 +109,7 @@ fn tracking_clients_receive_every_invalidation_during_moves() {
                 assert_eq!(fleet.wait_for(id), MoveEnd::Done);
             }
             stop.store(true, Ordering::Relaxed);
-            writer.join().expect("it writes");
+            writer.join().expect("the writer saw no error");
         });
         (0..40).for_each(|n| cache.read(&format!("{{{n}}}tracked")));
         // A last change of each key. Its invalidation follows all earlier ones.
@@ -119,7 +119,7 @@ fn tracking_clients_receive_every_invalidation_during_moves() {
         }
         while !cache.known.is_empty() {
             cache.client.post("PING");
-            assert_eq!(cache.reply(), "PONG", "still kept: {:?}", cache.known);
+            assert_eq!(cache.reply(), "PONG", "still cached: {:?}", cache.known);
         }
     }
 }

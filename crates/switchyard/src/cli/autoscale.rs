@@ -47,9 +47,7 @@ enum Command {
 }
 
 #[derive(Debug, Args)]
-#[command(
-    after_long_help = "Examples:\n  switchyard autoscale history --json\n\nExit codes: 0 it worked; 1 it did not"
-)]
+#[command(after_long_help = "Examples:\n  switchyard autoscale history --json\n\nExit codes: 0 success; 1 failure")]
 struct Flags {
     #[command(flatten)]
     flags: AdminFlags,

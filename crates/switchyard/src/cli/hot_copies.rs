@@ -22,7 +22,7 @@ const PATH: &str = "/api/v1/hot-copies";
         switchyard hot-copies evict --all\n  \
         switchyard hot-copies off                  nodes answer everything, at once\n  \
         switchyard hot-copies on\n\n\
-        Exit codes: 0 it worked; 1 it did not"
+        Exit codes: 0 success; 1 failure"
 )]
 pub(crate) struct Arguments {
     #[command(subcommand)]

@@ -32,7 +32,7 @@ use super::table::{count, number, table, text};
     switchyard moves continueal 7 fast\n  \
     switchyard moves max-rate 7 20mb      (none: by the goal)\n  \
     switchyard moves list --json | jq '.moves[] | {id, keys_moved, seconds_left}'\n\n\
-    Exit codes: 0 it worked; 1 it did not (watch: a move stopped early)")]
+    Exit codes: 0 success; 1 failure (watch: a move stopped early)")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,

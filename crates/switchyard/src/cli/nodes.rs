@@ -19,7 +19,7 @@ use super::table::{count, number, table, text};
     switchyard nodes add 127.0.0.1:7003 --rebalance --wait   let one join, with its share of the slots\n  \
     switchyard nodes drain 127.0.0.1:7003 --wait             move everything away from it\n  \
     switchyard nodes remove 127.0.0.1:7003                   let it go\n\n\
-    Exit codes: 0 it worked; 1 it did not")]
+    Exit codes: 0 success; 1 failure")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,

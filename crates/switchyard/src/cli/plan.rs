@@ -25,12 +25,12 @@ const PATH: &str = "/api/v1/plan";
         switchyard plan\n  \
         switchyard plan --apply\n  \
         switchyard plan --load x2                  if there were twice as many requests\n  \
-        switchyard plan --without 127.0.0.1:7003   if this node were to go\n  \
+        switchyard plan --without 127.0.0.1:7003   if this node were removed\n  \
         switchyard plan --policy makris-ffd\n  \
         switchyard plan history\n  \
         switchyard plan replay 12                  repeat decision 12 on its recorded input\n  \
         switchyard plan undo 12                    move the keys and slots of decision 12 back\n\n\
-        Exit codes: 0 it worked; 1 it did not, or --apply found nothing to do"
+        Exit codes: 0 success; 1 failure, or --apply found nothing to do"
 )]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -68,7 +68,7 @@ enum Command {
 
 #[derive(Debug, Args)]
 #[command(
-    after_long_help = "Examples:\n  switchyard plan history\n  switchyard plan history --json | jq '.decisions[0]'\n\nExit codes: 0 it worked; 1 it did not"
+    after_long_help = "Examples:\n  switchyard plan history\n  switchyard plan history --json | jq '.decisions[0]'\n\nExit codes: 0 success; 1 failure"
 )]
 struct HistoryArguments {
     #[command(flatten)]
@@ -90,7 +90,7 @@ struct ReplayArguments {
 
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Move the keys and slots of a decision back, as far as they are still at the node that it has moved them to.",
+    long_about = "Move the keys and slots of a decision back, if they are still at the nodes that the decision moved them to.",
     after_long_help = "Examples:\n  switchyard plan history\n  switchyard plan undo 12\n\n\
         Exit codes: 0 the moves have begun; 1 nothing can be moved back, with the reason"
 )]
@@ -112,7 +112,7 @@ struct UndoArguments {
         switchyard automation\n  \
         switchyard automation off\n  \
         switchyard automation on\n\n\
-        Exit codes: 0 it worked; 1 it did not"
+        Exit codes: 0 success; 1 failure"
 )]
 pub(crate) struct AutomationArguments {
     /// on or off; without it, show the state
@@ -128,7 +128,7 @@ fn times(text: &str) -> Result<f64, String> {
     number
         .ok()
         .filter(|times| (0.0..=1000.0).contains(times))
-        .ok_or_else(|| format!("{text:?} is no factor: write x2, or 0.5"))
+        .ok_or_else(|| format!("{text:?} is not a factor: write x2 or 0.5"))
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -175,7 +175,7 @@ pub(crate) fn run_automation(arguments: &AutomationArguments) -> Result<(), Fail
 
 fn automation(report: &AutomationReport) -> String {
     match (&*report.mode, &report.rests) {
-        (_, Some(why)) => format!("automation rests: {why}"),
+        (_, Some(why)) => format!("automation does not act: {why}"),
         ("on", None) => "automation acts: [planner] mode is \"on\" (the autoscaler: `switchyard autoscale`)".to_owned(),
         (mode, None) => {
             format!("the planner does not act: [planner] mode is {mode:?} (the autoscaler: `switchyard autoscale`)")
@@ -186,7 +186,7 @@ fn automation(report: &AutomationReport) -> String {
 fn history(report: &HistoryReport) -> String {
     let mut out = format!("{}\n", automation(&report.automation));
     if report.decisions.is_empty() {
-        out.push_str("nothing was decided yet\n");
+        out.push_str("no decisions yet\n");
     }
     for decision in &report.decisions {
         let outcome = decision.outcome.as_deref().unwrap_or("not carried out");

@@ -128,13 +128,13 @@ impl NodeConfig {
     /// Checks the replication settings for contradictions.
     fn check_replication(&self) -> Result<(), &'static str> {
         match (&self.sentinel_master, &self.address) {
-            (Some(_), Some(_)) => Err("sentinel-master stands in place of address; leave one of them out"),
+            (Some(_), Some(_)) => Err("sentinel-master replaces address; remove one of them"),
             (Some(_), None) if self.sentinels.is_empty() => {
                 Err("sentinel-master needs sentinels = [\"HOST:26379\", ...]")
             }
-            (Some(_), None) if !self.replicas.is_empty() => Err("its Sentinels know its replicas; leave replicas out"),
+            (Some(_), None) if !self.replicas.is_empty() => Err("its Sentinels know its replicas; remove replicas"),
             (None, _) if !self.sentinels.is_empty() => {
-                Err("sentinels need sentinel-master, the name that they know the node by")
+                Err("sentinels need sentinel-master, the name of the node at the Sentinels")
             }
             _ => Ok(()),
         }
@@ -402,7 +402,7 @@ impl Sources {
             if config.cluster_emulate {
                 problems.push(config.problem(
                     "cluster.emulate",
-                    "a pool of twemproxy has no slots as Redis Cluster has them: clients connect to it as to one server",
+                    "a twemproxy pool has no Redis Cluster slots: clients use it like a single server",
                 ));
             }
         }
@@ -551,7 +551,7 @@ impl Config {
         for (name, address) in leaving {
             let problem = |why| {
                 Problems(vec![Problem::new(format!(
-                    "the node {name}, which leaves the pool, is on record at {address}: {why}"
+                    "the node {name}, which is leaving the pool, has the recorded address {address}: {why}"
                 ))])
             };
             let address = Some(Endpoint::parse(address, Some(NODE_PORT)).map_err(problem)?);
@@ -644,7 +644,7 @@ impl Config {
                 None => None,
                 Some((Ok(address), _)) => Some(address),
                 Some((Err(why), Some(address))) => {
-                    warnings.push(format!("node {name}: {why}; staying with {address}"));
+                    warnings.push(format!("node {name}: {why}; keeping {address}"));
                     Some(address)
                 }
                 Some((Err(why), None)) => {
@@ -669,7 +669,7 @@ impl Config {
                     Ok(address) => replicas.push(address),
                     // Not an error: the other replicas can serve.
                     Err(why) => warnings
-                        .push(format!("node {name}: replica {endpoint} is left out until its name resolves: {why}")),
+                        .push(format!("node {name}: replica {endpoint} is not used until its name resolves: {why}")),
                 }
             }
             let mut sentinels = Vec::new();

@@ -279,7 +279,7 @@ fn a_name_that_no_longer_resolves_keeps_its_address() {
     let before: SocketAddr = "10.0.0.9:7001".parse().expect("an address");
     let resolved = config.resolve(|name| (name == "no-such-host.invalid:7001").then_some(before)).expect("known");
     assert_eq!(resolved.nodes[0].address, Some(before));
-    assert!(resolved.warnings().any(|w| w.contains("staying with 10.0.0.9:7001")), "{:?}", resolved.warnings);
+    assert!(resolved.warnings().any(|w| w.contains("keeping 10.0.0.9:7001")), "{:?}", resolved.warnings);
 }
 
 #[test]
@@ -370,7 +370,7 @@ fn replication_is_checked_for_contradictions() {
         ("sentinel-master = \"m\"", "sentinel-master needs sentinels"),
         ("address = \"127.0.0.1:1\"\nsentinels = [\"a\"]", "sentinels need sentinel-master"),
         ("address = \"127.0.0.1:1\"\nsentinel-master = \"m\"\nsentinels = [\"a\"]", "leave one of them out"),
-        ("sentinel-master = \"m\"\nsentinels = [\"a\"]\nreplicas = [\"b\"]", "leave replicas out"),
+        ("sentinel-master = \"m\"\nsentinels = [\"a\"]\nreplicas = [\"b\"]", "remove replicas"),
         ("sentinel-master = \"a b\"", "is not a name that Sentinel takes"),
     ] {
         let problems = read(&format!("[[node]]\n{text}\n")).map(|_| ()).expect_err(text);

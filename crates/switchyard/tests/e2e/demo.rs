@@ -123,7 +123,7 @@ fn the_demo_shows_everything_and_leaves_nothing_behind() {
         assert!(said.iter().any(|line| words.iter().all(|word| line.contains(word))), "{what}:\n{output}");
     }
     assert!(!output.contains("MISSED"), "{output}");
-    assert!(output.contains("keys through the router, as many at the nodes"), "{output}");
+    assert!(output.contains("keys through the router, and the same number at the nodes"), "{output}");
     let program =
         Path::new(env!("CARGO_BIN_EXE_switchyard")).file_name().expect("a name").to_string_lossy().into_owned();
     assert!(output.contains(&format!("/{program} autoscale history --admin 127.0.0.1:")), "{output}");
@@ -150,7 +150,7 @@ fn sigterm_during_the_story_ends_it_with_a_verdict() {
     demo.process.signal(Signal::TERM);
     demo.ends_with(0);
     let output = demo.output();
-    assert!(output.contains("Ended before its time") && output.contains("0 wrong, 0 stale; 0 errors"), "{output}");
+    assert!(output.contains("Ended early") && output.contains("0 wrong, 0 stale; 0 errors"), "{output}");
 }
 
 #[test]

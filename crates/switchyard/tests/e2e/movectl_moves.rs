@@ -442,7 +442,7 @@ fn a_router_started_on_a_full_disk_serves_and_reports_it() {
 
     let (rival, mut client) = start();
     assert_eq!(client.cmd("GET key"), bulk("1"));
-    assert!(rival.log().contains("The one of an earlier start is kept"), "{}", rival.log());
+    assert!(rival.log().contains("The token of the previous start is used"), "{}", rival.log());
     let status = crate::movectl::run_cli_at(admin, "status").out;
     assert!(
         status.contains("the state directory needs attention") && status.contains("no move can begin before"),

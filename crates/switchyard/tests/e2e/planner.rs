@@ -209,7 +209,7 @@ fn a_node_short_of_memory_moves_slots_to_nodes_with_room() {
 fn one_switch_stops_all_automation_permanently() {
     let Some(mut site) = site("on") else { return };
     assert!(done(site.router(), "automation").starts_with("automation acts"));
-    assert!(done(site.router(), "automation off").starts_with("automation rests: automation is switched off"));
+    assert!(done(site.router(), "automation off").starts_with("automation does not act: automation is switched off"));
     skewed(&site, |hot| {
         until_within(PATIENCE, "it has decided", || !decisions(&site).is_empty());
         assert!(!relocated(&site, hot));
@@ -226,7 +226,7 @@ fn one_switch_stops_all_automation_permanently() {
     });
     let addresses: Vec<_> = site.nodes().iter().map(crate::support::Node::address).collect();
     site.router_mut().restart(&addresses);
-    assert!(done(site.router(), "automation").starts_with("automation rests"));
+    assert!(done(site.router(), "automation").starts_with("automation does not act"));
     let mut client = site.client();
     client.cmd("SWITCHYARD AUTOMATION ON").expect_error();
     assert!(done(site.router(), "automation on").starts_with("automation acts"));

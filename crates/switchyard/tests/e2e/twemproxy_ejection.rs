@@ -225,7 +225,7 @@ fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(
     checked.during(pool.listen, wait_for_rounds);
     let of_lost = pool.keys_of(1);
     let before: Vec<Vec<usize>> = (0..3).map(|server| pool.keys_of(server)).collect();
-    assert!(before.iter().all(|keys| keys.len() > 20), "each server has some");
+    assert!(before.iter().all(|keys| keys.len() > 20), "each server has more than 20 keys");
     of_lost.iter().for_each(|key| checked.may_fail[*key] = true);
     let (listen, last) = (pool.listen, of_lost.clone());
     checked.during(listen, |rounds| {
@@ -247,7 +247,7 @@ fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(
         let (ejects, at) = pool.ejection_stats("s1");
         assert!(ejects == 1 && at > 0, "{ejects}, {at}");
         find(&mut pool.nodes[1]);
-        wait_for_log(&router, "node s1 is ejected no more: all of its slots are back");
+        wait_for_log(&router, "node s1 is no longer ejected: all of its slots are back");
         wait_for_rounds(rounds);
         wait_until_served(listen, &last);
     });
@@ -257,9 +257,12 @@ fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(
         pool.nodes[other].client().call(&[&["DEL".to_owned()], &strays[..]].concat());
     }
     for (server, keys) in before.iter().enumerate() {
-        assert_eq!(&pool.keys_of(server), keys, "the keys of s{server} are where they were, and nowhere else");
+        assert_eq!(&pool.keys_of(server), keys, "s{server} has its keys again, and no others");
     }
-    assert!(checked.missing.load(Ordering::Relaxed) >= of_lost.len() as u64, "it is a rule of caches");
+    assert!(
+        checked.missing.load(Ordering::Relaxed) >= of_lost.len() as u64,
+        "each key of the ejected server is missing at first"
+    );
     let (_, metrics) = http::get(local(pool.admin), "/metrics");
     assert!(metrics.contains("switchyard_node_ejections_total{node=\"s1\"} 1"), "{metrics}");
     assert!(metrics.contains("switchyard_node_ejected{node=\"s1\"} 0"), "{metrics}");
@@ -268,7 +271,7 @@ fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(
     checked.during(listen, |rounds| {
         wait_for_rounds(rounds);
         lose(&mut pool.nodes[1]);
-        until_within(PATIENCE, "it is ejected again", || pool.ejection_stats("s1").0 == 2);
+        until_within(PATIENCE, "s1 is ejected again", || pool.ejection_stats("s1").0 == 2);
         wait_until_served(listen, &last);
         wait_for_rounds(rounds);
     });
@@ -285,7 +288,7 @@ fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(
             refused.err
         );
         find(&mut pool.nodes[1]);
-        wait_for_log(&again, "node s1 is ejected no more: all of its slots are back");
+        wait_for_log(&again, "node s1 is no longer ejected: all of its slots are back");
         wait_for_rounds(rounds);
     });
     for (server, keys) in before.iter().enumerate() {
@@ -350,20 +353,20 @@ fn check_return_after_writes(lose: impl Fn(&mut Node), find: impl Fn(&mut Node),
                     Value::Nil
                 }
                 Some(_) => {
-                    assert_eq!(client.call(&["GET", &name(key)]), Value::Nil, "a miss while it is away");
+                    assert_eq!(client.call(&["GET", &name(key)]), Value::Nil, "missing while s1 is ejected");
                     if keeps { bulk("old") } else { Value::Nil }
                 }
             }
         })
         .collect();
     find(&mut pool.nodes[1]);
-    wait_for_log(&router, "node s1 is ejected no more: all of its slots are back");
+    wait_for_log(&router, "node s1 is no longer ejected: all of its slots are back");
     for (key, expected) in expected.iter().enumerate() {
         assert_eq!(&client.call(&["GET", &name(key)]), expected, "{}", name(key));
     }
     let mut other = pool.nodes[1].client();
     assert_eq!(other.call(&["SELECT", "7"]), ok());
-    assert_eq!(other.call(&["GET", &foreign]), bulk("old"), "a key of another database");
+    assert_eq!(other.call(&["GET", &foreign]), bulk("old"), "keys of other databases stay");
     let there = expected.iter().filter(|value| **value != Value::Nil).count() as i64;
     assert_eq!(pool.nodes.iter().map(|node| node.cmd("DBSIZE").int()).sum::<i64>(), there, "no copies are left");
 }
@@ -395,9 +398,13 @@ fn a_server_with_a_direct_client_returns_when_that_disconnects() {
     // CLIENT LIST only shows this last command, which does not use keys.
     assert_eq!(direct.call(&["SELECT", "0"]), ok());
     wait_for_log(&router, "last command select");
-    assert_eq!(direct.call(&["GET", &name(keys[0])]), bulk("direct"), "nothing is removed before");
+    assert_eq!(
+        direct.call(&["GET", &name(keys[0])]),
+        bulk("direct"),
+        "no key is removed while the client is connected"
+    );
     drop(direct);
-    wait_for_log(&router, "node s1 is ejected no more: all of its slots are back");
+    wait_for_log(&router, "node s1 is no longer ejected: all of its slots are back");
     assert_eq!(client.call(&["GET", &name(keys[0])]), Value::Nil);
 }
 
@@ -416,7 +423,11 @@ fn wait_confirms_no_write_that_only_an_ejected_server_has() {
     pool.nodes[1].kill();
     wait_for_log(&router, "node s1 is ejected:");
     assert_eq!(writer.call(&["GET", &key]), Value::Nil);
-    assert_eq!(writer.call(&["WAIT", "1", "3000"]), int(0), "the replicas are those of servers that stand in");
+    assert_eq!(
+        writer.call(&["WAIT", "1", "3000"]),
+        int(0),
+        "only stand-ins have replicas, and they do not have this write"
+    );
     assert_eq!(writer.call(&["SET", &key, "kept"]), ok());
     assert_eq!(writer.call(&["WAIT", "1", "0"]), int(1));
 }
@@ -444,7 +455,7 @@ fn the_last_live_server_is_never_ejected() {
     }
     pool.nodes[1].restart();
     pool.nodes[2].restart();
-    let all_back = ["node s1 is ejected no more: all", "node s2 is ejected no more: all"];
+    let all_back = ["node s1 is no longer ejected: all", "node s2 is no longer ejected: all"];
     wait_for_log(&router, all_back[0]);
     wait_for_log(&router, all_back[1]);
     for key in 0..KEYS {
@@ -467,7 +478,7 @@ fn an_ejected_server_may_be_removed_from_the_list() {
     let text = std::fs::read_to_string(pool.file()).expect("read").replace(&pool.servers(3), &pool.servers(2));
     std::fs::write(pool.file(), text).expect("written");
     router.signal(Signal::HUP);
-    until_within(PATIENCE, "it is no node any more", || !run_cli_at(local(pool.admin), "nodes").out.contains(" s2 "));
+    until_within(PATIENCE, "s2 has left the pool", || !run_cli_at(local(pool.admin), "nodes").out.contains(" s2 "));
     assert_eq!(run_cli_at(local(pool.admin), "moves watch").code, 0);
     for key in 0..KEYS {
         assert_eq!(client.call(&["GET", &name(key)]) == Value::Nil, lost.contains(&key), "{}", name(key));
@@ -479,7 +490,7 @@ fn an_ejected_server_may_be_removed_from_the_list() {
     let text = std::fs::read_to_string(pool.file()).expect("read") + &pool.servers(3)[pool.servers(2).len()..];
     std::fs::write(pool.file(), text).expect("written");
     router.signal(Signal::HUP);
-    until_within(PATIENCE, "it has keys again", || pool.nodes[2].cmd("DBSIZE").int() > 0);
+    until_within(PATIENCE, "s2 has keys again", || pool.nodes[2].cmd("DBSIZE").int() > 0);
     assert_eq!(run_cli_at(local(pool.admin), "moves watch").code, 0);
     for key in 0..KEYS {
         assert_eq!(client.call(&["GET", &name(key)]).text(), "2", "{}", name(key));
@@ -504,7 +515,7 @@ fn a_server_that_fails_during_its_return_is_retried() {
     until_within(PATIENCE, "some keys have moved", || pool.nodes[1].cmd("DBSIZE").int() > 3);
     pool.nodes[1].kill();
     // Slots that have completely moved are ejected again. The others are still on the stand-ins.
-    until_within(PATIENCE, "the moves to it are over", || {
+    until_within(PATIENCE, "the moves to s1 have ended", || {
         let (_, moves) = http::get(local(pool.admin), "/api/v1/moves");
         serde_json::from_str::<serde_json::Value>(&moves)
             .is_ok_and(|moves| moves["open"].as_array().is_none_or(Vec::is_empty))

@@ -78,7 +78,7 @@ pub(super) fn run(
     } else if is_whole {
         story.suggest_next()?;
     }
-    ensure!(story.missed.is_empty(), "this did not happen: {}", story.missed.join("; "));
+    ensure!(story.missed.is_empty(), "the demo failed: {}", story.missed.join("; "));
     Ok(())
 }
 
@@ -266,7 +266,7 @@ impl Story<'_> {
                 let (more, fills) = (now.hits - before.hits, now.fills - before.fills);
                 self.narrate(
                     Kind::Decided,
-                    &format!("hot copies: {key} is read so often that the switch serves it from copies"),
+                    &format!("hot copies: {key} is read so often that the router serves it from copies"),
                 );
                 let (hits, more, fills, reads) =
                     (thousands(hits as u64), thousands(more), thousands(fills), thousands(reads as u64));
@@ -292,7 +292,7 @@ impl Story<'_> {
         let relocated =
             self.watch(PATIENCE, |story| Ok(story.stage.places(&keys)?.into_iter().find(|place| place.relocated)))?;
         match relocated {
-            None => self.miss("the planner moves none of the keys that are written all the time"),
+            None => self.miss("the planner moves neither of the keys that are written all the time"),
             Some(place) => {
                 let history: HistoryReport = self.stage.get("/api/v1/plan/history")?;
                 let moves_it = |decision: &&DecisionReport| {
@@ -330,7 +330,7 @@ impl Story<'_> {
                 return Ok((prefix, keys));
             }
         }
-        bail!("{node} has no part of the slots")
+        bail!("no two test keys belong to {node}")
     }
 
     fn more_load(&mut self) -> anyhow::Result<()> {
@@ -420,7 +420,7 @@ impl Story<'_> {
         );
         let text = match self.suspects.len() {
             0 => format!(
-                "each of these errors is for a key of {victim}; a write in doubt may have left its old value or its new one, and no other"
+                "each of these errors is for a key of {victim}; a write in doubt left either the old or the new value"
             ),
             wrong => format!("{} of these errors were not for a key of {victim}", thousands(wrong as u64)),
         };
@@ -477,7 +477,7 @@ impl Story<'_> {
         for part in [Part::Rush, Part::Written, Part::Read] {
             self.loads.end(part)?;
         }
-        self.narrate(Kind::Seen, &format!("{} requests/s are left", thousands(u64::from(self.rate))));
+        self.narrate(Kind::Seen, &format!("{} requests/s remain", thousands(u64::from(self.rate))));
         let gone = self.watch(PATIENCE, |story| {
             let scale = story.stage.scale()?;
             Ok((scale.nodes == 2 && scale.change.is_none() && scale.started.is_empty()).then_some(()))
@@ -486,7 +486,7 @@ impl Story<'_> {
             None => self.miss("the autoscaler removes no node"),
             Some(()) => {
                 let joined = self.stage.joined().join(", ");
-                self.narrate(Kind::Done, &format!("{joined} has left, and its keys are at the others"));
+                self.narrate(Kind::Done, &format!("{joined} has left, and its keys are at the other nodes"));
             }
         }
         self.pause(Duration::from_secs(1))?;
@@ -500,7 +500,7 @@ impl Story<'_> {
         let late = self.loads.take_failures();
         self.suspects.extend(late);
         let total = self.loads.total();
-        self.narrator.narrate(Kind::Act, if is_whole { "The end" } else { "Ended before its time" });
+        self.narrator.narrate(Kind::Act, if is_whole { "The end" } else { "Ended early" });
         let unexcused = total.errors.saturating_sub(self.excused);
         let errors = match (self.excused, unexcused) {
             (excused, 0) if excused > 0 => format!("{} errors, all for keys of the killed node", thousands(excused)),
@@ -519,10 +519,10 @@ impl Story<'_> {
         );
         let keys = if is_whole && self.missed.is_empty() { Some(self.stage.check_keys()?) } else { None };
         let keys = keys.map_or_else(String::new, |keys| {
-            format!("; {} keys through the router, as many at the nodes", thousands(keys))
+            format!("; {} keys through the router, and the same number at the nodes", thousands(keys))
         });
         let (p50, p99) = (millis(total.quantile(0.5)), millis(total.quantile(0.99)));
-        self.narrate(Kind::Plain, &format!("over all of it: p50 {p50}, p99 {p99}{keys}"));
+        self.narrate(Kind::Plain, &format!("overall: p50 {p50}, p99 {p99}{keys}"));
         for complaint in self
             .suspects
             .iter()
@@ -540,7 +540,7 @@ impl Story<'_> {
             && self.suspects.is_empty();
         ensure!(
             is_clean,
-            "the load did not go well: {unexcused} errors for keys of nodes that ran, {} wrong replies, {} of them stale, {} requests without an answer, \
+            "the load has failed: {unexcused} errors for keys of running nodes, {} wrong replies, {} of them stale, {} requests without an answer, \
              {} connections lost",
             total.wrong,
             total.stale,
@@ -553,9 +553,9 @@ impl Story<'_> {
     fn suggest_next(&mut self) -> anyhow::Result<()> {
         let program = program()?.display().to_string();
         self.narrator.narrate(Kind::Aside, "");
-        self.narrator.narrate(Kind::Aside, "Next, with all of it kept up for you to try:");
+        self.narrator.narrate(Kind::Aside, "Next, to keep everything running and try it yourself:");
         self.narrator.narrate(Kind::Aside, &format!("  {program} demo --hold"));
-        self.narrator.narrate(Kind::Aside, "or in front of a server of yours, which keeps its data:");
+        self.narrator.narrate(Kind::Aside, "or in front of your own server, which keeps its data:");
         self.narrator.narrate(Kind::Aside, &format!("  {program} serve --node 127.0.0.1:6379"));
         Ok(())
     }
@@ -565,7 +565,7 @@ impl Story<'_> {
         let folder = self.stage.folder().display().to_string();
         let lines = [
             String::new(),
-            "Everything stays up until Ctrl-C. Try it from another terminal:".to_owned(),
+            "Everything keeps running until Ctrl-C. Try it from another terminal:".to_owned(),
             String::new(),
             format!("  redis-cli -p {port} set greeting hello"),
             format!("  redis-cli -p {port} info switchyard"),
