@@ -572,7 +572,7 @@ mod tests {
                 && lines[1].contains("0.400 ms/2.00 ms/12.0 ms"),
             "{shown}"
         );
-        assert!(lines[2].contains("moving (brings home what RENAME needs)"), "{shown}");
+        assert!(lines[2].contains("moving (returns keys for RENAME)"), "{shown}");
         assert!(shown.contains("with others: EVAL 1 200, RENAME 3\n"), "{shown}");
         assert!(
             shown.contains("STOPPED") && shown.contains("the target is full") && shown.ends_with("no room\n"),

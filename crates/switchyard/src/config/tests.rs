@@ -369,7 +369,7 @@ fn replication_is_checked_for_contradictions() {
     for (text, expected) in [
         ("sentinel-master = \"m\"", "sentinel-master needs sentinels"),
         ("address = \"127.0.0.1:1\"\nsentinels = [\"a\"]", "sentinels need sentinel-master"),
-        ("address = \"127.0.0.1:1\"\nsentinel-master = \"m\"\nsentinels = [\"a\"]", "leave one of them out"),
+        ("address = \"127.0.0.1:1\"\nsentinel-master = \"m\"\nsentinels = [\"a\"]", "remove one of them"),
         ("sentinel-master = \"m\"\nsentinels = [\"a\"]\nreplicas = [\"b\"]", "remove replicas"),
         ("sentinel-master = \"a b\"", "is not a name that Sentinel takes"),
     ] {
