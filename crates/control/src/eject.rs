@@ -61,7 +61,7 @@ struct Inner {
     /// Whether the pool is configured to eject servers.
     is_on: bool,
     /// Timeout for a node's reply.
-    patience: Duration,
+    timeout: Duration,
     /// Nodes that the pool's file no longer lists.
     leaving: Vec<String>,
     /// By node: number of ejections since the start, and time of the last one, in seconds since 1970.
@@ -93,7 +93,7 @@ impl Ejector {
         let inner = Inner {
             ejections: Ejections::new(NEVER, ejected),
             is_on: false,
-            patience: PERIOD,
+            timeout: PERIOD,
             leaving: Vec::new(),
             count: BTreeMap::new(),
             trouble: BTreeMap::new(),
@@ -104,10 +104,10 @@ impl Ejector {
 
     /// Sets the rule of the pool's file (`None`: no ejections), the timeout for a node's reply, and the nodes that the
     /// file no longer lists.
-    pub fn tune(&self, rule: Option<Rule>, patience: Duration, leaving: Vec<String>) {
+    pub fn tune(&self, rule: Option<Rule>, timeout: Duration, leaving: Vec<String>) {
         let mut inner = self.inner();
         inner.ejections.tune(rule.unwrap_or(NEVER));
-        (inner.is_on, inner.patience, inner.leaving) = (rule.is_some(), patience, leaving);
+        (inner.is_on, inner.timeout, inner.leaving) = (rule.is_some(), timeout, leaving);
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -166,9 +166,9 @@ impl Ejector {
         else {
             return;
         };
-        let (is_on, patience, leaving, ejected) = {
+        let (is_on, timeout, leaving, ejected) = {
             let inner = self.inner();
-            (inner.is_on, inner.patience, inner.leaving.clone(), inner.ejections.ejected())
+            (inner.is_on, inner.timeout, inner.leaving.clone(), inner.ejections.ejected())
         };
         if self.placement.is_provisional() || !is_on && ejected.is_empty() {
             return;
@@ -190,7 +190,7 @@ impl Ejector {
             // Its keys follow the list without it.
             self.end_ejection(*node, "it is not in the list of servers any more: its slots stay where they are");
         }
-        let Some(facts) = self.facts(&topology, &ejected, patience) else { return };
+        let Some(facts) = self.facts(&topology, &ejected, timeout) else { return };
         let steps = {
             let mut inner = self.inner();
             let answers = |node: &NodeId| facts.get(node).is_some_and(|facts| facts.condition == Condition::Answers);
@@ -210,7 +210,7 @@ impl Ejector {
                         );
                     }
                 }
-                Step::Eject { node, to } => self.eject(node, &to, &topology, patience),
+                Step::Eject { node, to } => self.eject(node, &to, &topology, timeout),
                 Step::Return { node, from } => self.bring_back(node, from),
                 Step::Back { node } => self.end_ejection(node, "all of its slots are back, and it is served again"),
             }
@@ -222,7 +222,7 @@ impl Ejector {
         &self,
         topology: &Topology,
         ejected: &BTreeMap<NodeId, Vec<Slot>>,
-        patience: Duration,
+        timeout: Duration,
     ) -> Option<BTreeMap<NodeId, Facts>> {
         let now = Instant::now();
         let (status, held) = self.running.with(|router| (router.status(), router.held_nodes()))?;
@@ -232,14 +232,14 @@ impl Ejector {
                 // Its keys are given up anyway.
                 self.running.with(|router| router.accept_empty(&node.name));
             }
-            let condition = match (self.running.health().condition(node.id, patience, now), &node.link) {
+            let condition = match (self.running.health().condition(node.id, timeout, now), &node.link) {
                 // A held node has lost its keys, so other servers can serve its slots.
                 _ if is_held && !is_ejected => Condition::Fails,
                 (Condition::Answers, Link::Up) => Condition::Answers,
                 (Condition::Fails, Link::Connecting | Link::Down(_)) => Condition::Fails,
                 // A worker that sends no commands to the node does not notice the failure.
                 (Condition::Fails, Link::Up)
-                    if node.slow_for.is_none() && self.running.health().is_late(node.id, patience, now) =>
+                    if node.slow_for.is_none() && self.running.health().is_late(node.id, timeout, now) =>
                 {
                     Condition::Fails
                 }
@@ -254,7 +254,7 @@ impl Ejector {
         Some(status.nodes.iter().map(of).collect())
     }
 
-    fn eject(&self, node: NodeId, to: &BTreeMap<NodeId, Vec<Slot>>, topology: &Topology, patience: Duration) {
+    fn eject(&self, node: NodeId, to: &BTreeMap<NodeId, Vec<Slot>>, topology: &Topology, timeout: Duration) {
         if self.inner().trouble.get(&node).is_some_and(|(_, again)| again.is_some_and(|again| Instant::now() < again)) {
             return;
         }
@@ -273,8 +273,8 @@ impl Ejector {
         };
         let access = self.running.with(Router::node_access).unwrap_or_default();
         let outcome = self.moves.stand_ins(to, topology, &access).and_then(|stand_ins| {
-            let keep = || self.still_fails(node, patience).and_then(|()| self.keep(&after));
-            self.moves.eject(node, to, stand_ins, patience.saturating_add(EXTRA_TIMEOUT), keep, forget)
+            let keep = || self.still_fails(node, timeout).and_then(|()| self.keep(&after));
+            self.moves.eject(node, to, stand_ins, timeout.saturating_add(EXTRA_TIMEOUT), keep, forget)
         });
         let name = self.moves.name(node);
         if let Err(why) = outcome {
@@ -305,9 +305,9 @@ impl Ejector {
 
     /// Fails if a node has started to reply while its ejection was prepared. A held node may reply, because it has lost
     /// its keys.
-    fn still_fails(&self, node: NodeId, patience: Duration) -> Result<(), String> {
+    fn still_fails(&self, node: NodeId, timeout: Duration) -> Result<(), String> {
         let is_held = self.running.with(|router| router.held_nodes().contains_key(&node)).unwrap_or(false);
-        match self.running.health().condition(node, patience, Instant::now()) {
+        match self.running.health().condition(node, timeout, Instant::now()) {
             Condition::Answers if !is_held => Err("it answers again".to_owned()),
             _ => Ok(()),
         }

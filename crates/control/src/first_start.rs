@@ -26,7 +26,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const RETRY_INTERVAL_REFUSED: Duration = Duration::from_secs(10);
 
 /// Maximum timeout for a reply before the listeners open. A slower node is examined again while the router runs.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time for nodes to notice that a router has ended.
 const ROUTER_EXIT_WAIT: Duration = Duration::from_secs(3);
@@ -45,15 +45,15 @@ pub struct InitialState {
 /// Examines the nodes once. `beside`: proceed even if another router serves them.
 pub fn examine_nodes(
     nodes: &[NodeAddress],
-    patience: Duration,
+    timeout: Duration,
     beside: bool,
     tell: ProgressCallback,
 ) -> anyhow::Result<InitialState> {
     let primaries = primaries(nodes);
     if !beside {
-        refuse_second_router(&primaries, patience, tell)?;
+        refuse_second_router(&primaries, timeout, tell)?;
     }
-    match first_start(&primaries, patience, &tell)? {
+    match first_start(&primaries, timeout, &tell)? {
         FirstStart::Place { topology, owner } => {
             log_single_owner(owner);
             Ok(InitialState { topology, held: None })
@@ -73,15 +73,15 @@ pub fn examine_nodes(
 pub fn examine_pool(
     continuum: Continuum,
     nodes: &[NodeAddress],
-    patience: Duration,
+    timeout: Duration,
     beside: bool,
     tell: ProgressCallback,
 ) -> anyhow::Result<InitialState> {
     let primaries = primaries(nodes);
     if !beside {
-        refuse_second_router(&primaries, patience, tell)?;
+        refuse_second_router(&primaries, timeout, tell)?;
     }
-    if let Some(why) = unfit_for_a_map(&primaries, patience) {
+    if let Some(why) = unfit_for_a_map(&primaries, timeout) {
         bail!(why);
     }
     Ok(InitialState { topology: Topology::on_continuum(Arc::new(continuum)), held: None })
@@ -89,10 +89,10 @@ pub fn examine_pool(
 
 /// Fails if another router still serves these nodes after [`ROUTER_EXIT_WAIT`]. That router has its own map: a new one may fit the
 /// keys now, but not after the other router moves some.
-fn refuse_second_router(primaries: &[NodeAccess], patience: Duration, tell: ProgressCallback) -> anyhow::Result<()> {
+fn refuse_second_router(primaries: &[NodeAccess], timeout: Duration, tell: ProgressCallback) -> anyhow::Result<()> {
     let until = Instant::now() + ROUTER_EXIT_WAIT;
     let mut told = false;
-    while let Some(node) = served_by_another(primaries, None, patience) {
+    while let Some(node) = served_by_another(primaries, None, timeout) {
         if !std::mem::replace(&mut told, true) {
             tell(&format!(
                 "another router serves node {}: waiting up to {} s for its end",
@@ -144,7 +144,7 @@ impl Discovery {
     pub fn start(
         placement: Arc<Placement>,
         running: Arc<Running>,
-        patience: Duration,
+        timeout: Duration,
         own: Option<String>,
         held: String,
         tell: ProgressCallback,
@@ -155,7 +155,7 @@ impl Discovery {
             .spawn(move || {
                 let (mut held, mut pause) = (held, RETRY_INTERVAL);
                 while matches!(stopped.recv_timeout(pause), Err(RecvTimeoutError::Timeout)) {
-                    match examine(&placement, &running, own.as_deref(), patience, tell) {
+                    match examine(&placement, &running, own.as_deref(), timeout, tell) {
                         Ok(()) => return info!("all nodes have been examined, and are used from now on"),
                         Err((why, next)) => {
                             pause = next;
@@ -187,7 +187,7 @@ fn examine(
     placement: &Placement,
     running: &Running,
     own: Option<&str>,
-    patience: Duration,
+    timeout: Duration,
     tell: ProgressCallback,
 ) -> Result<(), (String, Duration)> {
     let again = |error: anyhow::Error| (unexamined_text(&format!("{error:#}")), RETRY_INTERVAL);
@@ -196,10 +196,10 @@ fn examine(
         return Err(again(anyhow!("the router is stopping")));
     };
     let nodes: Vec<NodeAccess> = topology.nodes().filter_map(|node| access.get(&node.id).cloned()).collect();
-    if let Some(node) = own.and_then(|own| served_by_another(&nodes, Some(own), patience)) {
+    if let Some(node) = own.and_then(|own| served_by_another(&nodes, Some(own), timeout)) {
         return Err((second_router_text(node), RETRY_INTERVAL));
     }
-    match first_start(&nodes, patience, &tell).map_err(|error| again(error.into()))? {
+    match first_start(&nodes, timeout, &tell).map_err(|error| again(error.into()))? {
         FirstStart::Place { topology, owner } => {
             placement.confirm(topology).map_err(again)?;
             running.with(|router| router.hold(None));

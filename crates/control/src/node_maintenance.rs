@@ -36,7 +36,7 @@ const PERIOD: Duration = Duration::from_millis(250);
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Timeout for a node's reply.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The running thread.
 pub struct NodeMaintenance {
@@ -160,7 +160,7 @@ fn compare_functions(running: &Running, known: &mut ComparedNodes) {
         };
     // Another copy or a slow change is in progress. The next call tries again.
     let Some(turn) = running.with(|router| router.begin_copy_of_functions()).flatten() else { return };
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while !turn.is_alone() {
         if Instant::now() >= until {
             return;
@@ -237,7 +237,7 @@ type ConnectedNode<'a> = (NodeId, &'a NodeAccess, NodeConnection);
 
 /// Connects to a node that replies.
 fn meet((id, node): (NodeId, &NodeAccess)) -> Result<ConnectedNode<'_>, String> {
-    let mut connection = NodeConnection::open(node, PATIENCE).map_err(|why| format!("node {} {why}", node.name))?;
+    let mut connection = NodeConnection::open(node, TIMEOUT).map_err(|why| format!("node {} {why}", node.name))?;
     run_id(&mut connection).ok_or_else(|| format!("node {} does not answer", node.name))?;
     Ok((id, node, connection))
 }

@@ -38,7 +38,7 @@ const DOCUMENT: &str = "seat";
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Timeout for a node's reply.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Interval between a standby's checks whether the state directory is free.
 const DIRECTORY_PERIOD: Duration = Duration::from_millis(250);
@@ -225,7 +225,7 @@ impl Ownerships {
                 let name = running
                     .with(|router| router.connection_name("ownership"))
                     .ok_or("is not contacted: the router is stopping")?;
-                let mut connection = NodeConnection::open(access, PATIENCE)?;
+                let mut connection = NodeConnection::open(access, TIMEOUT)?;
                 // Name the connection first: a router that takes over ends named connections, and an unnamed one will
                 // read the new record.
                 let named = connection
@@ -371,7 +371,7 @@ impl OwnershipThread {
     }
 
     /// Ends the thread. If the workers have ended, records at the nodes that the router has stopped. A node that does
-    /// not reply delays this by at most three times [`PATIENCE`].
+    /// not reply delays this by at most three times [`TIMEOUT`].
     pub fn stop(self, have_workers_ended: bool) {
         drop(self.stop);
         if have_workers_ended {
@@ -608,7 +608,7 @@ fn look_at(access: &NodeAccess, connection: &mut Option<NodeConnection>, site: &
         let connection = match &mut *connection {
             Some(connection) => connection,
             none => {
-                let mut opened = NodeConnection::open(access, PATIENCE)?;
+                let mut opened = NodeConnection::open(access, TIMEOUT)?;
                 // Without connection names, the other router's connections could not be found.
                 let named =
                     opened.call(&["CLIENT", "SETNAME", "switchyard-standby"]).map_err(|error| error.to_string())?;

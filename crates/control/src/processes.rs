@@ -102,7 +102,7 @@ pub fn misplaced_text(keys: u64, elsewhere: u64) -> String {
 pub(crate) fn samples<'a>(
     topology: &Topology,
     nodes: &'a [NodeAccess],
-    patience: Duration,
+    timeout: Duration,
     site: Option<&str>,
     at_most: Option<u64>,
     left: impl Fn(NodeId) -> Vec<Slot> + Sync,
@@ -116,7 +116,7 @@ pub(crate) fn samples<'a>(
         .collect();
     let look = |(id, access): &(NodeId, &NodeAccess)| {
         let left = left(*id);
-        sample(access, patience, site, at_most, |key| is_elsewhere(*id, &left, key)).ok()
+        sample(access, timeout, site, at_most, |key| is_elsewhere(*id, &left, key)).ok()
     };
     placed
         .iter()
@@ -146,12 +146,12 @@ impl LeftOver {
     /// Returns, by node, the number of keys that their owners lack, so that they are not duplicates but the only
     /// copies: for example, a server was restored from a snapshot made before the move. An owner that does not reply is
     /// assumed to have all.
-    fn only_there(&self, topology: &Topology, nodes: &[NodeAccess], patience: Duration) -> BTreeMap<NodeId, u64> {
+    fn only_there(&self, topology: &Topology, nodes: &[NodeAccess], timeout: Duration) -> BTreeMap<NodeId, u64> {
         let mut only_there = BTreeMap::new();
         for (owner, keys) in &self.of {
             let names: Vec<&[u8]> = keys.iter().map(|(_, key)| &key[..]).collect();
             let access = topology.node(*owner).and_then(|owner| nodes.iter().find(|access| access.name == owner.name));
-            let connection = access.and_then(|access| NodeConnection::open(access, patience).ok());
+            let connection = access.and_then(|access| NodeConnection::open(access, timeout).ok());
             let Some(has) = connection.and_then(|mut connection| exists_each(&mut connection, &names).ok()) else {
                 continue;
             };
@@ -239,7 +239,7 @@ impl Processes {
         directory: &Path,
         topology: &Topology,
         nodes: &[NodeAccess],
-        patience: Duration,
+        timeout: Duration,
         left: impl Fn(NodeId) -> Vec<Slot> + Sync,
         moves_are_open: bool,
     ) -> anyhow::Result<Vec<String>> {
@@ -252,7 +252,7 @@ impl Processes {
             }
             is_misplaced
         };
-        let look = |at_most| samples(topology, nodes, patience, self.site.as_deref(), at_most, &left, is_elsewhere);
+        let look = |at_most| samples(topology, nodes, timeout, self.site.as_deref(), at_most, &left, is_elsewhere);
         let mut found = look(Some(SAMPLE));
         if let Some(why) = duplicate_server(found.iter().map(|(name, found)| (*name, found.run_id.as_str()))) {
             bail!(why);
@@ -280,7 +280,7 @@ impl Processes {
             found = look(None);
         }
         let left_over = left_over.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let only_there = left_over.only_there(topology, nodes, patience);
+        let only_there = left_over.only_there(topology, nodes, timeout);
         let only_at = |name: &str| {
             topology.nodes().find(|node| node.name == name).and_then(|node| only_there.get(&node.id)).copied()
         };

@@ -131,7 +131,7 @@ impl Running {
                  proof"
             )));
         }
-        let until = Instant::now() + self.with(Router::patience).unwrap_or_default();
+        let until = Instant::now() + self.with(Router::timeout).unwrap_or_default();
         loop {
             let is_claimed = self.is_claimed(node);
             if is_claimed {

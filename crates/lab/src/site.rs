@@ -12,7 +12,7 @@ use switchyard_bench::process::{self, Process};
 use switchyard_bench::wire::Reply;
 
 /// Maximum time until a process serves.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A process, and the command that restarts it.
 struct ManagedProcess {
@@ -28,7 +28,7 @@ impl ManagedProcess {
         self.starts += 1;
         // A separate log for each start, because the last lines before a kill matter.
         let mut process = Process::start(&format!("{}-{}", self.name, self.starts), &self.command, folder)?;
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = process.ended() {
                 bail!("{} ended at once ({status}); the end of its output:\n{}", self.name, process.log_tail());

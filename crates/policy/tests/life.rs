@@ -247,7 +247,7 @@ fn a_refusal_by_a_node_ends_the_move() {
 fn an_unstarted_leg_is_tried_again_when_the_source_is_fast() {
     let mut moving = Moving::new(begin()).until("Leg");
     moving.life.drained(50_000);
-    assert_eq!(moving.life.drain_patience_us(), 100_000);
+    assert_eq!(moving.life.drain_timeout_us(), 100_000);
     moving.came(StepResult::Ended(Outcome::NotBegun { why: "no drain".to_owned() }));
     assert_eq!(moving.rest(), (800_000, "trying again: no drain", &Step::Observe));
     moving.succeed();
@@ -258,22 +258,22 @@ fn an_unstarted_leg_is_tried_again_when_the_source_is_fast() {
     moving.succeed();
     moving.life.drained(1_500_000);
     assert_eq!(*moving.came(StepResult::Done), Step::HandleRequests);
-    assert_eq!(moving.life.drain_patience_us(), 2_000_000, "no longer than that");
+    assert_eq!(moving.life.drain_timeout_us(), 2_000_000, "no longer than that");
     assert_eq!(moving.until("Leg").step, Step::Leg(leg(1, &[1])));
 }
 
 #[test]
 fn the_drain_time_is_unknown_at_first() {
     let mut moving = Moving::new(begin()).until("Leg");
-    assert_eq!(moving.life.drain_patience_us(), 40_000);
+    assert_eq!(moving.life.drain_timeout_us(), 40_000);
     moving.came(StepResult::Ended(Outcome::NotBegun { why: "no drain".to_owned() }));
     assert_eq!(moving.rest().0, 320_000);
     // A source that answers one request in time may not answer two.
     moving.succeed();
     let mut moving = moving.until("Leg");
-    assert_eq!(moving.life.drain_patience_us(), 80_000);
+    assert_eq!(moving.life.drain_timeout_us(), 80_000);
     moving.came(StepResult::Ended(Outcome::Moved));
-    assert_eq!(moving.life.drain_patience_us(), 40_000);
+    assert_eq!(moving.life.drain_timeout_us(), 40_000);
 }
 
 #[test]

@@ -49,14 +49,14 @@ mod tests {
     #[test]
     fn a_node_stays_busy_for_as_long_as_others_may_wait() {
         let busy = Busy::default();
-        let (node, patience) = (NodeId(1), Duration::from_micros(50));
-        assert!(!busy.was_busy(node, 1000, patience));
+        let (node, timeout) = (NodeId(1), Duration::from_micros(50));
+        assert!(!busy.was_busy(node, 1000, timeout));
         busy.note(node, 1000);
         busy.note(node, 1020);
         assert!(
-            busy.was_busy(node, 1070, patience)
-                && !busy.was_busy(node, 1071, patience)
-                && !busy.was_busy(NodeId(2), 1020, patience)
+            busy.was_busy(node, 1070, timeout)
+                && !busy.was_busy(node, 1071, timeout)
+                && !busy.was_busy(NodeId(2), 1020, timeout)
         );
     }
 

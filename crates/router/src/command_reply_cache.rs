@@ -1,4 +1,4 @@
-//! Cached replies to COMMAND, for clients that connect while no node replies ([`crate::worker`], its `patience`).
+//! Cached replies to COMMAND, for clients that connect while no node replies ([`crate::worker`], its `timeout`).
 //!
 //! Not generated from the command table: it has no documentation of commands, and client libraries expect the reply of
 //! a specific server version.

@@ -336,7 +336,7 @@ impl Router {
     }
 
     /// Maximum time until a reachable node is connected again. At most 30 seconds.
-    pub fn patience(&self) -> Duration {
+    pub fn timeout(&self) -> Duration {
         let live = &self.shared.routing().live;
         (live.reconnect_backoff_max + live.connect_timeout + Duration::from_secs(2)).min(Duration::from_secs(30))
     }

@@ -214,7 +214,7 @@ async fn observe(
             }
         }
         while tasks.try_join_next().is_some() {}
-        let patience = waiting.iter().map(|(_, need)| need.until).min();
+        let timeout = waiting.iter().map(|(_, need)| need.until).min();
         let event = tokio::select! {
             _ = &mut stop => return,
             event = seen.recv() => match event {
@@ -240,7 +240,7 @@ async fn observe(
                 }
                 None
             }
-            () = async { tokio::time::sleep_until(patience.unwrap_or(began).into()).await }, if patience.is_some() => None,
+            () = async { tokio::time::sleep_until(timeout.unwrap_or(began).into()).await }, if timeout.is_some() => None,
         };
         let now_us = || began.elapsed().as_micros() as u64;
         if let Some((index, event)) = event {

@@ -23,8 +23,8 @@ pub(crate) struct ReplicaRequirement {
 }
 
 impl ReplicaRequirement {
-    pub(crate) fn new(node: NodeId, position: Position, patience: Duration, done: Done) -> Self {
-        Self { node, position, until: Instant::now() + patience, done: Some(done) }
+    pub(crate) fn new(node: NodeId, position: Position, timeout: Duration, done: Done) -> Self {
+        Self { node, position, until: Instant::now() + timeout, done: Some(done) }
     }
 
     /// Completes the need: no replica that lacks the position is read.

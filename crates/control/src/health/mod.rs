@@ -61,8 +61,8 @@ struct Node {
 }
 
 impl Node {
-    fn is_late(&self, patience: Duration, now: Instant) -> bool {
-        self.pending_since.is_some_and(|asked| now.saturating_duration_since(asked) >= patience.max(INTERVAL))
+    fn is_late(&self, timeout: Duration, now: Instant) -> bool {
+        self.pending_since.is_some_and(|asked| now.saturating_duration_since(asked) >= timeout.max(INTERVAL))
     }
 
     fn silence(&self, slow_for: Option<Duration>, now: Instant) -> Option<Silence> {
@@ -135,22 +135,22 @@ impl Health {
         self.nodes().retain(|node, _| is_one(*node));
     }
 
-    /// Returns whether a node replies or fails: it is unreachable, or has not replied to a poll within `patience`.
+    /// Returns whether a node replies or fails: it is unreachable, or has not replied to a poll within `timeout`.
     /// Unknown if there is neither a late poll nor a recent reply.
-    pub(crate) fn condition(&self, node: NodeId, patience: Duration, now: Instant) -> Condition {
+    pub(crate) fn condition(&self, node: NodeId, timeout: Duration, now: Instant) -> Condition {
         let nodes = self.nodes();
         let Some(node) = nodes.get(&node) else { return Condition::Unknown };
         let is_heard = node.replied_at.is_some_and(|heard| now.saturating_duration_since(heard) < REPLY_VALID_FOR);
-        match node.is_gone || node.is_late(patience, now) {
+        match node.is_gone || node.is_late(timeout, now) {
             true => Condition::Fails,
             false if is_heard => Condition::Answers,
             false => Condition::Unknown,
         }
     }
 
-    /// Whether a poll older than `patience` is unanswered.
-    pub(crate) fn is_late(&self, node: NodeId, patience: Duration, now: Instant) -> bool {
-        self.nodes().get(&node).is_some_and(|node| node.is_late(patience, now))
+    /// Whether a poll older than `timeout` is unanswered.
+    pub(crate) fn is_late(&self, node: NodeId, timeout: Duration, now: Instant) -> bool {
+        self.nodes().get(&node).is_some_and(|node| node.is_late(timeout, now))
     }
 
     /// Kind and duration of a node's silence, if it does not reply now.

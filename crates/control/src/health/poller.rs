@@ -209,7 +209,7 @@ async fn round(connection: &mut Option<Connection>, access: &NodeAccess) -> io::
         Some(connection) => connection,
         none => {
             let address = access.address.ok_or(io::ErrorKind::AddrNotAvailable)?;
-            none.insert(Connection::open_within(CONNECT, address, access).await?.with_patience(GIVE_UP))
+            none.insert(Connection::open_within(CONNECT, address, access).await?.with_timeout(GIVE_UP))
         }
     };
     Ok(read(&connection.call_batch(&COMMANDS).await?))

@@ -111,13 +111,12 @@ pub(crate) fn align_settings(
     server: &NodeAccess,
     nodes: &[NodeAccess],
     config_set: &[String],
-    patience: Duration,
+    timeout: Duration,
 ) -> Vec<String> {
     let name = &server.name;
-    let settings_of = |access: &NodeAccess| {
-        Some((access.name.clone(), read(&mut NodeConnection::open(access, patience).ok()?).ok()?))
-    };
-    let mut connection = NodeConnection::open(server, patience);
+    let settings_of =
+        |access: &NodeAccess| Some((access.name.clone(), read(&mut NodeConnection::open(access, timeout).ok()?).ok()?));
+    let mut connection = NodeConnection::open(server, timeout);
     let mut notes = Vec::new();
     let mut failed: BTreeMap<&str, String> = BTreeMap::new();
     let mut is_set: BTreeSet<&str> = BTreeSet::new();

@@ -37,12 +37,12 @@ pub struct FleetFacts {
 
 impl FleetFacts {
     /// Queries these nodes, before a router serves them.
-    pub fn query(nodes: &[NodeAccess], site: String, patience: Duration) -> Self {
+    pub fn query(nodes: &[NodeAccess], site: String, timeout: Duration) -> Self {
         let ask = |access: &NodeAccess| {
-            let said = identify(access, patience).unwrap_or_default();
+            let said = identify(access, timeout).unwrap_or_default();
             (access.name.clone(), said.field("run_id").map(str::to_owned), said.version())
         };
-        let databases = nodes.iter().find_map(|access| databases_of(access, patience)).unwrap_or_default();
+        let databases = nodes.iter().find_map(|access| databases_of(access, timeout)).unwrap_or_default();
         Self {
             router: String::new(),
             site,
@@ -54,14 +54,14 @@ impl FleetFacts {
     }
 
     /// Facts of the fleet from its router. `None` if it does not serve.
-    pub fn of(running: &Running, topology: &Topology, site: String, patience: Duration) -> Option<Self> {
+    pub fn of(running: &Running, topology: &Topology, site: String, timeout: Duration) -> Option<Self> {
         let (status, reached, used, router) = running
             .with(|router| (router.status(), router.node_access(), router.databases(), router.run_id().to_owned()))?;
         // Clients cannot use a database that any node lacks.
         let up = status.nodes.iter().filter(|node| node.link == Link::Up && topology.node(node.id).is_some());
-        let setting = up.filter_map(|node| databases_of(reached.get(&node.id)?, patience)).next();
+        let setting = up.filter_map(|node| databases_of(reached.get(&node.id)?, timeout)).next();
         // Query the nodes, because the router may not have connected yet, or may know an earlier process.
-        let said = in_parallel(&status.nodes, |node| identify(reached.get(&node.id)?, patience));
+        let said = in_parallel(&status.nodes, |node| identify(reached.get(&node.id)?, timeout));
         let nodes = status.nodes.into_iter().zip(said).map(|(node, said)| match said {
             Some(said) => (node.name, said.field("run_id").map(str::to_owned), said.version()),
             None => (node.name, node.run_id, node.version),
@@ -83,12 +83,12 @@ impl FleetFacts {
 
     /// Returns the names of newly listed servers that may not join, and logs the reasons. Sets the settings that
     /// `config_set` (`nodes.config-set`) permits at the other servers.
-    pub fn refuse(mut self, newly_listed: &[&NodeAddress], config_set: &[String], patience: Duration) -> Vec<String> {
+    pub fn refuse(mut self, newly_listed: &[&NodeAddress], config_set: &[String], timeout: Duration) -> Vec<String> {
         let mut refused = Vec::new();
         for place in newly_listed {
-            match self.check_server(place, patience) {
+            match self.check_server(place, timeout) {
                 Ok((access, newcomer, notes)) => {
-                    let settings = align_settings(&access, &self.access, config_set, patience);
+                    let settings = align_settings(&access, &self.access, config_set, timeout);
                     notes.iter().chain(&settings).for_each(|note| warn!("node {note}"));
                     if let Some(limits) = self.limits() {
                         warn!("node {} joins: from now on these commands of clients meet limits: {limits}", place.name);
@@ -112,13 +112,13 @@ impl FleetFacts {
     pub(crate) fn check_server(
         &self,
         place: &NodeAddress,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(NodeAccess, Newcomer, Vec<String>), String> {
         let name = &place.name;
         let access = servers(place).into_iter().next().map(|server| server.access);
         let access = access.ok_or_else(|| format!("{name} has no address that is known"))?;
         let newcomer =
-            look(&access, patience, self.databases).map_err(|why| format!("{name} {why}; nothing was changed"))?;
+            look(&access, timeout, self.databases).map_err(|why| format!("{name} {why}; nothing was changed"))?;
         let notes = judge(name, &newcomer, self)?;
         Ok((access, newcomer, notes))
     }
@@ -128,10 +128,10 @@ impl FleetFacts {
     ///
     /// # Errors
     /// If the server does not reply, or refuses a command.
-    pub(crate) fn inspect(&self, place: &NodeAddress, patience: Duration) -> Result<Inspected, String> {
+    pub(crate) fn inspect(&self, place: &NodeAddress, timeout: Duration) -> Result<Inspected, String> {
         let access =
             servers(place).into_iter().next().map(|server| server.access).ok_or("has no address that is known")?;
-        let mut node = NodeConnection::open(&access, patience)?;
+        let mut node = NodeConnection::open(&access, timeout)?;
         let mut query = |args: &[&str]| {
             let reply = node.call(args).map_err(|error| format!("does not answer {}: {error}", args[0]))?;
             reply.error().map_or_else(|| Ok(reply.text()), |error| Err(format!("refuses {}: {error}", args[0])))
@@ -169,9 +169,9 @@ impl FleetFacts {
     }
 
     /// Reason why a server that has not joined must not be stopped: a router uses it. `None` also if it does not reply.
-    pub(crate) fn in_use(&self, place: &NodeAddress, patience: Duration) -> Option<String> {
+    pub(crate) fn in_use(&self, place: &NodeAddress, timeout: Duration) -> Option<String> {
         let access = servers(place).into_iter().next()?.access;
-        let newcomer = look(&access, patience, self.databases).ok()?;
+        let newcomer = look(&access, timeout, self.databases).ok()?;
         let run_id = newcomer.field("run_id")?;
         let node = self
             .nodes
@@ -184,8 +184,8 @@ impl FleetFacts {
 }
 
 /// Queries INFO. `None` if the node does not reply.
-fn identify(access: &NodeAccess, patience: Duration) -> Option<Newcomer> {
-    let info = NodeConnection::open(access, patience).ok()?.call(&["INFO"]).ok()?.text();
+fn identify(access: &NodeAccess, timeout: Duration) -> Option<Newcomer> {
+    let info = NodeConnection::open(access, timeout).ok()?.call(&["INFO"]).ok()?.text();
     Some(Newcomer { info, ..Newcomer::default() })
 }
 
@@ -220,8 +220,8 @@ impl Newcomer {
     }
 }
 
-fn look(access: &NodeAccess, patience: Duration, databases: u32) -> Result<Newcomer, String> {
-    let mut node = NodeConnection::open(access, patience)?;
+fn look(access: &NodeAccess, timeout: Duration, databases: u32) -> Result<Newcomer, String> {
+    let mut node = NodeConnection::open(access, timeout)?;
     let mut ask = |args: &[&str]| node.call(args).map_err(|error| format!("does not answer {}: {error}", args[0]));
     let info = ask(&["INFO"])?;
     if let Some(error) = info.error() {
@@ -304,8 +304,8 @@ fn version_note(newcomer: &Newcomer, fleet: &FleetFacts) -> Option<String> {
 }
 
 /// Number of databases of a node, if it replies.
-fn databases_of(access: &NodeAccess, patience: Duration) -> Option<u32> {
-    let mut node = NodeConnection::open(access, patience).ok()?;
+fn databases_of(access: &NodeAccess, timeout: Duration) -> Option<u32> {
+    let mut node = NodeConnection::open(access, timeout).ok()?;
     node.call(&["CONFIG", "GET", "databases"]).ok()?.items().get(1)?.text().parse().ok()
 }
 

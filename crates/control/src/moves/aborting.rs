@@ -22,10 +22,10 @@ use crate::admin::{Abandon, AbortRequest, MoveState, MovesReport, OperationError
 use crate::journal::RESERVE;
 
 /// Outage of a leg's node, in seconds, after which it counts as lost.
-const LOST_PATIENCE: f64 = 3.0;
+const LOST_TIMEOUT: f64 = 3.0;
 
 /// Time without progress, in seconds, after which a move is reported as a problem.
-const IDLE_PATIENCE: f64 = 60.0;
+const IDLE_TIMEOUT: f64 = 60.0;
 
 /// Bytes that a change of the state directory may need, approximately.
 const STORE_ROOM: u64 = 256 << 10;
@@ -97,7 +97,7 @@ impl Moves {
         let seconds =
             |node: NodeId| unreached.iter().find(|unreached| unreached.node == node).map(|unreached| unreached.seconds);
         let is_linked = |node: NodeId| self.link_of(node).is_none_or(|link| link == Link::Up);
-        let is_up = |node: NodeId| is_linked(node) && seconds(node).is_none_or(|seconds| seconds < LOST_PATIENCE);
+        let is_up = |node: NodeId| is_linked(node) && seconds(node).is_none_or(|seconds| seconds < LOST_TIMEOUT);
         let (source, target) = (self.name(look.source), self.name(look.target));
         if look.cannot_roll_back && request.abandon.is_none() {
             return Err(conflict(format!(
@@ -335,7 +335,7 @@ impl Moves {
         let warnings = state.open.iter().filter_map(|(id, planned)| {
             let (progress, look) = (planned.progress.as_ref(), self.abort_state(*id, planned));
             let names = |side| self.name(if side == Side::Source { planned.order.source } else { planned.order.target });
-            if let (Some(UnreachableSide { side, seconds, .. }), Some(_)) = (UnreachableSide::awaited(planned, LOST_PATIENCE), look.leg_left) {
+            if let (Some(UnreachableSide { side, seconds, .. }), Some(_)) = (UnreachableSide::awaited(planned, LOST_TIMEOUT), look.leg_left) {
                 let (slots, activity) = (of_leg(*id), progress.map_or("", |progress| &progress.activity));
                 let (name, word) = (names(side), if side == Side::Source { "source" } else { "target" });
                 let keys = match side {
@@ -352,7 +352,7 @@ impl Moves {
             if let Some(trouble) = planned.trouble.as_ref().filter(|_| !planned.begun) {
                 return Some(Warning { id: Some(id.0), slots: of_leg(*id), what: format!("move {} cannot begin: {trouble}", id.0) });
             }
-            let idle = progress.filter(|progress| !progress.paused && progress.idle_seconds >= IDLE_PATIENCE)?;
+            let idle = progress.filter(|progress| !progress.paused && progress.idle_seconds >= IDLE_TIMEOUT)?;
             let what = format!("move {} has come no further for {:.0} s: {}", id.0, idle.idle_seconds, idle.activity);
             Some(Warning { id: Some(id.0), slots: 0, what })
         });

@@ -20,7 +20,7 @@ use crate::admin::{
     MoveOptionsRequest, MovesReport, OperationError, PaperRequest, PlanReport, PlannedReport, SteerRequest, conflict,
     invalid,
 };
-use crate::nodes::check::{PATIENCE, RouterIdentity, check_node};
+use crate::nodes::check::{RouterIdentity, TIMEOUT, check_node};
 use crate::nodes::fit::is_older;
 use crate::operator::text_of;
 
@@ -418,13 +418,13 @@ impl Moves {
         let Some(access) = access.get(&id) else {
             return Err(OperationError::Failed(format!("it is not known how {} is reached", self.name(id))));
         };
-        check_node(access, self.patience(), is_target.then_some(how.durability), how.direct_clients, &self.own())
+        check_node(access, self.timeout(), is_target.then_some(how.durability), how.direct_clients, &self.own())
             .map_err(conflict)
     }
 
     /// Timeout for a node's reply.
-    pub fn patience(&self) -> Duration {
-        self.tuning.read().unwrap_or_else(PoisonError::into_inner).patience.max(PATIENCE)
+    pub fn timeout(&self) -> Duration {
+        self.tuning.read().unwrap_or_else(PoisonError::into_inner).timeout.max(TIMEOUT)
     }
 
     /// Names of this router's connections.

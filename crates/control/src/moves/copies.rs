@@ -22,7 +22,7 @@ use crate::nodes::holdings::databases;
 use crate::nodes::{Action, Answer, NodeConnection, direct_clients, routers, settled_list};
 
 /// Timeout for a node's reply. Short, because other nodes wait for it.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum duration of one step, because moves wait in the meantime.
 const AT_ONCE: Duration = Duration::from_millis(100);
@@ -82,7 +82,7 @@ pub(super) struct ProbeConnection<'a> {
 
 impl<'a> ProbeConnection<'a> {
     fn open(node: &'a NodeAccess) -> Result<Self, String> {
-        let connection = NodeConnection::open(node, PATIENCE).map_err(|why| format!("node {} {why}", node.name))?;
+        let connection = NodeConnection::open(node, TIMEOUT).map_err(|why| format!("node {} {why}", node.name))?;
         Ok(Self { node, connection, database: None })
     }
 

@@ -27,8 +27,8 @@ impl Host for Moves {
         done(outcome);
     }
 
-    fn replicas_need(&self, node: NodeId, position: Position, patience: Duration, done: Done) {
-        self.running.needs().add(ReplicaRequirement::new(node, position, patience, done));
+    fn replicas_need(&self, node: NodeId, position: Position, timeout: Duration, done: Done) {
+        self.running.needs().add(ReplicaRequirement::new(node, position, timeout, done));
     }
 
     fn set_transits(&self, move_id: MoveId, transits: Vec<(Transit, Vec<Slot>)>) -> Result<u64, String> {

@@ -74,7 +74,7 @@ impl Default for MovesConfig {
 struct Tuning {
     config: MovesConfig,
     /// Timeout for the reply of a checked node.
-    patience: Duration,
+    timeout: Duration,
 }
 
 /// Executor of one fleet's moves. One type in several files, because everything concerns one state under one lock: an
@@ -118,8 +118,8 @@ impl Moves {
     }
 
     /// Applies settings that a reload can change.
-    pub fn tune(&self, config: &MovesConfig, patience: Duration) {
-        *self.tuning.write().unwrap_or_else(PoisonError::into_inner) = Tuning { config: config.clone(), patience };
+    pub fn tune(&self, config: &MovesConfig, timeout: Duration) {
+        *self.tuning.write().unwrap_or_else(PoisonError::into_inner) = Tuning { config: config.clone(), timeout };
         self.wake();
     }
 

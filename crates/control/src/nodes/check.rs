@@ -9,7 +9,7 @@ use switchyard_router::{NodeAccess, foreign_connections};
 use super::{Action, Answer, NodeConnection, PROBE_NAME, direct_clients, redis_version, routers, settled_list};
 
 /// Minimum timeout for a reply.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Oldest version that supports moves.
 pub(crate) const REDIS_MIN: (u32, u32) = (6, 2);
@@ -78,17 +78,17 @@ pub(crate) struct RouterIdentity {
     pub(crate) run: String,
 }
 
-/// Checks a node, and returns its `run_id`. `patience`: timeout per reply. `durability`: the guarantee that a target
+/// Checks a node, and returns its `run_id`. `timeout`: timeout per reply. `durability`: the guarantee that a target
 /// must support.
 pub(crate) fn check_node(
     access: &NodeAccess,
-    patience: Duration,
+    timeout: Duration,
     durability: Option<Durability>,
     allow_direct_clients: bool,
     own: &RouterIdentity,
 ) -> Result<String, String> {
     let name = &access.name;
-    let mut node = NodeConnection::open(access, patience).map_err(|why| format!("node {name} {why}"))?;
+    let mut node = NodeConnection::open(access, timeout).map_err(|why| format!("node {name} {why}"))?;
     let mut ask = |args: &[&str]| node.call(args).map_err(|error| format!("node {name} does not answer: {error}"));
     let info = ask(&["INFO", "server"])?.text();
     let version = redis_version(&info);

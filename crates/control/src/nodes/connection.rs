@@ -60,11 +60,11 @@ impl Answer {
 /// Rewords a socket error: names the timeout, which the system calls a temporarily unavailable resource, and adds the
 /// remedy for a TLS failure.
 fn describe_error(tcp: &TcpStream, error: io::Error) -> io::Error {
-    let patience = tcp.read_timeout().ok().flatten();
-    match (error.kind(), patience, tls_failure(&error)) {
+    let timeout = tcp.read_timeout().ok().flatten();
+    match (error.kind(), timeout, tls_failure(&error)) {
         (kind, _, Some(why)) => io::Error::new(kind, why),
-        (io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut, Some(patience), None) => {
-            io::Error::new(io::ErrorKind::TimedOut, format!("nothing came within {patience:?}"))
+        (io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut, Some(timeout), None) => {
+            io::Error::new(io::ErrorKind::TimedOut, format!("nothing came within {timeout:?}"))
         }
         _ => error,
     }

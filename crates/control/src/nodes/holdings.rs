@@ -33,7 +33,7 @@ pub const SAMPLE: u64 = 1000;
 const SAMPLE_PAGES: u32 = 50;
 
 /// Minimum timeout for a page of names, because the node may be busy.
-const PAGE_PATIENCE: Duration = Duration::from_secs(30);
+const PAGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Interval between progress reports of a long search.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
@@ -74,10 +74,10 @@ pub fn in_parallel<T: Sync, R: Send>(items: &[T], ask: impl Fn(&T) -> R + Sync) 
 
 /// Returns a node that is used by a router of another state directory than `own`. Ignores nodes that do not reply, or
 /// refuse CLIENT LIST.
-pub fn served_by_another<'a>(nodes: &'a [NodeAccess], own: Option<&str>, patience: Duration) -> Option<&'a NodeAccess> {
+pub fn served_by_another<'a>(nodes: &'a [NodeAccess], own: Option<&str>, timeout: Duration) -> Option<&'a NodeAccess> {
     let is_served = |node: &NodeAccess| {
         let connection =
-            NodeConnection::open(node, patience).ok().map(|connection| connection.with_answers_up_to(LIST_MAX));
+            NodeConnection::open(node, timeout).ok().map(|connection| connection.with_answers_up_to(LIST_MAX));
         let list = connection.and_then(|mut connection| connection.call(&["CLIENT", "LIST"]).ok());
         list.is_some_and(|list| routers(&list.text()).iter().any(|site| Some(site.as_str()) != own))
     };
@@ -88,12 +88,12 @@ pub fn served_by_another<'a>(nodes: &'a [NodeAccess], own: Option<&str>, patienc
 /// Examines the nodes' keys, and returns the map for a first start. `tell` receives progress reports.
 pub fn first_start(
     nodes: &[NodeAccess],
-    patience: Duration,
+    timeout: Duration,
     tell: &(dyn Fn(&str) + Sync),
 ) -> Result<FirstStart, PlaceError> {
     let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
     let looks =
-        in_parallel(nodes, |node| look(node, &names, patience).map_err(|why| format!("node {} {why}", node.name)));
+        in_parallel(nodes, |node| look(node, &names, timeout).map_err(|why| format!("node {} {why}", node.name)));
     let looks: Vec<NodeHoldings> = match looks.into_iter().collect() {
         Ok(looks) => looks,
         Err(why) => return Ok(FirstStart::Unknown(why)),
@@ -120,7 +120,7 @@ pub fn first_start(
     Ok(match Topology::first(&counts)? {
         First::Even(topology) => FirstStart::Place { topology, owner: None },
         First::Owner(topology, owner) => FirstStart::Place { topology, owner: counts.into_iter().nth(owner.index()) },
-        First::IfKeysFit(topology) => match find_elsewhere(&topology, nodes, &counts, patience, tell) {
+        First::IfKeysFit(topology) => match find_elsewhere(&topology, nodes, &counts, timeout, tell) {
             Ok(None) => FirstStart::Place { topology, owner: None },
             Ok(Some(found)) => FirstStart::Refused(refusal(&counts, &found, looks.iter().any(|look| look.is_marked))),
             Err(why) => FirstStart::Unknown(why),
@@ -129,9 +129,9 @@ pub fn first_start(
 }
 
 /// Reason, from the replies of the reachable nodes, why these nodes cannot be a fleet under any map.
-pub fn unfit_for_a_map(nodes: &[NodeAccess], patience: Duration) -> Option<String> {
+pub fn unfit_for_a_map(nodes: &[NodeAccess], timeout: Duration) -> Option<String> {
     let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
-    let looks = in_parallel(nodes, |node| look(node, &names, patience).ok());
+    let looks = in_parallel(nodes, |node| look(node, &names, timeout).ok());
     let answering = || nodes.iter().zip(&looks).filter_map(|(node, look)| Some((node, look.as_ref()?)));
     let unfit = answering().find_map(|(_, look)| look.unfit.as_ref());
     unfit
@@ -212,8 +212,8 @@ struct NodeHoldings {
     unfit: Option<String>,
 }
 
-fn look(access: &NodeAccess, listed: &[&str], patience: Duration) -> Result<NodeHoldings, String> {
-    let mut node = NodeConnection::open(access, patience)?.with_answers_up_to(ANSWER_MAX);
+fn look(access: &NodeAccess, listed: &[&str], timeout: Duration) -> Result<NodeHoldings, String> {
+    let mut node = NodeConnection::open(access, timeout)?.with_answers_up_to(ANSWER_MAX);
     let marker = node.call(&["SWITCHYARD", "STATUS"]).map_err(|error| format!("does not answer: {error}"))?;
     let is_router = is_router(&marker);
     let (others, is_marked) =
@@ -306,7 +306,7 @@ fn find_elsewhere(
     topology: &Topology,
     nodes: &[NodeAccess],
     counts: &[(String, u64)],
-    patience: Duration,
+    timeout: Duration,
     tell: &(dyn Fn(&str) + Sync),
 ) -> Result<Option<MisplacedKey>, String> {
     let is_over = AtomicBool::new(false);
@@ -320,8 +320,8 @@ fn find_elsewhere(
     let found = in_parallel(&numbered, |(id, node, keys)| {
         let mut found = None;
         let (mut seen, mut told) = (0_u64, Instant::now());
-        let mut connection = NodeConnection::open(node, patience.max(PAGE_PATIENCE))
-            .map_err(|why| format!("node {} {why}", node.name))?;
+        let mut connection =
+            NodeConnection::open(node, timeout.max(PAGE_TIMEOUT)).map_err(|why| format!("node {} {why}", node.name))?;
         let looked = each_key(&mut connection, None, |key| {
             seen += 1;
             if told.elapsed() >= PROGRESS_INTERVAL {
@@ -399,13 +399,13 @@ pub struct Sampled {
 /// whether the map places a key elsewhere.
 pub fn sample(
     access: &NodeAccess,
-    patience: Duration,
+    timeout: Duration,
     site: Option<&str>,
     at_most: Option<u64>,
     is_elsewhere: impl Fn(&[u8]) -> bool,
 ) -> Result<Sampled, String> {
-    let patience = if at_most.is_some() { patience } else { patience.max(PAGE_PATIENCE) };
-    let mut node = NodeConnection::open(access, patience)?;
+    let timeout = if at_most.is_some() { timeout } else { timeout.max(PAGE_TIMEOUT) };
+    let mut node = NodeConnection::open(access, timeout)?;
     let mark = site
         .map(|site| node.call(&query_of_site(site)).map_err(|error| format!("does not answer ACL: {error}")))
         .transpose()?;

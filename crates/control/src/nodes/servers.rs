@@ -8,7 +8,7 @@ use switchyard_router::{NodeAccess, NodeTls};
 use super::{Answer, NodeAddress, NodeConnection, SentinelAddress, SentinelPlace};
 
 /// Timeout for a reply.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A server of a node.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ pub fn servers_of(node: &NodeAddress, in_force: Option<SocketAddr>) -> Vec<Serve
         None => {
             let is_primary = |address: &SocketAddr| {
                 let candidate = NodeAccess { address: Some(*address), ..access.clone() };
-                let role = NodeConnection::open(&candidate, PATIENCE).ok().and_then(|mut c| c.call(&["ROLE"]).ok());
+                let role = NodeConnection::open(&candidate, TIMEOUT).ok().and_then(|mut c| c.call(&["ROLE"]).ok());
                 role.is_some_and(|role| role.items().first().is_some_and(|r| r.text() == "master"))
             };
             let all: Vec<SocketAddr> = access.address.iter().chain(&node.replicas).copied().collect();
@@ -65,7 +65,7 @@ fn from_sentinel(
     place: &SentinelPlace,
     tls: Option<&NodeTls>,
 ) -> Option<(Option<SocketAddr>, Vec<SocketAddr>)> {
-    let mut connection = NodeConnection::open(&group.access(place, place.endpoint.resolve().ok()), PATIENCE).ok()?;
+    let mut connection = NodeConnection::open(&group.access(place, place.endpoint.resolve().ok()), TIMEOUT).ok()?;
     let resolve = |host: &str, port: &str| {
         let address = (host, port.parse().ok()?).to_socket_addrs().ok()?.min_by_key(|address| !address.is_ipv4())?;
         if let Some(tls) = tls {

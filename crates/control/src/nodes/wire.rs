@@ -14,7 +14,7 @@ use tokio_rustls::TlsConnector;
 use super::connection::tls_failure;
 
 /// Default timeout per step. A slower server counts as silent.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Maximum size of a reply, in bytes. No query has a larger one.
 const REPLY_MAX: usize = 1 << 20;
@@ -27,16 +27,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
 pub(crate) struct Connection {
     stream: Box<dyn Duplex>,
     input: Vec<u8>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Connection {
     pub(crate) async fn open(address: SocketAddr, access: &NodeAccess) -> io::Result<Self> {
-        Self::open_within(PATIENCE, address, access).await
+        Self::open_within(TIMEOUT, address, access).await
     }
 
     /// Connects with this timeout per step.
-    pub(crate) async fn open_within(patience: Duration, address: SocketAddr, access: &NodeAccess) -> io::Result<Self> {
+    pub(crate) async fn open_within(timeout: Duration, address: SocketAddr, access: &NodeAccess) -> io::Result<Self> {
         let connect = async {
             let stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;
@@ -50,9 +50,9 @@ impl Connection {
                     })?)
                 }
             };
-            Ok(Self { stream, input: Vec::new(), patience })
+            Ok(Self { stream, input: Vec::new(), timeout })
         };
-        let mut connection = within(patience, connect).await?;
+        let mut connection = within(timeout, connect).await?;
         if let Some(password) = &access.password {
             let user = access.username.as_deref();
             let args: Vec<&str> = ["AUTH"].into_iter().chain(user).chain([password.0.as_str()]).collect();
@@ -63,8 +63,8 @@ impl Connection {
     }
 
     /// Sets the timeout of replies.
-    pub(crate) fn with_patience(self, patience: Duration) -> Self {
-        Self { patience, ..self }
+    pub(crate) fn with_timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
     }
 
     /// Sends a command and reads its reply.
@@ -79,7 +79,7 @@ impl Connection {
         for args in commands {
             encode::command(&mut request, args.iter().map(|arg| arg.as_bytes()));
         }
-        within(self.patience, async {
+        within(self.timeout, async {
             self.stream.write_all(&request).await?;
             let mut answers = Vec::with_capacity(commands.len());
             for _ in commands {
@@ -106,8 +106,8 @@ impl Connection {
     }
 }
 
-async fn within<T>(patience: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    tokio::time::timeout(patience, work).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+async fn within<T>(timeout: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(timeout, work).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
 /// Converts an error reply to an error.

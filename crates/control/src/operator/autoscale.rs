@@ -220,7 +220,7 @@ struct FleetSnapshot<'a> {
 impl FleetSnapshot<'_> {
     fn facts(&self) -> Option<FleetFacts> {
         let Operator { moves, running, .. } = self.operator;
-        FleetFacts::of(running, self.topology, moves.site(), moves.patience())
+        FleetFacts::of(running, self.topology, moves.site(), moves.timeout())
     }
 
     /// Names and addresses of all nodes, and the addresses of their servers.
@@ -272,7 +272,7 @@ impl Evidence for FleetSnapshot<'_> {
     fn inspect(&self, address: &str) -> Result<Inspected, String> {
         let Operator { list, moves, .. } = self.operator;
         let facts = self.facts().ok_or("cannot be judged: the router is stopping")?;
-        facts.inspect(&list.find(address)?, moves.patience())
+        facts.inspect(&list.find(address)?, moves.timeout())
     }
 }
 
@@ -377,7 +377,7 @@ impl FleetActions for FleetSnapshot<'_> {
 
     fn in_use(&self, address: &str) -> Option<String> {
         let Operator { list, moves, .. } = self.operator;
-        self.facts()?.in_use(&list.find(address).ok()?, moves.patience())
+        self.facts()?.in_use(&list.find(address).ok()?, moves.timeout())
     }
 
     fn fill(&self, is_urgent: bool) -> Result<Vec<u64>, String> {

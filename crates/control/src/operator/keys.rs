@@ -20,7 +20,7 @@ use crate::admin::{MoveRequest, OperationError, PlanReport, conflict, invalid};
 use crate::nodes::NodeConnection;
 
 /// Timeout for one reply of a node.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Timeout of the search for matching keys, because the client waits for it.
 const SEARCH: Duration = Duration::from_secs(45);
@@ -148,7 +148,7 @@ impl Operator {
         let failed = |why: String| OperationError::Failed(format!("node {} {why}", self.moves.name(source)));
         let access = self.running.with(Router::node_access).unwrap_or_default();
         let access = access.get(&source).ok_or_else(|| failed("has no address that is known".to_owned()))?;
-        let mut node = NodeConnection::open(access, PATIENCE).map_err(failed)?;
+        let mut node = NodeConnection::open(access, TIMEOUT).map_err(failed)?;
         let began = Instant::now();
         let mut ask = |args: &[&[u8]]| {
             if began.elapsed() > SEARCH {

@@ -29,7 +29,7 @@ impl Operator {
             }
             is
         };
-        let looked = samples(&topology, &nodes, self.moves.patience(), None, Some(SAMPLE), left, is_elsewhere);
+        let looked = samples(&topology, &nodes, self.moves.timeout(), None, Some(SAMPLE), left, is_elsewhere);
         // Keys that arrived or left in the meantime are now at the right node.
         let now = self.moves.topology_now()?;
         let mut elsewhere: BTreeMap<NodeId, u64> = BTreeMap::new();

@@ -238,12 +238,12 @@ impl Operator {
         how: MoveOptions,
     ) -> Result<Vec<String>, OperationError> {
         let place = self.list.find(name).map_err(conflict)?;
-        let patience = self.moves.patience();
-        let fleet = FleetFacts::of(&self.running, topology, self.moves.site(), patience);
+        let timeout = self.moves.timeout();
+        let fleet = FleetFacts::of(&self.running, topology, self.moves.site(), timeout);
         let fleet = fleet.ok_or_else(|| OperationError::Unavailable("the router is stopping".to_owned()))?;
-        let (access, _, mut notes) = fleet.check_server(&place, patience).map_err(conflict)?;
+        let (access, _, mut notes) = fleet.check_server(&place, timeout).map_err(conflict)?;
         if request.rebalance {
-            check_node(&access, patience, Some(how.durability), how.direct_clients, &self.moves.own())
+            check_node(&access, timeout, Some(how.durability), how.direct_clients, &self.moves.own())
                 .map_err(conflict)?;
         }
         match fleet.limits() {
@@ -267,7 +267,7 @@ impl Operator {
         let (new, others): (Vec<NodeAccess>, Vec<NodeAccess>) =
             access.into_values().partition(|access| access.name == name);
         let notes: Vec<String> =
-            new.iter().flat_map(|server| align_settings(server, &others, &config_set, self.moves.patience())).collect();
+            new.iter().flat_map(|server| align_settings(server, &others, &config_set, self.moves.timeout())).collect();
         notes.iter().for_each(|note| warn!("node {note}"));
         notes
     }

@@ -44,7 +44,7 @@ pub(super) struct Arguments {
 
     /// Time-out of a reply, after which the outcome is unknown
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = time_flag)]
-    patience: Duration,
+    timeout: Duration,
 
     /// Mean pause of a client between two operations
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = time_flag)]
@@ -84,7 +84,7 @@ pub(super) fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()
         duration: arguments.time,
         clients: usize::from(arguments.clients),
         kinds,
-        patience: arguments.patience,
+        timeout: arguments.timeout,
         pause: arguments.pause,
         seed: arguments.seed,
         prefix: format!("history:{:x}:", now ^ u128::from(std::process::id())),

@@ -69,7 +69,7 @@ struct Shared {
 
     /// Time limit of the moves of a run
     #[arg(long, value_name = "TIME", value_parser = time_flag, default_value = "30m")]
-    patience: Duration,
+    timeout: Duration,
 
     /// File of results, one line per run; lines of other settings, versions and machines are left alone
     #[arg(long, value_name = "FILE", default_value = "reproduce.jsonl")]
@@ -89,7 +89,7 @@ impl Shared {
         Ok(Conduct {
             switchyard: product::find(self.switchyard.as_deref())?,
             repeat: self.repeat,
-            patience: self.patience,
+            timeout: self.timeout,
             keep: self.keep.clone(),
             out: self.out.clone(),
             command_line: typed(),

@@ -26,15 +26,15 @@ pub(super) enum Outcome {
 #[derive(Debug)]
 pub(super) struct Connection {
     address: SocketAddr,
-    patience: Duration,
+    timeout: Duration,
     stream: Option<TcpStream>,
     buf: Vec<u8>,
 }
 
 impl Connection {
     /// Creates a connection with this time-out for replies.
-    pub(super) fn new(address: SocketAddr, patience: Duration) -> Self {
-        Self { address, patience, stream: None, buf: Vec::new() }
+    pub(super) fn new(address: SocketAddr, timeout: Duration) -> Self {
+        Self { address, timeout, stream: None, buf: Vec::new() }
     }
 
     /// Sends `commands` in one write and waits for all their replies.
@@ -61,9 +61,9 @@ impl Connection {
     }
 
     fn connect(&mut self) -> std::io::Result<()> {
-        let stream = TcpStream::connect_timeout(&self.address, self.patience)?;
+        let stream = TcpStream::connect_timeout(&self.address, self.timeout)?;
         stream.set_nodelay(true)?;
-        stream.set_write_timeout(Some(self.patience))?;
+        stream.set_write_timeout(Some(self.timeout))?;
         self.stream = Some(stream);
         Ok(())
     }
@@ -73,7 +73,7 @@ impl Connection {
         if stream.write_all(out).is_err() {
             return Outcome::Unknown; // a part of it may have arrived
         }
-        let end = Instant::now() + self.patience;
+        let end = Instant::now() + self.timeout;
         let mut got = Vec::with_capacity(replies);
         let mut at = 0;
         let mut chunk = [0_u8; 16 * 1024];

@@ -53,7 +53,7 @@ pub struct Settings {
     /// Kinds of histories.
     pub kinds: Vec<Kind>,
     /// Time-out of a reply, after which the outcome is unknown.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// Mean pause of a client between two operations.
     pub pause: Duration,
     /// Seed of the clients' choices. The history also depends on timing.
@@ -284,7 +284,7 @@ struct Client<'a> {
 impl<'a> Client<'a> {
     fn new(shared: &'a Shared, number: usize) -> Self {
         let settings = &shared.settings;
-        let connection = Connection::new(settings.targets[number % settings.targets.len()], settings.patience);
+        let connection = Connection::new(settings.targets[number % settings.targets.len()], settings.timeout);
         Self { shared, number, connection, rng: Rng::new(mix(settings.seed ^ mix(number as u64 + 1))) }
     }
 

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
 /// Time-out of a request to the admin port.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// State of a move.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,9 +79,9 @@ pub fn report(admin: SocketAddr) -> Result<Value> {
 
 /// Returns the document at a path of the admin port.
 pub(crate) fn get(admin: SocketAddr, path: &str) -> Result<Value> {
-    let mut stream = TcpStream::connect_timeout(&admin, PATIENCE)
+    let mut stream = TcpStream::connect_timeout(&admin, TIMEOUT)
         .with_context(|| format!("cannot connect to the admin port {admin}"))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n").as_bytes())?;
     let mut text = Vec::new();
     stream.read_to_end(&mut text).with_context(|| format!("no answer from the admin port {admin}"))?;

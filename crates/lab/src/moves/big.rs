@@ -14,7 +14,7 @@ use switchyard_bench::wire::{Reply, encode};
 
 use super::generator::Layout;
 use super::site::Routed;
-use super::{Bench, PATIENCE};
+use super::{Bench, TIMEOUT};
 
 /// Bytes of a value.
 const VALUE: usize = 100;
@@ -176,7 +176,7 @@ impl Bench<'_> {
             self.pause(self.settings.control)?;
             phase.store(MOVING, Ordering::Relaxed);
             self.print("the hash moves".to_owned());
-            let moved = site.move_slots(&self.programs, (0, 1), &self.settings.goal, "0", PATIENCE, || {
+            let moved = site.move_slots(&self.programs, (0, 1), &self.settings.goal, "0", TIMEOUT, || {
                 ensure!(!failed.load(Ordering::Relaxed), "a connection failed");
                 self.stopped()
             })?;

@@ -95,7 +95,7 @@ const SIZES: [(usize, u64); 3] = [(64, 1), (1024, 5), (65_536, 200)];
 /// Minimum keys per slot: a million keys in all slots of a cluster are 61 per slot.
 const KEYS_PER_SLOT: u64 = 60;
 /// Maximum duration of a move.
-const PATIENCE: Duration = Duration::from_secs(900);
+const TIMEOUT: Duration = Duration::from_secs(900);
 
 /// Speed of one kind of move, without load.
 #[derive(Debug, Clone)]
@@ -310,7 +310,7 @@ impl Bench<'_> {
         self.print(format!("redis-cli --cluster reshard, {size} B, pipeline {pipeline}: {before} keys"));
         let begun = Instant::now();
         let mut reshard = cluster.reshard(&self.programs, layout.each(), pipeline, self.folder)?;
-        let took = wait_for(&mut reshard, begun, PATIENCE, || self.stopped())?;
+        let took = wait_for(&mut reshard, begun, TIMEOUT, || self.stopped())?;
         self.all_moved(before, keys, cluster.addresses[0], cluster.addresses[1])?;
         Ok((before as u64, took))
     }
@@ -326,7 +326,7 @@ impl Bench<'_> {
         let router = site.router.id();
         let mut cost = Cost { memory_before: resident_bytes(router)?, memory_peak: 0, journal: 0, syncs: 0 };
         self.print(format!("switchyard move, {size} B: {before} keys"));
-        let (took, _) = site.move_slots(&self.programs, (0, 1), goal, &slots_of(&layout), PATIENCE, || {
+        let (took, _) = site.move_slots(&self.programs, (0, 1), goal, &slots_of(&layout), TIMEOUT, || {
             cost.memory_peak = cost.memory_peak.max(resident_bytes(router)?);
             self.stopped()
         })?;
@@ -435,7 +435,7 @@ impl Bench<'_> {
         let (programs, stop) = (self.programs.clone(), self.settings.stop.clone());
         let mut noticed =
             self.under_load(way, load, None, unloaded, site.process_ids(), Some(site.router.id()), || {
-                site.move_slots(&programs, (0, 1), &goal, &slots_of(&layout), PATIENCE, || stopped(&stop))
+                site.move_slots(&programs, (0, 1), &goal, &slots_of(&layout), TIMEOUT, || stopped(&stop))
                     .map(|(took, _)| took)
             })?;
         self.all_moved(before, self.settings.keys, site.addresses[0], site.addresses[1])?;
@@ -462,7 +462,7 @@ impl Bench<'_> {
         let noticed = self.under_load(way, load, rate, unloaded, cluster.process_ids(), None, || {
             let begun = Instant::now();
             let mut reshard = cluster.reshard(&programs, layout.each(), pipeline, &folder)?;
-            wait_for(&mut reshard, begun, PATIENCE, || stopped(&stop))
+            wait_for(&mut reshard, begun, TIMEOUT, || stopped(&stop))
         })?;
         self.all_moved(before, self.settings.keys, cluster.addresses[0], cluster.addresses[1])?;
         Ok(noticed)
@@ -574,9 +574,9 @@ impl Bench<'_> {
             self.pause(Duration::from_millis(500))?;
             let (from, to) = if round % 2 == 0 { (0, 1) } else { (1, 0) };
             let goal = &self.settings.goal;
-            let patience = Duration::from_secs(120);
+            let timeout = Duration::from_secs(120);
             let outcome =
-                site.move_slots(&self.programs, (from, to), goal, &slots_of(&layout), patience, || self.stopped());
+                site.move_slots(&self.programs, (from, to), goal, &slots_of(&layout), timeout, || self.stopped());
             let (counts, complaints) = run.finish()?;
             converged.tried += 1;
             converged.errors += counts.tally.errors + counts.tally.unanswered + counts.tally.disconnects;

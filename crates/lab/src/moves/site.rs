@@ -17,7 +17,7 @@ use super::admin::{self, MoveState, Order};
 use super::slot::SLOTS;
 
 /// Maximum time until both nodes of a cluster know each other.
-const CLUSTER_PATIENCE: Duration = Duration::from_secs(30);
+const CLUSTER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval between polls of a move.
 const POLL_INTERVAL: Duration = Duration::from_millis(25);
 /// Arguments of a server without persistence.
@@ -102,7 +102,7 @@ impl Cluster {
         Client::connect(cluster.addresses[1])?.ok(&[b"CLUSTER", b"SET-CONFIG-EPOCH", b"2"])?;
         client.ok(&[b"CLUSTER", b"SET-CONFIG-EPOCH", b"1"])?;
         client.ok(&[b"CLUSTER", b"MEET", b"127.0.0.1", port.as_bytes(), buses[1].to_string().as_bytes()])?;
-        let end = Instant::now() + CLUSTER_PATIENCE;
+        let end = Instant::now() + CLUSTER_TIMEOUT;
         loop {
             let mut ready = true;
             for address in &cluster.addresses {
@@ -112,7 +112,7 @@ impl Cluster {
             if ready {
                 return Ok(cluster);
             }
-            ensure!(Instant::now() < end, "two nodes did not become a cluster within {CLUSTER_PATIENCE:?}");
+            ensure!(Instant::now() < end, "two nodes did not become a cluster within {CLUSTER_TIMEOUT:?}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -275,7 +275,7 @@ impl Routed {
         between: (usize, usize),
         goal: &str,
         slots: &str,
-        patience: Duration,
+        timeout: Duration,
         mut tick: impl FnMut() -> Result<()>,
     ) -> Result<(Duration, Value)> {
         let (from, to) = between;
@@ -294,7 +294,7 @@ impl Routed {
                 MoveState::Stopped(why) => bail!("the move stopped: {why}"),
                 MoveState::Open => {}
             }
-            ensure!(begun.elapsed() < patience, "the move was not done within {patience:?}");
+            ensure!(begun.elapsed() < timeout, "the move was not done within {timeout:?}");
             tick()?;
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -315,11 +315,11 @@ impl Routed {
 }
 
 /// Waits for a program that moves slots. Returns the time since `begun`, or an error if the program fails or takes
-/// longer than `patience`.
+/// longer than `timeout`.
 pub(crate) fn wait_for(
     mover: &mut Process,
     begun: Instant,
-    patience: Duration,
+    timeout: Duration,
     mut tick: impl FnMut() -> Result<()>,
 ) -> Result<Duration> {
     loop {
@@ -332,8 +332,8 @@ pub(crate) fn wait_for(
             );
             return Ok(begun.elapsed());
         }
-        if begun.elapsed() > patience {
-            bail!("{} was not done within {patience:?}; the end of its output:\n{}", mover.name(), mover.log_tail());
+        if begun.elapsed() > timeout {
+            bail!("{} was not done within {timeout:?}; the end of its output:\n{}", mover.name(), mover.log_tail());
         }
         tick()?;
         std::thread::sleep(POLL_INTERVAL);

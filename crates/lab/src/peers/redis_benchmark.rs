@@ -14,7 +14,7 @@ use switchyard_bench::process::Process;
 use super::{rows::Row, target::Target};
 
 /// Time-out of a measurement. Most take a second or two, and with 10,000 clients ten times as long.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Results of redis-benchmark.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -49,7 +49,7 @@ pub(super) fn run(
 /// Runs this command line, which has `--csv`. `test` is the name of its one test.
 pub(crate) fn measure(command: &Command, test: &str, folder: &Path, stop: &AtomicBool) -> Result<Outcome> {
     let mut process = Process::start("redis-benchmark", command, folder)?;
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     let status = loop {
         if let Some(status) = process.ended() {
             break status;
@@ -58,7 +58,7 @@ pub(crate) fn measure(command: &Command, test: &str, folder: &Path, stop: &Atomi
             bail!("interrupted");
         }
         if Instant::now() > end {
-            bail!("redis-benchmark did not end within {PATIENCE:?}: the proxy lost requests or hangs");
+            bail!("redis-benchmark did not end within {TIMEOUT:?}: the proxy lost requests or hangs");
         }
         std::thread::sleep(Duration::from_millis(5));
     };

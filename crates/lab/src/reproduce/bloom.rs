@@ -306,7 +306,7 @@ fn panel<'a>(
 }
 
 fn one(bench: &Bench<'_>, scale: &Scale, cell: Cell, arm: Variant) -> Result<Measured> {
-    let Conduct { patience, stop, .. } = bench.conduct;
+    let Conduct { timeout, stop, .. } = bench.conduct;
     let together = ["--set".to_owned(), format!("moves.per-node-max={}", scale.targets)];
     let count = 1 + usize::from(scale.targets);
     let site = Routed::start_many(&bench.programs, &together, count, &bench.name(), bench.folder)?;
@@ -347,7 +347,7 @@ fn one(bench: &Bench<'_>, scale: &Scale, cell: Cell, arm: Variant) -> Result<Mea
         let order = Order { from: source, to: *target, slots: Some(&slots), keys: None, more: &more };
         moves.push(admin::begin(&bench.programs.switchyard, site.admin, &order)?);
     }
-    let watched = until_done(&run, site.admin, &moves, begun, *patience, stop)?;
+    let watched = until_done(&run, site.admin, &moves, begun, *timeout, stop)?;
     run.finish()?;
     let left = keys_at(source)?;
     ensure!(left == 0, "{left} keys are left at the source");

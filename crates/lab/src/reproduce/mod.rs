@@ -63,7 +63,7 @@ pub struct Conduct {
     /// Repetitions of each run.
     pub repeat: u32,
     /// Time limit of the moves of a run.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// File of results.
     pub keep: PathBuf,
     /// Document whose section is rewritten. Figures go to `figures` in its folder.
@@ -244,7 +244,7 @@ mod tests {
         let conduct = Conduct {
             switchyard: PathBuf::new(),
             repeat: 1,
-            patience: Duration::ZERO,
+            timeout: Duration::ZERO,
             keep: PathBuf::new(),
             out: Some(out.clone()),
             command_line: "lab x".to_owned(),

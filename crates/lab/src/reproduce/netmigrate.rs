@@ -183,7 +183,7 @@ fn panels<'a>(
 
 /// Does one run: everything that the first server has moves to the second, under load.
 pub(super) fn one(bench: &Bench<'_>, load: &Load, cell: Cell, flags: &[&str]) -> Result<Measured> {
-    let Conduct { patience, stop, .. } = bench.conduct;
+    let Conduct { timeout, stop, .. } = bench.conduct;
     let site = Routed::start(&bench.programs, &[], &bench.name(), bench.folder)?;
     let layout = Arc::new(Layout::new(1 << 10));
     let numbers: Vec<u64> = (0..).filter(|number| layout.is_in_first_half(*number)).take(load.keys as usize).collect();
@@ -217,7 +217,7 @@ pub(super) fn one(bench: &Bench<'_>, load: &Load, cell: Cell, flags: &[&str]) ->
     run.take();
     let served = Served::by(&site.addresses)?;
     let id = admin::begin(&bench.programs.switchyard, site.admin, &order)?;
-    let watched = until_done(&run, site.admin, &[id], begun, *patience, stop)?;
+    let watched = until_done(&run, site.admin, &[id], begun, *timeout, stop)?;
     let served = Served::by(&site.addresses)?.since(served);
     run.finish()?;
     let left = keys_at(site.addresses[0])?;

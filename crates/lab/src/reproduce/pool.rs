@@ -125,7 +125,7 @@ fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Measured> {
     run.take();
     let begun = Instant::now();
     let text = bench.order(admin, &["nodes", "add", &address.to_string(), "--rebalance", "--json"])?;
-    let watched = until_done(&run, admin, &moves_of(&text)?, begun, bench.conduct.patience, &bench.conduct.stop)?;
+    let watched = until_done(&run, admin, &moves_of(&text)?, begun, bench.conduct.timeout, &bench.conduct.stop)?;
     run.finish()?;
     let tally = &watched.counts.tally;
     Ok(Measured {

@@ -39,7 +39,7 @@ pub(super) fn until_done(
     site: SocketAddr,
     moves: &[u64],
     begun: Instant,
-    patience: Duration,
+    timeout: Duration,
     stop: &AtomicBool,
 ) -> Result<Watched> {
     let took = loop {
@@ -47,10 +47,7 @@ pub(super) fn until_done(
         if are_done(site, moves)? {
             break begun.elapsed();
         }
-        ensure!(
-            begun.elapsed() < patience,
-            "the moves were not done within {patience:?}; --patience gives them longer"
-        );
+        ensure!(begun.elapsed() < timeout, "the moves were not done within {timeout:?}; --patience gives them longer");
         std::thread::sleep(POLL_INTERVAL);
     };
     Ok(Watched { counts: run.take(), took })

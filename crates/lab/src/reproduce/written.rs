@@ -35,7 +35,7 @@ pub(super) const TITLE: &str =
     "A key that is only written: 3,000 of its node's 5,000 requests/s, and each node takes 5,000 less a tenth";
 
 /// Time limit of the wait.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Results of a run.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -109,7 +109,7 @@ pub(super) fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Written> {
         let relocated = (|| {
             // No load before, because the planner would even it out.
             let begun = Instant::now();
-            while is_at_home()? && begun.elapsed() < PATIENCE {
+            while is_at_home()? && begun.elapsed() < TIMEOUT {
                 pause(bench, Duration::from_millis(50))?;
             }
             Ok::<_, anyhow::Error>(begun.elapsed().as_secs_f64())

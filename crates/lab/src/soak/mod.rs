@@ -245,7 +245,7 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
         duration: settings.cycle + RECOVERY, // ended by us
         clients: settings.clients,
         kinds: Kind::ALL.to_vec(),
-        patience: if fault == Fault::None { Duration::from_secs(10) } else { Duration::from_millis(700) },
+        timeout: if fault == Fault::None { Duration::from_secs(10) } else { Duration::from_millis(700) },
         pause: Duration::from_millis(1),
         seed,
         prefix: "h:".to_owned(),

@@ -93,7 +93,7 @@ fn settings(targets: Vec<SocketAddr>, kinds: &[Kind], folder: &TempDir) -> Setti
         duration: Duration::from_secs(60), // ended by operations, not by time
         clients: 16,
         kinds: kinds.to_vec(),
-        patience: Duration::from_secs(10),
+        timeout: Duration::from_secs(10),
         pause: Duration::from_micros(300),
         seed: 1,
         prefix: "h:".to_owned(),
@@ -160,7 +160,7 @@ fn histories_are_linearizable_if_nodes_hang_and_die() {
     let folder = TempDir::new().expect("a folder");
     let mut site = Site::start(&router(), &[], 2, folder.path()).expect("it starts");
     let settings =
-        Settings { patience: Duration::from_millis(200), ..settings(vec![site.entry()], &Kind::ALL, &folder) };
+        Settings { timeout: Duration::from_millis(200), ..settings(vec![site.entry()], &Kind::ALL, &folder) };
     let recording = history::start(&settings).expect("it starts");
     let mut goal = record(&recording, 2000).operations;
     for _ in 0..2 {

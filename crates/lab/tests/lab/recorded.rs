@@ -23,7 +23,7 @@ fn settings(target: SocketAddr, folder: &TempDir) -> Settings {
         duration: Duration::from_millis(700),
         clients: 10,
         kinds: Kind::ALL.to_vec(),
-        patience: Duration::from_millis(300),
+        timeout: Duration::from_millis(300),
         pause: Duration::ZERO,
         seed: 1,
         prefix: "h:".to_owned(),
@@ -44,7 +44,7 @@ fn all_operations_are_recorded() {
     let (_node, address, folder) = redis();
     // No operation may time out, even on a busy machine.
     let settings =
-        Settings { duration: Duration::from_secs(60), patience: Duration::from_secs(10), ..settings(address, &folder) };
+        Settings { duration: Duration::from_secs(60), timeout: Duration::from_secs(10), ..settings(address, &folder) };
     let recording = history::start(&settings).expect("it starts");
     // Until a watch has seen a change, which takes two clients on the same key.
     while recording.tally().aborted == 0 || recording.tally().operations < 3000 {

@@ -335,7 +335,7 @@ enum Judgement {
 
 /// Required duration of a judgement.
 #[derive(Clone, Copy, Debug)]
-struct Patience {
+struct Delays {
     up: Millis,
     down: Millis,
 }
@@ -374,12 +374,12 @@ fn judged(observed: &Observed, knobs: &Knobs, state: &mut State) -> (SizeChange,
         let why = Reason::Maximum(knobs.nodes_max);
         return removal(observed, vec![why]);
     }
-    let (judgement, patience) = match knobs.policy {
+    let (judgement, timeout) = match knobs.policy {
         Policy::Threshold => {
-            (threshold::judge(observed, knobs), Patience { up: knobs.up_after, down: knobs.down_after })
+            (threshold::judge(observed, knobs), Delays { up: knobs.up_after, down: knobs.down_after })
         }
-        Policy::Static => (static_metric::judge(observed, knobs), Patience { up: 0, down: 0 }),
-        Policy::Model => (model::judge(observed, knobs), Patience { up: knobs.up_after, down: knobs.down_after }),
+        Policy::Static => (static_metric::judge(observed, knobs), Delays { up: 0, down: 0 }),
+        Policy::Model => (model::judge(observed, knobs), Delays { up: knobs.up_after, down: knobs.down_after }),
     };
     match judgement {
         Judgement::Fine(reasons) => {
@@ -389,7 +389,7 @@ fn judged(observed: &Observed, knobs: &Knobs, state: &mut State) -> (SizeChange,
         Judgement::TooMuch(reasons) => {
             state.below = None;
             let since = *state.above.get_or_insert(now);
-            match delay_left(state, now, since, patience.up, knobs.up_cooldown)
+            match delay_left(state, now, since, timeout.up, knobs.up_cooldown)
                 .or((count >= knobs.nodes_max).then_some(Reason::Maximum(count)))
             {
                 None => (SizeChange::Add, reasons),
@@ -402,7 +402,7 @@ fn judged(observed: &Observed, knobs: &Knobs, state: &mut State) -> (SizeChange,
             if count <= least {
                 return (SizeChange::Stay, with(reasons, Reason::Minimum(least, scheduled)));
             }
-            match delay_left(state, now, since, patience.down, knobs.down_cooldown) {
+            match delay_left(state, now, since, timeout.down, knobs.down_cooldown) {
                 None => removal(observed, reasons),
                 Some(why) => (SizeChange::Stay, with(reasons, why)),
             }
@@ -423,10 +423,10 @@ fn removal(observed: &Observed, reasons: Vec<Reason>) -> (SizeChange, Vec<Reason
 }
 
 /// Returns the delay or cooldown that has not passed yet.
-fn delay_left(state: &State, now: Millis, since: Millis, patience: Millis, pause: Millis) -> Option<Reason> {
+fn delay_left(state: &State, now: Millis, since: Millis, timeout: Millis, pause: Millis) -> Option<Reason> {
     let lasted = now.saturating_sub(since);
-    if lasted < patience {
-        return Some(Reason::Lasts(lasted, patience));
+    if lasted < timeout {
+        return Some(Reason::Lasts(lasted, timeout));
     }
     pause_left(state, now, pause)
 }

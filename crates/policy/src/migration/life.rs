@@ -367,7 +367,7 @@ impl MoveStateMachine {
             Outcome::Moved => self.next(),
             Outcome::NotBegun { why } if was_open => stopped(&why),
             Outcome::NotBegun { why } => {
-                let us = LEG_RETRY_MIN_US.max(self.drain_patience_us() * LEG_RETRY_FACTOR);
+                let us = LEG_RETRY_MIN_US.max(self.drain_timeout_us() * LEG_RETRY_FACTOR);
                 self.failed_leg_starts += 1;
                 rest(us, &format!("trying again: {why}"), Step::Observe)
             }
@@ -463,7 +463,7 @@ impl MoveStateMachine {
     /// Time that a leg may hold clients back before it moves, microseconds. Doubles after each leg that could not
     /// start.
     #[must_use]
-    pub fn drain_patience_us(&self) -> u64 {
+    pub fn drain_timeout_us(&self) -> u64 {
         let us = self.drain_us.saturating_mul(2).clamp(DRAIN_TIMEOUT_US, DRAIN_TIMEOUT_MAX_US);
         us.saturating_mul(1 << self.failed_leg_starts.min(16)).min(DRAIN_TIMEOUT_MAX_US)
     }

@@ -55,15 +55,15 @@ const TRIES: u32 = 5;
 const REST_US: u64 = 100_000;
 /// Outage after which a leg gives up or goes back, microseconds: of either side before the drain, and of the target
 /// after it.
-const PREPARE_PATIENCE_US: u64 = 10_000_000;
-const TARGET_PATIENCE_US: u64 = 3_000_000;
+const PREPARE_TIMEOUT_US: u64 = 10_000_000;
+const TARGET_TIMEOUT_US: u64 = 3_000_000;
 /// Outage of the source after which a cut-over leg ends without it, microseconds: all keys are at the target.
 const SOURCE_TIMEOUT_US: u64 = 3_000_000;
 /// Maximum time that clients wait for the drain, microseconds.
 const DRAIN_TIMEOUT_MAX_US: u64 = 2_000_000;
 /// Outage of the source after which waiting clients receive an error, and minimum interval between errors,
 /// microseconds.
-const LOST_PATIENCE_US: u64 = 2_000_000;
+const LOST_TIMEOUT_US: u64 = 2_000_000;
 const REFUSE_EVERY_US: u64 = 100_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -612,7 +612,7 @@ impl Precopy {
             }
             State::Returning { drained: true } => {
                 // An unreachable target is purged when keys move there again.
-                let is_lost = matches!(self.links[Side::Target as usize], Link::Down { since_us } if now_us.saturating_sub(since_us) >= TARGET_PATIENCE_US);
+                let is_lost = matches!(self.links[Side::Target as usize], Link::Down { since_us } if now_us.saturating_sub(since_us) >= TARGET_TIMEOUT_US);
                 if self.target_is_dirty && !is_lost && self.given_up.is_none() {
                     self.purge(Side::Target, actions);
                 } else if self.purging.is_none() {
@@ -813,17 +813,17 @@ impl Precopy {
         let (side, longest_us) =
             if source_us > target_us { (Side::Source, source_us) } else { (Side::Target, target_us) };
         let waits = !matches!(self.state, State::Waiting | State::Cleaning | State::Starting { .. });
-        if !self.begun && longest_us >= PREPARE_PATIENCE_US && waits {
+        if !self.begun && longest_us >= PREPARE_TIMEOUT_US && waits {
             return self
                 .turn_back(format!("the {} did not answer for {} s", name(side), longest_us / 1_000_000), actions);
         }
         if !matches!(self.state, State::Last) {
             return;
         }
-        if target_us >= TARGET_PATIENCE_US {
+        if target_us >= TARGET_TIMEOUT_US {
             self.turn_back(format!("the target was not reached for {} s", target_us / 1_000_000), actions);
         }
-        if source_us >= LOST_PATIENCE_US && now_us.saturating_sub(self.last_refusal_us) >= REFUSE_EVERY_US {
+        if source_us >= LOST_TIMEOUT_US && now_us.saturating_sub(self.last_refusal_us) >= REFUSE_EVERY_US {
             self.last_refusal_us = now_us;
             let error = format!(
                 "NODEDOWN the key is being moved, and the move has not reached its source for {} s; the command was not executed, try again",

@@ -64,15 +64,15 @@ pub(super) fn error_text(answer: &[u8]) -> String {
 }
 
 impl Connection {
-    /// Connects to `address` and performs the handshake as `name`, within `patience`.
+    /// Connects to `address` and performs the handshake as `name`, within `timeout`.
     pub(super) fn open(
         access: &NodeAccess,
         address: SocketAddr,
         name: &str,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Self, String> {
-        let until = Instant::now() + patience;
-        let stream = TcpStream::connect_timeout(&address, patience).map_err(|e| e.to_string())?;
+        let until = Instant::now() + timeout;
+        let stream = TcpStream::connect_timeout(&address, timeout).map_err(|e| e.to_string())?;
         stream.set_nodelay(true).map_err(|e| e.to_string())?;
         stream.set_nonblocking(true).map_err(|e| e.to_string())?;
         let tls = access.tls.as_ref().map(|tls| Tls::connect(tls.config.clone(), tls.name_at(address))).transpose();
@@ -136,8 +136,8 @@ impl Connection {
     }
 
     /// Kills another connection at the node, and waits for the confirmation.
-    pub(super) fn kill(&mut self, client_id: u64, patience: Duration) -> Result<(), String> {
-        let answer = self.call(&[b"CLIENT", b"KILL", b"ID", client_id.to_string().as_bytes()], patience)?;
+    pub(super) fn kill(&mut self, client_id: u64, timeout: Duration) -> Result<(), String> {
+        let answer = self.call(&[b"CLIENT", b"KILL", b"ID", client_id.to_string().as_bytes()], timeout)?;
         if reply::is_error(&answer) && !answer.starts_with(b"-ERR No such") {
             return Err(format!(
                 "it refuses CLIENT KILL ID, so an earlier connection may still execute commands: {}",
@@ -152,9 +152,9 @@ impl Connection {
         &mut self,
         site: &str,
         incarnation: &str,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(), String> {
-        let list = self.call(&[b"CLIENT", b"LIST"], patience)?;
+        let list = self.call(&[b"CLIENT", b"LIST"], timeout)?;
         if reply::is_error(&list) {
             let why = error_text(&list);
             return Err(format!(
@@ -162,7 +162,7 @@ impl Connection {
             ));
         }
         let list = String::from_utf8_lossy(reply::text(&list).unwrap_or_default()).into_owned();
-        foreign_connections(&list, site, incarnation).into_iter().try_for_each(|id| self.kill(id, patience))
+        foreign_connections(&list, site, incarnation).into_iter().try_for_each(|id| self.kill(id, timeout))
     }
 
     /// Claims the node for this router. Fails if another router owns it.
@@ -171,10 +171,10 @@ impl Connection {
         ownership: &FleetOwnership,
         node: &str,
         ours: (&str, &str),
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(), String> {
         let asks = |connection: &mut Self| {
-            let answer = connection.call_words(&ownership.question(), patience)?;
+            let answer = connection.call_words(&ownership.question(), timeout)?;
             let standing = ownership.check_reply(node, &answer);
             refusal_reason(standing).map_or(Ok(standing), Err)
         };
@@ -182,10 +182,10 @@ impl Connection {
             return Ok(());
         }
         // A node that refuses the claim stores no ownership record.
-        if reply::is_error(&self.call_words(&ownership.claim(), patience)?) {
+        if reply::is_error(&self.call_words(&ownership.claim(), timeout)?) {
             return Ok(());
         }
-        self.kill_foreign_connections(ours.0, ours.1, patience)?;
+        self.kill_foreign_connections(ours.0, ours.1, timeout)?;
         match asks(self)? {
             OwnershipStatus::Free => Err("it did not store this router's ownership record".to_owned()),
             _ => Ok(()),
@@ -197,22 +197,22 @@ impl Connection {
         &mut self,
         seat: &FleetOwnership,
         node: NodeId,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(), String> {
         loop {
             match seat.admission(node, &self.process.run_id) {
                 Admission::Admitted => return Ok(()),
                 Admission::Waits(until) => std::thread::sleep(until.saturating_duration_since(Instant::now())),
                 Admission::Unmet => {
-                    let mark = self.call_words(&seat.question(), patience)?;
+                    let mark = self.call_words(&seat.question(), timeout)?;
                     seat.admit_process(node, &self.process.run_id, &mark);
                 }
             }
         }
     }
 
-    fn call_words(&mut self, words: &[String], patience: Duration) -> Result<Vec<u8>, String> {
-        self.call(&words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>(), patience)
+    fn call_words(&mut self, words: &[String], timeout: Duration) -> Result<Vec<u8>, String> {
+        self.call(&words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>(), timeout)
     }
 
     /// Records a successful SELECT.
@@ -226,8 +226,8 @@ impl Connection {
     }
 
     /// Returns a section of INFO.
-    pub(super) fn info(&mut self, section: &str, patience: Duration) -> Result<String, String> {
-        let answer = self.call(&[b"INFO", section.as_bytes()], patience)?;
+    pub(super) fn info(&mut self, section: &str, timeout: Duration) -> Result<String, String> {
+        let answer = self.call(&[b"INFO", section.as_bytes()], timeout)?;
         if reply::is_error(&answer) {
             return Err(format!("INFO {section}: {}", error_text(&answer)));
         }
@@ -236,18 +236,18 @@ impl Connection {
 
     /// Sends a command and waits for the reply. Requires an idle connection. After a timeout the connection counts as
     /// lost: a late reply would be taken for the next command's reply.
-    pub(super) fn call(&mut self, args: &[&[u8]], patience: Duration) -> Result<Vec<u8>, String> {
-        self.call_alone(args, patience).inspect_err(|why| self.mark_lost(why.clone()))
+    pub(super) fn call(&mut self, args: &[&[u8]], timeout: Duration) -> Result<Vec<u8>, String> {
+        self.call_alone(args, timeout).inspect_err(|why| self.mark_lost(why.clone()))
     }
 
-    fn call_alone(&mut self, args: &[&[u8]], patience: Duration) -> Result<Vec<u8>, String> {
+    fn call_alone(&mut self, args: &[&[u8]], timeout: Duration) -> Result<Vec<u8>, String> {
         if self.unanswered != 0 {
             debug_assert!(false, "a call needs an idle connection");
             // The reply would be matched to the wrong command. A new connection has no pending replies.
             return Err("another command is in flight there".to_owned());
         }
         self.push(args);
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         let mut answers = Vec::new();
         loop {
             self.exchange(&mut answers)?;
@@ -256,7 +256,7 @@ impl Connection {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(format!("it did not answer within {patience:?}"));
+                return Err(format!("it did not answer within {timeout:?}"));
             }
             let mut fds = [self.poll_fd()];
             let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };

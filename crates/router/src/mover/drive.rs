@@ -99,7 +99,7 @@ impl Mover {
                 target: order.target,
                 slots: slots.clone(),
                 durability: order.how.durability,
-                drain_timeout_us: self.life.drain_patience_us(),
+                drain_timeout_us: self.life.drain_timeout_us(),
             },
             fingerprints: self.fingerprints,
             resume,
@@ -203,10 +203,10 @@ impl Mover {
 
     /// Waits for replies of queries sent during the leg. Between legs, each query must be alone on its connection.
     fn await_pending_replies(&mut self) {
-        let patience = self.patience();
+        let timeout = self.timeout();
         for side in [Side::Source, Side::Target] {
             while !self.end(side).is_idle() && !self.is_stopped() {
-                match self.end_mut(side).exchange(patience) {
+                match self.end_mut(side).exchange(timeout) {
                     Ok(done) if done.is_empty() => self.wait(Duration::from_millis(1)),
                     Ok(done) => done.into_iter().for_each(|(ask, answers)| match ask {
                         NodeRequest::Look => self.note_load(side, &answers),
@@ -543,8 +543,8 @@ impl Mover {
 
     /// Handles the replies of a side.
     fn take_answers(&mut self, run: &mut Run, side: Side) -> bool {
-        let patience = self.patience();
-        let done = match self.end_mut(side).exchange(patience) {
+        let timeout = self.timeout();
+        let done = match self.end_mut(side).exchange(timeout) {
             Ok(done) => done,
             Err(why) => {
                 self.lose(run, side, &why);

@@ -62,9 +62,9 @@ pub trait Host: Send + Sync + fmt::Debug {
     fn hand_over(&self, move_id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId, done: Done);
 
     /// Waits until the replicas of `node` that clients read have reached `position` of its primary, at most for
-    /// `patience`. Excludes the other replicas from reads until they have caught up ([`crate::Router::set_servers`]).
+    /// `timeout`. Excludes the other replicas from reads until they have caught up ([`crate::Router::set_servers`]).
     /// Then calls `done`. An error means that the caller should retry.
-    fn replicas_need(&self, node: NodeId, position: Position, patience: Duration, done: Done);
+    fn replicas_need(&self, node: NodeId, position: Position, timeout: Duration, done: Done);
 
     /// Publishes a topology with these slots in transit, replacing all earlier transits of this move. Transits of other
     /// moves stay. Returns the epoch.

@@ -23,7 +23,7 @@ use super::run::Mover;
 
 /// Maximum time that slots wait for replicas. A slower replica lags for other reasons, and is not read until it has
 /// caught up.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Delay before the position is queried again after a failure.
 const AGAIN: Duration = Duration::from_millis(50);
@@ -90,7 +90,7 @@ impl Mover {
         *step = Step::Notified(Instant::now());
         let (own, leg) = (self.own.clone(), run.number);
         let done = Box::new(move |outcome| own.notify(MoverMessage::CaughtUp { leg, outcome }));
-        self.host.replicas_need(self.end(*side).node, position, PATIENCE, done);
+        self.host.replicas_need(self.end(*side).node, position, TIMEOUT, done);
     }
 
     /// Repeats the query after a lost connection.

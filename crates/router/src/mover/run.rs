@@ -264,7 +264,7 @@ impl Mover {
         self.shared.uptime().as_micros() as u64
     }
 
-    pub(super) fn patience(&self) -> Duration {
+    pub(super) fn timeout(&self) -> Duration {
         self.shared.routing().live.command_timeout
     }
 
@@ -409,26 +409,26 @@ impl Mover {
         let node = self.end(side).node;
         let access = routing.live.nodes.get(&node).ok_or("no address is configured for it")?;
         let address = routing.address_of(node, None).ok_or("no Sentinel has named its primary yet")?;
-        let patience = routing.live.connect_timeout;
+        let timeout = routing.live.connect_timeout;
         let name = self.shared.connection_name(format_args!("mover-{}", self.id.0));
-        let mut connection = Connection::open(access, address, &name, patience)?;
+        let mut connection = Connection::open(access, address, &name, timeout)?;
         self.check_serving_process(node, &connection.process.run_id)?;
         let fences = &self.shared.fences;
         let broken = fences.broken(node);
         for dead in &broken {
             // A new server process has no connections of the old process.
             if dead.run_id == connection.process.run_id {
-                connection.kill(dead.client_id, patience)?;
+                connection.kill(dead.client_id, timeout)?;
             }
         }
         fences.remove_broken(node, &broken);
         if !fences.is_cleared(node, &connection.process.run_id) {
-            connection.kill_foreign_connections(&self.shared.site, &self.shared.incarnation, patience)?;
+            connection.kill_foreign_connections(&self.shared.site, &self.shared.incarnation, timeout)?;
             fences.set_cleared(node, &connection.process.run_id);
         }
         if let Some(seat) = &self.shared.ownership {
-            connection.claim_ownership(seat, &access.name, (&self.shared.site, &self.shared.incarnation), patience)?;
-            connection.wait_for_earlier_router(seat, node, patience)?;
+            connection.claim_ownership(seat, &access.name, (&self.shared.site, &self.shared.incarnation), timeout)?;
+            connection.wait_for_earlier_router(seat, node, timeout)?;
         }
         if side == Side::Target {
             // The new connection may lead to another process, with old keys.
@@ -440,7 +440,7 @@ impl Mover {
         let end = self.end_mut(side);
         end.next_try = None;
         end.connection = Some(connection);
-        end.query_settings(patience).inspect_err(|_| end.fail())?;
+        end.query_settings(timeout).inspect_err(|_| end.fail())?;
         // A new process may run on another machine.
         self.query_clock(side).map_err(|halt| match halt {
             MoverExit::Stop(why) => why,
@@ -477,13 +477,13 @@ impl Mover {
 
     /// Returns all known databases with keys at either node. Queries only nodes that are connected and idle.
     pub(super) fn databases_in_use(&mut self) -> Result<Vec<u32>, MoverExit> {
-        let patience = self.patience();
+        let timeout = self.timeout();
         for side in [Side::Source, Side::Target] {
             let end = self.end_mut(side);
             if end.connection.is_none() || !end.is_idle() {
                 continue;
             }
-            let Ok(found) = end.databases(patience) else { return Err(MoverExit::Lost) };
+            let Ok(found) = end.databases(timeout) else { return Err(MoverExit::Lost) };
             // In a single-database fleet, the other databases of a server are not ours.
             let live = &self.shared.routing().live;
             let is_ours = |database: &u32| !live.one_database || *database == live.database;
@@ -502,10 +502,10 @@ impl Mover {
 
     /// Sends a command and waits for its reply. No other command is in flight.
     pub(super) fn call(&mut self, side: Side, args: &[&[u8]]) -> Result<Vec<u8>, MoverExit> {
-        let patience = self.patience();
+        let timeout = self.timeout();
         let end = self.end_mut(side);
         let Some(connection) = &mut end.connection else { return Err(MoverExit::Lost) };
-        let why = match connection.call(args, patience) {
+        let why = match connection.call(args, timeout) {
             Ok(answer) => return Ok(answer),
             Err(why) => why,
         };

@@ -179,18 +179,18 @@ impl Mover {
 
     /// Sends and receives on both connections without waiting.
     pub(super) fn exchange_both(&mut self, source: &mut Replies, target: &mut Replies) -> Result<(), MoverExit> {
-        let patience = self.patience();
+        let timeout = self.timeout();
         for (side, answers) in [(Side::Source, source), (Side::Target, target)] {
             let Some(connection) = &mut self.end_mut(side).connection else {
                 return self.on_lost(side, "not connected");
             };
             let outcome = connection.exchange(answers);
-            let silent = connection.unanswered > 0 && connection.last_reply.elapsed() > patience;
+            let silent = connection.unanswered > 0 && connection.last_reply.elapsed() > timeout;
             if let Err(why) = outcome {
                 return self.on_lost(side, &why);
             }
             if silent {
-                return self.on_lost(side, &format!("it did not answer within {patience:?}"));
+                return self.on_lost(side, &format!("it did not answer within {timeout:?}"));
             }
         }
         Ok(())

@@ -17,7 +17,7 @@ const WAITING_MAX: usize = 600;
 const LINE_MAX: usize = 64;
 
 /// Maximum wait of an entry.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Minimum time between two checks of a queue with too many failures.
 const SLOW_TURN: Duration = Duration::from_millis(500);
@@ -161,7 +161,7 @@ impl<W, A> Queue<W, A> {
         let late: Vec<Digest> = self
             .waiting
             .iter()
-            .filter(|(_, w)| w.work.is_some() && now >= w.since + PATIENCE)
+            .filter(|(_, w)| w.work.is_some() && now >= w.since + TIMEOUT)
             .map(|(d, _)| *d)
             .collect();
         let late = late
@@ -171,7 +171,7 @@ impl<W, A> Queue<W, A> {
             .map(|(_, asker)| asker)
             .collect();
         let mut soonest: Option<Instant> =
-            self.waiting.values().filter(|w| w.work.is_some()).map(|w| w.since + PATIENCE).min();
+            self.waiting.values().filter(|w| w.work.is_some()).map(|w| w.since + TIMEOUT).min();
         // Visits each queue at most once. A served queue moves behind the other users of its address, and the address
         // behind other addresses.
         for _ in 0..self.turns.len() {
@@ -416,7 +416,7 @@ mod tests {
         let now = Instant::now();
         let mut queue: Queue<u64, u32> = Queue::new();
         queue.enqueue(digest(1), Place::new(at(1), "app"), 1, || 1, now);
-        assert_eq!(queue.next(now + PATIENCE), (Turn::Never, vec![1]));
+        assert_eq!(queue.next(now + TIMEOUT), (Turn::Never, vec![1]));
     }
 
     #[test]

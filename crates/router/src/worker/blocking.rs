@@ -329,12 +329,12 @@ impl Worker {
         nodes.dedup();
         let live = &self.routing.live;
         let command_timeout = live.command_timeout;
-        let patience_us = (2 * live.command_timeout + live.connect_timeout).as_micros() as u64;
+        let timeout_us = (2 * live.command_timeout + live.connect_timeout).as_micros() as u64;
         for node in nodes {
             let Some(main) = self.links.main(node) else { continue };
             let Some(link) = self.links.get(main) else { continue };
             let is_busy = self.shared.busy.was_busy(node, self.now_us, command_timeout);
-            if link.phase != Phase::Up && !is_busy && self.now_us.saturating_sub(link.received_us) > patience_us {
+            if link.phase != Phase::Up && !is_busy && self.now_us.saturating_sub(link.received_us) > timeout_us {
                 self.break_waiting(node, "the node cannot be reached any more");
             } else if link.phase == Phase::Up && link.is_idle() {
                 self.push_own(main, &[b"PING"], Purpose::Discarded, 0);

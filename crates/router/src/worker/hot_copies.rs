@@ -38,7 +38,7 @@ use crate::slab::Handle;
 use crate::tap::Outcome;
 
 /// Maximum wait of clients for a fill. Then their nodes answer.
-const PATIENCE_US: u64 = 50_000;
+const TIMEOUT_US: u64 = 50_000;
 
 /// Interval of sweeps, which drop unused copies and report used ones to the nodes, in microseconds.
 const SWEEP_US: u64 = 10_000_000;
@@ -812,7 +812,7 @@ pub(super) fn tick(worker: &mut Worker) {
         publish_drained(worker);
     }
     let hot = &mut worker.observers.hot;
-    let late: Vec<(u32, NodeId)> = hot.copies.fills_before(worker.now_us.saturating_sub(PATIENCE_US)).collect();
+    let late: Vec<(u32, NodeId)> = hot.copies.fills_before(worker.now_us.saturating_sub(TIMEOUT_US)).collect();
     hot.slow_nodes.clear();
     let mut clients = Vec::new();
     for (number, node) in late {

@@ -116,7 +116,7 @@ const OUTPUT_HIGH: usize = 1 << 20;
 
 /// Time without progress after which a client over `OUTPUT_HIGH` is assumed to write its whole pipeline before it
 /// reads: its commands continue, up to its output limit.
-const OUTPUT_PATIENCE_US: u64 = 200_000;
+const OUTPUT_TIMEOUT_US: u64 = 200_000;
 
 #[derive(Debug)]
 pub(crate) struct Worker {
@@ -467,11 +467,11 @@ impl Worker {
             let overdue = if client.stall == Stall::Blocked {
                 false
             } else if client.held.is_some() {
-                quiet_us > LARGE_PATIENCE_US
+                quiet_us > LARGE_TIMEOUT_US
             } else if client.in_flight() > 0 || client.stall == Stall::Paused || Stall::LISTED.contains(&client.stall) {
                 false
             } else if client.closing || client.half_closed {
-                quiet_us > CLOSING_PATIENCE_US
+                quiet_us > CLOSING_TIMEOUT_US
             } else if client.is_handshaking() {
                 self.now_us.saturating_sub(client.details.created_us) > handshake_us
             } else {
@@ -482,18 +482,18 @@ impl Worker {
             let overdue = overdue || (!client.authenticated && login_us.is_some_and(|login| stranger_us > login));
             // Only logged-in clients may write a whole pipeline before they read.
             let fills = client.stall == Stall::Output
-                && stalled > OUTPUT_PATIENCE_US
+                && stalled > OUTPUT_TIMEOUT_US
                 && client.guard & login::guard::STRANGER != 0;
             if fills {
                 self.counters.cut_output.add(1);
             }
-            if client.writes_before_it_reads() && stalled > OUTPUT_PATIENCE_US {
+            if client.writes_before_it_reads() && stalled > OUTPUT_TIMEOUT_US {
                 first.push(handle);
             }
             if overdue || fills {
                 late.push((handle, true));
-            } else if (client.stall == Stall::Learning && stalled > LEARNING_PATIENCE_US)
-                || (client.stall == Stall::Output && stalled > OUTPUT_PATIENCE_US)
+            } else if (client.stall == Stall::Learning && stalled > LEARNING_TIMEOUT_US)
+                || (client.stall == Stall::Output && stalled > OUTPUT_TIMEOUT_US)
             {
                 late.push((handle, false));
             }
@@ -526,7 +526,7 @@ impl Worker {
         }
         self.large_keys.forget_old(self.now_us);
         self.tick_pools();
-        self.tick_patience();
+        self.tick_timeout();
         self.tick_blocked();
         self.push_to_blocked_clients();
     }
@@ -602,11 +602,11 @@ impl Worker {
 }
 
 /// Maximum time that a client with an unknown command waits for the nodes' command lists.
-const LEARNING_PATIENCE_US: u64 = 1_000_000;
+const LEARNING_TIMEOUT_US: u64 = 1_000_000;
 
 /// Time after which a closing client that neither reads nor disconnects is dropped.
-const CLOSING_PATIENCE_US: u64 = 10_000_000;
+const CLOSING_TIMEOUT_US: u64 = 10_000_000;
 
 /// Time after which a client that holds a connection for large values without traffic is disconnected, because others
 /// wait for it.
-const LARGE_PATIENCE_US: u64 = 60_000_000;
+const LARGE_TIMEOUT_US: u64 = 60_000_000;

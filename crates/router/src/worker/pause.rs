@@ -88,14 +88,14 @@ impl Worker {
 
     /// Whether all commands sent to nodes by this time have been answered.
     fn has_settled(&self, by_us: u64) -> bool {
-        let patience = self.routing.live.command_timeout.as_micros() as u64;
+        let timeout = self.routing.live.command_timeout.as_micros() as u64;
         let old = |sent_us: u32| (sent_us.wrapping_sub(by_us as u32) as i32) <= 0;
         // A blocking command may wait for a push that the pause holds. An upload does not end either, because the rest
         // of it is held.
         let waits = |l: &Link| l.lane == Lane::Blocking || l.is_only_uploading();
         let in_flight = self.links.iter().any(|(_, l)| !waits(l) && l.head().is_some_and(|p| old(p.sent_us)));
         // The end of a broken connection's commands may stay unconfirmed while its node is unreachable.
-        !in_flight && self.zombies.is_empty() || self.now_us.saturating_sub(by_us) > 2 * patience
+        !in_flight && self.zombies.is_empty() || self.now_us.saturating_sub(by_us) > 2 * timeout
     }
 
     fn answer_refresh(&mut self, which: impl Fn(&Settling) -> bool) {

@@ -531,7 +531,7 @@ impl Worker {
 
     /// Answers clients that have waited too long.
     pub(super) fn tick_pools(&mut self) {
-        let patience_us = self.routing.live.command_timeout.as_micros() as u64;
+        let timeout_us = self.routing.live.command_timeout.as_micros() as u64;
         let mut late = Vec::new();
         let mut waited_for = Vec::new();
         for (node, lane, pool) in self.links.pools_mut().filter(|(_, _, pool)| !pool.waiters.is_empty()) {
@@ -539,7 +539,7 @@ impl Worker {
                 let Some(client) = self.clients.get(*waiter).filter(|c| c.stall == Stall::Exclusive) else {
                     return false;
                 };
-                let is_late = self.now_us.saturating_sub(client.stalled_at_us) > patience_us
+                let is_late = self.now_us.saturating_sub(client.stalled_at_us) > timeout_us
                     && !self.shared.busy.was_busy(node, self.now_us, self.routing.live.command_timeout);
                 if is_late {
                     late.push((*waiter, node, lane));

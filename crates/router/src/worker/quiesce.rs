@@ -28,7 +28,7 @@ use crate::shared::{QuiesceLockGuard, RoutingSnapshot};
 use crate::slab::Handle;
 
 /// Maximum wait of a read for the movers, microseconds. Then it is executed in the current state of the nodes.
-const LOOK_PATIENCE_US: u64 = 1_000_000;
+const LOOK_TIMEOUT_US: u64 = 1_000_000;
 
 /// A command that waits until movers are quiet.
 #[derive(Debug)]
@@ -216,7 +216,7 @@ impl Worker {
         }
         let database = client.database;
         let Some((quiet, waited_us)) = self.quiet_for(handle, &routing, false) else { return Flow::Close };
-        if !quiet && waited_us <= LOOK_PATIENCE_US {
+        if !quiet && waited_us <= LOOK_TIMEOUT_US {
             return Flow::Stall(Stall::Quiet);
         }
         let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
@@ -243,7 +243,7 @@ impl Worker {
     /// restore the previous state. `None`: no copies start until the client's next procedure ends.
     pub(super) fn wait_to_change_functions(&mut self, handle: Handle, class: u8) -> Option<Flow> {
         let now_us = self.now_us;
-        let patience = self.routing.live.command_timeout;
+        let timeout = self.routing.live.command_timeout;
         let Some(client) = self.clients.get_mut(handle) else { return Some(Flow::Close) };
         let turn = self.shared.functions.begin_change();
         let may = turn.is_some();
@@ -255,7 +255,7 @@ impl Worker {
         if may {
             return None;
         }
-        if now_us.saturating_sub(since_us) <= patience.as_micros() as u64 {
+        if now_us.saturating_sub(since_us) <= timeout.as_micros() as u64 {
             return Some(Flow::Stall(Stall::Quiet));
         }
         client.quieting = None;
@@ -265,7 +265,7 @@ impl Worker {
         let text = match left[..] {
             [] => {
                 format!(
-                    "TRYAGAIN functions are being copied to a node, and that did not end within {patience:?}; no function was changed"
+                    "TRYAGAIN functions are being copied to a node, and that did not end within {timeout:?}; no function was changed"
                 )
             }
             [node, ..] => format!(

@@ -1,7 +1,7 @@
 //! `INFO` and `COMMAND`, which clients send when they connect, do not wait for a silent node: otherwise clients would
 //! consider the router dead.
 //!
-//! A node that has not answered its oldest command for [`PATIENCE_US`] is not queried, and a node queried before is
+//! A node that has not answered its oldest command for [`TIMEOUT_US`] is not queried, and a node queried before is
 //! then left out. INFO shows the figures from the last health check of such a node, at most a second old. COMMAND
 //! returns an earlier answer. `HELLO`, `AUTH` and `CLIENT` need no node.
 
@@ -19,7 +19,7 @@ use crate::shared::{RoutingSnapshot, Shared};
 use crate::slab::Handle;
 
 /// Maximum wait of a connecting client for a node if an earlier answer is known.
-const PATIENCE_US: u64 = 100_000;
+const TIMEOUT_US: u64 = 100_000;
 
 /// Maximum wait if no answer is known.
 const SILENT_US: u64 = 1_000_000;
@@ -28,9 +28,9 @@ const LATE: &[u8] = b"-NODETIMEOUT no node answers now\r\n";
 
 impl Client {
     /// A client with recent writes waits longer, because an earlier INFO may not show them.
-    fn patience_us(&self, now_us: u64) -> u64 {
+    fn timeout_us(&self, now_us: u64) -> u64 {
         let has_written = self.wrote_us > 0 && now_us < self.wrote_us + 2 * SILENT_US;
-        if has_written { SILENT_US } else { PATIENCE_US }
+        if has_written { SILENT_US } else { TIMEOUT_US }
     }
 }
 
@@ -49,8 +49,8 @@ impl Gather {
 impl Worker {
     /// Whether an answer of a node has been pending for longer than this client waits.
     pub(super) fn is_silent(&self, node: NodeId, client: Handle) -> bool {
-        let patience_us = self.clients.get(client).map_or(PATIENCE_US, |client| client.patience_us(self.now_us));
-        let is_old = |sent_us: u32| u64::from((self.now_us as u32).wrapping_sub(sent_us)) > patience_us;
+        let timeout_us = self.clients.get(client).map_or(TIMEOUT_US, |client| client.timeout_us(self.now_us));
+        let is_old = |sent_us: u32| u64::from((self.now_us as u32).wrapping_sub(sent_us)) > timeout_us;
         let main = self.links.main(node).and_then(|main| self.links.get(main));
         main.is_some_and(|link| link.phase == Phase::Up && link.head().is_some_and(|head| is_old(head.sent_us)))
     }
@@ -92,7 +92,7 @@ impl Worker {
     }
 
     /// Answers INFO and COMMAND from known data if nodes have not answered in time.
-    pub(super) fn tick_patience(&mut self) {
+    pub(super) fn tick_timeout(&mut self) {
         let waited = |gather: &Gather| self.now_us.saturating_sub(gather.began_us());
         let late: Vec<(Handle, bool)> = self
             .gathers
@@ -102,7 +102,7 @@ impl Worker {
                     && self
                         .clients
                         .get(gather.client())
-                        .is_none_or(|client| waited(gather) > client.patience_us(self.now_us))
+                        .is_none_or(|client| waited(gather) > client.timeout_us(self.now_us))
             })
             .map(|(handle, gather)| (handle, waited(gather) > SILENT_US))
             .collect();

@@ -361,15 +361,15 @@ impl Worker {
         if waiting.is_empty() {
             return;
         }
-        let patience = self.routing.live.command_timeout;
+        let timeout = self.routing.live.command_timeout;
         for handle in waiting {
             let Some(moving) = self.clients.get(handle).and_then(|client| client.moving.as_ref()) else { continue };
-            if moving.refusal.is_some() || self.now_us.saturating_sub(moving.since_us) <= patience.as_micros() as u64 {
+            if moving.refusal.is_some() || self.now_us.saturating_sub(moving.since_us) <= timeout.as_micros() as u64 {
                 continue;
             }
             let between = moving.move_id.and_then(|id| Some((id, self.routing.moves.by_id.get(&id)?)));
             if between.is_some_and(|(_, m)| {
-                [m.source, m.target].iter().any(|node| self.shared.busy.was_busy(*node, self.now_us, patience))
+                [m.source, m.target].iter().any(|node| self.shared.busy.was_busy(*node, self.now_us, timeout))
             }) {
                 continue;
             }
@@ -384,9 +384,8 @@ impl Worker {
                     )
                 },
             );
-            let text = format!(
-                "NODETIMEOUT {what}, and they were not there within {patience:?}; the command was not executed"
-            );
+            let text =
+                format!("NODETIMEOUT {what}, and they were not there within {timeout:?}; the command was not executed");
             if let Some(moving) = self.clients.get_mut(handle).and_then(|c| c.moving.as_mut()) {
                 moving.refusal = Some(text.into());
             }

@@ -18,7 +18,7 @@ use switchyard_router::{
     RuntimeSettings, Secret, Settings, Threads,
 };
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Server {
     pub(crate) child: Child,
@@ -106,7 +106,7 @@ pub(crate) fn other_programs() -> Vec<String> {
 
 #[track_caller]
 pub(crate) fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !is() {
         assert!(Instant::now() < end, "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(5));
@@ -122,7 +122,7 @@ pub(crate) struct Client {
 impl Client {
     pub(crate) fn connect(address: SocketAddr) -> Client {
         let stream = TcpStream::connect(address).expect("connects");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
         stream.set_nodelay(true).expect("no delay");
         Client { stream, input: Vec::new() }
     }
@@ -375,7 +375,7 @@ pub(crate) fn settings(topology: &Topology, password: Option<&str>) -> Settings 
         servers: BTreeMap::new(),
         live: RuntimeSettings {
             nodes,
-            colocate_timeout: PATIENCE,
+            colocate_timeout: TIMEOUT,
             wait_max: Some(Duration::ZERO),
             ..RuntimeSettings::default()
         },
@@ -572,7 +572,7 @@ impl Fleet {
 
     #[track_caller]
     pub(crate) fn wait_for(&self, id: u64) -> MoveEnd {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
             if let Some(end) = self.keeper.ended.lock().expect("lock").get(&MoveId(id)) {
                 return end.clone();

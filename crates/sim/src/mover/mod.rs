@@ -483,7 +483,7 @@ impl World {
             target: NodeId(m.target as u16),
             slots: m.leg_slots.clone(),
             durability: m.durability,
-            drain_timeout_us: m.life.as_ref().map_or(0, MoveStateMachine::drain_patience_us),
+            drain_timeout_us: m.life.as_ref().map_or(0, MoveStateMachine::drain_timeout_us),
         };
         let resume = m.life.as_ref().and_then(|life| life.open().cloned());
         let was = resume.as_ref().map(|open| [open.source.clone(), open.target.clone()]);

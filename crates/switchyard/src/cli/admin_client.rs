@@ -142,14 +142,14 @@ impl AdminClient {
     }
 
     /// Like [`AdminClient::of`], with a known admin address: the configuration may leave the port to the system.
-    /// `patience` is the timeout of a request.
-    pub(crate) fn at(config: &Config, admin: SocketAddr, patience: Duration) -> anyhow::Result<Self> {
-        Self::of_at(config, &Endpoint::new(&admin.ip().to_string(), admin.port()), patience)
+    /// `timeout` is the timeout of a request.
+    pub(crate) fn at(config: &Config, admin: SocketAddr, timeout: Duration) -> anyhow::Result<Self> {
+        Self::of_at(config, &Endpoint::new(&admin.ip().to_string(), admin.port()), timeout)
     }
 
-    fn of_at(config: &Config, admin: &Endpoint, patience: Duration) -> anyhow::Result<Self> {
+    fn of_at(config: &Config, admin: &Endpoint, timeout: Duration) -> anyhow::Result<Self> {
         let tls = config.admin_tls.then(|| AdminFlags::default().tls()).transpose()?;
-        Self::to(admin, config.admin_token.as_ref(), tls, patience)
+        Self::to(admin, config.admin_token.as_ref(), tls, timeout)
     }
 
     /// Returns a client for a router on this machine that created its own token.
@@ -168,7 +168,7 @@ impl AdminClient {
         endpoint: &Endpoint,
         token: Option<&SecretSource>,
         tls: Option<TlsConfig>,
-        patience: Duration,
+        timeout: Duration,
     ) -> anyhow::Result<Self> {
         let token = match token {
             Some(source) => Some(source.read().map_err(|error| anyhow!("the token of the admin port: {error}"))?.0),
@@ -177,7 +177,7 @@ impl AdminClient {
         let https = tls.is_some();
         let mut agent =
             // the router is nearby; do not use a web proxy
-            ureq::Agent::config_builder().timeout_global(Some(patience)).http_status_as_error(false).proxy(None);
+            ureq::Agent::config_builder().timeout_global(Some(timeout)).http_status_as_error(false).proxy(None);
         if let Some(tls) = tls {
             agent = agent.tls_config(tls);
         }

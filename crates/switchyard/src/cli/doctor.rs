@@ -206,14 +206,14 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
         found,
         advice: advice.to_owned(),
     };
-    let patience = resolved.live.connect_timeout;
+    let timeout = resolved.live.connect_timeout;
     match fleet {
         KnownFleet::Running { report, misplaced } => running(report, misplaced),
         KnownFleet::Hidden(why) => {
             let advice = "give its state directory and admin address (--state-dir, --admin), and run this as a user with read access to both";
             vec![finding(Level::Warning, format!("only the configured nodes were checked: {why}"), advice)]
         }
-        KnownFleet::Unplaced => match first_start(&primaries(&resolved.nodes), patience, &|progress| {
+        KnownFleet::Unplaced => match first_start(&primaries(&resolved.nodes), timeout, &|progress| {
             eprintln!("{progress}")
         }) {
             Ok(FirstStart::Place { owner: None, .. }) => Vec::new(),
@@ -250,7 +250,7 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
             // Keys in transit, or left behind by moves, are recorded only in the journal, which only the router reads.
             // A key that its owner has as well may be a leftover.
             let left = |_| Slot::all().collect();
-            match processes.check_map(&config.state_dir, topology, &primaries(&resolved.nodes), patience, left, false) {
+            match processes.check_map(&config.state_dir, topology, &primaries(&resolved.nodes), timeout, left, false) {
                 Ok(doubts) => {
                     let advice = "harmless if a move was in progress when the router ended; else find out where these keys come from";
                     doubts.into_iter().map(|doubt| finding(Level::Warning, doubt, advice)).collect()

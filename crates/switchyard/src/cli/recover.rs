@@ -25,7 +25,7 @@ use super::table::count;
 use crate::config::plural;
 
 /// Timeout of a reply.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Journal of moves for the lost map.
 const JOURNAL: &str = "moves.journal";
@@ -82,7 +82,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let listed: Vec<&str> = resolved.nodes.iter().map(|node| node.name.as_str()).collect();
     for node in &resolved.nodes {
         let Some(primary) = servers(node).into_iter().next() else { continue };
-        let mut connection = NodeConnection::open(&primary.access, PATIENCE)
+        let mut connection = NodeConnection::open(&primary.access, TIMEOUT)
             .map_err(|why| anyhow!("node {} {why}: every node must answer", node.name))?;
         let routers = connection
             .call(&["CLIENT", "LIST"])

@@ -114,8 +114,8 @@ impl LogQueue {
         WithoutRepeats { left: self.left.clone(), began: Instant::now(), recent: Mutex::default() }
     }
 
-    fn flush(&self, patience: Duration) {
-        let until = Instant::now() + patience;
+    fn flush(&self, timeout: Duration) {
+        let until = Instant::now() + timeout;
         let (done, is_done) = sync_channel(1);
         let mut message = Message::Flush(done);
         // The queue may be full because stderr blocks.

@@ -150,12 +150,12 @@ pub(crate) fn run(
         return Ok(());
     };
     // Must finish before the listeners open.
-    let patience = resolved.live.connect_timeout.min(first_start::PATIENCE);
+    let timeout = resolved.live.connect_timeout.min(first_start::TIMEOUT);
     let beginning = match placement.topology() {
         None => Some(match &config.pool {
-            None => first_start::examine_nodes(&resolved.nodes, patience, beside, log_discovery)?,
+            None => first_start::examine_nodes(&resolved.nodes, timeout, beside, log_discovery)?,
             Some(pool) => {
-                first_start::examine_pool(pool.continuum()?, &resolved.nodes, patience, beside, log_discovery)?
+                first_start::examine_pool(pool.continuum()?, &resolved.nodes, timeout, beside, log_discovery)?
             }
         }),
         Some(_) => None,
@@ -197,7 +197,7 @@ pub(crate) fn run(
                 &config.state_dir,
                 &topology,
                 &primaries(&resolved.nodes),
-                patience,
+                timeout,
                 |node| moves.left_at(node),
                 !moves.open_ids().is_empty(),
             )?;
@@ -207,7 +207,7 @@ pub(crate) fn run(
         (None, None) => None,
     };
     let seats = Arc::new(Ownerships::take(&placement, &moves.site(), !moves.open_ids().is_empty(), &found)?);
-    let out = refused_new_nodes(placement.topology().as_deref(), &resolved, moves.site(), patience);
+    let out = refused_new_nodes(placement.topology().as_deref(), &resolved, moves.site(), timeout);
     let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
     let settled = placement.apply_nodes(&wanted, |_| {})?;
     // After `apply_nodes`: a refused start must change nothing.
@@ -374,12 +374,7 @@ fn waits_for_disk() -> Sync {
 }
 
 /// Returns the nodes that are listed but not in the slot map, and may not join.
-fn refused_new_nodes(
-    topology: Option<&Topology>,
-    resolved: &Resolved,
-    site: String,
-    patience: Duration,
-) -> Vec<String> {
+fn refused_new_nodes(topology: Option<&Topology>, resolved: &Resolved, site: String, timeout: Duration) -> Vec<String> {
     let is_placed =
         |node: &&NodeAddress| topology.is_none_or(|topology| topology.nodes().any(|known| known.name == node.name));
     let (placed, newly): (Vec<&NodeAddress>, Vec<&NodeAddress>) = resolved.nodes.iter().partition(is_placed);
@@ -387,7 +382,7 @@ fn refused_new_nodes(
         return Vec::new();
     }
     let placed: Vec<NodeAddress> = placed.into_iter().cloned().collect();
-    FleetFacts::query(&primaries(&placed), site, patience).refuse(&newly, &resolved.live.config_set, patience)
+    FleetFacts::query(&primaries(&placed), site, timeout).refuse(&newly, &resolved.live.config_set, timeout)
 }
 
 fn ready_line(addresses: &[String], config: &Config, admin: SocketAddr, is_held: bool) -> String {

@@ -184,8 +184,8 @@ impl Reloader {
             return stopping;
         }
         let (moves, running) = (&self.fleet.moves, &self.fleet.running);
-        let out = match (change, FleetFacts::of(running, &topology, moves.site(), moves.patience())) {
-            (None, Some(facts)) => facts.refuse(&newly, config_set, moves.patience()),
+        let out = match (change, FleetFacts::of(running, &topology, moves.site(), moves.timeout())) {
+            (None, Some(facts)) => facts.refuse(&newly, config_set, moves.timeout()),
             (change, _) => {
                 let is_named = |name: &String| matches!(change, Some(MemberChange::Add(named)) if named == name);
                 newly.into_iter().map(|node| node.name.clone()).filter(|name| !is_named(name)).collect()

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::client::PATIENCE;
+use crate::support::client::TIMEOUT;
 use crate::support::relay::Relay;
 use crate::support::{
     Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple, until,
@@ -200,7 +200,7 @@ fn the_wait_of_a_disconnected_client_ends() {
             let start = Instant::now();
             client.cut();
             while field(&probe.cmd("INFO clients").text(), "blocked_clients") > 0 {
-                assert!(start.elapsed() < PATIENCE, "the wait continues without its client");
+                assert!(start.elapsed() < TIMEOUT, "the wait continues without its client");
             }
             start.elapsed()
         })
@@ -392,7 +392,7 @@ fn a_node_that_dies_ends_every_wait() {
     let mut other = site.client();
     site.node_mut(0).kill();
     for client in &mut clients {
-        assert_eq!(client.listen(PATIENCE), (Vec::new(), true));
+        assert_eq!(client.listen(TIMEOUT), (Vec::new(), true));
     }
     // While the node is down there is no connection to wait on. Other commands return errors.
     until("the node is known to be down", || {
@@ -401,7 +401,7 @@ fn a_node_that_dies_ends_every_wait() {
     for line in ["BLPOP q 0", "BLPOP q 1", "XREAD BLOCK 0 STREAMS s $"] {
         let mut late = site.client();
         late.post(line);
-        assert_eq!(late.listen(PATIENCE), (Vec::new(), true), "{line}");
+        assert_eq!(late.listen(TIMEOUT), (Vec::new(), true), "{line}");
     }
     site.node_mut(0).restart();
     until("the node serves again", || other.cmd("GET k").error().is_none());
@@ -438,7 +438,7 @@ fn a_node_that_dies_ends_waits_about_to_begin() {
     relay.refuse(true);
     relay.cut();
     for client in &mut clients {
-        assert_eq!(client.listen(PATIENCE), (Vec::new(), true));
+        assert_eq!(client.listen(TIMEOUT), (Vec::new(), true));
     }
 }
 
@@ -453,8 +453,8 @@ fn a_node_that_freezes_ends_every_wait() {
     bounded.post("BLPOP q 1");
     until_waiting(node, 2);
     node.freeze();
-    assert_eq!(forever.listen(PATIENCE), (Vec::new(), true));
-    assert_eq!(bounded.listen(PATIENCE), (Vec::new(), true));
+    assert_eq!(forever.listen(TIMEOUT), (Vec::new(), true));
+    assert_eq!(bounded.listen(TIMEOUT), (Vec::new(), true));
     node.thaw();
     let mut other = site.client();
     until("the node serves again", || other.cmd("SET k v") == ok());
@@ -499,10 +499,10 @@ fn a_drain_ends_waits_without_an_error() {
     until_waiting(&site.nodes()[0], 10);
     site.router().process().signal(rustix::process::Signal::TERM);
     for client in &mut clients {
-        assert_eq!(client.listen(PATIENCE), (Vec::new(), true));
+        assert_eq!(client.listen(TIMEOUT), (Vec::new(), true));
     }
     assert_eq!(waiting(&site.nodes()[0]), 0);
-    assert!(site.router_mut().process_mut().wait(PATIENCE).success());
+    assert!(site.router_mut().process_mut().wait(TIMEOUT).success());
 }
 
 /// An unlimited wait does not delay a reload, which waits until no command of the old topology is in flight.

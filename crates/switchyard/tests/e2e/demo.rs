@@ -11,7 +11,7 @@ use crate::support::process::{Process, tied};
 use crate::support::{Client, ok, ports, simple, until_within};
 
 /// Time for a demo to end on a busy machine, after the signal to stop.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for the whole demo, while other tests run.
 const STORY: Duration = Duration::from_secs(600);
 
@@ -44,8 +44,8 @@ impl Demo {
         self.process.log()
     }
 
-    fn wait_for(&mut self, patience: Duration, text: &str) {
-        until_within(patience, text, || {
+    fn wait_for(&mut self, timeout: Duration, text: &str) {
+        until_within(timeout, text, || {
             let output = self.process.log();
             let ended = self.process.ended();
             assert!(
@@ -58,7 +58,7 @@ impl Demo {
 
     /// Waits for the end: the exit code must be `code`, and all processes that the demo started must be gone.
     fn ends_with(&mut self, code: i32) {
-        let status = self.process.wait(PATIENCE);
+        let status = self.process.wait(TIMEOUT);
         assert_eq!(status.code(), Some(code), "{}", self.output());
         let output = self.output();
         let ends_in = |line: &str| line.split([' ', ',']).find_map(|word| word.parse::<SocketAddr>().ok());
@@ -146,7 +146,7 @@ fn story_lines(output: &str) -> Vec<String> {
 #[test]
 fn sigterm_during_the_story_ends_it_with_a_verdict() {
     let mut demo = Demo::start(&[]);
-    demo.wait_for(PATIENCE, "requests/s, p99");
+    demo.wait_for(TIMEOUT, "requests/s, p99");
     demo.process.signal(Signal::TERM);
     demo.ends_with(0);
     let output = demo.output();

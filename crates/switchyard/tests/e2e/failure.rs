@@ -368,7 +368,7 @@ fn a_client_that_does_not_read_is_closed_at_its_output_limit() {
     });
     let grown = process.memory_kib("VmHWM").saturating_sub(before);
     assert!(grown < 40 << 10, "a client with an output limit of 4 MB cost {grown} KiB");
-    assert!(lazy.closed_within(crate::support::client::PATIENCE));
+    assert!(lazy.closed_within(crate::support::client::TIMEOUT));
 }
 
 #[test]
@@ -423,7 +423,7 @@ fn the_router_survives_running_out_of_descriptors() {
     let mut served = 0;
     let mut refused = 0;
     for client in &mut crowd {
-        client.patience(Duration::from_millis(2000));
+        client.timeout(Duration::from_millis(2000));
         client.post_quietly("PING");
         match client.try_reply() {
             Ok(Value::Error(error)) => {
@@ -471,9 +471,9 @@ fn a_slow_command_does_not_delay_the_pipeline_of_others() {
     for number in 0..100 {
         assert_eq!(quick.cmd(&format!("SET {} {number}", keys[1])), ok());
     }
-    slow.patience(Duration::from_millis(1));
+    slow.timeout(Duration::from_millis(1));
     assert!(slow.try_reply().is_err(), "the script runs until it is killed");
-    slow.patience(crate::support::client::PATIENCE);
+    slow.timeout(crate::support::client::TIMEOUT);
     assert_eq!(node.cmd("SCRIPT KILL"), ok());
     let reply = slow.reply();
     assert!(reply.expect_error().contains("killed"), "{reply:?}");

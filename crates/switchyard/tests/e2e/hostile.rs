@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::client::PATIENCE;
+use crate::support::client::TIMEOUT;
 use crate::support::value::{Framer, parse};
 use crate::support::{
     Client, Node, NodeOptions, Random, Router, RouterOptions, Site, SiteOptions, Value, encode, int, ok, simple, until,
@@ -206,7 +206,7 @@ fn compare(site: &Site, plain: &Node, inputs: &[(String, Vec<u8>)]) {
         if different.is_empty() && start.elapsed() > Duration::from_millis(500) {
             return;
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > TIMEOUT {
             let show = |bytes: &[u8]| bytes[..bytes.len().min(200)].escape_ascii().to_string();
             let list: Vec<String> = different
                 .iter()

@@ -568,7 +568,7 @@ fn a_tracking_client_is_notified_of_changes() {
     for number in 0..10 {
         assert_eq!(tracker.cmd("GET k"), bulk(number.to_string()));
         other.cmd(&format!("SET k {}", number + 1));
-        tracker.patience(Duration::from_secs(5));
+        tracker.timeout(Duration::from_secs(5));
         assert!(tracker.raw().starts_with(b">2\r\n$10\r\ninvalidate"), "it is told");
     }
 }

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::client::PATIENCE;
+use crate::support::client::TIMEOUT;
 use crate::support::{Client, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok, until};
 
 const MIB: usize = 1 << 20;
@@ -99,7 +99,7 @@ fn five_hundred_and_twelve_megabytes_pass_in_bounded_memory() {
     let mut client = site.client();
     client.write(b"*3\r\n$3\r\nSET\r\n$5\r\nlarge\r\n$536870913\r\n");
     assert_eq!(client.reply(), Value::Error("ERR Protocol error: invalid bulk length".into()));
-    assert!(client.closed_within(PATIENCE));
+    assert!(client.closed_within(TIMEOUT));
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn a_too_large_argument_is_refused_like_in_redis() {
     assert_eq!(client.call(&[&b"SET"[..], b"k", &vec![b'x'; 2 * MIB]]), ok());
     client.write(format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${}\r\n", 2 * MIB + 1).as_bytes());
     assert_eq!(client.reply(), Value::Error("ERR Protocol error: invalid bulk length".into()));
-    assert!(client.closed_within(PATIENCE));
+    assert!(client.closed_within(TIMEOUT));
     assert_eq!(site.client().cmd("STRLEN k"), int(2 * MIB as i64));
 }
 
@@ -194,7 +194,7 @@ fn others_go_on(site: &Site, disturb: impl FnOnce(&AtomicBool) + Send) {
     std::thread::scope(|scope| {
         let disturber = scope.spawn(|| disturb(&stop));
         let mut client = site.client();
-        client.patience(Duration::from_secs(20));
+        client.timeout(Duration::from_secs(20));
         // Long enough for the full effect of the disturbance.
         let end = Instant::now() + Duration::from_millis(1500);
         let mut done = 0;
@@ -340,7 +340,7 @@ fn a_client_killed_during_a_large_request_is_closed() {
         Some(line.split([' ', '=']).nth(1).expect("an id").to_owned())
     });
     assert_eq!(killer.cmd(&format!("CLIENT KILL ID {id}")), int(1));
-    assert!(victim.closed_within(PATIENCE));
+    assert!(victim.closed_within(TIMEOUT));
     assert_eq!(killer.cmd("EXISTS k"), int(0));
 }
 
@@ -357,7 +357,7 @@ fn a_large_request_with_a_protocol_error_is_answered_at_once() {
     client.write(b"\r\n:EX\r\n");
     assert_eq!(client.reply(), ok());
     assert_eq!(client.reply().expect_error(), "ERR Protocol error: expected '$', got ':'");
-    assert!(client.closed_within(PATIENCE));
+    assert!(client.closed_within(TIMEOUT));
     let mut next = site.client();
     assert_eq!(next.call(&[&b"SET"[..], b"{k}3", &value]), ok());
     assert_eq!(next.cmd("EXISTS {k}1 {k}2 {k}3"), int(2));

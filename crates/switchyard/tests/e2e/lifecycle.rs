@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::support::client::PATIENCE;
+use crate::support::client::TIMEOUT;
 use crate::support::{
     Client, Node, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, ports, simple, until,
 };
@@ -35,11 +35,11 @@ fn sigterm_finishes_commands_in_flight_and_exits_with_0() {
             status.lines().any(|l| l.starts_with("switchyard_node_in_flight") && !l.ends_with(" 0"))
         });
         site.router().process().signal(signal);
-        assert!(idle.closed_within(PATIENCE), "a client that waits for nothing is closed at once");
+        assert!(idle.closed_within(TIMEOUT), "a client that waits for nothing is closed at once");
         until("no client can connect", || Client::try_connect(site.address()).is_err());
         site.nodes().iter().for_each(Node::thaw);
         assert_eq!((busy.reply(), busy.reply()), (int(2), bulk("2")), "commands in flight must be finished");
-        assert!(busy.closed_within(PATIENCE));
+        assert!(busy.closed_within(TIMEOUT));
         let status = site.router_mut().process_mut().wait(Duration::from_secs(30));
         assert_eq!(status.code(), Some(0), "{}", site.router().process().log());
         assert!(Client::try_connect(site.address()).is_err(), "the port is still open");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::support::client::PATIENCE;
+use crate::support::client::TIMEOUT;
 use crate::support::{Client, Router, Site, SiteOptions, Value, bulk, ok, ports, simple, until};
 
 fn options(config: String) -> SiteOptions {
@@ -34,7 +34,7 @@ fn admitted(client: &mut Client, line: &str, enough: f64) -> (f64, f64) {
     let begin = Instant::now();
     let (mut count, mut limited) = (0.0, false);
     while count < enough || !limited {
-        assert!(begin.elapsed() < PATIENCE, "{count} got through, limited: {limited}");
+        assert!(begin.elapsed() < TIMEOUT, "{count} got through, limited: {limited}");
         let reply = client.cmd(line);
         if is_limited(&reply) {
             limited = true;
@@ -53,7 +53,7 @@ fn is_let_in(stream: &mut TcpStream) -> bool {
     let mut read = stream.read(&mut first);
     if read.as_ref().is_err_and(|e| matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)) {
         // Admitted, or not yet processed: an admitted client receives a reply.
-        stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("timeout");
         read = stream.write_all(b"PING\r\n").and_then(|()| stream.read(&mut first));
     }
     match read {
@@ -159,7 +159,7 @@ fn listeners_have_limits() {
     assert_eq!(second.cmd("PING"), simple("PONG"));
     let mut third = Client::connect(address);
     assert!(is_limited(&third.reply()));
-    assert!(third.closed_within(PATIENCE));
+    assert!(third.closed_within(TIMEOUT));
     drop(second);
     until("there is room again", || {
         let mut client = Client::connect(address);

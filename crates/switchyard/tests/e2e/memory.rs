@@ -5,7 +5,7 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::thread::JoinHandle;
 
-use crate::support::client::PATIENCE;
+use crate::support::client::TIMEOUT;
 use crate::support::{Client, RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok, simple, until};
 
 const MIB: usize = 1 << 20;
@@ -106,7 +106,7 @@ fn the_largest_clients_are_closed_first_and_memory_stays_in_budget() {
     // worker without a processor reacts late.
     assert!(peak < (3 * 128) << 10, "the router took {peak} KiB with a budget of 128 MiB");
     site.router().process().expect_log(&["disconnecting the client that uses the most memory (memory-max)"]);
-    assert!(big.iter_mut().all(|client| client.closed_within(PATIENCE)));
+    assert!(big.iter_mut().all(|client| client.closed_within(TIMEOUT)));
     writers.into_iter().for_each(|writer| drop(writer.join()));
     assert_eq!(steady.cmd("PING"), simple("PONG"));
 }
@@ -146,7 +146,7 @@ fn queued_transactions_count() {
     });
     let cut = cut.expect("200 MB are more than the budget");
     assert!(cut > 200, "cut after {cut} commands of 100 kB with a budget of 96 MiB");
-    assert!(big.closed_within(PATIENCE));
+    assert!(big.closed_within(TIMEOUT));
     assert_eq!(small.cmd("EXEC").items().len(), 20);
     assert_eq!(small.cmd("EXISTS {b}1"), int(0));
 }
@@ -171,7 +171,7 @@ fn collected_requests_count_and_protected_clients_are_closed_last() {
     other.write(&head(80 * MIB));
     let _ = other.try_write(&vec![b'x'; 79 * MIB]);
     until("the other one is cut", || metric(&site, "switchyard_clients_evicted_total") > 0);
-    assert!(other.closed_within(PATIENCE));
+    assert!(other.closed_within(TIMEOUT));
     spared.write(&vec![b'x'; 5 * MIB]);
     spared.write(b"\r\n");
     assert_eq!(spared.reply(), ok());
@@ -199,7 +199,7 @@ fn protected_clients_are_closed_last_on_any_worker() {
         until("one is cut", || metric(&site, "switchyard_clients_evicted_total") == round);
         let list = watcher.cmd(&format!("CLIENT LIST ID {id}")).text();
         assert!(!list.is_empty(), "round {round}: the wrong one was cut");
-        assert!(other.closed_within(PATIENCE));
+        assert!(other.closed_within(TIMEOUT));
         drop(spared);
         until("the memory is given back", || used() < 8 * MIB);
     }

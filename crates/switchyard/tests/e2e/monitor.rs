@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::client::PATIENCE;
+use crate::support::client::TIMEOUT;
 use crate::support::{Client, Node, NodeOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok, until};
 
 /// Enough clients that each worker has some.
@@ -138,12 +138,12 @@ fn a_slow_monitor_is_closed_and_a_disconnected_one_forgotten() {
     let mut clients = many(&site);
     let begin = Instant::now();
     while !site.router().metrics().contains("switchyard_clients_disconnected_total{reason=\"push\"} 1") {
-        assert!(begin.elapsed() < PATIENCE, "a monitor that reads nothing is never cut");
+        assert!(begin.elapsed() < TIMEOUT, "a monitor that reads nothing is never cut");
         for client in &mut clients {
             assert_eq!(client.call(&["SET", "k", &value]), ok());
         }
     }
-    assert!(slow.closed_within(PATIENCE));
+    assert!(slow.closed_within(TIMEOUT));
     // Disconnected at any time, also before the reply to MONITOR.
     for _ in 0..20 {
         let mut client = site.client();

@@ -35,7 +35,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 const CLOCK: Duration = Duration::from_millis(20);
 
 /// Longer than all timeouts of the router.
-const PATIENCE: Duration = Duration::from_secs(4);
+const TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Type of a key, which determines its operations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -275,7 +275,7 @@ impl Shared {
             *connection = Client::try_connect(self.addresses[number % self.addresses.len()]).ok();
         }
         let Some(client) = connection.as_mut() else { return false };
-        client.patience(PATIENCE);
+        client.timeout(TIMEOUT);
         let mut bytes = Vec::new();
         for command in &plan.commands {
             let words: Vec<&str> =

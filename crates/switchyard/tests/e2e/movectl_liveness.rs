@@ -86,7 +86,7 @@ fn commands_for_a_whole_slot_run_during_slow_and_paused_moves() {
     // Less than the slot's move takes at that rate, and enough for a busy machine to move it fast.
     let Some(scene) = Scene::start_with(&["--set", "nodes.command-timeout=25s"]) else { return };
     let mut client = scene.site.client();
-    client.patience(Duration::from_secs(60));
+    client.timeout(Duration::from_secs(60));
     let (list, weight) = (format!("{{{}}}list", scene.tag), format!("{{{}}}weight", scene.tag));
     for command in [format!("RPUSH {list} a b"), format!("SET {weight}:a 2"), format!("SET {weight}:b 1")] {
         assert_eq!(client.cmd(&command).error(), None);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::replicas::{calls, group};
-use crate::support::client::PATIENCE;
+use crate::support::client::TIMEOUT;
 use crate::support::{
     Client, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok, simple, until,
 };
@@ -142,20 +142,20 @@ fn a_lost_only_node_closes_connections_after_the_wait() {
     }
     assert_eq!(in_flight.reply(), simple("PONG"));
     lose(&mut site, 0);
-    assert_eq!(in_flight.listen(PATIENCE), (Vec::new(), true));
+    assert_eq!(in_flight.listen(TIMEOUT), (Vec::new(), true));
     // A command before the end of the wait, pipelined after a command of the router.
     for line in ["ECHO first", "GET k", "ECHO last"] {
         client.post(line);
     }
     assert_eq!(client.reply(), bulk("first"));
-    assert_eq!(client.listen(PATIENCE), (Vec::new(), true));
+    assert_eq!(client.listen(TIMEOUT), (Vec::new(), true));
     // Later commands do not wait: the time starts with the loss.
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     for _ in 0..20 {
         let mut late = site.client();
         assert_eq!(late.cmd("PING"), simple("PONG"));
         late.post_quietly("GET k");
-        assert_eq!(late.listen(PATIENCE), (Vec::new(), true));
+        assert_eq!(late.listen(TIMEOUT), (Vec::new(), true));
         assert!(Instant::now() < end, "each command waits");
     }
     site.node_mut(0).restart();
@@ -241,7 +241,7 @@ fn one_of_several_nodes_that_stays_down_causes_errors() {
     let mut client = site.client();
     client.post(&format!("MGET {} {}", keys[0], keys[1]));
     client.post(&format!("SET {} v", keys[0]));
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     let error = client.reply();
     assert!(error.expect_error().starts_with(&format!("NODEDOWN {lost}")), "{error:?}");
     assert_eq!(client.reply(), ok());
@@ -288,7 +288,7 @@ fn a_reload_and_a_drain_end_the_wait() {
     killed.post(&format!("GET {key}"));
     is_waiting(&mut killed, "GET");
     assert_eq!(admin.cmd(&format!("CLIENT KILL ID {id}")), int(1));
-    assert_eq!(killed.listen(PATIENCE), (Vec::new(), true));
+    assert_eq!(killed.listen(TIMEOUT), (Vec::new(), true));
     std::fs::write(site.router().config_file(), LONG.replace("1h", "0s")).expect("written");
     site.router().process().signal(Signal::HUP);
     let error = client.reply();
@@ -302,8 +302,8 @@ fn a_reload_and_a_drain_end_the_wait() {
     client.post(&format!("GET {key}"));
     is_waiting(&mut client, "GET");
     site.router().process().signal(Signal::TERM);
-    assert_eq!(client.listen(PATIENCE), (Vec::new(), true));
-    assert!(site.router_mut().process_mut().wait(PATIENCE).success());
+    assert_eq!(client.listen(TIMEOUT), (Vec::new(), true));
+    assert!(site.router_mut().process_mut().wait(TIMEOUT).success());
 }
 
 #[test]

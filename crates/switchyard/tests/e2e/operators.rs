@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::support::client::PATIENCE;
+use crate::support::client::TIMEOUT;
 use crate::support::{Client, Node, RouterOptions, Site, SiteOptions, Value, bulk, direct, int, ok, simple, until};
 
 fn site(nodes: usize, args: &[&str]) -> Option<Site> {
@@ -275,7 +275,7 @@ fn config_set_changes_the_routers_own_settings() {
     idle.iter_mut().for_each(|client| assert_eq!(client.cmd("PING"), simple("PONG")));
     assert_eq!(operator.cmd("CONFIG SET timeout 1"), ok());
     for client in &mut idle {
-        assert!(client.closed_within(PATIENCE));
+        assert!(client.closed_within(TIMEOUT));
     }
     let mut operator = site.client();
     assert_eq!(operator.cmd("CONFIG SET timeout 0 maxclients 1"), ok());

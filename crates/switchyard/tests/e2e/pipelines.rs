@@ -96,7 +96,7 @@ fn checked_client(address: std::net::SocketAddr, me: usize, seed: u64, stop: &At
             }
         }
         let connection = client.as_mut().expect("just connected");
-        connection.patience(Duration::from_secs(30));
+        connection.timeout(Duration::from_secs(30));
         enum Expected {
             Set(usize, String),
             Get(usize),

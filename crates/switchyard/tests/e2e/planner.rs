@@ -9,7 +9,7 @@ use crate::movectl::{done, json, refused};
 use crate::support::{Client, Node, RouterOptions, Site, SiteOptions, Value, http, until, until_within};
 
 /// Time to measure a load, decide, move, and evaluate.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 fn site(mode: &str) -> Option<Site> {
     let mode = format!("planner.mode={mode}");
@@ -84,8 +84,8 @@ fn decisions(site: &Site) -> Vec<Json> {
 fn a_node_with_hot_keys_is_relieved_with_a_reason() {
     let Some(mut site) = site("on") else { return };
     skewed(&site, |hot| {
-        until_within(PATIENCE, "keys were moved", || relocated(&site, hot));
-        until_within(PATIENCE, "the outcome was evaluated", || {
+        until_within(TIMEOUT, "keys were moved", || relocated(&site, hot));
+        until_within(TIMEOUT, "the outcome was evaluated", || {
             decisions(&site)
                 .iter()
                 .any(|decision| decision["outcome"].as_str().is_some_and(|outcome| outcome.contains("% of its limit")))
@@ -118,9 +118,9 @@ fn an_observing_planner_moves_nothing_by_itself() {
     let Some(site) = site("observe") else { return };
     assert!(refused(site.router(), "plan --apply").contains("there is nothing to do"));
     skewed(&site, |hot| {
-        until_within(PATIENCE, "it has decided", || !decisions(&site).is_empty());
+        until_within(TIMEOUT, "it has decided", || !decisions(&site).is_empty());
         assert!(!relocated(&site, hot) && json(site.router(), "moves")["open"].as_array().is_none_or(Vec::is_empty));
-        let plan = until_within(PATIENCE, "hot keys should move", || {
+        let plan = until_within(TIMEOUT, "hot keys should move", || {
             let plan = json(site.router(), "plan");
             let names_one =
                 plan["steps"].as_array()?.iter().any(|step| hot.iter().any(|key| step["key"] == key.as_str()));
@@ -146,18 +146,18 @@ fn an_observing_planner_moves_nothing_by_itself() {
             (said.code == 0).then_some(said.out)
         });
         assert!(applied.contains("has started as"), "{applied}");
-        until_within(PATIENCE, "keys were moved", || relocated(&site, hot));
+        until_within(TIMEOUT, "keys were moved", || relocated(&site, hot));
         // Undo, which is possible only once.
         let applied = decisions(&site)
             .into_iter()
             .find(|decision| decision["by"] != "planner")
             .expect("the decision of an operator");
         let id = applied["id"].as_u64().expect("a number");
-        until_within(PATIENCE, "the decision is undone", || {
+        until_within(TIMEOUT, "the decision is undone", || {
             crate::movectl::run_cli(site.router(), &format!("plan undo {id}")).code == 0
         });
-        until_within(PATIENCE, "keys are home", || !relocated(&site, hot));
-        until_within(PATIENCE, "nothing is left to undo", || {
+        until_within(TIMEOUT, "keys are home", || !relocated(&site, hot));
+        until_within(TIMEOUT, "nothing is left to undo", || {
             crate::movectl::run_cli(site.router(), &format!("plan undo {id}")).err.contains("nothing of decision")
         });
     });
@@ -184,14 +184,14 @@ fn a_node_short_of_memory_moves_slots_to_nodes_with_room() {
     };
     let most = used(node) * 3 / 4;
     node.cmd(&format!("CONFIG SET maxmemory {most}"));
-    until_within(PATIENCE, "the node uses less than nine tenths", || used(node) < most / 10 * 9);
+    until_within(TIMEOUT, "the node uses less than nine tenths", || used(node) < most / 10 * 9);
     let first = decisions(&site).pop().expect("a decision");
     assert!(
         first["message"].as_str().is_some_and(|message| message.contains("of memory, and its limit is")),
         "{first}"
     );
     done(site.router(), "automation off");
-    until_within(PATIENCE, "no move is open", || {
+    until_within(TIMEOUT, "no move is open", || {
         json(site.router(), "moves")["moves"].as_array().is_none_or(Vec::is_empty)
     });
     assert!((0..3000).all(|number| client.cmd(&format!("STRLEN key:{number}")).int() == 10_000), "no key is lost");
@@ -200,7 +200,7 @@ fn a_node_short_of_memory_moves_slots_to_nodes_with_room() {
         other.cmd(&format!("CONFIG SET maxmemory {}", used(other) * 10 / 8));
     }
     let name = json(site.router(), "nodes")["nodes"][0]["address"].as_str().expect("a name").to_owned();
-    until_within(PATIENCE, "missing room is reported", || {
+    until_within(TIMEOUT, "missing room is reported", || {
         done(site.router(), &format!("nodes drain {name} --dry-run")).contains("room is missing")
     });
 }
@@ -211,12 +211,10 @@ fn one_switch_stops_all_automation_permanently() {
     assert!(done(site.router(), "automation").starts_with("automation acts"));
     assert!(done(site.router(), "automation off").starts_with("automation does not act: automation is switched off"));
     skewed(&site, |hot| {
-        until_within(PATIENCE, "it has decided", || !decisions(&site).is_empty());
+        until_within(TIMEOUT, "it has decided", || !decisions(&site).is_empty());
         assert!(!relocated(&site, hot));
         // Without the switch, it would already have acted.
-        until_within(PATIENCE, "it continues to evaluate the load", || {
-            json(site.router(), "plan")["verdict"] != "fine"
-        });
+        until_within(TIMEOUT, "it continues to evaluate the load", || json(site.router(), "plan")["verdict"] != "fine");
         assert!(
             !relocated(&site, hot)
                 && decisions(&site)
@@ -230,19 +228,19 @@ fn one_switch_stops_all_automation_permanently() {
     let mut client = site.client();
     client.cmd("SWITCHYARD AUTOMATION ON").expect_error();
     assert!(done(site.router(), "automation on").starts_with("automation acts"));
-    skewed(&site, |hot| until_within(PATIENCE, "keys were moved", || relocated(&site, hot)));
+    skewed(&site, |hot| until_within(TIMEOUT, "keys were moved", || relocated(&site, hot)));
 }
 
 #[test]
 fn slots_are_balanced_by_the_measured_load() {
     let Some(site) = site("off") else { return };
     skewed(&site, |hot| {
-        let said = until_within(PATIENCE, "slots should move", || {
+        let said = until_within(TIMEOUT, "slots should move", || {
             let plan = json(site.router(), "balance --by load --dry-run");
             (!plan["moves"].as_array()?.is_empty()).then_some(plan)
         });
         assert!(said["notes"][0].as_str().is_some_and(|message| message.contains("its limit is")), "{said}");
-        until_within(PATIENCE, "a busy slot has another owner", || {
+        until_within(TIMEOUT, "a busy slot has another owner", || {
             // Refused while the previous moves are in progress.
             crate::movectl::run_cli(site.router(), "balance --by load");
             let owners: Vec<Json> = hot.iter().map(|key| at(&site, key)["owner"].clone()).collect();

@@ -3,7 +3,7 @@
 use std::io::Read as _;
 use std::time::{Duration, Instant};
 
-use crate::support::client::PATIENCE;
+use crate::support::client::TIMEOUT;
 use crate::support::{
     Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, direct, int, ok, simple, until,
 };
@@ -35,7 +35,7 @@ fn owner_of(site: &Site, channel: &str) -> usize {
     site.client().cmd(&format!("PUBLISH {channel} where"));
     until("a node has the message", || {
         clients.iter_mut().position(|c| {
-            c.patience(Duration::from_millis(20));
+            c.timeout(Duration::from_millis(20));
             c.try_reply().is_ok()
         })
     })
@@ -143,7 +143,7 @@ fn the_bytes_match_a_single_server() {
     let mut client = site.client();
     client.cmd("SUBSCRIBE a");
     assert_eq!(client.cmd("QUIT"), ok());
-    assert!(client.closed_within(PATIENCE));
+    assert!(client.closed_within(TIMEOUT));
 }
 
 #[test]
@@ -411,10 +411,10 @@ fn subscriptions_are_restored_when_their_node_returns() {
     let (mut by_name, mut by_pattern, mut late) = (0, 0, 0);
     until("messages arrive again", || {
         other.cmd("PUBLISH a again");
-        pattern.patience(Duration::from_millis(20));
+        pattern.timeout(Duration::from_millis(20));
         other.cmd("PUBLISH new again");
         late += usize::from(pattern.try_reply().is_ok());
-        client.patience(Duration::from_millis(20));
+        client.timeout(Duration::from_millis(20));
         while let Ok(reply) = client.try_reply() {
             match reply.items()[0].text().as_str() {
                 "message" => by_name += 1,
@@ -432,7 +432,7 @@ fn subscriptions_are_restored_when_their_node_returns() {
     client.listen(Duration::from_millis(100));
     until("all workers are back", || other.cmd("PUBLISH a count").int() == 2);
     client.listen(Duration::from_millis(100));
-    client.patience(PATIENCE);
+    client.timeout(TIMEOUT);
     other.cmd("PUBLISH a last");
     let mut kinds: Vec<String> = (0..2).map(|_| client.reply().items()[0].text()).collect();
     kinds.sort();
@@ -456,7 +456,7 @@ fn a_node_that_disappears_without_a_close_is_detected() {
     let mut publisher = site.client();
     until("it is back", || {
         publisher.cmd("PUBLISH a x");
-        client.patience(Duration::from_millis(20));
+        client.timeout(Duration::from_millis(20));
         client.try_reply().ok()
     });
 }
@@ -480,7 +480,7 @@ fn clients_that_may_have_missed_messages_are_disconnected() {
     let name = shard(other);
     site.node_mut(owner).kill();
     for client in [&mut channel, &mut pattern, &mut three, &mut own] {
-        assert!(client.closed_within(PATIENCE), "it would not know that it missed something");
+        assert!(client.closed_within(TIMEOUT), "it would not know that it missed something");
     }
     // Clients without subscriptions there stay connected.
     let mut publisher = site.client();
@@ -509,14 +509,14 @@ fn subscribers_stay_while_any_node_serves() {
     own.cmd(&format!("SSUBSCRIBE {}", shard(first)));
     elsewhere.cmd(&format!("SSUBSCRIBE {}", shard(1 - first)));
     site.node_mut(first).kill();
-    assert_eq!(own.listen(PATIENCE), (Vec::new(), true));
+    assert_eq!(own.listen(TIMEOUT), (Vec::new(), true));
     let mut publisher = site.client();
     until("a message passes", || publisher.cmd("PUBLISH a x") == int(2));
     assert_eq!(channel.reply(), Value::Array(message("a", "x")));
     assert_eq!(pattern.reply().items()[3], bulk("x"));
     site.node_mut(1 - first).kill();
     for client in [&mut channel, &mut pattern, &mut elsewhere] {
-        assert_eq!(client.listen(PATIENCE), (Vec::new(), true));
+        assert_eq!(client.listen(TIMEOUT), (Vec::new(), true));
     }
     for line in ["SUBSCRIBE a", "PSUBSCRIBE a*", "SSUBSCRIBE a"] {
         until("no client can subscribe", || {
@@ -544,7 +544,7 @@ fn a_slow_subscriber_is_closed_and_affects_no_other_client() {
     let begin = Instant::now();
     let mut sent = 0;
     while metric(&site, "clients_disconnected_total{reason=\"push\"}") < 4.0 {
-        assert!(begin.elapsed() < PATIENCE, "a client that reads nothing is never cut");
+        assert!(begin.elapsed() < TIMEOUT, "a client that reads nothing is never cut");
         for _ in 0..20 {
             publisher.send(&["PUBLISH", "firehose", &payload]);
             sent += 1;
@@ -561,7 +561,7 @@ fn a_slow_subscriber_is_closed_and_affects_no_other_client() {
     assert!(sent >= 20);
     assert_eq!(publisher.cmd("PUBLISH firehose last"), int(4), "the cut ones no longer count");
     for client in &mut slow {
-        assert!(client.closed_within(PATIENCE));
+        assert!(client.closed_within(TIMEOUT));
     }
     for client in &mut good {
         assert_eq!(client.reply().items()[2], bulk("last"));
@@ -584,7 +584,7 @@ fn a_subscriber_that_stays_behind_is_finally_closed() {
         assert_eq!(good.reply().items()[2].bytes().len(), payload.len());
     }
     until("the one that does not read is cut", || metric(&site, "clients_disconnected_total{reason=\"push\"}") == 1.0);
-    assert!(slow.closed_within(PATIENCE));
+    assert!(slow.closed_within(TIMEOUT));
     assert!(site.router().process().log().contains("clients.push-soft-limit"));
     // A client that lags only briefly is not closed, even if it happens repeatedly.
     late.cmd("SUBSCRIBE firehose");
@@ -784,7 +784,7 @@ fn client_list_shows_subscribers() {
     assert_eq!(other.cmd("CLIENT LIST TYPE pubsub").text().lines().count(), 1);
     assert!(!other.cmd("CLIENT LIST TYPE normal").text().contains("sub=2"));
     assert_eq!(other.cmd("CLIENT KILL TYPE pubsub"), int(1));
-    assert!(client.closed_within(PATIENCE));
+    assert!(client.closed_within(TIMEOUT));
     assert_eq!(other.cmd("PING"), simple("PONG"));
 }
 
@@ -797,7 +797,7 @@ fn subscribers_are_not_idle() {
     subscriber.cmd("SUBSCRIBE a");
     let mut idle = site.client();
     idle.cmd("PING");
-    assert!(idle.closed_within(PATIENCE));
+    assert!(idle.closed_within(TIMEOUT));
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(site.client().cmd("PUBLISH a x"), int(1));
     assert_eq!(subscriber.reply().items()[2], bulk("x"));

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::client::PATIENCE;
+use crate::support::client::TIMEOUT;
 use crate::support::process::tied;
 use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, ok, until};
 
@@ -552,7 +552,7 @@ fn waits_and_watches_end_with_the_primary() {
     assert_eq!(nodes[1].cmd("REPLICAOF NO ONE"), ok());
     follow(&nodes[0], nodes[1].address());
     // The old primary itself ends the wait when it is demoted, unless the router has already disconnected.
-    assert_eq!(waiting.listen(PATIENCE), (Vec::new(), true));
+    assert_eq!(waiting.listen(TIMEOUT), (Vec::new(), true));
     let mut waiting = Client::connect(router.address());
     until_writable(&router, "other");
     watching.cmd("MULTI");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::client::PATIENCE;
+use crate::support::client::TIMEOUT;
 use crate::support::{
     Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, direct, int, ok, simple, until, value,
 };
@@ -189,7 +189,7 @@ fn clients_authenticate_as_on_a_plain_server() {
     let mut reference = plain.client();
     reference.write(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1000000\r\n");
     assert_eq!(intruder.raw(), reference.raw());
-    assert!(intruder.closed_within(PATIENCE));
+    assert!(intruder.closed_within(TIMEOUT));
 }
 
 #[test]
@@ -369,25 +369,25 @@ fn clients_are_killed_by_matching_filters() {
     let ids: Vec<i64> = victims.iter_mut().map(|v| v.cmd("CLIENT ID").int()).collect();
     let address = |client: &Client| client.stream().local_addr().expect("address");
     assert_eq!(killer.cmd(&format!("CLIENT KILL ID {}", ids[0])), int(1));
-    assert!(victims[0].closed_within(PATIENCE));
+    assert!(victims[0].closed_within(TIMEOUT));
     assert_eq!(killer.cmd(&format!("CLIENT KILL {}", address(&victims[1]))), ok());
-    assert!(victims[1].closed_within(PATIENCE));
+    assert!(victims[1].closed_within(TIMEOUT));
     assert_eq!(killer.cmd(&format!("CLIENT KILL ADDR {}", address(&victims[2]))), int(1));
-    assert!(victims[2].closed_within(PATIENCE));
+    assert!(victims[2].closed_within(TIMEOUT));
     assert_eq!(killer.cmd(&format!("CLIENT KILL ID {} ADDR {}", ids[3], address(&victims[4]))), int(0));
     assert_eq!(killer.cmd(&format!("CLIENT KILL ID {} ADDR {}", ids[3], address(&victims[3]))), int(1));
-    assert!(victims[3].closed_within(PATIENCE));
+    assert!(victims[3].closed_within(TIMEOUT));
     assert_eq!(victims[4].cmd("PING"), simple("PONG"));
     // All others except the caller.
     assert_eq!(killer.cmd(&format!("CLIENT KILL LADDR {}", site.address())), int(2));
-    assert!(victims[4].closed_within(PATIENCE) && victims[5].closed_within(PATIENCE));
+    assert!(victims[4].closed_within(TIMEOUT) && victims[5].closed_within(TIMEOUT));
     assert_eq!(killer.cmd("PING"), simple("PONG"));
     // The caller: the reply arrives, then the close.
     let own = killer.cmd("CLIENT ID").int();
     killer.post(&format!("CLIENT KILL ID {own} SKIPME no"));
     killer.post("PING");
     assert_eq!(killer.reply(), int(1));
-    assert!(killer.closed_within(PATIENCE));
+    assert!(killer.closed_within(TIMEOUT));
     let mut last = site.client();
     let list = last.cmd("CLIENT LIST").text();
     for id in ids {
@@ -467,7 +467,7 @@ fn quit_replies_and_closes_after_earlier_commands() {
         assert_eq!(client.reply(), ok());
     }
     assert_eq!(client.reply(), ok());
-    let (rest, closed) = client.listen(PATIENCE);
+    let (rest, closed) = client.listen(TIMEOUT);
     assert!(closed && rest.is_empty(), "after QUIT: {:?}", rest.escape_ascii().to_string());
     assert_eq!(site.client().cmd("EXISTS after"), int(0));
 }
@@ -488,7 +488,7 @@ fn a_client_that_has_finished_sending_gets_its_replies() {
             assert_eq!(client.reply(), ok());
             assert_eq!(client.reply(), bulk(i.to_string()));
         }
-        assert!(client.closed_within(PATIENCE));
+        assert!(client.closed_within(TIMEOUT));
     }
 }
 
@@ -504,7 +504,7 @@ fn an_idle_client_is_closed_after_the_configured_time() {
     let site = Site::with(1, &options);
     let mut idle = site.client();
     assert_eq!(idle.cmd("PING"), simple("PONG"));
-    assert!(idle.closed_within(PATIENCE));
+    assert!(idle.closed_within(TIMEOUT));
     let mut busy = site.client();
     for _ in 0..15 {
         assert_eq!(busy.cmd("PING"), simple("PONG"));

@@ -407,7 +407,7 @@ fn a_replaced_router_serves_no_stale_copy() {
                             std::thread::sleep(Duration::from_millis(10));
                             continue;
                         };
-                        reader.patience(Duration::from_millis(100));
+                        reader.timeout(Duration::from_millis(100));
                         reader.post_quietly("GET hot");
                         let reply = reader.try_reply();
                         assert!(

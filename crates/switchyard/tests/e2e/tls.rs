@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::support::certificates::{Authority, Pair, TlsClient};
-use crate::support::client::PATIENCE;
+use crate::support::client::TIMEOUT;
 use crate::support::{
     Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, bulk, encode, int, ok, ports, simple, until,
 };
@@ -100,7 +100,7 @@ fn failing_handshakes_affect_no_other_client() {
     // Plain RESP, HTTP and random bytes on the TLS port are answered only by an alert.
     for bytes in [&b"PING\r\n"[..], b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", &[0x16, 3, 1, 0xff, 0xff, 0, 0], &[0; 300]] {
         let mut socket = TcpStream::connect(address).expect("connects");
-        socket.set_read_timeout(Some(PATIENCE)).expect("timeout");
+        socket.set_read_timeout(Some(TIMEOUT)).expect("timeout");
         socket.write_all(bytes).expect("sent");
         let mut answer = Vec::new();
         let _ = socket.read_to_end(&mut answer);
@@ -108,7 +108,7 @@ fn failing_handshakes_affect_no_other_client() {
     }
     // A client that sends nothing is closed.
     let mut silent = TcpStream::connect(address).expect("connects");
-    silent.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    silent.set_read_timeout(Some(TIMEOUT)).expect("timeout");
     let mut answer = Vec::new();
     silent.read_to_end(&mut answer).expect("closed, not timed out");
     assert!(answer.is_empty() || answer[0] == 0x15, "{answer:?}");
@@ -183,7 +183,7 @@ fn new_certificates_take_effect_without_closing_connections() {
             })
         })
         .collect();
-    (0..3).for_each(|_| served.recv_timeout(PATIENCE).expect("every client is served"));
+    (0..3).for_each(|_| served.recv_timeout(TIMEOUT).expect("every client is served"));
     for round in 0..3 {
         let old = TlsClient::connect(address, &config).expect("shakes hands").shown();
         authority.sign("server", &["localhost"]);

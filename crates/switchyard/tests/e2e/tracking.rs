@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::client::PATIENCE;
+use crate::support::client::TIMEOUT;
 use crate::support::{
     Client, Node, NodeOptions, Random, Site, SiteOptions, Value, bulk, direct, int, ok, simple, until,
 };
@@ -346,11 +346,11 @@ fn no_cache_keeps_a_stale_value() {
         cache.settle();
         // All invalidations have arrived when no more come.
         until("the cache agrees with the nodes", || {
-            cache.client.patience(Duration::from_millis(50));
+            cache.client.timeout(Duration::from_millis(50));
             while let Ok(reply) = cache.client.try_reply() {
                 cache.take(reply);
             }
-            cache.client.patience(PATIENCE);
+            cache.client.timeout(TIMEOUT);
             let mut reader = site.client();
             cache.values.iter().all(|(key, value)| reader.cmd(&format!("GET {key}")) == bulk(value))
         });

@@ -19,7 +19,7 @@ use crate::support::{http, ports, until_within};
 use crate::waiting::replica_of;
 
 /// Time to detect and eject a server, retry it, and return its slots, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 const KEYS: usize = 300;
 
@@ -36,11 +36,11 @@ fn local(port: u16) -> SocketAddr {
 }
 
 fn wait_for_log(router: &Process, text: &str) {
-    until_within(PATIENCE, text, || router.log().contains(text));
+    until_within(TIMEOUT, text, || router.log().contains(text));
 }
 
 fn connect(port: u16) -> Client {
-    until_within(PATIENCE, "a client is served", || Client::try_connect(local(port)).ok())
+    until_within(TIMEOUT, "a client is served", || Client::try_connect(local(port)).ok())
 }
 
 impl Pool {
@@ -100,7 +100,7 @@ impl Pool {
     fn ejection_stats(&self, server: &str) -> (u64, u64) {
         let mut text = String::new();
         let mut stream =
-            until_within(PATIENCE, "the stats port answers", || std::net::TcpStream::connect(local(self.stats)).ok());
+            until_within(TIMEOUT, "the stats port answers", || std::net::TcpStream::connect(local(self.stats)).ok());
         std::io::Read::read_to_string(&mut stream, &mut text).expect("a document");
         let stats: Json = serde_json::from_str(&text).expect("JSON");
         let number = |of: &Json| of.as_u64().unwrap_or(0);
@@ -207,13 +207,13 @@ impl Known {
 /// Waits for further rounds: clients are served despite a failure.
 fn wait_for_rounds(rounds: &AtomicU64) {
     let before = rounds.load(Ordering::Relaxed);
-    until_within(PATIENCE, "clients continue", || rounds.load(Ordering::Relaxed) > before + 5);
+    until_within(TIMEOUT, "clients continue", || rounds.load(Ordering::Relaxed) > before + 5);
 }
 
 /// Waits until all of these keys are served without an error.
 fn wait_until_served(port: u16, keys: &[usize]) {
     let mut client = connect(port);
-    until_within(PATIENCE, "all keys are served", || {
+    until_within(TIMEOUT, "all keys are served", || {
         keys.iter().all(|key| client.call(&["GET", &name(*key)]).error().is_none())
     });
 }
@@ -271,7 +271,7 @@ fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(
     checked.during(listen, |rounds| {
         wait_for_rounds(rounds);
         lose(&mut pool.nodes[1]);
-        until_within(PATIENCE, "s1 is ejected again", || pool.ejection_stats("s1").0 == 2);
+        until_within(TIMEOUT, "s1 is ejected again", || pool.ejection_stats("s1").0 == 2);
         wait_until_served(listen, &last);
         wait_for_rounds(rounds);
     });
@@ -478,7 +478,7 @@ fn an_ejected_server_may_be_removed_from_the_list() {
     let text = std::fs::read_to_string(pool.file()).expect("read").replace(&pool.servers(3), &pool.servers(2));
     std::fs::write(pool.file(), text).expect("written");
     router.signal(Signal::HUP);
-    until_within(PATIENCE, "s2 has left the pool", || !run_cli_at(local(pool.admin), "nodes").out.contains(" s2 "));
+    until_within(TIMEOUT, "s2 has left the pool", || !run_cli_at(local(pool.admin), "nodes").out.contains(" s2 "));
     assert_eq!(run_cli_at(local(pool.admin), "moves watch").code, 0);
     for key in 0..KEYS {
         assert_eq!(client.call(&["GET", &name(key)]) == Value::Nil, lost.contains(&key), "{}", name(key));
@@ -490,7 +490,7 @@ fn an_ejected_server_may_be_removed_from_the_list() {
     let text = std::fs::read_to_string(pool.file()).expect("read") + &pool.servers(3)[pool.servers(2).len()..];
     std::fs::write(pool.file(), text).expect("written");
     router.signal(Signal::HUP);
-    until_within(PATIENCE, "s2 has keys again", || pool.nodes[2].cmd("DBSIZE").int() > 0);
+    until_within(TIMEOUT, "s2 has keys again", || pool.nodes[2].cmd("DBSIZE").int() > 0);
     assert_eq!(run_cli_at(local(pool.admin), "moves watch").code, 0);
     for key in 0..KEYS {
         assert_eq!(client.call(&["GET", &name(key)]).text(), "2", "{}", name(key));
@@ -512,10 +512,10 @@ fn a_server_that_fails_during_its_return_is_retried() {
     set_all("2");
     pool.nodes[1].restart();
     wait_for_log(&router, "its slots move back");
-    until_within(PATIENCE, "some keys have moved", || pool.nodes[1].cmd("DBSIZE").int() > 3);
+    until_within(TIMEOUT, "some keys have moved", || pool.nodes[1].cmd("DBSIZE").int() > 3);
     pool.nodes[1].kill();
     // Slots that have completely moved are ejected again. The others are still on the stand-ins.
-    until_within(PATIENCE, "the moves to s1 have ended", || {
+    until_within(TIMEOUT, "the moves to s1 have ended", || {
         let (_, moves) = http::get(local(pool.admin), "/api/v1/moves");
         serde_json::from_str::<serde_json::Value>(&moves)
             .is_ok_and(|moves| moves["open"].as_array().is_none_or(Vec::is_empty))
@@ -530,7 +530,7 @@ fn a_server_that_fails_during_its_return_is_retried() {
     let moves = run_cli_at(local(pool.admin), "moves");
     assert_eq!(moves.code, 0, "{}{}", moves.out, moves.err);
     pool.nodes[1].restart();
-    until_within(PATIENCE, "some keys have moved", || pool.nodes[1].cmd("DBSIZE").int() > 3);
+    until_within(TIMEOUT, "some keys have moved", || pool.nodes[1].cmd("DBSIZE").int() > 3);
     for key in &all {
         assert_eq!(client.call(&["GET", &name(*key)]).text(), value("3"), "{}", name(*key));
     }
@@ -550,7 +550,7 @@ fn clients_in_another_database_are_closed_when_ejection_begins() {
     assert_eq!(in_transaction.call(&["SELECT", "5"]).text(), "QUEUED");
     std::fs::write(pool.file(), text).expect("written");
     router.signal(Signal::HUP);
-    assert!(elsewhere.closed_within(PATIENCE) && in_transaction.closed_within(PATIENCE));
+    assert!(elsewhere.closed_within(TIMEOUT) && in_transaction.closed_within(TIMEOUT));
     assert_eq!(at_home.call(&["SET", &name(1), "1"]).text(), "QUEUED");
     assert_eq!(at_home.call(&["EXEC"]), Value::Array(vec![ok()]));
 }

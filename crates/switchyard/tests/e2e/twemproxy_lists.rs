@@ -17,7 +17,7 @@ use crate::support::value::{Value, bulk, int, ok};
 use crate::support::{ports, until, until_within};
 
 /// Hundreds of arcs must move, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 const KEYS: usize = 400;
 
@@ -77,7 +77,7 @@ impl Pool {
 
     /// Waits until the moves for a changed list have started and ended.
     fn wait_for_moves(&self, has_begun: impl Fn() -> bool) {
-        until_within(PATIENCE, "keys follow the list", has_begun);
+        until_within(TIMEOUT, "keys follow the list", has_begun);
         let said = run_cli_at(local(self.admin), "moves watch");
         assert_eq!(said.code, 0, "{}{}", said.out, said.err);
     }
@@ -205,12 +205,12 @@ fn servers_join_and_leave(distribution: &'static str) {
 
     // A server is removed from the file, and the router is killed during the moves.
     pool.change(&router, &[1, 2]);
-    until_within(PATIENCE, "keys begin to follow", || followed(&router) == 2);
+    until_within(TIMEOUT, "keys begin to follow", || followed(&router) == 2);
     router.kill();
     router = pool.start();
     until("it is served again", || Client::try_connect(local(pool.listen)).ok());
     pool.wait_for_moves(|| true);
-    until_within(PATIENCE, "the server has left", || {
+    until_within(TIMEOUT, "the server has left", || {
         router.log().contains("node s0 is not in the list of servers any more")
     });
     assert_eq!(pool.nodes[0].cmd("DBSIZE"), int(0), "nothing is left at it");

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::support::client::PATIENCE;
+use crate::support::client::TIMEOUT;
 use crate::support::{RouterOptions, Site, SiteOptions, bulk, encode};
 
 fn options(path: &Path) -> SiteOptions {
@@ -26,7 +26,7 @@ fn expect_reply(stream: &mut UnixStream, args: &[&str], expected: &[u8]) {
 
 fn connect(path: &Path) -> UnixStream {
     let stream = UnixStream::connect(path).expect("connects");
-    stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("timeout");
     stream
 }
 

@@ -9,7 +9,7 @@ use argon2::{Algorithm, Argon2, Params, PasswordHasher, Version};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::support::client::PATIENCE;
+use crate::support::client::TIMEOUT;
 use crate::support::{
     Client, Node, NodeOptions, Random, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple, until,
 };
@@ -54,9 +54,9 @@ fn options(path: &Path, password: Option<&str>) -> SiteOptions {
 
 /// Whether the client has received nothing yet.
 fn is_quiet(client: &Client) -> bool {
-    client.patience(Duration::from_millis(1));
+    client.timeout(Duration::from_millis(1));
     let quiet = client.stream().peek(&mut [0]).is_err();
-    client.patience(PATIENCE);
+    client.timeout(TIMEOUT);
     quiet
 }
 
@@ -145,7 +145,7 @@ fn authentication_matches_redis() {
     );
     assert!(default.cmd("CLIENT KILL USER nobody").error().is_some_and(|e| e.contains("No such user 'nobody'")));
     assert_eq!(default.cmd("CLIENT KILL USER alice"), int(1));
-    assert!(client.closed_within(PATIENCE));
+    assert!(client.closed_within(TIMEOUT));
     let shown = default.cmd("ACL LIST");
     assert!(!format!("{shown:?}").contains("argon2"), "{shown:?}");
 }
@@ -282,7 +282,7 @@ fn a_changed_users_file_applies_to_connected_clients() {
     reload(&site);
     until("the new rules hold", || app.cmd("SET b1 v") == ok());
     assert!(app.cmd("SET a1 v").error().is_some_and(|e| e.starts_with("NOPERM")));
-    assert!(gone.closed_within(PATIENCE));
+    assert!(gone.closed_within(TIMEOUT));
     assert_eq!(same.cmd("PING"), simple("PONG"));
 
     // A mistake changes nothing.
@@ -298,7 +298,7 @@ fn a_changed_users_file_applies_to_connected_clients() {
 
     users.write(&file("off nopass ~b* &* +@all", ""));
     reload(&site);
-    assert!(app.closed_within(PATIENCE));
+    assert!(app.closed_within(TIMEOUT));
     // A new password: connected clients stay connected, as in Redis.
     users.write(&format!("user same on {} ~* &* +@all\n", hash("new", 64, 1)));
     reload(&site);
@@ -435,14 +435,14 @@ fn unauthenticated_clients_are_closed_after_a_timeout() {
     let mut stranger = site.client();
     let mut trying = site.client();
     assert_eq!(trying.cmd("AUTH app wrong").error(), Some(WRONGPASS));
-    assert!(stranger.closed_within(PATIENCE));
-    assert!(trying.closed_within(PATIENCE), "trying is not enough");
+    assert!(stranger.closed_within(TIMEOUT));
+    assert!(trying.closed_within(TIMEOUT), "trying is not enough");
     assert_eq!(app.cmd("PING"), simple("PONG"));
     // After RESET, a client has the full time again.
     assert_eq!(app.cmd("RESET"), simple("RESET"));
     assert_eq!(app.cmd("AUTH app s3cret"), ok());
     assert_eq!(app.cmd("RESET"), simple("RESET"));
-    assert!(app.closed_within(PATIENCE));
+    assert!(app.closed_within(TIMEOUT));
 }
 
 #[test]
@@ -651,7 +651,7 @@ fn channels_are_restricted_by_user() {
     // A subscriber with fewer permissions is closed: nothing else ends its subscriptions.
     users.write(&file("&p?"));
     reload(&site);
-    assert!(listening.closed_within(PATIENCE));
+    assert!(listening.closed_within(TIMEOUT));
 }
 
 /// ACL over RESP: changes apply on every worker before the OK. SAVE writes the file, LOAD reads it.
@@ -728,11 +728,11 @@ fn users_can_be_changed_over_resp() {
     let mut gone = site.client();
     assert_eq!(gone.cmd("AUTH gone x"), ok());
     assert_eq!(admin.cmd("ACL DELUSER gone"), int(1));
-    assert!(gone.closed_within(PATIENCE));
+    assert!(gone.closed_within(TIMEOUT));
     assert_eq!(admin.cmd("ACL SETUSER own on nopass +@all"), ok());
     let mut own = site.client();
     assert_eq!((own.cmd("AUTH own x"), own.cmd("ACL DELUSER own")), (ok(), int(1)), "the client gets the reply");
-    assert!(own.closed_within(PATIENCE));
+    assert!(own.closed_within(TIMEOUT));
 
     // A reload with an unchanged file keeps the changes. SAVE writes them.
     reload(&site);

@@ -142,13 +142,13 @@ fn one(bench: &Bench<'_>) -> Result<Measured> {
         }
     }
     // During a move, keys are at both of its ends.
-    let end = Instant::now() + bench.conduct.patience;
+    let end = Instant::now() + bench.conduct.timeout;
     let standing = loop {
         let standing = grown.standing()?;
         if standing.stage.is_none() {
             break standing;
         }
-        ensure!(Instant::now() < end, "a change was not finished within {:?}: {standing:?}", bench.conduct.patience);
+        ensure!(Instant::now() < end, "a change was not finished within {:?}: {standing:?}", bench.conduct.timeout);
         check_interrupted(&bench.conduct.stop)?;
         std::thread::sleep(Duration::from_millis(50));
     };

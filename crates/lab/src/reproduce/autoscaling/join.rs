@@ -131,7 +131,7 @@ fn one(bench: &Bench<'_>, settings: &Settings, goal: &str) -> Result<Measured> {
         let text = bench
             .order(site.admin, &["nodes", "add", &address.to_string(), "--rebalance", "--goal", goal, "--json"])?;
         let moves = moves_of(&text)?;
-        let watched = until_done(&run, site.admin, &moves, begun, conduct.patience, &conduct.stop)?;
+        let watched = until_done(&run, site.admin, &moves, begun, conduct.timeout, &conduct.stop)?;
         let tally = &watched.counts.tally;
         joined.push(Joined {
             seconds: watched.took.as_secs_f64(),

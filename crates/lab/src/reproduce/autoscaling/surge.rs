@@ -223,9 +223,9 @@ impl Watch<'_> {
     fn take_sample(&mut self) -> Result<AutoscalerState> {
         check_interrupted(&self.bench.conduct.stop)?;
         ensure!(
-            self.rose.elapsed() < self.bench.conduct.patience,
+            self.rose.elapsed() < self.bench.conduct.timeout,
             "the change was not finished within {:?}",
-            self.bench.conduct.patience
+            self.bench.conduct.timeout
         );
         std::thread::sleep(SAMPLE_INTERVAL);
         let mut both = Tally::default();

@@ -368,14 +368,14 @@ impl SideConnection {
     }
 
     /// Sends and receives. Returns the completed jobs.
-    pub(in crate::mover) fn exchange(&mut self, patience: Duration) -> Result<Vec<Answered>, String> {
+    pub(in crate::mover) fn exchange(&mut self, timeout: Duration) -> Result<Vec<Answered>, String> {
         let Some(connection) = &mut self.connection else { return Ok(Vec::new()) };
         connection.exchange(&mut self.answers)?;
         // With a constant timeout, a retry of a slow command would never finish.
-        let patience = patience.saturating_mul(1 << self.slow.min(SLOW_MAX));
-        if connection.unanswered > 0 && connection.last_reply.elapsed() > patience {
+        let timeout = timeout.saturating_mul(1 << self.slow.min(SLOW_MAX));
+        if connection.unanswered > 0 && connection.last_reply.elapsed() > timeout {
             self.slow += 1;
-            return Err(format!("it did not answer within {patience:?}"));
+            return Err(format!("it did not answer within {timeout:?}"));
         }
         let mut done = Vec::new();
         while let Some(job) = self.jobs.front() {
@@ -763,10 +763,10 @@ impl SideConnection {
     }
 
     /// Queries the databases with keys.
-    pub(in crate::mover) fn databases(&mut self, patience: Duration) -> Result<Databases, String> {
+    pub(in crate::mover) fn databases(&mut self, timeout: Duration) -> Result<Databases, String> {
         let Some(connection) = &mut self.connection else { return Err("not connected".to_owned()) };
         // The caller continues without this connection and queries again after a reconnect.
-        let info = connection.info("keyspace", patience).inspect_err(|why| connection.mark_lost(why.clone()))?;
+        let info = connection.info("keyspace", timeout).inspect_err(|why| connection.mark_lost(why.clone()))?;
         let database = |line: &str| {
             let (number, counts) = line.strip_prefix("db")?.split_once(':')?;
             // A missing count does not mean zero.
@@ -780,18 +780,18 @@ impl SideConnection {
     }
 
     /// Queries the eviction policy, the durability settings and keyspace notifications.
-    pub(in crate::mover) fn query_settings(&mut self, patience: Duration) -> Result<(), String> {
+    pub(in crate::mover) fn query_settings(&mut self, timeout: Duration) -> Result<(), String> {
         let Some(connection) = &mut self.connection else { return Err("not connected".to_owned()) };
-        let memory = connection.info("memory", patience)?;
+        let memory = connection.info("memory", timeout)?;
         self.policy = field(&memory, "maxmemory_policy").unwrap_or_default().to_owned();
         let setting = |answer: &[u8]| {
             String::from_utf8_lossy(reply::elements(answer).nth(1).and_then(reply::text).unwrap_or_default())
                 .into_owned()
         };
         // If CONFIG is refused, WAITAOF is used.
-        let fsync = connection.call(&[b"CONFIG", b"GET", b"appendfsync"], patience)?;
-        let aof = connection.call(&[b"CONFIG", b"GET", b"appendonly"], patience)?;
-        let events = connection.call(&[b"CONFIG", b"GET", b"notify-keyspace-events"], patience)?;
+        let fsync = connection.call(&[b"CONFIG", b"GET", b"appendfsync"], timeout)?;
+        let aof = connection.call(&[b"CONFIG", b"GET", b"appendonly"], timeout)?;
+        let events = connection.call(&[b"CONFIG", b"GET", b"notify-keyspace-events"], timeout)?;
         self.notifies_changes = reply::is_error(&events) || !setting(&events).is_empty();
         self.always_synced = setting(&fsync) == "always" && setting(&aof) == "yes";
         Ok(())

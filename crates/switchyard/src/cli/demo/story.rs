@@ -22,7 +22,7 @@ use super::narrator::{Kind, Narrator};
 use super::stage::{Stage, program};
 
 /// Maximum wait for any reaction, generous for slow machines.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval between queries of the router's histories.
 const POLL_INTERVAL: Duration = Duration::from_millis(400);
 /// Minimum slots of a node that has its share, of three nodes.
@@ -127,10 +127,10 @@ impl Story<'_> {
     /// Shows the load and the router's decisions until `found` returns a value. `None` on a timeout.
     fn watch<T>(
         &mut self,
-        patience: Duration,
+        timeout: Duration,
         mut found: impl FnMut(&mut Self) -> anyhow::Result<Option<T>>,
     ) -> anyhow::Result<Option<T>> {
-        let end = Instant::now() + patience;
+        let end = Instant::now() + timeout;
         loop {
             std::thread::sleep(Duration::from_millis(20));
             if self.stop.load(Ordering::Relaxed) {
@@ -254,7 +254,7 @@ impl Story<'_> {
             &format!("{rate} requests/s for the key {key} of {node}; one client writes it, and no reader may see an old value"),
         );
         let wanted = Part::Read.rate(self.rate) / 2.0;
-        let answered = self.watch(PATIENCE, |story| {
+        let answered = self.watch(TIMEOUT, |story| {
             let hot: HotKeysReport = story.stage.get("/api/v1/hotkeys")?;
             let own = hot.nodes.iter().flat_map(|node| &node.keys).find(|hot| hot.key.as_deref() == Some(key));
             Ok(own.filter(|own| own.hits_per_second >= wanted).map(|own| (own.hits_per_second, own.reads_per_second)))
@@ -290,7 +290,7 @@ impl Story<'_> {
             &format!("{rate} INCR/s for the keys {} and {} of {}: no copy helps", names[0], names[1], node),
         );
         let relocated =
-            self.watch(PATIENCE, |story| Ok(story.stage.places(&keys)?.into_iter().find(|place| place.relocated)))?;
+            self.watch(TIMEOUT, |story| Ok(story.stage.places(&keys)?.into_iter().find(|place| place.relocated)))?;
         match relocated {
             None => self.miss("the planner moves neither of the keys that are written all the time"),
             Some(place) => {
@@ -341,7 +341,7 @@ impl Story<'_> {
             Kind::Seen,
             &format!("{rate} requests/s more; the configured capacity of a node is {capacity}, and a fifth of that must stay free"),
         );
-        let joined = self.watch(PATIENCE, |story| {
+        let joined = self.watch(TIMEOUT, |story| {
             let scale = story.stage.scale()?;
             Ok((scale.nodes == 3 && scale.change.is_none() && scale.started.len() == 1)
                 .then(|| scale.started[0].clone()))
@@ -373,7 +373,7 @@ impl Story<'_> {
     fn killed_node(&mut self) -> anyhow::Result<()> {
         self.narrator.narrate(Kind::Act, "5. A node is killed, and returns");
         // Wait for moves to end: a key in transit may be at either node.
-        self.watch(PATIENCE, |story| {
+        self.watch(TIMEOUT, |story| {
             Ok(story.stage.get::<MovesReport>("/api/v1/moves")?.moves.is_empty().then_some(()))
         })?;
         let (victim, map) = (self.stage.name(VICTIM), self.stage.get::<SlotsReport>("/api/v1/slots")?);
@@ -383,7 +383,7 @@ impl Story<'_> {
         self.stage.kill(VICTIM);
         let killed = Instant::now();
         self.narrate(Kind::Seen, &format!("{victim} was killed (SIGKILL); it had {keys} keys"));
-        let failed = self.watch(PATIENCE, |story| Ok((story.errors() > 0).then_some(())))?;
+        let failed = self.watch(TIMEOUT, |story| Ok((story.errors() > 0).then_some(())))?;
         if failed.is_none() {
             self.miss("no request fails although a node is gone");
         }
@@ -393,7 +393,7 @@ impl Story<'_> {
         self.stage.start_again(VICTIM)?;
         self.narrate(Kind::Done, &format!("{victim} was started again; it reads its append-only file"));
         let mut last = (self.errors(), Instant::now());
-        let back = self.watch(PATIENCE, |story| {
+        let back = self.watch(TIMEOUT, |story| {
             let status: StatusReport = story.stage.get("/api/v1/status")?;
             let is_up = status.nodes.iter().any(|node| node.address == victim && node.link == LinkReport::Up);
             let errors = story.errors();
@@ -478,7 +478,7 @@ impl Story<'_> {
             self.loads.end(part)?;
         }
         self.narrate(Kind::Seen, &format!("{} requests/s remain", thousands(u64::from(self.rate))));
-        let gone = self.watch(PATIENCE, |story| {
+        let gone = self.watch(TIMEOUT, |story| {
             let scale = story.stage.scale()?;
             Ok((scale.nodes == 2 && scale.change.is_none() && scale.started.is_empty()).then_some(()))
         })?;

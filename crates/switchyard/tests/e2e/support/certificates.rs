@@ -13,7 +13,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use tempfile::TempDir;
 
-use super::client::{PATIENCE, encode};
+use super::client::{TIMEOUT, encode};
 
 /// A certificate authority with a folder for signed certificates.
 pub(crate) struct Authority {
@@ -97,8 +97,8 @@ impl TlsClient {
     pub(crate) fn connect(address: SocketAddr, config: &Arc<ClientConfig>) -> io::Result<TlsClient> {
         let mut socket = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
         socket.set_nodelay(true)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        socket.set_write_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(TIMEOUT))?;
+        socket.set_write_timeout(Some(TIMEOUT))?;
         let name = ServerName::try_from("localhost").expect("a name");
         let mut session = ClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)?;
         while session.is_handshaking() {

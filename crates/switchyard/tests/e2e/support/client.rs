@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::value::{Framer, Value, parse};
 
 /// Timeout in tests, long enough for a busy machine with two cores. Reaching it is a failure.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A connection.
 #[derive(Debug)]
@@ -80,8 +80,8 @@ impl Client {
     pub(crate) fn try_connect(address: SocketAddr) -> io::Result<Client> {
         let stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
         Ok(Client { stream, buf: Vec::new(), taken: 0, framer: Framer::default() })
     }
 
@@ -91,7 +91,7 @@ impl Client {
     }
 
     /// Sets the read timeout.
-    pub(crate) fn patience(&self, limit: Duration) {
+    pub(crate) fn timeout(&self, limit: Duration) {
         self.stream.set_read_timeout(Some(limit)).expect("timeout");
     }
 
@@ -223,7 +223,7 @@ impl Client {
     /// Reads until the peer closes, or until no bytes arrive for `quiet`. Returns the bytes, and whether the peer
     /// closed.
     pub(crate) fn listen(&mut self, quiet: Duration) -> (Vec<u8>, bool) {
-        self.patience(quiet);
+        self.timeout(quiet);
         let closed = loop {
             match self.fill() {
                 Ok(()) => {}
@@ -231,7 +231,7 @@ impl Client {
                 Err(_) => break true,
             }
         };
-        self.patience(PATIENCE);
+        self.timeout(TIMEOUT);
         let bytes = self.buf.split_off(self.taken);
         self.buf.clear();
         self.taken = 0;
@@ -242,7 +242,7 @@ impl Client {
     pub(crate) fn closed_within(&mut self, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         while Instant::now() < end {
-            self.patience(Duration::from_millis(50));
+            self.timeout(Duration::from_millis(50));
             match self.fill() {
                 Ok(()) => self.buf.clear(),
                 Err(e) if e.kind() == ErrorKind::TimedOut => {}

@@ -50,18 +50,18 @@ impl Probed for bool {
 /// Waits until `probe` returns a value or true. Otherwise panics with `what`.
 #[track_caller]
 pub(crate) fn until<P: Probed>(what: &str, probe: impl FnMut() -> P) -> P::Found {
-    until_within(client::PATIENCE, what, probe)
+    until_within(client::TIMEOUT, what, probe)
 }
 
 /// Like `until`, with another timeout.
 #[track_caller]
-pub(crate) fn until_within<P: Probed>(patience: Duration, what: &str, mut probe: impl FnMut() -> P) -> P::Found {
-    let end = Instant::now() + patience;
+pub(crate) fn until_within<P: Probed>(timeout: Duration, what: &str, mut probe: impl FnMut() -> P) -> P::Found {
+    let end = Instant::now() + timeout;
     loop {
         if let Some(value) = probe().found() {
             return value;
         }
-        assert!(Instant::now() < end, "timed out after {patience:?} waiting until {what}");
+        assert!(Instant::now() < end, "timed out after {timeout:?} waiting until {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -109,7 +109,7 @@ impl Router {
                 panic!("the router ended at start ({status}):\n{}", self.process.log());
             }
             if let Ok(mut client) = Client::try_connect(self.listen) {
-                client.patience(Duration::from_secs(5));
+                client.timeout(Duration::from_secs(5));
                 if let Some(password) = &self.options.password {
                     // The router tests its ports before it serves: a client that connects then is closed.
                     let _ = match &self.options.user {
