@@ -73,7 +73,7 @@ impl Client {
         let address = self.address;
         self.call(args, |reply| match reply {
             Reply::Integer(i) => Ok(i),
-            other => bail!("{address} answered {other} to {}, where an integer belongs", name(args)),
+            other => bail!("{address} replied {other} to {}, instead of an integer", name(args)),
         })?
     }
 
@@ -82,7 +82,7 @@ impl Client {
         let address = self.address;
         self.call(args, |reply| match reply {
             Reply::Bulk(b) => Ok(String::from_utf8_lossy(b).into_owned()),
-            other => bail!("{address} answered {other} to {}, where a bulk string belongs", name(args)),
+            other => bail!("{address} replied {other} to {}, instead of a bulk string", name(args)),
         })?
     }
 
@@ -91,7 +91,7 @@ impl Client {
         let address = self.address;
         self.call(args, |reply| match reply {
             Reply::Status(_) => Ok(()),
-            other => bail!("{address} answered {other} to {}, where +OK belongs", name(args)),
+            other => bail!("{address} replied {other} to {}, instead of +OK", name(args)),
         })?
     }
 }
@@ -117,7 +117,7 @@ pub fn fill(address: SocketAddr, count: u64, value: &[u8], key: impl Fn(u64) -> 
         for _ in next..end {
             client.reply(|reply| match reply {
                 Reply::Status(b"OK") => Ok(()),
-                other => bail!("{address} answered {other} to SET while it was filled"),
+                other => bail!("{address} replied {other} to SET while it was filled"),
             })??;
         }
         next = end;

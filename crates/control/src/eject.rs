@@ -146,8 +146,7 @@ impl Ejector {
 
     fn keep(&self, ejected: &BTreeMap<NodeId, Vec<Slot>>) -> Result<(), String> {
         let ejected: BTreeMap<u16, &Vec<Slot>> = ejected.iter().map(|(node, slots)| (node.0, slots)).collect();
-        save_json(&*self.store, EJECTED, &ejected)
-            .map_err(|error| format!("that it is ejected cannot be kept: {error}"))
+        save_json(&*self.store, EJECTED, &ejected).map_err(|error| format!("cannot store that it is ejected: {error}"))
     }
 
     /// Logs a new error of an ejection or a return.
@@ -181,14 +180,14 @@ impl Ejector {
                 if let Err(refused) = self.moves.end_without(*node) {
                     self.note_trouble(
                         *node,
-                        format!("it has left the list, and moves to it are not over: {}", refused.text()),
+                        format!("it has left the list, and moves to it have not ended: {}", refused.text()),
                         None,
                     );
                 }
                 continue;
             }
             // Its keys follow the list without it.
-            self.end_ejection(*node, "it is not in the list of servers any more: its slots stay where they are");
+            self.end_ejection(*node, "it is no longer in the list of servers: its slots stay where they are");
         }
         let Some(facts) = self.facts(&topology, &ejected, timeout) else { return };
         let steps = {
@@ -205,7 +204,7 @@ impl Ejector {
                     if let Err(refused) = self.moves.end_without(node) {
                         self.note_trouble(
                             node,
-                            format!("it fails, and moves to it do not end yet: {}", refused.text()),
+                            format!("it fails, and moves to it have not ended yet: {}", refused.text()),
                             None,
                         );
                     }
@@ -370,7 +369,7 @@ fn kept_text(why: &KeepReason) -> String {
                 .to_owned()
         }
         KeepReason::HasOverrides(keys) => {
-            format!("it fails, and is not ejected: {} moved there alone", counted(*keys, "key"))
+            format!("it fails, and is not ejected: {} moved there without the slots", counted(*keys, "key"))
         }
         KeepReason::Moves => {
             "it fails, and is not ejected while it takes part in a move (`switchyard moves`)".to_owned()

@@ -95,7 +95,7 @@ fn refuse_second_router(primaries: &[NodeAccess], timeout: Duration, tell: Progr
     while let Some(node) = served_by_another(primaries, None, timeout) {
         if !std::mem::replace(&mut told, true) {
             tell(&format!(
-                "another router serves node {}: waiting up to {} s for its end",
+                "another router serves node {}: waiting up to {} s for it to end",
                 node.name,
                 ROUTER_EXIT_WAIT.as_secs()
             ));

@@ -37,8 +37,8 @@ pub enum LedgerError {
     Store(#[from] StoreError),
     /// The journal's entries contradict each other.
     #[error(
-        "the journal of moves in {directory} is contradictory: {what}. It says which keys have moved, so nothing is guessed: put a copy of the \
-         whole state directory from a backup in its place, or see `switchyard recover --help`"
+        "the journal of moves in {directory} is contradictory: {what}. It records which keys have moved, so nothing is guessed: replace the \
+         whole state directory by a copy from a backup, or see `switchyard recover --help`"
     )]
     Contradiction {
         /// The state directory.
@@ -48,7 +48,7 @@ pub enum LedgerError {
     },
     /// The journal contains an entry that this version does not support.
     #[error(
-        "the journal of moves in {directory} says something that Switchyard {} does not know: {what}. Switchyard {} has written it; use that version, \
+        "the journal of moves in {directory} contains data that Switchyard {} does not support: {what}. Switchyard {} has written it; use that version, \
          or a later one",
         crate::VERSION,
         version.as_deref().unwrap_or("of a later version"),
@@ -139,7 +139,7 @@ fn site_of(fingerprints: Fingerprinter) -> String {
 
 fn number_in(store: &dyn Store, text: &str) -> Result<u128, StoreError> {
     u128::from_str_radix(text, 16)
-        .map_err(|error| store.damaged_document(IDENTITY, &format!("{text:?} is no number: {error}")))
+        .map_err(|error| store.damaged_document(IDENTITY, &format!("{text:?} is not a number: {error}")))
 }
 
 /// The open ledger.

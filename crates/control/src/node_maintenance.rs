@@ -225,7 +225,10 @@ fn renew(
                 any = true;
             }
             Some(Err(why)) => {
-                warn!("library {name} of node {} cannot be kept to the keys that its callers name: {why}", node.name)
+                warn!(
+                    "library {name} of node {} cannot be restricted to the keys that its callers name: {why}",
+                    node.name
+                )
             }
         }
     }
@@ -262,7 +265,7 @@ fn share_functions(running: &Running, nodes: &mut [ConnectedNode<'_>]) -> Result
     if let Some((other, ..)) = having.find(|(.., found)| found.code != first.code) {
         warn!(
             "the functions of nodes {} and {} differ: load the libraries again through the router (FUNCTION LOAD REPLACE); \
-             `switchyard doctor` says which",
+             `switchyard doctor` lists them",
             source.name, other.name
         );
         return Ok(());
@@ -277,8 +280,8 @@ fn share_functions(running: &Running, nodes: &mut [ConnectedNode<'_>]) -> Result
     for (id, node, connection) in lacking {
         // Without REPLACE, so that a library loaded past the router at the same moment is retained.
         match store(connection, id, node, &[b"FUNCTION", b"RESTORE", dump.bytes()])? {
-            None => info!("node {} had no functions: it was given those of node {}", node.name, source.name),
-            Some(why) => warn!("functions of node {} cannot be given to node {}: {why}", source.name, node.name),
+            None => info!("node {} had no functions: those of node {} were copied to it", node.name, source.name),
+            Some(why) => warn!("functions of node {} cannot be copied to node {}: {why}", source.name, node.name),
         }
     }
     Ok(())

@@ -176,7 +176,7 @@ impl Ownerships {
         let mut kept = locked(&self.kept);
         let next = PersistedState { version: kept.version + 1, ..kept.clone() };
         save_json(&**self.placement.store(), DOCUMENT, &next)
-            .map_err(|error| format!("cannot keep the version of the state directory: {error}"))?;
+            .map_err(|error| format!("cannot store the version of the state directory: {error}"))?;
         self.ownership.set_version(next.version);
         *kept = next;
         Ok(())
@@ -260,7 +260,7 @@ impl Ownerships {
         }
         // Records are optional, except for a standby.
         if let (Some(why), false) = (&refusal, at.refuses) {
-            info!(node = %access.name, reason = why, "node keeps no mark of the router that serves it: no standby can take over (it needs ACL GETUSER and ACL SETUSER)");
+            info!(node = %access.name, reason = why, "node stores no ownership record of its router: no standby can take over (it needs ACL GETUSER and ACL SETUSER)");
         }
         at.refuses = refusal.is_some();
         Ok(())
@@ -303,7 +303,7 @@ impl Ownerships {
             }
         });
         if let Err(error) = replaced {
-            debug!(node = %access.name, %error, "the last mark of this router cannot be left at a node");
+            debug!(node = %access.name, %error, "the last ownership record of this router cannot be written to a node");
         }
     }
 
@@ -331,7 +331,7 @@ impl Ownerships {
         leaving.iter().for_each(|at| self.leave(&mut locked(at)));
         for (id, access) in nodes {
             if let Err(why) = self.record(running, id, &access) {
-                debug!(node = %access.name, reason = why, "the mark of the router cannot be renewed at a node");
+                debug!(node = %access.name, reason = why, "the ownership record of this router cannot be renewed at a node");
             }
         }
     }
@@ -448,7 +448,7 @@ pub fn wait_for_directory<T>(
                     let hint = match with {
                         Standby::Shared => "",
                         Standby::Copy => {
-                            ". If that is the router for which this one stands by, the directory is no copy: use --standby shared"
+                            ". If that router is the active one of this standby, the directory is not a copy: use --standby shared"
                         }
                     };
                     info!("standby: waits until the state directory is free: {error}{hint}");
@@ -484,7 +484,7 @@ pub fn look(
             ),
             // An unmounted volume also appears as an empty directory.
             Some(_) => bail!(
-                "the state directory {} is empty: a standby needs that of the router it stands by for, or a copy. See that its volume is mounted; the very \
+                "the state directory {} is empty: a standby needs that of the active router, or a copy. Check that its volume is mounted; the very \
                  first start of a fleet is without --standby (docs/high-availability.md)",
                 directory.display()
             ),
@@ -508,7 +508,7 @@ pub fn look(
             check(&looks, &kept, directory, nodes)?;
             if let Some((Err(why), node)) = looks.iter().zip(nodes).find(|(look, _)| look.is_err()) {
                 bail!(
-                    "node {} does not show which router serves it, so a standby cannot take over: {why}. Allow CLIENT, ACL GETUSER and ACL SETUSER to Switchyard's user there",
+                    "node {} does not report which router serves it, so a standby cannot take over: {why}. Allow CLIENT, ACL GETUSER and ACL SETUSER to Switchyard's user there",
                     node.name
                 );
             }
@@ -524,7 +524,7 @@ pub fn look(
                     TakeoverDecision::Wait => info!("standby: waits until no other router serves the nodes"),
                     TakeoverDecision::CutOff { reached } => {
                         warn!(
-                            "standby: only {reached} of {} nodes can be reached; more than half must be. If the others are lost together with the router, end \
+                            "standby: only {reached} of {} nodes can be reached; more than half must be. If the others are lost together with the router, stop \
                              this standby and start it without --standby",
                             nodes.len()
                         )
@@ -545,7 +545,7 @@ pub fn look(
         }
         if standby == Standby::Copy && read_records(&looks).any(|mark| mark.is_moving) {
             bail!(Outdated(format!(
-                "keys were moving when the nodes were served last, and only the state directory itself says where they are, not the copy in {}: start \
+                "keys were moving when the nodes were last served, and only the state directory itself records where they are, not the copy in {}: start \
                  with the state directory of the router that served them",
                 directory.display()
             )));
@@ -624,7 +624,7 @@ fn look_at(access: &NodeAccess, connection: &mut Option<NodeConnection>, site: &
     };
     match ask() {
         Err(why) => {
-            debug!(node = %access.name, reason = why, "node cannot be looked at");
+            debug!(node = %access.name, reason = why, "node cannot be checked");
             *connection = None;
             Ok(Observation::Unreachable)
         }

@@ -270,12 +270,14 @@ impl Processes {
         } else if let Some(name) = unmarked {
             Some(format!("the ownership record is missing at node {name} (ACL LOAD removes it)"))
         } else if !found.iter().any(|(name, found)| found.sample.keys > 0 && self.is_known(name, &found.run_id)) {
-            Some("no server is a process that the state directory knows, and none has its ownership record".to_owned())
+            Some(
+                "no server runs a process that the state directory lists, and none has its ownership record".to_owned(),
+            )
         } else {
             None
         };
         if let Some(why) = &no_witness {
-            warn!("{why}: looking at every key of every node");
+            warn!("{why}: checking every key of every node");
             *left_over.lock().unwrap_or_else(PoisonError::into_inner) = LeftOver::default();
             found = look(None);
         }
@@ -297,10 +299,10 @@ impl Processes {
         let is_by_keys = topology.placement().is_crc16();
         if let Some(why) = no_witness.filter(|_| fit == Fit::Doubtful && is_by_keys) {
             bail!(
-                "the state directory {} may be an old copy: {why}, and of {} the slot map looks for {} elsewhere. Clients would read nil for them. \
-                 Start with the state directory of the router that served last (--state-dir). If it is lost, make one from where the keys are \
+                "the state directory {} may be an old copy: {why}, and of {} the slot map places {} elsewhere. Clients would read nil for them. \
+                 Start with the state directory of the router that served last (--state-dir). If it is lost, make one from the location of the keys \
                  (`switchyard recover` with an empty --state-dir). Or restore state directory and servers from one time (docs/backup.md). \
-                 The last way loses data: remove these keys, if somebody has written them past the router",
+                 Or, with loss of data: remove these keys, if a client has written them past the router",
                 directory.display(),
                 counted(sum(|sample| sample.keys), "key"),
                 sum(|sample| sample.elsewhere),
@@ -311,7 +313,7 @@ impl Processes {
             // Here the map does not depend on the location of keys: misplaced keys come from earlier lists of servers.
             _ if !topology.placement().is_crc16() => {
                 let misplaced = looked.iter().filter(|(_, sample)| sample.elsewhere > 0);
-                Ok(misplaced.map(|(name, sample)| format!("node {name}: of {} looked at, {} belong to other servers, and are not served", counted(sample.keys, "key"), sample.elsewhere)).collect())
+                Ok(misplaced.map(|(name, sample)| format!("node {name}: of {} checked, {} belong to other servers, and are not served", counted(sample.keys, "key"), sample.elsewhere)).collect())
             }
             Fit::Doubtful => Ok(looked
                 .iter()
@@ -325,9 +327,9 @@ impl Processes {
                 })
                 .collect()),
             Fit::Foreign => bail!(
-                "the state directory {} belongs to other servers, or it and what they hold are of different times: it knows none of the processes that answer at its \
-                 nodes, and of {} looked at, its slot map looks for {} elsewhere. Clients would read nil for them. Give the state directory of this fleet (--state-dir); \
-                 or restore state directory and servers from one time (docs/backup.md); or make a state directory from where the keys are (`switchyard recover` with an empty \
+                "the state directory {} belongs to other servers, or it and their data are of different times: it lists none of the processes that reply at its \
+                 nodes, and of {} checked, its slot map places {} elsewhere. Clients would read nil for them. Give the state directory of this fleet (--state-dir); \
+                 or restore state directory and servers from one time (docs/backup.md); or make a state directory from the location of the keys (`switchyard recover` with an empty \
                  --state-dir)",
                 directory.display(),
                 counted(sum(|sample| sample.keys), "key"),

@@ -127,7 +127,7 @@ impl Running {
             })?;
         if !is_held && !self.is_claimed(node) {
             return Err(OperationError::Conflict(format!(
-                "nothing of node {node} waits to be accepted: it is not held because it came back empty, and no server claims to be its primary without \
+                "nothing of node {node} waits to be accepted: it is not held because it returned empty, and no server claims to be its primary without \
                  proof"
             )));
         }
@@ -144,11 +144,11 @@ impl Running {
             if Instant::now() >= until {
                 return Err(OperationError::Failed(if is_claimed {
                     format!(
-                        "node {node} keeps its primary, which still answers; accept the other server once that is gone"
+                        "node {node} keeps its primary, which still replies; accept the other server once that has stopped"
                     )
                 } else {
                     format!(
-                        "node {node} is accepted as it is, and does not serve yet: `switchyard status` shows the reason. It is served as soon as possible"
+                        "node {node} is accepted as it is, but does not serve yet: `switchyard status` shows the reason. It is served as soon as possible"
                     )
                 }));
             }

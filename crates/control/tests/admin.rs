@@ -300,7 +300,7 @@ fn health_and_readiness() {
         status.automation = vec![state("planner", Some("3 decisions have failed")), state("autoscaler", None)];
     });
     let ready = running.get("/readyz");
-    assert_eq!((ready.status, ready.body.as_str()), (200, "ready\nthe planner rests: 3 decisions have failed\n"));
+    assert_eq!((ready.status, ready.body.as_str()), (200, "ready\nthe planner is paused: 3 decisions have failed\n"));
     running.change(|(status, _)| status.automation.clear());
 
     running.change(|(status, _)| {

@@ -8,10 +8,10 @@ use anyhow::{Result, bail};
 pub(crate) fn replace_between_marks(document: &str, name: &str, text: &str) -> Result<String> {
     let (begin, end) = (format!("<!-- {name}:begin -->"), format!("<!-- {name}:end -->"));
     let (Some(from), Some(to)) = (document.find(&begin), document.find(&end)) else {
-        bail!("the marks \"{begin}\" and \"{end}\" are not both there; put them where the tables belong");
+        bail!("the marks \"{begin}\" and \"{end}\" are missing; add them where the tables belong");
     };
     if document.matches(&begin).count() > 1 || document.matches(&end).count() > 1 || to < from {
-        bail!("the marks \"{begin}\" and \"{end}\" must stand there once each, in this order");
+        bail!("the marks \"{begin}\" and \"{end}\" must occur once each, in this order");
     }
     Ok(format!("{}\n\n{}\n\n{}", &document[..from + begin.len()], text.trim(), &document[to..]))
 }

@@ -26,7 +26,7 @@ pub fn beside(program: &Path) -> Result<PathBuf> {
     let path = program.with_file_name("switchyard");
     if !is_executable(&path) {
         bail!(
-            "the router to measure is not there: {}. Build it with `cargo build -p switchyard`, with the same --profile or --release as this program, \
+            "the router to measure is missing: {}. Build it with `cargo build -p switchyard`, with the same --profile or --release as this program, \
              or name another with --switchyard",
             path.display()
         );

@@ -29,9 +29,7 @@ pub enum BalanceError {
 impl fmt::Display for BalanceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoWeight => {
-                f.write_str("no node is left that may have slots; add a node, or give one a weight above 0")
-            }
+            Self::NoWeight => f.write_str("no node may have slots; add a node, or give one a weight above 0"),
         }
     }
 }

@@ -78,7 +78,7 @@ pub fn why_not_readable(info: &str) -> Option<&'static str> {
         }
         (Some("slave"), Some("up")) => Some("its synchronisation with the primary has not ended"),
         (Some("slave"), _) => Some("its link to the primary is down"),
-        _ => Some("it is no replica"),
+        _ => Some("it is not a replica"),
     }
 }
 

@@ -301,7 +301,7 @@ mod tests {
         assert!(waits(&ended, &[&third, &silent, &claim], true), "the third router may still run");
         assert!(
             waits(&Predecessor::Unknown, &[&claim], true) && !waits(&Predecessor::Unknown, &[&claim], false),
-            "the mark is lost"
+            "the ownership record is lost"
         );
         assert!(!waits(&Predecessor::None, &[&claim], true), "the first router of a fleet");
     }

@@ -163,10 +163,10 @@ impl Pool {
         for (key, value) in keys {
             match value {
                 Value::List(list) if key.text == "servers" => servers.extend(list),
-                Value::List(_) => wrong(key.line, format!("directive \"{}\" is no list", key.text)),
+                Value::List(_) => wrong(key.line, format!("directive \"{}\" must not be a list", key.text)),
                 Value::Text(_) if key.text == "servers" => wrong(
                     key.line,
-                    "directive \"servers\" is a list: each server on a line of its own, after \"- \"".to_owned(),
+                    "directive \"servers\" must be a list: one server per line, after \"- \"".to_owned(),
                 ),
                 Value::Text(_) if !KNOWN.contains(&key.text.as_str()) => {
                     wrong(key.line, format!("directive \"{}\" is unknown", key.text))
@@ -189,8 +189,8 @@ impl Pool {
             "modula" => Ok(Distribution::Modula),
             // With one server, every distribution is the same.
             "random" if servers.len() == 1 => Ok(Distribution::default()),
-            "random" => Err("random is not served for several servers: a key would be read at another server than the one it was written to. With servers that all have all keys, \
-                 as it is meant for, let Switchyard know one of them and its replicas".to_owned()),
+            "random" => Err("random is not served for several servers: a key would be read at another server than the one it was written to. If each server has all keys, \
+                 configure one of them and its replicas as a node of Switchyard".to_owned()),
             _ => Err("is not a valid distribution; there are: ketama, modula".to_owned()),
         });
         let tag = read.with("hash_tag", |text| match text.as_bytes() {
@@ -218,7 +218,7 @@ impl Pool {
         let ejection = read.flag("auto_eject_hosts").unwrap_or(false).then_some(rule);
         let password = read.with("redis_auth", |text| Ok(text.to_owned()));
         if read.flag("redis") != Some(true) {
-            let text = "is a pool of memcached (redis: true is missing): Switchyard serves Redis and Valkey. Leave such pools to twemproxy, in a file of their own";
+            let text = "is a pool of memcached (redis: true is missing): Switchyard serves Redis and Valkey. Leave such pools to twemproxy, in a separate file";
             (read.wrong)(line, format!("pool '{}' {text}", name.text));
         }
         if servers.is_empty() {
@@ -324,15 +324,15 @@ fn mode_of(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8)
         .ok()
         .filter(|mode| *mode <= 0o777 && text.bytes().all(|byte| byte.is_ascii_digit()));
-    mode.ok_or_else(|| "has an invalid mode of the file: give it in octal, such as \"660\"".to_owned())
+    mode.ok_or_else(|| "has an invalid file mode: use octal, such as \"660\"".to_owned())
 }
 
 /// `hostname:port:weight [name]`.
 fn server_of(word: &Word) -> Result<PoolServer, String> {
     let form = || "directive \"servers\" has an invalid \"hostname:port:weight [name]\" format string".to_owned();
     if word.text.starts_with('/') {
-        return Err("a server at a Unix socket is not served: let the server listen on a port as well (port and bind 127.0.0.1 in redis.conf), and name that. \
-             Give it the name that it has now, \"hostname:port:weight NAME\", so that it keeps its keys"
+        return Err("a server at a Unix socket is not supported: make it listen on a port too (port and bind 127.0.0.1 in redis.conf), and use its address. \
+             Keep its present name, \"hostname:port:weight NAME\", so that it keeps its keys"
             .to_owned());
     }
     let (address, name) = match word.text.rsplit_once(' ') {

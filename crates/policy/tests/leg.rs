@@ -187,7 +187,7 @@ fn committed_keys_are_recorded_again_when_the_target_restarts() {
         matches!(records.as_slice(), [Record::Met { side: Side::Target, .. }, Record::Committed { keys, .. }] if *keys == [fingerprint]),
         "{records:?}"
     );
-    let is_told = |action: &Action| matches!(action, Action::Io(Io::Report { text }) if text.contains("1 keys had moved to the one before"));
+    let is_told = |action: &Action| matches!(action, Action::Io(Io::Report { text }) if text.contains("Of 1 keys moved to the previous one"));
     assert!(driven.actions.iter().any(is_told), "durability memory does not wait, and the operator is informed");
 }
 
@@ -286,7 +286,7 @@ fn one_has_moved(there: &Key, lost: Side) -> Driven {
     driven.step(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
     driven.step(Event::Removed { batch: BATCH });
     driven.step(Event::GiveUp { side: lost });
-    let is_report = |action: &Action| matches!(action, Action::Io(Io::Report { text }) if text.contains("answers, so it is not given up"));
+    let is_report = |action: &Action| matches!(action, Action::Io(Io::Report { text }) if text.contains("replies, so it is not abandoned"));
     assert!(driven.actions.iter().any(is_report) && driven.leg.progress().given_up.is_none(), "{:?}", driven.actions);
     driven.step(Event::Lost { side: lost });
     driven.actions.clear();
@@ -325,7 +325,7 @@ fn a_leg_without_its_target_ends_at_the_source_after_the_drain() {
     let (move_id, leg) = (MoveId(1), 0);
     let fingerprint = Fingerprinter::new(7).of(&there);
     driven.step(Event::GiveUp { side: Side::Target });
-    let why = "the target was given up by the user".to_owned();
+    let why = "the target was abandoned by the user".to_owned();
     assert_eq!(
         decided(&mut driven),
         vec![

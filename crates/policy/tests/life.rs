@@ -254,7 +254,7 @@ fn an_unstarted_leg_is_tried_again_when_the_source_is_fast() {
     // The drain takes longer than clients may be delayed.
     moving.life.drained(3_500_000);
     moving.came(StepResult::Done);
-    assert_eq!(moving.rest(), (250_000, "waiting for left: commands sent to it earlier took 3 s", &Step::Observe));
+    assert_eq!(moving.rest(), (250_000, "waiting for left: earlier commands took 3 s", &Step::Observe));
     moving.succeed();
     moving.life.drained(1_500_000);
     assert_eq!(*moving.came(StepResult::Done), Step::HandleRequests);
@@ -432,16 +432,16 @@ fn a_move_ends_with_a_leg_that_ended_without_one_side() {
         assert_eq!(moving.life.keys_lost(), keys);
         moving.came(StepResult::Ended(outcome)).clone()
     };
-    let returned = || Outcome::Returned { why: "the target was given up by the user".to_owned() };
+    let returned = || Outcome::Returned { why: "the target was abandoned by the user".to_owned() };
     assert_eq!(
         lost(Side::Target, 1, returned()),
-        stopped("right was given up: lost is at most 1 key, moved there before")
+        stopped("right was abandoned: at most 1 key moved there before are lost")
     );
     assert_eq!(
         lost(Side::Target, 12, returned()),
-        stopped("right was given up: lost is at most 12 keys, moved there before")
+        stopped("right was abandoned: at most 12 keys moved there before are lost")
     );
-    let of_source = "left was given up: its keys of the moving slots are lost";
+    let of_source = "left was abandoned: its keys of the moving slots are lost";
     assert_eq!(lost(Side::Source, 0, Outcome::Moved), stopped(of_source));
 }
 

@@ -302,7 +302,7 @@ fn a_target_that_evicts_keys_before_the_cut_over_gets_nothing() {
         driven.step(Event::Drained);
         let said = driven.take();
         let Some(Action::Io(Io::End(Outcome::Returned { why }))) = said.last() else { panic!("{said:?}") };
-        assert!(why.contains("has evicted keys since copying began (1)"), "{why}");
+        assert!(why.contains("has evicted keys since copying started (1)"), "{why}");
         assert!(!driven.records.iter().any(|record| matches!(record, Record::CutOver { .. })));
     }
 }

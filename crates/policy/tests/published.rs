@@ -296,7 +296,7 @@ fn a_rollback_is_possible_until_keys_are_in_transit() {
     driven.step(Event::Pace(Pace { batch_keys: 1, batches: 0, interval_us: 0 }));
     driven.meet();
     driven.step(Event::RollBack);
-    assert!(driven.outcome().is_none() && driven.reports()[0].contains("no way back"));
+    assert!(driven.outcome().is_none() && driven.reports()[0].contains("no rollback"));
 }
 
 /// A node may be lost permanently before any key has moved.

@@ -10,7 +10,7 @@ pub const SIZE_FORM: &str =
     "a size: bytes, or a number with k, m, g (powers of 1000) or kb, mb, gb (powers of 1024), such as \"64mb\"";
 
 /// Syntax of a rate, for error messages.
-pub const RATE_FORM: &str = "a rate: a number with its unit for each second, such as \"20mb\"";
+pub const RATE_FORM: &str = "a rate: a number with its unit per second, such as \"20mb\"";
 
 /// Syntax of a time, for error messages.
 pub const TIME_FORM: &str = "a time with its unit: ms, s, m, h or d, such as \"250ms\" or \"10s\"";
@@ -49,7 +49,7 @@ pub fn parse_rate(text: &str) -> Result<u64, String> {
         Some(_) => {
             Err(format!("{text:?} has no unit: write {0}mb for {0} MiB per second, or {0}b for {0} bytes", text.trim()))
         }
-        None => Err(format!("{text:?} is no rate: a number with its unit for each second, such as 500kb or 20mb")),
+        None => Err(format!("{text:?} is not a rate: a number with its unit per second, such as 500kb or 20mb")),
     }
 }
 

@@ -860,7 +860,7 @@ fn run_worker(mut worker: Worker, index: usize, shared: &Arc<Shared>, listeners:
                 }
             }
         };
-        tracing::error!(worker = index, error = failed, "a worker stopped: the system refuses it epoll or descriptors");
+        tracing::error!(worker = index, error = failed, "a worker stopped: the system refuses epoll or descriptors");
         shared.adopted(index, u64::MAX);
         return;
     }

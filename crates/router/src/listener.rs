@@ -186,7 +186,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
         Err(error) => return Err(error),
     };
     if !meta.file_type().is_socket() {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file of that name which is no socket"));
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file of that name exists, and is not a socket"));
     }
     match UnixStream::connect(path) {
         Ok(_) => Err(io::ErrorKind::AddrInUse.into()),

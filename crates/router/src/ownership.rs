@@ -159,7 +159,7 @@ pub fn refusal_reason(standing: OwnershipStatus) -> Option<String> {
             Some(format!("another router has taken over the nodes (term {term}), so this one must not use them"))
         }
         OwnershipStatus::Behind { version } => Some(format!(
-            "it was served under a newer state directory (version {version}): with this one, keys that have moved since would not be found. \
+            "it was served with a newer state directory (version {version}): with this one, keys moved since then would not be found. \
              Start with the newest state directory; if that is lost, see `switchyard recover --help`"
         )),
     }

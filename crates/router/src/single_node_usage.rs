@@ -20,7 +20,7 @@ pub enum Limit {
     Unnamed,
     /// The command runs code that may use undeclared keys. Fails only if it does.
     Unproved,
-    /// The command concerns all nodes at one instant: `SWAPDB`, and all-node commands in a transaction.
+    /// The command must affect all nodes at one instant: `SWAPDB`, and all-node commands in a transaction.
     EveryNode,
 }
 
@@ -42,8 +42,8 @@ impl Limit {
         match self {
             Self::Slots => "keys of several slots",
             Self::Unnamed => "undeclared keys",
-            Self::Unproved => "code that may use undeclared keys: an error where it does",
-            Self::EveryNode => "concerns all nodes at one instant",
+            Self::Unproved => "code that may use undeclared keys: an error if it does",
+            Self::EveryNode => "must affect all nodes at one instant",
         }
     }
 

@@ -112,7 +112,7 @@ impl Threads {
 
 fn stopped_text(name: &str) -> String {
     format!(
-        "the thread {name} has stopped after an internal error (see the log); the router serves on without it: restart the router, and report this"
+        "the thread {name} has stopped after an internal error (see the log); the router continues without it: restart the router, and report this"
     )
 }
 

@@ -131,7 +131,7 @@ pub fn node_failure(error: &Error) -> String {
     use AlertDescription as Alert;
     let remedy = match error {
         Error::AlertReceived(Alert::HandshakeFailure | Alert::InsufficientSecurity) => format!(
-            "no cipher, key exchange or kind of key in common. The server must allow a cipher of {CIPHERS} (its tls-ciphers and tls-ciphersuites), a \
+            "no cipher, key exchange or key type in common. The server must allow a cipher of {CIPHERS} (its tls-ciphers and tls-ciphersuites), a \
              key exchange of {GROUPS}, and have a certificate with a key of {KEY_KINDS} (its tls-cert-file)"
         ),
         Error::AlertReceived(Alert::ProtocolVersion)
@@ -139,7 +139,7 @@ pub fn node_failure(error: &Error) -> String {
             PeerIncompatible::ServerDoesNotSupportTls12Or13 | PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig,
         ) => "the server allows neither TLS 1.2 nor 1.3: allow one of them there (its tls-protocols)".to_owned(),
         Error::AlertReceived(Alert::CertificateRequired) => {
-            "the server demands a certificate of its clients: set nodes.tls-cert-file and nodes.tls-key-file".to_owned()
+            "the server requires a client certificate: set nodes.tls-cert-file and nodes.tls-key-file".to_owned()
         }
         Error::AlertReceived(
             Alert::BadCertificate
@@ -148,7 +148,7 @@ pub fn node_failure(error: &Error) -> String {
             | Alert::CertificateExpired
             | Alert::CertificateUnknown
             | Alert::UnknownCA,
-        ) => "the server refuses Switchyard's certificate: set nodes.tls-cert-file to one of an authority in the server's tls-ca-cert-file"
+        ) => "the server refuses Switchyard's certificate: set nodes.tls-cert-file to one signed by an authority in the server's tls-ca-cert-file"
             .to_owned(),
         Error::InvalidCertificate(CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. }) => {
             "set tls-server-name to a name that the certificate has, in [nodes] or for this node".to_owned()
@@ -167,11 +167,11 @@ pub fn node_failure(error: &Error) -> String {
 pub(crate) fn client_failure(error: &Error) -> String {
     let remedy = match error {
         Error::PeerIncompatible(PeerIncompatible::NoCipherSuitesInCommon) => format!(
-            "the client must offer a cipher of {CIPHERS}; in TLS 1.2 one for the kind of key in tls.cert-file, ECDHE-RSA or ECDHE-ECDSA"
+            "the client must offer a cipher of {CIPHERS}; in TLS 1.2 one for the key type in tls.cert-file, ECDHE-RSA or ECDHE-ECDSA"
         ),
         Error::PeerIncompatible(PeerIncompatible::NoKxGroupsInCommon) => format!("the client must offer a key exchange of {GROUPS}"),
         Error::PeerIncompatible(PeerIncompatible::NoSignatureSchemesInCommon) => {
-            "the client verifies no signature of the kind of key in tls.cert-file: give it a certificate with another key, such as RSA or ECDSA with P-256"
+            "the client supports no signature of the key type in tls.cert-file: use a certificate with another key, such as RSA or ECDSA with P-256"
                 .to_owned()
         }
         Error::PeerIncompatible(PeerIncompatible::Tls12NotOffered | PeerIncompatible::Tls12NotOfferedOrEnabled)
@@ -196,14 +196,14 @@ fn certificate_remedy(why: &CertificateError) -> Option<String> {
     };
     match why {
         CertificateError::UnsupportedSignatureAlgorithmContext { signature_algorithm_id: id, .. } => Some(format!(
-            "it is signed with {}: the authority's key must be {KEY_KINDS}, and the signature SHA-256 or better",
+            "it is signed with {}: the authority's key must be {KEY_KINDS}, and the signature SHA-256 or stronger",
             of(id)
         )),
         CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { public_key_algorithm_id: id, .. } => {
             Some(format!("a key in its chain is of {}: the key must be {KEY_KINDS}", of(id)))
         }
         CertificateError::BadSignature => Some(format!(
-            "another authority of the same name signed it, or its key is of another kind than {KEY_KINDS}, such as RSA with 1024 bits"
+            "another authority of the same name signed it, or its key is not {KEY_KINDS}, but for example RSA with 1024 bits"
         )),
         _ => None,
     }
@@ -379,7 +379,7 @@ mod tests {
                 && client.contains("a key of RSA from 2048 bits"),
             "{client}"
         );
-        assert!(server.contains("kind of key in tls.cert-file"), "{server}");
+        assert!(server.contains("key type in tls.cert-file"), "{server}");
         let [_, server] = shake(with("TLS13_AES_256"), with("TLS13_AES_128"), &[&version::TLS13]);
         let server = client_failure(&server.expect("fails"));
         assert!(server.contains("the client must offer a cipher of AES-GCM"), "{server}");

@@ -235,7 +235,7 @@ fn has_changed(act: &Act) -> bool {
 
 fn describe(key: KeyIx, history: &KeyHistory, operations: &[Operation], fitting: usize) -> String {
     let mut text = format!(
-        "key {key} (at first {:?}): what clients saw fits no order; {fitting} of {} can be put in one\n",
+        "key {key} (at first {:?}): no order fits the replies; {fitting} of {} operations can be ordered\n",
         history.initial,
         operations.iter().filter(|operation| operation.returned_us != UNKNOWN).count()
     );

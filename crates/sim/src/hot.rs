@@ -386,7 +386,7 @@ impl World {
             Read::Hit(bytes) => {
                 let reply = decode(bytes);
                 self.hot.hits += 1;
-                say!(self, "worker {ix}: a copy answers command {op}");
+                say!(self, "worker {ix}: a copy serves command {op}");
                 self.on_reply(op, node, reply);
                 true
             }
@@ -405,7 +405,7 @@ impl World {
                 };
                 let Some(number) = of.copies.begin(&*gates, asked, (turn, now)) else { return false };
                 of.fills.insert(number, (key, vec![op]));
-                say!(self, "worker {ix}: fill {number} of key {key} begins for command {op}");
+                say!(self, "worker {ix}: fill {number} of key {key} starts for command {op}");
                 self.send(conn, Cmd::Pttl(key), What::FillTtl(number));
                 self.send(conn, Cmd::Client(Op::Get(key)), What::Fill(number));
                 true

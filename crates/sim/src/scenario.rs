@@ -285,7 +285,7 @@ impl Scenario {
                 _ => return Err(error(format!("unknown setting `{name}`"))),
             };
             if value > most {
-                return Err(error(format!("{name} is {most} at most")));
+                return Err(error(format!("{name} must be at most {most}")));
             }
             *field = value;
         }
@@ -298,7 +298,7 @@ impl Scenario {
             ("workers", scenario.workers),
         ] {
             if value == 0 {
-                return Err(ScenarioError { line: 0, what: format!("{name} is at least 1") });
+                return Err(ScenarioError { line: 0, what: format!("{name} must be at least 1") });
             }
         }
         if scenario.keys < scenario.slots || scenario.slots < scenario.movers {
@@ -308,7 +308,7 @@ impl Scenario {
             });
         }
         if scenario.think < 10 {
-            return Err(ScenarioError { line: 0, what: "think is at least 10".to_owned() });
+            return Err(ScenarioError { line: 0, what: "think must be at least 10".to_owned() });
         }
         if scenario.databases > 1 && scenario.parts > 0 {
             return Err(ScenarioError { line: 0, what: "big keys are in one database".to_owned() });

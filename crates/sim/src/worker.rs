@@ -552,7 +552,7 @@ impl World {
                     }
                 }
             }
-            (what, reply) => self.violated(format!("worker {ix}: {reply:?} in answer to {what:?}")),
+            (what, reply) => self.violated(format!("worker {ix}: {reply:?} as the reply to {what:?}")),
         }
     }
 

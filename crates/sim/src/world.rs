@@ -733,7 +733,7 @@ impl World {
             .map(|conn| conn as u32)
             .collect();
         for conn in late {
-            say!(self, "connection {conn} is silent and is given up");
+            say!(self, "connection {conn} is silent and is abandoned");
             self.on_break(conn);
         }
         for worker in 0..self.workers.len() {

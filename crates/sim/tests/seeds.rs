@@ -98,7 +98,7 @@ fn stop_and_copy_loses_keys_if_nodes_are_killed() {
         Scenario::parse("stop-and-copy with kills", &format!("{text}\nkill-node = 500")).expect("a scenario");
     let found = sweep(&scenario, None, 0, 10_000, 2, |_| {}).and_then(|run| run.violation);
     assert!(
-        found.as_ref().is_some_and(|what| what.contains("fits no order")),
+        found.as_ref().is_some_and(|what| what.contains("no order fits")),
         "acknowledged writes are lost: {found:?}"
     );
 }

@@ -570,7 +570,7 @@ fn a_reload_applies_allowed_changes_and_survives_mistakes() {
     assert!(now.0 == 1.0 && now.1 > since, "{now:?}, before that {since}");
     std::fs::write(&secret, "second-secret\n").expect("writing");
     serve.reload(&with_password);
-    serve.expect_log("the password of clients has changed");
+    serve.expect_log("the password or the users of clients have changed");
     assert!(!serve.log().contains("-secret"), "{}", serve.log());
     assert_eq!(serve.stop(), 0);
 }

@@ -67,12 +67,12 @@ impl FromStr for Mix {
                 .split_once('=')
                 .with_context(|| format!("\"{part}\" in a mix must read command=weight, e.g. get=80"))?;
             let op = Op::ALL.iter().find(|op| op.name().eq_ignore_ascii_case(name.trim()));
-            let op = op.with_context(|| format!("no command \"{name}\" in a mix; there are {}", names()))?;
+            let op = op.with_context(|| format!("no command \"{name}\" in a mix; available: {}", names()))?;
             weights[*op as usize] =
                 weight.trim().parse().with_context(|| format!("the weight of \"{part}\" must be a whole number"))?;
         }
         if weights.iter().map(|w| u64::from(*w)).sum::<u64>() == 0 {
-            bail!("the mix \"{s}\" sends nothing; there are {}", names());
+            bail!("the mix \"{s}\" sends nothing; available: {}", names());
         }
         Ok(Self(weights))
     }

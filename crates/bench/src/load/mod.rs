@@ -213,7 +213,7 @@ pub fn start(settings: &Settings) -> Result<Run> {
     ensure!(settings.connections > 0 && settings.threads > 0, "a load needs at least one connection and one thread");
     ensure!(
         settings.sharing != Sharing::OneWriter || settings.connections > 1,
-        "one connection writes, so there must be another that reads"
+        "one connection writes, so another must read"
     );
     ensure!(settings.pipeline > 0, "a pipeline holds at least one request");
     if let Pace::Open { rate } = settings.pace {

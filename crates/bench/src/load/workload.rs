@@ -299,7 +299,11 @@ impl Script {
     pub fn check(&mut self, pending: &Pending, reply: &Reply<'_>) -> Verdict {
         if let Reply::Error(text) = reply {
             self.doubt(pending, may_be(self.workload.doubt, text));
-            return Verdict::Error(format!("{} was answered -{}", pending.op.name(), String::from_utf8_lossy(text)));
+            return Verdict::Error(format!(
+                "the reply to {} was -{}",
+                pending.op.name(),
+                String::from_utf8_lossy(text)
+            ));
         }
         let name = pending.op.name();
         let wrong = |expected: String| Verdict::Wrong(format!("{name}: expected {expected}, got {reply}"));
@@ -328,7 +332,7 @@ impl Script {
                 let states = self.uncertain.get_mut(&pending.entry);
                 match states.is_none_or(|states| states.answered(pending.effect, Some(*got))) {
                     true => Verdict::Good,
-                    false => wrong("an integer that one of the possible states gives".to_owned()),
+                    false => wrong("an integer of one of the possible states".to_owned()),
                 }
             }
             (Expect::Integer(_), _) => wrong("an integer".to_owned()),

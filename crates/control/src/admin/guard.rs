@@ -180,7 +180,7 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, 
         let message = match &file {
             None => "the admin port needs its token, in the header \"Authorization: Bearer TOKEN\"".to_owned(),
             Some(file) => format!(
-                "changes need the token in {}, readable by the user that runs this router; the switchyard command finds it itself",
+                "changes need the token in {}, readable by the user that runs this router; the switchyard command reads it itself",
                 file.display()
             ),
         };

@@ -62,8 +62,8 @@ impl HotCopiesRequest {
             ("evict", None, Some(prefix), false) => Ok(HotCopiesOrder::EvictPrefix(prefix.into_bytes())),
             ("evict", None, None, true) => Ok(HotCopiesOrder::EvictAll),
             ("evict", ..) => Err(invalid("which copies? Give one of key, prefix, and all")),
-            ("off" | "on", ..) => Err(invalid("off and on are for all keys: key, prefix and all go with evict")),
-            (other, ..) => Err(invalid(format!("there is no {other:?} to do with hot copies: evict, off or on"))),
+            ("off" | "on", ..) => Err(invalid("off and on apply to all keys: key, prefix and all are for evict")),
+            (other, ..) => Err(invalid(format!("unknown action {other:?} for hot copies: use evict, off or on"))),
         }
     }
 }

@@ -171,12 +171,12 @@ fn add_token(page: &mut String, token_file: Option<&Path>) {
             let file = escaped(&file.display().to_string());
             let _ = writeln!(
                 page,
-                "<p>Whatever is marked with POST needs the token in <code>{file}</code>. The switchyard command finds it itself. By hand:</p>\n\
+                "<p>Paths marked POST need the token in <code>{file}</code>. The switchyard command reads it itself. By hand:</p>\n\
                  <pre>curl -X POST -H \"Authorization: Bearer $(cat {file})\" ADDRESS/PATH</pre>"
             );
         }
         None => page.push_str(
-            "<p>All but the health checks need the token of the configuration (<code>[admin] token-file</code>). By hand:</p>\n\
+            "<p>All paths except health checks need the token of the configuration (<code>[admin] token-file</code>). By hand:</p>\n\
              <pre>curl -H \"Authorization: Bearer TOKEN\" ADDRESS/PATH</pre>\n",
         ),
     }

@@ -174,7 +174,7 @@ impl NodeReport {
         let refusal = self.refuses_writes.as_ref().map(|why| format!("refuses writes: {why}"));
         let ejected = self
             .ejected
-            .map(|slots| format!("ejected (auto_eject_hosts): others serve its {slots} slots until they are back"));
+            .map(|slots| format!("ejected (auto_eject_hosts): others serve its {slots} slots until these move back"));
         silence.into_iter().chain(refusal).chain(ejected).collect()
     }
 }
@@ -333,7 +333,7 @@ impl StatusReport {
     /// One sentence for each stopped thread, and for each paused part of automation.
     #[must_use]
     pub fn automation_warnings(&self) -> Vec<String> {
-        let rests = |state: &AutomationState| Some(format!("the {} rests: {}", state.name, state.rests.as_ref()?));
+        let rests = |state: &AutomationState| Some(format!("the {} is paused: {}", state.name, state.rests.as_ref()?));
         self.stopped_threads.iter().cloned().chain(self.automation.iter().filter_map(rests)).collect()
     }
 }

@@ -51,11 +51,11 @@ const STYLED: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ances
 fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
     [
         ("/", "this page", get(index)),
-        ("/metrics", "all metrics as Prometheus reads them: a long page of text", get(metrics_page)),
+        ("/metrics", "all metrics in the text format of Prometheus", get(metrics_page)),
         (HEALTH, "200 while the process is alive", get(health)),
         (
             READY,
-            "200 while some slot can be served, with a list of the others; 503 while none can, the router waits as a standby, starts or stops",
+            "200 while some slot can be served, with a list of the others; 503 if none can, or the router waits as a standby, starts or stops",
             get(ready),
         ),
         (TOKEN, "the file with the generated token for changes, if there is one; as JSON", get(token_file)),
@@ -63,13 +63,13 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
         ("/api/v1/nodes", "the nodes, as JSON; POST {\"address\"} adds one", get(nodes).post(add_node)),
         (
             ACCEPT,
-            "POST: serve a node that came back empty, or follow the server that claims to be its primary",
+            "POST: serve a node that returned empty, or follow the server that claims to be its primary",
             post(accept),
         ),
         ("/api/v1/nodes/{node}/drain", "POST {\"dry_run\"}: move everything away from a node", post(drain_node)),
-        ("/api/v1/nodes/{node}/undrain", "POST: let a node that was drained get slots again", post(undrain_node)),
-        ("/api/v1/nodes/{node}/remove", "POST: let a node go that owns no slots", post(remove_node)),
-        ("/api/v1/balance", "POST {\"dry_run\"}: even the slots by weight", post(balance)),
+        ("/api/v1/nodes/{node}/undrain", "POST: allow a drained node to get slots again", post(undrain_node)),
+        ("/api/v1/nodes/{node}/remove", "POST: remove a node that owns no slots", post(remove_node)),
+        ("/api/v1/balance", "POST {\"dry_run\"}: distribute the slots by weight", post(balance)),
         ("/api/v1/slots", "the slot map: ranges by node, slots in transit, placement overrides; as JSON", get(slots)),
         (
             "/api/v1/misplaced",
@@ -90,7 +90,7 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
         ),
         (
             PLAN,
-            "the planner's present plan: ?load=2&without=NODE&policy=NAME, as JSON; POST {\"without\", \"policy\"} applies it",
+            "the planner's current plan: ?load=2&without=NODE&policy=NAME, as JSON; POST {\"without\", \"policy\"} applies it",
             get(plan).post(apply_plan),
         ),
         ("/api/v1/plan/history", "decisions of the planner and their outcomes, as JSON", get(plan_history)),
@@ -107,14 +107,14 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
         ),
         (
             "/api/v1/moves",
-            "moves, as JSON; POST {\"from\", \"to\", \"slots\" or \"all\"} begins one",
+            "moves, as JSON; POST {\"from\", \"to\", \"slots\" or \"all\"} starts one",
             get(moves).post(begin_move),
         ),
-        ("/api/v1/moves/{id}/pause", "POST: finish the slots being moved now, then rest", post(pause)),
+        ("/api/v1/moves/{id}/pause", "POST: finish the slots being moved now, then pause", post(pause)),
         ("/api/v1/moves/{id}/resume", "POST: resume it", post(resume)),
         (
             "/api/v1/moves/{id}/abort",
-            "POST {\"abandon\": \"target\" or \"source\", \"dry_run\"}: end it, without a node that is lost",
+            "POST {\"abandon\": \"target\" or \"source\", \"dry_run\"}: end it, optionally without a lost node",
             post(abort),
         ),
         ("/api/v1/moves/{id}/goal", "POST {\"goal\"}: change the goal", post(goal)),
@@ -309,7 +309,7 @@ fn parse_plan_query(query: &str, named: bool) -> Result<PlanRequest, Response> {
             "load" => request.load = Some(text.parse().map_err(|_| wrong("load is a number, such as 2 or 0.5"))?),
             "without" => request.without = Some(text),
             "policy" => request.policy = Some(text),
-            other => return Err(wrong(&format!("{other:?} is not known; it takes load, without and policy"))),
+            other => return Err(wrong(&format!("unknown parameter {other:?}; known are load, without and policy"))),
         }
     }
     Ok(request)
@@ -595,7 +595,7 @@ async fn query_source<T: Send + 'static>(
 
 async fn unknown_path(uri: Uri) -> Response {
     let paths: Vec<&str> = table().iter().map(|(path, ..)| *path).collect();
-    let message = format!("there is nothing at this path; there is: {}", paths.join(" "));
+    let message = format!("there is nothing at this path; known paths: {}", paths.join(" "));
     refuse(uri.path(), StatusCode::NOT_FOUND, &message)
 }
 

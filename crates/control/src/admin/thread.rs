@@ -99,7 +99,7 @@ pub fn access(token: Option<&Secret>, state_dir: &Path) -> Access {
         }
         Err(_) => {
             let why = format!(
-                "the admin port is read-only: cannot write a token to {state_dir} ({error}). Correct that, then \
+                "the admin port is read-only: cannot write a token to {state_dir} ({error}). Fix that, then \
                  reload the router (SIGHUP)"
             );
             error!("{why}");

@@ -112,7 +112,7 @@ impl Token {
         let wrong = |why: &str| io::Error::other(why.to_owned());
         let me = rustix::process::geteuid().as_raw();
         let is_fit = |meta: &fs::Metadata| match () {
-            () if !meta.is_file() => Err(wrong("it is no regular file")),
+            () if !meta.is_file() => Err(wrong("it is not a regular file")),
             () if me != 0 && meta.uid() != me && meta.uid() != 0 => Err(wrong("it belongs to another user")),
             () if meta.mode() & 0o077 != 0 => Err(wrong("others than its owner can read it")),
             () => Ok(()),
@@ -290,8 +290,8 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("mode");
         let link = dir.path().join("link");
         symlink(&path, &link).expect("a link");
-        assert!(refused(&link).contains("no regular file"));
-        assert!(refused(dir.path()).contains("no regular file"));
+        assert!(refused(&link).contains("not a regular file"));
+        assert!(refused(dir.path()).contains("not a regular file"));
         assert!(refused(Path::new("admin-token")).contains("absolute"));
         let other = dir.path().join("other");
         let made = fs::read_to_string(&path).expect("read");

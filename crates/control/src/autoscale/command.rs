@@ -149,7 +149,7 @@ impl StderrBuffer {
 /// Runs a program with this line as input, and returns its output.
 pub(super) fn run(words: &[String], line: &str, timeout: Duration) -> Result<Vec<u8>, String> {
     let Some((program, words)) = words.split_first() else {
-        return Err("[autoscale.command] names no program: put back the one that was there".to_owned());
+        return Err("[autoscale.command] names no program: restore the previous one".to_owned());
     };
     let complaints = StderrBuffer::new()?;
     let mut child = Command::new(program)
@@ -199,7 +199,7 @@ pub(super) fn run(words: &[String], line: &str, timeout: Duration) -> Result<Vec
     }
     if !reading.is_finished() {
         return Err(format!(
-            "{program} ended, and something that it started keeps its output open: redirect the output of that"
+            "{program} ended, but a process that it started keeps its output open: redirect the output of that process"
         ));
     }
     match reading.join() {

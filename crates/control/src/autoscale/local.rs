@@ -108,7 +108,7 @@ impl Local {
             _ if !groups.is_empty() => Ok(()),
             Ok(None) => Err(format!("the server ended at once: {}", last_log_line(home))),
             _ => Err(format!(
-                "the server at port {port} went to the background, where the router cannot find it: stop it, and keep it in the foreground (\"daemonize no\")"
+                "the server at port {port} went to the background, and the router cannot find it: stop it, and keep it in the foreground (\"daemonize no\")"
             )),
         }
     }

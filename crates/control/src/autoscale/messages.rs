@@ -34,16 +34,16 @@ pub(crate) fn reason_text(reason: &Reason, name: &dyn Fn(NodeId) -> String) -> S
         Reason::NoCapacity => {
             "the policy model needs [autoscale] capacity (`switchyard bench capacity` measures it)".to_owned()
         }
-        Reason::Minimum(nodes, true) => format!("the schedule wants {} at least", counted(*nodes, "node")),
+        Reason::Minimum(nodes, true) => format!("the schedule requires at least {}", counted(*nodes, "node")),
         Reason::Minimum(nodes, false) => format!("min-nodes is {nodes}"),
         Reason::Maximum(nodes) => format!("there may be {} at most", counted(*nodes, "node")),
         Reason::Lasts(lasted, must) => format!("it has lasted {} of {}", seconds(*lasted), seconds(*must)),
-        Reason::Pause(left) => format!("the last change was not long ago: {} of the pause are left", seconds(*left)),
+        Reason::Pause(left) => format!("the last change was recent: {} of the pause are left", seconds(*left)),
         Reason::UnderWay(number) => format!("change {number} is in progress"),
-        Reason::Down(node) => format!("node {} cannot be used, so none leaves", name(*node)),
+        Reason::Down(node) => format!("node {} cannot be used, so none is removed", name(*node)),
         Reason::NoMemory(node) => {
-            format!("the others have no memory for the data of {}, or theirs is not known", name(*node))
+            format!("the other nodes lack memory for the data of {}, or their memory is not known", name(*node))
         }
-        Reason::NoneMayGo => "no node was started by the autoscaler, and it stops no others".to_owned(),
+        Reason::NoneMayGo => "the autoscaler started none of the nodes, and it stops no others".to_owned(),
     }
 }

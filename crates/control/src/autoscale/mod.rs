@@ -146,7 +146,7 @@ impl AutoscaleConfig {
             [] => Ok(None),
             [way] => Ok(Some(*way)),
             several => Err(format!(
-                "{} provisioners are configured, and only one may be: keep one of [autoscale.{}]",
+                "{} provisioners are configured, but only one is allowed: keep one of [autoscale.{}]",
                 several.len(),
                 several.iter().map(|way| way.name()).collect::<Vec<_>>().join("], [autoscale.")
             )),

@@ -189,7 +189,7 @@ impl Autoscaler {
             return;
         }
         match &rest {
-            Some(why) => warn!("the autoscaler rests: {why}"),
+            Some(why) => warn!("the autoscaler is paused: {why}"),
             None => info!("the autoscaler acts again"),
         }
         inner.logged = rest;
@@ -235,7 +235,7 @@ impl Autoscaler {
         let mut inner = self.inner();
         if inner.stopping.as_ref().is_some_and(|stopping| is_same(stopping, address)) {
             return Err(format!(
-                "the autoscaler is stopping {address} now: add it when `switchyard autoscale` shows no change, or take another server"
+                "the autoscaler is stopping {address} now: add it when `switchyard autoscale` shows no change, or use another server"
             ));
         }
         inner.joining.insert(address.to_owned());
@@ -267,8 +267,7 @@ impl Autoscaler {
             let owned = intent.started.len();
             intent.started.retain(|known, _| !is_it(known));
             let withdrawn = intent.withdraw_stop(now, is_it);
-            let text =
-                || format!("an operator has listed or added {address}: the autoscaler does not remove it any more");
+            let text = || format!("an operator has listed or added {address}: the autoscaler no longer removes it");
             withdrawn.or_else(|| (intent.started.len() < owned).then(|| intent.note(now, None, "decided", text())))
         });
         if let Err(why) = changed {
@@ -283,7 +282,7 @@ impl Autoscaler {
         let event = change(&mut intent);
         intent.last = self.now();
         save_json(&*self.store, DOCUMENT, &intent)
-            .map_err(|error| format!("the autoscaler cannot keep what it does: {error}"))?;
+            .map_err(|error| format!("the autoscaler cannot store its state: {error}"))?;
         inner.intent = intent;
         if let Some(event) = event {
             match &*event.kind {
@@ -429,7 +428,7 @@ impl Autoscaler {
                 (Stage::Stop(gone.clone(), None), false),
                 of.way,
                 now,
-                format!("{gone} is no node any more, and its server is stopped"),
+                format!("{gone} is no longer a node, and its server is stopped"),
             );
         }
         let count = nodes.len();
@@ -472,7 +471,7 @@ impl Autoscaler {
                         let why = reason_text(&reason, &|node| name_of(hands, node));
                         self.change(|intent| {
                             intent.wanted = None;
-                            Some(intent.note(now, None, "failed", format!("no node goes: {why}")))
+                            Some(intent.note(now, None, "failed", format!("no node is removed: {why}")))
                         })
                     }
                 };
@@ -532,8 +531,8 @@ impl Autoscaler {
         why: &str,
     ) -> Result<(), String> {
         let name = name_of(hands, node);
-        let server = started.get(&name).ok_or_else(|| format!("{name} was started by no provisioner, and stays"))?;
-        self.begin((Stage::Drain(name.clone()), false), server.way, now, format!("{name} goes: {why}"))
+        let server = started.get(&name).ok_or_else(|| format!("no provisioner started {name}, so it stays"))?;
+        self.begin((Stage::Drain(name.clone()), false), server.way, now, format!("{name} is removed: {why}"))
     }
 
     fn begin(
@@ -619,8 +618,8 @@ impl Autoscaler {
                     Err(why) => {
                         let hint = match change.way == ProvisionerKind::Local && why.contains("our user or password") {
                             true => {
-                                ". Add \"-\" to the end of command in [autoscale.local]: redis-server then reads the password from its standard input (docs/autoscaling.md). Then end this \
-                                 server, which is started again"
+                                ". Add \"-\" to the end of command in [autoscale.local]: redis-server then reads the password from its standard input (docs/autoscaling.md). Then stop this \
+                                 server, which is then started again"
                             }
                             false => "",
                         };
@@ -701,7 +700,7 @@ impl Autoscaler {
             Some(Process::NotListening | Process::Ended) => Outcome::Next(Stage::Stop(address.to_owned(), Some(why))),
             Some(Process::Listens) => Outcome::Failed(why),
             _ => {
-                Outcome::GivenUp(format!("{why}. {address} is left alone: a server that could not join is not stopped"))
+                Outcome::GivenUp(format!("{why}. {address} is not stopped: a server that could not join may be in use"))
             }
         }
     }
@@ -741,7 +740,7 @@ impl Autoscaler {
         if address.is_empty() {
             let key = change.number;
             return Outcome::GivenUp(format!(
-                "{before}The program may have started a server for the key that ends with -{key}; it is left alone"
+                "{before}The program may have started a server for the key that ends with -{key}; it is not stopped"
             ));
         }
         let Some(_stopping) = self.begin_stop(change, address) else { return Outcome::Wait };
@@ -751,7 +750,7 @@ impl Autoscaler {
             (Err(kept), _) if kept.is_transient() && change.failures + 1 < ATTEMPTS => {
                 Outcome::Failed(format!("{address} is not stopped: {kept}"))
             }
-            (Err(kept), _) => Outcome::GivenUp(format!("{before}{address} is left alone: {kept}")),
+            (Err(kept), _) => Outcome::GivenUp(format!("{before}{address} is not stopped: {kept}")),
             (Ok(_), None) => Outcome::Wait,
             (Ok(proof), Some(started)) => match provisioner.stop(&started, address, proof) {
                 Ok(note) => ended(note, "is stopped"),
@@ -813,7 +812,7 @@ impl Autoscaler {
                     });
                     let text = |missing| {
                         format!(
-                            "change {number}: {}, and a part is missing: {missing}. It is ordered again",
+                            "change {number}: {}, and a part is missing: {missing}. It is requested again",
                             change.stage.text()
                         )
                     };
@@ -822,7 +821,7 @@ impl Autoscaler {
             }
             Outcome::Ordered { .. } => self.record_outcome(
                 change,
-                Outcome::Failed("its moves end early (`switchyard moves`)".to_owned()),
+                Outcome::Failed("its moves stop early (`switchyard moves`)".to_owned()),
                 hands,
                 now,
             ),
@@ -854,14 +853,14 @@ impl Autoscaler {
                 let failures = change.failures + 1;
                 let again = now.run + (PAUSE << failures.min(10)).min(PAUSE_MAX);
                 if failures < ATTEMPTS {
-                    warn!("autoscaler: {}, and it did not work (attempt {failures}): {why}", change.stage.text());
+                    warn!("autoscaler: {}, and this failed (attempt {failures}): {why}", change.stage.text());
                 }
                 self.change(|intent| {
                     intent.change = Some(Change { failures, again, error: Some(why.clone()), ..change.clone() });
                     // A stop, and the join of a local server, are retried without limit, so operators must be informed.
                     (failures == ATTEMPTS).then(|| {
                         let text = format!(
-                            "{}: {why} (it is tried on; `switchyard autoscale set-nodes` gives it up)",
+                            "{}: {why} (it is retried; `switchyard autoscale set-nodes` gives it up)",
                             change.stage.text()
                         );
                         intent.note(now, Some(number), "failed", text)
@@ -889,7 +888,7 @@ impl Autoscaler {
                     change,
                     now,
                     "failed",
-                    format!("change {number}: {address} has joined, and has not all of its share: {why}"),
+                    format!("change {number}: {address} has joined, but lacks a part of its share: {why}"),
                 ),
                 Stage::Drain(node) => {
                     hands.undrain(node);
@@ -899,7 +898,7 @@ impl Autoscaler {
                     change,
                     now,
                     "failed",
-                    format!("change {number}: {node} is empty, and cannot leave: {why}"),
+                    format!("change {number}: {node} is empty, but cannot be removed: {why}"),
                 ),
                 Stage::Stop(..) => Ok(()),
             },
@@ -950,7 +949,7 @@ fn start(
 ) -> Outcome {
     match provisioner.start(number, chosen, &|address| settings(hands, address)) {
         Ok(address) if is_taken(&address, taken) => {
-            Outcome::GivenUp(format!("the provisioner gave {address}, which is in use already"))
+            Outcome::GivenUp(format!("the provisioner returned {address}, which is already in use"))
         }
         Ok(address) => Outcome::Next(Stage::Join(address)),
         Err(why) => Outcome::Failed(why),

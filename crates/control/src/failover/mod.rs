@@ -328,8 +328,8 @@ fn apply(
             }
             Action::Unproven { address } => warn!(
                 node = %node.name, %address,
-                "a server says that it is a primary, but nothing shows that it was promoted in the place of ours: it is not followed. \
-                 If it should be, say so with `switchyard nodes accept` and the node's name: writes that it does not have are then lost"
+                "a server claims to be a primary, but nothing shows that it was promoted to replace ours: it is not followed. \
+                 To follow it, run `switchyard nodes accept` with the node's name: writes that it does not have are then lost"
             ),
         }
     }

@@ -122,7 +122,7 @@ fn texts(answer: &[u8]) -> Vec<String> {
 /// (`announce-hostnames`).
 async fn resolve(host: &str, port: &str, tls: Option<&NodeTls>) -> io::Result<SocketAddr> {
     let wrong =
-        || io::Error::new(io::ErrorKind::InvalidData, format!("it names the address {host}:{port}, which is none"));
+        || io::Error::new(io::ErrorKind::InvalidData, format!("it names the address {host}:{port}, which is invalid"));
     let port: u16 = port.parse().map_err(|_| wrong())?;
     let address = match host.parse::<IpAddr>() {
         Ok(ip) => SocketAddr::new(ip, port),

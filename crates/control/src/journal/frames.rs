@@ -111,7 +111,7 @@ pub(super) fn scan(bytes: &[u8], identity: u128) -> Result<Scanned, FormatError>
             )));
         }
         entries(body, &mut scanned.entries).ok_or_else(|| {
-            FormatError::Damaged(format!("the group at byte {} is no list of entries", scanned.valid))
+            FormatError::Damaged(format!("the group at byte {} is not a list of entries", scanned.valid))
         })?;
         scanned.next += 1;
         scanned.valid = end;

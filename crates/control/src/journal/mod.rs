@@ -56,8 +56,8 @@ pub enum JournalError {
     },
     /// The file is not as this program wrote it.
     #[error(
-        "{} is damaged: {what}. It says which keys have moved, so nothing is guessed: put a copy of the whole state directory from a backup in its \
-         place, or see `switchyard recover --help`",
+        "{} is damaged: {what}. It records which keys have moved, so nothing is guessed: replace the whole state directory by a copy from a \
+         backup, or see `switchyard recover --help`",
         file.display()
     )]
     Damaged {
@@ -182,7 +182,9 @@ impl Journal {
         let access = |action, why| JournalError::Access { action, file: path.clone(), why };
         // An unfinished replacement: the old file is still valid.
         match std::fs::remove_file(directory.join(NEXT_NAME)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(access("clear the way for", error)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(access("remove the unfinished replacement of", error));
+            }
             _ => {}
         }
         let mut bytes = Vec::new();
@@ -355,7 +357,7 @@ impl Writer {
             if let Some(shorter) = shorter.and_then(|shorter| shorter(self.end))
                 && let Err(error) = self.replace(&shorter)
             {
-                tracing::warn!("the journal of moves cannot be made shorter now: {error}");
+                tracing::warn!("the journal of moves cannot be compacted now: {error}");
             }
         }
         for given in queue.into_rest() {
@@ -369,7 +371,7 @@ impl Writer {
         self.starved = room.starved.is_some();
         if let Some(error) = room.starved
             && self.set_write_error(Some(format!(
-                "the journal of moves has no room for another leg: {error}; moves wait until there is some"
+                "the journal of moves has no room for another leg: {error}; moves wait until there is room"
             )))
         {
             tracing::error!(
@@ -380,7 +382,7 @@ impl Writer {
         if let Some((refused, error)) = room.refused {
             for given in refused {
                 (given.records.1)(Err(format!(
-                    "the journal of moves cannot have the room that a move needs: {error}; make room for the state directory"
+                    "the journal of moves cannot reserve the room that a move needs: {error}; make room for the state directory"
                 )));
             }
         }
@@ -460,7 +462,7 @@ impl Writer {
         if self.in_doubt {
             return Err(io::Error::other("its directory cannot be made durable"));
         }
-        tracing::warn!("the disk has failed under the journal of moves, which was rewritten to another file");
+        tracing::warn!("a disk error hit the journal of moves, which was rewritten to another file");
         Ok(())
     }
 

@@ -26,8 +26,8 @@ const COMPARED: [Compared; 5] = [
     Compared { name: "notify-keyspace-events", effect: "subscribers get other events of its keys", may_be_set: true },
     Compared { name: "maxmemory-policy", effect: "it evicts by another rule when it is full", may_be_set: true },
     Compared { name: "databases", effect: "clients may use only the databases that all nodes have", may_be_set: false },
-    Compared { name: "appendonly", effect: "a crash loses another amount of data there", may_be_set: false },
-    Compared { name: "save", effect: "a restart loses another amount of data there", may_be_set: false },
+    Compared { name: "appendonly", effect: "a crash loses a different amount of data there", may_be_set: false },
+    Compared { name: "save", effect: "a restart loses a different amount of data there", may_be_set: false },
 ];
 
 /// Maximum number of comparisons. An extra comparison is needed each time that clients change a setting in the
@@ -64,9 +64,9 @@ impl Difference<'_> {
         let remedy = match (self.setting.may_be_set, failed) {
             (_, Some(why)) => format!("CONFIG SET fails there ({why}): set it there, and in its configuration file"),
             (true, None) => format!(
-                "set it alike (CONFIG SET {name}, and the configuration files). With {name} in nodes.config-set, Switchyard sets it at servers that join"
+                "set it to the same value (CONFIG SET {name}, and the configuration files). With {name} in nodes.config-set, Switchyard sets it at servers that join"
             ),
-            (false, None) => "set it alike in the configuration files".to_owned(),
+            (false, None) => "set it to the same value in the configuration files".to_owned(),
         };
         format!("{server} has {name} {own:?}, and it is {others}: {}; {remedy}", self.setting.effect)
     }
@@ -150,7 +150,7 @@ pub(crate) fn align_settings(
                     has_set = true;
                     if is_set.insert(setting) {
                         notes.push(format!(
-                            "{name} had {setting} {:?}, and has it as the other nodes now: {value:?}. Write it into its configuration file for its next start",
+                            "{name} had {setting} {:?}, and now has {value:?}, as the other nodes. Write it into its configuration file for its next start",
                             difference.own
                         ));
                     }

@@ -37,7 +37,7 @@ impl Drained {
         let is_new = if drained { next.insert(name.to_owned()) } else { next.remove(name) };
         if is_new {
             save_json(store, DRAINED, &next)
-                .map_err(|error| format!("that {name} is drained cannot be kept: {error}"))?;
+                .map_err(|error| format!("cannot store that {name} is drained: {error}"))?;
             *names = next;
         }
         Ok(())

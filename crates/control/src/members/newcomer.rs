@@ -116,7 +116,7 @@ impl FleetFacts {
     ) -> Result<(NodeAccess, Newcomer, Vec<String>), String> {
         let name = &place.name;
         let access = servers(place).into_iter().next().map(|server| server.access);
-        let access = access.ok_or_else(|| format!("{name} has no address that is known"))?;
+        let access = access.ok_or_else(|| format!("{name} has no known address"))?;
         let newcomer =
             look(&access, timeout, self.databases).map_err(|why| format!("{name} {why}; nothing was changed"))?;
         let notes = judge(name, &newcomer, self)?;
@@ -129,8 +129,7 @@ impl FleetFacts {
     /// # Errors
     /// If the server does not reply, or refuses a command.
     pub(crate) fn inspect(&self, place: &NodeAddress, timeout: Duration) -> Result<Inspected, String> {
-        let access =
-            servers(place).into_iter().next().map(|server| server.access).ok_or("has no address that is known")?;
+        let access = servers(place).into_iter().next().map(|server| server.access).ok_or("has no known address")?;
         let mut node = NodeConnection::open(&access, timeout)?;
         let mut query = |args: &[&str]| {
             let reply = node.call(args).map_err(|error| format!("does not answer {}: {error}", args[0]))?;
@@ -256,8 +255,8 @@ fn judge(name: &str, newcomer: &Newcomer, fleet: &FleetFacts) -> Result<Vec<Stri
     }
     if newcomer.routers.iter().any(|site| *site != fleet.site) {
         return Err(format!(
-            "{name} is used by another router, with a state directory of its own: each would write keys there that the other does not know. Stop that one first, or \
-             take another server"
+            "{name} is used by another router, with a state directory of its own: each would write keys there that the other does not know. Stop that router first, or \
+             use another server"
         ));
     }
     let keys = newcomer.keys();
@@ -266,9 +265,9 @@ fn judge(name: &str, newcomer: &Newcomer, fleet: &FleetFacts) -> Result<Vec<Stri
         let (host, port) = name.rsplit_once(':').unwrap_or((name, "6379"));
         let host = host.trim_matches(['[', ']']);
         return Err(format!(
-            "{name} holds {} ({}), and a node that joins owns no slots, so no client would find them. If they may go: \
-             `redis-cli -h {host} -p {port} FLUSHALL`, then add it again. If they are to stay: stop the router, and let `switchyard recover` \
-             make a slot map of what all servers hold",
+            "{name} holds {} ({}), and a node that joins owns no slots, so no client would find them. To delete them: \
+             `redis-cli -h {host} -p {port} FLUSHALL`, then add it again. To keep them: stop the router, and run `switchyard recover`, which \
+             makes a slot map from the keys of all servers",
             counted(keys.iter().map(|(_, keys)| keys).sum::<u64>(), "key"),
             each.join(", ")
         ));
@@ -299,7 +298,7 @@ fn version_note(newcomer: &Newcomer, fleet: &FleetFacts) -> Option<String> {
     }
     let older = beside(&|theirs| is_older(theirs, &version))?;
     Some(format!(
-        "is {version}, newer than {older}: that may refuse keys that come from here, so they cannot go back. Upgrade it soon"
+        "is {version}, newer than {older}: which may refuse keys from here, so they cannot move back. Upgrade it soon"
     ))
 }
 

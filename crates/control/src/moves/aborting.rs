@@ -101,7 +101,7 @@ impl Moves {
         let (source, target) = (self.name(look.source), self.name(look.target));
         if look.cannot_roll_back && request.abandon.is_none() {
             return Err(conflict(format!(
-                "move {0} goes by a protocol as it was published, which knows no way back: it goes on until all is at {target}. Where a node is lost for good, \
+                "move {0} uses a protocol as published, which has no rollback: it continues until everything is at {target}. If a node is permanently lost, \
                  `switchyard moves abort {0} --abandon-source` or `--abandon-target` ends it",
                 id.0
             )));
@@ -122,7 +122,7 @@ impl Moves {
                 }
                 if !(is_linked(other) && seconds(other).is_none()) && look.leg_left.is_some() {
                     return Err(conflict(format!(
-                        "{other_name} does not reply either, and its keys must be kept: bring it back first"
+                        "{other_name} does not reply either, and its keys must be kept: restore it first"
                     )));
                 }
                 Some(Side::from(abandon))
@@ -134,21 +134,21 @@ impl Moves {
             String::new()
         };
         let message = match (look.leg_left, abandon) {
-            (None, _) => format!("move {} stops now: no slots are on their way.{done}", id.0),
+            (None, _) => format!("move {} stops now: no slots are in transit.{done}", id.0),
             (Some(_), Some(Side::Target)) => format!(
-                "move {} ends without {target}: what {source} has stays there and is served. {} at most, which had moved to {target} with the \
-                 slots that are moving now, are lost; the log says where their fingerprints are.{done}",
+                "move {} ends without {target}: the keys at {source} stay there and are served. At most {}, which had moved to {target} with the \
+                 slots that are moving now, are lost; the log names the file with their fingerprints.{done}",
                 id.0,
                 counted(look.leg_away, "key")
             ),
             (Some(left), Some(Side::Source)) => format!(
-                "move {} ends without {source}: of the slots that are moving now, what {target} has is served there, and the rest is lost, {} that \
-                 the move knows of. All other slots of {source} stay its own, and wait for it.{done}",
+                "move {} ends without {source}: of the slots that are moving now, the keys at {target} are served there, and the others are lost, {} that \
+                 the move knows of. {source} keeps all its other slots, and they wait for it.{done}",
                 id.0,
                 counted(left, "key")
             ),
             (Some(left), None) if is_up(look.source) && is_up(look.target) => format!(
-                "move {} stops: {} at most of the slots that are moving now go back first, or on where that is less, as fast as the nodes can. \
+                "move {} stops: at most {} of the slots that are moving now first move back, or on if that is less, as fast as the nodes can. \
                  Nothing is lost.{done}",
                 id.0,
                 counted(left.max(look.leg_away), "key")
@@ -159,8 +159,8 @@ impl Moves {
                     .filter(|_| !unreached.is_empty())
                     .map_or_else(String::new, |activity| format!(" (now: {activity})"));
                 format!(
-                    "move {0} stops when it reaches {lost} again{why}: {1} at most of the slots that are moving now wait for it.{done} Where {lost} is \
-                     lost for good: `switchyard moves abort {0} --abandon-{word} --dry-run` says what would be lost",
+                    "move {0} stops when it reaches {lost} again{why}: at most {1} of the slots that are moving now wait for it.{done} If {lost} is \
+                     permanently lost: `switchyard moves abort {0} --abandon-{word} --dry-run` shows what would be lost",
                     id.0,
                     counted(left.max(look.leg_away), "key")
                 )
@@ -251,14 +251,14 @@ impl Moves {
         report.activity = match planned.steering.give_up.filter(|_| planned.lost.is_some()) {
             // Same wording as the mover's.
             Some(Side::Source) => {
-                format!("{} was given up: its keys of the moving slots are lost", self.name(planned.order.source))
+                format!("{} was abandoned: its keys of the moving slots are lost", self.name(planned.order.source))
             }
             Some(Side::Target) => {
                 let keys = counted(planned.lost.unwrap_or(0), "key");
-                format!("{} was given up: at most {keys} moved there before are lost", self.name(planned.order.target))
+                format!("{} was abandoned: at most {keys} moved there before are lost", self.name(planned.order.target))
             }
             None if report.slots_done > 0 => "aborted by the user".to_owned(),
-            None => "aborted before it began".to_owned(),
+            None => "aborted before it started".to_owned(),
         };
         self.close(id, Options::of(&planned), report);
     }
@@ -277,11 +277,7 @@ impl Moves {
         let mut told = false;
         while let Err(why) = self.try_save_options() {
             if !std::mem::replace(&mut told, true) {
-                error!(
-                    "move {} waits with its end: it cannot be put on record that {} is given up: {why}",
-                    id.0,
-                    self.name(node)
-                );
+                error!("move {} cannot end yet: the loss of {} cannot be recorded: {why}", id.0, self.name(node));
             }
             if self.stopping.load(Ordering::Acquire) {
                 break;
@@ -294,7 +290,7 @@ impl Moves {
     fn log_lost_keys(&self, id: MoveId, node: NodeId, keys: &[Fingerprint], most: u64) {
         let name = self.name(node);
         if keys.is_empty() {
-            warn!("move {} ends without {name}, which was given up: its keys of the moving slots are lost", id.0);
+            warn!("move {} ends without {name}, which was abandoned: its keys of the moving slots are lost", id.0);
             return;
         }
         let file = self.lost_file(id);
@@ -302,12 +298,12 @@ impl Moves {
         let count = counted(most, "key");
         match write_durably(&file, &text) {
             Ok(()) => warn!(
-                "move {} ends without {name}, which was given up: lost is at most {count}, moved there before. Fingerprints are in {}",
+                "move {} ends without {name}, which was abandoned: at most {count} moved there before are lost. Fingerprints are in {}",
                 id.0,
                 file.display()
             ),
             Err(error) => error!(
-                "move {} ends without {name}, which was given up: lost is at most {count}, moved there before. Fingerprints cannot be written \
+                "move {} ends without {name}, which was abandoned: at most {count} moved there before are lost. Fingerprints cannot be written \
                  to {}: {error}",
                 id.0,
                 file.display()
@@ -339,21 +335,21 @@ impl Moves {
                 let (slots, activity) = (of_leg(*id), progress.map_or("", |progress| &progress.activity));
                 let (name, word) = (names(side), if side == Side::Source { "source" } else { "target" });
                 let keys = match side {
-                    Side::Target => format!("{} at most of {}", counted(look.leg_away, "key"), counted(slots, "slot")),
+                    Side::Target => format!("at most {} of {}", counted(look.leg_away, "key"), counted(slots, "slot")),
                     Side::Source => format!("keys of {} that have not moved", counted(slots, "slot")),
                 };
                 let what = format!(
-                    "move {0} has not reached {name} for {seconds:.0} s: {keys} cannot be used (now: {activity}). Where {name} is lost for good: switchyard \
+                    "move {0} has not reached {name} for {seconds:.0} s: {keys} cannot be used (now: {activity}). If {name} is permanently lost: switchyard \
                      moves abort {0} --abandon-{word}",
                     id.0
                 );
                 return Some(Warning { id: Some(id.0), slots, what });
             }
             if let Some(trouble) = planned.trouble.as_ref().filter(|_| !planned.begun) {
-                return Some(Warning { id: Some(id.0), slots: of_leg(*id), what: format!("move {} cannot begin: {trouble}", id.0) });
+                return Some(Warning { id: Some(id.0), slots: of_leg(*id), what: format!("move {} cannot start: {trouble}", id.0) });
             }
             let idle = progress.filter(|progress| !progress.paused && progress.idle_seconds >= IDLE_TIMEOUT)?;
-            let what = format!("move {} has come no further for {:.0} s: {}", id.0, idle.idle_seconds, idle.activity);
+            let what = format!("move {} has made no progress for {:.0} s: {}", id.0, idle.idle_seconds, idle.activity);
             Some(Warning { id: Some(id.0), slots: 0, what })
         });
         of_disk.into_iter().chain(warnings).collect()
@@ -368,11 +364,11 @@ impl Moves {
         }
         // While moves are open, the journal's room is reserved.
         let (needed, cannot) = match self.state().open.is_empty() {
-            true => (RESERVE, "no move can begin"),
-            false => (STORE_ROOM, "changes cannot be kept, and moves may have to wait,"),
+            true => (RESERVE, "no move can start"),
+            false => (STORE_ROOM, "changes cannot be stored, and moves may have to wait,"),
         };
         let room = self.store.free_bytes().filter(|room| *room < needed)?;
         let (room, needed) = (describe_size(room), describe_size(needed));
-        Some(format!("{room} are free for the state directory {}: {cannot} before there are {needed}", directory()))
+        Some(format!("{room} are free for the state directory {}: {cannot} until {needed} are free", directory()))
     }
 }

@@ -40,28 +40,29 @@ fn paper(request: &MoveOptionsRequest, protocol: Protocol) -> Result<Option<Pape
     let Some(asked) = &request.paper else {
         if protocol == Protocol::Bloom {
             return Err(invalid(
-                "bloom is there as it was published only (--mode paper); what makes it correct is the default protocol",
+                "bloom is available only as published (--mode paper); its correct form is the default protocol",
             ));
         }
         return Ok(None);
     };
     let PaperRequest { tracker, groups, bits, no_forwarding } = &**asked;
     let name = keyword_of(&Protocol::ALL, protocol);
-    let published = Paper::of(protocol)
-        .ok_or_else(|| invalid(format!("{name} has no mode paper: netmigrate, rocksteady, fulva and bloom have")))?;
+    let published = Paper::of(protocol).ok_or_else(|| {
+        invalid(format!("{name} has no mode paper: only netmigrate, rocksteady, fulva and bloom have"))
+    })?;
     if !request.allow_key_loss {
         return Err(invalid(format!(
-            "{name} as it was published loses writes and shows old values, so it is only for comparisons: leave --mode paper out, or say that keys may be lost \
+            "{name} as published loses writes and returns stale values, so it is only for comparisons: omit --mode paper, or permit the loss of keys \
              (--allow-key-loss)"
         )));
     }
     let without_effect =
-        |what: &str, why: &str| Err(invalid(format!("{what} has no effect on {name} as it was published: {why}")));
+        |what: &str, why: &str| Err(invalid(format!("{what} has no effect on {name} as published: {why}")));
     if request.durability.is_some() {
-        return without_effect("durability", "it waits for nothing that it stores");
+        return without_effect("durability", "it does not wait for its writes");
     }
     if *no_forwarding && protocol != Protocol::Bloom {
-        return without_effect("no-forwarding", "that is the other arm of bloom");
+        return without_effect("no-forwarding", "it selects the other variant of bloom");
     }
     let kinds = Kind::ALL.map(|kind| (kind, kind.name()));
     let chosen = tracker
@@ -71,10 +72,10 @@ fn paper(request: &MoveOptionsRequest, protocol: Protocol) -> Result<Option<Pape
         .map_err(|error| invalid(format!("tracker: {error}")))?;
     let tracker = chosen.unwrap_or(published.tracker);
     if protocol == Protocol::Rocksteady && (chosen.is_some() || groups.is_some() || bits.is_some()) {
-        return without_effect("a tracker", "everything counts as moved from the beginning");
+        return without_effect("a tracker", "everything counts as moved from the start");
     }
     if protocol == Protocol::Fulva && tracker == Kind::Adaptive {
-        return without_effect("tracker adaptive", "nothing of it shows where a tracker errs");
+        return without_effect("tracker adaptive", "it cannot detect errors of a tracker");
     }
     if protocol == Protocol::Bloom && tracker == Kind::BloomAndCounting {
         return without_effect("tracker bloom+counting", "it does not track keys in transit");
@@ -135,14 +136,14 @@ impl Moves {
             // MIGRATE removes each key at the source before anything is recorded or stored.
             if how.durability != Durability::Memory {
                 return Err(invalid(format!(
-                    "stop-and-copy cannot keep durability {}: ask for durability memory, or use the default protocol",
+                    "stop-and-copy does not support durability {}: request durability memory, or use the default protocol",
                     keyword_of(&DURABILITIES, how.durability)
                 )));
             }
             if !request.allow_key_loss {
                 return Err(invalid(
-                    "stop-and-copy loses keys when a node restarts in the middle of the move, so it is only for comparisons: use the default protocol, \
-                     or say that keys may be lost (--allow-key-loss)",
+                    "stop-and-copy loses keys if a node restarts during the move, so it is only for comparisons: use the default protocol, \
+                     or permit the loss of keys (--allow-key-loss)",
                 ));
             }
         }
@@ -254,7 +255,7 @@ impl Moves {
         let held = self.running.with(switchyard_router::Router::held_nodes).unwrap_or_default();
         match orders.iter().flat_map(MoveOrder::nodes).find_map(|node| Some((node, held.get(&node)?))) {
             None => Ok(()),
-            Some((node, why)) => Err(conflict(format!("nothing moves to or from {} now: {why}", self.name(node)))),
+            Some((node, why)) => Err(conflict(format!("no move to or from {} can start now: {why}", self.name(node)))),
         }
     }
 
@@ -267,7 +268,7 @@ impl Moves {
             let (from, to) = (version(source)?, version(target)?);
             is_older(to, from).then(|| {
                 format!(
-                    "{} is {to}, older than {} ({from}): it may refuse keys that come from there. A move that meets one stops with the reason",
+                    "{} is {to}, older than {} ({from}): it may refuse keys from there. If it does, the move stops with the reason",
                     self.name(target),
                     self.name(source)
                 )
@@ -398,7 +399,7 @@ impl Moves {
                 && let Some(other) = met.insert(run_id, id)
             {
                 return Err(conflict(format!(
-                    "{} and {} are one server under two names, so nothing can move between them; take one of them out of the configuration",
+                    "{} and {} are one server under two names, so nothing can move between them; remove one of them from the configuration",
                     self.name(other),
                     self.name(id)
                 )));
@@ -416,7 +417,7 @@ impl Moves {
     ) -> Result<String, OperationError> {
         let access = self.running.with(Router::node_access).unwrap_or_default();
         let Some(access) = access.get(&id) else {
-            return Err(OperationError::Failed(format!("it is not known how {} is reached", self.name(id))));
+            return Err(OperationError::Failed(format!("the address of {} is not known", self.name(id))));
         };
         check_node(access, self.timeout(), is_target.then_some(how.durability), how.direct_clients, &self.own())
             .map_err(conflict)

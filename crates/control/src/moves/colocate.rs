@@ -123,8 +123,8 @@ impl Colocations {
         let commands: BTreeSet<&str> = lately.iter().flat_map(|(_, commands)| commands.split(", ")).collect();
         (!lately.is_empty()).then(|| {
             format!(
-                "{} of these keys came home within the last hour because clients need them together with other keys of their slots ({}), and will do so again \
-                 when they are needed (moves.colocate-timeout)",
+                "{} of these keys were returned within the last hour because clients need them together with other keys of their slots ({}), and will be again \
+                 when needed (moves.colocate-timeout)",
                 lately.len(),
                 commands.into_iter().collect::<Vec<_>>().join(", ")
             )
@@ -271,7 +271,7 @@ impl Colocation {
                 Ok(report) => {
                     let id = report.moves.first().and_then(|planned| planned.id).unwrap_or_default();
                     info!(
-                        "move {id} brings {} home: {commands} needs them together with others of their slots",
+                        "move {id} returns {} to the slot owner: {commands} needs them together with others of their slots",
                         counted(count, "key")
                     );
                 }
@@ -292,7 +292,7 @@ impl Colocation {
                 }
                 (None, ColocationStatus::Away(node)) => {
                     let why = away.get(&node).map(String::as_str).unwrap_or_default();
-                    w.request.refuse(&format!("{} is away: {why}", moves.name(node)));
+                    w.request.refuse(&format!("{} cannot be used: {why}", moves.name(node)));
                 }
             }
         }

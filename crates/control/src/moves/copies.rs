@@ -176,7 +176,7 @@ impl Moves {
                 }
                 Ok(false) => {}
                 // The next call tries again.
-                Err(why) => copies.reasons.note(node, "copies that moves have left", why),
+                Err(why) => copies.reasons.note(node, "copies left by moves", why),
             }
             drop(turn);
         }
@@ -282,7 +282,7 @@ impl Removal {
             asked.select(database)?;
             let answer = asked.query(&[b"SCAN", &self.cursor, b"COUNT", b"500"])?;
             let [next, page] = &answer.items()[..] else {
-                return Err(format!("node {}: a SCAN of no known form", asked.node.name));
+                return Err(format!("node {}: a reply to SCAN of unknown form", asked.node.name));
             };
             let mut twice = Vec::new();
             for key in page.items() {
@@ -322,7 +322,7 @@ impl Removal {
         self.only_copies.retain(|(_, key)| topology.lives_at(key) != node);
         if may_be_only_copies(self.only_copies.len(), self.removed) {
             warn!(
-                "node {} still has {} of slots that it does not own, and their owners have them not: clients have deleted them since, or servers were restored from \
+                "node {} still has {} of slots that it does not own, and their owners lack them: clients have deleted them since, or servers were restored from \
                  snapshots of different times (docs/backup.md). They stay there until a move brings these slots to it (--purge-target)",
                 asked.node.name,
                 counted(self.only_copies.len(), "key")
@@ -337,7 +337,7 @@ impl Removal {
             }
         }
         if self.removed > 0 && self.databases.is_empty() {
-            info!("node {}: removed copies that a move had left ({})", asked.node.name, counted(self.removed, "key"));
+            info!("node {}: removed copies left by a move ({})", asked.node.name, counted(self.removed, "key"));
         }
         Ok(self.databases.is_empty())
     }

@@ -72,7 +72,7 @@ impl Moves {
     fn ejected_text(&self, node: NodeId) -> String {
         let name = self.name(node);
         format!(
-            "{name} is ejected (auto_eject_hosts), and its slots come back to it: wait for that, or take {name} out of the list of servers"
+            "{name} is ejected (auto_eject_hosts), and its slots return to it: wait for that, or remove {name} from the list of servers"
         )
     }
 
@@ -125,7 +125,7 @@ impl Moves {
         planned_by: &Topology,
         access: &'a BTreeMap<NodeId, NodeAccess>,
     ) -> Result<ProbeConnection<'a>, String> {
-        let access = access.get(&node).ok_or_else(|| format!("it is not known how {} is reached", self.name(node)))?;
+        let access = access.get(&node).ok_or_else(|| format!("the address of {} is not known", self.name(node)))?;
         let (mut asked, process) = self.connect(access)?;
         // A removal still in flight would delete a key that a client is about to write there.
         for broken in self.running.with(|router| router.broken_connections(node)).unwrap_or_default() {
@@ -139,7 +139,7 @@ impl Moves {
             loop {
                 let answer = asked.query(&[b"SCAN", &cursor, b"COUNT", PAGE])?;
                 let [next, page] = &answer.items()[..] else {
-                    return Err(format!("node {}: a SCAN of no known form", asked.node.name));
+                    return Err(format!("node {}: a reply to SCAN of unknown form", asked.node.name));
                 };
                 let keys: Vec<Key> = page.items().iter().map(|key| Key::from(key.bytes())).collect();
                 // Use the current map. No move of this node starts before the ejection has ended, so the map stays
@@ -269,7 +269,7 @@ impl Moves {
         let access = self.running.with(Router::node_access).unwrap_or_default();
         let access = access
             .get(&node)
-            .ok_or_else(|| OperationError::Failed(format!("it is not known how {} is reached", self.name(node))))?;
+            .ok_or_else(|| OperationError::Failed(format!("the address of {} is not known", self.name(node))))?;
         // Keys are about to be removed there. The checks of moves detect direct clients, but not ownership records of
         // other routers.
         self.connect(access).map_err(conflict)?;

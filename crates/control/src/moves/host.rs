@@ -62,7 +62,7 @@ impl Host for Moves {
         let open_leg = self.placement.is_in_transit(move_id);
         if open_leg {
             error!(
-                "move {} has ended with a leg open: its keys cannot be used until a restart takes the leg up again",
+                "move {} has ended with a leg open: its keys cannot be used until the leg resumes after a restart",
                 move_id.0
             );
         }
@@ -151,7 +151,7 @@ mod tests {
         moves.end_unstarted(id);
         let report = moves.report();
         let ended = report.ended.first().expect("it is over");
-        let why = "127.0.0.1:7002 was given up: at most 2 keys moved there before are lost";
+        let why = "127.0.0.1:7002 was abandoned: at most 2 keys moved there before are lost";
         assert_eq!((ended.keys_lost, ended.activity.as_str()), (2, why));
         let file = dir.path().join("lost-keys-of-move-1.txt");
         assert_eq!(std::fs::read_to_string(file).expect("there").lines().count(), 2);

@@ -113,7 +113,7 @@ impl MisplacedKeys {
         for _ in 0..PAGES_AT_ONCE {
             let answer = asked.query(&[b"SCAN", cursor, b"COUNT", PAGE])?;
             let [next, page] = &answer.items()[..] else {
-                return Err(format!("node {}: a SCAN of no known form", asked.node.name));
+                return Err(format!("node {}: a reply to SCAN of unknown form", asked.node.name));
             };
             let keys: Vec<Key> = page.items().iter().map(|key| Key::from(key.bytes())).collect();
             let misplaced: Vec<&Key> =

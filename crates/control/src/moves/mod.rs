@@ -170,7 +170,7 @@ impl Moves {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take()
-            .context("the executor of moves runs already")?;
+            .context("the executor of moves is already running")?;
         let moves = Arc::clone(self);
         let threads = self.running.threads();
         let thread = threads
@@ -241,7 +241,7 @@ impl Moves {
         let outcome = self.running.with(|router| router.begin_move(task));
         match outcome {
             Some(Ok(())) => {
-                info!("move {} has begun: {}", id.0, self.describe(id));
+                info!("move {} has started: {}", id.0, self.describe(id));
                 self.apply_steering(id, begun_with);
             }
             None => {}
@@ -339,7 +339,7 @@ impl Moves {
         };
         // Before the journal removes it: a start that finds the move in both places treats it as ended.
         if let Err(error) = save_json(&*self.store, ENDED, &ended) {
-            warn!("the list of moves that have ended cannot be kept: {error}");
+            warn!("the list of ended moves cannot be stored: {error}");
         }
         self.record_end(id);
         self.save_options();
@@ -380,7 +380,7 @@ impl Moves {
             Box::new(move |outcome| match outcome {
                 Ok(()) => drop(beside.lock().unwrap_or_else(PoisonError::into_inner).remove(&id)),
                 Err(why) => {
-                    error!("the end of move {} is not on record ({why}): after a restart it is taken up again", id.0)
+                    error!("the end of move {} is not on record ({why}): it resumes after a restart", id.0)
                 }
             }),
         );
@@ -413,7 +413,7 @@ impl Moves {
 
     fn save_options_in(&self, in_order: &MutexGuard<'_, ()>) {
         if let Err(error) = self.save_all_options(in_order, None) {
-            warn!("the options of moves cannot be kept: {error}");
+            warn!("the options of moves cannot be stored: {error}");
         }
     }
 
@@ -432,7 +432,7 @@ impl Moves {
             return;
         }
         info!(
-            "in progress: {}. Each ends its present leg, and continues after the next start",
+            "in progress: {}. Each ends its current leg, and continues after the next start",
             counted(begun.len(), "move")
         );
         self.running.with(|router| {

@@ -227,7 +227,7 @@ impl State {
     /// Returns the error for a change of a move that is not open.
     pub(super) fn not_open(&self, id: MoveId) -> OperationError {
         if self.ended.iter().any(|report| report.id == id.0) {
-            return conflict(format!("move {} is over", id.0));
+            return conflict(format!("move {} has ended", id.0));
         }
         let known: Vec<String> = self.open.keys().map(|id| id.0.to_string()).collect();
         let known = if known.is_empty() {

@@ -44,19 +44,19 @@ impl Moves {
     pub(super) fn report_of(&self, id: MoveId, planned: &Planned) -> MoveReport {
         let progress = planned.progress.as_ref();
         let waits = match (&planned.trouble, planned.steering.paused) {
-            (Some(trouble), _) if !planned.begun => format!("cannot begin: {trouble}"),
+            (Some(trouble), _) if !planned.begun => format!("cannot start: {trouble}"),
             _ if !planned.begun && planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some()) => {
                 "resumes after a restart".to_owned()
             }
             (_, true) if planned.was_begun() && !planned.begun => "paused".to_owned(),
-            (_, true) if !planned.begun => "paused before it began".to_owned(),
+            (_, true) if !planned.begun => "paused before it started".to_owned(),
             _ if !planned.begun => "waits until its nodes are free".to_owned(),
             _ => "begins".to_owned(),
         };
         let leg_left = self.abort_state(id, planned).leg_left;
         let activity = match progress {
             Some(progress) if progress.phase == Some(Phase::Returning) && !planned.steering.aborting => {
-                format!("{}, going back", progress.activity)
+                format!("{}, rolling back", progress.activity)
             }
             Some(progress) => progress.activity.clone(),
             None => waits,
@@ -160,7 +160,7 @@ impl Moves {
         page.gauge("moves_queued", "Moves that wait until their nodes are free", open(MoveState::Queued));
         page.gauge(
             "moves_slots_left",
-            "Slots that moves have still to hand over",
+            "Slots that moves have yet to hand over",
             sum(|m| m.slots - m.slots_done.min(m.slots)),
         );
         let help = "Longest time that a move in progress has held a command back";
@@ -176,11 +176,11 @@ impl Moves {
         let help = "Moves that have ended, by how: done, or stopped early";
         page.counters("moves_ended", help, "how", [("done", done as f64), ("stopped", stopped as f64)]);
         let warnings = self.warnings();
-        let help = "Moves that wait for a lost node, cannot begin, or have come no further for a minute";
+        let help = "Moves that wait for a lost node, cannot start, or have made no progress for a minute";
         page.gauge("moves_in_trouble", help, warnings.iter().filter(|warning| warning.id.is_some()).count() as f64);
         let help = "Slots in transit with unusable keys, because a node of their move does not reply";
         page.gauge("moves_lost_slots", help, warnings.iter().map(|warning| warning.slots).sum::<u64>() as f64);
-        let help = "1 while the state directory cannot be written, or has no room for a move to begin";
+        let help = "1 while the state directory cannot be written, or lacks space for a new move";
         page.gauge("state_directory_trouble", help, f64::from(u8::from(self.disk_trouble().is_some())));
         let journal = &report.journal;
         page.counter("moves_journal_bytes", "Bytes written to the journal of moves", journal.bytes as f64);
@@ -195,7 +195,7 @@ impl Moves {
         page.gauge("moves_journal_trouble", "1 while the journal of moves cannot be written", trouble);
         let homes: Vec<_> =
             report.brought_home.iter().map(|home| (home.command.to_ascii_lowercase(), home.keys as f64)).collect();
-        let help = "Keys brought home because a command needed them together with others of their slots, by command";
+        let help = "Keys returned to their slots' owners because a command needed them together with others of their slots, by command";
         page.counters(
             "moves_brought_home_keys",
             help,

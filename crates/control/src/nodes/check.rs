@@ -112,12 +112,12 @@ pub(crate) fn check_node(
             let always = setting(ask(&["CONFIG", "GET", "appendfsync"])?) == "always";
             if on == "no" {
                 return Err(format!(
-                    "node {name} keeps no append-only file, so durability aof cannot be had there: set appendonly yes, or choose memory"
+                    "node {name} has no append-only file, so it does not support durability aof: set appendonly yes, or choose memory"
                 ));
             }
             if !newer && !always {
                 return Err(format!(
-                    "node {name} cannot say when its append-only file is on disk (WAITAOF needs Redis 7.2); set appendfsync always there, or choose \
+                    "node {name} cannot report when its append-only file is on disk (WAITAOF needs Redis 7.2); set appendfsync always there, or choose \
                      durability memory"
                 ));
             }
@@ -129,7 +129,7 @@ pub(crate) fn check_node(
                 .find_map(|line| line.trim().strip_prefix("connected_slaves:"))
                 .and_then(|n| n.parse::<u32>().ok());
             if connected == Some(0) {
-                return Err(format!("node {name} has no replica, so durability replica cannot be had there"));
+                return Err(format!("node {name} has no replica, so it does not support durability replica"));
             }
         }
         Some(Durability::Memory) | None => {}
@@ -143,8 +143,8 @@ pub(crate) fn check_node(
                 return Ok(run_id);
             }
             return Err(format!(
-                "node {name} does not say who its clients are ({error}), so it is not known whether somebody writes to it past this router; allow CLIENT \
-                 LIST to Switchyard's user there, or go on with --allow-direct-clients"
+                "node {name} does not list its clients ({error}), so it is not known whether a client writes to it past this router; allow CLIENT \
+                 LIST to Switchyard's user there, or use --allow-direct-clients"
             ));
         }
         let list = list.text();
@@ -155,8 +155,8 @@ pub(crate) fn check_node(
         // permits that.
         if Instant::now() >= until {
             return Err(format!(
-                "node {name} is used by another router with the same state directory, or a copy of it: it would not find keys that move. Stop it first; a router \
-                 that is to take over by itself is started with --standby (docs/high-availability.md)"
+                "node {name} is used by another router with the same state directory, or a copy of it: it would not find keys that move. Stop it first. Start a router \
+                 that should take over by itself with --standby (docs/high-availability.md)"
             ));
         }
         std::thread::sleep(Duration::from_millis(100));
@@ -166,7 +166,7 @@ pub(crate) fn check_node(
     }
     if routers(&list).iter().any(|site| *site != own.site) {
         return Err(format!(
-            "node {name} is used by another router, with a state directory of its own: it would not find keys that move. Stop it first, or go on with \
+            "node {name} is used by another router, with a state directory of its own: it would not find keys that move. Stop it first, or use \
              --allow-direct-clients"
         ));
     }
@@ -175,7 +175,7 @@ pub(crate) fn check_node(
         [] => Ok(run_id),
         [first, rest @ ..] => Err(format!(
             "node {name} is used past this router by {} (one is {first}): they would read and write keys that are elsewhere. Let them use the router, \
-             or fence them off (docs/moving-data.md), or go on with --allow-direct-clients",
+             or block them (docs/moving-data.md), or use --allow-direct-clients",
             counted(rest.len() + 1, "client")
         )),
     }

@@ -64,7 +64,7 @@ fn describe_error(tcp: &TcpStream, error: io::Error) -> io::Error {
     match (error.kind(), timeout, tls_failure(&error)) {
         (kind, _, Some(why)) => io::Error::new(kind, why),
         (io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut, Some(timeout), None) => {
-            io::Error::new(io::ErrorKind::TimedOut, format!("nothing came within {timeout:?}"))
+            io::Error::new(io::ErrorKind::TimedOut, format!("nothing was received within {timeout:?}"))
         }
         _ => error,
     }

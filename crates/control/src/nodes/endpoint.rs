@@ -30,10 +30,10 @@ impl Endpoint {
             return expected("URLs are not understood (TLS to a node is tls = true)");
         }
         if text.starts_with('/') || text.starts_with("unix:") {
-            return expected("nodes are not reached through Unix sockets");
+            return expected("nodes cannot be reached through Unix sockets");
         }
         if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
-            return expected("a port alone is no address");
+            return expected("a port alone is not an address");
         }
         let (host, port) = match text.parse::<IpAddr>() {
             Ok(IpAddr::V6(_)) => match text.rsplit_once(':') {

@@ -99,13 +99,13 @@ pub fn first_start(
         Err(why) => return Ok(FirstStart::Unknown(why)),
     };
     if let Some(why) = looks.iter().find_map(|look| look.unfit.as_ref()) {
-        return Ok(FirstStart::Refused(format!("{why}. List it no more, or mend that, and start again")));
+        return Ok(FirstStart::Refused(format!("{why}. Remove it from the list, or fix that, and start again")));
     }
     if let Some((node, others)) = nodes.iter().zip(&looks).find_map(|(node, look)| Some((node, look.others.as_ref()?)))
     {
         return Ok(FirstStart::Refused(format!(
-            "the state directory has no slot map, and {}. Choose one of these ways: give the state directory of this fleet (--state-dir); or list all of its nodes \
-             here; or, where no map fits their keys, make it from where the keys are (`switchyard recover`, with all of the nodes); {}",
+            "the state directory has no slot map, and {}. Choose one remedy: give the state directory of this fleet (--state-dir); or list all of its nodes \
+             here; or, if no map fits their keys, make one from the location of the keys (`switchyard recover`, with all of the nodes); {}",
             others.describe(&node.name),
             others.remedy_text(),
         )));
@@ -135,7 +135,7 @@ pub fn unfit_for_a_map(nodes: &[NodeAccess], timeout: Duration) -> Option<String
     let answering = || nodes.iter().zip(&looks).filter_map(|(node, look)| Some((node, look.as_ref()?)));
     let unfit = answering().find_map(|(_, look)| look.unfit.as_ref());
     unfit
-        .map(|why| format!("{why}. List it no more, or mend that, and start again"))
+        .map(|why| format!("{why}. Remove it from the list, or fix that, and start again"))
         .or_else(|| duplicate_server(answering().map(|(node, look)| (node.name.as_str(), look.run_id.as_str()))))
 }
 
@@ -145,7 +145,7 @@ pub fn duplicate_server<'a>(nodes: impl Iterator<Item = (&'a str, &'a str)>) -> 
     for (name, run_id) in nodes.filter(|(_, run_id)| !run_id.is_empty()) {
         if let Some(other) = met.insert(run_id, name) {
             return Some(format!(
-                "{other} and {name} are one server under two names (both have run_id {run_id}), so slots of both would mix: take one of them out of the list of nodes"
+                "{other} and {name} are one server under two names (both have run_id {run_id}), so slots of both would mix: remove one of them from the list of nodes"
             ));
         }
     }
@@ -164,7 +164,7 @@ impl UnlistedNodes {
     /// Describes the problem at the node of this name.
     pub fn describe(&self, node: &str) -> String {
         format!(
-            "node {node} belongs to a fleet that has keys at other nodes, too: {}. Clients would read nil for these",
+            "node {node} belongs to a fleet that also has keys at other nodes: {}. Clients would read nil for these",
             self.names.join(", ")
         )
     }
@@ -261,7 +261,7 @@ pub fn each_key(
         let (mut cursor, mut seen, mut pages) = (b"0".to_vec(), 0, 0);
         loop {
             let answer = ask(&[b"SCAN", &cursor, b"COUNT", b"1000"])?;
-            let [next, page] = &answer.items()[..] else { bail!("answers SCAN in a form that is not known") };
+            let [next, page] = &answer.items()[..] else { bail!("answers SCAN in an unknown form") };
             for key in page.items().iter().filter(|key| !is_temporary(key.bytes())) {
                 if visit(key.bytes()).is_break() {
                     return Ok(());
@@ -327,7 +327,7 @@ fn find_elsewhere(
             if told.elapsed() >= PROGRESS_INTERVAL {
                 told = Instant::now();
                 tell(&format!(
-                    "node {}: looked at {seen} of {}, before it is known which node owns what",
+                    "node {}: checked {seen} of {} to find out which node owns which slots",
                     node.name,
                     counted(*keys, "key")
                 ));
@@ -364,18 +364,18 @@ fn refusal(counts: &[(String, u64)], found: &MisplacedKey, was_served: bool) -> 
         .collect();
     let most = counts.iter().max_by_key(|(_, keys)| *keys).map_or("HOST:PORT", |(name, _)| name);
     let ways = if was_served {
-        "A router has served these nodes, so its state directory is lost, or is elsewhere: give that (--state-dir), or make the map from where the keys are \
-         (`switchyard recover`, with all nodes of the fleet). Nothing is lost by either"
+        "A router has served these nodes, so its state directory is lost, or is elsewhere: give that (--state-dir), or make the map from the location of the keys \
+         (`switchyard recover`, with all nodes of the fleet). Neither loses data"
             .to_owned()
     } else {
         format!(
-            "Choose one of these ways: give the state directory of this fleet (--state-dir); or make the map from where the keys are (`switchyard recover`); or start \
-             with the one node that has the right keys alone (such as --node {most}), and add the others once they are empty (`switchyard nodes add`); or empty the \
+            "Choose one remedy: give the state directory of this fleet (--state-dir); or make the map from the location of the keys (`switchyard recover`); or start \
+             with only the node that has the right keys (such as --node {most}), and add the others once they are empty (`switchyard nodes add`); or empty the \
              others (FLUSHALL)"
         )
     };
     format!(
-        "the state directory has no slot map, and several nodes hold keys: {}. By a new map clients would read nil for some of them: node {} has a key of slot {}, \
+        "the state directory has no slot map, and several nodes hold keys: {}. With a new map, clients would read nil for some of them: node {} has a key of slot {}, \
          which would belong to {}. {ways}",
         having.join(", "),
         found.node,

@@ -120,7 +120,7 @@ impl Operator {
             ("pause", None) => self.autoscaler.pause(true).map_err(OperationError::Failed)?,
             ("resume", None) => self.autoscaler.pause(false).map_err(OperationError::Failed)?,
             (other, _) => {
-                return Err(invalid(format!("do: {other:?} is none of set-nodes (with nodes), pause, resume")));
+                return Err(invalid(format!("do: {other:?} is not one of set-nodes (with nodes), pause, resume")));
             }
         }
         self.autoscale()
@@ -142,7 +142,7 @@ impl Operator {
     fn autoscaler_rests(&self, standing: &Autoscaling) -> Option<String> {
         let pause = |left| {
             format!(
-                "its last change has failed, and it begins none for {} (`switchyard autoscale`)",
+                "its last change has failed, and it starts none for {} (`switchyard autoscale`)",
                 describe_time(left)
             )
         };
@@ -198,7 +198,7 @@ impl Operator {
         page.gauge("autoscale_nodes", "Nodes of the fleet", nodes as f64);
         page.gauge(
             "autoscale_nodes_wanted",
-            "Nodes that the autoscaler, or an operator's order, wants",
+            "Target number of nodes, from the autoscaler or an operator",
             standing.wanted.unwrap_or(nodes) as f64,
         );
         page.gauge(

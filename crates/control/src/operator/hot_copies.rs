@@ -38,14 +38,14 @@ impl Operator {
             }
             HotCopiesOrder::EvictAll => {
                 router.evict_hot_copies(None);
-                "no copy is given any more that was made before"
+                "all present copies are invalid, of all keys"
             }
             HotCopiesOrder::Suspend(true) => match router.suspend_hot_copies(true) {
-                true => "nothing is answered from copies any more, at every worker, until they are switched on or the router restarts",
+                true => "no worker answers from copies until they are switched on or the router restarts",
                 false => "they were switched off already",
             },
             HotCopiesOrder::Suspend(false) => match router.suspend_hot_copies(false) {
-                true => "copies answer again",
+                true => "copies are used again",
                 false => "they were not switched off",
             },
         });

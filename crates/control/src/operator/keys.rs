@@ -85,11 +85,11 @@ impl Operator {
         if orders.is_empty() {
             let from = if source.is_some() { request.from.as_str() } else { "any node" };
             return Err(conflict(match request.home {
-                true => format!(
-                    "no keys (that match) live at {from} without their slots, so there is nothing to bring home"
-                ),
+                true => {
+                    format!("no keys (that match) live at {from} without their slots, so there is nothing to return")
+                }
                 false if source.is_none() => {
-                    format!("every key that matches lives at {} already, if there is any", request.to)
+                    format!("no key matches, or each that does lives at {} already", request.to)
                 }
                 false => format!("no key that lives at {from} matches, so there is nothing to move"),
             }));
@@ -99,7 +99,7 @@ impl Operator {
         let mut notes: Vec<String> = away.filter_map(|keys| self.moves.colocations().warning(&keys)).collect();
         if left > 0 {
             notes.push(format!(
-                "left out: {}, because others of their slots move from another node: ask again when these moves have ended",
+                "left out: {}, because others of their slots move from another node: retry when these moves have ended",
                 counted(left, "key")
             ));
         }
@@ -147,7 +147,7 @@ impl Operator {
         let mut found: BTreeSet<Key> = known.map(|(key, _)| Arc::clone(key)).collect();
         let failed = |why: String| OperationError::Failed(format!("node {} {why}", self.moves.name(source)));
         let access = self.running.with(Router::node_access).unwrap_or_default();
-        let access = access.get(&source).ok_or_else(|| failed("has no address that is known".to_owned()))?;
+        let access = access.get(&source).ok_or_else(|| failed("has no known address".to_owned()))?;
         let mut node = NodeConnection::open(access, TIMEOUT).map_err(failed)?;
         let began = Instant::now();
         let mut ask = |args: &[&[u8]]| {
@@ -171,7 +171,7 @@ impl Operator {
             loop {
                 let answer = ask(&[b"SCAN", &cursor, b"MATCH", pattern.as_bytes(), b"COUNT", b"1000"])?;
                 let [next, page] = &answer.items()[..] else {
-                    return Err(failed("answers SCAN in a form that is not known".to_owned()));
+                    return Err(failed("answers SCAN in an unknown form".to_owned()));
                 };
                 for key in page.items() {
                     // A key that is stored there without living there is a leftover.

@@ -184,7 +184,7 @@ impl Operator {
         if request.keys.is_some() || request.home {
             if how.paper.is_some() {
                 return Err(invalid(
-                    "protocols as published (--mode paper) move whole slots, and no keys without theirs",
+                    "protocols as published (--mode paper) move whole slots, not keys without their slots",
                 ));
             }
             return self.begin_keys(&topology, request, how);
@@ -245,7 +245,7 @@ impl Operator {
             Some(other) => return Err(invalid(format!("by: {other:?} is neither slots nor load"))),
         }
         let topology = self.moves.topology_now()?;
-        self.check_no_open_moves("the slots are evened")?;
+        self.check_no_open_moves("the slots are balanced")?;
         self.share(&topology, how, request.dry_run)
     }
 
@@ -273,14 +273,14 @@ fn describe(operation: &Operation) -> String {
     match operation {
         Operation::Move(request) => {
             let what = match (&request.keys, &request.slots) {
-                (None, _) if request.home => "keys that live there alone".to_owned(),
+                (None, _) if request.home => "keys that live there without their slots".to_owned(),
                 // Names of keys must not be disclosed.
                 (Some(_), _) => "keys of a pattern".to_owned(),
                 (None, _) if request.all => "all slots".to_owned(),
                 (None, slots) => format!("slots {}", slots.as_deref().unwrap_or("?")),
             };
             let to = if request.home { "home" } else { &request.to };
-            let from = if request.from.is_empty() { "wherever they are" } else { &request.from };
+            let from = if request.from.is_empty() { "all nodes that have them" } else { &request.from };
             format!("move {what} from {from} to {to}{}", if request.dry_run { ", only planned" } else { "" })
         }
         Operation::Moves => "moves".to_owned(),
@@ -292,11 +292,11 @@ fn describe(operation: &Operation) -> String {
         Operation::Plan(request) => match (request.undo, request.apply) {
             (Some(id), _) => format!("move back what decision {id} of the planner has moved"),
             (None, true) => "carry out the plan of the planner".to_owned(),
-            (None, false) => "what the planner would do".to_owned(),
+            (None, false) => "the planner's current plan".to_owned(),
         },
-        Operation::PlanHistory { .. } => "what the planner has decided".to_owned(),
+        Operation::PlanHistory { .. } => "decisions of the planner".to_owned(),
         Operation::Replay { id, .. } => format!("decision {id} of the planner once more"),
-        Operation::Autoscale => "how many nodes there are to be".to_owned(),
+        Operation::Autoscale => "target number of nodes".to_owned(),
         Operation::SteerAutoscale(AutoscaleRequest { verb, nodes: Some(nodes) }) => format!("autoscale {verb} {nodes}"),
         Operation::SteerAutoscale(request) => format!("autoscale {}", request.verb),
         Operation::Automation => "whether the planner acts".to_owned(),
@@ -317,8 +317,8 @@ fn describe(operation: &Operation) -> String {
             SteerRequest::Abort(request) => {
                 let without = match request.abandon {
                     None => "",
-                    Some(Abandon::Source) => ", giving up its source",
-                    Some(Abandon::Target) => ", giving up its target",
+                    Some(Abandon::Source) => ", abandoning its source",
+                    Some(Abandon::Target) => ", abandoning its target",
                 };
                 format!("abort move {id}{without}{}", if request.dry_run { ", only planned" } else { "" })
             }
@@ -357,7 +357,7 @@ fn node_named(topology: &Topology, name: &str) -> Result<NodeId, OperationError>
     let found = topology.nodes().find(|node| node.name == name || node.name == full);
     found.map(|node| node.id).ok_or_else(|| {
         let known: Vec<&str> = topology.nodes().map(|node| node.name.as_str()).collect();
-        invalid(format!("there is no node {name:?}; there are: {}", known.join(", ")))
+        invalid(format!("there is no node {name:?}; known nodes: {}", known.join(", ")))
     })
 }
 
@@ -366,7 +366,7 @@ fn parse_slots(text: &str, count: usize) -> Result<Vec<Slot>, String> {
     let mut slots = BTreeSet::new();
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         let form =
-            || format!("{part:?} is no range of slots: write numbers from 0 to {}, such as 0-100,200", count - 1);
+            || format!("{part:?} is not a range of slots: write numbers from 0 to {}, such as 0-100,200", count - 1);
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let number = |text: &str| {
             text.trim().parse().ok().and_then(Slot::new).filter(|slot| slot.index() < count).ok_or_else(form)

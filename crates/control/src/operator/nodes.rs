@@ -69,7 +69,7 @@ impl Operator {
         let room = room.sum::<Option<u64>>()?;
         (used > room).then(|| {
             format!(
-                "room is missing: {} uses {} of memory, and the other nodes have room for {} (a tenth of their maxmemory stays free). Raise their maxmemory, or add a node",
+                "room is missing: {} uses {} of memory, and the others have room for {} (a tenth of their maxmemory stays free). Raise their maxmemory, or add a node",
                 self.moves.name(node),
                 describe_size(used),
                 describe_size(room)
@@ -94,7 +94,7 @@ impl Operator {
         let node = status.nodes.into_iter().find(|status| status.id == node)?;
         let Link::Down(why) = node.link else { return None };
         Some(format!(
-            "{0} cannot be used now ({why}), so nothing can be moved away from it. When it can, drain it then. If it is lost for good, put a server in its \
+            "{0} cannot be used now ({why}), so nothing can be moved away from it. Drain it when it can. If it is permanently lost, put a server in its \
              place, with a backup or empty: at {0} itself; or elsewhere, listed under `replicas` of this node in the configuration, then a reload (SIGHUP) and \
              `switchyard nodes accept {0}`. After that it can be drained and removed (docs/dead-server.md)",
             node.name
@@ -137,7 +137,7 @@ impl Operator {
         conflict(match drained.is_empty() {
             true => error.to_string(),
             false => format!(
-                "{error}, or let one get slots again with `switchyard nodes undrain` (drained: {})",
+                "{error}, or allow one to get slots again with `switchyard nodes undrain` (drained: {})",
                 drained.join(", ")
             ),
         })
@@ -149,7 +149,7 @@ impl Operator {
         let node = node_named(&topology, &request.address)?;
         if let Some(id) = self.moves.involving(node) {
             return Err(conflict(format!(
-                "{} takes part in move {1}; let that end, or end it with `switchyard moves abort {1}`",
+                "{} takes part in move {1}; wait for its end, or end it with `switchyard moves abort {1}`",
                 request.address, id.0
             )));
         }
@@ -168,7 +168,7 @@ impl Operator {
         }
         if overrides > 0 {
             return Err(conflict(format!(
-                "{1} {2} moved to {0} alone, without the slots; first: switchyard nodes drain {0}",
+                "{1} {2} moved to {0} without the slots; first: switchyard nodes drain {0}",
                 request.address,
                 counted(overrides, "key"),
                 if overrides == 1 { "was" } else { "were" }
@@ -251,8 +251,8 @@ impl Operator {
             Some(limits) if request.allow_limits => notes.push(format!("from now on these meet limits: {limits}")),
             Some(limits) => {
                 return Err(conflict(format!(
-                    "since the router started, clients have used commands that one node serves and two do not: {limits}. docs/commands.md says what to do \
-                     instead; --allow-limits goes on all the same"
+                    "since the router started, clients have used commands that one node serves and two do not: {limits}. docs/commands.md shows what to do \
+                     instead; --allow-limits adds the node anyway"
                 )));
             }
         }
@@ -294,9 +294,9 @@ impl Operator {
         let outcome = match self.list.change(MemberChange::Remove(name.to_owned())) {
             Ok(()) => format!("{name} was not added"),
             Err(why) => {
-                error!("node {name} was added, and cannot be taken out again: {why}");
+                error!("node {name} was added, and cannot be removed again: {why}");
                 format!(
-                    "{name} was added, and cannot be taken out again ({why}): when that is mended, switchyard nodes remove {name}"
+                    "{name} was added, and cannot be removed again ({why}): when that is fixed, switchyard nodes remove {name}"
                 )
             }
         };

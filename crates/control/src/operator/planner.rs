@@ -53,13 +53,13 @@ impl Operator {
             match self.begin_plan(&topology, &plan, false) {
                 Ok(begun) => {
                     info!(
-                        "the planner begins {} moves (decision {decision}: `switchyard plan history`)",
+                        "the planner starts {} moves (decision {decision}: `switchyard plan history`)",
                         begun.moves.len()
                     );
                     self.planner.begun(now, decision, full(&plan), ids(&begun));
                 }
                 Err((nodes, refused)) => {
-                    warn!("the planner cannot begin what it decided (decision {decision}): {}", refused.text());
+                    warn!("the planner cannot carry out its decision (decision {decision}): {}", refused.text());
                     self.planner.refused(now, decision, nodes, refused.text());
                 }
             }
@@ -115,9 +115,7 @@ impl Operator {
         let mut report = DecisionReport { by: who.to_owned(), held, ..words.plan(&plan, policy) };
         if request.apply {
             if request.load.is_some() {
-                return Err(invalid(
-                    "a load that is only supposed is no reason to move anything: leave out `load`, or `apply`",
-                ));
+                return Err(invalid("an assumed load is no reason to move anything: omit `load`, or `apply`"));
             }
             if plan.steps.is_empty() {
                 let reasons: Vec<String> =
@@ -166,7 +164,7 @@ impl Operator {
         let steps: Vec<Step> = decision.plan.steps.into_iter().filter_map(there).collect();
         if steps.is_empty() {
             return Err(conflict(format!(
-                "nothing of decision {id} is where it was moved to, so nothing can be moved back"
+                "nothing that decision {id} moved is still at its target, so nothing can be moved back"
             )));
         }
         let (load, now) = (self.observed(&topology, KEYS), Instant::now());
@@ -191,7 +189,7 @@ impl Operator {
     fn decision(&self, id: u64) -> Result<Decision, OperationError> {
         let found = self.planner.decision(id);
         found.ok_or_else(|| {
-            invalid(format!("there is no decision {id} (any more): `switchyard plan history` lists the last 64"))
+            invalid(format!("there is no decision {id}, or no longer: `switchyard plan history` lists the last 64"))
         })
     }
 
@@ -209,7 +207,7 @@ impl Operator {
                 Err(conflict(self.unreachable_remedy(node).unwrap_or_else(|| format!("{name} cannot be used now"))))
             }
             () if around.busy.contains(&node) => Err(conflict(format!(
-                "{name} takes part in a move, so nothing else can be planned for it: let that end (`switchyard moves`)"
+                "{name} takes part in a move, so nothing else can be planned for it: wait for its end (`switchyard moves`)"
             ))),
             () if applies && topology.placement().continuum().is_some() => {
                 Err(conflict(format!("the list of servers determines where keys are: switchyard nodes drain {name}")))
@@ -291,7 +289,7 @@ impl Operator {
     /// Balances nodes by load, regardless of the planner's mode.
     pub(super) fn balance_by_load(&self, how: MoveOptions, dry_run: bool) -> Result<PlanReport, OperationError> {
         let topology = self.moves.topology_now()?;
-        self.check_no_open_moves("the load is evened")?;
+        self.check_no_open_moves("the load is balanced")?;
         let (load, now) = (self.observed(&topology, KEYS), Instant::now());
         let (mut problem, mut previous) = self.planner.problem(now, &topology, &load, &self.around(&topology, &load));
         self.adapt(&mut problem, &mut previous, &PlanRequest::default())?;

@@ -43,7 +43,7 @@ fn answer(operator: &Operator, command: &OperatorCommand) -> Vec<u8> {
     };
     let done = asked.and_then(|asked| match asked {
         asked if asked.changes() && !command.may_operate() => {
-            warn!(target: "audit", who = command.who(), refused = true, "the user is no operator");
+            warn!(target: "audit", who = command.who(), refused = true, "the user is not an operator");
             Err(format!("NOPERM this changes the fleet, and {} may not: {HOW_TO_OPERATE}", command.who()))
         }
         OperatorRequest::Accept(node) => accept(operator, node, command.who()).map(|()| encode::simple(&mut out, "OK")),
@@ -229,7 +229,7 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
         (["PLAN", "APPLY"], [_, _]) => Ok(Operation::Plan(PlanRequest { apply: true, ..PlanRequest::default() })),
         (["PLAN", "HISTORY"], [_, _]) => Ok(Operation::PlanHistory { named: false }),
         (["PLAN", "REPLAY"], [_, _, id]) => {
-            let id = id.parse().map_err(|_| format!("{id:?} is no number of a decision"))?;
+            let id = id.parse().map_err(|_| format!("{id:?} is not the number of a decision"))?;
             Ok(Operation::Replay { id, named: false })
         }
         (["PLAN", ..], _) => Err("wrong arguments: PLAN, PLAN APPLY, PLAN HISTORY, or PLAN REPLAY id".to_owned()),
@@ -238,7 +238,7 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
             Ok(Operation::SteerAutoscale(AutoscaleRequest { verb: verb.to_ascii_lowercase(), nodes: None }))
         }
         (["AUTOSCALE", "SET-NODES"], [_, _, nodes]) => {
-            let nodes = nodes.parse().map_err(|_| format!("{nodes:?} is no number of nodes"))?;
+            let nodes = nodes.parse().map_err(|_| format!("{nodes:?} is not a number of nodes"))?;
             Ok(Operation::SteerAutoscale(AutoscaleRequest { verb: "set-nodes".to_owned(), nodes: Some(nodes) }))
         }
         (["AUTOSCALE", ..], _) => Err("wrong arguments: AUTOSCALE, AUTOSCALE SET-NODES number, AUTOSCALE PAUSE, or AUTOSCALE RESUME".to_owned()),
@@ -265,7 +265,7 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
 }
 
 fn number(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| format!("{text:?} is no number of a move"))
+    text.parse().map_err(|_| format!("{text:?} is not the number of a move"))
 }
 
 fn paper<'h>(how: &'h mut MoveOptionsRequest, what: &str) -> Result<&'h mut PaperRequest, String> {
@@ -273,7 +273,7 @@ fn paper<'h>(how: &'h mut MoveOptionsRequest, what: &str) -> Result<&'h mut Pape
 }
 
 fn count<N: std::str::FromStr>(what: &str, text: &str) -> Result<N, String> {
-    text.parse().map_err(|_| format!("{what}: {text:?} is no number that it can be"))
+    text.parse().map_err(|_| format!("{what}: {text:?} is not a valid number"))
 }
 
 /// Parses options: options of moves itself, others through `own`, which returns whether it consumed the value.

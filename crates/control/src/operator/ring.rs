@@ -65,7 +65,7 @@ impl ServerList {
         let mut inner = self.inner();
         if inner.is_pending != is_behind {
             save_json(store, PENDING, &is_behind).map_err(|error| {
-                OperationError::Failed(format!("that keys follow a new list cannot be kept: {error}"))
+                OperationError::Failed(format!("cannot store that keys follow a new list: {error}"))
             })?;
             inner.is_pending = is_behind;
         }
@@ -121,7 +121,7 @@ impl Operator {
             return Ok(());
         };
         if let Some(id) = self.moves.open_ids().first() {
-            return Err(conflict(format!("move {} is not over (`switchyard moves`)", id.0)));
+            return Err(conflict(format!("move {} has not ended (`switchyard moves`)", id.0)));
         }
         // Without a listed server, keys of a removed server would go to too few others.
         if let Some(name) = listed.iter().find(|name| topology.nodes().all(|node| node.name != **name)) {
@@ -154,7 +154,7 @@ impl Operator {
             Some(_) => {
                 self.list.change(MemberChange::Remove(name.to_owned())).map_err(OperationError::Failed)?;
                 self.drained.set(&self.store, name, false).map_err(OperationError::Failed)?;
-                info!("node {name} is not in the list of servers any more, has no keys left, and is gone");
+                info!("node {name} is no longer in the list of servers, has no keys left, and was removed");
             }
             None => {}
         }

@@ -71,7 +71,7 @@ fn read_place(store: &RedbStore, place: u64) -> Option<(u64, Decision)> {
 fn write(store: &RedbStore, id: u64, decision: &Decision) {
     // A decision that cannot be stored is carried out all the same, because its moves are recorded.
     if let Err(error) = save_json(store, &document(id), &Some((id, decision))) {
-        warn!("decision {id} of the planner cannot be kept: {error}");
+        warn!("decision {id} of the planner cannot be stored: {error}");
     }
 }
 

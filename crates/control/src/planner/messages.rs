@@ -153,15 +153,15 @@ impl Words<'_> {
         }
         match (plan.verdict, plan.steps.is_empty()) {
             (Verdict::Fine, true) => wrong,
-            (Verdict::Fine, false) => format!("{wrong}; {what} that are cold go home"),
+            (Verdict::Fine, false) => format!("{wrong}; {what} that are cold return to the slot owners"),
             (Verdict::Relieved, true) if fullest.is_none() => format!("{wrong}, and nothing has to move"),
             (Verdict::Relieved, true) => format!("{wrong}; hot copies take the rest"),
             (Verdict::Relieved, false) if fullest.is_none() => {
-                format!("{wrong} any more: moving {what} brings the overloaded nodes to their goal")
+                format!("{wrong} now: moving {what} brings the overloaded nodes to their goal")
             }
             (Verdict::Relieved, false) => format!("{wrong}: moving {what} brings every node under its limit{after}"),
             (Verdict::Partly, _) => {
-                format!("{wrong}: moving {what} helps{after}, and does not bring every node under its limit")
+                format!("{wrong}: moving {what} helps{after}, but does not bring every node under its limit")
             }
             (Verdict::NoneFound, _) => format!("{wrong}, and no plan was found"),
         }
@@ -176,9 +176,9 @@ impl Words<'_> {
             OverLimitReason::Brief => {
                 "its excess is too short or too small to differ from noise (planner.window)".to_owned()
             }
-            OverLimitReason::Unsplittable => "one key or slot is too much alone".to_owned(),
+            OverLimitReason::Unsplittable => "a single key or slot exceeds the limit".to_owned(),
             OverLimitReason::Cooldown => {
-                "the keys or slots that would help have just moved, and rest for one or five minutes".to_owned()
+                "the keys or slots that would help have just moved, and stay for one or five minutes".to_owned()
             }
             OverLimitReason::Budget => {
                 "the budget is spent (planner.max-keys-per-minute, max-bytes-per-hour)".to_owned()
@@ -200,7 +200,7 @@ impl Words<'_> {
             }
             Advice::RemoveNode { node } => {
                 format!(
-                    "the others have room enough without {0}: it could go (`switchyard nodes drain {0}`)",
+                    "the others have enough room without {0}: it could be removed (`switchyard nodes drain {0}`)",
                     (self.name)(*node)
                 )
             }

@@ -340,7 +340,7 @@ impl Planner {
 
     fn keep(&self, inner: &mut Inner, kept: PersistedState) -> Result<(), String> {
         crate::store::save_json(&*self.store, KEPT, &kept)
-            .map_err(|error| format!("the planner cannot keep what it did: {error}"))?;
+            .map_err(|error| format!("the planner cannot store its state: {error}"))?;
         inner.kept = kept;
         Ok(())
     }
@@ -480,7 +480,7 @@ impl Planner {
         let went = |effect: Effect| {
             let requests = (effect.promised > 0.0).then(|| {
                 format!(
-                    "the fullest of its nodes went from {:.0} to {:.0} % of its limit, and {:.0} of {:.0} requests/s left the nodes that it relieved",
+                    "the fullest of its nodes went from {:.0} to {:.0} % of its limit, and {:.0} of {:.0} requests/s left the relieved nodes",
                     change.before * 100.0,
                     effect.after * 100.0,
                     effect.relief.max(0.0),
@@ -519,7 +519,7 @@ impl Planner {
                 failures += 1;
                 let back = if acts { revert(problem, &change.plan.steps) } else { Err("the planner does not act now") };
                 match back {
-                    Ok(plan) => (format!("{}: it has failed, and is taken back", went(effect)), Some(plan)),
+                    Ok(plan) => (format!("{}: it has failed, and is undone", went(effect)), Some(plan)),
                     Err(why) => (format!("{}: it has failed, and stays: {why}", went(effect)), None),
                 }
             }

@@ -81,7 +81,7 @@ impl PauseState {
         let kind = rest.map(discriminant);
         if kind != self.logged {
             match rest {
-                Some(rest) => warn!("the planner rests: {}", rest.text()),
+                Some(rest) => warn!("the planner is paused: {}", rest.text()),
                 None => info!("the planner acts again"),
             }
             self.logged = kind;

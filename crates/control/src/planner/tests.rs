@@ -97,7 +97,7 @@ fn decisions_without_effect_are_reverted_once() {
     let first = bench.begins(&before());
     let Next::Begin(second, plan) = bench.compare(&worse()) else { panic!("it is taken back") };
     assert_eq!((plan.steps[0].from, plan.steps[0].to), (NodeId(1), NodeId(0)));
-    assert!(bench.outcome(first).ends_with("it has failed, and is taken back"), "{}", bench.outcome(first));
+    assert!(bench.outcome(first).ends_with("it has failed, and is undone"), "{}", bench.outcome(first));
     bench.begin(second, &plan, &worse());
     // The reverting decision does not help either, but must not be reverted in turn.
     bench.compare(&problem([1300.0, 900.0], 0));
@@ -234,7 +234,7 @@ fn budgets_cooldowns_and_open_decisions_survive_a_restart() {
     assert_eq!(
         outcome.as_deref(),
         Some(
-            "the fullest of its nodes went from 122 to 78 % of its limit, and 400 of 400 requests/s left the nodes that it relieved"
+            "the fullest of its nodes went from 122 to 78 % of its limit, and 400 of 400 requests/s left the relieved nodes"
         )
     );
 }

@@ -110,8 +110,8 @@ pub enum StoreError {
     },
     /// The file does not have the content that this program writes.
     #[error(
-        "{} is damaged: {what}; put a copy of the state directory from a backup in its place. If there is none, `switchyard recover` \
-         makes another one from where the keys are, in an empty --state-dir",
+        "{} is damaged: {what}; replace the state directory by a copy from a backup. If there is none, `switchyard recover` \
+         makes a new one from the location of the keys, in an empty --state-dir",
         file.display()
     )]
     Damaged {
@@ -150,7 +150,7 @@ pub enum StoreError {
     },
     /// The topology is older than the stored one. The caller used a stale copy.
     #[error(
-        "the topology of epoch {given} was not saved, because that of epoch {stored} is stored already; load the stored one and \
+        "the topology of epoch {given} was not saved, because epoch {stored} is already stored; load the stored topology and \
          apply the change to that"
     )]
     Stale {

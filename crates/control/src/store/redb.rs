@@ -519,7 +519,7 @@ fn decode(bytes: &[u8], apart: impl FnOnce() -> Result<Vec<PlacedKey>, Failure>)
         Some(count) => {
             let apart = apart()?;
             if apart.len() != count {
-                return Err(bad(format!("{count} keys live alone by it, and {} are on record", apart.len())));
+                return Err(bad(format!("it counts {count} placement overrides, and {} are on record", apart.len())));
             }
             apart
         }
@@ -687,7 +687,7 @@ mod tests {
         drop(store);
         tamper(parent.path(), |transaction| drop(transaction.open_table(EXCEPTIONS).expect("opens").pop_first()));
         let error = RedbStore::open(parent.path()).expect("opens").load_topology().expect_err("damaged").to_string();
-        assert!(error.contains("live alone by it"), "{error}");
+        assert!(error.contains("placement overrides"), "{error}");
     }
 
     #[test]

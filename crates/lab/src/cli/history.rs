@@ -15,15 +15,15 @@ use switchyard_lab::history::{self, Kind, Settings, Tally};
 /// Record operations of many clients on the same few keys, to check that one server could have replied so
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Record what many clients see of the same few keys while they do everything at once: registers, counters, lists, \
-        hashes, keys that expire, transactions with and without WATCH. Every operation is written down with when it was called, when \
-        it returned and what it got; tests-clients/history-check (a Go program, Porcupine) then says whether a single Redis server \
-        could have answered so: whether the history is linearizable.",
+    long_about = "Record the operations of many concurrent clients on the same few keys: registers, counters, lists, \
+        hashes, keys that expire, transactions with and without WATCH. Each operation is recorded with the times of its call and \
+        return, and its reply; tests-clients/history-check (a Go program, Porcupine) then checks whether a single Redis server \
+        could have replied so: whether the history is linearizable.",
     after_long_help = "Examples:\n  \
         (cd tests-clients/history-check && go build -o /tmp/history-check .)\n  \
         switchyard-lab history --target 127.0.0.1:6380 --time 10s --out /tmp/h --checker /tmp/history-check\n  \
         switchyard-lab history --target 127.0.0.1:6380 --workload register,transaction --out /tmp/h\n\n\
-        Exit codes: 0 recorded, and linearizable where --checker is given; 1 not so"
+        Exit codes: 0 recorded, and linearizable if --checker is given; 1 otherwise"
 )]
 pub(super) struct Arguments {
     /// Addresses of one database, used by the clients in turn
@@ -131,7 +131,7 @@ fn show(tally: &Tally) {
     );
     if tally.reads_failed + tally.not_sent > 0 {
         println!(
-            "left out: {} reads without an answer, {} operations that could not be sent",
+            "left out: {} reads without a reply, {} operations that could not be sent",
             tally.reads_failed, tally.not_sent
         );
     }

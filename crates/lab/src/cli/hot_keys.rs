@@ -13,13 +13,13 @@ use super::typed;
 /// Gain from hot copies, and their cost if no key is hot
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Four measurements, each of everything in one run, in rounds that take turns: one hot key by the router and by \
+    long_about = "Four measurements, in interleaved rounds of one run: one hot key through the router and at \
         redis-server itself; a fleet of capped servers under a skewed load, with copies and without; 200 keys that become hot at \
-        once; and what the router costs without anything hot, with copies on and off.\n\n\
-        Takes about half an hour; meanwhile nothing else should run on the machine. Capped servers need root, for cgroups.",
+        once; and the cost of the router without hot keys, with copies on and off.\n\n\
+        Takes about half an hour. Nothing else should run on the machine. Capped servers need root, for cgroups.",
     after_long_help = "Examples:\n  \
         switchyard-lab hot-keys --out docs/results/hot-keys.md\n  \
-        switchyard-lab hot-keys --part one --quick       does it work? (its numbers compare nothing)"
+        switchyard-lab hot-keys --part one --quick       a functional check (its numbers mean nothing)"
 )]
 pub(super) struct Arguments {
     /// Only this part; may be repeated [default: all]

@@ -18,12 +18,12 @@ use switchyard_bench::interrupt;
     version,
     propagate_version = true,
     max_term_width = 100,
-    long_about = "Measurements and trials of Switchyard, for its developers: races with other proxies, moves beside Redis Cluster's, histories, \
+    long_about = "Measurements and tests of Switchyard, for its developers: comparison with other proxies and with moves of Redis Cluster, histories, \
         cycles of faults, and the simulator of moves.\n\n\
-        Nothing here is needed to run the router, and no package holds it. It may install what it measures.",
+        It is not needed to run the router, and is in no package. It may install the proxies that it measures.",
     after_long_help = "Exit codes:\n  \
         0  it worked, and nothing was found\n  \
-        1  it failed or found something: the message says what, where and what to do\n  \
+        1  it failed or found something: the message names the problem, the place and the remedy\n  \
         2  the command line is wrong"
 )]
 pub(crate) struct Cli {

@@ -17,13 +17,13 @@ use super::{typed, words};
 #[derive(Debug, Args)]
 #[command(
     long_about = "Start two Redis servers with the router in front, and a Redis Cluster of two; fill both with the same keys; move half of \
-        the slots from the first server to the second, by `switchyard move` and by `redis-cli --cluster reshard`; without load (how \
-        fast), under load (what clients notice), and under writes to the moving slots (does it end). Also what DUMP, RESTORE and \
-        UNLINK alone take, which is a floor for every way of moving.\n\n\
-        Takes many minutes at full size; meanwhile nothing else should run on the machine.",
+        the slots from the first server to the second, by `switchyard move` and by `redis-cli --cluster reshard`: without load \
+        (speed), under load (effect on clients), and under writes to the moving slots (whether it ends). Also the cost of DUMP, RESTORE and \
+        UNLINK alone, which is a floor for every way to move.\n\n\
+        Takes many minutes at full size. Nothing else should run on the machine.",
     after_long_help = "Examples:\n  \
-        switchyard-lab moves --quick                      does everything work? (its numbers compare nothing)\n  \
-        switchyard-lab moves --out docs/results/migration.md  everything, and into the document\n  \
+        switchyard-lab moves --quick                      a functional check (its numbers mean nothing)\n  \
+        switchyard-lab moves --out docs/results/migration.md  everything, written to the document\n  \
         switchyard-lab moves --only fast --baseline-only  only redis-cli, and the floor"
 )]
 #[command(args_override_self = true)]
@@ -90,7 +90,7 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
     let quick = arguments.quick;
     let part = |name: &String| {
         let found = Part::ALL.iter().find(|(_, n)| n == name).map(|(part, _)| *part);
-        found.with_context(|| format!("no part \"{name}\"; there are {}", Part::ALL.map(|(_, n)| n).join(", ")))
+        found.with_context(|| format!("no part \"{name}\"; available: {}", Part::ALL.map(|(_, n)| n).join(", ")))
     };
     let only = arguments.only.iter().map(part).collect::<anyhow::Result<Vec<_>>>()?;
     let results = moves::run(&Settings {

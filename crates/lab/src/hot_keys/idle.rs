@@ -62,8 +62,8 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
     let variance = differences.iter().map(|d| (d - mean).powi(2)).sum::<f64>() / (pairs as f64 - 1.0);
     let half = T * (variance / pairs as f64).sqrt();
     Ok(format!(
-        "GET of 64 B, 100,000 keys alike, 50 clients, one worker: {:.3} us of CPU for a request with copies on, {:.3} us with `mode = \"off\"`. The difference over {pairs} pairs \
-         is {mean:+.3} us, and with 95 % between {:+.3} and {:+.3} us.",
+        "GET of 64 B, 100,000 equally used keys, 50 clients, one worker: {:.3} us of CPU per request with copies on, {:.3} us with `mode = \"off\"`. The difference over {pairs} pairs \
+         is {mean:+.3} us, with a 95 % confidence interval from {:+.3} to {:+.3} us.",
         costs[0],
         costs[1],
         mean - half,

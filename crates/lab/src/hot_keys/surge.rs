@@ -121,6 +121,6 @@ fn measure_surge(mut run: load::Run, seconds: u64) -> Result<[f64; 3]> {
         .windows(WINDOW_SAMPLES)
         .find(|window| mean(window) >= RECOVERED_SHARE * end)
         .and_then(|window| window.first());
-    let back = reached.context("the rate of the end is never reached")?.0 - SAMPLE_INTERVAL.as_secs_f64();
+    let back = reached.context("the final rate is never reached")?.0 - SAMPLE_INTERVAL.as_secs_f64();
     Ok([back.max(0.0), end, mean(&looks[..WINDOW_SAMPLES.min(looks.len())])])
 }

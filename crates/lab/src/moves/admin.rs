@@ -68,7 +68,7 @@ pub fn begin(switchyard: &Path, admin: SocketAddr, order: &Order<'_>) -> Result<
         String::from_utf8_lossy(&output.stderr).trim()
     );
     let plan: Value =
-        serde_json::from_str(text.trim()).with_context(|| format!("`switchyard move --json` said: {text}"))?;
+        serde_json::from_str(text.trim()).with_context(|| format!("`switchyard move --json` printed: {text}"))?;
     plan["moves"][0]["id"].as_u64().with_context(|| format!("`switchyard move --json` names no move: {text}"))
 }
 
@@ -84,17 +84,18 @@ pub(crate) fn get(admin: SocketAddr, path: &str) -> Result<Value> {
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n").as_bytes())?;
     let mut text = Vec::new();
-    stream.read_to_end(&mut text).with_context(|| format!("no answer from the admin port {admin}"))?;
+    stream.read_to_end(&mut text).with_context(|| format!("no response from the admin port {admin}"))?;
     let text = String::from_utf8_lossy(&text);
-    let (head, body) =
-        text.split_once("\r\n\r\n").with_context(|| format!("the admin port {admin} answered no HTTP: {text}"))?;
-    ensure!(head.starts_with("HTTP/1.1 200"), "the admin port {admin} answered: {}", text.trim());
-    serde_json::from_str(body).with_context(|| format!("the admin port {admin} answered: {body}"))
+    let (head, body) = text
+        .split_once("\r\n\r\n")
+        .with_context(|| format!("the response of the admin port {admin} is not HTTP: {text}"))?;
+    ensure!(head.starts_with("HTTP/1.1 200"), "the admin port {admin} responded: {}", text.trim());
+    serde_json::from_str(body).with_context(|| format!("the admin port {admin} responded: {body}"))
 }
 
 /// Returns the state of a move from the report.
 pub fn state_of(report: &Value, id: u64) -> Result<MoveState> {
-    let Some(one) = find(report, id) else { bail!("the report does not know move {id}: {report}") };
+    let Some(one) = find(report, id) else { bail!("the report lacks move {id}: {report}") };
     Ok(match one["state"].as_str() {
         Some("done") => MoveState::Done,
         Some("stopped") => MoveState::Stopped(one["activity"].as_str().unwrap_or_default().to_owned()),

@@ -166,7 +166,7 @@ impl Keys {
                 for _ in chunk {
                     client.reply(|reply| match reply {
                         Reply::Status(b"OK") => Ok(()),
-                        other => bail!("{address} answered {other} to SET while it was filled"),
+                        other => bail!("{address} replied {other} to SET while it was filled"),
                     })??;
                 }
                 tick(chunk.len() as u64);
@@ -623,7 +623,7 @@ impl Driver {
             (Operation::Asking, _) => None,
             (_, Reply::Error(text)) => {
                 tally.errors += 1;
-                Some(format!("{} was answered -{}", self.settings.keys.name(at), String::from_utf8_lossy(text)))
+                Some(format!("the reply to {} was -{}", self.settings.keys.name(at), String::from_utf8_lossy(text)))
             }
             (Operation::Set { version }, Reply::Status(b"OK")) => {
                 let acknowledged = &mut self.versions[at].acknowledged;

@@ -62,7 +62,7 @@ pub(super) fn measure(
             for _ in keys {
                 contents.push(source.reply(|reply| match reply {
                     Reply::Bulk(content) => Ok(content.to_vec()),
-                    other => bail!("DUMP was answered {other}"),
+                    other => bail!("the reply to DUMP was {other}"),
                 })??);
             }
         }
@@ -77,7 +77,7 @@ pub(super) fn measure(
             for _ in keys {
                 target.reply(|reply| match reply {
                     Reply::Status(b"OK") => Ok(()),
-                    other => bail!("RESTORE was answered {other}"),
+                    other => bail!("the reply to RESTORE was {other}"),
                 })??;
             }
         }

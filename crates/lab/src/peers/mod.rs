@@ -245,7 +245,7 @@ fn progress_bar(cells: u64) -> ProgressBar {
 
 /// Returns two usable CPUs: for everything else, and for the proxy.
 fn two_cpus() -> Result<Option<(usize, usize)>> {
-    let allowed = sched_getaffinity(None).context("cannot read which CPUs we may use")?;
+    let allowed = sched_getaffinity(None).context("cannot read which CPUs this process may use")?;
     let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
     Ok(cpus.next().zip(cpus.next()))
 }
@@ -322,10 +322,10 @@ impl Bench<'_> {
         let Some(first) = rows.first() else {
             return Ok(());
         };
-        let everywhere = sched_getaffinity(None).context("cannot read which CPUs we may use")?;
+        let everywhere = sched_getaffinity(None).context("cannot read which CPUs this process may use")?;
         if let Some((shared, alone)) = self.cpus.filter(|_| first.pinned) {
             // Children inherit the binding: redis-benchmark is started from this thread.
-            sched_setaffinity(None, &one_cpu(shared)).context("cannot bind ourselves to a CPU")?;
+            sched_setaffinity(None, &one_cpu(shared)).context("cannot bind this process to a CPU")?;
             self.bind_all(&one_cpu(shared), &one_cpu(alone))?;
         }
         let mut sizes: Vec<_> = rows.iter().map(|r| r.value).collect();
@@ -359,7 +359,7 @@ impl Bench<'_> {
             }
         }
         if first.pinned {
-            sched_setaffinity(None, &everywhere).context("cannot unbind ourselves from a CPU")?;
+            sched_setaffinity(None, &everywhere).context("cannot unbind this process from a CPU")?;
             self.bind_all(&everywhere, &everywhere)?;
         }
         Ok(())
@@ -426,7 +426,7 @@ impl Bench<'_> {
         let missed = arrived.misses.saturating_sub(arrived_before.misses);
         ensure!(
             sent >= requests,
-            "of {requests} requests only {sent} arrived at the nodes: the proxy returned errors or lost them"
+            "of {requests} requests only {sent} reached the nodes: the proxy returned errors or lost them"
         );
         ensure!(row.command != Command::Get || missed == 0, "{missed} of {requests} GETs did not find their key");
 

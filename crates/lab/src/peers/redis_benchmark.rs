@@ -92,8 +92,11 @@ pub(super) fn key(i: u64) -> String {
 /// warnings around it.
 fn parse_csv(output: &str, test: &str) -> Result<Outcome> {
     let fields = |line: &str| line.split(',').map(|f| f.trim().trim_matches('"').to_owned()).collect::<Vec<_>>();
-    let head =
-        output.lines().map(fields).find(|f| f.first().is_some_and(|f| f == "test")).context("there is no head line")?;
+    let head = output
+        .lines()
+        .map(fields)
+        .find(|f| f.first().is_some_and(|f| f == "test"))
+        .context("there is no header line")?;
     let row = output
         .lines()
         .filter(|l| l.starts_with('"'))

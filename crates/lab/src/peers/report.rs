@@ -90,7 +90,7 @@ fn section(settings: &Settings, results: &Results, goals: &[Goal], gate: bool) -
         let _ = writeln!(out, "Not measured: {} ({}).", missing.peer, missing.why.lines().next().unwrap_or_default());
     }
     if settings.quick {
-        out.push_str("\n**A quick run: it shows that everything works, its numbers compare nothing.**\n");
+        out.push_str("\n**A quick run, as a functional check: its numbers mean nothing.**\n");
     }
     for (title, table) in tables(results, gate) {
         let _ = write!(out, "\n### {title}\n\n{}", table.to_markdown());

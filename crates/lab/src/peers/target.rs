@@ -226,7 +226,7 @@ fn check(address: SocketAddr) -> Result<()> {
         let (key, value) = (format!("switchyard-bench:{i}"), format!("value {i}"));
         client.ok(&[b"SET", key.as_bytes(), value.as_bytes()])?;
         let got = client.text(&[b"GET", key.as_bytes()])?;
-        ensure!(got == value, "{address} answered \"{got}\" for {key}, where \"{value}\" had been set");
+        ensure!(got == value, "{address} replied \"{got}\" for {key}, but \"{value}\" had been set");
     }
     Ok(())
 }

@@ -47,7 +47,7 @@ pub(super) fn until_done(
         if are_done(site, moves)? {
             break begun.elapsed();
         }
-        ensure!(begun.elapsed() < timeout, "the moves were not done within {timeout:?}; --patience gives them longer");
+        ensure!(begun.elapsed() < timeout, "the moves did not end within {timeout:?}; --patience extends the time");
         std::thread::sleep(POLL_INTERVAL);
     };
     Ok(Watched { counts: run.take(), took })

@@ -332,7 +332,7 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
     let held = (0..NODES).map(|node| site.keys_of(node)).collect::<Result<Vec<_>>>()?;
     ensure!(
         held.iter().sum::<u64>() == settings.keys,
-        "{} keys are correct through the router, but the nodes have {held:?}: some came back, or exist twice",
+        "{} keys are correct through the router, but the nodes have {held:?}: some were restored, or exist twice",
         settings.keys
     );
     show("looking for an order");
@@ -407,7 +407,7 @@ fn wait_until_over(site: &Site, id: u64, stop: &AtomicBool) -> Result<(MoveState
         let standing = admin::report(site.admin())
             .and_then(|report| Ok((admin::state_of(&report, id)?, admin::moved_in_pieces(&report, id))));
         match standing {
-            Ok((MoveState::Open, _)) if Instant::now() > end => bail!("move {id} is not over after {RECOVERY:?}"),
+            Ok((MoveState::Open, _)) if Instant::now() > end => bail!("move {id} has not ended after {RECOVERY:?}"),
             Ok((MoveState::Open, _)) => {}
             Ok(over) => return Ok(over),
             Err(e) if Instant::now() > end => return Err(e),

@@ -375,9 +375,7 @@ fn judged(observed: &Observed, knobs: &Knobs, state: &mut State) -> (SizeChange,
         return removal(observed, vec![why]);
     }
     let (judgement, timeout) = match knobs.policy {
-        Policy::Threshold => {
-            (threshold::judge(observed, knobs), Delays { up: knobs.up_after, down: knobs.down_after })
-        }
+        Policy::Threshold => (threshold::judge(observed, knobs), Delays { up: knobs.up_after, down: knobs.down_after }),
         Policy::Static => (static_metric::judge(observed, knobs), Delays { up: 0, down: 0 }),
         Policy::Model => (model::judge(observed, knobs), Delays { up: knobs.up_after, down: knobs.down_after }),
     };

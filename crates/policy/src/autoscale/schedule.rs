@@ -45,7 +45,7 @@ impl Schedule {
             for day in days {
                 let at = day * MINUTES_OF_DAY + hour * 60 + minute;
                 if lines.iter().any(|(known, _)| *known == at) {
-                    return Err(format!("{text:?}: another line of the schedule has the same time"));
+                    return Err(format!("{text:?}: another schedule line has the same time"));
                 }
                 lines.push((at, count));
             }

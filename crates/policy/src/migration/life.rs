@@ -263,11 +263,8 @@ impl MoveStateMachine {
             Step::Room(cut) => Step::Stage(cut),
             Step::Stage(cut) => Step::Leg(cut),
             Step::Observe if self.drain_us > DRAIN_TIMEOUT_MAX_US => {
-                let doing = format!(
-                    "waiting for {}: commands sent to it earlier took {} s",
-                    self.names[0],
-                    self.drain_us / 1_000_000
-                );
+                let doing =
+                    format!("waiting for {}: earlier commands took {} s", self.names[0], self.drain_us / 1_000_000);
                 rest(LEG_RETRY_MIN_US, &doing, Step::Observe)
             }
             Step::Observe => Step::HandleRequests,
@@ -358,7 +355,7 @@ impl MoveStateMachine {
                 }
                 Side::Source => "its keys of the moving slots are lost".to_owned(),
             };
-            return stopped(&format!("{} was given up: {what}", self.names[side as usize]));
+            return stopped(&format!("{} was abandoned: {what}", self.names[side as usize]));
         }
         match outcome {
             Outcome::Returned { why } => stopped(&why),

@@ -365,7 +365,7 @@ impl Precopy {
             && !matches!(self.state, State::CuttingOver { .. })
             && !self.planted.is(Bug::CopiedFromAnother)
         {
-            self.turn_back(format!("the {} is another process since keys were copied", name(side)), actions);
+            self.turn_back(format!("the {} has become another process since keys were copied", name(side)), actions);
         }
     }
 
@@ -535,16 +535,16 @@ impl Precopy {
         }
         let says = match (self.links[side as usize], side) {
             (Link::Down { .. }, Side::Target) if self.cut => {
-                "the target is not given up: all keys have moved to it".to_owned()
+                "the target is not abandoned: all keys have moved to it".to_owned()
             }
             (Link::Down { .. }, _) => String::new(),
-            _ => format!("the {} answers, so it is not given up", name(side)),
+            _ => format!("the {} replies, so it is not abandoned", name(side)),
         };
         if !says.is_empty() {
             actions.push(Action::Io(Io::Report { text: says }));
             return;
         }
-        let why = format!("the {} was given up by the user", name(side));
+        let why = format!("the {} was abandoned by the user", name(side));
         if !self.begun && !matches!(self.state, State::Starting { .. }) {
             return self.turn_back(why, actions);
         }
@@ -656,7 +656,7 @@ impl Precopy {
         {
             self.turn_back(
                 format!(
-                    "the target has evicted keys since copying began ({more}), and copies may be among them: give it more memory (maxmemory), or use the \
+                    "the target has evicted keys since copying started ({more}), which may include copies: give it more memory (maxmemory), or use the \
                      protocol switchyard"
                 ),
                 actions,
@@ -668,10 +668,8 @@ impl Precopy {
     fn on_drain_timeout(&mut self, actions: &mut Vec<Action>) {
         let us = self.orders.drain_timeout_us;
         if !self.ahead || us >= DRAIN_TIMEOUT_MAX_US {
-            return self.turn_back(
-                format!("commands sent to the source earlier were not answered within {} ms", us / 1000),
-                actions,
-            );
+            return self
+                .turn_back(format!("earlier commands got no reply from the source within {} ms", us / 1000), actions);
         }
         self.orders.drain_timeout_us = us.saturating_mul(2).min(DRAIN_TIMEOUT_MAX_US);
         actions.push(Action::Withdraw);
@@ -785,7 +783,7 @@ impl Precopy {
             return;
         }
         let text = format!(
-            "keys that had not been copied as they were last ({}) are lost, and earlier copies of them are removed",
+            "keys whose last value was not copied ({}) are lost, and older copies of them are removed",
             past.len()
         );
         actions.push(Action::Io(Io::Report { text }));
@@ -877,7 +875,7 @@ impl Machine for Precopy {
                 None => self.proof = Proof::Secured,
                 Some(why) => {
                     self.proof = Proof::No;
-                    self.turn_back(format!("the target cannot make keys safe: {why}"), actions);
+                    self.turn_back(format!("the target cannot make keys durable: {why}"), actions);
                 }
             },
             Event::Secured { .. } => {}

@@ -138,9 +138,9 @@ pub fn revert(problem: &Problem, steps: &[Step]) -> Result<Plan, &'static str> {
     let nodes = nodes_of(steps);
     let place = |id: &NodeId| fleet.nodes.get(id);
     match () {
-        () if steps.is_empty() => Err("nothing of it is where it was put"),
+        () if steps.is_empty() => Err("none of its keys are where it moved them"),
         () if price.keys > problem.knobs.keys_max || price.bytes > problem.knobs.bytes_max => {
-            Err("the budget does not allow to take it back")
+            Err("the budget does not permit to revert it")
         }
         () if !nodes.iter().all(|id| place(id).is_some_and(|place| place.node.state == State::Ready)) => {
             Err("one of its nodes cannot take part in a move now")
@@ -149,7 +149,7 @@ pub fn revert(problem: &Problem, steps: &[Step]) -> Result<Plan, &'static str> {
             Err("it no longer fits into the memory of the node that it came from")
         }
         () if fullest(&fleet, &nodes, &shifted) >= fullest(&fleet, &nodes, &BTreeMap::new()) * (1.0 - NOISE) => {
-            Err("taking it back would not help either")
+            Err("reverting it would not help either")
         }
         () => Ok(plan),
     }
@@ -329,7 +329,7 @@ mod tests {
         // The source is as full as before for other reasons, and the key would add to that.
         let (problem, plan) = moved(1080.0, [1100.0, 500.0], 400.0);
         assert!(matches!(review(&problem, &plan, 1.2), Review::Unhelpful(_)));
-        assert_eq!(revert(&problem, &plan.steps), Err("taking it back would not help either"));
+        assert_eq!(revert(&problem, &plan.steps), Err("reverting it would not help either"));
         // The key's load has ended, and another load has filled the target.
         let (problem, plan) = moved(1080.0, [680.0, 1300.0], 10.0);
         assert!(matches!(review(&problem, &plan, 1.2), Review::Gone(_)));

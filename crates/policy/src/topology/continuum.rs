@@ -106,18 +106,18 @@ impl fmt::Display for ContinuumError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ServerCount(count) => write!(f, "{count} servers are given; give 1 to {MAX_NODES}"),
-            Self::NameTwice(name) => write!(f, "two servers have the name {name}; give each server a name of its own"),
+            Self::NameTwice(name) => write!(f, "two servers have the name {name}; give each server a unique name"),
             Self::NoWeight(name) => write!(f, "server {name} has weight 0; give it a weight of 1 or more"),
             Self::TooManyPlaces(places) => {
                 write!(
                     f,
-                    "the weights add up to {places}, and modula can have {PLACES_MAX} places at most; divide all weights by a common number"
+                    "the weights add up to {places}, but modula permits at most {PLACES_MAX}; divide all weights by a common number"
                 )
             }
             Self::TooFine(places) => write!(
                 f,
-                "the old and the new list of servers have a common refinement of {places} places, and a fleet can have {SLOT_COUNT}; choose another sum of \
-                 weights, one that shares factors with the old sum"
+                "the old and the new list of servers have a common refinement of {places} places, but the maximum is {SLOT_COUNT}; choose another sum of \
+                 weights, which shares factors with the old sum"
             ),
             Self::NoNumbersLeft { needed, free } => {
                 write!(

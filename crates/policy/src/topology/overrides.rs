@@ -144,8 +144,8 @@ impl fmt::Display for TooManyOverrides {
         let Self { existing: there, requested: asked } = self;
         write!(
             f,
-            "{asked} keys cannot live elsewhere than their slots, beside the {there} that do: at most {OVERRIDES_MAX} can, with names of {} MiB together. \
-             Move whole slots instead (--slots), choose a pattern that matches fewer keys, or bring others home first (--home)",
+            "{asked} more placement overrides, besides the present {there}, exceed the limit: {OVERRIDES_MAX}, with key names of {} MiB together. \
+             Move whole slots instead (--slots), choose a pattern that matches fewer keys, or return other keys first (--home)",
             EXCEPTION_BYTES_MAX >> 20
         )
     }

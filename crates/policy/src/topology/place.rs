@@ -73,8 +73,8 @@ impl fmt::Display for PlaceError {
                 let (plural, it, its) = if list.len() == 1 { ("node", "it", "its") } else { ("nodes", "them", "their") };
                 write!(
                     f,
-                    "the state directory says that {plural} {} still own{} keys, but the list of nodes does not have {it}; \
-                     add {it} again, or move {its} slots to other nodes first. If this state directory is that of other nodes, give the right \
+                    "by the state directory, {plural} {} still own{} keys, but the list of nodes lacks {it}; \
+                     add {it} again, or move {its} slots to other nodes first. If this state directory belongs to other nodes, give the right \
                      one (--state-dir)",
                     list.join(", "),
                     if list.len() == 1 { "s" } else { "" },
@@ -84,13 +84,13 @@ impl fmt::Display for PlaceError {
                 let list: Vec<String> = missing.iter().map(|(name, keys)| format!("{name} ({keys} keys)")).collect();
                 write!(
                     f,
-                    "the state directory says that keys were moved to {} by `switchyard move --keys`, but the list of nodes does not have it; add it \
-                     again, and bring them home first (`switchyard move --from NODE --home`, or `switchyard nodes drain NODE`)",
+                    "by the state directory, keys were moved to {} by `switchyard move --keys`, but the list of nodes lacks it; add it \
+                     again, and return them first (`switchyard move --from NODE --home`, or `switchyard nodes drain NODE`)",
                     list.join(", "),
                 )
             }
             Self::NoNumberLeft => f.write_str(
-                "65536 nodes have joined this state directory since it was made and no number is left for another; use a new state directory",
+                "65536 nodes have joined this state directory, and no number is left for another; use a new state directory",
             ),
         }
     }
@@ -188,7 +188,7 @@ impl fmt::Display for PartsError {
             Self::NextId { next_id } => {
                 write!(f, "the number for the next node, {next_id}, is not above those given and at most {ID_END}")
             }
-            Self::BadRange(range) => write!(f, "{}-{} is not a range of slots", range.start(), range.end()),
+            Self::BadRange(range) => write!(f, "{}-{} is not a slot range", range.start(), range.end()),
             Self::UnknownOwner { range, owner } => {
                 write!(
                     f,
@@ -201,14 +201,14 @@ impl fmt::Display for PartsError {
             Self::OwnedTwice(slot) => write!(f, "slot {slot} has two owners"),
             Self::NotOwned(slot) => write!(f, "slot {slot} has no owner"),
             Self::OverrideAtUnknown { slot, node } => {
-                write!(f, "a key of slot {slot} lives at node number {}, which does not exist", node.0)
+                write!(f, "a key of slot {slot} is at node number {}, which does not exist", node.0)
             }
             Self::OverrideAtOwner { slot } => {
-                write!(f, "a key of slot {slot} is listed as living elsewhere than its slot, and does not")
+                write!(f, "a key of slot {slot} has a placement override to the slot's owner")
             }
-            Self::OverrideTwice { slot } => write!(f, "a key of slot {slot} is listed twice as living elsewhere"),
+            Self::OverrideTwice { slot } => write!(f, "a key of slot {slot} has two placement overrides"),
             Self::OverrideCount(count) => {
-                write!(f, "{count} keys live elsewhere than their slots, with names that are too many or too long")
+                write!(f, "{count} placement overrides are too many, or their key names are too long")
             }
         }
     }

@@ -91,8 +91,8 @@ impl fmt::Display for OtherPlacement {
         };
         write!(
             f,
-            "the state directory says that this fleet places its keys by {}, and the configuration wants {}: nearly every key would be looked for at another \
-             server. Go back to the first, or use another state directory (--state-dir) for another fleet",
+            "by the state directory, this fleet places its keys by {}, but by the configuration by {}: nearly every key would be searched at another \
+             server. Restore the first, or use another state directory (--state-dir) for another fleet",
             shown(&self.stored),
             shown(&self.wanted)
         )

@@ -254,7 +254,7 @@ impl KeyError {
             Self::Undescribed => {
                 let _ = write!(
                     text,
-                    "Switchyard cannot tell where the keys of '{name}' are: the node's COMMAND INFO does not say it for these arguments. \
+                    "Switchyard cannot find the keys of '{name}': the node's COMMAND INFO does not report them for these arguments. \
                      Call it at the node itself."
                 );
                 return text;

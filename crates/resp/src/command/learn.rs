@@ -100,7 +100,7 @@ impl LearntCommand {
 pub(super) fn handling(keys: &Keys) -> Handling {
     match keys {
         Keys::None => Handling::OnlyNode(
-            "it is a node's own command without keys, so it is unknown which nodes it concerns. Call it at the nodes themselves",
+            "it is a module command without keys, so it is unknown which nodes it concerns. Call it at the nodes themselves",
         ),
         _ => Handling::Keyed,
     }

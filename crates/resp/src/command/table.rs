@@ -113,17 +113,16 @@ const fn access(listed: &[Access]) -> (Access, Access) {
 // Reasons for a refusal, with alternatives.
 const PLACEMENT: &str = "Switchyard places the slots. Change its list of nodes instead";
 const DEBUGGING: &str = "it is for debugging one server. Call it at the node itself";
-const STOPPING: &str = "it would stop a node under all its clients. Stop the node itself, or Switchyard by SIGTERM";
-const REPLICATION: &str = "replication is arranged between nodes. Call it at the node itself";
-const CONFIGURING: &str = "what CONFIG SET changes is written nowhere. Change Switchyard's configuration file (SIGHUP reloads it), and call CONFIG REWRITE at each node";
+const STOPPING: &str = "it would stop a node that all clients share. Stop the node itself, or Switchyard by SIGTERM";
+const REPLICATION: &str = "replication is configured at the nodes. Call it at the node itself";
+const CONFIGURING: &str = "changes by CONFIG SET are not stored. Change Switchyard's configuration file (SIGHUP reloads it), and call CONFIG REWRITE at each node";
 const MODULES: &str = "modules are loaded at the nodes. Load it at every node; Switchyard then learns its commands";
 const PERSISTENCE: &str = "it would stop every node until its file is written. Use BGSAVE";
-const MIGRATING: &str =
-    "where a key lives is the router's business, and a key that left behind its back would be lost to clients";
+const MIGRATING: &str = "the router places the keys, and clients would not find a key moved by this command";
 const RESTORING: &str = "it is for moves between nodes of a cluster. Use RESTORE";
-const SWAPPING: &str = "databases of several nodes cannot be swapped at one instant";
-const BLESSING: &str = "DUMP leaves its effect out, so a move of the key to another node would lose it";
-const ONE_NODE: &str = "it describes one server, and any one node's answer would mislead. Call it at the node itself";
+const SWAPPING: &str = "databases of several nodes cannot be swapped atomically";
+const BLESSING: &str = "DUMP omits its effect, so a move of the key to another node would lose it";
+const ONE_NODE: &str = "it describes one server, and the reply of one node would mislead. Call it at the node itself";
 const IMPORTING: &str = "it marks a connection to one server for imports. Call it at the node itself";
 
 macro_rules! rows {

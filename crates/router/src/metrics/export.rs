@@ -140,7 +140,7 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
         &w.limited_connections
     }),
     ("clients_denied", "Commands refused because the user may not run them", |w| &w.denied),
-    ("clients_evicted", "Clients cut because more memory was in use than memory-max", |w| &w.evicted),
+    ("clients_evicted", "Clients disconnected because memory use exceeded memory-max", |w| &w.evicted),
     ("messages", "Published messages delivered to subscribers", |w| &w.messages),
     ("invalidations", "Invalidations delivered to clients with CLIENT TRACKING", |w| &w.invalidations),
     ("subscriptions_lost", "Subscriptions at nodes that were lost with a connection and had to be restored", |w| {
@@ -152,11 +152,7 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     ("fragments", "Parts of commands whose keys are at several nodes", |w| &w.fragments),
     ("clients_received_bytes", "Bytes received from clients", |w| &w.bytes_received),
     ("clients_sent_bytes", "Bytes sent to clients", |w| &w.bytes_sent),
-    (
-        "large_transfers",
-        "Requests and replies that travelled on a connection of their own because of their size",
-        |w| &w.large,
-    ),
+    ("large_transfers", "Requests and replies that used a separate connection because of their size", |w| &w.large),
     ("colocate_waits", "Commands that waited for keys to return to their slot owner", |w| &w.colocate_waits),
     ("hot_copies_fills", "Reads sent to nodes to fill a hot copy", |w| &w.hot.fills),
     ("hot_copies_invalidations", "Invalidations received from nodes for keys with hot copies", |w| {
@@ -195,10 +191,8 @@ const MOVED: &[(&str, &str, MovedFigure)] = &[
     ("moves_slots_moved", "Slots that moves have handed over to another node", |moved| moved.slots),
     ("moves_keys_moved", "Keys that moves have moved", |moved| moved.keys),
     ("moves_bytes_moved", "Bytes of serialised values that moves have moved", |moved| moved.bytes),
-    ("moves_keys_pulled", "Keys that moves have moved ahead of their turn because a command wanted them", |moved| {
-        moved.pulled
-    }),
-    ("moves_batches_repeated", "Batches that moves have done again because their outcome was unknown", |moved| {
+    ("moves_keys_pulled", "Keys that moves have moved early because a command needed them", |moved| moved.pulled),
+    ("moves_batches_repeated", "Batches that moves have repeated because their outcome was unknown", |moved| {
         moved.repeated
     }),
     ("moves_big_keys_in_pieces", "Big keys that moves have moved in pieces", |moved| moved.big_in_pieces),
@@ -392,7 +386,7 @@ impl Scrape {
         let errors = Errors::of_all(&self.workers);
         page.counters(
             "errors",
-            "Errors that clients got, by code",
+            "Errors sent to clients, by code",
             errors.iter().map(|(code, count)| of("code", code, *count)),
         )?;
         let limited = self.limited.iter().map(|Limited { command, limit, count }| {
@@ -417,7 +411,7 @@ impl Scrape {
             "Time from reading a command until its reply is handed to the client's connection, for commands answered with an error",
             unlabelled(self.sum_of(|worker| &worker.failed)),
         )?;
-        let help = "Time that a worker works between two waits, over all workers";
+        let help = "Time that a worker is busy between two waits, over all workers";
         page.histograms("worker_loop_duration", help, unlabelled(self.sum_of(|worker| &worker.turns)))?;
         let busy = self
             .workers

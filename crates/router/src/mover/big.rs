@@ -187,7 +187,7 @@ impl Mover {
             warn!(
                 move_id = self.id.0,
                 node = name,
-                "the node refuses MEMORY USAGE, so big keys are unknown: they move whole, while commands wait. Allow the command for Switchyard's user"
+                "the node refuses MEMORY USAGE, so big keys are unknown: they move whole, and commands wait. Allow the command for Switchyard's user"
             );
         }
     }

@@ -210,7 +210,7 @@ impl Mover {
         let turn = self.turn_to_copy()?;
         if let Some((name, _)) = self.unchecked_libraries()?.into_iter().next() {
             return Err(MoverExit::Stop(format!(
-                "library {name} was loaded at {} past the check during the move: start the move again",
+                "library {name} was loaded at {} during the move, and not checked: start the move again",
                 self.name(self.life.order().source)
             )));
         }

@@ -115,7 +115,7 @@ impl Connection {
         connection.process = Process { run_id, client_id };
         let role = connection.call(&[b"ROLE"], left())?;
         if reply::elements(&role).next().and_then(reply::text).is_some_and(|role| role != b"master") {
-            return Err("the server at its address is a replica now".to_owned());
+            return Err("the server at its address is now a replica".to_owned());
         }
         connection.reply_max = REPLY_MAX;
         Ok(connection)

@@ -361,8 +361,8 @@ impl Mover {
             }
             DriverAction::Io(Io::Quiet) => self.report_quiesced(),
             DriverAction::RollBack { why } => {
-                self.shown.set_activity(format!("going back: {why}"));
-                warn!("move {}: leg {} goes back to its source: {why}", self.id.0, run.number);
+                self.shown.set_activity(format!("rolling back: {why}"));
+                warn!("move {}: leg {} is rolled back to its source: {why}", self.id.0, run.number);
                 run.contents.clear();
                 self.staging.drop_all();
             }

@@ -130,8 +130,8 @@ impl Mover {
         self.end_left_over(left_over)?;
         if foreign > 0 {
             return Err(MoverExit::Stop(format!(
-                "{} has {foreign} of these keys, which do not live there, and which no move of ours has left there. Somebody wrote past the router, or the server \
-                 came back with a snapshot from before an earlier move was rolled back. Look at them, and remove them there or let the move do it (--purge-target)",
+                "{} has {foreign} of these keys, which do not belong there, and which no move of this router left there. A client bypassed the router, or the server \
+                 was restored from a snapshot older than the rollback of an earlier move. Check them, then remove them there or let the move do it (--purge-target)",
                 self.name(self.life.order().target)
             )));
         }

@@ -114,7 +114,7 @@ impl Mover {
                 moved = late.moved,
                 removed = late.removed,
                 left = late.left,
-                "the source had keys of slots that had left it: a client writes to it past the router"
+                "the source had keys of slots that had left it: a client bypasses the router"
             );
         }
     }

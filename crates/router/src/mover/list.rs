@@ -59,7 +59,7 @@ impl List {
     pub(super) fn add(&mut self, slot: Slot, key: &[u8]) {
         if let Err(unlisted) = self.spool.add(slot, key) {
             let (error, slots) = (unlisted.error, unlisted.slots);
-            warn!(%error, slots = slots.len(), "the list of keys cannot be written and stays in memory; these slots exceed the memory limit and are listed again later");
+            warn!(%error, slots = slots.len(), "the list of keys cannot be written and stays in memory; these slots exceed the memory limit, and are listed again later");
             self.incomplete.extend(slots);
         }
     }

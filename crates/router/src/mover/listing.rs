@@ -304,8 +304,8 @@ impl Mover {
         }
         if looked && found.foreign > 0 {
             return Err(MoverExit::Stop(format!(
-                "{} has {} of these slots, which it does not own, and which no move of ours has left there. Somebody wrote past the router, or the server came \
-                 back with a snapshot from before an earlier move was rolled back. Look at these keys, and remove them there or let the move do it (--purge-target)",
+                "{} has {} of these slots, which it does not own, and which no move of this router left there. A client bypassed the router, or the server was \
+                 restored from a snapshot older than the rollback of an earlier move. Check these keys, then remove them there or let the move do it (--purge-target)",
                 self.name(self.life.order().target),
                 counted(found.foreign, "key")
             )));

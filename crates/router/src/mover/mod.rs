@@ -307,10 +307,7 @@ pub(crate) fn begin(shared: &Arc<Shared>, task: MoveTask) -> std::io::Result<()>
                 && handed_over.binary_search(&routing.topology.slot_of(key)).is_err()
         };
         if let Some(key) = keys.iter().find(is_elsewhere) {
-            return invalid(format!(
-                "a key of slot {} does not live at the source",
-                routing.topology.slot_of(key).number()
-            ));
+            return invalid(format!("a key of slot {} is not at the source", routing.topology.slot_of(key).number()));
         }
     } else if let Some(slot) = task
         .order

@@ -81,8 +81,8 @@ impl Mover {
         let only_there = std::mem::take(&mut left.only_at_target);
         if may_be_only_copies(only_there.len(), left.removed) {
             return Err(MoverExit::Stop(format!(
-                "{} still has {} of slots that it does not own, and {}, which owns them, has them not: they are what a node that was given up has kept, or servers were restored \
-                 from snapshots of different times (docs/backup.md), or clients have deleted them since. Save them if they matter; then let the move remove them (--purge-target)",
+                "{} still has {} of slots that it does not own, and {}, which owns them, lacks them: an abandoned node has kept them, or servers were restored \
+                 from snapshots of different times (docs/backup.md), or clients have since deleted them. Save them if needed; then let the move remove them (--purge-target)",
                 self.name(self.life.order().target),
                 counted(only_there.len(), "key"),
                 self.name(self.life.order().source),

@@ -65,7 +65,7 @@ impl Mover {
             warn!(
                 move_id = self.id.0,
                 node = self.name(node),
-                "no component has confirmed that replicas have the moved keys: they may lack them"
+                "replicas may lack the moved keys: no confirmation was received"
             );
         }
         if !are_read || is_silent {

@@ -50,7 +50,7 @@ impl Returning {
             && let Some(found) = &mut self.found
             && let Err(unlisted) = found.add(slot, key)
         {
-            warn!(error = %unlisted.error, "the keys that the target has cannot be listed: all of them are removed");
+            warn!(error = %unlisted.error, "the target's keys cannot be listed: all of them are removed");
             self.found = None;
         }
         may_stay
@@ -79,9 +79,7 @@ impl Mover {
         let found = returning.found.as_ref().and_then(|found| {
             found
                 .keys(slots)
-                .inspect_err(
-                    |error| warn!(%error, "the keys that the target has cannot be read: all of them are removed"),
-                )
+                .inspect_err(|error| warn!(%error, "the target's keys cannot be read: all of them are removed"))
                 .ok()
         });
         let Some(found) = found else {

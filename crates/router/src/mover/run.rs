@@ -91,9 +91,7 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) {
         if let Some((kept, removed)) = mover.kept() {
             info!(
                 move_id = id.0,
-                kept,
-                removed,
-                "slots came back to a node that was ejected: it has kept keys, and outdated ones were removed"
+                kept, removed, "slots returned to an ejected node: it has kept keys, and outdated ones were removed"
             );
         }
         end
@@ -453,9 +451,9 @@ impl Mover {
     fn check_serving_process(&self, node: NodeId, run_id: &str) -> Result<(), String> {
         self.shared.with_facts(node, |facts| match &facts.run_id {
             Some(met) if **met != *run_id && facts.is_held => {
-                Err(facts.failure.clone().unwrap_or_else(|| "it came back without its data".to_owned()))
+                Err(facts.failure.clone().unwrap_or_else(|| "it returned without its data".to_owned()))
             }
-            Some(met) if **met != *run_id => Err("it has restarted, and is not served yet".to_owned()),
+            Some(met) if **met != *run_id => Err("it has restarted, and is not used yet".to_owned()),
             _ => Ok(()),
         })
     }

@@ -306,7 +306,7 @@ impl Mover {
             });
             if let Err(error) = outcome {
                 // The leg then finds its keys by SCAN, and moves big keys whole.
-                warn!(%error, "the list of keys cannot be read: their sizes are not known");
+                warn!(%error, "the list of keys cannot be read: their sizes are unknown");
             }
             if !keys.is_empty() {
                 pages.push_back(Page::new(database, Arc::new(text), keys));

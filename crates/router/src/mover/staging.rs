@@ -346,7 +346,7 @@ impl Mover {
     fn query_big(&mut self, place: &Place) -> Result<(Inspection, Option<Staged>), MoverExit> {
         let unfit = |why: String| Ok((Inspection::Unfit(why), None));
         if self.life.order().how.direct_clients {
-            return unfit("clients use the nodes directly, and what they write is not known".to_owned());
+            return unfit("clients use the nodes directly, so their writes are unknown".to_owned());
         }
         let uncovered = |node| self.shared.with_facts(node, |facts| why_not_covered(facts.flavour, &facts.version));
         if let Some(why) = self.life.order().nodes().into_iter().find_map(uncovered) {
@@ -365,7 +365,7 @@ impl Mover {
         let has_mortal_members =
             |node| self.shared.with_facts(node, |facts| members_expire(facts.flavour, &facts.version));
         if kind == Kind::Set && has_mortal_members(self.source.node) {
-            return unfit("its members may have times to live of their own".to_owned());
+            return unfit("its members may have a time to live".to_owned());
         }
         let length = self.call(Side::Source, &[kind.length(), key])?;
         let size = self.call(Side::Source, &[b"MEMORY", b"USAGE", key])?;
@@ -491,7 +491,7 @@ impl Mover {
             staged.count = (staged.count * 2).min(staged.count_first);
         }
         if self.has_mortal_fields(place)? {
-            return Ok(staging::Piece::Unfit("its fields have times to live of their own".to_owned()));
+            return Ok(staging::Piece::Unfit("its fields have a time to live".to_owned()));
         }
         Ok(staging::Piece::Taken { is_empty, is_last })
     }
@@ -608,10 +608,7 @@ impl Mover {
             return;
         }
         if self.discard().is_err() {
-            info!(
-                move_id = self.id.0,
-                "temporary keys at the target are removed by the next move there, or end by themselves"
-            );
+            info!(move_id = self.id.0, "temporary keys at the target are removed by the next move there, or expire");
         }
     }
 
@@ -621,7 +618,7 @@ impl Mover {
         if stale.is_empty() {
             return Ok(());
         }
-        info!(move_id = self.id.0, keys = stale.len(), "removed temporary keys that an earlier move left");
+        info!(move_id = self.id.0, keys = stale.len(), "removed temporary keys of an earlier move");
         let mut args: Vec<&[u8]> = vec![b"UNLINK"];
         args.extend(stale.iter().map(|key| &key[..]));
         self.call(side, &args).map(|_| ())

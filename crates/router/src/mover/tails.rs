@@ -93,7 +93,7 @@ impl Mover {
             let bytes = found.map_or(payload, |found| found.bytes);
             let why = found.and_then(|found| found.whole.clone()).unwrap_or_else(|| {
                 let why = if run.driver.is_returning() {
-                    "its leg went back"
+                    "its leg was rolled back"
                 } else {
                     "it was not known to be big before its leg"
                 };

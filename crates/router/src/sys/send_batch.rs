@@ -136,7 +136,7 @@ mod tests {
 
     /// `None` if the kernel forbids io_uring. The router then sends without it.
     fn batch() -> Option<SendBatch<usize>> {
-        SendBatch::new(0).inspect_err(|error| eprintln!("io_uring cannot be had here: {error}")).ok()
+        SendBatch::new(0).inspect_err(|error| eprintln!("io_uring is unavailable here: {error}")).ok()
     }
 
     #[test]

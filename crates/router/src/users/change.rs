@@ -39,7 +39,7 @@ impl User {
     /// Applies one word of `ACL SETUSER`: the words of the users file, and plain-text passwords.
     fn change(&mut self, word: &str, table: &CommandTable) -> Result<(), String> {
         if word.contains(|c: char| c.is_whitespace() || c == '\0') {
-            return Err("Syntax error: a word has no spaces in it".to_owned());
+            return Err("Syntax error: a word cannot contain spaces".to_owned());
         }
         if let Some(password) = word.strip_prefix('>') {
             if password.len() > PASSWORD_MAX {
@@ -47,7 +47,7 @@ impl User {
             }
             if !self.proofs.iter().any(|proof| proof.fits(password)) {
                 if self.proofs.len() >= PASSWORDS_MAX {
-                    return Err(format!("a user has at most {PASSWORDS_MAX} passwords; resetpass forgets them"));
+                    return Err(format!("a user has at most {PASSWORDS_MAX} passwords; resetpass removes them"));
                 }
                 self.proofs
                     .push(Proof::Hash(hash_password(password.as_bytes()).ok_or("the system has no random bytes")?));
@@ -65,8 +65,8 @@ impl User {
         }
         if word.starts_with(['#', '!']) {
             return Err(
-                "SHA-256 hashes are not taken: one that leaks is soon a password; give the password (>password), which is kept as an \
-                        Argon2id hash, or such a hash ($argon2id$...)"
+                "SHA-256 hashes are refused, as a leaked one is easy to crack: give the password (>password), which is stored as an \
+                        Argon2id hash, or an Argon2id hash ($argon2id$...)"
                     .to_owned(),
             );
         }
@@ -85,13 +85,13 @@ impl Users {
         }
         if name == DEFAULT && self.default_user == DefaultUser::Configured {
             return Err(
-                "ERR the default user stands in the configuration (password and default-user-rules in [clients]), not in the users \
+                "ERR the default user is defined in the configuration (password and default-user-rules in [clients]), not in the users \
                         file: change it there, and send SIGHUP"
                     .to_owned(),
             );
         }
         if !self.by_name.contains_key(name) && self.by_name.len() >= rules::USERS_MAX {
-            return Err(format!("ERR there are {} users, and no more can be kept", rules::USERS_MAX));
+            return Err(format!("ERR there are {} users already, the maximum", rules::USERS_MAX));
         }
         if words.len() > rules::WORDS_MAX {
             return Err(format!("ERR more than {} words about one user", rules::WORDS_MAX));
@@ -145,10 +145,7 @@ impl Users {
     pub fn written_over(&self, old: &str) -> Result<String, String> {
         let is_locked = |user: &&Arc<User>| user.on && !user.no_password && user.proofs.is_empty();
         if let Some(user) = self.by_name.values().find(is_locked) {
-            return Err(format!(
-                "ERR the user {} is on and has no password: give it one, or nopass, or off",
-                user.name()
-            ));
+            return Err(format!("ERR the user {} is on and has no password: add one, nopass or off", user.name()));
         }
         let mut text = String::new();
         let mut written = BTreeSet::new();

@@ -40,14 +40,14 @@ impl Denied {
                 "NOPERM this user has no permissions to access one of the channels used as arguments".to_owned()
             }
             Denied::Script => format!(
-                "NOPERM '{name}' runs a script, and scripts have the rights of Switchyard at the nodes, not this user's; the users file \
+                "NOPERM '{name}' runs a script, and at the nodes scripts have Switchyard's permissions, not this user's; the users file \
                  can allow them with allscripts"
             ),
             Denied::SortPattern(option) => {
                 format!("ERR {option} option of SORT denied due to insufficient ACL permissions.")
             }
             Denied::Unknown => {
-                format!("NOPERM which keys '{name}' touches is not known, and this user may not touch every key")
+                format!("NOPERM the keys of '{name}' are unknown, and this user may not access every key")
             }
         }
     }

@@ -153,7 +153,7 @@ impl Logins {
             match thread {
                 Ok(_) => started = true,
                 Err(error) => {
-                    tracing::error!(%error, "a thread for checking passwords cannot be started: logins are slow, or fail")
+                    tracing::error!(%error, "cannot start a thread that checks passwords: logins are slow, or fail")
                 }
             }
         }

@@ -274,8 +274,7 @@ impl Users {
         let users = rules::parse(text)?;
         if let Some(default) = users.get(DEFAULT) {
             if password.is_some() {
-                let text =
-                    "the default user is given here, and a password for it in [clients] too; keep one".to_owned();
+                let text = "the default user is defined here, and its password in [clients] too; keep one".to_owned();
                 return Err(vec![RuleError { line: 0, text }]);
             }
             let default = default.clone();
@@ -304,7 +303,7 @@ impl Users {
         }
         let wrong = |text: String| RuleError { line: 0, text };
         if self.default_user == DefaultUser::Listed {
-            return Err(wrong("the users file has a line for the default user: write these words there".to_owned()));
+            return Err(wrong("the users file has a line for the default user: add these rules there".to_owned()));
         }
         let mut default = User::clone(&self.default);
         default.restrict(words).map_err(wrong)?;

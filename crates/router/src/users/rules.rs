@@ -57,16 +57,16 @@ pub(super) fn parse(text: &str) -> Result<BTreeMap<String, Arc<User>>, Vec<RuleE
             Some(word) if word.starts_with('#') => continue,
             Some(word) if word.eq_ignore_ascii_case("user") => {}
             Some(_) => {
-                wrong("a line begins with \"user NAME\" or \"#\"".to_owned());
+                wrong("a line must start with \"user NAME\" or \"#\"".to_owned());
                 continue;
             }
         }
         let Some(name) = words.next() else {
-            wrong("\"user\" is followed by a name".to_owned());
+            wrong("\"user\" must be followed by a name".to_owned());
             continue;
         };
         if users.len() >= USERS_MAX || words.clone().count() > WORDS_MAX {
-            wrong(format!("more than {USERS_MAX} users, or {WORDS_MAX} words about one"));
+            wrong(format!("more than {USERS_MAX} users, or {WORDS_MAX} words for one"));
             return Err(errors);
         }
         if name.len() > 256 || name.chars().any(char::is_control) {
@@ -83,12 +83,12 @@ pub(super) fn parse(text: &str) -> Result<BTreeMap<String, Arc<User>>, Vec<RuleE
         let wrong = |text: &str| RuleError { line: index + 1, text: format!("user {name}: {text}") };
         if errors.len() == before && user.on && !user.no_password && user.proofs.is_empty() {
             errors.push(wrong(
-                "it is on, but no login is possible: give it a hash (`switchyard hash-password`), or nopass, or off",
+                "it is on, but no login is possible: add a hash (`switchyard hash-password`), or nopass, or off",
             ));
         }
         user.compile(&table);
         if users.insert(name.to_owned(), Arc::new(user)).is_some() {
-            errors.push(wrong("it is given twice"));
+            errors.push(wrong("it is defined twice"));
         }
     }
     if errors.is_empty() { Ok(users) } else { Err(errors) }
@@ -100,7 +100,7 @@ fn printable(word: &str) -> String {
     if word.chars().all(|c| c.is_ascii_alphanumeric() || "@|+-~%&*:.=_".contains(c)) && word.len() <= 64 {
         format!("\"{word}\"")
     } else {
-        format!("a word of {} characters that begins with {start:?}", word.chars().count())
+        format!("a word of {} characters that starts with {start:?}", word.chars().count())
     }
 }
 
@@ -185,7 +185,7 @@ impl User {
                 "R" => Access::R,
                 "W" => Access::W,
                 "RW" | "WR" => Access::RW,
-                _ => return Err(format!("{}: between % and ~ stands R, W or RW", printable(word))),
+                _ => return Err(format!("{}: between % and ~ must be R, W or RW", printable(word))),
             };
             return self.add_key(access, pattern);
         }
@@ -214,19 +214,17 @@ impl User {
         }
         if word.starts_with(['>', '<', '#', '!']) {
             return Err(
-                "passwords stand here as Argon2id hashes only; make one with `switchyard hash-password` and write it instead".to_owned()
+                "passwords are stored here only as Argon2id hashes; create one with `switchyard hash-password`"
+                    .to_owned(),
             );
         }
         if word.starts_with('(') {
-            return Err("selectors are not supported; make a user for each set of rules".to_owned());
+            return Err("selectors are not supported; define a user for each set of rules".to_owned());
         }
         if let Some((name, value)) = word.split_once('=') {
             return self.add_bound(name, value);
         }
-        Err(format!(
-            "Syntax error: {} is not understood; see docs/security.md for the words there are",
-            printable(word)
-        ))
+        Err(format!("Syntax error: {} is unknown; see docs/security.md for the supported words", printable(word)))
     }
 
     fn add_key(&mut self, access: Access, pattern: &str) -> Result<(), String> {
@@ -248,7 +246,7 @@ impl User {
     fn add_bound(&mut self, name: &str, value: &str) -> Result<(), String> {
         let number = |max: u64| match value.parse::<u64>() {
             Ok(number) if (1..=max).contains(&number) => Ok(number),
-            _ => Err(format!("{name} is a whole number from 1 to {max}")),
+            _ => Err(format!("{name} must be a whole number from 1 to {max}")),
         };
         match &*name.to_ascii_lowercase() {
             "connections" => self.bounds.connections = Some(number(10_000_000)? as u32),
@@ -256,12 +254,12 @@ impl User {
             "bytes-in-flight" => self.bounds.bytes_in_flight = Some(number(1 << 50)?),
             "reads" => {
                 let reads = Reads::parse(&value.to_ascii_lowercase())
-                    .ok_or_else(|| "reads is primary, prefer-replica, replica or nearest".to_owned())?;
+                    .ok_or_else(|| "reads must be primary, prefer-replica, replica or nearest".to_owned())?;
                 self.reads = Some(reads);
             }
             _ => {
                 let there_are = "connections=, requests-per-second=, bytes-in-flight= and reads=";
-                return Err(format!("{} is not understood; there are {there_are}", printable(name)));
+                return Err(format!("{} is unknown; supported: {there_are}", printable(name)));
             }
         }
         Ok(())
@@ -401,7 +399,7 @@ fn subject(name: &str, table: &CommandTable) -> Result<Subject, String> {
         let why = if container.is_container() {
             "there is no such subcommand"
         } else {
-            "rules about first arguments are not supported"
+            "rules for first arguments are not supported"
         };
         return Err(format!("{UNKNOWN}: {}: {why}", printable(name)));
     }
@@ -415,7 +413,7 @@ fn subject(name: &str, table: &CommandTable) -> Result<Subject, String> {
 /// Checks that a hash is valid and not too expensive.
 fn check_hash(text: &str) -> Result<(), String> {
     let wrong =
-        |why: &str| Err(format!("unusable Argon2id hash after $ ({why}); make one with `switchyard hash-password`"));
+        |why: &str| Err(format!("unusable Argon2id hash after $ ({why}); create one with `switchyard hash-password`"));
     let Ok(hash) = PasswordHash::new(text) else { return wrong("it is not in PHC form") };
     if Algorithm::try_from(hash.algorithm) != Ok(Algorithm::Argon2id) {
         return wrong("another algorithm");

@@ -90,7 +90,7 @@ impl Worker {
             if share.is_none() {
                 self.counters.limited_connections.add(1);
                 if !settings.tls {
-                    self.refuse_connection(&fd, "LIMITED this listener takes no more connections now; try again");
+                    self.refuse_connection(&fd, "LIMITED this listener accepts no more connections now; try again");
                 }
                 return;
             }

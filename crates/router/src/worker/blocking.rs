@@ -232,7 +232,7 @@ impl Worker {
         let (node, client_id) = (link.node, link.client_id.to_string());
         // In another process, the id may belong to another client.
         let Some(main) = self.links.main_to(node, link.run_id.as_deref()) else {
-            self.break_link(link_handle, "its client has gone, and CLIENT UNBLOCK cannot be sent to the node");
+            self.break_link(link_handle, "its client has disconnected, and CLIENT UNBLOCK cannot be sent to the node");
             return;
         };
         let Some(link) = self.links.get_mut(link_handle) else { return };
@@ -279,8 +279,8 @@ impl Worker {
             if over {
                 self.release(link_handle);
             } else if abandoned {
-                warn!(node = %self.node_name(node), error = %reply::redacted_error(answer), "CLIENT UNBLOCK failed: closing the connection of a client that has gone");
-                self.break_link(link_handle, "the client that waited has gone");
+                warn!(node = %self.node_name(node), error = %reply::redacted_error(answer), "CLIENT UNBLOCK failed: closing the connection of a client that has disconnected");
+                self.break_link(link_handle, "the client that waited has disconnected");
             }
         } else if reply::integer(answer) == Some(1) || over {
             // The reply of the blocking command may be late, and the command may be reissued before it arrives.
@@ -335,7 +335,7 @@ impl Worker {
             let Some(link) = self.links.get(main) else { continue };
             let is_busy = self.shared.busy.was_busy(node, self.now_us, command_timeout);
             if link.phase != Phase::Up && !is_busy && self.now_us.saturating_sub(link.received_us) > timeout_us {
-                self.break_waiting(node, "the node cannot be reached any more");
+                self.break_waiting(node, "the node can no longer be reached");
             } else if link.phase == Phase::Up && link.is_idle() {
                 self.push_own(main, &[b"PING"], Purpose::Discarded, 0);
             }

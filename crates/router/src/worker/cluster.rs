@@ -129,7 +129,7 @@ impl MultiStepCommand for SlotKeys {
             encode::error(
                 &mut out,
                 &format!(
-                    "ERR the owner of slot {} has more than {SEARCHED_MAX} keys. It keeps no index of slots, so all of them would have to be looked at; use SCAN",
+                    "ERR the owner of slot {} has more than {SEARCHED_MAX} keys. It keeps no index of slots, so all of them would have to be examined; use SCAN",
                     self.slot.number()
                 ),
             );

@@ -69,7 +69,7 @@ impl Worker {
         // In the error cases the client gets a reply, so the number no longer matches any command.
         if let Some(why) = wait.refusal.take() {
             self.counters.colocate_refused.add(1);
-            return Err(format!("{text}. It was not brought home by itself: {why}"));
+            return Err(format!("{text}. It was not returned automatically: {why}"));
         }
         if now_us.saturating_sub(wait.since_us) > limit.as_micros() as u64 {
             self.counters.colocate_refused.add(1);
@@ -92,7 +92,7 @@ impl Worker {
 
     fn late_text(&self, text: &str) -> String {
         format!(
-            "{text}. It was not home within {:?} (moves.colocate-timeout); see switchyard moves",
+            "{text}. It did not return within {:?} (moves.colocate-timeout); see switchyard moves",
             self.routing.live.colocate_timeout
         )
     }

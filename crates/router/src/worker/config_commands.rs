@@ -177,9 +177,7 @@ impl Worker {
         for name in names.iter().filter(|name| !is_own(name)) {
             let why = match instead(name) {
                 Some(instead) => instead,
-                None if is_private(name) => {
-                    "it is a node's own business and cannot be allowed, so call it at each node"
-                }
+                None if is_private(name) => "it is specific to a node and cannot be allowed, so call it at each node",
                 None if !is_allowed(name) => "allow it with nodes.config-set, or call it at each node",
                 None => continue,
             };

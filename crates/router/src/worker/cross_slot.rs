@@ -90,7 +90,7 @@ fn unreadable(refused: &[u8]) -> Option<String> {
 /// Returns an error with the names and versions of the node with the value and of the node that cannot read it.
 fn unreadable_text(error: &str, source: &(String, String), target: &(String, String)) -> String {
     format!(
-        "{error} (node {} is {} and cannot read a value of node {}, which is {}: give both the same version, or keep these keys in one slot)",
+        "{error} (node {} is {} and cannot read a value of node {}, which is {}: run the same version at both, or keep these keys in one slot)",
         target.0, target.1, source.0, source.1
     )
 }
@@ -276,7 +276,7 @@ impl MultiStepCommand for Assemble {
                 let bytes: i64 = parts.iter().filter_map(|p| reply::integer(p)).sum();
                 if usize::try_from(bytes).is_ok_and(|bytes| bytes > self.bytes_max) {
                     return error(&format!(
-                        "CROSSSLOT Keys in request don't hash to the same slot, and to bring them together {bytes} bytes would have to be moved (cross-slot-max is {})",
+                        "CROSSSLOT Keys in request don't hash to the same slot, and {bytes} bytes would have to be moved to one node (cross-slot-max is {})",
                         self.bytes_max
                     ));
                 }
@@ -424,7 +424,7 @@ mod tests {
             assert_eq!(
                 unreadable_text(&text, &source, &target),
                 format!(
-                    "{error} (node b is redis 6.2.7 and cannot read a value of node a, which is redis 7.2.4: give both the same version, or keep these keys in one slot)"
+                    "{error} (node b is redis 6.2.7 and cannot read a value of node a, which is redis 7.2.4: run the same version at both, or keep these keys in one slot)"
                 )
             );
         }

@@ -249,7 +249,7 @@ impl Worker {
         match sent {
             Some(Ok(count)) if count == bytes.len() => {}
             Some(Err(error)) => self.attempt_failed(handle, &io::Error::from(error).to_string()),
-            _ => self.attempt_failed(handle, "the connection took no greeting"),
+            _ => self.attempt_failed(handle, "the greeting could not be sent whole"),
         }
     }
 
@@ -287,7 +287,9 @@ impl Worker {
                 if error.starts_with("NOAUTH") {
                     return self.attempt_failed(
                         handle,
-                        &format!("it wants a password, and none is configured for it (nodes.password-file): {error}"),
+                        &format!(
+                            "it requires a password, and none is configured for it (nodes.password-file): {error}"
+                        ),
                     );
                 }
                 self.attempt_failed(handle, &format!("it refuses database {database}: {error}"));
@@ -325,13 +327,15 @@ impl Worker {
             (NodeHandshake::Role, Some(error)) => debug!(node = %self.node_name(node), error, "node refuses ROLE"),
             (NodeHandshake::Role, None) => {
                 if reply::elements(answer).next().and_then(reply::text).is_some_and(|role| role != b"master") {
-                    self.attempt_failed(handle, "the server at its address is a replica now");
+                    self.attempt_failed(handle, "the server at its address is now a replica");
                 }
             }
             (NodeHandshake::Replication | NodeHandshake::Loading(_), Some(error)) => {
                 self.attempt_failed(
                     handle,
-                    &format!("it does not show whether it has all data (INFO replication, INFO persistence): {error}"),
+                    &format!(
+                        "it does not report whether it has all data (INFO replication, INFO persistence): {error}"
+                    ),
                 );
             }
             (NodeHandshake::Replication, None) => {
@@ -407,7 +411,7 @@ impl Worker {
                     if let (Some(seat), Some(run_id)) = (&self.shared.ownership, run_id_of(&info))
                         && seat.admit_process(node, &run_id, answer)
                     {
-                        info!(node = %self.node_name(node), "an earlier router may still reply from hot copies: nothing is sent to the node before their lease has ended");
+                        info!(node = %self.node_name(node), "an earlier router may still reply from hot copies: nothing is sent to the node until their lease ends");
                     }
                     self.link_is_up(handle, &info);
                 }
@@ -420,7 +424,7 @@ impl Worker {
                 let list = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
                 let left = fences::foreign_connections(&list, &self.shared.site, &self.shared.incarnation);
                 let Some((last, first)) = left.split_last() else { return self.nothing_is_left(handle, &info) };
-                info!(node = %self.node_name(node), connections = left.len(), "an earlier run of the router has left connections at the node: they are ended before it is used");
+                info!(node = %self.node_name(node), connections = left.len(), "an earlier run of the router has left connections at the node: they are closed before it is used");
                 let kill = |id: &u64| ["CLIENT", "KILL", "ID", &id.to_string()].map(str::to_owned).to_vec();
                 let mut kills: Vec<_> = first.iter().map(|id| (NodeHandshake::Ended(None), kill(id))).collect();
                 kills.push((NodeHandshake::Ended(Some(info)), kill(last)));
@@ -440,13 +444,13 @@ impl Worker {
                 if let Some(run_id) = run_id_of(&info) {
                     self.shared.fences.note_refused(node, &run_id);
                 }
-                warn!(node = %self.node_name(node), error, "node refuses CLIENT LIST: what an earlier run of the router has sent there may still be executed");
+                warn!(node = %self.node_name(node), error, "node refuses CLIENT LIST: commands of an earlier run of the router may still be executed");
                 self.link_is_up(handle, &info);
             }
             (NodeHandshake::Ended(_), Some(error)) => {
                 self.attempt_failed(
                     handle,
-                    &format!("it refuses CLIENT KILL ID for a connection that the router has left before: {error}"),
+                    &format!("it refuses CLIENT KILL ID for an earlier connection of the router: {error}"),
                 );
             }
         }
@@ -526,14 +530,14 @@ impl Worker {
             };
             let with = if now == 0 { "empty".to_owned() } else { format!("with {now} of {before} keys") };
             if !is_to_be_held && let Some(why) = what {
-                info!(node = %name, "node came back {with}, and is served: {why}");
+                info!(node = %name, "node returned {with}, and is served: {why}");
                 return None;
             }
             is_to_be_held.then(|| {
                 let why = what
                     .map_or_else(|| "it restarted without its data".to_owned(), |why| format!("{why}, or it restarted without its data"));
                 format!(
-                    "it came back {with} ({why}). Restore its data, or accept that they are gone: `switchyard nodes accept` with its \
+                    "it returned {with} ({why}). Restore its data, or accept their loss: `switchyard nodes accept` with its \
                      address (nodes.on-data-loss)"
                 )
             })
@@ -685,7 +689,7 @@ fn note_process(worker: &Worker, handle: Handle, run_id: Option<&Arc<str>>) {
         restarted
     });
     if restarted {
-        warn!(node = %worker.node_name(node), "node is another process than before: it was restarted, or a failover has replaced it; it has the keys that this process has");
+        warn!(node = %worker.node_name(node), "node is another process than before: it was restarted, or replaced by a failover; keys that this process lacks are gone");
         worker.shared.make_workers_leave_old_processes();
     }
 }

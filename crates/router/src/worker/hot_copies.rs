@@ -602,7 +602,7 @@ pub(super) fn link_up(worker: &mut Worker, node: NodeId, about: &About<'_>) {
     let why = if !about.is_covered {
         Some("it is newer than the command table")
     } else if worker.shared.ownership.is_some() && standing != OwnershipStatus::Ours {
-        Some("it does not keep the mark of this router (ACL SETUSER)")
+        Some("it does not store this router's ownership record (ACL SETUSER)")
     } else if !run_id.is_some_and(|run_id| worker.shared.fences.is_cleared(node, run_id)) {
         Some("it does not list the connections of an earlier run of the router (CLIENT LIST)")
     } else {
@@ -628,14 +628,14 @@ pub(super) struct About<'a> {
 
 fn gives_again(worker: &Worker, node: NodeId) {
     if worker.shared.hot.refused(node, None) {
-        info!(node = %worker.node_name(node), "node gives hot copies again");
+        info!(node = %worker.node_name(node), "node supports hot copies again");
     }
 }
 
 /// Disables copies of a node that refuses a required command.
 pub(super) fn refused(worker: &mut Worker, node: NodeId, why: &str) {
     if worker.shared.hot.refused(node, Some(why.to_owned())) {
-        warn!(node = %worker.node_name(node), reason = why, "no hot copies of this node's keys: it refuses what they need (CLIENT TRACKING, PTTL, CLIENT LIST, ACL SETUSER)");
+        warn!(node = %worker.node_name(node), reason = why, "no hot copies of this node's keys: it refuses a required command (CLIENT TRACKING, PTTL, CLIENT LIST, ACL SETUSER)");
     }
 }
 

@@ -472,7 +472,7 @@ mod tests {
             keys.remember(key.as_bytes(), now_us);
             let began_us = now_us;
             while keys.knows(key.as_bytes()) {
-                assert!(now_us - began_us < MEMORY_US + 200_000, "remembered for {} us", now_us - began_us);
+                assert!(now_us - began_us < MEMORY_US + 200_000, "kept for {} us", now_us - began_us);
                 now_us += 200_000;
                 keys.forget_old(now_us);
             }

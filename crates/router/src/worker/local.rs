@@ -442,7 +442,7 @@ impl Worker {
                     "NODES",
                     "    Every node: link, version, run_id, slots.",
                     "NODES ADD <address> [REBALANCE] [ALLOW-LIMITS] | NODES DRAIN <address> [DRY-RUN] | NODES UNDRAIN <address> | NODES REMOVE <address>",
-                    "    Add a node, move everything away from one, let it get slots again, remove one that owns no slots.",
+                    "    Add a node, move everything away from one, allow slots on it again, remove one that owns no slots.",
                     "SLOTS",
                     "    The slot map: ranges by node, slots in transit, placement overrides.",
                     "WHERE <key> [<key> ...]",
@@ -531,7 +531,7 @@ pub(super) fn close_clients_elsewhere(worker: &mut Worker) {
     if closed > 0 {
         let (clients, database) = (counted(closed, "client"), live.database);
         warn!(
-            "closed {clients} with another database than {database}: a pool that ejects servers (auto_eject_hosts) serves no other one"
+            "closed {clients} with another database than {database}: a pool that ejects servers (auto_eject_hosts) serves no other database"
         );
     }
 }
@@ -549,7 +549,7 @@ pub(super) fn oldest<'v>(versions: impl Iterator<Item = &'v str>) -> String {
 pub(super) fn other_database(live: &RuntimeSettings, database: u32) -> Option<String> {
     (live.one_database && database != live.database).then(|| {
         format!(
-            "ERR Switchyard serves database {} alone in a pool that ejects servers (auto_eject_hosts). Let the client select no other",
+            "ERR Switchyard serves only database {} in a pool that ejects servers (auto_eject_hosts). Do not select another",
             live.database
         )
     })

@@ -47,7 +47,7 @@ pub(super) enum Login {
 }
 
 const WRONG: &str = "WRONGPASS invalid username-password pair or user is disabled.";
-const BUSY: &str = "LIMITED too many logins wait to be checked; try again";
+const BUSY: &str = "LIMITED too many logins are waiting; try again";
 
 impl Worker {
     /// Sets the user of a client (without a login: the default user). Fails, without a change, if the user has reached
@@ -64,7 +64,7 @@ impl Worker {
                 self.counters.limited.add(1);
                 let max = bounds.connections.unwrap_or_default();
                 return Err(format!(
-                    "LIMITED user {} has its {max} connections; close one, or try again later",
+                    "LIMITED user {} is at its limit of {max} connections; close one, or try again later",
                     user.name()
                 ));
             };

@@ -238,8 +238,7 @@ impl Worker {
             };
             given.push((
                 place,
-                answer
-                    .unwrap_or_else(|| b"-ERR switchyard: a command of the transaction was not answered\r\n".to_vec()),
+                answer.unwrap_or_else(|| b"-ERR switchyard: a command of the transaction got no reply\r\n".to_vec()),
             ));
         }
         let mut elements = reply::elements(answer);

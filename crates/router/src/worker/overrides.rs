@@ -79,7 +79,7 @@ impl Worker {
     pub(super) fn parted_text(&self, routing: &RoutingSnapshot, slot: Slot, node: NodeId) -> String {
         let (away, home) = (self.node_name(node), self.node_name(routing.topology.owner(slot)));
         format!(
-            "CROSSSLOT Keys in request don't live at the same node: one of slot {} was moved to {away} alone. Bring it home first: switchyard move --from {away} --to {home} --keys KEY",
+            "CROSSSLOT Keys in request don't live at the same node: one of slot {} has a placement override to {away}. Return it first: switchyard move --from {away} --to {home} --keys KEY",
             slot.number()
         )
     }
@@ -91,7 +91,7 @@ impl Worker {
         let other = routing.topology.overrides_in(slot).map(|(_, at)| at).next().unwrap_or(owner);
         let (away, home) = (self.node_name(other), self.node_name(owner));
         format!(
-            "CROSSSLOT This command may use keys of slot {} that it does not name, and some keys of that slot were moved to {away} alone. Bring them home first: switchyard move --from {away} --to {home} --keys KEY",
+            "CROSSSLOT This command may use keys of slot {} that it does not name, and some keys of that slot have placement overrides to {away}. Return them first: switchyard move --from {away} --to {home} --keys KEY",
             slot.number()
         )
     }

@@ -436,7 +436,7 @@ impl Worker {
             return;
         }
         let (_, what, _) = self.bound(lane);
-        let text = format!("NODEBUSY {} takes no connection for {what}: {why}", self.node_name(node));
+        let text = format!("NODEBUSY {} accepts no connection for {what}: {why}", self.node_name(node));
         self.refuse_first(node, lane, text);
     }
 
@@ -516,7 +516,7 @@ impl Worker {
             self.drop_link(handle);
             self.wake(node, lane);
         } else if midway || (lane == Lane::Large && link.unsent() > 0 && !link.is_idle()) {
-            self.break_link(handle, "the client left in the middle of a large value");
+            self.break_link(handle, "the client disconnected in the middle of a large value");
         } else if link.task() == Task::Watching {
             link.set_task(Task::Nothing);
             link.set_holder(Handle::NONE);

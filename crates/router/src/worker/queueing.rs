@@ -330,7 +330,7 @@ impl Worker {
             }
             Handling::Local(local) if let Some(when) = answered(local) => Queueing::Own(when),
             Handling::Local(_) => Queueing::Refuse(format!(
-                "ERR Switchyard does not serve {name} inside MULTI: Switchyard answers it, and the node executes the transaction. Call it outside"
+                "ERR Switchyard does not serve {name} inside MULTI: Switchyard executes it, and the node executes the transaction. Call it outside"
             )),
             Handling::OnlyNode(_) | Handling::Refused(_) => {
                 Queueing::Refuse(errors::not_served(command).unwrap_or_default())

@@ -188,7 +188,7 @@ impl Worker {
         let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
         if !quiet {
             let text = format!(
-                "TRYAGAIN data is being moved, and a move did not come to rest within {:?}; nothing was flushed",
+                "TRYAGAIN data is being moved, and a move did not quiesce within {:?}; nothing was flushed",
                 routing.live.command_timeout
             );
             return self.refuse(handle, class, &text);
@@ -265,11 +265,11 @@ impl Worker {
         let text = match left[..] {
             [] => {
                 format!(
-                    "TRYAGAIN functions are being copied to a node, and that did not end within {timeout:?}; no function was changed"
+                    "TRYAGAIN functions are being copied to a node, which did not end within {timeout:?}; no function was changed"
                 )
             }
             [node, ..] => format!(
-                "TRYAGAIN node {node} may still store functions that a move has sent, because it does not confirm the end of a connection \
+                "TRYAGAIN node {node} may still store functions sent by a move, because it does not confirm the end of a connection \
                  (CLIENT KILL); no function was changed"
             ),
         };

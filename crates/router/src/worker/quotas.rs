@@ -53,10 +53,9 @@ impl Worker {
             (&client.listener_share, &client.listener.bounds, format_args!("this listener")),
         ] {
             if let (Some(share), Some(per_second)) = (share, bounds.requests_per_second) {
-                share
-                    .part
-                    .take(per_second, now_us)
-                    .map_err(|ns| format!("LIMITED {whose} has its {per_second} requests per second; {}", wait(ns)))?;
+                share.part.take(per_second, now_us).map_err(|ns| {
+                    format!("LIMITED {whose} is at its limit of {per_second} requests per second; {}", wait(ns))
+                })?;
             }
         }
         let request: usize = args.iter().map(|arg| arg.len() + ARGUMENT_OVERHEAD).sum();
@@ -71,7 +70,9 @@ impl Worker {
                 && !share.hold(held, Some(max))
             {
                 client.charged -= request.min(client.charged);
-                return Err(format!("LIMITED {whose} has its {max} bytes in flight; read replies before sending more"));
+                return Err(format!(
+                    "LIMITED {whose} is at its limit of {max} bytes in flight; read replies before sending more"
+                ));
             }
         }
         self.count_keys(command, args)
@@ -100,7 +101,7 @@ impl Worker {
             if let Some(per_second) = limit.requests_per_second {
                 part.take(per_second, now_us).map_err(|ns| {
                     format!(
-                        "LIMITED keys that begin with '{}' have their {per_second} requests per second; {}",
+                        "LIMITED keys that start with '{}' are at their limit of {per_second} requests per second; {}",
                         limit.prefix,
                         wait(ns)
                     )
@@ -109,7 +110,12 @@ impl Worker {
             if let Some(per_second) = limit.key_requests_per_second {
                 for key in own {
                     self.accounts.of_keys.take(&self.shared.limits, holders, key, per_second, now_us).map_err(
-                        |ns| format!("LIMITED this key has its {per_second} requests per second; {}", wait(ns)),
+                        |ns| {
+                            format!(
+                                "LIMITED this key is at its limit of {per_second} requests per second; {}",
+                                wait(ns)
+                            )
+                        },
                     )?;
                 }
             }

@@ -440,7 +440,7 @@ impl Worker {
     /// Ends the wait of a recalled command whose keys cannot be reached.
     fn lose_reissued(&mut self, handle: Handle, why: &str) {
         if let Some(client) = self.clients.get(handle) {
-            debug!(client = client.details.id, reason = why, "closing a client that can wait for its keys no more");
+            debug!(client = client.details.id, reason = why, "closing a client that can no longer wait for its keys");
         }
         self.end_reissued(handle, WaitEnd::Lost);
     }

@@ -155,7 +155,7 @@ impl Worker {
         encode::error(
             &mut out,
             &format!(
-                "ERR {node} would send this client to another server: it runs in cluster mode, as no node of Switchyard may"
+                "ERR {node} redirects to another server: it runs in cluster mode, which no node of Switchyard may"
             ),
         );
         Some(out)
@@ -254,7 +254,7 @@ impl Worker {
     fn on_own_reply(&mut self, pending: Pending, node: NodeId, answer: &[u8]) {
         match pending.purpose {
             Purpose::Confirm if reply::is_error(answer) && !answer.starts_with(b"-ERR No such") => {
-                warn!(node = %self.node_name(node), error = %reply::redacted_error(answer), "node refuses CLIENT KILL ID: what a broken connection left unanswered there stays unconfirmed (allow the command to our user)");
+                warn!(node = %self.node_name(node), error = %reply::redacted_error(answer), "node refuses CLIENT KILL ID: commands of a broken connection stay unconfirmed there (allow the command to Switchyard's user)");
             }
             Purpose::Confirm => {
                 if let Some(connection) = self.zombies.end(pending.seq) {
@@ -264,7 +264,7 @@ impl Worker {
             }
             Purpose::Learn => self.learn(node, answer),
             Purpose::Discarded if reply::is_error(answer) => {
-                debug!(node = %self.node_name(node), error = %reply::redacted_error(answer), "node refuses a command of our own");
+                debug!(node = %self.node_name(node), error = %reply::redacted_error(answer), "node refuses a command of the router");
             }
             _ => {}
         }

@@ -87,7 +87,7 @@ impl Scan {
         let mut pair = reply::elements(answer);
         let inner = pair.next().and_then(|c| parse::<u64>(reply::text(c)?));
         let Some((inner, found)) = inner.zip(pair.next()) else {
-            return Err(failed("ERR switchyard: a node answered SCAN with something else than a cursor and keys"));
+            return Err(failed("ERR switchyard: the reply of a node to SCAN is not a cursor with keys"));
         };
         let routing = worker.routing.clone();
         // On a continuum, keys of earlier server lists are normal.
@@ -115,7 +115,7 @@ impl Scan {
     /// Returns the reply to the client, with the cursor of the next position.
     fn reply(&self, worker: &Worker, next: Option<Position>) -> Vec<u8> {
         let Some(cursor) = next.map_or(Some(0), |next| lock(&worker.shared.scans).encode(next)) else {
-            return failed("ERR switchyard: a node's SCAN cursor is too large to be carried");
+            return failed("ERR switchyard: the SCAN cursor of a node is too large to be encoded");
         };
         let mut out = b"*2\r\n".to_vec();
         encode::bulk(&mut out, cursor.to_string().as_bytes());

@@ -35,7 +35,7 @@ const MET_BYTES_MAX: usize = 16 << 20;
 
 const NOSCRIPT: &str = "NOSCRIPT No matching script. Please use EVAL.";
 /// Libraries are known only at nodes, and their checks use slots of Redis Cluster.
-const NO_FUNCTIONS: &str = "ERR Switchyard: functions are not served where twemproxy's rule places the keys; use a script (EVAL) that declares its keys";
+const NO_FUNCTIONS: &str = "ERR Switchyard: functions are not served if twemproxy's rule places the keys; use a script (EVAL) that declares its keys";
 
 /// The scripts that a worker has met. The texts are shared with [`Scripts`](crate::scripts::Scripts), while it has
 /// room.

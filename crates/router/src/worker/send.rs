@@ -51,7 +51,7 @@ impl Worker {
                 self.sender.batch = Some(batch);
                 self.sender.batching = Batching::new(Batching::PER_CLIENT_BATCHED_US);
             }
-            Err(error) => info!(%error, "io_uring cannot be had: replies are sent one by one"),
+            Err(error) => info!(%error, "io_uring is unavailable: replies are sent one by one"),
         }
     }
 
@@ -77,7 +77,7 @@ impl Worker {
             Err(_) => {}
         });
         if let Err(error) = result {
-            warn!(worker = self.index, %error, "the kernel refuses io_uring, and has accepted it before: replies are sent one by one from here on");
+            warn!(worker = self.index, %error, "the kernel refuses io_uring, which it accepted before: replies are sent one by one from now on");
             self.sender.batch = None;
             self.sender.batching = Batching::new(Batching::PER_CLIENT_US);
         }

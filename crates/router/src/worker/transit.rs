@@ -385,7 +385,7 @@ impl Worker {
                 },
             );
             let text =
-                format!("NODETIMEOUT {what}, and they were not there within {timeout:?}; the command was not executed");
+                format!("NODETIMEOUT {what}, and they did not arrive within {timeout:?}; the command was not executed");
             if let Some(moving) = self.clients.get_mut(handle).and_then(|c| c.moving.as_mut()) {
                 moving.refusal = Some(text.into());
             }
@@ -421,7 +421,7 @@ impl Worker {
                         // The keys are not together at any location.
                         look = KeyLookup::default();
                         Some(Err(format!(
-                            "{}, and another node has joined since this command began to wait",
+                            "{}, and another node has joined since this command started to wait",
                             errors::CROSSSLOT
                         )))
                     }
@@ -429,7 +429,7 @@ impl Worker {
                 }
             });
             let Some(place) = place.flatten() else {
-                return Err("ERR switchyard: a command cannot be understood again".into());
+                return Err("ERR switchyard: a command that waited cannot be parsed again".into());
             };
             if look.is_over() {
                 self.end_hold(handle);

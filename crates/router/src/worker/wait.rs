@@ -263,7 +263,7 @@ impl Worker {
             encode::line(
                 &mut out,
                 b'-',
-                &[b"ERR the node refuses SWAPDB 0 0, without which WAIT would be answered falsely: ", &why[..]]
+                &[b"ERR the node refuses SWAPDB 0 0, without which the reply to WAIT would be wrong: ", &why[..]]
                     .concat(),
             );
             self.end_waiting(handle, &out);

@@ -294,7 +294,7 @@ fn evictions_at_the_target_before_the_cut_are_detected() {
     let is_there =
         |client: &mut Client| names.iter().for_each(|name| assert_eq!(client.cmd(&format!("GET {name}")), "v"));
     if let MoveEnd::Stopped(why) = fleet.wait_for(1) {
-        assert!(why.contains("has evicted keys since copying began"), "{why}");
+        assert!(why.contains("has evicted keys since copying started"), "{why}");
         is_there(&mut client);
         fleet.run_to_end(by(&fleet, 2, 0, 1, Protocol::Source));
     }

@@ -176,7 +176,7 @@ fn a_big_hash_with_field_ttls_moves_whole() {
             assert_eq!(fleet.wait_for(1), MoveEnd::Done);
             let big = fleet.progress(1).big;
             assert_eq!((big.in_pieces, big.whole), (0, 1), "{big:?}");
-            assert!(big.whole_last.contains("its fields have times to live"), "{big:?}");
+            assert!(big.whole_last.contains("its fields have a time to live"), "{big:?}");
             assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
             no_temporary_keys(&fleet.servers[1]);
             assert_eq!(client.cmd(&format!("HLEN {key}")), COUNT.to_string());

@@ -745,7 +745,7 @@ impl State {
             Action::Reconnect { .. } => {}
             Action::HandOver { to } => self.storing = Some(to as usize),
             Action::Io(Io::Secure { .. } | Io::Migrate { .. }) => {
-                return Err(format!("it requests {action:?}, against its orders"));
+                return Err(format!("it requests {action:?}, which is not permitted"));
             }
             Action::Io(Io::End(outcome)) => {
                 self.leg = None;

@@ -31,7 +31,7 @@ impl World {
             }
             (What::Beat, _) => self.workers[ix].hot.copies.beats().replied(NodeId(node as u16)),
             (What::Fill(number), reply) => self.filled(ix, node, number, &reply),
-            (what, reply) => self.violated(format!("worker {ix}: {reply:?} in answer to {what:?}")),
+            (what, reply) => self.violated(format!("worker {ix}: {reply:?} as the reply to {what:?}")),
         }
     }
 

@@ -769,7 +769,7 @@ impl World {
             }
             (What::PurgeRemove(None), _) => {}
             (What::PurgeRemove(Some(walk)), _) => self.on_mover_event(lane, DriverEvent::Unlinked { walk }),
-            (what, reply) => self.violated(format!("the mover: {reply:?} in answer to {what:?}")),
+            (what, reply) => self.violated(format!("the mover: {reply:?} as the reply to {what:?}")),
         }
     }
 

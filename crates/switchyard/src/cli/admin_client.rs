@@ -260,23 +260,24 @@ impl AdminClient {
                 || matches!(&error, ureq::Error::Io(error) if error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()));
             if of_tls {
                 return anyhow!(
-                    "no TLS connection to {base}: {error}; --admin-ca-file names whose certificates are good, --admin-cert-file and \
+                    "no TLS connection to {base}: {error}; --admin-ca-file names the trusted authorities, --admin-cert-file and \
                      --admin-key-file name the client certificate, if it requires one"
                 );
             }
             if self.speaks_resp() {
                 return anyhow!(
                     "the service on {base} uses the protocol of Redis: is it the clients' port, or a node? The admin port ({ADMIN_PORT} unless \
-                     configured otherwise) is given with --admin HOST:PORT or -c FILE"
+                     configured otherwise) is set with --admin HOST:PORT or -c FILE"
                 );
             }
             anyhow!(
-                "no router answers on {base}: {error}; is `switchyard serve` running? Another admin address is given with \
+                "no router answers on {base}: {error}; is `switchyard serve` running? Give another admin address with \
                  --admin HOST:PORT (https://HOST:PORT if it uses HTTPS) or -c FILE"
             )
         })?;
         let status = response.status();
-        let body = response.body_mut().read_to_string().with_context(|| format!("the answer of {base} broke off"))?;
+        let body =
+            response.body_mut().read_to_string().with_context(|| format!("the response of {base} is incomplete"))?;
         if status.is_success() {
             return Ok(body);
         }

@@ -14,15 +14,15 @@ const PATH: &str = "/api/v1/autoscale";
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
-    long_about = "The desired number of nodes, and why. With [autoscale] mode = \"on\" a server is started when the fleet has too much to do. It joins and gets its share by live \
+    long_about = "The desired number of nodes, and why. With [autoscale] mode = \"on\" a server is started when the fleet is overloaded. It joins and gets its share by live \
         moves. When the load is low, a node is drained and its server stopped. With \"observe\" the autoscaler only reports its decisions. docs/autoscaling.md is its guide.",
     after_long_help = "Examples:\n  \
         switchyard autoscale\n  \
         switchyard autoscale history\n  \
-        switchyard autoscale set-nodes 3     now, whatever the load is\n  \
+        switchyard autoscale set-nodes 3     now, regardless of the load\n  \
         switchyard autoscale pause           no decisions until resume\n  \
         switchyard autoscale resume\n\n\
-        Exit codes: 0 it worked; 1 it was refused"
+        Exit codes: 0 success; 1 refused"
 )]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -97,7 +97,7 @@ fn standing(report: &AutoscaleReport) -> String {
         out.push_str(&format!("change {}: {}, {}{tried}\n", change.number, change.stage, ago(change.since / 1000)));
     }
     out.push_str(&match (&report.rests, mode.as_str()) {
-        (Some(why), _) => format!("it rests: {why}\n"),
+        (Some(why), _) => format!("paused: {why}\n"),
         (None, "off") => "[autoscale] mode is \"off\": the number changes only on request\n".to_owned(),
         (None, mode) => format!("[autoscale] mode is {mode:?}, policy {policy:?}\n"),
     });
@@ -105,7 +105,7 @@ fn standing(report: &AutoscaleReport) -> String {
         out.push_str(&format!("{decision}: {}\n", report.reasons.join("; ")));
     }
     if !report.started.is_empty() {
-        out.push_str(&format!("started by it: {}\n", report.started.join(", ")));
+        out.push_str(&format!("started servers: {}\n", report.started.join(", ")));
     }
     for event in report.events.iter().take(3) {
         out.push_str(&line(event));
@@ -115,7 +115,7 @@ fn standing(report: &AutoscaleReport) -> String {
 
 fn history(report: &AutoscaleReport) -> String {
     if report.events.is_empty() {
-        return "nothing has happened yet\n".to_owned();
+        return "no events yet\n".to_owned();
     }
     report.events.iter().map(line).collect()
 }

@@ -17,10 +17,10 @@ use super::move_slots::{HowFlags, finish};
         switchyard balance --dry-run\n  \
         switchyard balance --goal gentle --wait\n  \
         switchyard balance --by load --dry-run\n\n\
-        Exit codes: 0 it is on record (with --wait: it is done); 1 it was refused, or a move stopped early"
+        Exit codes: 0 recorded (with --wait: done); 1 refused, or a move stopped early"
 )]
 pub(crate) struct Arguments {
-    /// Only show the moves that would begin
+    /// Only show the moves that would start
     #[arg(long)]
     dry_run: bool,
 

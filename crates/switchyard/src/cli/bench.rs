@@ -31,13 +31,13 @@ enum What {
 #[command(
     long_about = "Drive a mixed load against any Redis-compatible server, and check its replies.\n\n\
         Closed loop by default: each connection keeps a pipeline full. With --rate an open loop: requests are sent at that rate \
-        whatever the server does, and latency counts from when a request should have been sent.",
+        regardless of the server, and latency counts from the scheduled time of each request.",
     after_long_help = "Examples:\n  \
         switchyard bench load --target 127.0.0.1:6380 --duration 1m\n  \
         switchyard bench load --mix get=95,set=5 --sizes 100:9,10000:1 --rate 50000\n\n\
         Keys start with --prefix. Unless --shared is given, no keys with that prefix may exist at the start, and no other client may \
-        write them: then every reply is known.\n\n\
-        Exit codes: 0 every reply was right; 1 something was not"
+        write them, so that every expected reply is known.\n\n\
+        Exit codes: 0 every reply was correct; 1 otherwise"
 )]
 struct LoadArguments {
     /// Target server
@@ -154,13 +154,13 @@ fn load(arguments: &LoadArguments, stop: &AtomicBool) -> anyhow::Result<()> {
     }
     table.row(["error replies".to_owned(), thousands(total.errors)]);
     table.row(["wrong replies".to_owned(), thousands(total.wrong)]);
-    table.row(["requests without an answer".to_owned(), thousands(total.unanswered)]);
+    table.row(["requests without a reply".to_owned(), thousands(total.unanswered)]);
     table.row(["connections lost".to_owned(), thousands(total.disconnects)]);
     print!("{}", table.to_text());
     for complaint in &summary.complaints {
         println!("  {complaint}");
     }
-    ensure!(total.is_clean(), "not every reply was right");
+    ensure!(total.is_clean(), "not every reply was correct");
     Ok(())
 }
 

@@ -24,13 +24,13 @@ const OTHERS: [&str; 2] = ["switchyard-doctor", "switchyard-standby"];
 /// Find how many requests per second a server answers in time
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Find how many requests in a second a server answers in time. The rate is raised step by step, in an open loop, until the mean response time breaks the limit; the \
-        last rate below is the server's capacity, for `capacity` of its [[node]] (docs/planner.md).\n\n\
+    long_about = "Find how many requests per second a server answers in time. The rate is raised step by step, in an open loop, until the mean response time exceeds the limit; the \
+        last rate within it is the server's capacity, for `capacity` of its [[node]] (docs/planner.md).\n\n\
         The server is overloaded on purpose, so a server behind a router is refused. Keys are removed at the end.",
     after_long_help = "Examples:\n  \
         switchyard bench capacity 127.0.0.1:7001\n  \
         switchyard bench capacity 127.0.0.1:7001 --limit 500us --mix get=90,set=10\n\n\
-        Exit codes: 0 it is known; 1 it could not be measured, or a router serves the server"
+        Exit codes: 0 measured; 1 not measurable, or a router serves the server"
 )]
 pub(super) struct Arguments {
     /// The server
@@ -73,7 +73,7 @@ pub(super) fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()
     ensure!(from.is_finite() && *from > 0.0, "the first rate must be above 0 requests per second, not {from}");
     switchyard_bench::process::raise_file_limit();
     let prefix = own_prefix();
-    let mut table = Table::new(["requests/s asked", "answered", "mean", "p99"]);
+    let mut table = Table::new(["requests/s sent", "answered", "mean", "p99"]);
     let (mut rate, mut capacity) = (*from, None);
     let outcome = loop {
         let settings = load::Settings {
@@ -112,7 +112,7 @@ pub(super) fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()
             millis(summary.total.quantile(0.99)),
         ]);
         eprintln!("{} requests/s: mean {}", thousands(rate as u64), millis(mean));
-        ensure!(summary.total.errors == 0, "the server answers errors: {}", summary.complaints.join("; "));
+        ensure!(summary.total.errors == 0, "the server replies with errors: {}", summary.complaints.join("; "));
         // Requests without a reply by the end of the step count as late.
         if mean > *limit || answered < rate * 0.9 {
             break capacity;

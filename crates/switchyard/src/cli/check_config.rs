@@ -15,9 +15,9 @@ use crate::config::{self, Config, Problems};
         or a reload does.",
     after_long_help = "Examples:\n  \
         switchyard check-config -c /etc/switchyard.toml\n  \
-        switchyard check-config -c /etc/switchyard.toml --workers 4    with the flags that serve gets\n  \
+        switchyard check-config -c /etc/switchyard.toml --workers 4    with the flags of serve\n  \
         switchyard check-config --example > switchyard.toml            a file with every key, to start from\n\n\
-        Exit codes: 0 good; 2 wrong, every problem is on stderr with its line"
+        Exit codes: 0 valid; 2 invalid: every problem is on stderr with its line"
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]

@@ -170,8 +170,7 @@ fn running(report: &NodesReport, misplaced: &anyhow::Result<MisplacedReport>) ->
         findings.push(Finding { level, node: node.cloned(), check, found, advice: advice.to_owned() });
     };
     for LimitedReport { command, limit, count } in report.limited.iter().filter(|_| report.nodes.len() == 1) {
-        let found =
-            format!("{} of {command} that two nodes would not serve as one does: {limit}", counted(*count, "call"));
+        let found = format!("{} of {command} that meet a limit with two nodes: {limit}", counted(*count, "call"));
         let advice = "before a second node joins: give keys that are used together a common hash tag, and scripts all of their keys in KEYS (docs/commands.md)";
         add(Level::Note, None, "one node", found, advice);
     }
@@ -252,7 +251,8 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
             let left = |_| Slot::all().collect();
             match processes.check_map(&config.state_dir, topology, &primaries(&resolved.nodes), timeout, left, false) {
                 Ok(doubts) => {
-                    let advice = "harmless if a move was in progress when the router ended; else find out where these keys come from";
+                    let advice =
+                        "harmless if a move was in progress when the router ended; else find the origin of these keys";
                     doubts.into_iter().map(|doubt| finding(Level::Warning, doubt, advice)).collect()
                 }
                 Err(why) => vec![finding(

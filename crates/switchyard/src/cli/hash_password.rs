@@ -15,7 +15,7 @@ use super::Failure;
         Reads the password from the terminal without showing it, or one line from stdin, and prints its Argon2id hash. The password is \
         not an argument, because all users of the machine could see it in the list of processes.",
     after_long_help = "Examples:\n  \
-        switchyard hash-password                                ask for it\n  \
+        switchyard hash-password                                prompt for it\n  \
         openssl rand -hex 32 | tee secret | switchyard hash-password\n\n\
         A line of the users file:\n  \
         user app on $argon2id$v=19$m=19456,t=2,p=1$... ~app:* +@read +@write -@dangerous"
@@ -36,7 +36,7 @@ fn hash(password: &str) -> anyhow::Result<String> {
     if password.is_empty() {
         bail!("the password is empty");
     }
-    switchyard_router::hash_password(password.as_bytes()).context("no random bytes can be had")
+    switchyard_router::hash_password(password.as_bytes()).context("no random bytes are available")
 }
 
 fn one_line(input: impl BufRead) -> anyhow::Result<String> {
@@ -69,7 +69,7 @@ fn prompt() -> anyhow::Result<String> {
     tcsetattr(io::stdin(), OptionalActions::Flush, &before).context("cannot enable the echo of the terminal")?;
     let [first, second] = asked.context("cannot read the password")?;
     if first != second {
-        bail!("the two differ; nothing was made");
+        bail!("the passwords differ; type the same password twice");
     }
     Ok(first.trim_end_matches(['\r', '\n']).to_owned())
 }

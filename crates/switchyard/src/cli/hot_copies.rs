@@ -13,14 +13,14 @@ const PATH: &str = "/api/v1/hot-copies";
 /// Show hot copies; evict some, suspend, resume
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Copies of the most-read keys, from which the router answers itself. They are never older than the data of the nodes. The keys are \
+    long_about = "Copies of the most-read keys, served by the router itself. They are never older than the data of the nodes. The keys are \
         selected by their load ([hot-copies] in the configuration); `switchyard hotkeys` shows how often copies answer for each.",
     after_long_help = "Examples:\n  \
         switchyard hot-copies\n  \
         switchyard hot-copies --json | jq '.hits'\n  \
         switchyard hot-copies evict --key user:1\n  \
         switchyard hot-copies evict --all\n  \
-        switchyard hot-copies off                  nodes answer everything, at once\n  \
+        switchyard hot-copies off                  all reads go to nodes, at once\n  \
         switchyard hot-copies on\n\n\
         Exit codes: 0 success; 1 failure"
 )]
@@ -52,7 +52,7 @@ enum Command {
         switchyard hot-copies evict --key user:1\n  \
         switchyard hot-copies evict --prefix user:      also evicts the copies of all other keys\n  \
         switchyard hot-copies evict --all\n\n\
-        Exit codes: 0 they are forgotten; 1 it was refused"
+        Exit codes: 0 evicted; 1 refused"
 )]
 struct EvictArguments {
     /// Copies of this key, in all databases
@@ -78,7 +78,7 @@ struct EvictArguments {
     after_long_help = "Examples:\n  \
         switchyard hot-copies off\n  \
         switchyard hot-copies on\n\n\
-        Exit codes: 0 it is done; 1 it was refused"
+        Exit codes: 0 done; 1 refused"
 )]
 struct SwitchArguments {
     #[command(flatten)]
@@ -108,7 +108,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 fn render(report: &HotCopiesReport) -> String {
     let state = match report.state.as_str() {
         "off" => "off: [hot-copies] mode is \"off\" in the configuration",
-        "suspended" => "SUSPENDED: nothing is answered from copies until `switchyard hot-copies on`",
+        "suspended" => "SUSPENDED: no reads from copies until `switchyard hot-copies on`",
         state => state,
     };
     let line = |what: &str, much: &str| format!("{what:<18}{much}\n");
@@ -129,7 +129,7 @@ fn render(report: &HotCopiesReport) -> String {
         out.push_str(&line("not kept", &discarded.join(", ")));
     }
     for (node, why) in &report.refused {
-        out.push_str(&format!("{node} gives no copies: {why}\n"));
+        out.push_str(&format!("no copies from {node}: {why}\n"));
     }
     out
 }
@@ -163,7 +163,7 @@ mod tests {
                 "reads from nodes  1",
                 "invalidations     0",
                 "not kept          written 4",
-                "a:1 gives no copies: NOPERM",
+                "no copies from a:1: NOPERM",
             ]
         );
         assert!(

@@ -25,7 +25,7 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
         Key names are shown to users with the router's token. A key longer than 64 bytes is shown by its fingerprint, which is the same until the router restarts.",
     after_long_help = "Examples:\n  \
         switchyard hotkeys\n  \
-        switchyard hotkeys --watch                         again each second, until Ctrl-C\n  \
+        switchyard hotkeys --watch                         refreshed each second, until Ctrl-C\n  \
         switchyard hotkeys --node 10.0.0.1:6379 --count 50\n  \
         switchyard hotkeys --json | jq -r '.nodes[].keys[0].key'\n\n\
         Exit codes: 0 the router answered; 1 it did not"

@@ -7,7 +7,7 @@ use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags, encoded};
 use super::table::{count, number, shortened, table, text};
 
-/// Show the slot map: owners of slots, slots in transit, keys that live elsewhere than their slots
+/// Show the slot map: owners of slots, slots in transit, keys at other nodes than their slots
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
     switchyard slots\n  \
@@ -19,11 +19,11 @@ pub(crate) struct SlotsArguments {
     flags: AdminFlags,
 }
 
-/// Show locations of keys: slot, node, whether they are in transit or were moved alone
+/// Show locations of keys: slot, node, whether they are in transit or were moved without their slots
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Locations of keys by the slot map: the slot, the hash tag that decides it, the node, whether the slot is on its way to another node, and \
-        whether the key was moved alone. The nodes are not queried, so the keys need not exist.",
+    long_about = "Locations of keys by the slot map: the slot, the hash tag that decides it, the node, whether the slot is in transit to another node, and \
+        whether the key was moved without its slot. The nodes are not queried, so the keys need not exist.",
     after_long_help = "Examples:\n  \
         switchyard where user:1000\n  \
         switchyard where '{cart:7}:items' '{cart:7}:total'      two keys with one hash tag share a slot\n  \
@@ -76,7 +76,9 @@ fn render_slots(report: &SlotsReport) -> String {
                 shortened(&transit.slots, RANGES),
             ]
         };
-        out.push_str("\nin transit (listed: all keys are still at the source; moving: each is at either node):\n");
+        out.push_str(
+            "\nin transit (listed: all keys are still at the source; moving: each key is at one of the two nodes):\n",
+        );
         out.push_str(&table(&columns, &report.in_transit.iter().map(row).collect::<Vec<_>>()));
     }
     if !report.overrides.is_empty() {
@@ -100,7 +102,7 @@ fn render_keys(report: &WhereReport) -> String {
         (Some(transit), _) if transit.stage == "moving" => {
             format!("in transit to {} (move {})", transit.to, transit.move_id)
         }
-        (_, true) => format!("moved alone; its slot is at {}", key.owner),
+        (_, true) => format!("moved without its slot, which is at {}", key.owner),
         _ => String::new(),
     };
     let row = |key: &KeyReport| {
@@ -174,7 +176,7 @@ mod tests {
         assert_eq!(lines[1].trim_end(), "{t}k     5  a:1   t");
         assert!(
             lines[2].ends_with("in transit to b:1 (move 3)")
-                && lines[3].ends_with("b:1   t         moved alone; its slot is at a:1"),
+                && lines[3].ends_with("b:1   t         moved without its slot, which is at a:1"),
             "{shown}"
         );
     }

@@ -46,13 +46,13 @@ pub(crate) use admin_client::AdminClient;
     after_long_help = "Examples:\n  \
         switchyard serve --node 127.0.0.1:7001 --node 127.0.0.1:7002    route to two local servers\n  \
         redis-cli -p 6380 set greeting hello                            and use them as one\n  \
-        switchyard status                                               what a running router sees\n  \
+        switchyard status                                               the state of a running router\n  \
         switchyard nodes add 127.0.0.1:7003 --rebalance                 another server, with its share of the keys\n  \
         switchyard where user:1000                                      which of them has this key?\n  \
         switchyard check-config -c /etc/switchyard.toml                 find mistakes before a reload does\n\n\
         Exit codes:\n  \
-        0  it worked; for serve: it stopped after a signal\n  \
-        1  it failed: the message has the problem, the place and the remedy\n  \
+        0  success; for serve: stopped by a signal\n  \
+        1  failure: the message has the problem, the place and the remedy\n  \
         2  the command line or the configuration is wrong\n  \
         3  serve: the state directory is older than the one last used to serve the nodes"
 )]

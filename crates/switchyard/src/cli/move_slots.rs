@@ -32,7 +32,7 @@ pub(super) struct HowFlags {
     protocol: Option<String>,
 
     /// The protocol with corrections (safe), or with --allow-key-loss as in its paper (netmigrate, rocksteady, fulva,
-    /// bloom): copies overwrite newer writes, deleted keys come back, INCR starts from nothing, and filters are trusted
+    /// bloom): copies overwrite newer writes, deleted keys return, INCR starts from nothing, and filters are trusted
     #[arg(long, value_name = "MODE", value_parser = ["safe", "paper"])]
     mode: Option<String>,
 
@@ -89,7 +89,7 @@ impl HowFlags {
 #[command(
     long_about = "Move slots, with all keys in them, from one node to another. Clients continue to read and write: a command waits only while its \
         own key is in transit.\n\n\
-        With --keys the keys that match a pattern move without their slots and live at the other node from then on, for single keys that are hot or \
+        With --keys the keys that match a pattern move without their slots and stay at the other node from then on, for single keys that are hot or \
         big: at most 65536 of them. The pattern is evaluated once, when the command is given. --home returns such keys to the owners of \
         their slots.\n\n\
         The move is recorded before this command returns, and survives restarts of the router. It is refused while clients bypass \
@@ -101,7 +101,7 @@ impl HowFlags {
         switchyard move --keys leaderboard:global --to 127.0.0.1:7002\n  \
         switchyard move --from 127.0.0.1:7002 --home\n  \
         switchyard moves watch\n\n\
-        Exit codes: 0 it is on record (with --wait: it is done); 1 it was refused, or stopped early"
+        Exit codes: 0 recorded (with --wait: done); 1 refused, or stopped early"
 )]
 pub(crate) struct Arguments {
     /// Node that has the slots or keys, as `switchyard nodes list` shows it [default: any node that has them]
@@ -215,11 +215,11 @@ fn render(plan: &PlanReport, shown: bool) -> String {
     let mut out = table(&columns, &rows);
     out.push_str(&notes);
     out.push_str(if plan.dry_run {
-        "only planned: without --dry-run it is done\n"
+        "only planned: without --dry-run the move starts\n"
     } else if shown {
         ""
     } else {
-        "on record; `switchyard moves watch` shows how far they are\n"
+        "recorded; `switchyard moves watch` shows the progress\n"
     });
     out
 }

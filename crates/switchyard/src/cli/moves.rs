@@ -29,7 +29,7 @@ use super::table::{count, number, table, text};
     switchyard moves pause 7\n  \
     switchyard moves abort 7\n  \
     switchyard moves abort 7 --abandon-target --dry-run      the loss if the target never returns\n  \
-    switchyard moves continueal 7 fast\n  \
+    switchyard moves goal 7 fast\n  \
     switchyard moves max-rate 7 20mb      (none: by the goal)\n  \
     switchyard moves list --json | jq '.moves[] | {id, keys_moved, seconds_left}'\n\n\
     Exit codes: 0 success; 1 failure (watch: a move stopped early)")]
@@ -82,7 +82,7 @@ struct IdArguments {
         switchyard moves abort 7\n  \
         switchyard moves abort 7 --abandon-target --dry-run      only show the loss\n  \
         switchyard moves abort 7 --abandon-target\n\n\
-        Exit codes: 0 it ends, or would; 1 it was refused"
+        Exit codes: 0 the move ends, or would; 1 refused"
 )]
 struct AbortArguments {
     /// Id of the move, as `switchyard moves` shows it
@@ -123,7 +123,7 @@ impl AbortArguments {
         on clients, but at least 1/100.",
     after_long_help = "Examples:\n  \
         switchyard moves                  all moves with their ids\n  \
-        switchyard moves continueal 7 gentle    move 7 disturbs clients less, and takes longer\n\n\
+        switchyard moves goal 7 gentle    move 7 disturbs clients less, and takes longer\n\n\
         Exit codes: 0 done; 1 refused"
 )]
 struct GoalArguments {
@@ -170,7 +170,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Some(Command::List(ListArguments { flags })) => list(flags),
         Some(Command::Watch(ListArguments { flags })) => watch(&AdminClient::new(flags)?, None, flags.json),
         Some(Command::Pause(IdArguments { id, flags })) => steer(*id, flags, "pause", &json!({}), "pauses"),
-        Some(Command::Resume(IdArguments { id, flags })) => steer(*id, flags, "resume", &json!({}), "goes on"),
+        Some(Command::Resume(IdArguments { id, flags })) => steer(*id, flags, "resume", &json!({}), "continues"),
         Some(Command::Abort(given)) => abort(given),
         Some(Command::Goal(GoalArguments { id, goal, flags })) => {
             steer(*id, flags, "goal", &GoalRequest { goal: goal.clone() }, &format!("continues with the goal {goal}"))
@@ -200,7 +200,7 @@ fn steer(id: u64, flags: &AdminFlags, verb: &str, what: &impl Serialize, done: &
 fn abort(given: &AbortArguments) -> Result<(), Failure> {
     let client = AdminClient::new(&given.flags)?;
     let body = client.post_json(&format!("/api/v1/moves/{}/abort", given.id), &given.request())?;
-    let only = if given.dry_run { "nothing is done yet: " } else { "" };
+    let only = if given.dry_run { "nothing was changed: " } else { "" };
     client.print(&body, |report: &MovesReport| format!("{only}{}\n", report.message))
 }
 
@@ -455,7 +455,7 @@ fn big_keys(report: &MoveReport) -> Option<String> {
         ));
     }
     for big in &report.big {
-        let again = if big.restarts > 0 { format!(", begun {} times", big.restarts + 1) } else { String::new() };
+        let again = if big.restarts > 0 { format!(", started {} times", big.restarts + 1) } else { String::new() };
         let state = if big.is_read {
             "copied, following writes".to_owned()
         } else {
@@ -573,7 +573,7 @@ mod tests {
             "{shown}"
         );
         assert!(lines[2].contains("moving (returns keys for RENAME)"), "{shown}");
-        assert!(shown.contains("with others: EVAL 1 200, RENAME 3\n"), "{shown}");
+        assert!(shown.contains("with other keys: EVAL 1 200, RENAME 3\n"), "{shown}");
         assert!(
             shown.contains("STOPPED") && shown.contains("the target is full") && shown.ends_with("no room\n"),
             "{shown}"

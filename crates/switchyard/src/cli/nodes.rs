@@ -16,9 +16,9 @@ use super::table::{count, number, table, text};
 #[command(after_long_help = "Examples:\n  \
     switchyard nodes                                         list them\n  \
     switchyard nodes -c /etc/switchyard.toml                 the same, with address and token of the admin port from there\n  \
-    switchyard nodes add 127.0.0.1:7003 --rebalance --wait   let one join, with its share of the slots\n  \
+    switchyard nodes add 127.0.0.1:7003 --rebalance --wait   add one, with its share of the slots\n  \
     switchyard nodes drain 127.0.0.1:7003 --wait             move everything away from it\n  \
-    switchyard nodes remove 127.0.0.1:7003                   let it go\n\n\
+    switchyard nodes remove 127.0.0.1:7003                   remove it\n\n\
     Exit codes: 0 success; 1 failure")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -48,7 +48,7 @@ enum Command {
     after_long_help = "Examples:\n  \
         switchyard nodes accept 10.0.0.1:6379\n  \
         switchyard nodes accept mymaster --admin https://router-1:6381 --admin-ca-file ca.pem --admin-token-file token\n\n\
-        Exit codes: 0 it is accepted; 1 it is not"
+        Exit codes: 0 accepted; 1 refused"
 )]
 struct AcceptArguments {
     /// Name of the node, as `switchyard nodes list` shows it
@@ -58,10 +58,10 @@ struct AcceptArguments {
     flags: AdminFlags,
 }
 
-/// Let a server join as a node
+/// Add a server as a node
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Let a server join as a node. It is checked first: it must be reachable with the user, the password and the TLS of [nodes], a primary of \
+    long_about = "Add a server as a node. It is checked first: it must be reachable with the user, the password and the TLS of [nodes], a primary of \
         Redis 6.2 or later or of Valkey, without cluster mode, empty, and not a node yet, under any name. If a check fails, nothing changes.\n\n\
         The node is remembered in the state directory, so that no file has to be edited. It owns no slots until some are moved to it.\n\n\
         A single node accepts every command; with two, keys that are used together must share a slot. Before a second node joins, commands that clients have used \
@@ -70,7 +70,7 @@ struct AcceptArguments {
         switchyard nodes add 127.0.0.1:7003\n  \
         switchyard nodes add 127.0.0.1:7003 --rebalance --wait      and give it its share of the slots\n  \
         redis-cli -h 127.0.0.1 -p 7003 DBSIZE                       before that: is it empty?\n\n\
-        Exit codes: 0 it has joined (with --wait: it has its share); 1 it was refused, and nothing has changed (or a move stopped early)"
+        Exit codes: 0 joined (with --wait: with its share); 1 refused, and nothing has changed (or a move stopped early)"
 )]
 struct AddArguments {
     /// Address of the server
@@ -99,7 +99,7 @@ struct AddArguments {
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
     switchyard nodes undrain 127.0.0.1:7001 && switchyard balance\n\n\
-    Exit codes: 0 it may get slots; 1 it was refused")]
+    Exit codes: 0 the node may get slots; 1 refused")]
 struct UndrainArguments {
     /// Node, as `switchyard nodes list` shows it
     address: String,
@@ -113,12 +113,12 @@ struct UndrainArguments {
 #[command(after_long_help = "Examples:\n  \
     switchyard nodes drain 127.0.0.1:7001 --dry-run\n  \
     switchyard nodes drain 127.0.0.1:7001 --wait && switchyard nodes remove 127.0.0.1:7001\n\n\
-    Exit codes: 0 it is on record (with --wait: the node owns nothing any more); 1 it was refused, or a move stopped early")]
+    Exit codes: 0 recorded (with --wait: the node owns nothing); 1 refused, or a move stopped early")]
 struct DrainArguments {
     /// Node, as `switchyard nodes list` shows it
     address: String,
 
-    /// Only show the moves that would begin
+    /// Only show the moves that would start
     #[arg(long)]
     dry_run: bool,
 
@@ -139,7 +139,7 @@ struct DrainArguments {
     long_about = "Remove a node that owns no slots. The removal is stored, even if the configuration still lists the node.",
     after_long_help = "Examples:\n  \
         switchyard nodes drain 127.0.0.1:7003 --wait && switchyard nodes remove 127.0.0.1:7003\n\n\
-        Exit codes: 0 it is gone; 1 it was refused"
+        Exit codes: 0 removed; 1 refused"
 )]
 struct RemoveArguments {
     /// Node, as `switchyard nodes list` shows it
@@ -210,7 +210,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             let client = AdminClient::new(&given.flags)?;
             let body = client
                 .post_json(&format!("/api/v1/nodes/{}/remove", encoded(&given.address)), &serde_json::json!({}))?;
-            return client.print_text(&body, &format!("{} is gone", given.address));
+            return client.print_text(&body, &format!("{} is removed", given.address));
         }
     };
     let client = AdminClient::new(flags)?;
@@ -276,12 +276,16 @@ pub(super) fn render(nodes: &[NodeReport]) -> String {
         }
         if node.overrides > 0 {
             let keys = if node.overrides == 1 { "key" } else { "keys" };
-            out.push_str(&format!("{}: also holds {} {keys} moved there alone\n", node.address, count(node.overrides)));
+            out.push_str(&format!(
+                "{}: also holds {} {keys} moved there without their slots\n",
+                node.address,
+                count(node.overrides)
+            ));
         }
         if let Some(primary) = node.primary {
             let replicas: Vec<String> = node.replicas.iter().map(ToString::to_string).collect();
             let replicas = if replicas.is_empty() { "none".to_owned() } else { replicas.join(", ") };
-            out.push_str(&format!("{}: its primary is {primary}; replicas fit to be read: {replicas}\n", node.address));
+            out.push_str(&format!("{}: its primary is {primary}; readable replicas: {replicas}\n", node.address));
         }
     }
     out
@@ -338,11 +342,8 @@ mod tests {
         let mut with_replicas = node(3, LinkReport::Up);
         with_replicas.primary = Some("127.0.0.1:7103".parse().expect("an address"));
         let shown = render(&[with_replicas.clone()]);
-        assert!(
-            shown.ends_with("127.0.0.1:7003: its primary is 127.0.0.1:7103; replicas fit to be read: none\n"),
-            "{shown}"
-        );
+        assert!(shown.ends_with("127.0.0.1:7003: its primary is 127.0.0.1:7103; readable replicas: none\n"), "{shown}");
         with_replicas.replicas = vec!["127.0.0.1:7003".parse().expect("an address")];
-        assert!(render(&[with_replicas]).ends_with("replicas fit to be read: 127.0.0.1:7003\n"));
+        assert!(render(&[with_replicas]).ends_with("readable replicas: 127.0.0.1:7003\n"));
     }
 }

@@ -36,7 +36,7 @@ pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,
 
-    /// Begin the moves of the plan
+    /// Start the moves of the plan
     #[arg(long, conflicts_with = "load")]
     apply: bool,
 
@@ -92,7 +92,7 @@ struct ReplayArguments {
 #[command(
     long_about = "Move the keys and slots of a decision back, if they are still at the nodes that the decision moved them to.",
     after_long_help = "Examples:\n  switchyard plan history\n  switchyard plan undo 12\n\n\
-        Exit codes: 0 the moves have begun; 1 nothing can be moved back, with the reason"
+        Exit codes: 0 the moves have started; 1 nothing can be moved back, with the reason"
 )]
 struct UndoArguments {
     /// Id of the decision
@@ -106,8 +106,8 @@ struct UndoArguments {
 /// Show whether the router moves anything by itself; disable or enable it
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Whether the router moves anything by itself: the planner with [planner] mode = \"on\". `off` disables it at once and permanently, whatever the configuration \
-        says, until `on`. Moves in progress continue.",
+    long_about = "Whether the router moves anything by itself: the planner with [planner] mode = \"on\". `off` disables it at once and permanently, regardless of the configuration, \
+        until `on`. Moves in progress continue.",
     after_long_help = "Examples:\n  \
         switchyard automation\n  \
         switchyard automation off\n  \
@@ -242,7 +242,7 @@ fn decision(report: &DecisionReport) -> String {
         let ends = match *fullest_percent {
             _ if *relieves => "relieves every node".to_owned(),
             percent if percent > 100.0 => format!("leaves a node at {percent:.0} % of its limit"),
-            _ => "leaves keys at the node that leaves".to_owned(),
+            _ => "leaves keys at the node to be removed".to_owned(),
         };
         out.push_str(&format!("instead, {way}: {ends}, costs {}\n", price(*cost)));
     }

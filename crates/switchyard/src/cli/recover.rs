@@ -83,7 +83,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     for node in &resolved.nodes {
         let Some(primary) = servers(node).into_iter().next() else { continue };
         let mut connection = NodeConnection::open(&primary.access, TIMEOUT)
-            .map_err(|why| anyhow!("node {} {why}: every node must answer", node.name))?;
+            .map_err(|why| anyhow!("node {} {why}: every node must reply", node.name))?;
         let routers = connection
             .call(&["CLIENT", "LIST"])
             .map(|list| routers(&list.text()))
@@ -274,14 +274,14 @@ fn settle(topology: Topology, misplaced: MisplacedKeys, prefer_largest_copy: boo
         .collect();
     if alone.len() > OVERRIDES_MAX {
         bail!(
-            "{} only elsewhere than most keys of the slot, and not more than {OVERRIDES_MAX} can live alone: these nodes were not one fleet. Remove the keys that do \
+            "{} only elsewhere than most keys of the slot, and at most {OVERRIDES_MAX} keys can be moved without their slots: these nodes were not one fleet. Remove the keys that do \
              not belong there",
             are(alone.len())
         );
     }
     if !alone.is_empty() {
         println!(
-            "{} elsewhere than most keys of the slot, and found there; `switchyard move --home` moves such keys",
+            "{} elsewhere than most keys of the slot, and found there; `switchyard move --home` returns such keys",
             are(alone.len())
         );
     }

@@ -21,7 +21,7 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
     long_about = "Show the state of a running router: whether every slot can be served, clients, commands, and each node.",
     after_long_help = "Examples:\n  \
         switchyard status\n  \
-        switchyard status --watch                      the load of each node, again each second, until Ctrl-C\n  \
+        switchyard status --watch                      the load of each node, refreshed each second, until Ctrl-C\n  \
         switchyard status -c /etc/switchyard.toml      address and token of the admin port from there\n  \
         switchyard status --check                      one verdict as the exit code, for monitoring\n  \
         switchyard status --json | jq .ready\n\n\
@@ -195,7 +195,7 @@ fn render_state(status: &StatusReport) -> String {
             parts.push(format!("{} {} cannot be served", count(unserved), plural(unserved, "slot")));
         }
         if moving > 0 {
-            parts.push(format!("keys of {} {} on the way cannot be used", count(moving), plural(moving, "slot")));
+            parts.push(format!("keys of {} {} in transit cannot be used", count(moving), plural(moving, "slot")));
         }
         let limping = status.nodes.iter().filter(|node| !node.conditions().is_empty()).count() as u64;
         if limping > 0 {

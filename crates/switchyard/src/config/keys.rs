@@ -197,7 +197,7 @@ fn read_reads(raw: &Raw) -> Result<Reads, String> {
 fn read_master(raw: &Raw) -> Result<String, String> {
     let name = raw.text()?;
     if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)) {
-        return Err(format!("{name:?} is not a name that Sentinel takes: letters, digits, and . _ -"));
+        return Err(format!("{name:?} is not a name that Sentinel accepts: letters, digits, and . _ -"));
     }
     Ok(name.to_owned())
 }
@@ -375,12 +375,12 @@ keys! {
         "Folder of the slot map and other state that must survive a restart. The default is $STATE_DIRECTORY (set by systemd), else \
          $XDG_STATE_HOME/switchyard, else ~/.local/state/switchyard.";
     "shutdown-timeout" Reload ["drain-timeout", "grace-period"] time(Duration::ZERO..=HOUR) shutdown_timeout,
-        "How long SIGTERM waits for commands in flight before it cuts their clients.";
+        "Maximum time that SIGTERM waits for commands in flight before it disconnects their clients.";
     "memory-max" Reload ["maxmemory", "maxmemory-clients"] by(MemoryMax::read, quoted) memory_max,
         "Memory that the process may use: a size, or a percentage of the memory of the machine or its control group. Beyond it, the clients that \
          use the most are closed, the largest first. 0: no limit.";
     "allow-open-listener" Restart ["protected-mode"] switch allow_open_listener,
-        "Listen on addresses that others can reach although clients need no password.";
+        "Listen on addresses that other machines can reach, although clients need no password.";
 
     [Clients]
     "password" Reload ["requirepass", "auth", "redis-auth"] secret(Inline) client_password = "\"...\"",
@@ -393,8 +393,8 @@ keys! {
         "File with the users that may log in, what they may do, and hashes of their passwords: see docs/security.md. With it, a client \
          needs a user name, unless the file has a line for the default user.";
     "default-user-rules" Reload [] by(read_words, |words| list(words)) default_user_rules,
-        "What clients that have not named a user may or may not do, in the words of the users file: [\"-@dangerous\", \"-keys\"]; \
-         [\"operator\"] lets them change the fleet. Not together with a line for the default user there. Empty: they may do everything but \
+        "Permissions of clients that have not named a user, in the syntax of the users file: [\"-@dangerous\", \"-keys\"]; \
+         [\"operator\"] lets them change the fleet. Not together with a line for the default user there. Empty: they may do everything except \
          that.";
     "login-timeout" Reload ["auth-timeout"] time_or_never(Duration::ZERO..=HOUR) runtime.login_timeout,
         "Timeout for a client's login; then its connection is closed. 0s: no timeout.";
@@ -407,15 +407,15 @@ keys! {
     "output-limit" Reload ["client-output-buffer-limit"] by(read_output_limit, show_output_limit) runtime.client_output_limit,
         "Bytes of replies that may wait for a client before it is closed. 0: no limit per client; memory-max limits all clients together.";
     "push-limit" Reload ["pubsub-output-limit", "message-limit"] size(64 * KB..=64 * GB) runtime.push_limit,
-        "Bytes of messages that may wait for one subscriber before it is cut.";
+        "Bytes of messages that may wait for one subscriber before it is disconnected.";
     "push-soft-limit" Reload ["pubsub-output-soft-limit"] size(KB..=64 * GB) runtime.push_soft_limit,
-        "A subscriber for which more bytes of messages than these wait for longer than push-soft-time is cut as well.";
+        "A subscriber for which more bytes of messages than these wait for longer than push-soft-time is disconnected as well.";
     "push-soft-time" Reload ["pubsub-output-soft-time"] time(MS * 200..=DAY) runtime.push_soft_time,
-        "How long a subscriber may be over push-soft-limit.";
+        "Maximum time that a subscriber may exceed push-soft-limit.";
     "on-missed-messages" Reload [] word([(OnMissed::Auto, "auto"), (OnMissed::Disconnect, "disconnect"), (OnMissed::Continue, "continue")]) runtime.on_missed,
         "Which subscribers are disconnected when messages for them may have been missed, because a node's connection was lost. auto: subscribers of a shard \
-         channel there; subscribers of channels and patterns when no node serves them any more. disconnect: all that are subscribed there, so that each \
-         knows. continue: none.";
+         channel there; subscribers of channels and patterns when no node serves them. disconnect: all that are subscribed there, so that each \
+         notices it. continue: none.";
     "subscriptions-max" Reload ["max-subscriptions"] count(1..=100_000_000) runtime.subscriptions_max,
         "Channels and patterns that one client may be subscribed to.";
     "pipeline-max" Reload [] count(1..=1_000_000) runtime.client_pipeline_max,
@@ -454,10 +454,10 @@ keys! {
     "connect-timeout" Reload ["connection-timeout"] time(MS..=HOUR) runtime.connect_timeout,
         "Time to establish a connection to a node, authentication included.";
     "command-timeout" Reload ["timeout", "op-timeout", "server-timeout"] time(MS..=HOUR) runtime.command_timeout,
-        "Time in which a node must answer a command; after it the client gets an error that names the node.";
+        "Timeout of a node's reply to a command; then the client gets an error that names the node.";
     "slow-command-timeout" Reload ["busy-reply-threshold", "lua-time-limit"] time_or_never(Duration::ZERO..=DAY) runtime.slow_command_timeout,
-        "The same for commands that may be slow: FLUSHALL, KEYS, SORT, EVAL and their relatives. 0s: they have all the time that they need, as at a server. \
-         What waits behind them at the node does not fail for them.";
+        "The same timeout for commands that may be slow: FLUSHALL, KEYS, SORT, EVAL and their relatives. 0s: no timeout, as at a server. \
+         Commands queued behind them at the node do not time out.";
     "reconnect-backoff-max" Reload ["server-retry-timeout", "server_retry_timeout"] time(MS * 10..=HOUR) runtime.reconnect_backoff_max,
         "Longest pause between two attempts to reconnect to a node that is down.";
     "wait-max" Reload [] optional_time(Duration::ZERO..=HOUR) runtime.wait_max = "\"2s\"",
@@ -470,14 +470,14 @@ keys! {
     "watch-connections-max" Reload [] count(1..=100_000) runtime.watch_connections_max,
         "Connections for transactions that begin with WATCH to each node, over all workers. A connection is used from WATCH to EXEC.";
     "blocking-connections-max" Reload [] count(1..=100_000) runtime.blocking_connections_max,
-        "Connections for commands that wait at the node (BLPOP, XREAD BLOCK, WAIT), over all workers: so many clients can wait there at \
+        "Connections for commands that wait at the node (BLPOP, XREAD BLOCK, WAIT), over all workers: the maximum number of clients that wait there at \
          once.";
     "config-set" Reload [] by(read_lower_case, |names| list(names)) runtime.config_set,
         "Names of settings, or patterns such as \"maxmemory*\", that clients may change at every node by CONFIG SET. Settings that belong \
          to one node (ports, files, passwords) are refused all the same. A node that joins gets notify-keyspace-events and \
          maxmemory-policy of the other nodes if the list has these names.";
     "on-data-loss" Reload ["empty-return"] word(ON_DATA_LOSS) runtime.on_data_loss,
-        "What is done with a node that restarted and lost the keys that it had. serve: it is served, its keys are gone. hold: it is \
+        "Treatment of a node that restarted and lost its keys. serve: it is served, its keys are lost. hold: it is \
          treated as down until SWITCHYARD ACCEPT, or until it has them again. auto: hold if it stores its data on disk (appendonly, \
          save) and commands of the last second cannot have removed the keys, else serve.";
     "tls" Reload ["tls-replication", "tls-cluster"] switch nodes_tls.on,
@@ -508,7 +508,7 @@ keys! {
     [Scripts]
     "undeclared-keys" Reload ["allow-cross-slot-keys"] word([(true, "refuse"), (false, "allow")]) runtime.check_scripts,
         "refuse: a script or function that accesses a key outside the slots of its declared keys gets an \
-         error. allow: it accesses whatever the node of its declared keys has.";
+         error. allow: it can access all keys at the node of its declared keys.";
 
     [Moves]
     "goal" Reload ["speed", "priority"] word(Goal::ALL) moves.how.goal,
@@ -516,14 +516,14 @@ keys! {
     "max-rate" Reload ["bandwidth", "rate-limit"] by(read_rate, |rate| size(rate.unwrap_or(0) as usize)) moves.how.max_rate,
         "Maximum number of bytes per second that a move copies, with a unit, such as 20mb. 0: as fast as the goal allows.";
     "durability" Reload [] word(DURABILITIES) moves.how.durability,
-        "What must be safe at the target before a key leaves its source: memory (the target has answered), aof (its append-only file is \
+        "Required durability at the target before a key leaves its source: memory (the target has replied), aof (its append-only file is \
          on disk), replica (its replicas have it).";
     "per-node-max" Reload [] count(1..=16) moves.per_node_max,
         "Maximum number of concurrent moves of a node, as source or as target; more wait.";
     "big-key" Reload ["large-key", "big-keys"] size(0..=GB) runtime.big_key,
         "Values that take at least this many bytes of a node's memory are copied in pieces, so that commands wait only for a piece. 0: none.";
     "colocate-timeout" Reload ["bring-home-timeout", "home-timeout"] time(Duration::ZERO..=HOUR) runtime.colocate_timeout,
-        "Maximum time that a command waits until keys that were moved alone (move --keys) are returned to their slot's owner. 0s: they are \
+        "Maximum time that a command waits until keys that were moved without their slots (move --keys) are returned to their slot's owner. 0s: they are \
          not returned, and it is refused with CROSSSLOT.";
 
     [Telemetry]
@@ -562,13 +562,13 @@ keys! {
 
     [Planner]
     "mode" Reload ["enabled"] word(Mode::ALL) planner.mode,
-        "off: the load is not judged. observe: the planner decides, but only reports its decisions (`switchyard plan`). on: it moves keys and slots by itself.";
+        "off: the load is not evaluated. observe: the planner decides, but only reports its decisions (`switchyard plan`). on: it moves keys and slots by itself.";
     "policy" Reload [] word(POLICIES) planner.policy,
         "Policy: switchyard (the cheapest of several ways, with a fit test), or as Makris et al. do: makris-printed, makris-ffd, makris-safe.";
     "interval" Reload ["period"] time(Duration::from_millis(100)..=HOUR) planner.interval,
         "Interval between evaluations of the load.";
     "window" Reload [] time(Duration::from_millis(500)..=HOUR) planner.window,
-        "Time that a node must be over its limit before anything is done. Shorter peaks are ignored.";
+        "Time that a node must be over its limit before the planner acts. Shorter peaks are ignored.";
     "headroom" Reload ["margin"] count(1..=80) planner.headroom,
         "Percentage of a node's capacity that is kept free. Without a capacity, the percentage above its even share.";
     "min-requests" Reload ["threshold"] optional_count(0..=100_000_000) planner.least = "1000",
@@ -608,7 +608,7 @@ keys! {
     "down-cooldown" Reload ["down-pause"] by(read_ms, |ms| time(Duration::from_millis(*ms))) autoscale.knobs.down_cooldown,
         "Pause between a change and the next node that is removed.";
     "schedule" Reload [] by(|raw| autoscale::Schedule::parse(&raw.texts()?), |schedule| list(schedule.texts())) autoscale.knobs.schedule,
-        "The least number of nodes by weekday and time in UTC, such as \"Fri 18:00 at least 6\" and \"daily 08:00 at least 3\". A line holds until the next.";
+        "Minimum number of nodes by weekday and time in UTC, such as \"Fri 18:00 at least 6\" and \"daily 08:00 at least 3\". A line holds until the next.";
     "notify" Reload ["webhook"] by(Raw::command_line, |words| list(words)) autoscale.notify,
         "A program and its arguments. It gets each decision, end and failure as a line of JSON.";
 
@@ -663,7 +663,7 @@ keys! {
     "slowlog-log-slower-than" Reload ["slowlog-slower-than"] optional(|raw| raw.time(Duration::ZERO..=HOUR), |least| time(*least)) runtime.slowlog_slower_than,
         "Minimum duration of a command to be entered into the slow log (SLOWLOG GET). 0s: all.";
     "slowlog-max-len" Reload [] count(0..=1_000_000) runtime.slowlog_max_len,
-        "Entries of the slow log; 0 switches it off.";
+        "Entries of the slow log; 0 disables it.";
     "slowlog-arguments" Reload [] switch runtime.slowlog_arguments,
         "Whether the slow log has the arguments of commands (at most 32, of 128 bytes each), or only their names.";
 }
@@ -674,13 +674,13 @@ keys! {
 
     [Listener]
     "address" Restart ["listen", "bind"] optional(Raw::listen_place, quoted) place = "\"unix:/run/switchyard/socket\"",
-        "What to listen on: HOST:PORT, tls://HOST:PORT or unix:/path.";
+        "Address to listen on: HOST:PORT, tls://HOST:PORT or unix:/path.";
     "tls" Restart [] optional(Raw::switch, |on| Some(on.to_string())) tls = "true",
         "Speak TLS, with the certificate of [tls].";
     "mode" Restart ["unixsocketperm"] optional(|raw| parse_mode(raw.text()?), |mode| quoted(format!("{mode:o}"))) mode = "\"660\"",
         "Permissions of a Unix socket, in octal and in quotes. Default: only the user that Switchyard runs as.";
     "connections" Restart [] optional_count(1..=10_000_000) bounds.connections = "1000",
-        "Connections at once.";
+        "Maximum number of open connections.";
     "connections-per-second" Restart [] optional_count(1..=10_000_000) connections_per_second = "1000",
         "New connections per second; further connections are closed at once.";
     "requests-per-second" Restart [] optional_count(1..=100_000_000) bounds.requests_per_second = "1000",
@@ -718,7 +718,7 @@ keys! {
     "tls-server-name" Reload [] text tls_server_name = "\"redis-a.internal\"",
         "Name that the certificates of this node's servers must have, instead of their own host names or IP addresses.";
     "password" Reload ["auth", "requirepass", "masterauth"] secret(Inline) password = "\"...\"",
-        "The password of this node, in clear. Better kept out of this file, by one of the next two keys.";
+        "The password of this node, in clear text. Prefer one of the next two keys, which keep it out of this file.";
     "password-file" Reload [] secret(File) password = "\"/run/secrets/password\"",
         "File with the password of this node.";
     "password-env" Reload [] secret(Env) password = "\"SWITCHYARD_SECRET\"",
@@ -730,7 +730,7 @@ keys! {
     "sentinels" Reload ["sentinel"] endpoints(Some(SENTINEL_PORT)) sentinels = "[\"127.0.0.1:26379\"]",
         "Sentinels that know the primary of this node; together with sentinel-master.";
     "capacity" Reload ["max-requests"] optional_count(1..=100_000_000) capacity = "50000",
-        "Requests in a second that this node answers in time. The planner keeps it below; without one it evens the load.";
+        "Requests per second that this node answers in time. The planner keeps its load below this; without a capacity it evens the load.";
     "weight" Reload ["slots"] optional_count(0..=10_000) weight = "2",
         "Share of the slots that `switchyard balance` gives this node, relative to the other nodes (default 1; 0: none).";
 }

@@ -74,7 +74,10 @@ impl ListenerConfig {
         let (address, tls) = match &self.place {
             None => return Err("this [[listener]] has no address".to_owned()),
             Some(ListenPlace::Tcp { .. }) if self.mode.is_some() => {
-                return Err("mode is the permissions of a Unix socket; this listener is none".to_owned());
+                return Err(
+                    "mode sets the permissions of a Unix socket, and this listener has another address; remove mode"
+                        .to_owned(),
+                );
             }
             Some(ListenPlace::Tcp { endpoint, tls }) => {
                 (ListenAddress::Tcp(endpoint.resolve()?), self.tls.unwrap_or(*tls))

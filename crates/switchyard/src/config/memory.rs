@@ -36,7 +36,7 @@ impl MemoryMax {
             Some(0) => Ok(Self::None),
             Some(bytes @ MIN..) => Ok(Self::Bytes(bytes)),
             Some(_) => Err(format!(
-                "{} is out of range; allowed is {} and more, or 0: no bound",
+                "{} is out of range; allowed is {} and more, or 0: no limit",
                 raw.shown(),
                 format_size(MIN)
             )),

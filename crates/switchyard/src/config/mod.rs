@@ -755,7 +755,7 @@ impl Config {
         warnings.append(&mut tls_warnings);
         if admin_token.as_ref().is_some_and(|token| !token.0.bytes().all(|b| b.is_ascii_graphic())) {
             let text =
-                "the token of the admin port must be visible ASCII characters without spaces: it travels in a header";
+                "the token of the admin port must be visible ASCII characters without spaces: it is sent in a header";
             let form = self.admin_token.as_ref().map_or("", |source| source.form().suffix());
             problems.push(self.problem(&format!("admin.token{form}"), text));
         }

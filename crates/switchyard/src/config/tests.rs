@@ -371,7 +371,7 @@ fn replication_is_checked_for_contradictions() {
         ("address = \"127.0.0.1:1\"\nsentinels = [\"a\"]", "sentinels need sentinel-master"),
         ("address = \"127.0.0.1:1\"\nsentinel-master = \"m\"\nsentinels = [\"a\"]", "remove one of them"),
         ("sentinel-master = \"m\"\nsentinels = [\"a\"]\nreplicas = [\"b\"]", "remove replicas"),
-        ("sentinel-master = \"a b\"", "is not a name that Sentinel takes"),
+        ("sentinel-master = \"a b\"", "is not a name that Sentinel accepts"),
     ] {
         let problems = read(&format!("[[node]]\n{text}\n")).map(|_| ()).expect_err(text);
         assert!(problems.to_string().contains(expected), "{problems}");

@@ -151,7 +151,7 @@ impl ServerFiles {
             (ClientAuth::Off, _) => builder.with_no_client_auth(),
             (_, None) => {
                 return Err(
-                    "client-auth needs client-ca-file: the certificates that clients' are checked against".to_owned()
+                    "client-auth needs client-ca-file: the authorities that sign the clients' certificates".to_owned()
                 );
             }
             (_, Some(ca)) => {
@@ -194,7 +194,7 @@ impl NodeFiles {
             .map_err(|error| format!("TLS cannot be set up: {error}"))?;
         let builder = if self.insecure {
             warnings.push(
-                "nodes.tls-insecure: the certificates of nodes are NOT checked. Whoever can get between Switchyard and a node can read \
+                "nodes.tls-insecure: the certificates of nodes are NOT checked. An attacker between Switchyard and a node can read \
                  and change everything, passwords included. Give tls-ca-file instead"
                     .to_owned(),
             );

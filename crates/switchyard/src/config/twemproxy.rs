@@ -349,7 +349,7 @@ impl PoolConfig {
             return None;
         }
         warnings.push(format!(
-            "pool {}: auto_eject_hosts is a rule of caches: while a server is away others serve for it, and keys that it had are answered with nil",
+            "pool {}: auto_eject_hosts is a rule of caches: while a server is ejected, others serve its keys, and keys that only it has are answered with nil",
             self.name
         ));
         Some(rule)

@@ -62,7 +62,7 @@ pub(crate) fn examine(nodes: &[NodeFacts], needs: &Needs) -> Vec<Finding> {
                 if node.replica_of.is_some() { Level::Warning } else { Level::Error },
                 "connection",
                 why.clone(),
-                "see that the server runs, that its address and port are right, and that the user and the password of [nodes] or [[node]] are its own",
+                "check that the server runs, that its address and port are right, and that the user and the password of [nodes] or [[node]] are its own",
             ),
             None => {
                 server(node, &mut notes);
@@ -90,7 +90,7 @@ fn server(node: &NodeFacts, notes: &mut Notes<'_>) {
         return notes.error(
             "info",
             "it does not answer INFO",
-            "allow INFO to our user: the router tells servers apart by it",
+            "allow INFO to our user: the router identifies servers by it",
         );
     }
     let version = info("redis_version");
@@ -133,7 +133,7 @@ fn server(node: &NodeFacts, notes: &mut Notes<'_>) {
         Some((off, took)) if off.abs() - took > SKEW_BAD_MS => notes.error(
             "clock",
             format!("its clock is {:.1} s off ours", off as f64 / 1000.0),
-            "run NTP: times to live that are given as points in time mean something else there",
+            "run NTP: expiry times that are given as timestamps are wrong there",
         ),
         Some((off, took)) if off.abs() - took > SKEW_MS => {
             notes.warning(
@@ -177,7 +177,11 @@ fn replica(node: &NodeFacts, primary: SocketAddr, notes: &mut Notes<'_>) {
     // The replica was never in sync: its first synchronization is about to begin.
     let is_first = info("master_link_down_since_seconds") == "-1";
     if info("master_sync_in_progress") == "1" || is_first {
-        notes.warning("replication", "it is being filled from its primary, and not read before that is done", "wait");
+        notes.warning(
+            "replication",
+            "it is synchronizing with its primary, and is not read until that has finished",
+            "wait",
+        );
     } else if info("master_link_status") != "up" {
         notes.error(
             "replication",
@@ -186,7 +190,11 @@ fn replica(node: &NodeFacts, primary: SocketAddr, notes: &mut Notes<'_>) {
         );
     }
     if info("slave_read_only") == "0" {
-        notes.warning("replica-read-only", "it takes writes that its primary never sees", "set replica-read-only yes");
+        notes.warning(
+            "replica-read-only",
+            "it accepts writes that its primary never gets",
+            "set replica-read-only yes",
+        );
     }
     if info("slave_priority") == "0" {
         notes.note(
@@ -209,7 +217,7 @@ fn clients(node: &NodeFacts, notes: &mut Notes<'_>) {
     notes.warning(
         "direct clients",
         format!("its keys are used past the router by {}, {of}; one is {first}", counted(node.direct.len(), "client")),
-        "let them use the router before keys move, or fence them off (docs/moving-data.md): they would not find moved keys",
+        "connect them to the router before keys move, or fence them off (docs/moving-data.md): they would not find moved keys",
     );
 }
 
@@ -218,15 +226,15 @@ fn storage(node: &NodeFacts, notes: &mut Notes<'_>) {
     let append_only = info("aof_enabled") == "1";
     if !append_only && node.config.get("save").is_some_and(String::is_empty) {
         notes.warning("persistence",
-            "it keeps nothing over a restart (appendonly no, save \"\")",
-            "fine for a cache; else set appendonly yes. A node that comes back empty is served as it is unless nodes.on-data-loss is \"hold\"",
+            "it loses its keys in a restart (appendonly no, save \"\")",
+            "fine for a cache; else set appendonly yes. A node that returns empty is served as it is unless nodes.on-data-loss is \"hold\"",
         );
     }
     for (field, what) in
         [("rdb_last_bgsave_status", "last snapshot"), ("aof_last_write_status", "last write to its append-only file")]
     {
         if info(field) == "err" {
-            notes.error("persistence", format!("its {what} failed"), "see its log: a full disk, most often");
+            notes.error("persistence", format!("its {what} failed"), "see its log: often the disk is full");
         }
     }
     let (used, max) = (number(&node.info, "used_memory"), number(&node.info, "maxmemory").filter(|m| *m > 0));
@@ -283,14 +291,14 @@ fn limits(node: &NodeFacts, needs: &Needs, notes: &mut Notes<'_>) {
         notes.warning(
             "proto-max-bulk-len",
             format!("it accepts arguments up to {bulk} bytes, and clients may send up to {}", needs.argument_max),
-            "set clients.argument-max to the same: a larger one costs the connection to the node",
+            "set clients.argument-max to the same: a larger argument breaks the connection to the node",
         );
     }
     if node.config.get("protected-mode").is_some_and(|v| v == "yes") && !node.authenticates && !node.loopback {
         notes.note(
             "protected-mode",
             "it is in protected mode and requires no password",
-            "see that it is bound to the address named here",
+            "check that it is bound to the address named here",
         );
     }
     if node.config.get("protected-mode").is_some_and(|v| v == "no") && !node.authenticates {
@@ -340,7 +348,7 @@ fn rights(node: &NodeFacts, needs: &Needs, notes: &mut Notes<'_>) {
                 "a first start cannot detect that the node belongs to a larger fleet than the listed one",
             ),
             "FUNCTION LIST" | "FUNCTION DUMP" => {
-                (Level::Warning, "functions cannot be brought to nodes that return empty")
+                (Level::Warning, "functions cannot be restored at nodes that return empty")
             }
             _ => (Level::Warning, "clients that need it get the node's error"),
         };
@@ -355,7 +363,7 @@ fn rights(node: &NodeFacts, needs: &Needs, notes: &mut Notes<'_>) {
         notes.warning(
             "functions",
             format!(
-                "libraries that were loaded past the router are not kept to their keys: {}",
+                "libraries that were loaded past the router can access undeclared keys: {}",
                 functions.unchecked.join(", ")
             ),
             "load them through the router: FUNCTION LOAD REPLACE",
@@ -430,7 +438,7 @@ fn together(nodes: &[&NodeFacts], notes: &mut Notes<'_>) {
                 level,
                 "settings differ",
                 format!("{name}: {}; {then}", shown(&values)),
-                format!("set {name} alike on all nodes{how}"),
+                format!("set {name} to one value on all nodes{how}"),
             );
         }
     }

@@ -30,10 +30,10 @@ pub(super) fn add_process(page: &mut Page) {
         );
     }
     if let Some(max) = getrlimit(Resource::Nofile).current {
-        page.add("process_max_fds", "gauge", "How many open files the process may have", max as f64);
+        page.add("process_max_fds", "gauge", "Maximum number of open files of the process", max as f64);
     }
     if let Some(start) = start_time() {
-        page.add("process_start_time_seconds", "gauge", "When the process started, in seconds since 1970", start);
+        page.add("process_start_time_seconds", "gauge", "Start time of the process, in seconds since 1970", start);
     }
 }
 

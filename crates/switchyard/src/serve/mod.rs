@@ -223,7 +223,7 @@ pub(crate) fn run(
         info!("node {name} has joined; it owns no slots yet, so no keys are on it");
     }
     for (_, name) in &settled.removed {
-        info!("node {name} is gone; it owned no slots");
+        info!("node {name} was removed; it owned no slots");
     }
 
     let mut live = resolved.live;
@@ -345,7 +345,7 @@ pub(crate) fn run(
     }
     if let Some(why) = runtime.block_on(signals.wait_for_stop(&running, &reloads, &mut replaced)) {
         // Commands in flight can no longer be ended at the nodes, so do not drain.
-        let why = format!("{why}. This router ends; clients find the other one when they connect again");
+        let why = format!("{why}. This router ends; clients reach the other one when they reconnect");
         // If restarted as a standby it waits. Without a standby, the two routers would end each other in turn.
         return Err(if is_standby { Failure::Failed(anyhow!(why)) } else { Failure::Replaced(why) });
     }
@@ -423,7 +423,7 @@ fn explain_listen(address: SocketAddr, what: &str, flag: &str, source: io::Error
             }
             None => format!(
                 "another process listens there (`ss -ltnp 'sport = :{0}'` as root names it): stop it, or choose another address with {flag}. If that names \
-                 none, but a connection uses this port (`ss -tan 'sport = :{0}'`): try again in a minute, or choose a port that the system gives to none \
+                 none, but a connection uses this port (`ss -tan 'sport = :{0}'`): try again in a minute, or choose a port that the system does not assign \
                  (below those of `sysctl net.ipv4.ip_local_port_range`)",
                 address.port()
             ),
@@ -718,7 +718,7 @@ fn stop(
                         if outcome.cut == 1 { "was" } else { "were" }
                     );
                 }
-                Ok(None) => return Err(anyhow!("the router is gone already")),
+                Ok(None) => return Err(anyhow!("the router has already ended")),
                 Ok(Some(_)) => info!("stopped; no client was cut"),
                 Err(_) => return Err(anyhow!("draining failed, see above")),
             },

@@ -404,7 +404,7 @@ fn problem_lines(problems: crate::config::Problems) -> Vec<String> {
 pub(super) fn warn_ignored(names: &[String]) {
     for name in names {
         warn!(
-            "node {name} is in the configuration, but was removed by `switchyard nodes remove`: it is left out. Take it out of the configuration, or \
+            "node {name} is in the configuration, but was removed by `switchyard nodes remove`: it is not served. Remove it from the configuration, or \
              add it again with `switchyard nodes add {name}`"
         );
     }
@@ -416,7 +416,7 @@ fn log_changed_content(old: &RuntimeSettings, new: &RuntimeSettings, told: &[&st
     if old.users != new.users
         && !told.iter().any(|what| what.starts_with("clients.password") || what.starts_with("clients.users"))
     {
-        info!("the password of clients has changed, or the users have");
+        info!("the password or the users of clients have changed");
         changed += 1;
     }
     if old.tls != new.tls {
@@ -430,7 +430,7 @@ fn log_changed_content(old: &RuntimeSettings, new: &RuntimeSettings, told: &[&st
         if let (Some(now), Some(then)) = (node.address, before.address)
             && now != then
         {
-            info!("node {}: now at {now}, before at {then}", node.name);
+            info!("node {}: now at {now}, previously at {then}", node.name);
             changed += 1;
         }
         if before.tls != node.tls && !told.iter().any(|what| what.starts_with("nodes.tls") || what.contains("its TLS"))

@@ -60,7 +60,7 @@ impl StatsPort {
                 let answered = stream.and_then(|stream| answer(stream, &document(&pools, started)));
                 if let Err(error) = answered {
                     // Avoids a busy loop, for example without free descriptors.
-                    warn!(%error, "a client of the stats port got no answer");
+                    warn!(%error, "a client of the stats port got no reply");
                     std::thread::sleep(Duration::from_millis(10));
                 }
             }
@@ -214,7 +214,7 @@ fn document(pools: &ShownPools, started: Instant) -> String {
         let shown = match counts {
             Ok(counts) => of_pool(counts),
             Err(why) => {
-                warn!("twemproxy's stats are without pool {}: {why:#}", pool.name);
+                warn!("twemproxy's stats lack pool {}: {why:#}", pool.name);
                 Map(vec![("unreachable".to_owned(), Item::Flag(true))])
             }
         };

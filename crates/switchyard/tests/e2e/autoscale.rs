@@ -314,7 +314,7 @@ fn a_node_under_another_name_is_never_stopped() {
     let relay = Relay::start(node);
     let fleet = Fleet { site, folder };
     for (address, reason) in [
-        (format!("localhost:{}", node.port()), "in use already".to_owned()),
+        (format!("localhost:{}", node.port()), "already in use".to_owned()),
         (relay.address().to_string(), format!("it is node {node}")),
     ] {
         std::fs::write(&answer, format!("{{\"address\": \"{address}\"}}")).expect("written");

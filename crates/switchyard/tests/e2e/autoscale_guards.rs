@@ -108,7 +108,7 @@ fn a_server_that_got_a_key_after_leaving_is_left_alone() {
     let stops = named.stops();
     std::fs::remove_file(&named.outage).expect("removed");
     named.wait_for_the_end_of_the_change();
-    assert!(texts(&named.fleet).contains("is left alone: it has keys (1)"), "{}", texts(&named.fleet));
+    assert!(texts(&named.fleet).contains("is not stopped: it has keys (1)"), "{}", texts(&named.fleet));
     assert_eq!(named.stops(), stops, "the key was seen before the program was called");
     assert_eq!(named.fleet.standing()["started"], Json::Array(Vec::new()), "it is reported once");
 }
@@ -133,7 +133,7 @@ fn a_server_that_may_not_join_is_left_alone() {
     let Some(named) = Named::start(server) else { return };
     named.fleet.want(3);
     let why = failure(&named.fleet);
-    assert!(why.contains("holds 1 key") && why.contains("is left alone"), "{why}");
+    assert!(why.contains("holds 1 key") && why.contains("is not stopped"), "{why}");
     assert_eq!((named.stops(), named.server.cmd("EXISTS foreign")), (0, int(1)));
     assert_eq!(named.fleet.standing()["started"], Json::Array(Vec::new()));
 }
@@ -195,7 +195,7 @@ fn a_node_listed_in_the_configuration_stays() {
     assert_eq!(fleet.standing()["started"], Json::Array(Vec::new()), "{}", texts(&fleet));
     fleet.want(2);
     let why = failure(&fleet);
-    assert!(why.contains("no node was started by the autoscaler"), "{why}");
+    assert!(why.contains("the autoscaler started none of the nodes"), "{why}");
     assert_eq!((fleet.standing()["nodes"].as_u64(), servers(&fleet.folder).len()), (Some(3), 1));
 }
 
@@ -234,7 +234,7 @@ fn a_local_server_without_the_password_of_nodes_is_named_with_a_remedy() {
     });
     assert!(error.contains("refuses our user or password") && error.contains("standard input"), "{error}");
     // Another change would start one more server.
-    until_within(CHANGE_TIMEOUT, "it is tried on", || texts(&fleet).contains("(it is tried on;"));
+    until_within(CHANGE_TIMEOUT, "it is tried on", || texts(&fleet).contains("(it is retried;"));
     assert_eq!((servers(&fleet.folder).len(), fleet.standing()["change"]["error"].is_null()), (1, false));
 }
 

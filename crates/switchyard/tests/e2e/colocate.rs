@@ -134,7 +134,7 @@ fn returned_keys_are_reported_and_moving_them_again_warns() {
     assert_eq!((m["state"].as_str(), m["keys"].as_u64(), m["goal"].as_str()), (Some("done"), Some(1), Some("fast")));
     assert_eq!((m["home_for"][0]["command"].as_str(), m["home_for"][0]["keys"].as_u64()), (Some("RENAME"), Some(1)));
     let text = done(scene.router(), "moves");
-    assert!(text.contains("(brings home what RENAME needs)") && text.contains("with others: RENAME 1"), "{text}");
+    assert!(text.contains("(returns keys for RENAME)") && text.contains("with other keys: RENAME 1"), "{text}");
     let metrics = scene.router().metrics();
     for line in [
         "switchyard_moves_brought_home_keys_total{command=\"rename\"} 1",
@@ -143,7 +143,7 @@ fn returned_keys_are_reported_and_moving_them_again_warns() {
     ] {
         assert!(metrics.lines().any(|l| l == line), "{line} is not in\n{metrics}");
     }
-    let log = scene.router().process().expect_log(&["move 2 brings 1 key home: RENAME needs them"]);
+    let log = scene.router().process().expect_log(&["move 2 returns 1 key to the slot owner: RENAME needs them"]);
     for text in [&text, &metrics, &log] {
         assert!(!text.contains("mystery"), "key names must not be shown: {text}");
     }
@@ -151,7 +151,7 @@ fn returned_keys_are_reported_and_moving_them_again_warns() {
     for (keys, told) in [("{t}secret", true), ("{t}mystery", false)] {
         let line = format!("move --from {} --to {} --keys {keys} --dry-run", owner.address(), other.address());
         let text = done(scene.router(), &line);
-        assert_eq!(text.contains("NOTE: 1 of these keys came home") && text.contains("(RENAME)"), told, "{text}");
+        assert_eq!(text.contains("NOTE: 1 of these keys were returned") && text.contains("(RENAME)"), told, "{text}");
     }
     let line = format!("move --from {} --to {} --keys {{t}}* --dry-run", owner.address(), other.address());
     assert!(json(scene.router(), &line)["notes"].is_null(), "the keys there now were not returned by a command");
@@ -314,7 +314,7 @@ fn clients_learn_why_keys_cannot_be_returned() {
     let text = error(&mut client, script);
     assert!(text.starts_with("CROSSSLOT") && text.contains(EXAMPLE), "{text}");
     assert!(
-        text.contains("not brought home by itself") && text.contains("is used past this router by 1 client "),
+        text.contains("not returned automatically") && text.contains("is used past this router by 1 client "),
         "{text}"
     );
     direct.cmd("DEL past-the-router");
@@ -348,11 +348,11 @@ fn clients_learn_why_keys_cannot_be_returned() {
     scene.part("{t}b");
     let other = usize::from(scene.site.nodes()[1].address() == to);
     scene.site.node_mut(other).kill();
-    let text = eventually("the router knows that the node is away", || {
+    let text = eventually("the router knows that the node cannot be used", || {
         let answer = scene.site.client().cmd(script);
-        answer.error().filter(|text| text.contains("is away")).map(str::to_owned)
+        answer.error().filter(|text| text.contains("cannot be used")).map(str::to_owned)
     });
-    assert!(text.starts_with("CROSSSLOT") && text.contains(&format!("{to} is away")), "{text}");
+    assert!(text.starts_with("CROSSSLOT") && text.contains(&format!("{to} cannot be used")), "{text}");
     assert_eq!(scene.site.client().cmd("GET {t}a"), bulk("1"));
 }
 
@@ -398,7 +398,7 @@ fn no_client_waits_longer_than_the_timeout() {
     other.thaw();
     let text = answer.error().unwrap_or_else(|| panic!("{answer:?}"));
     assert!(
-        text.starts_with("CROSSSLOT") && text.contains(EXAMPLE) && text.contains("not home within 300ms"),
+        text.starts_with("CROSSSLOT") && text.contains(EXAMPLE) && text.contains("did not return within 300ms"),
         "{text}"
     );
     assert!(scene.router().metrics().lines().any(|line| line == "switchyard_colocate_refused_total 1"));
@@ -594,7 +594,7 @@ fn a_frozen_node_delays_only_its_own_keys() {
     });
     assert!(asked.code == 0, "{}{}", asked.out, asked.err);
     let first = held_up.reply();
-    assert!(first == ok() || first.error().is_some_and(|text| text.contains("not home within")), "{first:?}");
+    assert!(first == ok() || first.error().is_some_and(|text| text.contains("did not return within")), "{first:?}");
     eventually("it is renamed", || {
         client.cmd(&format!("RENAME {two}a {two}b"));
         client.cmd(&format!("GET {two}b")) == bulk(&*two)

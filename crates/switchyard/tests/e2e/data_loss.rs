@@ -39,7 +39,7 @@ fn fill(site: &Site, client: &mut Client) -> String {
 fn held(client: &mut Client, key: &str) -> String {
     until("the node is held", || {
         let reply = client.cmd(&format!("GET {key}"));
-        reply.error().filter(|e| e.contains("came back empty")).map(str::to_owned)
+        reply.error().filter(|e| e.contains("returned empty")).map(str::to_owned)
     })
 }
 
@@ -118,10 +118,10 @@ fn one_key_of_many_does_not_release_the_node() {
     let stays = |site: &Site, client: &mut Client| {
         let refused = until("it is found with a part", || {
             let reply = client.cmd(&format!("GET {}", keys[KEYS - 1]));
-            Some(reply.error().expect("not nil").to_owned()).filter(|error| error.contains("came back with"))
+            Some(reply.error().expect("not nil").to_owned()).filter(|error| error.contains("returned with"))
         });
         let count = site.nodes()[0].cmd("DBSIZE").int();
-        assert!(refused.contains(&format!("it came back with {count} of {KEYS} keys")), "{refused}");
+        assert!(refused.contains(&format!("it returned with {count} of {KEYS} keys")), "{refused}");
     };
     site.nodes()[0].cmd(&format!("SET {} v", keys[0]));
     stays(&site, &mut client);
@@ -252,9 +252,9 @@ fn no_move_starts_from_or_to_a_held_node() {
         let output =
             command.args(&orders).args(["--admin", &site.router().admin().to_string()]).output().expect("it runs");
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && said.contains("came back empty"), "{orders:?}: {said}");
+        assert!(!output.status.success() && said.contains("returned empty"), "{orders:?}: {said}");
     }
-    assert!(held(&mut client, &key).contains("came back empty"), "still");
+    assert!(held(&mut client, &key).contains("returned empty"), "still");
     let mut doctor = tied(env!("CARGO_BIN_EXE_switchyard"));
     doctor.args(["doctor", "--node", &names[0], "--node", &names[1], "--state-dir"]).arg(site.router().state_dir());
     let output = doctor.args(["--admin", &site.router().admin().to_string()]).output().expect("it runs");
@@ -299,7 +299,7 @@ fn a_move_waits_for_a_target_that_returned_without_moved_keys() {
     until("it is held", || {
         let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
         let output = command.args(["status", "--admin", &site.router().admin().to_string()]).output().expect("it runs");
-        String::from_utf8_lossy(&output.stdout).contains("came back")
+        String::from_utf8_lossy(&output.stdout).contains("returned")
     });
     std::thread::sleep(std::time::Duration::from_secs(2));
     assert_eq!(site.nodes()[1].cmd("DBSIZE"), int(0), "nothing is stored there");
@@ -326,7 +326,7 @@ fn keys_just_stored_by_a_move_are_missed() {
         ["move", "--from", &names[0], "--to", &names[1], "--all", "--goal", "fast", "--wait", "--admin", &admin];
     assert!(tied(env!("CARGO_BIN_EXE_switchyard")).args(order).output().expect("it runs").status.success());
     site.node_mut(1).restart();
-    assert!(held(&mut client, &keys[0]).contains("came back empty"));
+    assert!(held(&mut client, &keys[0]).contains("returned empty"));
 }
 
 #[test]
@@ -373,5 +373,5 @@ fn deleted_and_expired_keys_are_not_missed() {
     std::thread::sleep(std::time::Duration::from_millis(8100));
     site.node_mut(0).restart();
     served(&mut client);
-    site.router().process().expect_log(&["node came back empty, and is served", "mean time to live"]);
+    site.router().process().expect_log(&["node returned empty, and is served", "mean time to live"]);
 }

@@ -103,7 +103,7 @@ fn the_demo_shows_everything_and_leaves_nothing_behind() {
     for (what, words) in [
         ("the hot key is answered", vec!["done", "reads were answered from copies"]),
         ("the planner decides", vec!["decided", "planner, decision", "its limit is", "moving"]),
-        ("a written key is moved", vec!["done", "exception: stock", "of the planner"]),
+        ("a written key is moved", vec!["done", "override: stock", "of the planner"]),
         ("a node is requested", vec!["decided", "autoscaler: change", "a node is added", "requests/s need"]),
         (
             "it has its share",

@@ -216,13 +216,13 @@ fn a_state_directory_of_other_servers_is_refused() {
     let stray = (0..).map(|number| format!("stray{number}")).find(|key| slot(key.as_bytes()) >= 8192).expect("one");
     assert_eq!(site.nodes()[first].cmd(&format!("SET {stray} v")), ok());
     site.router_mut().restart(&names);
-    site.router().process().expect_log(&["looks for 1 elsewhere"]);
+    site.router().process().expect_log(&["places 1 elsewhere"]);
     // Doctor reports it as well, while the router runs.
     let (code, found) =
         run("doctor", &names, &site.router().state_dir(), &["--admin", &site.router().admin().to_string()]);
     assert_eq!(code, Some(0), "{found}");
     assert!(
-        found.contains(&format!("warning  {}  slot map: of ", names[first])) && found.contains("looks for 1 elsewhere"),
+        found.contains(&format!("warning  {}  slot map: of ", names[first])) && found.contains("places 1 elsewhere"),
         "{found}"
     );
     until_used(site.router());
@@ -312,7 +312,7 @@ fn a_first_start_with_a_part_of_the_nodes_is_refused() {
         let (code, recover) = run("recover", &[listed], &lost.path().join("none"), &["--dry-run"]);
         assert_eq!(code, Some(1), "{recover}");
         for text in [refused_start(&[listed], lost.path()), doctor, recover] {
-            for word in [&format!("keys at other nodes, too: {missing}"), "ACL DELUSER switchyard-"] {
+            for word in [&format!("keys at other nodes: {missing}"), "ACL DELUSER switchyard-"] {
                 assert!(text.contains(word), "{word}: {text}");
             }
         }
@@ -539,7 +539,7 @@ fn an_old_copy_is_refused_if_ownership_records_were_removed() {
     (0..2).for_each(|node| site.node_mut(node).restart());
     let log = refused_start(&listed, copy.path());
     assert!(
-        log.contains("may be an old copy") && log.contains("no server is a process that the state directory knows"),
+        log.contains("may be an old copy") && log.contains("no server runs a process that the state directory lists"),
         "{log}"
     );
     // The latest state directory fits.

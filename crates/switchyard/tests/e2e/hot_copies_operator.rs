@@ -112,7 +112,7 @@ fn evicted_keys_are_read_from_the_node_again() {
     evicted_over(&mut client, &resp("SWITCHYARD HOTCOPIES EVICT ALL"), true);
     let cli = |line: &'static str| {
         let router = site.router();
-        move |_: &mut Client| assert!(done(router, line).contains("given any more"), "{line}")
+        move |_: &mut Client| assert!(done(router, line).contains("all present copies"), "{line}")
     };
     evicted_over(&mut client, &cli("hot-copies evict --key user:1"), false);
     evicted_over(&mut client, &cli("hot-copies evict --prefix us"), true);
@@ -250,7 +250,7 @@ fn a_node_without_change_reports_is_named_with_its_reason() {
             json(site.router(), "hot-copies")["refused"][&name].as_str().map(str::to_owned)
         });
         assert!(why.contains(right), "{why}");
-        assert!(done(site.router(), "hot-copies").contains(&format!("{name} gives no copies: {why}")));
+        assert!(done(site.router(), "hot-copies").contains(&format!("no copies from {name}: {why}")));
         assert_eq!(figure(&mut client, "hits"), 0);
         assert!(done(site.router(), "status").contains("ready: every slot is served"), "the node still serves");
         assert_eq!(node.cmd(&format!("ACL SETUSER default +{right}")), ok());

@@ -113,7 +113,7 @@ fn a_node_that_cannot_get_its_share_does_not_join() {
     );
     assert_eq!(owns(site.router(), third.address()), None);
     let text = refused(site.router(), &format!("nodes add {} --rebalance --durability aof", third.address()));
-    assert!(text.contains("keeps no append-only file"), "{text}");
+    assert!(text.contains("has no append-only file"), "{text}");
     assert_eq!(owns(site.router(), third.address()), None);
     direct.cmd("DEL past-the-router");
     direct.cut();
@@ -333,11 +333,11 @@ fn a_joining_node_gets_the_allowed_settings() {
     for (name, note) in [
         (
             "notify-keyspace-events",
-            format!("{at} had notify-keyspace-events \"\", and has it as the other nodes now: \"AKE\""),
+            format!("{at} had notify-keyspace-events \"\", and now has \"AKE\", as the other nodes"),
         ),
         (
             "maxmemory-policy",
-            format!("{at} had maxmemory-policy \"noeviction\", and has it as the other nodes now: \"allkeys-lru\""),
+            format!("{at} had maxmemory-policy \"noeviction\", and now has \"allkeys-lru\", as the other nodes"),
         ),
         ("save", format!("{at} has save \"60 1\", and it is \"\" at the other nodes")),
         ("appendonly", format!("{at} has appendonly \"yes\", and it is \"no\" at the other nodes")),

@@ -203,7 +203,10 @@ fn prefixes_and_keys_have_limits() {
         }
     }
     let error = until("a hot key is limited", || Some(client.cmd("GET hot:1")).filter(is_limited));
-    assert!(error.error().is_some_and(|e| e.contains("this key has its 20 requests per second")), "{error:?}");
+    assert!(
+        error.error().is_some_and(|e| e.contains("this key is at its limit of 20 requests per second")),
+        "{error:?}"
+    );
     assert_eq!(client.cmd("GET hot:never"), Value::Nil);
     // Removed by a reload.
     std::fs::write(site.router().config_file(), "").expect("written");

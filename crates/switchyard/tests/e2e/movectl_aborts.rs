@@ -119,7 +119,7 @@ fn a_move_ends_without_its_lost_target() {
     eventually("the status shows that the move waits", || scene.status().contains("--abandon-target"));
     let status = scene.status();
     assert!(
-        status.contains("READY IN PART") && status.contains("keys of 1 slot on the way cannot be used"),
+        status.contains("READY IN PART") && status.contains("keys of 1 slot in transit cannot be used"),
         "{status}"
     );
     let (code, body) = http::get(admin, "/readyz");
@@ -140,7 +140,7 @@ fn a_move_ends_without_its_lost_target() {
 
     // Reports the keys that would be lost, without any change.
     let said = done(scene.site.router(), "moves abort 1 --abandon-target --dry-run");
-    assert!(said.contains("nothing is done yet") && said.contains("at most") && said.contains("are lost"), "{said}");
+    assert!(said.contains("nothing was changed") && said.contains("at most") && said.contains("are lost"), "{said}");
     assert!(is_down(&mut client, &scene.key(moved[0])));
     let said = done(scene.site.router(), "moves abort 1");
     assert!(said.contains("stops when") && said.contains("--abandon-target"), "{said}");
@@ -156,7 +156,7 @@ fn a_move_ends_without_its_lost_target() {
     let ended = wait_for(scene.site.router(), 1, "stopped");
     let lost = ended["keys_lost"].as_u64().expect("a number");
     assert!(lost >= moved.len() as u64 && lost <= moved.len() as u64 + 200, "{} have moved: {ended}", moved.len());
-    assert!(ended["activity"].as_str().is_some_and(|why| why.contains("was given up")), "{ended}");
+    assert!(ended["activity"].as_str().is_some_and(|why| why.contains("was abandoned")), "{ended}");
     let log = scene.site.router().process().expect_log(&["Fingerprints are in"]);
     assert!(!log.contains("key:"), "no key is named: {log}");
 
@@ -179,7 +179,7 @@ fn a_move_ends_without_its_lost_target() {
     let slot = crc16_slot(scene.key(0).as_bytes()).number();
     let line = format!("move --from {} --to {} --slots {slot} --goal fast --wait", scene.name(0), scene.name(1));
     let text = refused(scene.site.router(), &line);
-    assert!(text.contains("what a node that was given up has kept"), "{text}");
+    assert!(text.contains("an abandoned node has kept them"), "{text}");
     done(scene.site.router(), &format!("{line} --purge-target"));
     scene.all_there(left);
     assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(moved[0]))), bulk("anew"));
@@ -312,7 +312,7 @@ fn a_move_ends_without_its_lost_source() {
         let lost = said.split("lost, ").nth(1).and_then(|text| text.split(' ').next()?.parse::<usize>().ok());
         assert!(said.contains("ends without") && lost.is_some_and(|lost| lost <= KEYS - moved.len()), "{said}");
         let ended = wait_for(scene.site.router(), 1, "stopped");
-        assert!(ended["activity"].as_str().is_some_and(|why| why.contains("was given up")), "{ended}");
+        assert!(ended["activity"].as_str().is_some_and(|why| why.contains("was abandoned")), "{ended}");
         let there = scene.at(1);
         scene.all_there(there.iter().copied());
         assert!(moved.iter().all(|number| there.contains(number)), "nothing that had moved is lost");
@@ -339,7 +339,7 @@ fn an_aborted_slow_move_ends_at_once() {
     scene.all_there([0, 1, KEYS - 1]);
     assert_eq!(scene.at(0).len(), KEYS, "all came back");
     let refused = refused(scene.site.router(), "moves resume 1");
-    assert!(refused.contains("move 1 is over"), "{refused}");
+    assert!(refused.contains("move 1 has ended"), "{refused}");
 }
 
 #[test]
@@ -472,13 +472,13 @@ fn a_move_that_cannot_begin_is_visible() {
     let free = rustix::process::prlimit(pid, Resource::Nofile, few).expect("limited");
     // The first move can end without a new file. Then the second move must begin.
     admin.get("POST /api/v1/moves/1/abort");
-    let ready = eventually("the second one cannot begin", || {
+    let ready = eventually("the second move cannot start", || {
         std::thread::sleep(Duration::from_millis(50));
-        Some(admin.get("GET /readyz")).filter(|body| body.contains("move 2 cannot begin: "))
+        Some(admin.get("GET /readyz")).filter(|body| body.contains("move 2 cannot start: "))
     });
     assert!(ready.starts_with("ready\n"), "every slot has an owner that answers: {ready}");
-    assert!(admin.get("GET /api/v1/status").contains("move 2 cannot begin: "));
-    assert!(admin.get("GET /api/v1/moves").contains("\"cannot begin: "));
+    assert!(admin.get("GET /api/v1/status").contains("move 2 cannot start: "));
+    assert!(admin.get("GET /api/v1/moves").contains("\"cannot start: "));
     assert!(admin.get("GET /metrics").contains("switchyard_moves_in_trouble 1\n"));
     rustix::process::prlimit(pid, Resource::Nofile, free).expect("free again");
     wait_for(router, 2, "done");

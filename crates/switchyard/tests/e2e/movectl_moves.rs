@@ -106,7 +106,7 @@ fn a_move_is_requested_watched_and_completed() {
     let text = done(site.router(), "moves");
     assert!(text.contains("no moves are in progress") && text.contains("ended, the latest first"), "{text}");
     let text = refused(site.router(), "moves abort 1");
-    assert!(text.contains("move 1 is over"), "{text}");
+    assert!(text.contains("move 1 has ended"), "{text}");
     // Back again: leftovers of the first move are recognized as the fleet's own.
     done(site.router(), &format!("move --from {} --to {} --all --wait", names[1], names[0]));
     all_there(&mut client);
@@ -285,7 +285,7 @@ fn a_move_continues_after_a_restart() {
         );
         let mut client = site.client();
         all_there(&mut client);
-        site.router().process().expect_log(&["move 1 goes on"]);
+        site.router().process().expect_log(&["move 1 resumes"]);
         wait_for(site.router(), 1, "done");
         all_there(&mut client);
         assert_eq!((total(&site.nodes()[0]), total(&site.nodes()[1])), (0, KEYS as i64));
@@ -332,7 +332,7 @@ fn two_moves_of_one_node_are_sequential() {
     done(router, "moves pause 2");
     assert_eq!(the_move(router, 2)["state"], "paused");
     done(router, "moves abort 2");
-    assert_eq!(the_move(router, 2)["activity"], "aborted before it began");
+    assert_eq!(the_move(router, 2)["activity"], "aborted before it started");
     done(router, "moves abort 1");
     wait_for(router, 1, "stopped");
     all_there(&mut client);
@@ -445,7 +445,7 @@ fn a_router_started_on_a_full_disk_serves_and_reports_it() {
     assert!(rival.log().contains("The token of the previous start is used"), "{}", rival.log());
     let status = crate::movectl::run_cli_at(admin, "status").out;
     assert!(
-        status.contains("the state directory needs attention") && status.contains("no move can begin before"),
+        status.contains("the state directory needs attention") && status.contains("no move can start until"),
         "{status}"
     );
     let (code, ready) = http::get(admin, "/readyz");

@@ -146,7 +146,7 @@ fn a_key_moves_alone_and_returns() {
     let text = refused(scene.router(), &format!("move --from {from} --to {to} --keys nothing*"));
     assert!(text.contains("no key that lives at"), "{text}");
     let text = refused(scene.router(), &format!("move --from {from} --home"));
-    assert!(text.contains("nothing to bring home"), "{text}");
+    assert!(text.contains("nothing to return"), "{text}");
     let text = refused(
         scene.router(),
         &format!("move --from {from} --to {to} --keys a* --protocol stop-and-copy --allow-key-loss"),
@@ -386,7 +386,7 @@ fn a_move_of_keys_continues_after_a_crash() {
         }
     };
     all_there(&mut client);
-    scene.router().process().expect_log(&["move 1 goes on"]);
+    scene.router().process().expect_log(&["move 1 resumes"]);
     for line in ["moves max-rate 1 none", "moves goal 1 fast"] {
         crate::movectl::run_cli(scene.router(), line);
     }
@@ -435,7 +435,7 @@ fn histories_are_linearizable_while_keys_move_back_and_forth() {
             done(&router, &format!("move --from {high} --to {low} --slots 0-8191 --wait --goal fast"));
         } else {
             let said = crate::movectl::run_cli(&router, &format!("move --from {high} --home --wait --goal fast"));
-            assert!(said.code == 0 || said.err.contains("nothing to bring home"), "{}", said.err);
+            assert!(said.code == 0 || said.err.contains("nothing to return"), "{}", said.err);
         }
         recording.wait_for(20);
         std::thread::sleep(Duration::from_millis(20));

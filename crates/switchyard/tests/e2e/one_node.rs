@@ -333,7 +333,7 @@ fn commands_that_two_nodes_would_refuse_are_counted() {
     let [node, state] = [site.nodes()[0].address().to_string(), site.router().state_dir().display().to_string()];
     let doctor = run_cli(site.router(), &format!("doctor --node {node} --state-dir {state}"));
     assert!(
-        doctor.out.contains("2 calls of RENAME that two nodes would not serve as one does: keys of several slots"),
+        doctor.out.contains("2 calls of RENAME that meet a limit with two nodes: keys of several slots"),
         "{}",
         doctor.out
     );
@@ -398,7 +398,7 @@ fn functions_of_one_node_are_checked_when_a_second_joins() {
     assert_eq!(second.cmd("FLUSHALL"), ok());
     let text = refused(site.router(), &format!("nodes add {} --rebalance --wait --allow-limits", second.address()));
     assert!(
-        text.contains("library odd") && text.contains("cannot be kept to the keys that its callers name"),
+        text.contains("library odd") && text.contains("cannot be restricted to the keys that its callers name"),
         "{text}"
     );
 }

@@ -158,7 +158,7 @@ fn an_observing_planner_moves_nothing_by_itself() {
         });
         until_within(TIMEOUT, "keys are home", || !relocated(&site, hot));
         until_within(TIMEOUT, "nothing is left to undo", || {
-            crate::movectl::run_cli(site.router(), &format!("plan undo {id}")).err.contains("nothing of decision")
+            crate::movectl::run_cli(site.router(), &format!("plan undo {id}")).err.contains("nothing that decision")
         });
     });
     assert!(refused(site.router(), "plan undo 999").contains("there is no decision 999"));

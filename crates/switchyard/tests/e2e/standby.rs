@@ -318,7 +318,7 @@ fn a_copy_is_refused_after_unfinished_moves_but_not_the_original() {
     assert_eq!(scene.nodes[0].cmd(&format!("ACL SETUSER {user} ~moving:1")), ok());
     let mut second = scene.second(&["--standby", "copy"], scene.copy.path());
     assert_eq!(second.wait(Duration::from_secs(60)).code(), Some(3));
-    assert!(second.log().contains("keys were moving when the nodes were served last"), "{}", second.log());
+    assert!(second.log().contains("keys were moving when the nodes were last served"), "{}", second.log());
     let mut second = scene.second(&["--standby", "shared"], &scene.first.state_dir());
     assert_eq!(scene.client_of(&mut second).cmd("DBSIZE"), int(200));
 }
@@ -331,11 +331,11 @@ fn a_standby_needs_a_state_directory_and_ownership_records() {
         assert_eq!(second.wait(Duration::from_secs(60)).code(), Some(1));
         assert!(second.log().contains(why), "{}", second.log());
     };
-    refused("is empty: a standby needs that of the router it stands by for, or a copy");
+    refused("is empty: a standby needs that of the active router, or a copy");
     refused("the very first start of a fleet is without --standby");
     scene.copy_state();
     assert_eq!(scene.nodes[0].cmd("ACL SETUSER default -acl"), ok());
-    refused("does not show which router serves it, so a standby cannot take over");
+    refused("does not report which router serves it, so a standby cannot take over");
     assert_eq!(Client::connect(scene.first.address()).cmd("DBSIZE"), int(0), "a router alone needs no marks");
 }
 

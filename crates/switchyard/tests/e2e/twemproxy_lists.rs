@@ -211,7 +211,7 @@ fn servers_join_and_leave(distribution: &'static str) {
     until("it is served again", || Client::try_connect(local(pool.listen)).ok());
     pool.wait_for_moves(|| true);
     until_within(TIMEOUT, "the server has left", || {
-        router.log().contains("node s0 is not in the list of servers any more")
+        router.log().contains("node s0 is no longer in the list of servers")
     });
     assert_eq!(pool.nodes[0].cmd("DBSIZE"), int(0), "nothing is left at it");
     pool.are_keys_where_nutcracker_looks(&[1, 2]);

@@ -81,7 +81,7 @@ fn keys_in_transit_or_moved_alone_are_reported() {
     assert_eq!(having(&site, "key:7"), std::slice::from_ref(&away));
     let map = json(site.router(), "slots");
     assert_eq!(map["overrides"][0]["slot"], slot(b"key:7"));
-    assert!(done(site.router(), "where key:7").contains(&format!("moved alone; its slot is at {home}")));
+    assert!(done(site.router(), "where key:7").contains(&format!("moved without its slot, which is at {home}")));
     let text = refused(site.router(), &format!("move --keys key:7 --to {away}"));
     assert!(text.contains("lives at") && text.contains("already"), "{text}");
     // A pattern is matched on every node.

@@ -53,7 +53,7 @@ impl AutoscalerState {
         let events = report["events"].as_array().into_iter().flatten();
         let started = report["started"].as_array().into_iter().flatten();
         Ok(Self {
-            nodes: report["nodes"].as_u64().context("the autoscaler's report names no number of nodes")? as usize,
+            nodes: report["nodes"].as_u64().context("the autoscaler's report lacks the number of nodes")? as usize,
             started: started.filter_map(|address| address.as_str()?.parse().ok()).collect(),
             stage: report["change"]["stage"].as_str().map(str::to_owned),
             events: events

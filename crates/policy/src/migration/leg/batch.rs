@@ -39,7 +39,8 @@ const RETRY_DELAY_US: u64 = 20_000;
 const RETRY_DELAY_MAX_US: u64 = 1_000_000;
 
 /// Reason of a rollback if the target has a key that the move did not store.
-const FOREIGN_KEY_REASON: &str = "the target has a key of these slots that the move did not store there: something writes to that node past the router";
+const FOREIGN_KEY_REASON: &str =
+    "the target has a key of these slots that the move did not store: a client bypasses the router";
 
 /// Next or current step of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -13,7 +13,7 @@ use crate::migration::{Action, Io, LegOrder, Phase, Record, Side};
 
 /// Returns the reason of the end, for display.
 pub(super) fn why(side: Side) -> String {
-    format!("the {} was given up by the user", name(side))
+    format!("the {} was abandoned by the user", name(side))
 }
 
 impl<W: Work> Leg<W> {
@@ -24,7 +24,8 @@ impl<W: Work> Leg<W> {
             return;
         }
         if !self.shell.is_lost(side) {
-            actions.push(Action::Io(Io::Report { text: format!("the {} answers, so it is not given up", name(side)) }));
+            actions
+                .push(Action::Io(Io::Report { text: format!("the {} replies, so it is not abandoned", name(side)) }));
             return;
         }
         if !self.shell.has_started && !matches!(self.shell.state, State::Starting { .. }) {

@@ -360,10 +360,8 @@ impl<W: Work> Leg<W> {
                 self.shell.purge(actions);
                 if !self.shell.has_started && now_us.saturating_sub(since_us) > self.shell.orders.drain_timeout_us {
                     let ms = self.shell.orders.drain_timeout_us / 1000;
-                    self.shell.give_up(
-                        format!("commands sent to the source earlier were not answered within {ms} ms"),
-                        actions,
-                    );
+                    self.shell
+                        .give_up(format!("earlier commands got no reply from the source within {ms} ms"), actions);
                 }
             }
             State::Moving => {

@@ -260,8 +260,8 @@ impl LegCore {
             let count = keys.len();
             actions.push(Action::Io(Io::Report {
                 text: format!(
-                    "another process is at the target. {count} keys had moved to the one before, and those that it has not kept are lost: with durability memory \
-                     nothing is waited for (aof and replica wait)"
+                    "the target is another process than before. Of {count} keys moved to the previous one, those that it lacks are lost: with durability memory \
+                     no move waits until keys are durable (with aof and replica it does)"
                 ),
             }));
         }
@@ -277,7 +277,7 @@ impl LegCore {
         if doubtful > 0 {
             actions.push(Action::Io(Io::Report {
                 text: format!(
-                    "both nodes are other processes than those that {doubtful} keys were moved between: what the source shows of these keys and the target has not is moved again, and may be older than what clients wrote last"
+                    "both nodes have restarted since {doubtful} keys were moved: those that the source has and the target lacks are moved again, and may be older than the last write"
                 ),
             }));
         }

@@ -374,7 +374,7 @@ impl Published {
         (batch.step, batch.not_before_us) = (Step::Copy, now_us + REST_US);
         batch.tries += 1;
         let text = if batch.tries < TRIES {
-            format!("a node refuses keys, which are tried again: {why}")
+            format!("a node refuses keys, which are retried: {why}")
         } else {
             let of = batch.why;
             batch.keys.retain(|key| !refused_keys.contains(key));
@@ -386,7 +386,7 @@ impl Published {
             if of == CopyReason::Pulled {
                 actions.push(Action::Io(Io::Commit { keys: refused_keys }));
             }
-            format!("{count} keys are lost, because a node has refused them {TRIES} times: {why}")
+            format!("{count} keys are lost, because a node refused them {TRIES} times: {why}")
         };
         actions.push(Action::Io(Io::Report { text }));
     }
@@ -585,11 +585,11 @@ impl Published {
     fn give_up(&mut self, side: Side, actions: &mut Vec<Action>) {
         let is_ending = matches!(self.state, State::Waiting | State::Ending { .. } | State::HandingOver | State::Ended);
         if is_ending || self.given_up.is_some() || !self.is_down[side as usize] {
-            let text = "a side is given up only if it does not respond".to_owned();
+            let text = "a side is abandoned only if it does not reply".to_owned();
             return actions.push(Action::Io(Io::Report { text }));
         }
         if self.may_withdraw() {
-            return self.withdraw("the user gave a node up before anything had moved".to_owned(), actions);
+            return self.withdraw("the user abandoned a node before anything had moved".to_owned(), actions);
         }
         let LegOrder { move_id, leg, .. } = self.orders;
         self.record(Record::GivenUp { move_id, leg, side }, actions);
@@ -700,7 +700,7 @@ impl Machine for Published {
             }
             Event::HandedOver => {
                 if self.state == State::HandingOver {
-                    let why = "the target was given up by the user".to_owned();
+                    let why = "the target was abandoned by the user".to_owned();
                     let returned = self.given_up == Some(Side::Target);
                     self.end(if returned { Outcome::Returned { why } } else { Outcome::Moved }, actions);
                 }

@@ -23,11 +23,7 @@ pub struct Damaged {
 
 impl std::fmt::Display for Damaged {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "a record of the journal of moves cannot be read: at byte {} there should be {}",
-            self.at, self.expected
-        )
+        write!(f, "a record of the journal of moves cannot be read: at byte {}, expected {}", self.at, self.expected)
     }
 }
 
@@ -287,7 +283,7 @@ impl Input<'_> {
 
     fn keys(&mut self) -> Result<Vec<Fingerprint>, Damaged> {
         let at = self.at;
-        let length = self.number()?.checked_mul(16).ok_or(Damaged { at, expected: "how many keys there are" })?;
+        let length = self.number()?.checked_mul(16).ok_or(Damaged { at, expected: "a number of keys" })?;
         let bytes = self.take(length)?;
         let read = |chunk: &[u8]| {
             let mut word = [0; 16];
@@ -305,7 +301,7 @@ impl Input<'_> {
             let length = self.number()?;
             let name = Key::from(self.take(length)?);
             if names.last().is_some_and(|before| *before >= name) {
-                return Err(Damaged { at, expected: "the name of a key, after those before it" });
+                return Err(Damaged { at, expected: "a key name, in ascending order" });
             }
             names.push(name);
         }
@@ -316,7 +312,7 @@ impl Input<'_> {
         let mut slots = Vec::new();
         for _ in 0..self.number()? {
             let at = self.at;
-            let damaged = Damaged { at, expected: "a range of slots, after those before it" };
+            let damaged = Damaged { at, expected: "a slot range, in ascending order" };
             let (first, more) = (self.number()?, self.number()?);
             let last = first.checked_add(more).filter(|last| *last < SLOT_COUNT as u64).ok_or(damaged)?;
             if slots.last().is_some_and(|before: &Slot| u64::from(before.number()) >= first) {

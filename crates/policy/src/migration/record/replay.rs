@@ -39,7 +39,7 @@ impl Replay {
         match record {
             Record::Begun { move_id, source, target, slots, protocol, durability } => {
                 if self.open.contains_key(move_id) {
-                    return Err(Contradiction(format!("move {} begins twice", move_id.0)));
+                    return Err(Contradiction(format!("move {} starts twice", move_id.0)));
                 }
                 let begun = OpenMove {
                     source: *source,
@@ -66,14 +66,14 @@ impl Replay {
                 let open = self.open(*move_id)?;
                 if open.leg.as_ref().is_some_and(|before| before.moving) {
                     return Err(Contradiction(format!(
-                        "leg {leg} of move {} begins before the one before has ended",
+                        "leg {leg} of move {} starts before the previous leg has ended",
                         move_id.0
                     )));
                 }
                 let again = open.leg.as_ref().is_some_and(|before| before.leg == *leg);
                 if !again && *leg < open.next_leg {
                     return Err(Contradiction(format!(
-                        "leg {leg} of move {} begins after leg {}",
+                        "leg {leg} of move {} starts after leg {}",
                         move_id.0,
                         open.next_leg - 1
                     )));
@@ -133,7 +133,7 @@ impl Replay {
                 let open = self.moving(*move_id, *leg)?;
                 if open.rolled_back.is_none() {
                     return Err(Contradiction(format!(
-                        "keys of leg {leg} of move {} return though it was not rolled back",
+                        "keys of leg {leg} of move {} return, but it was not rolled back",
                         move_id.0
                     )));
                 }

@@ -204,7 +204,7 @@ impl StagingReply {
                     (false, true) => Finished::Over(Stored::Exists),
                     (false, false) => gone(),
                     (true, _) if there != at_source && !planted.is(Bug::NotCounted) => Finished::Unusable(format!(
-                        "its copy has {there} elements, and it has {at_source}: it was changed past the router, or emptied"
+                        "its copy has {there} elements, and it has {at_source}: a client bypassed the router, or emptied it"
                     )),
                     (true, _) => Finished::Continue,
                 }

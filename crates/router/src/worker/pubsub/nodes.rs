@@ -265,7 +265,7 @@ impl Worker {
                 node = %self.node_name(node),
                 subscriptions = lost,
                 disconnected,
-                "lost the connection that carries subscriptions: messages published at this node are missed until they are restored"
+                "lost the connection for subscriptions: messages published at this node are missed until they are restored"
             );
         }
         if is_member && self.needs_pubsub_link(node) {

@@ -153,7 +153,7 @@ impl Worker {
             return Flow::Stall(Stall::Barrier);
         }
         if client.reads == Reads::Replica {
-            let text = "ERR Switchyard cannot track keys that are read from replicas: a replica may answer later what was changed before (reads = \"replica\")";
+            let text = "ERR Switchyard cannot track keys that are read from replicas: a replica may return the value before a change (reads = \"replica\")";
             return self.refuse(handle, class, text);
         }
         // Later commands wait for the answer, because they are tracked.

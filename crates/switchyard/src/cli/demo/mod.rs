@@ -31,10 +31,10 @@ use super::Failure;
         key of a running server. Nothing is left behind: the servers end with the demo, and their folder is removed.",
     after_long_help = "Examples:\n  \
         switchyard demo                   the story, about a minute\n  \
-        switchyard demo --hold            keep it up afterwards, to try it with redis-cli\n  \
+        switchyard demo --hold            keep it running afterwards, to try it with redis-cli\n  \
         switchyard demo --rate 500        on a slow machine\n  \
         switchyard demo --svg demo.svg    and a picture of it\n\n\
-        Exit codes: 0 all of it happened, and every reply was right; 1 something did not, was not, or could not be started"
+        Exit codes: 0 every act succeeded, and every reply was correct; 1 otherwise, or a start failed"
 )]
 pub(crate) struct Arguments {
     /// Keep servers and router running after the story, until Ctrl-C

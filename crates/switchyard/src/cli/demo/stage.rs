@@ -213,7 +213,7 @@ fn configuration(server: &Path, nodes: &[SocketAddr], rate: u32) -> anyhow::Resu
          [planner]\nmode = \"on\"\ninterval = \"500ms\"\nwindow = \"2s\"\nheadroom = 25\nmin-requests = {least}\n\n\
          [hot-copies]\nmode = \"auto\"\n\n\
          [telemetry]\nsample = 4\n\n\
-         [autoscale]\nmode = \"on\"\npolicy = \"model\"\ncapacity = {capacity}   # requests in a second of each node\nmin-nodes = 2\nmax-nodes = 3\n\
+         [autoscale]\nmode = \"on\"\npolicy = \"model\"\ncapacity = {capacity}   # requests per second of each node\nmin-nodes = 2\nmax-nodes = 3\n\
          up-after = \"2s\"\ndown-after = \"5s\"\nup-cooldown = \"1s\"\ndown-cooldown = \"3s\"\n\n\
          [autoscale.local]\ncommand = [{command}]\nports = \"{port}-{last}\"\n{nodes}",
         // Below the load of a node before a key is hot: a Zipfian distribution alone must not overload a node.

@@ -230,7 +230,7 @@ impl Story<'_> {
         self.narrate(
             Kind::Seen,
             &format!(
-                "{rate} requests/s of nine commands begin, by clients that know one address; keys are Zipfian (0.99)"
+                "{rate} requests/s of nine commands start, by clients that know one address; keys are Zipfian (0.99)"
             ),
         );
         self.pause(Duration::from_secs(4))?;
@@ -260,7 +260,7 @@ impl Story<'_> {
             Ok(own.filter(|own| own.hits_per_second >= wanted).map(|own| (own.hits_per_second, own.reads_per_second)))
         })?;
         match answered {
-            None => self.miss("hot copies do not answer the key that every client reads"),
+            None => self.miss("hot copies do not serve the key that every client reads"),
             Some((hits, reads)) => {
                 let now: HotCopiesReport = self.stage.get("/api/v1/hot-copies")?;
                 let (more, fills) = (now.hits - before.hits, now.fills - before.fills);
@@ -306,7 +306,7 @@ impl Story<'_> {
                     None => self.miss("the planner has no decision for the key that was moved"),
                     Some(id) => {
                         let text = format!(
-                            "exception: {} lives at {}, though its slot {} belongs to {} (decision {id} of the planner)",
+                            "override: {} is at {}, though its slot {} belongs to {} (decision {id} of the planner)",
                             place.key, place.node, place.slot, place.owner
                         );
                         self.narrate(Kind::Done, &text);
@@ -359,7 +359,7 @@ impl Story<'_> {
                         );
                         self.narrate(Kind::Done, &text);
                     }
-                    false => self.miss("the new node gets no share of the slots"),
+                    false => self.miss("the new node did not get its share of the slots"),
                 }
             }
         }
@@ -385,7 +385,7 @@ impl Story<'_> {
         self.narrate(Kind::Seen, &format!("{victim} was killed (SIGKILL); it had {keys} keys"));
         let failed = self.watch(TIMEOUT, |story| Ok((story.errors() > 0).then_some(())))?;
         if failed.is_none() {
-            self.miss("no request fails although a node is gone");
+            self.miss("no request fails although a node is down");
         }
         self.narrate(Kind::Seen, "requests for its keys get an error that names it; all other keys are served");
         self.pause(Duration::from_secs(2))?;
@@ -540,7 +540,7 @@ impl Story<'_> {
             && self.suspects.is_empty();
         ensure!(
             is_clean,
-            "the load has failed: {unexcused} errors for keys of running nodes, {} wrong replies, {} of them stale, {} requests without an answer, \
+            "the load has failed: {unexcused} errors for keys of running nodes, {} wrong replies, {} of them stale, {} requests without a reply, \
              {} connections lost",
             total.wrong,
             total.stale,

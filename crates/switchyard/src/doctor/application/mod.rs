@@ -65,7 +65,7 @@ pub(crate) fn examine_commands(nodes: &[NodeAccess], time: Option<Duration>) -> 
                 check: "sample",
                 found: format!("its commands could not be sampled: it {why}"),
                 advice: match why.starts_with(NO_MONITOR) {
-                    true => "allow +monitor to our user there, or leave --sample out",
+                    true => "allow +monitor to our user there, or omit --sample",
                     false => "repair that node first",
                 }
                 .to_owned(),

@@ -71,7 +71,7 @@ fn finding(limit: Limit, commands: &[(&str, u64)]) -> Finding {
         Limit::Refused(why) => (
             Level::Warning,
             format!("commands were called that the router does not serve: {shown}"),
-            format!("see that the application does without: {why}"),
+            format!("check that the application can work without them: {why}"),
         ),
         Limit::OneSlot => (
             Level::Note,
