@@ -55,7 +55,7 @@ struct Flags {
 
 #[derive(Debug, Args)]
 #[command(
-    after_long_help = "Examples:\n  switchyard autoscale set-nodes 3\n  switchyard autoscale set-nodes 2    remove the cheapest of its own servers\n\nExit codes: 0 it is on record; 1 it was refused"
+    after_long_help = "Examples:\n  switchyard autoscale set-nodes 3\n  switchyard autoscale set-nodes 2    remove the cheapest of its own servers\n\nExit codes: 0 recorded; 1 refused"
 )]
 struct SetNodes {
     /// Number of nodes

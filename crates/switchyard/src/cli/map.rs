@@ -88,7 +88,7 @@ fn render_slots(report: &SlotsReport) -> String {
             .iter()
             .map(|slot| vec![slot.slot.to_string(), slot.owner.clone(), slot.node.clone(), count(slot.keys)])
             .collect();
-        out.push_str("\nkeys that live elsewhere than their slots (switchyard move --home brings them back):\n");
+        out.push_str("\nkeys at other nodes than their slots (switchyard move --home returns them):\n");
         out.push_str(&table(&columns, &rows));
     }
     out

@@ -284,7 +284,7 @@ fn render(report: &MovesReport) -> String {
         let by_command: Vec<String> =
             report.brought_home.iter().map(|home| format!("{} {}", home.command, count(home.keys))).collect();
         out.push_str(&format!(
-            "\nkeys brought home because commands needed them with others: {}\n",
+            "\nkeys returned to their slots' owners because commands needed them with other keys: {}\n",
             by_command.join(", ")
         ));
     }

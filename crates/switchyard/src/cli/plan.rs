@@ -77,7 +77,7 @@ struct HistoryArguments {
 
 #[derive(Debug, Args)]
 #[command(
-    after_long_help = "Examples:\n  switchyard plan replay 12\n\nExit codes: 0 it worked; 1 there is no such decision"
+    after_long_help = "Examples:\n  switchyard plan replay 12\n\nExit codes: 0 success; 1 there is no such decision"
 )]
 struct ReplayArguments {
     /// Id of the decision
