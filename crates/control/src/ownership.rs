@@ -478,7 +478,7 @@ pub fn look(
             // Made by `recover`. The lock ensures that only this process uses it.
             Some(Standby::Shared) if has_map => {}
             Some(Standby::Copy) if has_map => bail!(
-                "the state directory {} has a slot map under which no router has served yet, as `switchyard recover` makes it: start the first router with it, \
+                "the state directory {} has a slot map that no router has used yet, as `switchyard recover` makes it: start the first router with it, \
                  without --standby, and give the standby a copy then (docs/high-availability.md)",
                 directory.display()
             ),

@@ -165,7 +165,7 @@ impl Moves {
         );
         let help = "Longest time that a move in progress has held a command back";
         page.gauge("moves_hold_max_seconds", help, most(|m| m.hold_max_us) / 1e6);
-        let help = "99th percentile of the time that a move in progress has held commands back, maximum over moves";
+        let help = "Time that a move in progress has held commands back, 99th percentile; maximum over moves";
         page.gauge("moves_hold_p99_seconds", help, most(|m| m.hold_p99_us) / 1e6);
         let help = "Longest time for moving a big key whole, over moves in progress";
         page.gauge("moves_big_key_whole_max_seconds", help, most(|m| m.big_whole_max_us) / 1e6);

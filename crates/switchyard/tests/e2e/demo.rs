@@ -113,7 +113,7 @@ fn the_demo_shows_everything_and_leaves_nothing_behind() {
         ("a node is killed", vec!["seen", "node 2 was killed"]),
         ("it comes back", vec!["seen", "node 2 is back", "errors ("]),
         ("its keys have the errors", vec!["done", "each of these errors is for a key of node 2"]),
-        ("a node goes", vec!["decided", "autoscaler: change", "goes", "requests/s need only"]),
+        ("a node is removed", vec!["decided", "autoscaler: change", "is removed", "requests/s need only"]),
         ("it is stopped", vec!["done", "autoscaler: change", "has left and is stopped; there are 2 nodes now"]),
         (
             "the verdict",

@@ -140,7 +140,7 @@ fn a_move_ends_without_its_lost_target() {
 
     // Reports the keys that would be lost, without any change.
     let said = done(scene.site.router(), "moves abort 1 --abandon-target --dry-run");
-    assert!(said.contains("nothing was changed") && said.contains("at most") && said.contains("are lost"), "{said}");
+    assert!(said.contains("nothing was changed") && said.contains("At most") && said.contains("are lost"), "{said}");
     assert!(is_down(&mut client, &scene.key(moved[0])));
     let said = done(scene.site.router(), "moves abort 1");
     assert!(said.contains("stops when") && said.contains("--abandon-target"), "{said}");
