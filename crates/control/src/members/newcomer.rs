@@ -245,7 +245,7 @@ fn judge(name: &str, newcomer: &Newcomer, fleet: &FleetFacts) -> Result<Vec<Stri
         return Err(why);
     }
     let Some(run_id) = run_id else {
-        return Err(format!("the INFO of {name} has no run_id, which the router needs to distinguish servers"));
+        return Err(format!("{name} has no run_id in its INFO, which the router needs to distinguish servers"));
     };
     if let Some((other, ..)) = fleet.nodes.iter().find(|(_, known, _)| known.as_deref() == Some(run_id)) {
         return Err(format!("{name} is the same server as node {other}, by another name (both have run_id {run_id})"));

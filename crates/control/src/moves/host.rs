@@ -237,7 +237,7 @@ mod tests {
         }
         let (_, moves) = executor(dir.path());
         let message = moves.abort(id, AbortRequest { abandon: None, dry_run: true }).expect("heard").message;
-        assert!(message.contains("6 keys at most"), "{message}");
+        assert!(message.contains("at most 6 keys"), "{message}");
         assert_eq!(moves.state().open[&id].databases, 3);
     }
 
