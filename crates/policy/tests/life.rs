@@ -145,13 +145,13 @@ fn leg(number: u32, of: &[u16]) -> LegSlots {
     LegSlots { number, slots: slots(of) }
 }
 
-const BEFORE: [&str; 6] = ["Reach", "Reach", "Check", "LearnWaits", "List", "Functions"];
-const A_LEG: [&str; 6] = ["Hear", "Measure", "Clocks", "Room", "Stage", "Leg"];
+const BEFORE: [&str; 6] = ["Connect", "Connect", "Check", "LearnWaits", "List", "Functions"];
+const A_LEG: [&str; 6] = ["HandleRequests", "Measure", "Clocks", "Room", "Stage", "Leg"];
 
 #[test]
 fn an_undisturbed_move_runs_its_steps_in_order() {
     let (names, end) = Moving::new(begin()).run_to_end();
-    let expected: Vec<&str> = [&BEFORE[..], &A_LEG, &A_LEG, &A_LEG, &["LookBehind"]].concat();
+    let expected: Vec<&str> = [&BEFORE[..], &A_LEG, &A_LEG, &A_LEG, &["CheckSource"]].concat();
     assert_eq!((names, end), (expected.iter().map(|name| (*name).to_owned()).collect(), MoveEnd::Done));
 }
 
@@ -194,7 +194,7 @@ fn an_abort_in_a_leg_ends_the_move_with_the_leg() {
 
 #[test]
 fn a_completely_moved_move_is_not_aborted() {
-    let mut moving = Moving::new(begin()).until("LookBehind");
+    let mut moving = Moving::new(begin()).until("CheckSource");
     moving.life.on_user_request(UserRequest::Abort);
     assert!(!moving.life.is_cut_short());
     // The move does not wait for a node either.
@@ -208,7 +208,7 @@ fn a_completely_moved_move_is_not_aborted() {
 
 #[test]
 fn a_step_repeats_after_a_lost_node_when_both_are_reached() {
-    for name in ["Check", "LearnWaits", "List", "Functions", "Measure", "Clocks", "Room", "Stage", "LookBehind"] {
+    for name in ["Check", "LearnWaits", "List", "Functions", "Measure", "Clocks", "Room", "Stage", "CheckSource"] {
         let mut moving = Moving::new(begin()).until(name);
         let before = moving.step.clone();
         moving.came(StepResult::Lost);
@@ -237,7 +237,7 @@ fn a_leg_is_cut_again_if_its_node_is_lost_before_the_start() {
 
 #[test]
 fn a_refusal_by_a_node_ends_the_move() {
-    for name in ["Check", "List", "Functions", "Measure", "Clocks", "Room", "Stage", "LookBehind"] {
+    for name in ["Check", "List", "Functions", "Measure", "Clocks", "Room", "Stage", "CheckSource"] {
         let mut moving = Moving::new(begin()).until(name);
         assert_eq!(*moving.came(StepResult::Refused("it has no room".to_owned())), stopped("it has no room"), "{name}");
     }
@@ -301,7 +301,7 @@ fn an_open_leg_comes_first() {
     let left: Vec<Slot> = moving.life.slots_left().iter().copied().collect();
     assert_eq!((left, moving.life.open().map(|open| open.leg)), (slots(&[2, 3]), Some(4)));
     let (names, end) = moving.run_to_end();
-    let expected = [&["Reach", "Reach", "Clocks", "Leg"][..], &BEFORE[2..], &A_LEG, &["LookBehind"]].concat();
+    let expected = [&["Connect", "Connect", "Clocks", "Leg"][..], &BEFORE[2..], &A_LEG, &["CheckSource"]].concat();
     assert_eq!((names, end), (expected.iter().map(|name| (*name).to_owned()).collect(), MoveEnd::Done));
 }
 
