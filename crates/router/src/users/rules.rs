@@ -492,7 +492,7 @@ mod tests {
             ("off %X~a", "R, W or RW"),
             ("off %R", "has no ~"),
             ("off connections=0", "from 1 to"),
-            ("off speed=3", "there are connections="),
+            ("off speed=3", "supported: connections="),
             ("off hunter2!secret", "a word of 14 characters"),
         ] {
             let error = one(rules).expect_err(rules);
