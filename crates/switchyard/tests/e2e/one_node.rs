@@ -397,8 +397,5 @@ fn functions_of_one_node_are_checked_when_a_second_joins() {
     assert_eq!(client.call(&["FUNCTION", "LOAD", &library("odd", "_G.unpack(a)")]), bulk("odd"));
     assert_eq!(second.cmd("FLUSHALL"), ok());
     let text = refused(site.router(), &format!("nodes add {} --rebalance --wait --allow-limits", second.address()));
-    assert!(
-        text.contains("library odd") && text.contains("may use undeclared keys"),
-        "{text}"
-    );
+    assert!(text.contains("library odd") && text.contains("may use undeclared keys"), "{text}");
 }
