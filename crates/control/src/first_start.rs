@@ -68,8 +68,9 @@ pub fn examine_nodes(
     }
 }
 
-/// Like [`examine_nodes`], for a pool: its list of servers determines the location of each key, whatever keys the nodes have.
-/// Misplaced keys are normal in a fleet that twemproxy served. They only use memory, so this does not search for them.
+/// Like [`examine_nodes`], for a pool: its list of servers determines the location of each key, whatever keys the nodes
+/// have. Misplaced keys are normal in a fleet that twemproxy served. They only use memory, so this does not search for
+/// them.
 pub fn examine_pool(
     continuum: Continuum,
     nodes: &[NodeAddress],
@@ -87,8 +88,8 @@ pub fn examine_pool(
     Ok(InitialState { topology: Topology::on_continuum(Arc::new(continuum)), held: None })
 }
 
-/// Fails if another router still serves these nodes after [`ROUTER_EXIT_WAIT`]. That router has its own map: a new one may fit the
-/// keys now, but not after the other router moves some.
+/// Fails if another router still serves these nodes after [`ROUTER_EXIT_WAIT`]. That router has its own map: a new one
+/// may fit the keys now, but not after the other router moves some.
 fn refuse_second_router(primaries: &[NodeAccess], timeout: Duration, tell: ProgressCallback) -> anyhow::Result<()> {
     let until = Instant::now() + ROUTER_EXIT_WAIT;
     let mut told = false;

@@ -1,9 +1,9 @@
 //! Ensures a single router: ownership records at the nodes, detection of a router that has taken over, and waiting as a
 //! standby.
 //!
-//! The rules are in [`switchyard_policy::ownership`]. Workers and movers claim nodes and follow the rules. This module keeps
-//! the record up to date, once a second and before a leg starts, and refuses a state directory older than the one that
-//! last served the nodes.
+//! The rules are in [`switchyard_policy::ownership`]. Workers and movers claim nodes and follow the rules. This module
+//! keeps the record up to date, once a second and before a leg starts, and refuses a state directory older than the one
+//! that last served the nodes.
 
 use std::collections::BTreeMap;
 use std::path::Path;

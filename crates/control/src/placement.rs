@@ -176,9 +176,9 @@ impl Placement {
         Ok(settled)
     }
 
-    /// Overlays the continuum with a list of servers ([`Topology::with_overlay`]). `split` receives new slots, each with
-    /// the old slot that it is a part of, before any other use of them. Returns the new map, and the slots that change
-    /// servers.
+    /// Overlays the continuum with a list of servers ([`Topology::with_overlay`]). `split` receives new slots, each
+    /// with the old slot that it is a part of, before any other use of them. Returns the new map, and the slots that
+    /// change servers.
     pub(crate) fn lay_over(
         &self,
         list: &[Server],

@@ -1,9 +1,9 @@
 //! Slots of an ejected node that others serve, and the keys written there in the meantime
 //! ([`switchyard_policy::eject::Elsewhere`]).
 //!
-//! Workers write to the list, and the mover that brings the slots back reads it. Part of the snapshot, so that each worker
-//! knows of it before any worker sends a command to a stand-in. A lock rather than a list for each worker: only writes
-//! in these slots take it, and only while a node is ejected.
+//! Workers write to the list, and the mover that brings the slots back reads it. Part of the snapshot, so that each
+//! worker knows of it before any worker sends a command to a stand-in. A lock rather than a list for each worker: only
+//! writes in these slots take it, and only while a node is ejected.
 
 use std::sync::{Arc, Mutex};
 

@@ -587,8 +587,8 @@ impl Router {
         self.shared.fences.remove_broken(node, &[connection]);
     }
 
-    /// Starts or resumes a move on its own thread, which reports to the order's [`Host`]; [`Host::remove_broken`] is the last
-    /// call. If the router stops first, the journal has the state of the move.
+    /// Starts or resumes a move on its own thread, which reports to the order's [`Host`]; [`Host::remove_broken`] is
+    /// the last call. If the router stops first, the journal has the state of the move.
     ///
     /// # Errors
     /// `InvalidInput` for a wrong order (missing node, slots of another owner), `AlreadyExists` if this move is

@@ -136,7 +136,7 @@ pub fn is_wrapped_library(code: &[u8]) -> bool {
 /// Required form of libraries at nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LibraryForm {
-    /// With the router's check.
+    /// Restricted by the router's check.
     Checked,
     /// Unchanged: a single node has all keys.
     Plain,

@@ -173,7 +173,8 @@ pub struct RuntimeSettings {
     pub slow_command_timeout: Option<Duration>,
     /// Maximum delay between two attempts to reconnect to a node.
     pub reconnect_backoff_max: Duration,
-    /// Time after a node's loss during which commands wait for its return. `None`: see [`RuntimeSettings::wait_for_return`].
+    /// Time after a node's loss during which commands wait for its return. `None`: see
+    /// [`RuntimeSettings::wait_for_return`].
     pub wait_max: Option<Duration>,
     /// Maximum connections for large values per node, over all workers.
     pub large_connections_max: usize,

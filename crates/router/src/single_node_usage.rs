@@ -1,8 +1,8 @@
 //! Commands that a fleet of one node accepts and a fleet of two would reject. Counted by command while there is one
 //! node, so that operators know the effect before they add a second.
 //!
-//! Each worker has its own counts ([`Tally`]) and regularly adds them to the shared ones ([`SingleNodeUsage`]), so a client's
-//! command takes no lock.
+//! Each worker has its own counts ([`Tally`]) and regularly adds them to the shared ones ([`SingleNodeUsage`]), so a
+//! client's command takes no lock.
 //!
 //! Counts rather than a log: an application repeats the same few commands, and operators need their names and counts.
 

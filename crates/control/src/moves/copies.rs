@@ -2,9 +2,10 @@
 //! should have been removed.
 //!
 //! No command reads them, but DBSIZE and KEYS count them. The move has ended, and neither of its nodes waits for the
-//! other, so the thread `maintenance` removes them rather than the mover: a little at a time, while no move involves the node.
-//! If the owner of a key has it as well, the copy is removed. A copy that the owner lacks is a key that clients have
-//! deleted since; it is removed too, unless there are many, which an operator must examine first (as before a move).
+//! other, so the thread `maintenance` removes them rather than the mover: a little at a time, while no move involves
+//! the node. If the owner of a key has it as well, the copy is removed. A copy that the owner lacks is a key that
+//! clients have deleted since; it is removed too, unless there are many, which an operator must examine first (as
+//! before a move).
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -7,7 +7,7 @@ use crate::admin::MoveReport;
 /// Name of the document.
 pub(super) const ENDED: &str = "moves-ended";
 
-/// A report as stored: its activity has the name `doing` there, and the admin API has another one.
+/// A report as stored: its activity is stored as `doing`, and the admin API has `activity`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct EndedMove {
     doing: String,

@@ -3,8 +3,8 @@
 //!
 //! Changes of the list leave such keys over the years. No command reads them, so they only take memory; but their
 //! values may be older or newer than the fleet's, and an operator may need them. So they are removed only on request,
-//! once after a start. As [copies that moves have left](super::copies), the thread `maintenance` removes them a little at a
-//! time, while no keys move. Workers cannot do this, because they only know keys that clients name.
+//! once after a start. As [copies that moves have left](super::copies), the thread `maintenance` removes them a little
+//! at a time, while no keys move. Workers cannot do this, because they only know keys that clients name.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

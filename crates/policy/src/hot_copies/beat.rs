@@ -3,8 +3,8 @@
 //! Replies and invalidations share the fill connection. A reply to a request that was *sent* there at `t` proves that
 //! the connection was alive at `t`, and that every invalidation of an earlier change has been received. A router that
 //! takes over ends that connection, then sends no command to the node for
-//! [`TAKE_OVER_WAIT_US`](crate::ownership::TAKE_OVER_WAIT_US). So each hit of the replaced router precedes the first write
-//! of its successor, also if the replaced router was stopped, suspended, or cut off from its nodes.
+//! [`TAKE_OVER_WAIT_US`](crate::ownership::TAKE_OVER_WAIT_US). So each hit of the replaced router precedes the first
+//! write of its successor, also if the replaced router was stopped, suspended, or cut off from its nodes.
 //!
 //! A request of the router rather than a message of the successor, because a router that is cut off receives no
 //! message.

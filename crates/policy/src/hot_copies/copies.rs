@@ -358,8 +358,8 @@ impl Copies {
     }
 
     /// Fast path of [`Self::read`] for a recent hit: found by any hash of the whole command, without a lookup of the
-    /// key's node. Valid only under the plan last passed to [`Self::update_placement`]. Returns `None` if [`Self::read`] must
-    /// decide.
+    /// key's node. Valid only under the plan last passed to [`Self::update_placement`]. Returns `None` if
+    /// [`Self::read`] must decide.
     #[inline]
     pub fn find_recent(
         &mut self,
@@ -518,8 +518,8 @@ impl Copies {
         }
     }
 
-    /// Whether `bytes` more fit. If not, evicts copies of the least used among the next [`EVICTION_SAMPLES`] keys in the queue, at
-    /// most once per [`EVICTS_US`].
+    /// Whether `bytes` more fit. If not, evicts copies of the least used among the next [`EVICTION_SAMPLES`] keys in
+    /// the queue, at most once per [`EVICTS_US`].
     fn makes_room(&mut self, bytes: usize, now_us: u64) -> bool {
         let Self { keys, line, sizes, bytes_max, evicts_at_us, .. } = self;
         if sizes.bytes + bytes <= *bytes_max {

@@ -8,8 +8,8 @@
 //!    version.
 //! 2. A write lost with its connection keeps the gate shut until the node confirms that the connection is dead. A
 //!    timed-out write is not complete.
-//! 3. A key becomes cacheable in a generation of the [`CacheableSet`]. It is filled only after every worker raises gates
-//!    for it and all earlier commands to its node have completed.
+//! 3. A key becomes cacheable in a generation of the [`CacheableSet`]. It is filled only after every worker raises
+//!    gates for it and all earlier commands to its node have completed.
 //! 4. Each node has a gate too, raised by commands that may write any key of the node. If the process of the node
 //!    changes, the gate gets a new version before the new process is used.
 //! 5. A copy expires with its key. The expiry is computed from the time at which the TTL was requested.

@@ -2,9 +2,9 @@
 //! again.
 //!
 //! A write is reported *before* it is sent. So an element is clean only after a read that started when all commands
-//! sent before the report had ended. Two generations implement this: [`DirtyElements::begin_round`] when the barrier is set,
-//! [`DirtyElements::take`] when it is reached; elements reported in between belong to the next round. Elements rather than a log
-//! of commands: only the value at the time of the read matters, and another read does no harm.
+//! sent before the report had ended. Two generations implement this: [`DirtyElements::begin_round`] when the barrier is
+//! set, [`DirtyElements::take`] when it is reached; elements reported in between belong to the next round. Elements
+//! rather than a log of commands: only the value at the time of the read matters, and another read does no harm.
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,7 @@
 //! Bugs that can be injected into the machines, one at a time, to show that the simulator finds them.
 //!
-//! They are conditions in the code itself, constant `false` unless the feature `injected-bugs` is on: a copy of the code
-//! with bugs would diverge from it.
+//! They are conditions in the code itself, constant `false` unless the feature `injected-bugs` is on: a copy of the
+//! code with bugs would diverge from it.
 
 /// Injected bug.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,15 +1,16 @@
 //! Steps of a move around its legs, from the first connection to the final check.
 //!
-//! [`MoveStateMachine::begin`] returns the first [`Step`]; [`MoveStateMachine::on_result`] takes the result of a step ([`StepResult`]) and returns the
-//! next one. One step runs at a time, and no call blocks. The mover executes the steps. It forwards user requests as
-//! they arrive ([`MoveStateMachine::on_user_request`]), and abandons a step that they cut short ([`MoveStateMachine::is_cut_short`]). A leg is one step,
-//! with its own machine ([`super::Driver`]).
+//! [`MoveStateMachine::begin`] returns the first [`Step`]; [`MoveStateMachine::on_result`] takes the result of a step
+//! ([`StepResult`]) and returns the next one. One step runs at a time, and no call blocks. The mover executes the
+//! steps. It forwards user requests as they arrive ([`MoveStateMachine::on_user_request`]), and abandons a step that
+//! they cut short ([`MoveStateMachine::is_cut_short`]). A leg is one step, with its own machine ([`super::Driver`]).
 //!
 //! ```text
-//! Reach - Clocks - Leg                                    open leg of an earlier router
-//! Reach - Check - LearnWaits - List - Functions
-//!       - Hear - Measure - Clocks - Room - Stage - Leg    for each leg; if it could not start: Rest - Observe - Hear
-//!       - LookBehind - End
+//! Connect - Clocks - Leg                                    open leg of an earlier router
+//! Connect - Check - LearnWaits - List - Functions
+//!   - HandleRequests - Measure - Clocks - Room - Stage - Leg  for each leg; if it could not start:
+//!                                                             Rest - Observe - HandleRequests
+//!   - CheckSource - End
 //! ```
 //!
 //! Rules
@@ -99,8 +100,8 @@ pub struct LegSlots {
     pub slots: Vec<Slot>,
 }
 
-/// Next step of the mover. Its result is [`StepResult::Done`], unless documented otherwise. [`StepResult::Lost`], [`StepResult::Refused`]
-/// and [`StepResult::Aborted`] are possible for every step.
+/// Next step of the mover. Its result is [`StepResult::Done`], unless documented otherwise. [`StepResult::Lost`],
+/// [`StepResult::Refused`] and [`StepResult::Aborted`] are possible for every step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Connect to that side, if not connected, and close leftover connections at its node. One attempt:
@@ -124,14 +125,15 @@ pub enum Step {
     Check,
     /// Measure how long clients wait for replies without the move.
     LearnWaits,
-    /// Let workers report written keys, wait until earlier commands have ended ([`MoveStateMachine::drained`]), list the keys, and
-    /// remove leftovers at the target.
+    /// Let workers report written keys, wait until earlier commands have ended ([`MoveStateMachine::drained`]), list
+    /// the keys, and remove leftovers at the target.
     List,
     /// Copy functions and scripts from the source to the target.
     Functions,
     /// Handle pending user requests. Nothing is in flight at the nodes.
     HandleRequests,
-    /// Measure the keys of the next leg, and cut it by their size ([`MoveStateMachine::cut`]). [`StepResult::LegSlots`] follows.
+    /// Measure the keys of the next leg, and cut it by their size ([`MoveStateMachine::cut`]). [`StepResult::LegSlots`]
+    /// follows.
     Measure,
     /// Compare the clocks of both nodes. [`StepResult::Refused`] if they differ.
     Clocks(LegSlots),
@@ -139,11 +141,11 @@ pub enum Step {
     Room(LegSlots),
     /// Copy big keys ahead.
     Stage(LegSlots),
-    /// Run a leg to its end, or resume [`MoveStateMachine::open`]. [`StepResult::Ended`] follows; [`StepResult::Lost`] only before the leg has
-    /// started.
+    /// Run a leg to its end, or resume [`MoveStateMachine::open`]. [`StepResult::Ended`] follows; [`StepResult::Lost`]
+    /// only before the leg has started.
     Leg(LegSlots),
-    /// Wait until commands sent to the source earlier have ended, and report how long that took ([`MoveStateMachine::drained`]). No
-    /// client is held back.
+    /// Wait until commands sent to the source earlier have ended, and report how long that took
+    /// ([`MoveStateMachine::drained`]). No client is held back.
     Observe,
     /// Check whether the source still has keys of moved slots.
     CheckSource,

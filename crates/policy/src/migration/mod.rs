@@ -5,8 +5,8 @@
 //! all protocols share. The router's mover and the simulator execute the actions and report the results.
 //!
 //! # Responsibilities
-//! - **Workers** check one condition for a command on a slot in transit ([`KeyLookup`]): are all its keys *committed*? If
-//!   so, the command goes to the target, on the existing connections. Otherwise its client waits, and the worker
+//! - **Workers** check one condition for a command on a slot in transit ([`KeyLookup`]): are all its keys *committed*?
+//!   If so, the command goes to the target, on the existing connections. Otherwise its client waits, and the worker
 //!   requests the keys ([`Event::Wanted`]). A commit is final ([`Io::Commit`]), so it needs no lock and no undo, and no
 //!   command changes its path when the leg is released.
 //! - **The mover**, one thread per move, owns the machine of the leg and the only connections that copy. It serialises
@@ -18,8 +18,8 @@
 //! 2. A key is committed only when its copy is stored at the target (with the requested durability), this is on record,
 //!    and the source copy is removed. A key that the source does not have is committed when that is on record.
 //! 3. A copy is never stored over an existing key. An existing key is an earlier copy of this leg, and it stays.
-//! 4. Commands on a broken connection may still execute until the node confirms its end ([`Event::Reconnected`]). Then the
-//!    batch is repeated from its beginning, which is harmless by rule 3.
+//! 4. Commands on a broken connection may still execute until the node confirms its end ([`Event::Reconnected`]). Then
+//!    the batch is repeated from its beginning, which is harmless by rule 3.
 //! 5. If the source is not the process named in the record, its copies of recorded keys are stale and are removed.
 //! 6. The slots are handed over when no key is left at the source, and not before. Exception: the user gives up a side
 //!    that does not respond. Then the other side gets the slots with the keys it has, but serves no client until every
@@ -423,7 +423,8 @@ pub enum Action {
         /// Side to list.
         at: Side,
     },
-    /// Open a new connection to that side and confirm the end of the old one; [`Event::Reconnected`] follows eventually.
+    /// Open a new connection to that side and confirm the end of the old one; [`Event::Reconnected`] follows
+    /// eventually.
     Reconnect {
         /// Side to reconnect.
         side: Side,

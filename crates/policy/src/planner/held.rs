@@ -24,7 +24,7 @@ pub enum OverLimitReason {
     Busy,
     /// The node has fewer requests per second than this floor.
     Floor(f64),
-    /// The excess is too short, or not distinguishable from noise.
+    /// Excess that is too short, or not distinguishable from noise.
     Brief,
     /// One key or slot alone exceeds the limit: [`super::Advice::Unsplittable`].
     Unsplittable,

@@ -251,7 +251,7 @@ pub(crate) struct SharedMove {
     pub(crate) fingerprints: Fingerprinter,
     queue: Mutex<Queue>,
     pub(crate) wake: OwnedFd,
-    /// Keys that are being copied in pieces. Workers report touched elements of these.
+    /// Keys in the course of a copy in pieces. Workers report touched elements of these.
     staged: RwLock<FingerprintSet>,
     has_staged: AtomicBool,
     /// Bytes of queued elements.

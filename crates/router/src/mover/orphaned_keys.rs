@@ -15,8 +15,8 @@ use super::run::{Mover, MoverExit};
 /// have.
 const ONLY_THERE_MIN: usize = 20;
 
-/// Whether a node has suspiciously many keys that the owners of their slots lack. `only_at_target`: keys that the owners
-/// lack. `twice`: keys that the owners have, too.
+/// Whether a node has suspiciously many keys that the owners of their slots lack. `only_at_target`: keys that the
+/// owners lack. `twice`: keys that the owners have, too.
 #[must_use]
 pub const fn may_be_only_copies(only_there: usize, twice: usize) -> bool {
     only_there >= ONLY_THERE_MIN && only_there > twice

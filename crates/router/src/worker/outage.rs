@@ -104,7 +104,8 @@ pub(super) fn tick(worker: &mut Worker) {
     }
 }
 
-/// Dispatches waiting commands by a new snapshot: their keys may have a new owner, and `nodes.wait-max` may have changed.
+/// Dispatches waiting commands by a new snapshot: their keys may have a new owner, and `nodes.wait-max` may have
+/// changed.
 pub(super) fn adopt(worker: &mut Worker) {
     if !worker.links.outages().any() {
         return;

@@ -308,8 +308,8 @@ impl Worker {
         }
     }
 
-    /// After a change of the snapshot: fails watches of keys at nodes where they are no longer used. Such a key may change
-    /// elsewhere unnoticed by that node, and be back there unchanged when EXEC comes.
+    /// After a change of the snapshot: fails watches of keys at nodes where they are no longer used. Such a key may
+    /// change elsewhere unnoticed by that node, and be back there unchanged when EXEC comes.
     pub(super) fn fail_stale_watches(&mut self) {
         let holders =
             self.links.iter().filter(|(_, link)| link.task() == Task::Watching).map(|(_, link)| link.holder());

@@ -1,10 +1,10 @@
 //! Slots in transit to another node: destinations of their commands, and waiting clients.
 //!
 //! Without moves, all of this is one predicted branch per command (`Topology::is_settled`). During moves,
-//! `policy::migration` determines which keys of a command for a moving slot are missing at the target ([`KeyLookup`]). If
-//! none is missing, the command is executed as if the slots had been handed over, by a snapshot in which they are
-//! ([`Worker::routing_of_moved`]): no other code is affected. Otherwise its client waits (`Stall::Keys`, [`Waits`]), the
-//! mover is notified of the wanted keys, and the command is later checked again from its beginning. Writes to slots
+//! `policy::migration` determines which keys of a command for a moving slot are missing at the target ([`KeyLookup`]).
+//! If none is missing, the command is executed as if the slots had been handed over, by a snapshot in which they are
+//! ([`Worker::routing_of_moved`]): no other code is affected. Otherwise its client waits (`Stall::Keys`, [`Waits`]),
+//! the mover is notified of the wanted keys, and the command is later checked again from its beginning. Writes to slots
 //! whose keys are being listed are reported to the mover when they are passed to a connection ([`super::keyed`]).
 //!
 //! There is no queue of commands at the mover: see docs/decisions/0011-keys-are-handed-over-not-commands.md.
@@ -54,7 +54,8 @@ pub(super) enum Transit {
 pub(super) struct InTransit {
     /// The snapshot for commands whose keys have all moved already; `None` if no slot is moving.
     moved: Option<Arc<RoutingSnapshot>>,
-    /// The previous snapshot, if slots were in transit in it; and the time until which effects of its moves may arrive, us.
+    /// The previous snapshot, if slots were in transit in it; and the time until which effects of its moves may arrive,
+    /// us.
     before: Option<(Arc<RoutingSnapshot>, u64)>,
     /// Keys that commands of this turn may write in slots whose keys are being listed.
     written: Vec<(MoveId, Vec<Key>)>,
@@ -86,7 +87,7 @@ pub(super) struct Moving {
     since_us: u64,
     move_id: Option<MoveId>,
     waits: Waits<SharedLeg>,
-    /// The wait has ended: the error for the client.
+    /// Error for the client, once the wait has ended.
     refusal: Option<Arc<str>>,
 }
 

@@ -373,7 +373,8 @@ impl World {
 
     // Moves and legs.
 
-    /// Builds the view for the workers: the map with the slots in transit. `reply_count` is the mover whose move has changed.
+    /// Builds the view for the workers: the map with the slots in transit. `reply_count` is the mover whose move has
+    /// changed.
     pub(crate) fn view(&self, told: Option<Lane>) -> View {
         let (mut map, mut transits, mut legs) = (self.fleet.map.clone(), Vec::new(), Legs::default());
         let drops = |at: Lane| told.is_some_and(|lane| at != lane) && self.bug(Bug::OtherLegDropped);

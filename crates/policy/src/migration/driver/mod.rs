@@ -1,9 +1,9 @@
 //! A running leg: the machine of its protocol, and all decisions around it. Listing, purges, publishing to workers, the
 //! drain and the hand-over are the same for all protocols.
 //!
-//! Consumes events ([`DriverEvent`]) and returns actions ([`DriverAction`]); no call blocks. The movers of the router and of the
-//! simulator execute the actions and report the results. Values of keys do not pass through here: a batch is a number,
-//! and the mover holds its values.
+//! Consumes events ([`DriverEvent`]) and returns actions ([`DriverAction`]); no call blocks. The movers of the router
+//! and of the simulator execute the actions and report the results. Values of keys do not pass through here: a batch is
+//! a number, and the mover holds its values.
 
 mod listing;
 
@@ -112,8 +112,8 @@ pub enum DriverAction {
         /// Records, one per number.
         records: Vec<Record>,
     },
-    /// Key state for the next [`DriverAction::Publish`]: no key is committed, and either keys go to the target, or the keys in
-    /// `away` return and all others are at the source.
+    /// Key state for the next [`DriverAction::Publish`]: no key is committed, and either keys go to the target, or the
+    /// keys in `away` return and all others are at the source.
     View {
         /// Keys that return to the source.
         away: Option<Arc<BTreeSet<Fingerprint>>>,

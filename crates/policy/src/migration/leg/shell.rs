@@ -277,7 +277,7 @@ impl LegCore {
         if doubtful > 0 {
             actions.push(Action::Io(Io::Report {
                 text: format!(
-                    "both nodes have restarted since {doubtful} keys were moved: those that the source has and the target lacks are moved again, and may be older than the last write"
+                    "both nodes have restarted since {doubtful} keys were moved: keys that the source has and the target lacks are moved again, and may be older than the last write"
                 ),
             }));
         }

@@ -3,8 +3,8 @@
 //! results as [`Event`]s.
 //!
 //! A big key is copied under another name at the target, its *staging key*, before its leg starts. In the leg, after
-//! the last write, only its *dirty elements* are read ([`Staging::dirty_elements`]), written to the staging key, and that is
-//! renamed (`last_piece`). The machine of the leg is not involved.
+//! the last write, only its *dirty elements* are read ([`Staging::dirty_elements`]), written to the staging key, and
+//! that is renamed (`last_piece`). The machine of the leg is not involved.
 //!
 //! # Rules
 //! 1. A copy starts behind a barrier: every worker knows that the key is staged, and earlier commands have ended

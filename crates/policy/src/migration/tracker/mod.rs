@@ -7,7 +7,8 @@
 //! # Guarantees
 //! A complete group is never reported in an earlier state, and a group in progress never as not started. Filters only
 //! err in the other direction: they report a group as complete, or in progress, that is not. Two consequences:
-//! - A reader that finds nothing must also read from the other node, and then reports the error to [`Tracker::correct`].
+//! - A reader that finds nothing must also read from the other node, and then reports the error to
+//!   [`Tracker::correct`].
 //! - A group that has not started can be reported as in progress now and as not started later, when another group with
 //!   the same cells completes. Writes made at the target in between are then not found. The papers do not mention this;
 //!   a correct protocol tracks such writes exactly.
