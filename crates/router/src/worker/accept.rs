@@ -16,6 +16,7 @@ use crate::poll::{Poll, Token};
 use crate::settings::ListenAddress;
 use crate::slab::Handle;
 use crate::users::Bounds;
+use crate::worker::turn::Turn;
 
 /// Maximum accepts per turn and listener, so that a burst of connections does not stall existing clients.
 const ACCEPTS_PER_TURN: usize = 64;
@@ -64,8 +65,8 @@ impl Worker {
                     // Without a descriptor the connection cannot even be refused: release the spare one.
                     self.door.spare = None;
                     if let Ok(fd) = rustix::net::accept_with(&self.door.listeners[index], flags) {
-                        self.refuse_connection(&fd, "ERR max number of clients reached");
-                        self.counters.rejected.add(1);
+                        refuse_connection(&self.turn, &fd, "ERR max number of clients reached");
+                        self.turn.counters().rejected.add(1);
                     }
                     self.door.spare = spare_descriptor();
                     return;
@@ -76,30 +77,35 @@ impl Worker {
     }
 
     fn greet_client(&mut self, listener: usize, fd: OwnedFd, peer: Option<std::net::SocketAddr>) {
-        let live = self.routing.live.clone();
+        let live = self.turn.routing().live.clone();
         let settings = self.door.listeners[listener].settings.clone();
         let mut share = None;
         if settings.bounds != Bounds::default() || settings.connections_per_second.is_some() {
             let name = format!("listener:{}", self.door.listeners[listener].number);
-            let account = self.shared.limits.account(&name);
-            let too_fast =
-                settings.connections_per_second.is_some_and(|rate| account.accepts.take(rate, self.now_us).is_err());
+            let account = self.turn.shared().limits.account(&name);
+            let too_fast = settings
+                .connections_per_second
+                .is_some_and(|rate| account.accepts.take(rate, self.turn.now_us()).is_err());
             share = ClientQuota::connect(self.part_of(name), settings.bounds.connections)
                 .filter(|_| !too_fast)
                 .map(Box::new);
             if share.is_none() {
-                self.counters.limited_connections.add(1);
+                self.turn.counters().limited_connections.add(1);
                 if !settings.tls {
-                    self.refuse_connection(&fd, "LIMITED this listener accepts no more connections now; try again");
+                    refuse_connection(
+                        &self.turn,
+                        &fd,
+                        "LIMITED this listener accepts no more connections now; try again",
+                    );
                 }
                 return;
             }
         }
-        if self.shared.clients.fetch_add(1, Ordering::Relaxed) >= live.max_clients {
-            self.shared.clients.fetch_sub(1, Ordering::Relaxed);
-            self.counters.rejected.add(1);
+        if self.turn.shared().clients.fetch_add(1, Ordering::Relaxed) >= live.max_clients {
+            self.turn.shared().clients.fetch_sub(1, Ordering::Relaxed);
+            self.turn.counters().rejected.add(1);
             if !settings.tls {
-                self.refuse_connection(&fd, "ERR max number of clients reached");
+                refuse_connection(&self.turn, &fd, "ERR max number of clients reached");
             }
             return;
         }
@@ -110,7 +116,7 @@ impl Worker {
         };
         if settings.tls && tls.is_none() {
             // Never fall back to plain text on a TLS listener.
-            self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+            self.turn.shared().clients.fetch_sub(1, Ordering::Relaxed);
             return;
         }
         let unix = match &settings.address {
@@ -127,56 +133,63 @@ impl Worker {
             ListenAddress::Unix { path, .. } => Some(path.clone()),
         };
         let details = Box::new(Details {
-            id: self.shared.next_client_id.fetch_add(1, Ordering::Relaxed),
+            id: self.turn.shared().next_client_id.fetch_add(1, Ordering::Relaxed),
             peer,
             local: rustix::net::getsockname(&fd).ok().and_then(|a| a.try_into().ok()),
             unix,
             name: String::new(),
             lib_name: String::new(),
             lib_ver: String::new(),
-            created_us: self.now_us,
-            stranger_since_us: self.now_us,
+            created_us: self.turn.now_us(),
+            stranger_since_us: self.turn.now_us(),
             no_evict: false,
         });
-        let mut client =
-            Client::new(fd, tls, live.users.default_user().clone(), settings, live.database, self.now_us, details);
+        let mut client = Client::new(
+            fd,
+            tls,
+            live.users.default_user().clone(),
+            settings,
+            live.database,
+            self.turn.now_us(),
+            details,
+        );
         client.listener_share = share;
         let handle = self.clients.insert(client);
-        let user = self.routing.live.users.default_user().clone();
+        let user = self.turn.routing().live.users.default_user().clone();
         let open = user.is_open();
         if self.become_user(handle, user, open).is_err() {
             // The default user is at its connection limit; other users can still log in.
-            self.counters.limited_connections.add(1);
+            self.turn.counters().limited_connections.add(1);
         }
         let registered = self.clients.get(handle).map(|c| self.poll.add(&c.fd, Token::Client(handle)));
         if !matches!(registered, Some(Ok(()))) {
             self.clients.remove(handle);
-            self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+            self.turn.shared().clients.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        self.counters.accepted.add(1);
-        self.counters.clients.add(1);
+        self.turn.counters().accepted.add(1);
+        self.turn.counters().clients.add(1);
     }
 
     /// Counts a failed TLS handshake and logs it with throttling, because any client can cause them.
     pub(super) fn handshake_failed(&mut self, handle: Handle, why: &str) {
-        self.counters.handshakes_failed.add(1);
-        let Some(suppressed) = self.door.handshake_log.allow(self.now_us) else { return };
+        self.turn.counters().handshakes_failed.add(1);
+        let Some(suppressed) = self.door.handshake_log.allow(self.turn.now_us()) else { return };
         let Some(client) = self.clients.get(handle) else { return };
         let from = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
         warn!(from, reason = why, suppressed = suppressed.count(), "a client's TLS handshake failed");
-    }
-
-    /// Refuses a new connection with an error.
-    fn refuse_connection(&self, fd: &OwnedFd, error: &str) {
-        let mut reply = Vec::new();
-        switchyard_resp::encode::error(&mut reply, error);
-        self.counters.errors.count(&reply);
-        let _ = rustix::net::send(fd, &reply, SendFlags::NOSIGNAL);
     }
 }
 
 fn spare_descriptor() -> Option<OwnedFd> {
     rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())
         .ok()
+}
+
+/// Refuses a new connection with an error.
+fn refuse_connection(turn: &Turn, fd: &OwnedFd, error: &str) {
+    let mut reply = Vec::new();
+    switchyard_resp::encode::error(&mut reply, error);
+    turn.counters().errors.count(&reply);
+    let _ = rustix::net::send(fd, &reply, SendFlags::NOSIGNAL);
 }

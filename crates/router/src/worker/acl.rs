@@ -22,7 +22,7 @@ impl Worker {
     /// Forwards `ACL SETUSER`, `DELUSER`, `SAVE` and `LOAD`. Later commands of the connection that read users wait for
     /// the reply.
     pub(super) fn change_users(&mut self, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
-        let Some(port) = self.shared.ports.users.clone() else {
+        let Some(port) = self.turn.shared().ports.users.clone() else {
             return self.refuse(handle, class, "ERR users of this router cannot be changed");
         };
         let Some(asker) = self.asker(handle) else { return Flow::Close };
@@ -32,11 +32,14 @@ impl Worker {
         }
         client.lane = Lane::Rounds;
         let words = args.iter().skip(1).map(<[u8]>::to_vec).collect();
-        let parts = 1 + self.shared.mailboxes.len();
+        let parts = 1 + self.turn.shared().mailboxes.len();
         let Some(gather) = self.begin_gather(handle, class, parts, Aggregation::Merged(Merge::Same)) else {
             return Flow::Close;
         };
-        port.take(OperatorCommand::new(words, asker, self.shared.mailboxes.clone(), self.index, gather).when_adopted());
+        port.take(
+            OperatorCommand::new(words, asker, self.turn.shared().mailboxes.clone(), self.turn.index(), gather)
+                .when_adopted(),
+        );
         Flow::Next
     }
 
@@ -59,8 +62,8 @@ impl Worker {
     pub(super) fn note_refused(&self, handle: Handle, reason: &'static str, object: Vec<u8>, user: &[u8]) {
         let Some(client) = self.clients.get(handle) else { return };
         let context = if client.in_multi { "multi" } else { "toplevel" };
-        let client = client.describe(self.now_us, "acl", false);
-        lock(&self.shared.acl_log).note(Refused { reason, context, object, user: user.to_vec(), client });
+        let client = client.describe(self.turn.now_us(), "acl", false);
+        lock(&self.turn.shared().acl_log).note(Refused { reason, context, object, user: user.to_vec(), client });
     }
 
     pub(super) fn acl(
@@ -128,14 +131,14 @@ impl Worker {
                     .for_each(|command| encode::bulk(&mut out, command.name.to_ascii_lowercase().as_bytes()));
             }
             Local::AclLog if args.len() == 3 && arg(2).eq_ignore_ascii_case(b"RESET") => {
-                lock(&self.shared.acl_log).clear();
+                lock(&self.turn.shared().acl_log).clear();
                 encode::simple(&mut out, "OK");
             }
             Local::AclLog if args.len() <= 3 => {
                 let Some(count) = args.get(2).map_or(Some(LOG_SHOWN as i64), parse::<i64>) else {
                     return self.refuse(handle, class, "ERR value is not an integer or out of range");
                 };
-                lock(&self.shared.acl_log).show(usize::try_from(count).unwrap_or(0), resp3, &mut out);
+                lock(&self.turn.shared().acl_log).show(usize::try_from(count).unwrap_or(0), resp3, &mut out);
             }
             Local::AclGenpass if args.len() <= 3 => {
                 let Some(bits) = args.get(2).map_or(Some(256), parse::<i64>) else {

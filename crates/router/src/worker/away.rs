@@ -13,7 +13,7 @@ use crate::shared::RoutingSnapshot;
 /// Records the keys that a command may write, while other nodes serve slots of ejected nodes. Must be called before the
 /// command is sent.
 pub(super) fn note_written(worker: &mut Worker, keyed: KeyedCommand<'_>) {
-    let routing = worker.routing.clone();
+    let routing = worker.turn.routing().clone();
     let mut places = std::mem::take(&mut worker.keys);
     let mut note = |command: &Command, args: &Args<'_>| note_command(&routing, command, args, &mut places);
     match keyed.call {

@@ -33,6 +33,7 @@ use super::wait::Since;
 use super::{Stall, Worker};
 use crate::shared::{Mailboxes, Message};
 use crate::slab::Handle;
+use crate::worker::turn::Turn;
 
 /// Interval of liveness probes to a node with waiting clients and no other traffic.
 const PROBE_US: u64 = 1_000_000;
@@ -83,10 +84,10 @@ impl Unblock {
 
 /// Whether the keys of a waiting client, which were in this slot at the start, are in a slot in transit.
 fn waits_on_the_way(worker: &Worker, slot: Slot, holder: Handle) -> bool {
-    let topology = &worker.routing.topology;
+    let topology = &worker.turn.routing().topology;
     match worker.clients.get(holder).and_then(|client| client.waiting.as_ref()) {
         Some(waiting) if !topology.placement().is_crc16() => {
-            slots_by(&worker.routing, waiting.request()).into_iter().any(|slot| topology.transit(slot).is_some())
+            slots_by(worker.turn.routing(), waiting.request()).into_iter().any(|slot| topology.transit(slot).is_some())
         }
         _ => topology.transit(slot).is_some(),
     }
@@ -125,9 +126,9 @@ impl Worker {
         }
         let link = match self.take_exclusive(handle, node, Lane::Blocking) {
             Ok(Acquired::Link(link)) => link,
-            Ok(Acquired::Refused(_)) if self.node_fails(node) => {
+            Ok(Acquired::Refused(_)) if self.turn.node_fails(node) => {
                 // As at the start of its wait: a single unreachable server accepts no connection.
-                self.counters.cut_waiting.add(1);
+                self.turn.counters().cut_waiting.add(1);
                 self.close_after_replies(handle);
                 return Flow::Close;
             }
@@ -136,7 +137,7 @@ impl Worker {
             Err(flow) => return flow,
         };
         let waits_us = command.waits_us(args);
-        let ticket = waited.line().map(|slot| self.shared.wait_queues.enter(slot, self.index, handle));
+        let ticket = waited.line().map(|slot| self.turn.shared().wait_queues.enter(slot, self.turn.index(), handle));
         if let Some((ticket, false)) = ticket {
             // Queue behind clients that wait for keys of this slot and move to this node.
             self.give_back(handle, link);
@@ -147,7 +148,7 @@ impl Worker {
         if let Some(client) = self.clients.get_mut(handle)
             && !command.flags.has(Flags::READONLY)
         {
-            client.written.add(node, Since::now(&self.shared, &self.routing));
+            client.written.add(node, Since::now(self.turn.shared(), self.turn.routing()));
         }
         if let (Some(seq), Some((ticket, _))) = (self.clients.get(handle).map(Client::last_pending), ticket) {
             self.keep_waiting(handle, raw, seq, ticket, waits_us);
@@ -162,8 +163,8 @@ impl Worker {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let gone = client.hangup || client.half_closed;
         self.stall(handle, Stall::Blocked);
-        let grace_us = self.routing.live.command_timeout.as_micros() as u64;
-        let until_us = waits_us.map_or(u64::MAX, |us| self.now_us.saturating_add(us).saturating_add(grace_us));
+        let grace_us = self.turn.routing().live.command_timeout.as_micros() as u64;
+        let until_us = waits_us.map_or(u64::MAX, |us| self.turn.now_us().saturating_add(us).saturating_add(grace_us));
         self.links.get_mut(link_handle).into_iter().for_each(|link| link.set_task(Task::Waiting { waited, until_us }));
         if gone {
             // The client has closed its side: it only gets data that is available at once.
@@ -184,29 +185,23 @@ impl Worker {
         }
     }
 
-    /// Whether an error at the end of a wait is caused by the stop of the router or by a role change of the node.
-    pub(super) fn is_end_of_waits(&self, error: &[u8]) -> bool {
-        error.starts_with(b"-UNBLOCKED force")
-            || error.starts_with(b"-UNBLOCKED") && self.shared.draining.load(Ordering::Relaxed)
-    }
-
     /// Handles CLIENT UNBLOCK from a client of any worker.
     pub(super) fn unblock_client(&mut self, id: u64, error: bool, asker: Asker) {
         let found = self.clients.iter().find(|(_, c)| c.details.id == id);
         if let Some((handle, _)) = found.filter(|(_, c)| c.is_reissued()) {
             // The command is not at a node, so no query is needed.
             self.end_reissued(handle, if error { WaitEnd::Unblocked } else { WaitEnd::OutOfTime });
-            return asker.answer(&self.shared.mailboxes, b":1\r\n");
+            return asker.answer(&self.turn.shared().mailboxes, b":1\r\n");
         }
         let held =
             found.filter(|(_, c)| c.stall == Stall::Blocked).and_then(|(_, c)| Some((c.held?, c.is_being_reissued())));
         match held {
-            None => asker.answer(&self.shared.mailboxes, b":0\r\n"),
+            None => asker.answer(&self.turn.shared().mailboxes, b":0\r\n"),
             Some((link, false)) => self.unblock(link, error, Some(asker)),
             // A request is already in flight: its reply decides.
             Some((link, true)) => match self.links.get_mut(link).and_then(Link::checkout_mut) {
                 Some(loan) => loan.unblock.get_or_insert_default().askers.push((asker, error)),
-                None => asker.answer(&self.shared.mailboxes, b":0\r\n"),
+                None => asker.answer(&self.turn.shared().mailboxes, b":0\r\n"),
             },
         }
     }
@@ -215,7 +210,7 @@ impl Worker {
     pub(super) fn unblock(&mut self, link_handle: Handle, error: bool, asker: Option<Asker>) {
         let Some(loan) = self.links.get_mut(link_handle).and_then(Link::checkout_mut) else {
             if let Some(asker) = asker {
-                asker.answer(&self.shared.mailboxes, b":0\r\n");
+                asker.answer(&self.turn.shared().mailboxes, b":0\r\n");
             }
             return;
         };
@@ -273,13 +268,13 @@ impl Worker {
         let abandoned = self.clients.get(holder).is_none();
         if reply::is_error(answer) {
             for (asker, _) in std::mem::take(&mut unblock.askers) {
-                asker.answer(&self.shared.mailboxes, answer);
+                asker.answer(&self.turn.shared().mailboxes, answer);
             }
             self.end_unblock(link_handle, 0);
             if over {
                 self.release(link_handle);
             } else if abandoned {
-                warn!(node = %self.node_name(node), error = %reply::redacted_error(answer), "CLIENT UNBLOCK failed: closing the connection of a client that has disconnected");
+                warn!(node = %self.turn.node_name(node), error = %reply::redacted_error(answer), "CLIENT UNBLOCK failed: closing the connection of a client that has disconnected");
                 self.break_link(link_handle, "the client that waited has disconnected");
             }
         } else if reply::integer(answer) == Some(1) || over {
@@ -299,7 +294,7 @@ impl Worker {
     /// Replies to the requesting clients.
     pub(super) fn end_unblock(&mut self, link_handle: Handle, count: i64) {
         if let Some(unblock) = self.links.get_mut(link_handle).and_then(|l| l.checkout_mut()?.unblock.take()) {
-            unblock.answer(&self.shared.mailboxes, count);
+            unblock.answer(&self.turn.shared().mailboxes, count);
         }
     }
 
@@ -319,22 +314,22 @@ impl Worker {
 
     /// Probes nodes with waiting clients and no other traffic.
     pub(super) fn tick_blocked(&mut self) {
-        if self.now_us < self.unblocks.next_probe_us {
+        if self.turn.now_us() < self.unblocks.next_probe_us {
             return;
         }
-        self.unblocks.next_probe_us = self.now_us + PROBE_US;
+        self.unblocks.next_probe_us = self.turn.now_us() + PROBE_US;
         let mut nodes: Vec<NodeId> =
             self.links.iter().filter(|(_, l)| l.lane == Lane::Blocking && !l.is_idle()).map(|(_, l)| l.node).collect();
         nodes.sort_unstable();
         nodes.dedup();
-        let live = &self.routing.live;
+        let live = &self.turn.routing().live;
         let command_timeout = live.command_timeout;
         let timeout_us = (2 * live.command_timeout + live.connect_timeout).as_micros() as u64;
         for node in nodes {
             let Some(main) = self.links.main(node) else { continue };
             let Some(link) = self.links.get(main) else { continue };
-            let is_busy = self.shared.busy.was_busy(node, self.now_us, command_timeout);
-            if link.phase != Phase::Up && !is_busy && self.now_us.saturating_sub(link.received_us) > timeout_us {
+            let is_busy = self.turn.shared().busy.was_busy(node, self.turn.now_us(), command_timeout);
+            if link.phase != Phase::Up && !is_busy && self.turn.now_us().saturating_sub(link.received_us) > timeout_us {
                 self.break_waiting(node, "the node can no longer be reached");
             } else if link.phase == Phase::Up && link.is_idle() {
                 self.push_own(main, &[b"PING"], Purpose::Discarded, 0);
@@ -359,7 +354,7 @@ impl Worker {
     fn is_waiting_well(&self, waited: Waited, holder: Handle, node: NodeId) -> bool {
         let slot = match waited {
             Waited::Nothing => return true,
-            Waited::OfSeveral(_) => return self.routing.topology.only_node() == Some(node),
+            Waited::OfSeveral(_) => return self.turn.routing().topology.only_node() == Some(node),
             Waited::Of(slot) => slot,
         };
         let waiting = self.clients.get(holder).and_then(|c| c.waiting.as_ref());
@@ -373,7 +368,7 @@ impl Worker {
     /// timeout does not block the drain barrier. A wait at a node that no longer serves its keys is ended there and
     /// reissued.
     pub(super) fn restamp_waiting(&mut self) {
-        let epoch = self.routing.topology.epoch() as u32;
+        let epoch = self.turn.routing().topology.epoch() as u32;
         for handle in self.links.handles() {
             let Some(link) = self.links.get(handle).filter(|l| l.lane == Lane::Blocking && !l.is_idle()) else {
                 continue;
@@ -395,4 +390,10 @@ impl Worker {
             self.links.get_mut(handle).into_iter().for_each(|link| link.restamp(epoch));
         }
     }
+}
+
+/// Whether an error at the end of a wait is caused by the stop of the router or by a role change of the node.
+pub(super) fn is_end_of_waits(turn: &Turn, error: &[u8]) -> bool {
+    error.starts_with(b"-UNBLOCKED force")
+        || error.starts_with(b"-UNBLOCKED") && turn.shared().draining.load(Ordering::Relaxed)
 }

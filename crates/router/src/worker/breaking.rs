@@ -46,7 +46,7 @@ impl Worker {
     pub(super) fn fail_all(&mut self, handle: Handle, error: &str, in_flight: usize) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let lost = link.lose(in_flight);
-        link.start_database = self.routing.live.database;
+        link.start_database = self.turn.routing().live.database;
         link.database = link.start_database;
         link.no_touch = false;
         link.input = Vec::new();
@@ -143,7 +143,7 @@ impl Worker {
         let in_flight = link.may_be_executed();
         let (node, lane) = (link.node, link.lane);
         // The connection of a removed node does not count as a failure.
-        let known = self.routing.topology.node(node).is_some();
+        let known = self.turn.routing().topology.node(node).is_some();
         link.counters.failures.add(u64::from(known));
         self.leave_behind(handle);
         let Some(link) = self.links.get_mut(handle) else { return };
@@ -156,20 +156,20 @@ impl Worker {
         link.tls = None;
         link.stale = false;
         link.retiring = false;
-        link.phase = Phase::Waiting { until_us: self.now_us };
+        link.phase = Phase::Waiting { until_us: self.turn.now_us() };
         if lane == Lane::Main {
             outage::lost(self, node);
         }
-        let name = self.node_name(node);
+        let name = self.turn.node_name(node);
         let log = self.links.log(node).filter(|_| known);
-        if let Some(suppressed) = log.and_then(|log| log.lost.allow(self.now_us)) {
+        if let Some(suppressed) = log.and_then(|log| log.lost.allow(self.turn.now_us())) {
             info!(node = %name, reason = why, in_flight, suppressed = suppressed.count(), "lost a connection to node");
         }
         self.fail_all(handle, &format!("NODELOST connection to {name} was lost: {why}"), in_flight);
         self.zombies.forget_killer(handle);
         if lane == Lane::Main && known {
             // Since then a module may have been loaded, or the server replaced.
-            self.shared.with_facts(node, |f| f.commands = crate::shared::Commands::Unknown);
+            self.turn.shared().with_facts(node, |f| f.commands = crate::shared::Commands::Unknown);
             self.connect(handle);
         } else {
             self.drop_link(handle);
@@ -193,12 +193,12 @@ impl Worker {
         else {
             return;
         };
-        let (node, connection) = (link.node, link.connection(self.index));
+        let (node, connection) = (link.node, link.connection(self.turn.index()));
         let Some(low) = link.oldest_epoch().filter(|_| link.may_be_executed() > 0) else {
-            return self.shared.connections.remove(&connection);
+            return self.turn.shared().connections.remove(&connection);
         };
-        self.shared.connections.mark_broken(&connection);
-        let epoch = self.routing.topology.epoch();
+        self.turn.shared().connections.mark_broken(&connection);
+        let epoch = self.turn.routing().topology.epoch();
         let epoch = epoch - u64::from((epoch as u32).wrapping_sub(low));
         let armed = link.head().map_or(0, |head| head.cacheable);
         self.zombies.add(connection, epoch, armed);
@@ -239,38 +239,39 @@ impl Worker {
             self.exclusive_gone(handle, &link);
         }
         if let Some(unblock) = link.checkout().and_then(|loan| loan.unblock.as_ref()) {
-            unblock.answer(&self.shared.mailboxes, 0);
+            unblock.answer(&self.turn.shared().mailboxes, 0);
         }
         self.ensure_killer(link.node);
     }
 
     /// Records nodes that execute slow commands of this worker, before commands are checked for timeouts.
     fn note_busy(&self) {
-        let timeout = self.routing.live.command_timeout;
-        let age = |sent_us: u32| Duration::from_micros(u64::from((self.now_us as u32).wrapping_sub(sent_us)));
+        let timeout = self.turn.routing().live.command_timeout;
+        let age = |sent_us: u32| Duration::from_micros(u64::from((self.turn.now_us() as u32).wrapping_sub(sent_us)));
         for (_, link) in self.links.iter().filter(|(_, link)| link.is_slow() && link.phase == Phase::Up) {
             let is_script = |head: &Pending| head.class == CommandClass::Script as u8;
             if link.head().is_some_and(|head| Busy::explains_silence(age(head.sent_us), is_script(head), timeout)) {
-                self.shared.busy.note(link.node, self.now_us);
+                self.turn.shared().busy.note(link.node, self.turn.now_us());
             }
         }
     }
 
     pub(super) fn tick_links(&mut self) {
-        let live = self.routing.live.clone();
+        let live = self.turn.routing().live.clone();
         self.note_busy();
         for handle in self.links.handles() {
             let Some(link) = self.links.get_mut(handle) else { continue };
-            let age_us = self.now_us.saturating_sub(link.since_us);
+            let age_us = self.turn.now_us().saturating_sub(link.since_us);
             match link.phase {
-                Phase::Waiting { until_us } if until_us <= self.now_us => self.connect(handle),
+                Phase::Waiting { until_us } if until_us <= self.turn.now_us() => self.connect(handle),
                 Phase::Waiting { .. } => {}
                 Phase::Handshake if matches!(link.greeting.front(), Some(NodeHandshake::Waits(_))) => {
                     end_wait_for_earlier_router(self, handle)
                 }
                 Phase::Connecting | Phase::Securing | Phase::Handshake => {
                     let is_late = age_us > live.connect_timeout.as_micros() as u64;
-                    if is_late && !self.shared.busy.was_busy(link.node, self.now_us, live.connect_timeout) {
+                    if is_late && !self.turn.shared().busy.was_busy(link.node, self.turn.now_us(), live.connect_timeout)
+                    {
                         let doing = match link.phase {
                             Phase::Connecting => "take the connection",
                             Phase::Securing => "finish the TLS handshake",
@@ -283,7 +284,7 @@ impl Worker {
                     }
                 }
                 Phase::Up => {
-                    link.shrink(self.now_us);
+                    link.shrink(self.turn.now_us());
                     let stale = link.stale;
                     self.tick_up(handle, &live);
                     if stale {
@@ -296,18 +297,22 @@ impl Worker {
 
     /// Publishes since when each node has executed a slow command of this worker.
     pub(super) fn publish_slow(&self) {
-        let mut since_us = vec![0; self.routing.topology.node_id_bound()];
+        let mut since_us = vec![0; self.turn.routing().topology.node_id_bound()];
         for (_, link) in self.links.iter().filter(|(_, link)| link.is_slow()) {
             let Some(head) = link.head().filter(|_| !link.is_head_expired()) else { continue };
-            let sent_us = self.now_us.saturating_sub(u64::from((self.now_us as u32).wrapping_sub(head.sent_us))).max(1);
+            let sent_us = self
+                .turn
+                .now_us()
+                .saturating_sub(u64::from((self.turn.now_us() as u32).wrapping_sub(head.sent_us)))
+                .max(1);
             if let Some(oldest) = since_us.get_mut(link.node.index())
                 && (*oldest == 0 || sent_us < *oldest)
             {
                 *oldest = sent_us;
             }
         }
-        for node in self.routing.topology.nodes() {
-            self.counters.node(node.id).slow_since_us.set(since_us[node.id.index()]);
+        for node in self.turn.routing().topology.nodes() {
+            self.turn.counters().node(node.id).slow_since_us.set(since_us[node.id.index()]);
         }
     }
 
@@ -320,34 +325,35 @@ impl Worker {
             live.slow_command_timeout.is_none()
         } else {
             // Only checked if a command would time out.
-            let is_old = link.head().is_some_and(|head| (self.now_us as u32).wrapping_sub(head.sent_us) > timeout_us);
-            is_old && self.shared.busy.was_busy(link.node, self.now_us, timeout)
+            let is_old =
+                link.head().is_some_and(|head| (self.turn.now_us() as u32).wrapping_sub(head.sent_us) > timeout_us);
+            is_old && self.turn.shared().busy.was_busy(link.node, self.turn.now_us(), timeout)
         };
         // A node that is sending a reply is alive, however long the reply takes.
         let mid_reply = !link.input.is_empty() || !matches!(link.body, Body::Whole(_));
-        let is_answering = mid_reply && self.now_us.saturating_sub(link.received_us) < u64::from(timeout_us);
-        let busy = is_busy || link.paused || is_answering || self.now_us < link.waits_until_us();
+        let is_answering = mid_reply && self.turn.now_us().saturating_sub(link.received_us) < u64::from(timeout_us);
+        let busy = is_busy || link.paused || is_answering || self.turn.now_us() < link.waits_until_us();
         let uploading = link.task() == Task::Uploading;
-        let late = if busy { Vec::new() } else { link.expire(self.now_us, timeout_us) };
+        let late = if busy { Vec::new() } else { link.expire(self.turn.now_us(), timeout_us) };
         let silent = !busy
             && link
                 .silent_since_us()
-                .is_some_and(|since_us| self.now_us.saturating_sub(since_us) > u64::from(timeout_us));
+                .is_some_and(|since_us| self.turn.now_us().saturating_sub(since_us) > u64::from(timeout_us));
         let lane = link.lane;
         let unused = lane != Lane::Main
             && !(lane == Lane::Fills && self.observers.hot.has_copies())
             && link.is_idle()
             && link.holder() == Handle::NONE
             && link.unsent() == 0
-            && self.now_us.saturating_sub(link.idle_since_us) > IDLE_US;
+            && self.turn.now_us().saturating_sub(link.idle_since_us) > IDLE_US;
         if !link.is_idle() {
-            link.idle_since_us = self.now_us;
+            link.idle_since_us = self.turn.now_us();
         }
         let is_late = !late.is_empty();
         if is_late {
             let node = self.links.get(handle).map_or(NodeId(0), |l| l.node);
-            let name = self.node_name(node);
-            if let Some(suppressed) = self.links.log(node).and_then(|log| log.late.allow(self.now_us)) {
+            let name = self.turn.node_name(node);
+            if let Some(suppressed) = self.links.log(node).and_then(|log| log.late.allow(self.turn.now_us())) {
                 warn!(node = %name, commands = late.len(), ?timeout, suppressed = suppressed.count(), "node does not answer in time");
             }
             let mut error = Vec::new();
@@ -366,7 +372,7 @@ impl Worker {
             }
         } else if lane == Lane::Pubsub && self.tick_pubsub_link(handle) {
             if let Some(link) = self.links.get_mut(handle) {
-                link.idle_since_us = self.now_us;
+                link.idle_since_us = self.turn.now_us();
             }
         } else if unused {
             self.drop_link(handle);

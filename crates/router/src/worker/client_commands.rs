@@ -17,6 +17,7 @@ use super::upstream::Lane;
 use crate::shared::{ClientFilter, ClientType, Message};
 use crate::slab::Handle;
 use crate::users::Users;
+use crate::worker::turn::Turn;
 
 pub(super) const INVALID_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
 
@@ -63,8 +64,8 @@ impl Worker {
     pub(super) fn client_command(&mut self, handle: Handle, class: u8, local: Local, args: &Args<'_>) -> Flow {
         let arg = |index: usize| args.get(index).unwrap_or_default();
         let is = |index: usize, word: &str| arg(index).eq_ignore_ascii_case(word.as_bytes());
-        let now_us = self.now_us;
-        let routing = self.routing.clone();
+        let now_us = self.turn.now_us();
+        let routing = self.turn.routing().clone();
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let mut out = Vec::new();
         match local {
@@ -107,11 +108,11 @@ impl Worker {
                     return self.refuse(handle, class, "ERR syntax error");
                 }
                 if local == Local::ClientNoTouch {
-                    let keepers = routing.topology.nodes().filter(|node| self.keepers.has(node.id));
+                    let keepers = routing.topology.nodes().filter(|node| self.turn.data_nodes().has(node.id));
                     if on
                         && !keepers
                             .map(|node| node.id)
-                            .all(|id| self.shared.with_facts(id, |facts| knows_no_touch(&facts.redis_version)))
+                            .all(|id| self.turn.shared().with_facts(id, |facts| knows_no_touch(&facts.redis_version)))
                     {
                         return self.refuse(handle, class, "ERR unknown subcommand 'NO-TOUCH'. Try CLIENT HELP.");
                     }
@@ -209,34 +210,26 @@ impl Worker {
         whole: Aggregation,
         message: impl Fn(Arc<ClientFilter>, usize, Handle, u32) -> Message,
     ) -> Flow {
-        let workers = self.shared.mailboxes.len();
+        let workers = self.turn.shared().mailboxes.len();
         let Some(gather) = self.begin_gather(handle, class, workers, whole) else { return Flow::Close };
         let filter = Arc::new(filter);
         for worker in 0..workers {
-            self.shared.mailboxes[worker].send(message(filter.clone(), self.index, gather, worker as u32));
+            self.turn.shared().mailboxes[worker].send(message(
+                filter.clone(),
+                self.turn.index(),
+                gather,
+                worker as u32,
+            ));
         }
         Flow::Next
-    }
-
-    fn matches(&self, client: &Client, filter: &ClientFilter) -> bool {
-        let d = &client.details;
-        let addr = |a: Option<std::net::SocketAddr>| a.map(|a| a.to_string());
-        let own_type = if client.subscribed() > 0 { ClientType::Pubsub } else { ClientType::Normal };
-        filter.client_type.is_none_or(|t| t == own_type)
-            && filter.ids.as_ref().is_none_or(|ids| ids.contains(&d.id))
-            && (filter.addr.is_none() || filter.addr == addr(d.peer))
-            && (filter.laddr.is_none() || filter.laddr == addr(d.local))
-            && filter.user.as_deref().is_none_or(|u| u == client.user.name())
-            && filter.skip != Some(d.id)
-            && filter.max_age_s.is_none_or(|age| self.now_us.saturating_sub(d.created_us) / 1_000_000 >= age)
     }
 
     /// Returns the matching clients of this worker, as a text reply.
     pub(super) fn list_clients(&self, filter: &ClientFilter) -> Vec<u8> {
         let mut text = String::new();
-        for (handle, client) in self.clients.iter().filter(|(_, c)| self.matches(c, filter)) {
-            let command = self.routing.commands.get(client.last_command).map_or("NULL", |c| &c.name);
-            text.push_str(&client.describe(self.now_us, command, self.is_dirty(handle, client)));
+        for (handle, client) in self.clients.iter().filter(|(_, c)| matches(&self.turn, c, filter)) {
+            let command = self.turn.routing().commands.get(client.last_command).map_or("NULL", |c| &c.name);
+            text.push_str(&client.describe(self.turn.now_us(), command, self.is_dirty(handle, client)));
         }
         let mut reply = Vec::new();
         encode::bulk(&mut reply, text.as_bytes());
@@ -248,7 +241,7 @@ impl Worker {
     /// its request is not read any more.
     pub(super) fn kill_clients(&mut self, filter: &ClientFilter, killer: Option<Handle>) -> Vec<u8> {
         let victims: Vec<Handle> =
-            self.clients.iter().filter(|(_, c)| self.matches(c, filter)).map(|(h, _)| h).collect();
+            self.clients.iter().filter(|(_, c)| matches(&self.turn, c, filter)).map(|(h, _)| h).collect();
         let mut reply = Vec::new();
         encode::integer(&mut reply, victims.len() as i64);
         for victim in victims {
@@ -316,4 +309,17 @@ fn kill_filter(args: &Args<'_>, own_id: u64, users: &Users) -> Result<(ClientFil
         index += 2;
     }
     Ok((filter, Aggregation::Merged(switchyard_resp::command::Merge::Sum)))
+}
+
+fn matches(turn: &Turn, client: &Client, filter: &ClientFilter) -> bool {
+    let d = &client.details;
+    let addr = |a: Option<std::net::SocketAddr>| a.map(|a| a.to_string());
+    let own_type = if client.subscribed() > 0 { ClientType::Pubsub } else { ClientType::Normal };
+    filter.client_type.is_none_or(|t| t == own_type)
+        && filter.ids.as_ref().is_none_or(|ids| ids.contains(&d.id))
+        && (filter.addr.is_none() || filter.addr == addr(d.peer))
+        && (filter.laddr.is_none() || filter.laddr == addr(d.local))
+        && filter.user.as_deref().is_none_or(|u| u == client.user.name())
+        && filter.skip != Some(d.id)
+        && filter.max_age_s.is_none_or(|age| turn.now_us().saturating_sub(d.created_us) / 1_000_000 >= age)
 }

@@ -25,6 +25,8 @@ use super::upstream::Lane;
 use super::{Stall, Worker};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
+use crate::worker::links::Links;
+use crate::worker::turn::Turn;
 
 /// Error of a server without cluster support.
 const DISABLED: &str = "ERR This instance has cluster support disabled";
@@ -97,12 +99,12 @@ impl SlotKeys {
 }
 
 impl MultiStepCommand for SlotKeys {
-    fn next(&mut self, worker: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, turn: &Turn, _: &Links, _: bool, parts: Vec<Vec<u8>>) -> Next {
         let answer = parts.into_iter().next().unwrap_or_default();
         if reply::is_error(&answer) {
             return Next::Done(answer);
         }
-        let topology = &worker.routing.topology;
+        let topology = &turn.routing().topology;
         // Without placement overrides, all keys of the owner count, also while the slot moves.
         let parted = topology.has_override(self.slot);
         let mut pair = reply::elements(&answer);
@@ -164,7 +166,7 @@ impl Worker {
     fn members(&self, routing: &RoutingSnapshot, handle: Handle) -> (Vec<Member>, usize) {
         let local = self.clients.get(handle).and_then(|c| c.details.local);
         let local = local.map_or_else(
-            || ("127.0.0.1".to_string(), self.shared.port),
+            || ("127.0.0.1".to_string(), self.turn.shared().port),
             |a| (a.ip().to_canonical().to_string(), a.port()),
         );
         let announced = routing.live.cluster.as_ref().map(|c| c.announce.as_slice()).unwrap_or_default();
@@ -222,7 +224,7 @@ impl Worker {
                 }
                 encode::verbatim(&mut out, text.as_bytes(), resp3);
             }
-            "INFO" => encode::verbatim(&mut out, self.cluster_info(routing, members.len()).as_bytes(), resp3),
+            "INFO" => encode::verbatim(&mut out, cluster_info(&self.turn, routing, members.len()).as_bytes(), resp3),
             "REPLICAS" | "SLAVES" | "COUNT-FAILURE-REPORTS" => {
                 let id = args.get(2).unwrap_or_default();
                 if !members.iter().any(|m| m.id.as_bytes() == id) {
@@ -270,21 +272,6 @@ impl Worker {
         let first = search.request(b"0");
         self.begin_rounds(handle, class, Box::new(search), first)
     }
-
-    fn cluster_info(&self, routing: &RoutingSnapshot, members: usize) -> String {
-        let down = routing.topology.nodes().filter(|n| self.shared.with_facts(n.id, |f| f.failure.is_some()));
-        let failed: usize = down.map(|n| routing.topology.slots_of(n.id)).sum();
-        let all = SLOT_COUNT;
-        // Like a cluster without required full coverage: available slots are served.
-        let state = if failed < all { "ok" } else { "fail" };
-        format!(
-            "cluster_state:{state}\r\ncluster_slots_assigned:{all}\r\ncluster_slots_ok:{}\r\ncluster_slots_pfail:0\r\n\
-             cluster_slots_fail:{failed}\r\ncluster_known_nodes:{members}\r\ncluster_size:{members}\r\n\
-             cluster_current_epoch:{members}\r\ncluster_my_epoch:1\r\ncluster_stats_messages_sent:0\r\n\
-             cluster_stats_messages_received:0\r\ntotal_cluster_links_buffer_limit_exceeded:0\r\n",
-            all - failed
-        )
-    }
 }
 
 fn slots(out: &mut Vec<u8>, members: &[Member], resp3: bool) {
@@ -325,6 +312,21 @@ fn shards(out: &mut Vec<u8>, members: &[Member], resp3: bool) {
         encode::bulk(out, b"health");
         encode::bulk(out, b"online");
     }
+}
+
+fn cluster_info(turn: &Turn, routing: &RoutingSnapshot, members: usize) -> String {
+    let down = routing.topology.nodes().filter(|n| turn.shared().with_facts(n.id, |f| f.failure.is_some()));
+    let failed: usize = down.map(|n| routing.topology.slots_of(n.id)).sum();
+    let all = SLOT_COUNT;
+    // Like a cluster without required full coverage: available slots are served.
+    let state = if failed < all { "ok" } else { "fail" };
+    format!(
+        "cluster_state:{state}\r\ncluster_slots_assigned:{all}\r\ncluster_slots_ok:{}\r\ncluster_slots_pfail:0\r\n\
+         cluster_slots_fail:{failed}\r\ncluster_known_nodes:{members}\r\ncluster_size:{members}\r\n\
+         cluster_current_epoch:{members}\r\ncluster_my_epoch:1\r\ncluster_stats_messages_sent:0\r\n\
+         cluster_stats_messages_received:0\r\ntotal_cluster_links_buffer_limit_exceeded:0\r\n",
+        all - failed
+    )
 }
 
 #[cfg(test)]

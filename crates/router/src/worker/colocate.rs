@@ -17,6 +17,7 @@ use super::downstream::Client;
 use super::{Stall, Worker};
 use crate::colocate::ColocateRequest;
 use crate::slab::Handle;
+use crate::worker::turn::Turn;
 
 /// Wait of a command for the return of keys.
 #[derive(Debug)]
@@ -50,13 +51,15 @@ impl Worker {
         wanted: ColocationRequest,
         text: String,
     ) -> Result<Flow, String> {
-        let limit = self.routing.live.colocate_timeout;
-        let (now_us, worker) = (self.now_us, self.index);
+        let limit = self.turn.routing().live.colocate_timeout;
+        let (now_us, worker) = (self.turn.now_us(), self.turn.index());
         let Some(client) = self.clients.get_mut(handle) else { return Ok(Flow::Close) };
-        let Some(port) = self.shared.ports.colocate.as_ref().filter(|_| !limit.is_zero()) else { return Err(text) };
+        let Some(port) = self.turn.shared().ports.colocate.as_ref().filter(|_| !limit.is_zero()) else {
+            return Err(text);
+        };
         let number = client.next_seq();
         if !client.waits_for_colocation() {
-            self.counters.colocate_waits.add(1);
+            self.turn.counters().colocate_waits.add(1);
             client.colocate_wait = Some(Box::new(ColocateWait {
                 number,
                 since_us: now_us,
@@ -68,12 +71,12 @@ impl Worker {
         let Some(wait) = client.colocate_wait.as_mut() else { return Err(text) };
         // In the error cases the client gets a reply, so the number no longer matches any command.
         if let Some(why) = wait.refusal.take() {
-            self.counters.colocate_refused.add(1);
+            self.turn.counters().colocate_refused.add(1);
             return Err(format!("{text}. It was not returned automatically: {why}"));
         }
         if now_us.saturating_sub(wait.since_us) > limit.as_micros() as u64 {
-            self.counters.colocate_refused.add(1);
-            return Err(self.late_text(&text));
+            self.turn.counters().colocate_refused.add(1);
+            return Err(late_text(&self.turn, &text));
         }
         if !wait.is_requested {
             wait.is_requested = true;
@@ -81,20 +84,13 @@ impl Worker {
                 wanted,
                 command,
                 limit,
-                self.shared.mailboxes.clone(),
+                self.turn.shared().mailboxes.clone(),
                 worker,
                 (handle, number),
             ));
         }
         wait.text = text;
         Ok(Flow::Stall(Stall::Colocation))
-    }
-
-    fn late_text(&self, text: &str) -> String {
-        format!(
-            "{text}. It did not return within {:?} (moves.colocate-timeout); see switchyard moves",
-            self.routing.live.colocate_timeout
-        )
     }
 
     /// Handles the answer to a request. The return of the keys is seen in the topology: a command that finds them apart
@@ -112,8 +108,9 @@ impl Worker {
     /// Resumes clients whose wait has timed out or whose request was answered. `all`: resumes all, after a topology
     /// change.
     pub(super) fn settle_colocate_waits(&mut self, all: bool) {
-        let limit_us = self.routing.live.colocate_timeout.as_micros() as u64;
-        let is_late = |worker: &Self, wait: &ColocateWait| worker.now_us.saturating_sub(wait.since_us) > limit_us;
+        let limit_us = self.turn.routing().live.colocate_timeout.as_micros() as u64;
+        let is_late =
+            |worker: &Self, wait: &ColocateWait| worker.turn.now_us().saturating_sub(wait.since_us) > limit_us;
         for handle in self.clients.stalled(Stall::Colocation) {
             let wait = self.clients.get(handle).and_then(|client| client.colocate_wait.as_ref());
             if wait.is_some_and(|wait| all || !wait.is_requested || is_late(self, wait)) {
@@ -126,10 +123,17 @@ impl Worker {
                 continue;
             };
             if let Some(wait) = client.colocate_wait.as_ref().filter(|wait| is_late(self, wait)) {
-                let text = self.late_text(&wait.text);
-                self.counters.colocate_refused.add(1);
+                let text = late_text(&self.turn, &wait.text);
+                self.turn.counters().colocate_refused.add(1);
                 self.refuse_held(handle, text);
             }
         }
     }
+}
+
+fn late_text(turn: &Turn, text: &str) -> String {
+    format!(
+        "{text}. It did not return within {:?} (moves.colocate-timeout); see switchyard moves",
+        turn.routing().live.colocate_timeout
+    )
 }

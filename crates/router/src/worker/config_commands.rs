@@ -27,6 +27,8 @@ use crate::open_files;
 use crate::settings::RuntimeSettings;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
+use crate::worker::links::Links;
+use crate::worker::turn::Turn;
 
 /// Settings that only concern the operator of a node. Neither shown nor set. A name with a final `*` is a prefix.
 const PRIVATE: &str = "aclfile acl-pubsub-default always-show-logo appenddirname appendfilename availability-zone bind* cluster-* crash-* daemonize \
@@ -65,7 +67,7 @@ struct ConfigGet {
 }
 
 impl MultiStepCommand for ConfigGet {
-    fn next(&mut self, _: &mut Worker, resp3: bool, parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, _: &Turn, _: &Links, resp3: bool, parts: Vec<Vec<u8>>) -> Next {
         let mut out = Vec::new();
         // In the order of the first node, followed by settings of other nodes only.
         let mut found: Vec<(String, Vec<Vec<u8>>)> = Vec::new();
@@ -104,29 +106,6 @@ impl MultiStepCommand for ConfigGet {
 }
 
 impl Worker {
-    /// Returns the router's settings in Redis's format.
-    fn own_settings(&self, live: &RuntimeSettings) -> Vec<(&'static str, String)> {
-        let slower = live.slowlog_slower_than.map_or(-1, |t| t.as_micros() as i64);
-        // 0 means no limit.
-        let normal = Some(live.client_output_limit).filter(|limit| *limit < usize::MAX).unwrap_or(0);
-        let push = (live.push_limit, live.push_soft_limit, live.push_soft_time.as_secs());
-        vec![
-            (
-                "client-output-buffer-limit",
-                format!("normal {normal} 0 0 slave 0 0 0 pubsub {} {} {}", push.0, push.1, push.2),
-            ),
-            ("cluster-enabled", if live.cluster.is_some() { "yes" } else { "no" }.to_string()),
-            ("cluster-require-full-coverage", "no".to_string()),
-            ("io-threads", self.shared.mailboxes.len().to_string()),
-            ("maxclients", live.max_clients.to_string()),
-            ("port", self.shared.port.to_string()),
-            ("proto-max-bulk-len", live.argument_max.to_string()),
-            ("slowlog-log-slower-than", slower.to_string()),
-            ("slowlog-max-len", live.slowlog_max_len.to_string()),
-            ("timeout", live.client_idle_timeout.map_or(0, |t| t.as_secs()).to_string()),
-        ]
-    }
-
     pub(super) fn config_get(
         &mut self,
         routing: &RoutingSnapshot,
@@ -135,7 +114,7 @@ impl Worker {
         raw: &[u8],
         args: &Args<'_>,
     ) -> Flow {
-        let own = self.own_settings(&routing.live);
+        let own = own_settings(&self.turn, &routing.live);
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Main) {
             return Flow::Stall(Stall::Barrier);
@@ -146,7 +125,8 @@ impl Worker {
             .filter(|(name, _)| args.iter().skip(2).any(|p| glob::matches_setting(p, name.as_bytes())))
             .collect();
         let asks = self
-            .keepers
+            .turn
+            .data_nodes()
             .all()
             .into_iter()
             .map(|node| StepRequest { node, lane: Lane::Main, requests: vec![raw.to_vec()] })
@@ -230,7 +210,7 @@ impl Worker {
             return self.refuse(handle, class, &text);
         }
         tracing::info!(client = id, settings = names.join(" "), "CONFIG SET, until the next reload or restart");
-        self.shared.change_routing(|routing| {
+        self.turn.shared().change_routing(|routing| {
             let mut overrides = (*routing.overrides).clone();
             own.iter().zip(&numbers).for_each(|(settable, number)| overrides.set(settable, *number));
             let live = overrides.over((*routing.live).clone());
@@ -256,6 +236,29 @@ fn room_for(name: &str, number: i64, live: &RuntimeSettings) -> Result<(), Strin
         ));
     }
     Ok(())
+}
+
+/// Returns the router's settings in Redis's format.
+fn own_settings(turn: &Turn, live: &RuntimeSettings) -> Vec<(&'static str, String)> {
+    let slower = live.slowlog_slower_than.map_or(-1, |t| t.as_micros() as i64);
+    // 0 means no limit.
+    let normal = Some(live.client_output_limit).filter(|limit| *limit < usize::MAX).unwrap_or(0);
+    let push = (live.push_limit, live.push_soft_limit, live.push_soft_time.as_secs());
+    vec![
+        (
+            "client-output-buffer-limit",
+            format!("normal {normal} 0 0 slave 0 0 0 pubsub {} {} {}", push.0, push.1, push.2),
+        ),
+        ("cluster-enabled", if live.cluster.is_some() { "yes" } else { "no" }.to_string()),
+        ("cluster-require-full-coverage", "no".to_string()),
+        ("io-threads", turn.shared().mailboxes.len().to_string()),
+        ("maxclients", live.max_clients.to_string()),
+        ("port", turn.shared().port.to_string()),
+        ("proto-max-bulk-len", live.argument_max.to_string()),
+        ("slowlog-log-slower-than", slower.to_string()),
+        ("slowlog-max-len", live.slowlog_max_len.to_string()),
+        ("timeout", live.client_idle_timeout.map_or(0, |t| t.as_secs()).to_string()),
+    ]
 }
 
 #[cfg(test)]

@@ -24,6 +24,8 @@ use super::upstream::{Lane, MULTI};
 use super::wait::Since;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
+use crate::worker::links::Links;
+use crate::worker::turn::Turn;
 
 /// Access of a command to its keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -222,25 +224,25 @@ impl Assemble {
 
     /// Returns the target's error for the value restored at this place. Includes both nodes and versions if the target
     /// cannot read the value.
-    fn refused(&self, worker: &Worker, place: usize, refused: &[u8]) -> Vec<u8> {
+    fn refused(&self, turn: &Turn, place: usize, refused: &[u8]) -> Vec<u8> {
         let source =
             self.foreign.iter().filter(|foreign| foreign.payload.is_some()).nth(place).map(|foreign| foreign.node);
         let Some((source, text)) = source.zip(unreadable(refused)) else { return refused.to_vec() };
         let [source, target] = [source, self.target].map(|node| {
-            let (flavour, version) = worker.shared.with_facts(node, |facts| (facts.flavour, facts.version.clone()));
-            (worker.node_name(node), format!("{flavour} {version}"))
+            let (flavour, version) = turn.shared().with_facts(node, |facts| (facts.flavour, facts.version.clone()));
+            (turn.node_name(node), format!("{flavour} {version}"))
         });
         let mut out = Vec::new();
         encode::error(&mut out, &unreadable_text(&text, &source, &target));
         out
     }
 
-    fn finish(&self, worker: &Worker, answer: Vec<u8>) -> Next {
+    fn finish(&self, turn: &Turn, answer: Vec<u8>) -> Next {
         if self.kind == Kind::Copy {
             return Next::Done(match answer.as_slice() {
                 b"+OK\r\n" => b":1\r\n".to_vec(),
                 busy if busy.starts_with(b"-BUSYKEY") => b":0\r\n".to_vec(),
-                _ => self.refused(worker, 0, &answer),
+                _ => self.refused(turn, 0, &answer),
             });
         }
         if answer.starts_with(b"-ERR EXEC without MULTI") {
@@ -254,7 +256,7 @@ impl Assemble {
         let mut results = reply::elements(&answer);
         for place in 0..self.restored() {
             if let Some(refused) = results.next().filter(|r| reply::is_error(r)) {
-                return Next::Done(self.refused(worker, place, refused));
+                return Next::Done(self.refused(turn, place, refused));
             }
         }
         match results.next() {
@@ -265,7 +267,7 @@ impl Assemble {
 }
 
 impl MultiStepCommand for Assemble {
-    fn next(&mut self, worker: &mut Worker, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, turn: &Turn, _: &Links, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
         if !matches!(self.phase, Phase::Executing)
             && let Some(refused) = parts.iter().find(|p| reply::is_error(p))
         {
@@ -293,11 +295,11 @@ impl MultiStepCommand for Assemble {
             }
             Phase::Trying => {
                 match parts.iter().flat_map(|p| reply::elements(p)).enumerate().find(|(_, r)| reply::is_error(r)) {
-                    Some((place, refused)) => Next::Done(self.refused(worker, place, refused)),
+                    Some((place, refused)) => Next::Done(self.refused(turn, place, refused)),
                     None => self.execute(),
                 }
             }
-            Phase::Executing => self.finish(worker, parts.pop().unwrap_or_default()),
+            Phase::Executing => self.finish(turn, parts.pop().unwrap_or_default()),
         }
     }
 }
@@ -322,7 +324,7 @@ impl Pop {
 }
 
 impl MultiStepCommand for Pop {
-    fn next(&mut self, _: &mut Worker, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, _: &Turn, _: &Links, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
         let answer = parts.pop().unwrap_or_default();
         match self.next_request().filter(|_| reply::is_null(&answer)) {
             Some(ask) => Next::Round(vec![ask]),
@@ -370,7 +372,7 @@ impl Worker {
         let args: Vec<Vec<u8>> = args.iter().map(<[u8]>::to_vec).collect();
         if let Some(client) = self.clients.get_mut(handle).filter(|_| kind != Kind::Read) {
             // For WAIT: any of the nodes may be the destination.
-            let since = Since::now(&self.shared, &self.routing);
+            let since = Since::now(self.turn.shared(), self.turn.routing());
             keys.iter().for_each(|k| client.written.add(routing.topology.lives_at(&args[*k as usize]), since));
         }
         if kind == Kind::Pop {
@@ -390,7 +392,7 @@ impl Worker {
             Kind::Copy => routing.topology.lives_at(&args[2]),
             _ => first,
         };
-        let version = |node: NodeId| self.shared.with_facts(node, |f| (f.flavour, f.version.clone()));
+        let version = |node: NodeId| self.turn.shared().with_facts(node, |f| (f.flavour, f.version.clone()));
         let mut try_first = false;
         let mut foreign = Vec::new();
         for index in keys.iter().map(|k| *k as usize) {
@@ -398,7 +400,8 @@ impl Worker {
             if node != target {
                 try_first |= version(node) != version(target);
                 let number = TEMPORARY.fetch_add(1, Ordering::Relaxed);
-                let temporary = format!("switchyard:temporary:{}:{number}", self.shared.incarnation).into_bytes();
+                let temporary =
+                    format!("switchyard:temporary:{}:{number}", self.turn.shared().incarnation).into_bytes();
                 foreign.push(Foreign { index, node, temporary, payload: None, ttl: 0 });
             }
         }

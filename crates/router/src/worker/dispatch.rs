@@ -30,6 +30,7 @@ use crate::settings::Reads;
 use crate::shared::{Commands, RoutingSnapshot};
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
+use crate::worker::overrides::undeclared_text;
 
 /// Result of the dispatch of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -162,7 +163,7 @@ impl Worker {
             self.note_own_publish(handle, command);
         }
         if flow == Flow::Next {
-            self.counters.commands[usize::from(command.class() as u8)].add(1);
+            self.turn.counters().commands[usize::from(command.class() as u8)].add(1);
         }
     }
 
@@ -200,7 +201,7 @@ impl Worker {
                 .get(handle)
                 .and_then(|c| c.details.peer)
                 .map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
-            if let Some(suppressed) = self.http_log.allow(self.now_us) {
+            if let Some(suppressed) = self.http_log.allow(self.turn.now_us()) {
                 tracing::warn!(
                     from,
                     suppressed = suppressed.count(),
@@ -229,10 +230,11 @@ impl Worker {
     /// for that once.
     fn may_still_learn(&mut self, handle: Handle) -> bool {
         let asked = self
-            .routing
+            .turn
+            .routing()
             .topology
             .nodes()
-            .any(|n| self.shared.with_facts(n.id, |f| f.commands == Commands::Requested || !f.tried));
+            .any(|n| self.turn.shared().with_facts(n.id, |f| f.commands == Commands::Requested || !f.tried));
         let Some(client) = self.clients.get_mut(handle) else { return false };
         asked && !std::mem::replace(&mut client.waited_for_learning, asked)
     }
@@ -280,7 +282,7 @@ impl Worker {
                     (Ok(()), Route::Owner(slot, _) | Route::Parted(slot))
                         if routing.topology.has_override(slot) && self.uses_undeclared(routing, command, args) =>
                     {
-                        let text = self.undeclared_text(routing, slot);
+                        let text = undeclared_text(&self.turn, routing, slot);
                         let waits =
                             self.wait_for_colocation(handle, &command.name, ColocationRequest::Slot(slot), text);
                         return waits.unwrap_or_else(|text| self.refuse(handle, class, &text));
@@ -393,7 +395,7 @@ impl Worker {
         let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
         let class = command.class() as u8;
         if !link.takes_commands() && (replica.is_some() || !self.is_worth_another_try(link_handle)) {
-            let text = self.down_text(node);
+            let text = self.turn.down_text(node);
             return self.refuse(handle, class, &text);
         }
         let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
@@ -401,18 +403,18 @@ impl Worker {
             return Flow::Stall(Stall::Upstream);
         }
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
-        let seq = client.owe_at(Some(node), self.now_us, class);
+        let seq = client.owe_at(Some(node), self.turn.now_us(), class);
         let read_only = command.flags.has(Flags::READONLY);
         if !read_only {
-            client.written.add(node, Since::now(&self.shared, &self.routing));
+            client.written.add(node, Since::now(self.turn.shared(), self.turn.routing()));
         }
         let no_touch = client.no_touch;
         let pending = Pending {
             who: handle,
             seq,
             len: 0,
-            sent_us: self.now_us as u32,
-            epoch: self.routing.topology.epoch() as u32,
+            sent_us: self.turn.now_us() as u32,
+            epoch: self.turn.routing().topology.epoch() as u32,
             purpose: Purpose::Client,
             class,
             again: match read_only {
@@ -435,22 +437,23 @@ impl Worker {
     pub(super) fn choose_node(&mut self, routing: &RoutingSnapshot) -> Option<NodeId> {
         self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
         // A node that has just joined may lack functions, and one without keys may be about to leave.
-        let keeper =
-            anywhere(&routing.topology, self.turn_of_nodes, |node| self.keepers.has(node) && self.links.is_up(node));
+        let keeper = anywhere(&routing.topology, self.turn_of_nodes, |node| {
+            self.turn.data_nodes().has(node) && self.links.is_up(node)
+        });
         let other = || anywhere(&routing.topology, self.turn_of_nodes, |node| self.links.is_up(node));
         // After a start no node is up, and a command with keys would wait for its node as well. The same applies after
         // a loss.
         let soon = || {
             anywhere(&routing.topology, self.turn_of_nodes, |node| {
-                self.links.takes_commands(node) || !self.node_fails(node)
+                self.links.takes_commands(node) || !self.turn.node_fails(node)
             })
         };
         keeper.or_else(other).or_else(soon)
     }
 
     pub(super) fn refuse_all_down(&mut self, handle: Handle, class: u8) -> Flow {
-        let first = self.routing.topology.nodes().next().map(|n| n.id);
-        let text = first.map_or_else(|| "NODEDOWN there are no nodes".into(), |node| self.down_text(node));
+        let first = self.turn.routing().topology.nodes().next().map(|n| n.id);
+        let text = first.map_or_else(|| "NODEDOWN there are no nodes".into(), |node| self.turn.down_text(node));
         self.refuse(handle, class, &text)
     }
 
@@ -539,14 +542,14 @@ impl Worker {
             Split::Count => Aggregation::Read(Merge::Sum),
         };
         let Some(gather) = self.begin_gather(handle, class, parts.len(), whole) else { return Flow::Close };
-        self.counters.fragments.add(parts.len() as u64);
+        self.turn.counters().fragments.add(parts.len() as u64);
         let per_key = if how == Split::Pairs { 2 } else { 1 };
         let mut request = Vec::new();
         for (number, part) in parts.iter().enumerate() {
             if how != Split::Values
                 && let Some(client) = self.clients.get_mut(handle)
             {
-                client.written.add(part.node, Since::now(&self.shared, &self.routing));
+                client.written.add(part.node, Since::now(self.turn.shared(), self.turn.routing()));
             }
             request.clear();
             encode::header(&mut request, b'*', 1 + part.keys.len() * per_key);
@@ -587,7 +590,7 @@ impl Worker {
         }
         // Also if all moves have ended during the wait: then the quiesce is withdrawn there.
         let waits = self.clients.get_mut(handle).is_some_and(|client| client.quieting.is_some());
-        if waits || !self.routing.moves.by_id.is_empty() || !self.routing.topology.is_settled() {
+        if waits || !self.turn.routing().moves.by_id.is_empty() || !self.turn.routing().topology.is_settled() {
             match &*command.name {
                 "FLUSHALL" | "FLUSHDB" => return self.flush_quietly(handle, lane, raw, command.class() as u8),
                 "DBSIZE" | "KEYS" => return self.look_quietly(handle, lane, merge, raw, command.class() as u8),
@@ -595,9 +598,9 @@ impl Worker {
             }
         }
         if command.flags.has(Flags::WRITE) {
-            let nodes = self.keepers.all();
+            let nodes = self.turn.data_nodes().all();
             if let Some(client) = self.clients.get_mut(handle) {
-                let since = Since::now(&self.shared, &self.routing);
+                let since = Since::now(self.turn.shared(), self.turn.routing());
                 nodes.into_iter().for_each(|node| client.written.add(node, since));
             }
         }

@@ -21,6 +21,7 @@ use super::{Stall, Worker};
 use crate::mover::{MoverMessage, SharedLeg};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
+use crate::worker::turn::Turn;
 
 /// Nodes of a double read.
 #[derive(Debug)]
@@ -85,8 +86,8 @@ pub(super) fn reads_one_key(worker: &Worker, handle: Handle, command: &Command, 
 }
 
 /// Requests the key from the mover for a sample of double reads, if the protocol does so.
-pub(super) fn fetch_sampled(worker: &Worker, routing: &RoutingSnapshot, look: &KeyLookup<SharedLeg>) {
-    let number = worker.counters.double_reads.get() + 1;
+pub(super) fn fetch_sampled(turn: &Turn, routing: &RoutingSnapshot, look: &KeyLookup<SharedLeg>) {
+    let number = turn.counters().double_reads.get() + 1;
     let is_sampled = look.is_sampled(&routing.topology, number);
     if is_sampled
         && let Some(((id, leg), key)) = look.fetched()
@@ -107,7 +108,7 @@ pub(super) fn double_read(worker: &mut Worker, handle: Handle, command: &Command
     let Asks { nodes, as_published } = asks;
     let whole = Aggregation::DoubleRead { request: raw.to_vec(), as_published: *as_published };
     let Some(gather) = worker.begin_gather(handle, class, nodes.len(), whole) else { return Flow::Close };
-    worker.counters.double_reads.add(u64::from(nodes.len() > 1));
+    worker.turn.counters().double_reads.add(u64::from(nodes.len() > 1));
     for (part, node) in nodes.iter().enumerate() {
         worker.send_part(gather, part as u32, *node, lane_of(command), raw, class);
     }
@@ -122,7 +123,7 @@ pub(super) fn end_double_read(worker: &mut Worker, handle: Handle, asked: Pendin
     if let ([of_source, _], true) = (parts, asked.as_published) {
         return worker.deliver(handle, asked.seq, of_source);
     }
-    worker.counters.double_reads_missed.add(u64::from(parts.len() > 1));
+    worker.turn.counters().double_reads_missed.add(u64::from(parts.len() > 1));
     let PendingDoubleRead { seq, class, epoch, request, .. } = asked;
     let Some(client) = worker.clients.get_mut(handle) else { return };
     // The node is chosen again: slots are in transit, or the epoch has changed.

@@ -7,8 +7,6 @@
 
 use switchyard_policy::topology::{NodeId, Topology};
 
-use super::Worker;
-
 /// Scope of a command about all nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FanOutScope {
@@ -29,14 +27,12 @@ pub(super) struct DataNodes {
 }
 
 impl DataNodes {
-    /// Adopts a new topology.
-    pub(super) fn adopt(&mut self, topology: &Topology) {
-        self.is_one.clear();
-        self.is_one.resize(topology.node_id_bound(), false);
+    pub(super) fn of(topology: &Topology) -> Self {
+        let mut is_one = vec![false; topology.node_id_bound()];
         for node in topology.nodes_with_keys() {
-            self.is_one[node.index()] = true;
+            is_one[node.index()] = true;
         }
-        self.all = topology.nodes().map(|node| node.id).filter(|node| self.is_one[node.index()]).collect();
+        Self { all: topology.nodes().map(|node| node.id).filter(|node| is_one[node.index()]).collect(), is_one }
     }
 
     #[inline]
@@ -46,17 +42,5 @@ impl DataNodes {
 
     pub(super) fn all(&self) -> Vec<NodeId> {
         self.all.clone()
-    }
-}
-
-impl Worker {
-    /// Returns the keepers and all other connected nodes.
-    pub(super) fn reachable(&self) -> Vec<NodeId> {
-        self.routing
-            .topology
-            .nodes()
-            .map(|node| node.id)
-            .filter(|node| self.keepers.has(*node) || self.links.is_up(*node))
-            .collect()
     }
 }

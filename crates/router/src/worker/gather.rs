@@ -22,6 +22,7 @@ use super::quiesce::QuiesceWait;
 use super::tracking::Options;
 use super::upstream::{Again, EXEC, Lane, MULTI, Pending, Phase, Purpose};
 use crate::slab::Handle;
+use crate::worker::transactions::no_multi_text;
 
 /// Error for a reply that is combined in memory and exceeds the client's output limit.
 pub(super) const TOO_LARGE: &str = "ERR the nodes' replies together are larger than output-limit";
@@ -159,11 +160,11 @@ impl Worker {
         whole: Aggregation,
     ) -> Option<Handle> {
         let client = self.clients.get_mut(client_handle)?;
-        let seq = client.owe(self.now_us, class);
+        let seq = client.owe(self.turn.now_us(), class);
         let database = client.database;
         let _quiet = client.quieting.take();
         let parts_of = vec![None; parts];
-        let epoch = self.routing.topology.epoch();
+        let epoch = self.turn.routing().topology.epoch();
         let nodes = Vec::new();
         let gather = Gather {
             client: client_handle,
@@ -176,7 +177,7 @@ impl Worker {
             left: parts,
             bytes: 0,
             epoch,
-            began_us: self.now_us,
+            began_us: self.turn.now_us(),
             whole,
             _quiet,
         };
@@ -210,11 +211,11 @@ impl Worker {
             g.nodes.push(node);
         }
         let handle = self.shared_link(node, lane, resp3);
-        let sent_us = self.now_us as u32;
+        let sent_us = self.turn.now_us() as u32;
         let why = self.links.get(handle).filter(|l| l.phase == Phase::Up).and_then(|l| l.no_multi.clone());
         if let Some(why) = why.filter(|_| requests[0].as_ref() == MULTI) {
             let mut error = Vec::new();
-            encode::error(&mut error, &self.no_multi_text(node, &why));
+            encode::error(&mut error, &no_multi_text(&self.turn, node, &why));
             self.gather_part(gather, part, &error);
         } else if self.takes_commands_or_tries(handle)
             && let Some(link) = self.links.get_mut(handle)
@@ -249,7 +250,7 @@ impl Worker {
             }
         } else {
             let mut error = Vec::new();
-            encode::error(&mut error, &self.down_text(node));
+            encode::error(&mut error, &self.turn.down_text(node));
             self.gather_part(gather, part, &error);
         }
     }
@@ -264,17 +265,21 @@ impl Worker {
         class: u8,
         whole: Aggregation,
     ) {
-        let mut nodes = if reach == FanOutScope::DataNodes { self.keepers.all() } else { self.reachable() };
+        let mut nodes = if reach == FanOutScope::DataNodes {
+            self.turn.data_nodes().all()
+        } else {
+            self.links.reachable(&self.turn)
+        };
         if matches!(whole, Aggregation::Info { .. }) {
             nodes.retain(|node| !self.is_silent(*node, client));
         } else {
             // Cached replies of nodes (INFO) must not be used for later commands of this client.
-            self.clients.get_mut(client).into_iter().for_each(|client| client.wrote_us = self.now_us);
+            self.clients.get_mut(client).into_iter().for_each(|client| client.wrote_us = self.turn.now_us());
         }
         let Some(gather) = self.begin_gather(client, class, nodes.len(), whole) else { return };
         let mut excused = Vec::new();
         if reach == FanOutScope::Everybody {
-            excused = nodes.iter().copied().filter(|node| !self.keepers.has(*node)).collect();
+            excused = nodes.iter().copied().filter(|node| !self.turn.data_nodes().has(*node)).collect();
             self.gathers.get_mut(gather).into_iter().for_each(|gather| gather.excused.clone_from(&excused));
         }
         for (part, node) in nodes.into_iter().enumerate() {
@@ -290,7 +295,7 @@ impl Worker {
         let Some(place) = gather.parts.get_mut(part as usize).filter(|p| p.is_none()) else { return };
         gather.bytes += answer.len();
         let is_alone = self.clients.get(gather.client).is_none();
-        let too_large = is_alone || gather.bytes > self.routing.live.client_output_limit;
+        let too_large = is_alone || gather.bytes > self.turn.routing().live.client_output_limit;
         let is_left_out = reply::is_error(answer)
             && gather.nodes.get(part as usize).is_some_and(|node| gather.excused.contains(node));
         *place = Some(if let Aggregation::Info { digest, .. } = &mut gather.whole {
@@ -337,7 +342,7 @@ impl Worker {
     fn end_round(&mut self, mut gather: Gather, resp3: bool) {
         let parts = gather.parts.drain(..).flatten().collect();
         let Aggregation::Rounds(procedure) = &mut gather.whole else { return };
-        match procedure.next(self, resp3, parts) {
+        match procedure.next(&self.turn, &self.links, resp3, parts) {
             Next::Done(reply) => self.deliver_joined(gather.client, gather.seq, &reply),
             Next::Round(asks) => {
                 gather.parts = vec![None; asks.len()];
@@ -359,7 +364,7 @@ impl Worker {
             parts.retain(|part| !part.is_empty());
         }
         let error = parts.iter().find(|p| reply::is_error(p));
-        let name = |at: usize| nodes.get(at).map_or_else(String::new, |node| self.node_name(*node));
+        let name = |at: usize| nodes.get(at).map_or_else(String::new, |node| self.turn.node_name(*node));
         let mut out = Vec::new();
         match (gather.whole, error) {
             (Aggregation::Merged(merge) | Aggregation::Long(merge), error) => {
@@ -399,7 +404,7 @@ impl Worker {
             // Never merged: see `gather_part`.
             (Aggregation::Commands { request }, None) => {
                 out = parts.pop().unwrap_or_default();
-                self.shared.command_replies.note(resp3, &request, &out);
+                self.turn.shared().command_replies.note(resp3, &request, &out);
             }
             (Aggregation::Rounds(_), None) => return protocol_error("a procedure was taken for a merge"),
             // Never merged: see `gather_part`.
@@ -414,17 +419,17 @@ impl Worker {
             }
             (Aggregation::Publish { kind, channel, node }, None) => {
                 let count = parts.first().and_then(|p| reply::integer(p)).unwrap_or(0);
-                encode::integer(&mut out, self.published(kind, &channel, node, count));
+                encode::integer(&mut out, self.turn.count_of_publish(kind, &channel, node, count));
             }
             (Aggregation::Select { database }, None)
-                if let Some(why) = other_database(&self.routing.live, database) =>
+                if let Some(why) = other_database(&self.turn.routing().live, database) =>
             {
                 // The settings have changed since it was sent.
                 encode::error(&mut out, &why);
             }
             (Aggregation::Select { database }, None) => {
                 for node in &nodes {
-                    self.shared.with_facts(*node, |f| f.databases = f.databases.max(database + 1));
+                    self.turn.shared().with_facts(*node, |f| f.databases = f.databases.max(database + 1));
                 }
                 if let Some(client) = self.clients.get_mut(gather.client) {
                     client.database = database;

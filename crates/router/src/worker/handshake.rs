@@ -27,6 +27,7 @@ use crate::ownership::{Admission, refusal_reason};
 use crate::settings::OnDataLoss;
 use crate::shared::{Commands, RoutingSnapshot, lock, unix_ms};
 use crate::slab::Handle;
+use crate::worker::turn::Turn;
 
 /// Queries about the data of an unknown process.
 const ABOUT_DATA: [(NodeHandshake, &[&str]); 3] = [
@@ -112,9 +113,9 @@ pub(super) enum NodeHandshake {
 fn greet_known(worker: &mut Worker, handle: Handle, info: &[u8]) {
     let Some((node, lane)) = worker.links.get(handle).map(|link| (link.node, link.lane)) else { return };
     let returned = run_id_of(info).filter(|run_id| {
-        lane != Lane::Replica && worker.shared.with_facts(node, |facts| facts.run_id.as_deref() != Some(run_id))
+        lane != Lane::Replica && worker.turn.shared().with_facts(node, |facts| facts.run_id.as_deref() != Some(run_id))
     });
-    let left = returned.map(|run_id| worker.shared.connections.broken_at(node, &run_id)).unwrap_or_default();
+    let left = returned.map(|run_id| worker.turn.shared().connections.broken_at(node, &run_id)).unwrap_or_default();
     if !left.is_empty() {
         // Not counted as zombies: while another process served, their commands could not be executed.
         let kill = |id: &u64| {
@@ -124,9 +125,10 @@ fn greet_known(worker: &mut Worker, handle: Handle, info: &[u8]) {
         let last = (NodeHandshake::Returned(left, info.to_vec()), vec!["PING".to_owned()]);
         return worker.send_queries(handle, kills.into_iter().chain([last]).collect());
     }
-    let asks = run_id_of(info).is_some_and(|run_id| worker.shared.fences.is_query_useful(node, &run_id));
+    let asks = run_id_of(info).is_some_and(|run_id| worker.turn.shared().fences.is_query_useful(node, &run_id));
     let claim = worker
-        .shared
+        .turn
+        .shared()
         .ownership
         .as_ref()
         .filter(|_| worker.links.get(handle).is_some_and(|link| link.standing == OwnershipStatus::Free));
@@ -143,7 +145,7 @@ fn greet_known(worker: &mut Worker, handle: Handle, info: &[u8]) {
 /// until an earlier router has no hot copies of the node's keys.
 fn is_admitted(worker: &mut Worker, handle: Handle, info: &[u8], run_id: Option<&str>) -> bool {
     let Some(link) = worker.links.get_mut(handle).filter(|link| link.lane != Lane::Replica) else { return true };
-    let (Some(seat), Some(run_id)) = (&worker.shared.ownership, run_id) else { return true };
+    let (Some(seat), Some(run_id)) = (&worker.turn.shared().ownership, run_id) else { return true };
     match seat.admission(link.node, run_id) {
         Admission::Admitted => return true,
         // The node stores no ownership records, so no router has hot copies of its keys.
@@ -172,16 +174,16 @@ impl Worker {
     /// connection certainly reaches this one.
     pub(super) fn greet_node(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        let Some(access) = self.routing.live.nodes.get(&link.node) else { return };
+        let Some(access) = self.turn.routing().live.nodes.get(&link.node) else { return };
         link.phase = Phase::Handshake;
-        link.since_us = self.now_us;
+        link.since_us = self.turn.now_us();
         link.writable = true;
         link.greeting.clear();
         (link.knows_data, link.holdings, link.is_loading, link.persists) = (false, None, false, false);
         link.standing = OwnershipStatus::Unmarked;
         // Permissions may have changed since an earlier connection.
         link.no_multi = None;
-        let name = self.shared.connection_name(self.index);
+        let name = self.turn.shared().connection_name(self.turn.index());
         let mut bytes = Vec::new();
         let user = access.username.as_deref().unwrap_or("default");
         let mut ask = |link: &mut Link, what: NodeHandshake, args: &[&str]| {
@@ -199,7 +201,7 @@ impl Worker {
         }
         ask(link, NodeHandshake::SetName, &["CLIENT", "SETNAME", &name]);
         // Clients may use any of them: a command for a missing database would be executed in the wrong database.
-        if let Some(last) = self.shared.databases().checked_sub(1).filter(|last| *last > link.start_database) {
+        if let Some(last) = self.turn.shared().databases().checked_sub(1).filter(|last| *last > link.start_database) {
             ask(link, NodeHandshake::Databases(last), &["SELECT", &last.to_string()]);
         }
         let database = link.start_database.to_string();
@@ -214,7 +216,7 @@ impl Worker {
             ask(link, NodeHandshake::Multi, &["MULTI"]);
             ask(link, NodeHandshake::Exec, &["EXEC"]);
         }
-        if link.lane != Lane::Replica && self.routing.servers.contains_key(&link.node) {
+        if link.lane != Lane::Replica && self.turn.routing().servers.contains_key(&link.node) {
             ask(link, NodeHandshake::Role, &["ROLE"]);
         }
         if link.lane == Lane::Replica {
@@ -224,7 +226,7 @@ impl Worker {
         ask(link, NodeHandshake::ClientId, &["CLIENT", "ID"]);
         // After CLIENT SETNAME: a router that takes over kills named connections, and connections named later see its
         // record here.
-        if let Some(seat) = self.shared.ownership.as_ref().filter(|_| link.lane != Lane::Replica) {
+        if let Some(seat) = self.turn.shared().ownership.as_ref().filter(|_| link.lane != Lane::Replica) {
             let question = seat.question();
             ask(link, NodeHandshake::Ownership, &question.iter().map(String::as_str).collect::<Vec<_>>());
         }
@@ -259,7 +261,9 @@ impl Worker {
         let run_id = run_id_of(info).map(Arc::from);
         let Some(link) = self.links.get_mut(handle) else { return };
         let is_free = link.standing == OwnershipStatus::Free;
-        if !is_free && self.shared.with_facts(link.node, |facts| facts.run_id.is_some() && facts.run_id == run_id) {
+        if !is_free
+            && self.turn.shared().with_facts(link.node, |facts| facts.run_id.is_some() && facts.run_id == run_id)
+        {
             return self.link_is_up(handle, info);
         }
         let mut bytes = Vec::new();
@@ -307,13 +311,13 @@ impl Worker {
                 self.attempt_failed(handle, &format!("it refuses the connection: {error}"));
             }
             (NodeHandshake::Multi | NodeHandshake::Exec, Some(error)) => {
-                debug!(node = %self.node_name(node), error, "node refuses transactions");
+                debug!(node = %self.turn.node_name(node), error, "node refuses transactions");
                 if let Some(link) = self.links.get_mut(handle) {
                     link.no_multi.get_or_insert(error.into());
                 }
             }
             (NodeHandshake::SetName, Some(error)) => {
-                debug!(node = %self.node_name(node), error, "node refuses CLIENT SETNAME")
+                debug!(node = %self.turn.node_name(node), error, "node refuses CLIENT SETNAME")
             }
             (
                 NodeHandshake::Hello
@@ -324,7 +328,7 @@ impl Worker {
                 | NodeHandshake::Exec,
                 None,
             ) => {}
-            (NodeHandshake::Role, Some(error)) => debug!(node = %self.node_name(node), error, "node refuses ROLE"),
+            (NodeHandshake::Role, Some(error)) => debug!(node = %self.turn.node_name(node), error, "node refuses ROLE"),
             (NodeHandshake::Role, None) => {
                 if reply::elements(answer).next().and_then(reply::text).is_some_and(|role| role != b"master") {
                     self.attempt_failed(handle, "the server at its address is now a replica");
@@ -351,13 +355,13 @@ impl Worker {
                 }
             }
             (NodeHandshake::Tracking, Some(error)) => {
-                hot_copies::refused(self, node, &error);
+                hot_copies::refused(&self.turn, node, &error);
                 self.attempt_failed(handle, &format!("it refuses CLIENT TRACKING: {error}"));
             }
             (NodeHandshake::Tracking, None) => {}
             (NodeHandshake::Select, None) => {
                 let database = link.start_database;
-                self.shared.with_facts(node, |f| f.databases = f.databases.max(database + 1));
+                self.turn.shared().with_facts(node, |f| f.databases = f.databases.max(database + 1));
             }
             (NodeHandshake::ClientId, None) => {
                 link.client_id = reply::integer(answer).and_then(|id| u64::try_from(id).ok()).unwrap_or(0);
@@ -369,7 +373,7 @@ impl Worker {
             ) => {}
             (NodeHandshake::MaxClients, None) => {
                 let max = reply::elements(answer).nth(1).and_then(reply::text).and_then(super::local::parse::<usize>);
-                self.shared.exclusive_bounds(node).set_clients_max(max.unwrap_or(0));
+                self.turn.shared().exclusive_bounds(node).set_clients_max(max.unwrap_or(0));
             }
             (NodeHandshake::Persistence, None) => {
                 let text = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
@@ -392,7 +396,7 @@ impl Worker {
             }
             (NodeHandshake::Returned(ended, info), _) => {
                 if let Some(run_id) = run_id_of(&info) {
-                    self.shared.connections.remove_killed(node, &run_id, &ended);
+                    self.turn.shared().connections.remove_killed(node, &run_id, &ended);
                 }
                 greet_known(self, handle, &info);
             }
@@ -404,14 +408,14 @@ impl Worker {
             (NodeHandshake::Waits(_), _) => self.attempt_failed(handle, "it sent a reply without a request"),
             (NodeHandshake::Claim, Some(error)) => {
                 link.standing = OwnershipStatus::Unmarked;
-                debug!(node = %self.node_name(node), error, "node refuses ACL SETUSER");
+                debug!(node = %self.turn.node_name(node), error, "node refuses ACL SETUSER");
             }
             (NodeHandshake::Claimed(info), _) => match self.learn_standing(handle, answer) {
                 Some(OwnershipStatus::Ours | OwnershipStatus::Unmarked) => {
-                    if let (Some(seat), Some(run_id)) = (&self.shared.ownership, run_id_of(&info))
+                    if let (Some(seat), Some(run_id)) = (&self.turn.shared().ownership, run_id_of(&info))
                         && seat.admit_process(node, &run_id, answer)
                     {
-                        info!(node = %self.node_name(node), "an earlier router may still reply from hot copies: nothing is sent to the node until their lease ends");
+                        info!(node = %self.turn.node_name(node), "an earlier router may still reply from hot copies: nothing is sent to the node until their lease ends");
                     }
                     self.link_is_up(handle, &info);
                 }
@@ -422,9 +426,10 @@ impl Worker {
             },
             (NodeHandshake::LeftBehind(info), None) => {
                 let list = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
-                let left = fences::foreign_connections(&list, &self.shared.site, &self.shared.incarnation);
+                let left =
+                    fences::foreign_connections(&list, &self.turn.shared().site, &self.turn.shared().incarnation);
                 let Some((last, first)) = left.split_last() else { return self.nothing_is_left(handle, &info) };
-                info!(node = %self.node_name(node), connections = left.len(), "an earlier run of the router has left connections at the node: they are closed before it is used");
+                info!(node = %self.turn.node_name(node), connections = left.len(), "an earlier run of the router has left connections at the node: they are closed before it is used");
                 let kill = |id: &u64| ["CLIENT", "KILL", "ID", &id.to_string()].map(str::to_owned).to_vec();
                 let mut kills: Vec<_> = first.iter().map(|id| (NodeHandshake::Ended(None), kill(id))).collect();
                 kills.push((NodeHandshake::Ended(Some(info)), kill(last)));
@@ -442,9 +447,9 @@ impl Worker {
             // No move will be possible there, so no code relies on it.
             (NodeHandshake::LeftBehind(info), Some(error)) => {
                 if let Some(run_id) = run_id_of(&info) {
-                    self.shared.fences.note_refused(node, &run_id);
+                    self.turn.shared().fences.note_refused(node, &run_id);
                 }
-                warn!(node = %self.node_name(node), error, "node refuses CLIENT LIST: commands of an earlier run of the router may still be executed");
+                warn!(node = %self.turn.node_name(node), error, "node refuses CLIENT LIST: commands of an earlier run of the router may still be executed");
                 self.link_is_up(handle, &info);
             }
             (NodeHandshake::Ended(_), Some(error)) => {
@@ -469,9 +474,9 @@ impl Worker {
 
     fn nothing_is_left(&mut self, handle: Handle, info: &[u8]) {
         if let (Some(link), Some(run_id)) = (self.links.get(handle), run_id_of(info)) {
-            self.shared.fences.set_cleared(link.node, &run_id);
+            self.turn.shared().fences.set_cleared(link.node, &run_id);
         }
-        match &self.shared.ownership {
+        match &self.turn.shared().ownership {
             Some(seat) if self.links.get(handle).is_some_and(|link| link.standing == OwnershipStatus::Free) => {
                 let question = seat.question();
                 self.send_queries(handle, vec![(NodeHandshake::Claimed(info.to_vec()), question)]);
@@ -483,7 +488,7 @@ impl Worker {
     /// Records which router owns the node. Closes the connection if this router must not use it.
     fn learn_standing(&mut self, handle: Handle, answer: &[u8]) -> Option<OwnershipStatus> {
         let node = self.links.get(handle)?.node;
-        let standing = self.shared.ownership.as_ref()?.check_reply(&self.node_name(node), answer);
+        let standing = self.turn.shared().ownership.as_ref()?.check_reply(&self.turn.node_name(node), answer);
         self.links.get_mut(handle)?.standing = standing;
         if let Some(why) = refusal_reason(standing) {
             self.attempt_failed(handle, &why);
@@ -496,14 +501,14 @@ impl Worker {
     fn comes_back_without_data(&self, handle: Handle, run_id: Option<&str>) -> Option<String> {
         let link = self.links.get(handle).filter(|link| link.lane != Lane::Replica)?;
         let (node, now, is_loading, policy) =
-            (link.node, link.holdings?.keys, link.is_loading, self.routing.live.on_data_loss);
+            (link.node, link.holdings?.keys, link.is_loading, self.turn.routing().live.on_data_loss);
         // A node without assigned keys misses none.
-        if !self.routing.topology.nodes_with_keys().contains(&node) {
+        if !self.turn.routing().topology.nodes_with_keys().contains(&node) {
             return None;
         }
-        let sent = self.shared.changes_sent(node);
-        let name = self.node_name(node);
-        self.shared.with_facts(node, |facts| {
+        let sent = self.turn.shared().changes_sent(node);
+        let name = self.turn.node_name(node);
+        self.turn.shared().with_facts(node, |facts| {
             if facts.run_id.is_none() || facts.run_id.as_deref() == run_id || facts.accepted {
                 facts.is_held = false;
                 return None;
@@ -551,7 +556,7 @@ impl Worker {
             Some(version) => ("valkey", version),
             None => ("redis", redis_version.clone().unwrap_or_else(|| "unknown".to_owned())),
         };
-        if let Some(why) = self.routing.held.clone() {
+        if let Some(why) = self.turn.routing().held.clone() {
             self.attempt_failed(handle, &why);
             return;
         }
@@ -568,7 +573,7 @@ impl Worker {
         }
         note_process(self, handle, run_id.as_ref());
         let Some(link) = self.links.get_mut(handle) else { return };
-        if link.lane != Lane::Replica && !self.shared.all_left_old_servers() {
+        if link.lane != Lane::Replica && !self.turn.shared().all_left_old_servers() {
             // A write here could be acknowledged while others still read at the old primary or process. They leave it
             // within a turn.
             return self.send_queries(handle, vec![(NodeHandshake::Others(info.to_vec()), vec!["PING".to_owned()])]);
@@ -576,8 +581,8 @@ impl Worker {
         link.comes_up();
         link.renewing = false;
         link.failures = 0;
-        link.idle_since_us = self.now_us;
-        link.flowed_us = self.now_us;
+        link.idle_since_us = self.turn.now_us();
+        link.flowed_us = self.turn.now_us();
         link.run_id.clone_from(&run_id);
         link.counters.connects.add(1);
         let (node, lane, resp3) = (link.node, link.lane, link.resp3);
@@ -586,11 +591,11 @@ impl Worker {
             self.links.mark(handle);
             return;
         }
-        self.shared.connections.add(link.connection(self.index));
+        self.turn.shared().connections.add(link.connection(self.turn.index()));
         let (persists, knows_data, standing) = (link.persists, link.knows_data, link.standing);
-        let name = self.node_name(node);
+        let name = self.turn.node_name(node);
         let mut uncovered = None;
-        let (recovered, learn) = self.shared.with_facts(node, |facts| {
+        let (recovered, learn) = self.turn.shared().with_facts(node, |facts| {
             (facts.is_held, facts.accepted) = (false, false);
             facts.is_marked |= standing == OwnershipStatus::Ours;
             if knows_data {
@@ -637,27 +642,6 @@ impl Worker {
         }
         self.links.mark(handle);
     }
-
-    /// Adds commands of the node that our table lacks (modules, renamed commands).
-    pub(super) fn learn(&mut self, node: NodeId, answer: &[u8]) {
-        let learnt = parse_command_reply(answer);
-        self.shared.with_facts(node, |f| f.commands = Commands::Known);
-        // Without the lock of the snapshot, because there may be many. Another worker may add others concurrently.
-        let (mut count, mut done) = (0, false);
-        while !done {
-            let known = self.shared.routing().commands.clone();
-            let mut commands = (*known).clone();
-            count = commands.learn(&learnt);
-            let commands = if count == 0 { known.clone() } else { Arc::new(commands) };
-            self.shared.change_routing(|routing| {
-                done = Arc::ptr_eq(&routing.commands, &known);
-                RoutingSnapshot { commands: if done { commands } else { routing.commands.clone() }, ..routing.clone() }
-            });
-        }
-        if count > 0 {
-            info!(node = %self.node_name(node), commands = count, "learnt commands from node");
-        }
-    }
 }
 
 /// Records the process of a connection. If it has replaced another process, all workers close their connections to that
@@ -666,19 +650,19 @@ impl Worker {
 fn note_process(worker: &Worker, handle: Handle, run_id: Option<&Arc<str>>) {
     let Some(link) = worker.links.get(handle).filter(|link| link.lane != Lane::Replica) else { return };
     let (node, holdings, start_database) = (link.node, link.holdings, link.start_database);
-    let sent = worker.shared.changes_sent(node);
-    let restarted = worker.shared.with_facts(node, |facts| {
+    let sent = worker.turn.shared().changes_sent(node);
+    let restarted = worker.turn.shared().with_facts(node, |facts| {
         if facts.run_id.as_ref() == run_id {
             return false;
         }
         let restarted = facts.run_id.is_some();
         if restarted {
             // No write of a client was sent to a node before its first process is known.
-            worker.shared.reigns.begin(node);
+            worker.turn.shared().reigns.begin(node);
             // Before any worker reads from it: values of the other process are stale.
-            worker.shared.hot.invalidate_node(node);
+            worker.turn.shared().hot.invalidate_node(node);
             // Before any worker reads keys of a scan from it.
-            lock(&worker.shared.scans).restarted(node, worker.shared.scan_tick());
+            lock(&worker.turn.shared().scans).restarted(node, worker.turn.shared().scan_tick());
         }
         facts.commands = Commands::Unknown;
         facts.databases = start_database + 1;
@@ -689,7 +673,28 @@ fn note_process(worker: &Worker, handle: Handle, run_id: Option<&Arc<str>>) {
         restarted
     });
     if restarted {
-        warn!(node = %worker.node_name(node), "node is another process than before: it was restarted, or replaced by a failover; keys that this process lacks are gone");
-        worker.shared.make_workers_leave_old_processes();
+        warn!(node = %worker.turn.node_name(node), "node is another process than before: it was restarted, or replaced by a failover; keys that this process lacks are gone");
+        worker.turn.shared().make_workers_leave_old_processes();
+    }
+}
+
+/// Adds commands of the node that our table lacks (modules, renamed commands).
+pub(super) fn learn(turn: &Turn, node: NodeId, answer: &[u8]) {
+    let learnt = parse_command_reply(answer);
+    turn.shared().with_facts(node, |f| f.commands = Commands::Known);
+    // Without the lock of the snapshot, because there may be many. Another worker may add others concurrently.
+    let (mut count, mut done) = (0, false);
+    while !done {
+        let known = turn.shared().routing().commands.clone();
+        let mut commands = (*known).clone();
+        count = commands.learn(&learnt);
+        let commands = if count == 0 { known.clone() } else { Arc::new(commands) };
+        turn.shared().change_routing(|routing| {
+            done = Arc::ptr_eq(&routing.commands, &known);
+            RoutingSnapshot { commands: if done { commands } else { routing.commands.clone() }, ..routing.clone() }
+        });
+    }
+    if count > 0 {
+        info!(node = %turn.node_name(node), commands = count, "learnt commands from node");
     }
 }

@@ -36,6 +36,7 @@ use crate::settings::{Reads, Reports};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::tap::Outcome;
+use crate::worker::turn::Turn;
 
 /// Maximum wait of clients for a fill. Then their nodes answer.
 const TIMEOUT_US: u64 = 50_000;
@@ -194,7 +195,7 @@ pub(super) fn hold(worker: &mut Worker, keyed: KeyedCommand<'_>, end: CommandSeq
         // Changes no keys. Otherwise every WAIT would invalidate all copies of the node.
         Call::Bytes(MARK) => {}
         Call::Bytes(request) => {
-            let routing = worker.routing.clone();
+            let routing = worker.turn.routing().clone();
             let known = with_parsed_command(&routing, request, |command, args| {
                 if may_write(command) {
                     gates_of(worker, keyed.node, command, args, &mut found);
@@ -232,8 +233,8 @@ fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_
     if command.flags.has(Flags::SCRIPT) {
         // A checked script uses only keys in the slots of its declared keys. A function library may have bypassed the
         // check.
-        if worker.routing.checks_scripts() && !command.name.starts_with("FCALL") {
-            match worker.routing.topology.placement() {
+        if worker.turn.routing().checks_scripts() && !command.name.starts_with("FCALL") {
+            match worker.turn.routing().topology.placement() {
                 Placement::Crc16 => keys.for_each(|key| found.extend(set.gates_in(crc16_slot(key)))),
                 // With ketama, a script uses only its declared keys, and the slot of a cacheable key may be from an
                 // earlier server list.
@@ -267,9 +268,10 @@ pub(super) fn copied(
     key: &[u8],
     raw: &[u8],
 ) -> Option<Flow> {
-    let Worker { clients, observers: hearers, shared, counters, now_us, detour, .. } = worker;
+    let Worker { clients, observers, turn, detour, .. } = worker;
+    let (counters, now_us) = (turn.counters(), turn.now_us());
     let client = clients.get_mut(handle)?;
-    let hot = &mut hearers.hot;
+    let hot = &mut observers.hot;
     if hot.share.is_over() {
         return Some(Flow::Later);
     }
@@ -283,11 +285,11 @@ pub(super) fn copied(
     if let Some(again) = hot.copies.find_recent(&*hot.gates, quick, (database, raw, resp3), || hot.clock.read())
         && !client.is_under_way_at(again.node)
     {
-        let seq = client.owe_at(None, *now_us, command.class() as u8);
-        hearers.telemetry.note_hit(again.node, database, again.key, raw.len(), again.reply.len());
+        let seq = client.owe_at(None, now_us, command.class() as u8);
+        observers.telemetry.note_hit(again.node, database, again.key, raw.len(), again.reply.len());
         counters.hot.hits.add(1);
         hot.share.record(again.reply.len());
-        give(client, counters, seq, again.reply, false, *now_us);
+        give(client, counters, seq, again.reply, false, now_us);
         let is_special = client.gated;
         clients.mark(handle);
         if is_special {
@@ -304,23 +306,23 @@ pub(super) fn copied(
     let number = match hot.copies.read(
         &*hot.gates,
         asked,
-        *now_us,
+        now_us,
         || hot.clock.read(),
-        |since| shared.hot.may_fill(since, node),
+        |since| turn.shared().hot.may_fill(since, node),
     ) {
         Read::Hit(reply) => {
             let reply = reply.to_vec();
             hot.share.record(reply.len());
             hot.copies.record_hit(quick, &asked);
-            hearers.telemetry.note_hit(node, database, key, raw.len(), reply.len());
+            observers.telemetry.note_hit(node, database, key, raw.len(), reply.len());
             counters.hot.hits.add(1);
             worker.answer(handle, command.class() as u8, &reply);
             return Some(Flow::Next);
         }
         Read::Fill if waits => begin(worker, Elements::read_by(&command.name), &asked)?,
         Read::Wait(number) if waits => number,
-        Read::NotCacheable if hot.all && worker.routing.live.hot_copies.allows_key(key) => {
-            shared.hot.request_key(asked.hash, routing.topology.slot_of(key));
+        Read::NotCacheable if hot.all && turn.routing().live.hot_copies.allows_key(key) => {
+            turn.shared().hot.request_key(asked.hash, routing.topology.slot_of(key));
             return None;
         }
         Read::Fill | Read::Wait(_) | Read::Miss | Read::NotCacheable => return None,
@@ -388,15 +390,15 @@ fn copied_values(
         if worker.clients.get(handle)?.is_under_way_at(node) {
             return None;
         }
-        let Worker { observers: hearers, shared, now_us, .. } = &mut *worker;
-        let hot = &mut hearers.hot;
+        let Worker { observers, turn, .. } = &mut *worker;
+        let hot = &mut observers.hot;
         let asked = ReadRequest { hash: hot.hash(key), key, database, request: &request, node, resp3 };
         match hot.copies.read(
             &*hot.gates,
             asked,
-            *now_us,
+            turn.now_us(),
             || hot.clock.read(),
-            |since| shared.hot.may_fill(since, node),
+            |since| turn.shared().hot.may_fill(since, node),
         ) {
             Read::Hit(reply) => {
                 // As for a node's reply, a large one is streamed rather than collected: names are short, but values may
@@ -422,7 +424,7 @@ fn copied_values(
         let key = args.get(place as usize)?;
         worker.observers.telemetry.note_hit(node, database, key, key.len(), bytes);
     }
-    worker.counters.hot.hits.add(1);
+    worker.turn.counters().hot.hits.add(1);
     worker.observers.hot.share.record(answer.len());
     worker.answer(handle, class, &answer);
     Some(Flow::Next)
@@ -470,13 +472,14 @@ fn begin(worker: &mut Worker, elements: Elements, asked: &ReadRequest<'_>) -> Op
     if hot.expire.get(node.index()).copied().unwrap_or(all).meets(elements) {
         return None;
     }
-    let number = hot.copies.begin(&*hot.gates, *asked, (worker.now_us, exact_us()))?;
-    let shape = with_parsed_command(&worker.routing, asked.request, |command, args| Shape::of(&command.name, args))
-        .unwrap_or_default();
+    let number = hot.copies.begin(&*hot.gates, *asked, (worker.turn.now_us(), exact_us()))?;
+    let shape =
+        with_parsed_command(worker.turn.routing(), asked.request, |command, args| Shape::of(&command.name, args))
+            .unwrap_or_default();
     hot.waiting.insert(number, Waiting { shape, clients: Vec::new() });
     let mut ttl = Vec::new();
     encode::command(&mut ttl, [&b"PTTL"[..], asked.key]);
-    worker.counters.hot.fills.add(1);
+    worker.turn.counters().hot.fills.add(1);
     for (request, purpose) in [(&ttl[..], Purpose::FillTtl), (asked.request, Purpose::Fill)] {
         let pending = Pending { seq: number, purpose, class: CommandClass::Read as u8, ..worker.own_pending() };
         let request = worker.pass(KeyedCommand { call: Call::Bytes(request), node, database }, request, pending);
@@ -497,8 +500,13 @@ fn exact_us() -> u64 {
 pub(super) fn noticed(worker: &mut Worker, key: &[u8], count: u8) {
     let hash = worker.observers.hot.hash(key);
     let is_news = worker.observers.hot.copies.set().get(hash).is_none();
-    if is_news && worker.routing.live.hot_copies.allows_key(key) {
-        worker.shared.hot.note_frequent(worker.index, hash, worker.routing.topology.slot_of(key), count);
+    if is_news && worker.turn.routing().live.hot_copies.allows_key(key) {
+        worker.turn.shared().hot.note_frequent(
+            worker.turn.index(),
+            hash,
+            worker.turn.routing().topology.slot_of(key),
+            count,
+        );
     }
 }
 
@@ -510,14 +518,19 @@ pub(super) fn on_ttl_reply(worker: &mut Worker, node: NodeId, number: u32, answe
         if !worker.observers.hot.refusing.contains(&node) {
             worker.observers.hot.refusing.push(node);
         }
-        refused(worker, node, &reply::redacted_error(answer));
+        refused(&worker.turn, node, &reply::redacted_error(answer));
     } else if let Some(place) = worker.observers.hot.refusing.iter().position(|refusing| *refusing == node) {
         worker.observers.hot.refusing.swap_remove(place);
-        gives_again(worker, node);
+        gives_again(&worker.turn, node);
     }
     let hot = &mut worker.observers.hot;
-    let longest =
-        worker.routing.live.hot_copies.ttl.map_or(i64::MAX, |most| i64::try_from(most.as_millis()).unwrap_or(i64::MAX));
+    let longest = worker
+        .turn
+        .routing()
+        .live
+        .hot_copies
+        .ttl
+        .map_or(i64::MAX, |most| i64::try_from(most.as_millis()).unwrap_or(i64::MAX));
     match reply::integer(answer) {
         Some(ms) if ms >= 0 => hot.copies.on_ttl_reply(number, ms.min(longest)),
         Some(_) if longest < i64::MAX => hot.copies.on_ttl_reply(number, longest),
@@ -528,20 +541,24 @@ pub(super) fn on_ttl_reply(worker: &mut Worker, node: NodeId, number: u32, answe
 
 /// Ends a fill with the node's reply, or without one (`lost`).
 pub(super) fn filled(worker: &mut Worker, number: u32, answer: &[u8], lost: bool) {
-    let Worker { observers: hearers, routing, counters, now_us, .. } = &mut *worker;
-    let hot = &mut hearers.hot;
+    let Worker { observers, turn, .. } = &mut *worker;
+    let hot = &mut observers.hot;
     let Some(Waiting { shape, clients }) = hot.waiting.remove(&number) else { return };
     if lost {
         hot.copies.discard_fill(number, Discarded::Lost);
     }
     let mut resp2 = Vec::new();
     let differs = !reply::is_error(answer) && to_resp2(answer, shape, &mut resp2);
-    let outcome =
-        hot.copies.end(&*hot.gates, number, answer, differs.then_some(&resp2), (*now_us, exact_us()), |key, slot| {
-            lives_at(routing, key, slot)
-        });
+    let outcome = hot.copies.end(
+        &*hot.gates,
+        number,
+        answer,
+        differs.then_some(&resp2),
+        (turn.now_us(), exact_us()),
+        |key, slot| lives_at(turn.routing(), key, slot),
+    );
     if let Err(why) = outcome {
-        counters.hot.discarded[why as usize].add(1);
+        turn.counters().hot.discarded[why as usize].add(1);
     }
     count(worker);
     for client in clients {
@@ -577,12 +594,12 @@ pub(super) fn invalidated(worker: &mut Worker, node: NodeId, message: &[u8]) {
             for key in reply::elements(keys).filter_map(reply::text) {
                 let hash = hot.hash(key);
                 hot.copies.changed(hash);
-                worker.counters.hot.invalidations.add(1);
+                worker.turn.counters().hot.invalidations.add(1);
             }
         }
         _ => {
             hot.copies.lost(node, Discarded::Invalidated);
-            worker.counters.hot.invalidations.add(1);
+            worker.turn.counters().hot.invalidations.add(1);
         }
     }
     count(worker);
@@ -601,9 +618,9 @@ pub(super) fn link_up(worker: &mut Worker, node: NodeId, about: &About<'_>) {
     // execute late.
     let why = if !about.is_covered {
         Some("it is newer than the command table")
-    } else if worker.shared.ownership.is_some() && standing != OwnershipStatus::Ours {
+    } else if worker.turn.shared().ownership.is_some() && standing != OwnershipStatus::Ours {
         Some("it does not store this router's ownership record (ACL SETUSER)")
-    } else if !run_id.is_some_and(|run_id| worker.shared.fences.is_cleared(node, run_id)) {
+    } else if !run_id.is_some_and(|run_id| worker.turn.shared().fences.is_cleared(node, run_id)) {
         Some("it does not list the connections of an earlier run of the router (CLIENT LIST)")
     } else {
         None
@@ -611,9 +628,9 @@ pub(super) fn link_up(worker: &mut Worker, node: NodeId, about: &About<'_>) {
     match why {
         Some(why) => {
             hot.uncacheable_nodes.push(node);
-            refused(worker, node, why);
+            refused(&worker.turn, node, why);
         }
-        None => gives_again(worker, node),
+        None => gives_again(&worker.turn, node),
     }
 }
 
@@ -626,16 +643,16 @@ pub(super) struct About<'a> {
     pub(super) standing: OwnershipStatus,
 }
 
-fn gives_again(worker: &Worker, node: NodeId) {
-    if worker.shared.hot.refused(node, None) {
-        info!(node = %worker.node_name(node), "node supports hot copies again");
+fn gives_again(turn: &Turn, node: NodeId) {
+    if turn.shared().hot.refused(node, None) {
+        info!(node = %turn.node_name(node), "node supports hot copies again");
     }
 }
 
 /// Disables copies of a node that refuses a required command.
-pub(super) fn refused(worker: &mut Worker, node: NodeId, why: &str) {
-    if worker.shared.hot.refused(node, Some(why.to_owned())) {
-        warn!(node = %worker.node_name(node), reason = why, "no hot copies of this node's keys: it refuses a required command (CLIENT TRACKING, PTTL, CLIENT LIST, ACL SETUSER)");
+pub(super) fn refused(turn: &Turn, node: NodeId, why: &str) {
+    if turn.shared().hot.refused(node, Some(why.to_owned())) {
+        warn!(node = %turn.node_name(node), reason = why, "no hot copies of this node's keys: it refuses a required command (CLIENT TRACKING, PTTL, CLIENT LIST, ACL SETUSER)");
     }
 }
 
@@ -647,8 +664,8 @@ pub(super) fn link_lost(worker: &mut Worker, node: NodeId) {
 
 fn count(worker: &Worker) {
     let sizes = worker.observers.hot.copies.sizes();
-    worker.counters.hot.copies.set(sizes.copies as u64);
-    worker.counters.hot.bytes.set(sizes.bytes as u64);
+    worker.turn.counters().hot.copies.set(sizes.copies as u64);
+    worker.turn.counters().hot.bytes.set(sizes.bytes as u64);
 }
 
 // ---- set and snapshot ----
@@ -661,23 +678,23 @@ fn lives_at(routing: &RoutingSnapshot, key: &[u8], slot: Slot) -> Option<NodeId>
 
 /// Adopts a new topology.
 pub(super) fn place_anew(worker: &mut Worker) {
-    let Worker { observers: hearers, routing, .. } = &mut *worker;
-    hearers.hot.copies.update_placement(|key, slot| lives_at(routing, key, slot));
+    let Worker { observers, turn, .. } = &mut *worker;
+    observers.hot.copies.update_placement(|key, slot| lives_at(turn.routing(), key, slot));
     count(worker);
 }
 
 /// Adopts changed settings.
 pub(super) fn limit(worker: &mut Worker) {
-    let settings = &worker.routing.live.hot_copies;
-    let share = settings.bytes_of_worker(worker.shared.counters.len());
+    let settings = &worker.turn.routing().live.hot_copies;
+    let share = settings.bytes_of_worker(worker.turn.shared().counters.len());
     let bytes_max = if settings.is_on { share } else { 0 };
-    worker.observers.hot.copies.limit(bytes_max, settings.reply_max.min(worker.routing.live.large_value));
+    worker.observers.hot.copies.limit(bytes_max, settings.reply_max.min(worker.turn.routing().live.large_value));
     count(worker);
 }
 
 /// Adopts a new set: from now on this worker raises its gates.
 pub(super) fn adopt(worker: &mut Worker) {
-    let Published { set, gates, all, .. } = worker.shared.hot.published();
+    let Published { set, gates, all, .. } = worker.turn.shared().hot.published();
     let hot = &mut worker.observers.hot;
     if !Arc::ptr_eq(&hot.gates, &gates) {
         // Gates raised in the old table have no effect any more. Commands in flight are older than all keys of the new
@@ -689,7 +706,7 @@ pub(super) fn adopt(worker: &mut Worker) {
     (hot.generation, hot.all, hot.is_cacheable) = (set.generation(), all, !set.is_empty());
     limit(worker);
     hold_waiting(worker);
-    worker.shared.hot.adopted(worker.index, worker.observers.hot.generation);
+    worker.turn.shared().hot.adopted(worker.turn.index(), worker.observers.hot.generation);
     publish_drained(worker);
     count(worker);
 }
@@ -753,7 +770,7 @@ pub(super) fn hold_uploaded(worker: &mut Worker, link: Handle, keys: &[u64]) {
 /// Publishes the oldest generation of this worker's commands in flight, by node.
 pub(super) fn publish_drained(worker: &mut Worker) {
     let generation = worker.observers.hot.generation;
-    let mut oldest = vec![generation; worker.routing.topology.node_id_bound()];
+    let mut oldest = vec![generation; worker.turn.routing().topology.node_id_bound()];
     let mut note = |node: NodeId, low: u32| {
         // As a distance, because the low bits wrap.
         let at = generation.saturating_sub(u64::from((generation as u32).wrapping_sub(low)));
@@ -769,7 +786,7 @@ pub(super) fn publish_drained(worker: &mut Worker) {
     }
     worker.zombies.iter().for_each(|zombie| note(zombie.node(), zombie.cacheable));
     if oldest != worker.observers.hot.drained {
-        worker.shared.hot.drained(worker.index, oldest.clone());
+        worker.turn.shared().hot.drained(worker.turn.index(), oldest.clone());
         worker.observers.hot.drained = oldest;
     }
 }
@@ -795,12 +812,12 @@ pub(super) fn beat_confirmed(worker: &mut Worker, node: NodeId) {
 
 /// Performs periodic work.
 pub(super) fn tick(worker: &mut Worker) {
-    let Worker { observers: hearers, zombies, counters, .. } = &mut *worker;
-    let hot = &mut hearers.hot;
+    let Worker { observers, zombies, turn, .. } = &mut *worker;
+    let hot = &mut observers.hot;
     if hot.holds.in_doubt() > 0 {
         hot.holds.settle(&*hot.gates, |node| zombies.count_at(node) == 0);
     }
-    counters.hot.in_doubt.set(hot.holds.in_doubt() as u64);
+    turn.counters().hot.in_doubt.set(hot.holds.in_doubt() as u64);
     look_at_load(worker);
     if worker.observers.hot.generation == 0 {
         return;
@@ -808,11 +825,11 @@ pub(super) fn tick(worker: &mut Worker) {
     send_beats(worker);
     let generation = worker.observers.hot.generation;
     let is_drained = worker.observers.hot.drained.iter().all(|oldest| *oldest == generation);
-    if !is_drained || worker.observers.hot.drained.len() != worker.routing.topology.node_id_bound() {
+    if !is_drained || worker.observers.hot.drained.len() != worker.turn.routing().topology.node_id_bound() {
         publish_drained(worker);
     }
     let hot = &mut worker.observers.hot;
-    let late: Vec<(u32, NodeId)> = hot.copies.fills_before(worker.now_us.saturating_sub(TIMEOUT_US)).collect();
+    let late: Vec<(u32, NodeId)> = hot.copies.fills_before(worker.turn.now_us().saturating_sub(TIMEOUT_US)).collect();
     hot.slow_nodes.clear();
     let mut clients = Vec::new();
     for (number, node) in late {
@@ -822,21 +839,21 @@ pub(super) fn tick(worker: &mut Worker) {
         clients.append(&mut hot.waiting.entry(number).or_default().clients);
     }
     clients.into_iter().for_each(|client| go_on(worker, client));
-    if worker.now_us >= worker.observers.hot.sweeps_at_us {
-        worker.observers.hot.sweeps_at_us = worker.now_us + SWEEP_US;
+    if worker.turn.now_us() >= worker.observers.hot.sweeps_at_us {
+        worker.observers.hot.sweeps_at_us = worker.turn.now_us() + SWEEP_US;
         sweep(worker);
     }
 }
 
 /// Enables instant reports for nodes with high load.
 fn look_at_load(worker: &mut Worker) {
-    let live = &worker.routing.live;
+    let live = &worker.turn.routing().live;
     let least = (live.hot_copies.is_on && live.telemetry.reports != Reports::Periodic)
         .then_some(live.telemetry.instant_threshold);
-    let (workers, nodes) = (worker.shared.counters.len(), worker.routing.topology.node_id_bound());
-    let counters = &worker.counters;
+    let (workers, nodes) = (worker.turn.shared().counters.len(), worker.turn.routing().topology.node_id_bound());
+    let counters = &worker.turn.counters();
     let sent = |node: NodeId| counters.node(node).classes.iter().map(|class| class.requests.get()).sum();
-    worker.observers.telemetry.look_at_load(worker.now_us, least, workers, nodes, sent);
+    worker.observers.telemetry.look_at_load(worker.turn.now_us(), least, workers, nodes, sent);
 }
 
 /// Drops unused copies, and reports used keys to their nodes, which would otherwise consider them idle and evict them

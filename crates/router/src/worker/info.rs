@@ -22,6 +22,8 @@ use crate::pubsub::Kind;
 use crate::shared::{RoutingSnapshot, lock};
 use crate::single_node_usage::Limited;
 use crate::slab::Handle;
+use crate::worker::local::fleet_version;
+use crate::worker::turn::Turn;
 
 /// Maximum age of cached results, microseconds. A client that has written since gets new ones.
 const FRESH_US: u64 = 100_000;
@@ -250,14 +252,14 @@ impl Worker {
         let mut none = Digest::default();
         let is_fresh = |digest: &&Digest| {
             asked & !digest.sections == 0
-                && self.now_us < digest.queried_us + FRESH_US
+                && self.turn.now_us() < digest.queried_us + FRESH_US
                 && in_flight == 0
                 && (wrote_us == 0 || wrote_us + FRESH_US < digest.queried_us)
         };
         let (silent, talking): (Vec<_>, Vec<_>) =
-            self.reachable().into_iter().partition(|node| self.is_silent(*node, handle));
+            self.links.reachable(&self.turn).into_iter().partition(|node| self.is_silent(*node, handle));
         // Last known figures of nodes that are not queried.
-        let shared = &self.shared;
+        let shared = &self.turn.shared();
         let add_silent = |digest: &mut Digest| {
             silent.iter().filter_map(|node| shared.last_info(*node)).for_each(|text| digest.add(&text))
         };
@@ -278,7 +280,7 @@ impl Worker {
             ASKED.iter().enumerate().filter(|(place, _)| asked & 1 << place != 0).map(|(_, name)| *name).collect();
         // Redis before version 7 accepts one section at most.
         let takes_several = || {
-            let nodes = lock(&self.shared.nodes);
+            let nodes = lock(&self.turn.shared().nodes);
             let major = |version: &str| version.split('.').next().and_then(|major| major.parse::<u32>().ok());
             routing
                 .topology
@@ -292,7 +294,7 @@ impl Worker {
         };
         let mut request = Vec::new();
         encode::command(&mut request, std::iter::once("INFO").chain(words).map(str::as_bytes).collect::<Vec<_>>());
-        let mut digest = Box::new(Digest { sections: asked, queried_us: self.now_us, ..Digest::default() });
+        let mut digest = Box::new(Digest { sections: asked, queried_us: self.turn.now_us(), ..Digest::default() });
         add_silent(&mut digest);
         self.gather_every(
             handle,
@@ -309,24 +311,24 @@ impl Worker {
     pub(super) fn info_text(&self, digest: &Digest, wanted: &[String]) -> String {
         let shows = |section: &str| shows(wanted, section);
         let sum = |field: &str| digest.sums.get(field).copied();
-        let workers = &self.shared.counters;
+        let workers = &self.turn.shared().counters;
         let total = |counter: fn(&crate::metrics::WorkerCounters) -> &Counter| {
             workers.iter().map(|w| counter(w).get()).sum::<u64>()
         };
         let commands: u64 = workers.iter().flat_map(|w| w.commands.iter()).map(Counter::get).sum();
-        let errors = self.error_counts();
-        let uptime = self.shared.uptime().as_secs();
-        let routing = &self.routing;
+        let errors = error_counts(&self.turn);
+        let uptime = self.turn.shared().uptime().as_secs();
+        let routing = &self.turn.routing();
         let mut text = String::new();
         let mut sections: Vec<(&str, Vec<(String, String)>)> = Vec::new();
         let mut add = |section: &'static str, fields: Vec<(&str, String)>| {
             sections.push((section, fields.into_iter().map(|(k, v)| (k.to_string(), v)).collect()));
         };
-        let nodes = lock(&self.shared.nodes);
+        let nodes = lock(&self.turn.shared().nodes);
         let compatible =
             oldest(routing.topology.nodes().filter_map(|n| Some(nodes.get(&n.id)?.redis_version.as_str())));
         drop(nodes);
-        let (server, version) = self.fleet_version(routing);
+        let (server, version) = fleet_version(&self.turn, routing);
         let mut identity = vec![("redis_version", compatible)];
         if server == "valkey" {
             identity.extend([("server_name", server.to_string()), ("valkey_version", version)]);
@@ -339,8 +341,8 @@ impl Worker {
                 ("arch_bits", usize::BITS.to_string()),
                 ("multiplexing_api", "epoll".into()),
                 ("process_id", std::process::id().to_string()),
-                ("run_id", self.shared.incarnation.clone()),
-                ("tcp_port", self.shared.port.to_string()),
+                ("run_id", self.turn.shared().incarnation.clone()),
+                ("tcp_port", self.turn.shared().port.to_string()),
                 ("uptime_in_seconds", uptime.to_string()),
                 ("uptime_in_days", (uptime / 86400).to_string()),
                 ("io_threads_active", u8::from(workers.len() > 1).to_string()),
@@ -349,7 +351,7 @@ impl Worker {
         identity.extend(process);
         add("server", identity);
         let mut clients = vec![
-            ("connected_clients", self.shared.clients.load(Ordering::Relaxed).to_string()),
+            ("connected_clients", self.turn.shared().clients.load(Ordering::Relaxed).to_string()),
             ("maxclients", routing.live.max_clients.to_string()),
             ("blocked_clients", total(|w| &w.blocked).to_string()),
             ("tracking_clients", total(|w| &w.tracking).to_string()),
@@ -395,7 +397,7 @@ impl Worker {
                         ("pubsub_patterns", Kind::Pattern),
                         ("pubsubshard_channels", Kind::Shard),
                     ] {
-                        list.push((field, self.shared.subscriptions.count(kind).to_string()));
+                        list.push((field, self.turn.shared().subscriptions.count(kind).to_string()));
                     }
                     list.push(("tracking_total_keys", total(|w| &w.tracked_keys).to_string()));
                     list.push(("tracking_total_items", total(|w| &w.tracked_reads).to_string()));
@@ -418,7 +420,7 @@ impl Worker {
             routing.moves.by_id.values().for_each(|mover| mover.count_temporary(&mut temporary));
         }
         sections.push(("keyspace", digest.keyspace(&temporary)));
-        let hot_copies = if shows("hot_copies") { hot_copies_fields(self) } else { Vec::new() };
+        let hot_copies = if shows("hot_copies") { hot_copies_fields(&self.turn) } else { Vec::new() };
         sections.push(("hot_copies", hot_copies.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()));
         sections.push((
             "switchyard",
@@ -436,20 +438,9 @@ impl Worker {
         text
     }
 
-    /// Returns the errors sent to clients since the last CONFIG RESETSTAT, by code. Not from nodes: they include errors
-    /// of the router's own commands, and lack its refusals.
-    fn error_counts(&self) -> BTreeMap<String, u64> {
-        let before = lock(&self.shared.errors_before);
-        let since = |(code, count): (String, u64)| {
-            let count = count - before.get(&code).copied().unwrap_or(0).min(count);
-            (count > 0).then_some((code, count))
-        };
-        Errors::of_all(&self.shared.counters).into_iter().filter_map(since).collect()
-    }
-
     /// Returns the section about the router and its nodes.
     fn own_fields(&self, digest: &Digest, large: u64) -> Vec<(String, String)> {
-        let (topology, workers) = (&self.routing.topology, &self.shared.counters);
+        let (topology, workers) = (&self.turn.routing().topology, &self.turn.shared().counters);
         let mut own: Vec<(String, String)> = vec![
             ("workers".into(), workers.len().to_string()),
             ("topology_epoch".into(), topology.epoch().to_string()),
@@ -459,7 +450,7 @@ impl Worker {
             ("large_transfers".into(), large.to_string()),
         ];
         let mut limited: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for Limited { command, limit, count } in self.shared.alone.all() {
+        for Limited { command, limit, count } in self.turn.shared().alone.all() {
             limited
                 .entry(format!("limited_{}", command.to_ascii_lowercase()))
                 .or_default()
@@ -470,7 +461,7 @@ impl Worker {
         topology.slots().for_each(|slot| slots[topology.owner(slot).index()] += 1);
         for node in topology.nodes() {
             let in_flight: u64 = workers.iter().map(|w| w.node(node.id).in_flight.get()).sum();
-            let (state, version) = self.shared.with_facts(node.id, |facts| {
+            let (state, version) = self.turn.shared().with_facts(node.id, |facts| {
                 (if facts.failure.is_some() { "down" } else { "up" }, format!("{} {}", facts.flavour, facts.version))
             });
             let (name, slots) = (&node.name, slots[node.id.index()]);
@@ -484,12 +475,12 @@ impl Worker {
 }
 
 /// Returns the section about hot copies.
-fn hot_copies_fields(worker: &Worker) -> Vec<(&'static str, String)> {
-    let hot = &worker.shared.hot;
-    let total = |of: fn(&HotCounters) -> &Counter| worker.shared.counters.iter().map(|w| of(&w.hot).get()).sum::<u64>();
-    let discarded: u64 = worker.shared.counters.iter().flat_map(|w| w.hot.discarded.iter()).map(Counter::get).sum();
+fn hot_copies_fields(turn: &Turn) -> Vec<(&'static str, String)> {
+    let hot = &turn.shared().hot;
+    let total = |of: fn(&HotCounters) -> &Counter| turn.shared().counters.iter().map(|w| of(&w.hot).get()).sum::<u64>();
+    let discarded: u64 = turn.shared().counters.iter().flat_map(|w| w.hot.discarded.iter()).map(Counter::get).sum();
     vec![
-        ("hot_copies_answer", u8::from(worker.routing.live.hot_copies.is_on && !hot.is_suspended()).to_string()),
+        ("hot_copies_answer", u8::from(turn.routing().live.hot_copies.is_on && !hot.is_suspended()).to_string()),
         ("hot_copies_keys", hot.keys().to_string()),
         ("hot_copies", total(|of| &of.copies).to_string()),
         ("hot_copies_bytes", total(|of| &of.bytes).to_string()),
@@ -503,6 +494,17 @@ fn hot_copies_fields(worker: &Worker) -> Vec<(&'static str, String)> {
 
 fn format_number(value: f64) -> String {
     if value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value:.6}") }
+}
+
+/// Returns the errors sent to clients since the last CONFIG RESETSTAT, by code. Not from nodes: they include errors
+/// of the router's own commands, and lack its refusals.
+fn error_counts(turn: &Turn) -> BTreeMap<String, u64> {
+    let before = lock(&turn.shared().errors_before);
+    let since = |(code, count): (String, u64)| {
+        let count = count - before.get(&code).copied().unwrap_or(0).min(count);
+        (count > 0).then_some((code, count))
+    };
+    Errors::of_all(&turn.shared().counters).into_iter().filter_map(since).collect()
 }
 
 #[cfg(test)]

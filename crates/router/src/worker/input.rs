@@ -14,6 +14,7 @@ use super::transport::{self, Received};
 use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker};
 use crate::poll::Token;
 use crate::slab::Handle;
+use crate::worker::reissued::leave_line;
 
 /// Maximum bytes of a request that must be collected (Redis `client-query-buffer-limit`).
 const REQUEST_MAX: usize = 1 << 30;
@@ -29,13 +30,13 @@ impl Worker {
             } else if (client.stall == Stall::Blocked || client.is_reissued()) && client.hangup || is_abandoned(client)
             {
                 // As in Redis: a client that has disconnected does not wait, whatever it has sent after the command.
-                self.counters.ended.add(1);
+                self.turn.counters().ended.add(1);
                 self.close_client(handle);
             }
             return;
         }
         self.sender.batching.note(client);
-        client.last_used_us = self.now_us;
+        client.last_used_us = self.turn.now_us();
         let mut buffer = std::mem::take(&mut self.read_buffer);
         let handshaking = client.is_handshaking();
         let read = transport::receive(&client.fd, &mut client.tls, &mut buffer);
@@ -43,11 +44,11 @@ impl Worker {
             Ok(Received { count: 0, .. }) => {
                 // The client may still read: commands in flight are answered before the connection is closed.
                 client.half_closed = true;
-                self.counters.ended.add(1);
+                self.turn.counters().ended.add(1);
                 self.close_if_done(handle);
             }
             Ok(Received { count, more }) => {
-                self.counters.bytes_received.add(count as u64);
+                self.turn.counters().bytes_received.add(count as u64);
                 client.readable = more || client.hangup;
                 if client.readable {
                     self.unread.push(Token::Client(handle));
@@ -61,7 +62,7 @@ impl Worker {
                     let why = client.tls.as_ref().and_then(|tls| tls.failure());
                     self.handshake_failed(handle, why.as_deref().unwrap_or("it closed the connection"));
                 }
-                self.counters.broken.add(1);
+                self.turn.counters().broken.add(1);
                 self.close_client(handle);
             }
         }
@@ -164,7 +165,7 @@ impl Worker {
     /// Dispatches the commands at the start of `bytes` and returns their length.
     fn process(&mut self, handle: Handle, bytes: &[u8]) -> usize {
         let Some(client) = self.clients.get_mut(handle).filter(|client| !client.has_yet_to_send()) else { return 0 };
-        let routing = self.routing.clone();
+        let routing = self.turn.routing().clone();
         let mut scanner = std::mem::take(&mut self.scanner);
         if let Some(kept) = client.scanner.take() {
             scanner = *kept;
@@ -172,7 +173,7 @@ impl Worker {
         let mut pos = 0;
         let mut failed = None;
         let before = client.unsent();
-        self.observers.hot.begin_run(self.now_us);
+        self.observers.hot.begin_run(self.turn.now_us());
         while let Some(client) = self.clients.get_mut(handle) {
             if client.stall != Stall::None || client.closing {
                 break;
@@ -314,18 +315,18 @@ impl Worker {
     }
 
     pub(super) fn stall(&mut self, handle: Handle, why: Stall) {
-        self.clients.stall(handle, why, self.now_us);
+        self.clients.stall(handle, why, self.turn.now_us());
     }
 
     /// Ends a stall; the client resumes in this turn.
     pub(super) fn unstall(&mut self, handle: Handle) {
-        if let Some(waiting) = self.clients.unstall(handle, self.now_us) {
-            self.leave_line(&waiting);
+        if let Some(waiting) = self.clients.unstall(handle, self.turn.now_us()) {
+            leave_line(&self.turn, &waiting);
         }
     }
 
     fn protocol_error(&mut self, handle: Handle, error: ProtocolError) {
-        self.counters.protocol_errors.add(1);
+        self.turn.counters().protocol_errors.add(1);
         let Some(client) = self.clients.get_mut(handle) else { return };
         debug!(client = client.details.id, %error, "closing a client");
         client.reply_mode = ReplyMode::On;

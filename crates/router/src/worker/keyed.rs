@@ -205,9 +205,9 @@ impl Worker {
     /// Creates the request of a command that is given to a connection.
     #[inline]
     pub(super) fn pass<'r>(&mut self, keyed: KeyedCommand<'_>, bytes: &'r [u8], pending: Pending) -> Request<'r> {
-        self.observers.changes.note(&self.routing.commands, keyed);
+        self.observers.changes.note(&self.turn.routing().commands, keyed);
         let followed = if self.observers.telemetry.is_due() {
-            self.observers.telemetry.note(&self.routing, keyed, bytes.len())
+            self.observers.telemetry.note(self.turn.routing(), keyed, bytes.len())
         } else {
             None
         };
@@ -288,7 +288,7 @@ impl Worker {
         let share = |whole: u64| whole / u64::from(commands.max(1));
         let (bytes, us) = (
             share(answer.len() as u64 + streamed),
-            share(u64::from((self.now_us as u32).wrapping_sub(pending.sent_us))),
+            share(u64::from((self.turn.now_us() as u32).wrapping_sub(pending.sent_us))),
         );
         for &end in ends {
             if outcome == Outcome::Certain {
@@ -300,19 +300,19 @@ impl Worker {
             }
             let late = self.observers.late.remove(&end).filter(|_| outcome != Outcome::Never);
             for (move_id, keys) in late.into_iter().flatten() {
-                if let Some(mover) = self.routing.moves.by_id.get(&move_id) {
+                if let Some(mover) = self.turn.routing().moves.by_id.get(&move_id) {
                     mover.send_without_wake(MoverMessage::Written(keys));
                 }
             }
             if let Some(tap) = &self.observers.tap {
-                tap.ended((self.index, end.0), outcome);
+                tap.ended((self.turn.index(), end.0), outcome);
             }
         }
     }
 
     #[cold]
     fn on_sent(&mut self, keyed: KeyedCommand<'_>) -> CommandSeq {
-        if !self.routing.moves.away.is_empty() {
+        if !self.turn.routing().moves.away.is_empty() {
             note_written(self, keyed);
         }
         let end = self.with_keys(keyed.call, |worker, routing, command, args, places| {
@@ -339,7 +339,7 @@ impl Worker {
         let Some(tap) = self.observers.tap.clone() else { return CommandSeq::NONE };
         let end = self.observers.next();
         let keys: Vec<&[u8]> = places.iter().filter_map(|place| args.get(*place as usize)).collect();
-        let (number, KeyedCommand { node, database, .. }) = ((self.index, end.0), keyed);
+        let (number, KeyedCommand { node, database, .. }) = ((self.turn.index(), end.0), keyed);
         tap.sent(&SentCommand { number, node, database, command: &command.name, keys: &keys, writes: writes(command) });
         end
     }
@@ -350,7 +350,7 @@ impl Worker {
         call: Call<'_>,
         with: impl FnOnce(&mut Self, &RoutingSnapshot, &Command, &Args<'_>, &[u32]) -> R,
     ) -> Option<R> {
-        let routing = self.routing.clone();
+        let routing = self.turn.routing().clone();
         let find = |command: &Command, args: &Args<'_>| {
             let mut places = std::mem::take(&mut self.keys);
             places.clear();

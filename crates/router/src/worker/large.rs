@@ -153,7 +153,7 @@ impl Worker {
             loan.slow |= command.flags.has(Flags::SLOW);
         }
         if let Some(client) = self.clients.get_mut(handle) {
-            client.written.add(node, Since::now(&self.shared, &self.routing));
+            client.written.add(node, Since::now(self.turn.shared(), self.turn.routing()));
             client.upload = Some(Box::new(Upload {
                 link,
                 follower: Follower::new(len, after),
@@ -161,7 +161,7 @@ impl Worker {
                 keys: written,
             }));
         }
-        self.counters.commands[usize::from(class)].add(1);
+        self.turn.counters().commands[usize::from(class)].add(1);
         Flow::Next
     }
 
@@ -194,7 +194,7 @@ impl Worker {
             hold_uploaded(self, link, &written);
         }
         if let Some(link) = link.and_then(|l| self.links.get_mut(l)) {
-            link.push_more(&bytes[..taken], done, self.now_us);
+            link.push_more(&bytes[..taken], done, self.turn.now_us());
         }
         if let Some(link) = link {
             self.links.mark(link);
@@ -245,7 +245,7 @@ impl Worker {
     ) -> Option<Handle> {
         match acquired {
             Acquired::Link(link) => {
-                self.counters.large.add(1);
+                self.turn.counters().large.add(1);
                 self.push_exclusive(handle, link, call, request, class, seq);
                 Some(link)
             }
@@ -317,7 +317,7 @@ impl Worker {
     pub(super) fn run_repeat(&mut self, handle: Handle) -> bool {
         let Some(mut repeat) = self.clients.get_mut(handle).and_then(|c| c.repeat.take()) else { return true };
         // The keys may have moved since the first attempt.
-        if !self.routing.topology.is_settled() || self.routing.topology.epoch() as u32 != repeat.epoch {
+        if !self.turn.routing().topology.is_settled() || self.turn.routing().topology.epoch() as u32 != repeat.epoch {
             match self.place_again(handle, &repeat.request) {
                 Ok(Some((node, _))) => repeat.node = node,
                 Ok(None) => {
@@ -361,12 +361,12 @@ impl Worker {
             return;
         };
         let args = scanner.args(request);
-        let Lookup::Command(command) = self.routing.commands.find(&args) else { return };
+        let Lookup::Command(command) = self.turn.routing().commands.find(&args) else { return };
         let mut keys = Vec::new();
         if command.find_keys(&args, &mut keys).is_ok()
             && let Some(key) = keys.first().and_then(|k| args.get(*k as usize))
         {
-            self.large_keys.remember(key, self.now_us);
+            self.large_keys.remember(key, self.turn.now_us());
         }
     }
 
@@ -381,7 +381,7 @@ impl Worker {
         if link.lane == Lane::Fills && part[0] == b'>' {
             return false; // an invalidation, not the pending reply
         }
-        let too_large = bytes > self.routing.live.client_output_limit;
+        let too_large = bytes > self.turn.routing().live.client_output_limit;
         let whole = link.downgraded && part[0] == b'*';
         if link.is_head_expired() {
             link.body = Body::Skip(ReplyFollower::default());
@@ -410,7 +410,7 @@ impl Worker {
                     let failed = reply::is_error(part);
                     client.begin_stream(failed);
                     if failed {
-                        self.counters.errors.count(part);
+                        self.turn.counters().errors.count(part);
                     }
                     if pending.purpose == Purpose::Exec {
                         // Such a large reply is not an error: the transaction is being executed.
@@ -428,7 +428,7 @@ impl Worker {
                     client = client.details.id,
                     bytes, "disconnecting a client whose unread replies exceed its limit (output-limit)"
                 );
-                self.counters.cut_output.add(1);
+                self.turn.counters().cut_output.add(1);
                 self.close_client(pending.who);
             }
             Purpose::Gather if too_large || !self.is_awaited(&pending) => {

@@ -17,6 +17,8 @@ use super::upstream::Lane;
 use super::wait::Since;
 use super::{Stall, Worker};
 use crate::slab::Handle;
+use crate::worker::links::Links;
+use crate::worker::turn::Turn;
 
 /// Suffix of a node's error if another node could not be restored.
 const KEPT: &[u8] = b"; another node has accepted it, and its previous state could not be restored";
@@ -50,25 +52,25 @@ impl Change {
     }
 
     /// Returns the first reply of a keeper that satisfies `is`.
-    fn first<'p>(&self, worker: &Worker, parts: &'p [Vec<u8>], is: impl Fn(&[u8]) -> bool) -> Option<&'p Vec<u8>> {
-        let counted = self.nodes.iter().zip(parts).filter(|(node, _)| worker.keepers.has(**node));
+    fn first<'p>(&self, turn: &Turn, parts: &'p [Vec<u8>], is: impl Fn(&[u8]) -> bool) -> Option<&'p Vec<u8>> {
+        let counted = self.nodes.iter().zip(parts).filter(|(node, _)| turn.data_nodes().has(**node));
         counted.map(|(_, part)| part).find(|part| is(part))
     }
 }
 
 impl MultiStepCommand for Change {
-    fn next(&mut self, worker: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, turn: &Turn, _: &Links, _: bool, parts: Vec<Vec<u8>>) -> Next {
         match std::mem::replace(&mut self.stage, Stage::Listing) {
             Stage::Listing => {
-                if let Some(error) = self.first(worker, &parts, |part| part.starts_with(b"-NODE")) {
+                if let Some(error) = self.first(turn, &parts, |part| part.starts_with(b"-NODE")) {
                     return Next::Done(error.clone());
                 }
                 self.stage = Stage::Changing(parts);
                 Next::Round(self.requests())
             }
             Stage::Changing(before) => {
-                let Some(error) = self.first(worker, &parts, reply::is_error) else {
-                    return Next::Done(self.first(worker, &parts, |_| true).cloned().unwrap_or_default());
+                let Some(error) = self.first(turn, &parts, reply::is_error) else {
+                    return Next::Done(self.first(turn, &parts, |_| true).cloned().unwrap_or_default());
                 };
                 let changed = self.nodes.iter().zip(&parts).zip(before).filter(|((_, part), _)| !reply::is_error(part));
                 let (mut asks, mut is_kept) = (Vec::new(), false);
@@ -103,9 +105,9 @@ fn unchanged_error(error: &[u8]) -> Vec<u8> {
 
 /// Changes the libraries of all nodes, or of none.
 pub(super) fn change_libraries(worker: &mut Worker, handle: Handle, lane: Lane, class: u8, request: Vec<u8>) -> Flow {
-    let nodes = worker.reachable();
-    let now_us = worker.now_us;
-    let since = Since::now(&worker.shared, &worker.routing);
+    let nodes = worker.links.reachable(&worker.turn);
+    let now_us = worker.turn.now_us();
+    let since = Since::now(worker.turn.shared(), worker.turn.routing());
     let Some(client) = worker.clients.get_mut(handle) else { return Flow::Close };
     nodes.iter().for_each(|node| client.written.add(*node, since));
     if nodes.len() == 1 {

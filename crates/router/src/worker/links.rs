@@ -11,6 +11,7 @@ use super::keyed::{FinishedRequest, Request};
 use super::log_throttle::LogThrottle;
 use super::outage::Outages;
 use super::pool::Pool;
+use super::turn::Turn;
 use super::upstream::{Lane, Link, Phase};
 use crate::exclusive_bounds::ExclusiveBounds;
 use crate::slab::{Handle, Slab};
@@ -180,6 +181,12 @@ impl Links {
     pub(super) fn is_up(&self, node: NodeId) -> bool {
         let mains = self.nodes.get(node.index()).map(|node| node.main).unwrap_or_default();
         mains.iter().flatten().any(|main| self.get(*main).is_some_and(|link| link.phase == Phase::Up || link.renewing))
+    }
+
+    /// Returns the nodes that may have keys, and all other connected nodes.
+    pub(super) fn reachable(&self, turn: &Turn) -> Vec<NodeId> {
+        let all = turn.routing().topology.nodes().map(|node| node.id);
+        all.filter(|node| turn.data_nodes().has(*node) || self.is_up(*node)).collect()
     }
 
     /// Outages of nodes.

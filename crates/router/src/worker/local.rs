@@ -23,6 +23,9 @@ use crate::operator::{CallingClient, OperatorCommand};
 use crate::settings::RuntimeSettings;
 use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
+use crate::worker::monitor::end_monitor;
+use crate::worker::slowlog::slowlog_details;
+use crate::worker::turn::Turn;
 
 impl Worker {
     pub(super) fn local(
@@ -95,7 +98,7 @@ impl Worker {
                 let tracked = client.tracked.is_some();
                 client.update_gate();
                 if monitor {
-                    self.end_monitor(handle);
+                    end_monitor(&self.turn, handle);
                 }
                 if tracked {
                     self.end_tracking(handle);
@@ -113,7 +116,7 @@ impl Worker {
                 if !client.may_take(Lane::Main) {
                     return Flow::Stall(Stall::Barrier);
                 }
-                *lock(&self.shared.errors_before) = Errors::of_all(&self.shared.counters);
+                *lock(&self.turn.shared().errors_before) = Errors::of_all(&self.turn.shared().counters);
                 self.gather_every(
                     handle,
                     Lane::Main,
@@ -209,10 +212,10 @@ impl Worker {
         let Ok(database) = u32::try_from(index) else {
             return self.refuse(handle, class, "ERR DB index is out of range");
         };
-        if let Some(why) = other_database(&self.routing.live, database) {
+        if let Some(why) = other_database(&self.turn.routing().live, database) {
             return self.refuse(handle, class, &why);
         }
-        let known = self.shared.has_database(&self.keepers.all(), database);
+        let known = self.turn.shared().has_database(&self.turn.data_nodes().all(), database);
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if client.lane == Lane::Rounds && client.in_flight() > 0 {
             // An earlier SELECT is pending: its result must not come after this one.
@@ -241,7 +244,7 @@ impl Worker {
             Aggregation::Select { database },
         );
         // Restore the database that the next command of each connection expects.
-        for node in self.reachable() {
+        for node in self.links.reachable(&self.turn) {
             let resp3 = self.clients.get(handle).is_some_and(|c| c.resp3);
             let link = self.shared_link(node, Lane::Main, resp3);
             let Some(back) = self.links.get(link).filter(|l| l.takes_commands()).map(|l| l.database) else { continue };
@@ -332,7 +335,7 @@ impl Worker {
                 "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time",
             );
         }
-        let (server, version) = self.fleet_version(routing);
+        let (server, version) = fleet_version(&self.turn, routing);
         let mode = if routing.live.cluster.is_some() { "cluster" } else { "standalone" };
         if let Some(user) = user
             && let Err(text) = self.become_user(handle, user, true)
@@ -365,19 +368,6 @@ impl Worker {
         Flow::Next
     }
 
-    /// Returns the server name and version shown to clients: Valkey if all nodes are Valkey, and the oldest version,
-    /// because features that it lacks cannot be relied on.
-    pub(super) fn fleet_version(&self, routing: &RoutingSnapshot) -> (&'static str, String) {
-        let nodes = lock(&self.shared.nodes);
-        let known = || {
-            routing.topology.nodes().filter_map(|node| nodes.get(&node.id)).filter(|facts| !facts.version.is_empty())
-        };
-        if known().next().is_some() && known().all(|facts| facts.flavour == "valkey") {
-            return ("valkey", oldest(known().map(|facts| facts.version.as_str())));
-        }
-        ("redis", oldest(known().map(|facts| facts.redis_version.as_str())))
-    }
-
     /// `SWITCHYARD NODES | STATUS | HELP`, for operators in redis-cli.
     fn switchyard(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let resp3 = self.clients.get(handle).is_some_and(|c| c.resp3);
@@ -394,7 +384,7 @@ impl Worker {
             Some("NODES") => {
                 encode::header(&mut out, b'*', routing.topology.nodes().len());
                 for node in routing.topology.nodes() {
-                    let facts = self.shared.with_facts(node.id, |f| f.clone());
+                    let facts = self.turn.shared().with_facts(node.id, |f| f.clone());
                     let up = self.links.iter().any(|(_, l)| l.node == node.id && l.phase == Phase::Up);
                     encode::map(&mut out, 5, resp3);
                     let fields = [
@@ -420,20 +410,20 @@ impl Worker {
             }
             Some("STATUS") | None => {
                 encode::map(&mut out, 5, resp3);
-                let clients = self.shared.clients.load(std::sync::atomic::Ordering::Relaxed);
+                let clients = self.turn.shared().clients.load(std::sync::atomic::Ordering::Relaxed);
                 let fields = [
                     ("epoch", routing.topology.epoch()),
                     ("nodes", routing.topology.nodes().len() as u64),
-                    ("workers", self.shared.mailboxes.len() as u64),
+                    ("workers", self.turn.shared().mailboxes.len() as u64),
                     ("clients", clients as u64),
-                    ("uptime_s", self.shared.uptime().as_secs()),
+                    ("uptime_s", self.turn.shared().uptime().as_secs()),
                 ];
                 for (name, value) in fields {
                     encode::bulk(&mut out, name.as_bytes());
                     encode::integer(&mut out, value as i64);
                 }
             }
-            Some("SLOWLOG") => self.slowlog_details(args, resp3, &mut out),
+            Some("SLOWLOG") => slowlog_details(&self.turn, args, resp3, &mut out),
             Some("HELP") => {
                 let lines = [
                     "SWITCHYARD <subcommand>. Subcommands are:",
@@ -503,7 +493,7 @@ impl Worker {
 
     /// Forwards a command to the operator. The reply comes through the mailbox.
     fn query_operator(&mut self, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
-        let Some(operator) = self.shared.ports.operator.clone() else {
+        let Some(operator) = self.turn.shared().ports.operator.clone() else {
             return self.refuse(handle, class, "ERR this router has no moves");
         };
         let Some(asker) = self.asker(handle) else { return Flow::Close };
@@ -511,14 +501,20 @@ impl Worker {
         let Some(gather) = self.begin_gather(handle, class, 1, Aggregation::Merged(Merge::Same)) else {
             return Flow::Close;
         };
-        operator.take(OperatorCommand::new(words, asker, self.shared.mailboxes.clone(), self.index, gather));
+        operator.take(OperatorCommand::new(
+            words,
+            asker,
+            self.turn.shared().mailboxes.clone(),
+            self.turn.index(),
+            gather,
+        ));
         Flow::Next
     }
 }
 
 /// Closes clients that have selected a database that is no longer served, or are about to select one in a transaction.
 pub(super) fn close_clients_elsewhere(worker: &mut Worker) {
-    let live = Arc::clone(&worker.routing.live);
+    let live = Arc::clone(&worker.turn.routing().live);
     let mut closed = 0_usize;
     for handle in worker.clients.handles() {
         let Some(client) = worker.clients.get(handle) else { continue };
@@ -557,4 +553,16 @@ pub(super) fn other_database(live: &RuntimeSettings, database: u32) -> Option<St
 
 pub(super) fn parse<T: std::str::FromStr>(bytes: &[u8]) -> Option<T> {
     std::str::from_utf8(bytes).ok()?.parse().ok()
+}
+
+/// Returns the server name and version shown to clients: Valkey if all nodes are Valkey, and the oldest version,
+/// because features that it lacks cannot be relied on.
+pub(super) fn fleet_version(turn: &Turn, routing: &RoutingSnapshot) -> (&'static str, String) {
+    let nodes = lock(&turn.shared().nodes);
+    let known =
+        || routing.topology.nodes().filter_map(|node| nodes.get(&node.id)).filter(|facts| !facts.version.is_empty());
+    if known().next().is_some() && known().all(|facts| facts.flavour == "valkey") {
+        return ("valkey", oldest(known().map(|facts| facts.version.as_str())));
+    }
+    ("redis", oldest(known().map(|facts| facts.redis_version.as_str())))
 }

@@ -53,7 +53,7 @@ impl Worker {
     /// Sets the user of a client (without a login: the default user). Fails, without a change, if the user has reached
     /// its connection limit.
     pub(super) fn become_user(&mut self, handle: Handle, user: Arc<User>, authenticated: bool) -> Result<(), String> {
-        let counts_keys = !self.routing.live.key_limits.is_empty();
+        let counts_keys = !self.turn.routing().live.key_limits.is_empty();
         let Some(client) = self.clients.get_mut(handle) else { return Ok(()) };
         let bounds = user.bounds();
         if !authenticated || *bounds == Bounds::default() {
@@ -61,7 +61,7 @@ impl Worker {
         } else if client.user_share.is_none() || client.user.name() != user.name() {
             let part = self.part_of(format!("user:{}", user.name()));
             let Some(share) = ClientQuota::connect(part, bounds.connections) else {
-                self.counters.limited.add(1);
+                self.turn.counters().limited.add(1);
                 let max = bounds.connections.unwrap_or_default();
                 return Err(format!(
                     "LIMITED user {} is at its limit of {max} connections; close one, or try again later",
@@ -74,7 +74,7 @@ impl Worker {
         }
         let Some(client) = self.clients.get_mut(handle) else { return Ok(()) };
         if client.authenticated && !authenticated {
-            client.details.stranger_since_us = self.now_us;
+            client.details.stranger_since_us = self.turn.now_us();
         }
         client.authenticated = authenticated;
         client.guard = 0;
@@ -86,7 +86,7 @@ impl Worker {
         if counts_keys || bounds.per_command() || client.listener.bounds.per_command() {
             client.guard |= guard::COUNTED;
         }
-        client.reads = user.reads().or(client.listener.reads).unwrap_or(self.routing.live.reads);
+        client.reads = user.reads().or(client.listener.reads).unwrap_or(self.turn.routing().live.reads);
         client.user = user;
         Ok(())
     }
@@ -102,7 +102,7 @@ impl Worker {
             .take_if(|v| v.attempt != Attempt::Queued && v.name == name && v.password == password)
         {
             Some(verdict) => verdict.attempt,
-            None => self.shared.logins.attempt(user, password, from, (self.index, handle)),
+            None => self.turn.shared().logins.attempt(user, password, from, (self.turn.index(), handle)),
         };
         match (attempt, user) {
             // The user may have been removed during the check.
@@ -125,13 +125,13 @@ impl Worker {
 
     /// Counts and logs a failed login. An unknown name may be a misplaced password, so it is not logged.
     fn login_failed(&mut self, handle: Handle, user: Option<&str>) {
-        self.counters.logins_failed.add(1);
+        self.turn.counters().logins_failed.add(1);
         let from = self
             .clients
             .get(handle)
             .and_then(|c| c.details.peer)
             .map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
-        if let Some(suppressed) = self.login_log.allow(self.now_us) {
+        if let Some(suppressed) = self.login_log.allow(self.turn.now_us()) {
             tracing::warn!(target: "audit", from, user = user.unwrap_or("(no such user)"), suppressed = suppressed.count(), "a login failed");
         }
     }
@@ -163,7 +163,7 @@ impl Worker {
             self.keys.clear();
             let verdict = client.user.check(command, args, &mut self.keys);
             if let Err(denied) = verdict {
-                self.counters.denied.add(1);
+                self.turn.counters().denied.add(1);
                 self.note_denied(handle, command, args, denied);
                 self.abort_transaction(handle);
                 return Some(self.refuse(handle, class, &denied.text(command)));
@@ -177,7 +177,7 @@ impl Worker {
             && !is_counted
             && let Err(text) = self.count(handle, command, args)
         {
-            self.counters.limited.add(1);
+            self.turn.counters().limited.add(1);
             self.abort_transaction(handle);
             return Some(self.refuse(handle, class, &text));
         }
@@ -199,7 +199,7 @@ impl Worker {
 
     /// Applies changed users: rules take effect at once, and clients that could not log in again are closed.
     pub(super) fn readmit_clients(&mut self) {
-        let users = self.routing.live.users.clone();
+        let users = self.turn.routing().live.users.clone();
         let mut gone = Vec::new();
         for handle in self.clients.handles() {
             let Some(client) = self.clients.get_mut(handle) else { continue };

@@ -30,6 +30,7 @@ use super::{TICK, Worker};
 use crate::memory;
 use crate::shared::{Message, lock};
 use crate::slab::Handle;
+use crate::worker::turn::Turn;
 
 /// Minimum growth of a worker before a check.
 const STEP: i64 = 1 << 20;
@@ -133,7 +134,7 @@ impl Worker {
     pub(super) fn check_memory_after_growth(&mut self) {
         if memory::thread_balance() > self.memory.mark {
             let (used, budget) = self.used_and_budget();
-            if used > budget && (used > tolerated_use(budget) || self.now_us >= self.memory.rest_until_us) {
+            if used > budget && (used > tolerated_use(budget) || self.turn.now_us() >= self.memory.rest_until_us) {
                 self.evict(budget);
             }
         }
@@ -142,7 +143,7 @@ impl Worker {
     /// Checks the budget at a tick.
     pub(super) fn check_memory_at_tick(&mut self) {
         let (used, budget) = self.used_and_budget();
-        if used > budget && self.now_us >= self.memory.rest_until_us {
+        if used > budget && self.turn.now_us() >= self.memory.rest_until_us {
             self.evict(budget);
         }
     }
@@ -153,19 +154,19 @@ impl Worker {
         if used > budget {
             self.evict(budget);
         }
-        self.counters.memory_answers.add(1);
+        self.turn.counters().memory_answers.add(1);
     }
 
     /// Returns the used bytes and the budget. Sets the balance for the next check.
     fn used_and_budget(&mut self) -> (usize, usize) {
-        let budget = self.routing.live.memory_max;
-        let used = self.memory_in_use();
+        let budget = self.turn.routing().live.memory_max;
+        let used = memory_in_use(&self.turn);
         if used <= budget {
             // Forget the answers: they were for an earlier excess.
             self.memory.notified_all = None;
         }
         // All workers together cannot use up the remaining budget before one of them checks again.
-        let share = budget.saturating_sub(used) / (4 * self.shared.counters.len());
+        let share = budget.saturating_sub(used) / (4 * self.turn.shared().counters.len());
         self.memory.mark = memory::thread_balance() + STEP.max(i64::try_from(share).unwrap_or(i64::MAX / 2));
         (used, budget)
     }
@@ -174,9 +175,10 @@ impl Worker {
     /// ticks.
     pub(super) fn tick_memory(&mut self) {
         // `memory_leaving` lowers the computed usage, so it must be updated even if that is low.
-        let near = self.memory_in_use() > self.routing.live.memory_max / 2 || self.counters.memory_leaving.get() > 0;
+        let near = memory_in_use(&self.turn) > self.turn.routing().live.memory_max / 2
+            || self.turn.counters().memory_leaving.get() > 0;
         let holdings = if near { self.holdings() } else { Vec::new() };
-        self.publish_biggest(&holdings);
+        publish_biggest(&self.turn, &holdings);
         if self.keys.capacity() * size_of::<u32>() > REUSED_MAX {
             self.keys = Vec::new();
         }
@@ -187,55 +189,45 @@ impl Worker {
         }
     }
 
-    /// Used bytes, without requests of disconnected clients.
-    fn memory_in_use(&self) -> usize {
-        let leaving: u64 = self.shared.counters.iter().map(|w| w.memory_leaving.get()).sum();
-        memory::heap_used().saturating_sub(leaving as usize)
-    }
-
-    fn publish_biggest(&self, holdings: &[Holding]) {
-        self.counters.memory_biggest.set(biggest(holdings));
-    }
-
     #[cold]
     fn evict(&mut self, budget: usize) {
         clear(self);
         let mut holdings = self.holdings();
-        self.publish_biggest(&holdings);
-        let shared = self.shared.clone();
+        publish_biggest(&self.turn, &holdings);
+        let shared = self.turn.shared().clone();
         // One worker at a time, so that not more is freed than necessary.
         let _turn = lock(&shared.evicting);
         loop {
-            let used = self.memory_in_use();
+            let used = memory_in_use(&self.turn);
             if used <= budget {
                 self.memory.notified_all = None;
                 break;
             }
-            let elsewhere = shared.counters.iter().enumerate().filter(|(worker, _)| *worker != self.index);
+            let elsewhere = shared.counters.iter().enumerate().filter(|(worker, _)| *worker != self.turn.index());
             let elsewhere = elsewhere.map(|(worker, counters)| (counters.memory_biggest.get(), worker)).max();
             let own = biggest(&holdings);
             if let Some((bytes, worker)) = elsewhere
                 && leaves_it_to(bytes, own, used, budget)
             {
                 shared.mailboxes.send(worker, Message::Evict);
-                self.memory.rest_until_us = self.now_us + TICK.as_micros() as u64;
+                self.memory.rest_until_us = self.turn.now_us() + TICK.as_micros() as u64;
                 break;
             }
             if holdings.last().is_some_and(|holding| holding.rank == Rank::NoEvict) && shared.counters.len() > 1 {
-                let others = || (0..shared.counters.len()).filter(|worker| *worker != self.index);
+                let others = || (0..shared.counters.len()).filter(|worker| *worker != self.turn.index());
                 let answers: u64 = others().map(|worker| shared.counters[worker].memory_answers.get()).sum();
-                let standing = self.memory.others(self.now_us, answers);
+                let standing = self.memory.others(self.turn.now_us(), answers);
                 if standing == OtherWorkers::NotNotified {
-                    self.memory.notified_all = Some((self.now_us, answers + others().count() as u64));
+                    self.memory.notified_all = Some((self.turn.now_us(), answers + others().count() as u64));
                     others().for_each(|worker| shared.mailboxes.send(worker, Message::Evict));
                 }
                 if standing != OtherWorkers::Done {
-                    self.memory.rest_until_us = self.now_us + TICK.as_micros() as u64;
+                    self.memory.rest_until_us = self.turn.now_us() + TICK.as_micros() as u64;
                     break;
                 }
             }
             let Some(holding) = holdings.pop() else {
-                if let Some(suppressed) = self.memory.short_log.allow(self.now_us) {
+                if let Some(suppressed) = self.memory.short_log.allow(self.turn.now_us()) {
                     error!(
                         used,
                         budget,
@@ -243,11 +235,11 @@ impl Worker {
                         "memory use exceeds memory-max, and no client uses much of it: raise memory-max, or reduce the load"
                     );
                 }
-                self.memory.rest_until_us = self.now_us + RETRY_US;
+                self.memory.rest_until_us = self.turn.now_us() + RETRY_US;
                 break;
             };
             self.release_holding(holding, used, budget);
-            self.publish_biggest(&holdings);
+            publish_biggest(&self.turn, &holdings);
         }
         self.memory.mark = memory::thread_balance() + STEP;
     }
@@ -258,8 +250,8 @@ impl Worker {
             Holder::Client => {
                 let Some(client) = self.clients.get(handle) else { return };
                 let id = client.details.id;
-                self.counters.evicted.add(1);
-                if let Some(suppressed) = self.memory.cut_log.allow(self.now_us) {
+                self.turn.counters().evicted.add(1);
+                if let Some(suppressed) = self.memory.cut_log.allow(self.turn.now_us()) {
                     warn!(
                         client = id,
                         stranger = rank == Rank::Unauthenticated,
@@ -271,12 +263,12 @@ impl Worker {
                     );
                 }
                 self.close_client(handle);
-                self.counters.memory_leaving.add(kept as u64);
+                self.turn.counters().memory_leaving.add(kept as u64);
                 self.drop_replies_of(handle);
             }
             Holder::Link => self.break_link(handle, "its reply needs more memory than memory-max leaves"),
             Holder::Reads => {
-                if let Some(suppressed) = self.memory.cut_log.allow(self.now_us) {
+                if let Some(suppressed) = self.memory.cut_log.allow(self.turn.now_us()) {
                     warn!(
                         bytes,
                         used,
@@ -331,7 +323,7 @@ impl Worker {
                 None => {}
             }
         }
-        self.counters.memory_leaving.set(leaving as u64);
+        self.turn.counters().memory_leaving.set(leaving as u64);
         holdings.push(Holding {
             rank: Rank::Ordinary,
             bytes: self.tracking.memory(),
@@ -422,6 +414,16 @@ fn biggest(holdings: &[Holding]) -> u64 {
         Rank::Ordinary => h.bytes as u64,
         Rank::Unauthenticated => h.bytes as u64 + STRANGER,
     })
+}
+
+/// Used bytes, without requests of disconnected clients.
+fn memory_in_use(turn: &Turn) -> usize {
+    let leaving: u64 = turn.shared().counters.iter().map(|w| w.memory_leaving.get()).sum();
+    memory::heap_used().saturating_sub(leaving as usize)
+}
+
+fn publish_biggest(turn: &Turn, holdings: &[Holding]) {
+    turn.counters().memory_biggest.set(biggest(holdings));
 }
 
 #[cfg(test)]

@@ -72,6 +72,7 @@ mod transactions;
 mod transit;
 mod translate;
 pub(crate) mod transport;
+mod turn;
 mod upstream;
 mod wait;
 mod zombies;
@@ -83,9 +84,8 @@ use std::time::Duration;
 use switchyard_resp::request::Scanner;
 
 use crate::listener::Listener;
-use crate::metrics::WorkerCounters;
 use crate::poll::{Poll, Ready, Token};
-use crate::shared::{Message, RoutingSnapshot, Shared};
+use crate::shared::{Message, Shared};
 use crate::single_node_usage::Tally;
 use crate::slab::{Handle, Slab};
 use batching::pause;
@@ -120,12 +120,7 @@ const OUTPUT_TIMEOUT_US: u64 = 200_000;
 
 #[derive(Debug)]
 pub(crate) struct Worker {
-    index: usize,
-    shared: Arc<Shared>,
-    counters: Arc<WorkerCounters>,
-    /// An allocation of this worker: reference counts on a shared one would write memory that all workers read.
-    routing: Arc<RoutingSnapshot>,
-    generation: u64,
+    turn: turn::Turn,
     poll: Poll,
     door: accept::Acceptor,
     clients: clients::Clients,
@@ -136,7 +131,6 @@ pub(crate) struct Worker {
     tally: Tally,
     /// Captured reply of a local command in a transaction.
     caught: multi_local::CapturedReply,
-    keepers: fan_out::DataNodes,
     gathers: Slab<Gather>,
     pubsub: pubsub::Topics,
     monitors: monitor::Monitors,
@@ -151,8 +145,6 @@ pub(crate) struct Worker {
     scanner: Scanner,
     keys: Vec<u32>,
     scratch: Vec<u8>,
-    /// Microseconds since the router's start, read once per turn.
-    now_us: u64,
     next_tick_us: u64,
     next_client_tick_us: u64,
     unblocks: blocking::Unblocks,
@@ -179,35 +171,28 @@ impl Worker {
         let poll = Poll::new()?;
         poll.add(&shared.mailboxes[index].wake, Token::Wake)?;
         let door = accept::Acceptor::open(listeners, &poll)?;
-        let (generation, routing) = shared.own_routing();
         // Commands of a panicked worker with this number may still run at the nodes.
         let left_behind = shared.connections.take_over_worker(index);
         let epoch = shared.drained[index].load(Ordering::Acquire);
         let mut zombies = zombies::Zombies::default();
         left_behind.into_iter().for_each(|connection| zombies.add(connection, epoch, 0));
-        shared.adopted(index, generation);
-        let slow_us = routing.live.slow_us();
-        let counters = shared.counters[index].clone();
-        let hot = hot_copies::HotCopyStore::new(&shared.hot, shared.board.fingerprints);
-        let hearers = keyed::CommandObservers::new(
-            changes::Changes::new(Arc::clone(&counters)),
-            telemetry::Telemetry::new(shared.board.fingerprints, index),
+        let fingerprints = shared.board.fingerprints;
+        let hot = hot_copies::HotCopyStore::new(&shared.hot, fingerprints);
+        let turn = turn::Turn::new(index, shared);
+        turn.shared().adopted(index, turn.generation());
+        let observers = keyed::CommandObservers::new(
+            changes::Changes::new(Arc::clone(turn.counters())),
+            telemetry::Telemetry::new(fingerprints, index),
             hot,
         );
         Ok(Self {
-            index,
-            clients: clients::Clients::new(counters.clone()),
-            counters,
-            generation,
-            routing,
-            shared,
+            clients: clients::Clients::new(turn.counters().clone()),
             poll,
             door,
             links: links::Links::new(),
-            observers: hearers,
+            observers,
             tally: Tally::default(),
             caught: multi_local::CapturedReply::default(),
-            keepers: fan_out::DataNodes::default(),
             gathers: Slab::new(),
             pubsub: pubsub::Topics::new(),
             monitors: monitor::Monitors::default(),
@@ -221,7 +206,6 @@ impl Worker {
             scanner: Scanner::default(),
             keys: Vec::new(),
             scratch: Vec::new(),
-            now_us: 0,
             next_tick_us: 0,
             next_client_tick_us: 0,
             unblocks: blocking::Unblocks::default(),
@@ -233,11 +217,12 @@ impl Worker {
             unread: Vec::new(),
             scripts_met: scripts::ScriptsMet::default(),
             memory: memory::MemoryWatch::default(),
-            slow: slowlog::SlowCommands::new(slow_us),
+            slow: slowlog::SlowCommands::new(turn.routing().live.slow_us()),
             transit: transit::InTransit::default(),
             reissued_commands: reissued::ReissuedCommands::default(),
             quiesce: quiesce::QuiesceQueue::default(),
             detour: false,
+            turn,
         })
     }
 
@@ -248,17 +233,16 @@ impl Worker {
         self.open_send_batch();
         let mut ready = Vec::new();
         let mut events = Vec::new();
-        self.read_clock();
+        self.turn.begin();
         // A replacement of a panicked worker adopts the shared state.
-        self.refresh(self.index, Handle::NONE, 0, false);
+        self.refresh(self.turn.index(), Handle::NONE, 0, false);
         self.place_prefixes_anew();
         self.connect_main();
         self.place_moving_anew();
-        self.observers.adopt_routing(&self.routing, self.shared.tap.get());
+        self.observers.adopt_routing(self.turn.routing(), self.turn.shared().tap.get());
         loop {
             // The wake-up for a new snapshot may have come in a turn that had already checked the generation.
-            let is_outdated = self.shared.generation.load(Ordering::Acquire) != self.generation;
-            let pending_work = self.clients.begin_turn() || is_outdated || !self.unread.is_empty();
+            let pending_work = self.clients.begin_turn() || self.turn.is_outdated() || !self.unread.is_empty();
             if pending_work {
                 self.poll.wait(Some(Duration::ZERO), &mut events, &mut ready)?;
             } else {
@@ -268,13 +252,13 @@ impl Worker {
                 self.poll.tick_every(self.tick_interval())?;
                 self.poll.wait(None, &mut events, &mut ready)?;
             }
-            self.read_clock();
-            let began = self.now_us;
-            self.sender.batching.turn(self.now_us);
-            if self.shared.generation.load(Ordering::Acquire) != self.generation {
+            self.turn.begin();
+            let began = self.turn.now_us();
+            self.sender.batching.turn(self.turn.now_us());
+            if self.turn.is_outdated() {
                 self.adopt_routing();
             }
-            if self.shared.hot.generation() != self.observers.hot.generation() {
+            if self.turn.shared().hot.generation() != self.observers.hot.generation() {
                 hot_copies::adopt(&mut self);
             }
             let unread = std::mem::take(&mut self.unread);
@@ -285,26 +269,18 @@ impl Worker {
                 self.on_ready(*event);
             }
             self.finish_turn();
-            if self.now_us >= self.next_tick_us {
+            if self.turn.now_us() >= self.next_tick_us {
                 self.tick();
                 self.finish_turn();
             }
             self.publish_if_wanted();
-            if self.shared.draining.load(Ordering::Relaxed) && self.drained() {
+            if self.turn.shared().draining.load(Ordering::Relaxed) && self.drained() {
                 return Ok(());
             }
             if !ready.is_empty() {
-                self.counters.turns.record(self.clock_us().saturating_sub(began));
+                self.turn.counters().turns.record(self.turn.clock_us().saturating_sub(began));
             }
         }
-    }
-
-    fn clock_us(&self) -> u64 {
-        self.shared.started.elapsed().as_micros() as u64
-    }
-
-    fn read_clock(&mut self) {
-        self.now_us = self.clock_us();
     }
 
     /// Returns the interval of timeout checks.
@@ -312,7 +288,7 @@ impl Worker {
         let busy = self.clients.len() > 0
             || self.links.iter().any(|(_, l)| l.phase != upstream::Phase::Up)
             || !self.unblocks.is_empty()
-            || self.shared.draining.load(Ordering::Relaxed);
+            || self.turn.shared().draining.load(Ordering::Relaxed);
         if busy { TICK } else { TICK_IDLE }
     }
 
@@ -333,10 +309,10 @@ impl Worker {
             Token::Listener(index) => self.accept(index as usize),
             Token::Tick => {
                 self.poll.consume_tick();
-                self.next_tick_us = self.now_us;
+                self.next_tick_us = self.turn.now_us();
             }
             Token::Wake => {
-                for message in self.shared.clone().mailboxes[self.index].take() {
+                for message in self.turn.shared().clone().mailboxes[self.turn.index()].take() {
                     self.on_message(message);
                 }
             }
@@ -366,25 +342,23 @@ impl Worker {
     }
 
     fn adopt_routing(&mut self) {
-        let (generation, routing) = self.shared.own_routing();
-        let known = std::mem::replace(&mut self.generation, generation);
-        let before = std::mem::replace(&mut self.routing, routing);
-        self.slow.set_threshold(self.routing.live.slow_us());
-        if !Arc::ptr_eq(&before.live, &self.routing.live) {
+        let (known, before) = self.turn.adopt_routing();
+        self.slow.set_threshold(self.turn.routing().live.slow_us());
+        if !Arc::ptr_eq(&before.live, &self.turn.routing().live) {
             self.mark_stale(&before.live);
         }
         self.connect_main();
-        self.transit.keep_before(before.clone(), self.now_us);
+        self.transit.keep_before(before.clone(), self.turn.now_us());
         self.place_moving_anew();
-        self.observers.adopt_routing(&self.routing, self.shared.tap.get());
-        if !Arc::ptr_eq(&before.topology, &self.routing.topology) {
+        self.observers.adopt_routing(self.turn.routing(), self.turn.shared().tap.get());
+        if !Arc::ptr_eq(&before.topology, &self.turn.routing().topology) {
             hot_copies::place_anew(self);
         }
         hot_copies::limit(self);
-        if self.routing.topology.placement() != before.topology.placement() {
+        if self.turn.routing().topology.placement() != before.topology.placement() {
             transactions::place_anew(self);
         }
-        if self.routing.topology.epoch() != before.topology.epoch() {
+        if self.turn.routing().topology.epoch() != before.topology.epoch() {
             self.restamp_waiting();
             self.fail_stale_watches();
         }
@@ -394,21 +368,21 @@ impl Worker {
         self.drop_foreign_links();
         self.follow_servers();
         outage::adopt(self);
-        if self.shared.must_leave_servers(known) {
+        if self.turn.shared().must_leave_servers(known) {
             nodes::leave_other_processes(self);
         }
-        self.shared.adopted(self.index, self.generation);
-        let limits_changed = before.live.key_limits != self.routing.live.key_limits;
+        self.turn.shared().adopted(self.turn.index(), self.turn.generation());
+        let limits_changed = before.live.key_limits != self.turn.routing().live.key_limits;
         if limits_changed {
             self.place_prefixes_anew();
         }
         if limits_changed
-            || (!Arc::ptr_eq(&before.live.users, &self.routing.live.users)
-                && before.live.users != self.routing.live.users)
+            || (!Arc::ptr_eq(&before.live.users, &self.turn.routing().live.users)
+                && before.live.users != self.turn.routing().live.users)
         {
             self.readmit_clients();
         }
-        if self.routing.live.one_database && !Arc::ptr_eq(&before.live, &self.routing.live) {
+        if self.turn.routing().live.one_database && !Arc::ptr_eq(&before.live, &self.turn.routing().live) {
             local::close_clients_elsewhere(self);
         }
         self.place_topics_anew();
@@ -421,7 +395,7 @@ impl Worker {
     }
 
     fn tick(&mut self) {
-        self.next_tick_us = self.now_us + TICK.as_micros() as u64;
+        self.next_tick_us = self.turn.now_us() + TICK.as_micros() as u64;
         self.tick_links();
         outage::tick(self);
         self.retry_unblocks();
@@ -432,17 +406,17 @@ impl Worker {
         self.tick_quieting();
         self.tick_topics();
         self.enter_waiting();
-        self.transit.forget_before(self.now_us);
+        self.transit.forget_before(self.turn.now_us());
         self.publish_drained();
-        self.tally.drain_into(&self.shared.alone);
+        self.tally.drain_into(&self.turn.shared().alone);
         hot_copies::tick(self);
-        if let Some(counts) = self.observers.telemetry.ended(self.now_us) {
-            let ends = counts.ends && self.index == 0;
-            self.shared.board.take(counts, ends);
+        if let Some(counts) = self.observers.telemetry.ended(self.turn.now_us()) {
+            let ends = counts.ends && self.turn.index() == 0;
+            self.turn.shared().board.take(counts, ends);
         }
         self.check_memory_at_tick();
-        if self.now_us >= self.next_client_tick_us {
-            self.next_client_tick_us = self.now_us + CLIENT_TICK_US;
+        if self.turn.now_us() >= self.next_client_tick_us {
+            self.next_client_tick_us = self.turn.now_us() + CLIENT_TICK_US;
             self.tick_clients();
             self.tick_memory();
             self.recount();
@@ -451,19 +425,20 @@ impl Worker {
     }
 
     fn tick_clients(&mut self) {
-        let idle_us = self.routing.live.client_idle_timeout.map(|t| t.as_micros() as u64);
-        let login_us = self.routing.live.login_timeout.map(|t| t.as_micros() as u64);
-        let handshake_us = self.routing.live.handshake_timeout.as_micros() as u64;
-        let (soft, soft_us) = (self.routing.live.push_soft_limit, self.routing.live.push_soft_time.as_micros() as u64);
+        let idle_us = self.turn.routing().live.client_idle_timeout.map(|t| t.as_micros() as u64);
+        let login_us = self.turn.routing().live.login_timeout.map(|t| t.as_micros() as u64);
+        let handshake_us = self.turn.routing().live.handshake_timeout.as_micros() as u64;
+        let (soft, soft_us) =
+            (self.turn.routing().live.push_soft_limit, self.turn.routing().live.push_soft_time.as_micros() as u64);
         let (mut late, mut behind, mut first) = (Vec::new(), Vec::new(), Vec::new());
         for (handle, client) in self.clients.iter() {
             if client.behind_since_us > 0
-                && (client.unsent() <= soft || self.now_us.saturating_sub(client.behind_since_us) > soft_us)
+                && (client.unsent() <= soft || self.turn.now_us().saturating_sub(client.behind_since_us) > soft_us)
             {
                 behind.push((handle, client.unsent() > soft));
             }
-            let stalled = self.now_us.saturating_sub(client.stalled_at_us);
-            let quiet_us = self.now_us.saturating_sub(client.last_used_us);
+            let stalled = self.turn.now_us().saturating_sub(client.stalled_at_us);
+            let quiet_us = self.turn.now_us().saturating_sub(client.last_used_us);
             let overdue = if client.stall == Stall::Blocked {
                 false
             } else if client.held.is_some() {
@@ -473,19 +448,19 @@ impl Worker {
             } else if client.closing || client.half_closed {
                 quiet_us > CLOSING_TIMEOUT_US
             } else if client.is_handshaking() {
-                self.now_us.saturating_sub(client.details.created_us) > handshake_us
+                self.turn.now_us().saturating_sub(client.details.created_us) > handshake_us
             } else {
                 // Subscribers are idle by nature, as in Redis.
                 client.subscribed() == 0 && !client.monitor && idle_us.is_some_and(|idle| quiet_us > idle)
             };
-            let stranger_us = self.now_us.saturating_sub(client.details.stranger_since_us);
+            let stranger_us = self.turn.now_us().saturating_sub(client.details.stranger_since_us);
             let overdue = overdue || (!client.authenticated && login_us.is_some_and(|login| stranger_us > login));
             // Only logged-in clients may write a whole pipeline before they read.
             let fills = client.stall == Stall::Output
                 && stalled > OUTPUT_TIMEOUT_US
                 && client.guard & login::guard::STRANGER != 0;
             if fills {
-                self.counters.cut_output.add(1);
+                self.turn.counters().cut_output.add(1);
             }
             if client.writes_before_it_reads() && stalled > OUTPUT_TIMEOUT_US {
                 first.push(handle);
@@ -524,7 +499,7 @@ impl Worker {
                 self.unstall(handle);
             }
         }
-        self.large_keys.forget_old(self.now_us);
+        self.large_keys.forget_old(self.turn.now_us());
         self.tick_pools();
         self.tick_timeout();
         self.tick_blocked();
@@ -534,7 +509,7 @@ impl Worker {
     /// During a drain: closes clients without pending replies. Returns whether all are gone.
     fn drained(&mut self) -> bool {
         self.door.close(&self.poll);
-        let stop = self.shared.stop.load(Ordering::Relaxed);
+        let stop = self.turn.shared().stop.load(Ordering::Relaxed);
         for handle in self.clients.handles() {
             let Some(client) = self.clients.get(handle) else { continue };
             if (client.stall == Stall::Blocked || client.is_reissued()) && !stop {
@@ -548,7 +523,7 @@ impl Worker {
                 && client.stall != Stall::Fill;
             if idle || stop {
                 if !idle {
-                    self.shared.cut.fetch_add(1, Ordering::Relaxed);
+                    self.turn.shared().cut.fetch_add(1, Ordering::Relaxed);
                 }
                 self.close_client(handle);
             }
@@ -571,14 +546,14 @@ impl Worker {
             Message::Answer { gather, part, reply } => self.gather_part(gather, part, &reply),
             Message::List { filter, from, gather, part } => {
                 let reply = self.list_clients(&filter);
-                self.shared.mailboxes[from].send(Message::Answer { gather, part, reply });
+                self.turn.shared().mailboxes[from].send(Message::Answer { gather, part, reply });
             }
             Message::Unblock { id, error, from, gather, part } => {
                 self.unblock_client(id, error, Asker { from, gather, part })
             }
             Message::Refresh { from, gather, part, settled } => {
                 // A snapshot changed before this message was sent must be in force at the reply.
-                if self.shared.generation.load(Ordering::Acquire) != self.generation {
+                if self.turn.is_outdated() {
                     self.adopt_routing();
                 }
                 self.refresh(from, gather, part, settled);
@@ -586,16 +561,16 @@ impl Worker {
             Message::Lines(lines) => self.show(&lines),
             Message::Find { id, from, gather, part } => {
                 let reply = self.find_client(id);
-                self.shared.mailboxes[from].send(Message::Answer { gather, part, reply });
+                self.turn.shared().mailboxes[from].send(Message::Answer { gather, part, reply });
             }
             Message::Invalidate { to, from, source, keys } => self.on_redirected(to, from, source, keys.as_deref()),
             Message::RedirectBroken { source } => self.on_redirect_broken(source),
             #[cfg(test)]
             Message::Panic => panic!("requested by a test"),
             Message::Kill { filter, from, gather, part } => {
-                let killer = self.gathers.get(gather).filter(|_| from == self.index).map(Gather::client);
+                let killer = self.gathers.get(gather).filter(|_| from == self.turn.index()).map(Gather::client);
                 let reply = self.kill_clients(&filter, killer);
-                self.shared.mailboxes[from].send(Message::Answer { gather, part, reply });
+                self.turn.shared().mailboxes[from].send(Message::Answer { gather, part, reply });
             }
         }
     }

@@ -16,6 +16,7 @@ use super::gather::Aggregation;
 use super::{Stall, Worker};
 use crate::shared::{Message, lock};
 use crate::slab::Handle;
+use crate::worker::turn::Turn;
 
 /// State of monitors in a worker.
 #[derive(Debug, Default)]
@@ -50,32 +51,24 @@ impl Worker {
         }
         // All other commands wait for the reply.
         client.lane = super::upstream::Lane::Pubsub;
-        lock(&self.shared.monitors).push((self.index, handle));
+        lock(&self.turn.shared().monitors).push((self.turn.index(), handle));
         self.refresh_workers(handle, class, Aggregation::Monitor, false)
     }
 
     /// Makes every worker adopt shared state. The reply comes when all have.
     pub(super) fn refresh_workers(&mut self, handle: Handle, class: u8, whole: Aggregation, settled: bool) -> Flow {
-        let workers = self.shared.mailboxes.len();
+        let workers = self.turn.shared().mailboxes.len();
         let Some(gather) = self.begin_gather(handle, class, workers, whole) else { return Flow::Close };
-        for (part, mailbox) in self.shared.mailboxes.iter().enumerate() {
-            mailbox.send(Message::Refresh { from: self.index, gather, part: part as u32, settled });
+        for (part, mailbox) in self.turn.shared().mailboxes.iter().enumerate() {
+            mailbox.send(Message::Refresh { from: self.turn.index(), gather, part: part as u32, settled });
         }
         Flow::Next
     }
 
-    /// Removes a client from the monitors.
-    pub(super) fn end_monitor(&mut self, handle: Handle) {
-        lock(&self.shared.monitors).retain(|m| *m != (self.index, handle));
-        for mailbox in self.shared.mailboxes.iter() {
-            mailbox.send(Message::Refresh { from: self.index, gather: Handle::NONE, part: 0, settled: false });
-        }
-    }
-
     pub(super) fn refresh_monitors(&mut self) {
-        let mut list = lock(&self.shared.monitors);
+        let mut list = lock(&self.turn.shared().monitors);
         // A client may disconnect before its request is known here.
-        list.retain(|(worker, client)| *worker != self.index || self.clients.get(*client).is_some());
+        list.retain(|(worker, client)| *worker != self.turn.index() || self.clients.get(*client).is_some());
         self.monitors.list.clone_from(&list);
     }
 
@@ -113,7 +106,7 @@ impl Worker {
         }
         line.extend_from_slice(b"\r\n");
         self.show(&line);
-        if self.monitors.list.iter().any(|(worker, _)| *worker != self.index) {
+        if self.monitors.list.iter().any(|(worker, _)| *worker != self.turn.index()) {
             self.monitors.lines.extend_from_slice(&line);
         }
         self.monitors.scratch = line;
@@ -124,7 +117,7 @@ impl Worker {
         for place in 0..self.monitors.list.len() {
             let (worker, client) = self.monitors.list[place];
             // Not before the reply to MONITOR.
-            if worker == self.index && self.clients.get(client).is_some_and(|c| c.monitor) {
+            if worker == self.turn.index() && self.clients.get(client).is_some_and(|c| c.monitor) {
                 self.push(client, lines);
             }
         }
@@ -137,11 +130,11 @@ impl Worker {
         }
         let lines: Arc<[u8]> = std::mem::take(&mut self.monitors.lines).into();
         let mut workers: Vec<usize> =
-            self.monitors.list.iter().map(|(worker, _)| *worker).filter(|w| *w != self.index).collect();
+            self.monitors.list.iter().map(|(worker, _)| *worker).filter(|w| *w != self.turn.index()).collect();
         workers.sort_unstable();
         workers.dedup();
         for worker in workers {
-            self.shared.mailboxes[worker].send(Message::Lines(lines.clone()));
+            self.turn.shared().mailboxes[worker].send(Message::Lines(lines.clone()));
         }
     }
 
@@ -200,6 +193,14 @@ fn quote(out: &mut Vec<u8>, arg: &[u8]) {
         }
     }
     out.push(b'"');
+}
+
+/// Removes a client from the monitors.
+pub(super) fn end_monitor(turn: &Turn, handle: Handle) {
+    lock(&turn.shared().monitors).retain(|m| *m != (turn.index(), handle));
+    for mailbox in turn.shared().mailboxes.iter() {
+        mailbox.send(Message::Refresh { from: turn.index(), gather: Handle::NONE, part: 0, settled: false });
+    }
 }
 
 #[cfg(test)]

@@ -227,7 +227,7 @@ impl Worker {
 
     /// Inserts the router's replies into the node's reply to EXEC, and executes commands that change the client.
     pub(super) fn with_own_answers(&mut self, handle: Handle, own: LocalInMulti, answer: &[u8]) -> Vec<u8> {
-        let routing = self.routing.clone();
+        let routing = self.turn.routing().clone();
         let count = own.count();
         let mut given: Vec<(usize, Vec<u8>)> = Vec::with_capacity(count);
         for own in own.own {

@@ -21,8 +21,7 @@ const BACKOFF_FIRST_US: u64 = 50_000;
 impl Worker {
     /// Connects to nodes without a connection in advance, so that the first command finds one.
     pub(super) fn connect_main(&mut self) {
-        let routing = self.routing.clone();
-        self.keepers.adopt(&routing.topology);
+        let routing = self.turn.routing().clone();
         self.links.know_nodes(routing.topology.node_id_bound());
         for node in routing.topology.nodes() {
             let _ = self.shared_link(node.id, Lane::Main, false);
@@ -35,7 +34,7 @@ impl Worker {
         let gone: Vec<Handle> = self
             .links
             .iter()
-            .filter(|(_, link)| self.routing.topology.node(link.node).is_none())
+            .filter(|(_, link)| self.turn.routing().topology.node(link.node).is_none())
             .map(|(handle, _)| handle)
             .collect();
         for handle in gone {
@@ -43,8 +42,8 @@ impl Worker {
             // A connection that was not up would be retried indefinitely.
             self.drop_link(handle);
         }
-        self.zombies.forget_foreign(&self.routing.topology);
-        self.shared.connections.retain_nodes(|node| self.routing.topology.node(node).is_some());
+        self.zombies.forget_foreign(&self.turn.routing().topology);
+        self.turn.shared().connections.retain_nodes(|node| self.turn.routing().topology.node(node).is_some());
     }
 
     /// Returns the connection of a shared lane. Creates it, not necessarily connected, if it is missing.
@@ -52,10 +51,17 @@ impl Worker {
         if let Some(handle) = self.links.shared(node, lane, resp3) {
             return handle;
         }
-        let mut link = Link::new(node, lane, resp3, self.routing.live.database, self.counters.node(node), self.now_us);
+        let mut link = Link::new(
+            node,
+            lane,
+            resp3,
+            self.turn.routing().live.database,
+            self.turn.counters().node(node),
+            self.turn.now_us(),
+        );
         // A second connection to a node known to be down is delayed like the first one. If the node is up, this
         // connection is new.
-        link.failures = u32::from(!self.links.is_up(node) && self.node_fails(node));
+        link.failures = u32::from(!self.links.is_up(node) && self.turn.node_fails(node));
         let handle = self.links.insert_shared(link);
         self.connect(handle);
         handle
@@ -72,7 +78,7 @@ impl Worker {
     #[cold]
     pub(super) fn is_worth_another_try(&mut self, handle: Handle) -> bool {
         let Some(node) = self.links.get(handle).map(|link| link.node) else { return false };
-        if self.node_fails(node) {
+        if self.turn.node_fails(node) {
             return false;
         }
         let Some(link) = self.links.get_mut(handle) else { return false };
@@ -85,11 +91,11 @@ impl Worker {
 
     pub(super) fn connect(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        let Some(access) = self.routing.live.nodes.get(&link.node) else {
+        let Some(access) = self.turn.routing().live.nodes.get(&link.node) else {
             self.attempt_failed(handle, "no address is configured for it");
             return;
         };
-        let Some(address) = self.routing.address_of(link.node, link.replica()) else {
+        let Some(address) = self.turn.routing().address_of(link.node, link.replica()) else {
             let why = access.unresolved.clone().unwrap_or_else(|| "no Sentinel has named its primary yet".to_owned());
             self.attempt_failed(handle, &why);
             return;
@@ -107,7 +113,7 @@ impl Worker {
             Ok(fd) => {
                 link.tls = tls;
                 link.phase = Phase::Connecting;
-                link.since_us = self.now_us;
+                link.since_us = self.turn.now_us();
                 link.readable = false;
                 link.hangup = false;
                 link.writable = false;
@@ -135,12 +141,12 @@ impl Worker {
             self.replica_failed(handle, why);
             return;
         }
-        let name = self.node_name(node);
+        let name = self.turn.node_name(node);
         // A single refused connection at a serving node concerns the clients that wait for it, not the node.
         let serves = (lane.is_exclusive() || lane == Lane::Fills) && self.links.is_up(node);
         let news = !serves
-            && self.routing.topology.node(node).is_some()
-            && self.shared.with_facts(node, |facts| {
+            && self.turn.routing().topology.node(node).is_some()
+            && self.turn.shared().with_facts(node, |facts| {
                 facts.tried = true;
                 facts.failure.replace(why.to_string()).as_deref() != Some(why)
             });
@@ -155,35 +161,20 @@ impl Worker {
         if lane == Lane::Pubsub {
             self.pubsub_link_failed(node);
         }
-        let backoff_max = self.routing.live.reconnect_backoff_max.as_micros() as u64;
+        let backoff_max = self.turn.routing().live.reconnect_backoff_max.as_micros() as u64;
         // While commands wait for the node, the first delay is repeated.
         let doublings = if outage::is_lost(self, node) { 1 } else { failures.min(10) };
         let mut backoff = (BACKOFF_FIRST_US << doublings).min(backoff_max);
         // Jitter: workers and routers that lost a node together must not reconnect together.
-        backoff -= (self.now_us ^ u64::from(handle.index)) % (backoff / 4).max(1);
+        backoff -= (self.turn.now_us() ^ u64::from(handle.index)) % (backoff / 4).max(1);
         if let Some(link) = self.links.get_mut(handle) {
             link.downgraded = false;
             if let Some(fd) = link.fd.take() {
                 self.poll.remove(&fd);
             }
             link.tls = None;
-            link.phase = Phase::Waiting { until_us: self.now_us + backoff };
+            link.phase = Phase::Waiting { until_us: self.turn.now_us() + backoff };
         }
-    }
-
-    pub(super) fn node_name(&self, node: NodeId) -> String {
-        self.routing.topology.node(node).map_or_else(|| "a removed node".into(), |n| n.name.clone())
-    }
-
-    /// Returns the error text of a node that accepts no commands.
-    pub(super) fn down_text(&self, node: NodeId) -> String {
-        self.down_text_or(node, "not connected")
-    }
-
-    /// Like `down_text`, with a default reason for a node that is up.
-    pub(super) fn down_text_or(&self, node: NodeId, why: &str) -> String {
-        let why = self.shared.with_facts(node, |f| f.failure.clone()).unwrap_or_else(|| why.into());
-        format!("NODEDOWN {} cannot be reached: {why}", self.node_name(node))
     }
 
     pub(super) fn on_link_ready(&mut self, handle: Handle, event: Ready) {
@@ -207,7 +198,7 @@ impl Worker {
             if link.phase == Phase::Securing {
                 self.drive_handshake(handle);
             } else if link.unsent() > 0 {
-                link.flowed_us = self.now_us;
+                link.flowed_us = self.turn.now_us();
                 self.links.mark(handle);
             }
         }
@@ -256,8 +247,8 @@ impl Worker {
             who: Handle::NONE,
             seq: 0,
             len: 0,
-            sent_us: self.now_us as u32,
-            epoch: self.routing.topology.epoch() as u32,
+            sent_us: self.turn.now_us() as u32,
+            epoch: self.turn.routing().topology.epoch() as u32,
             purpose: Purpose::Discarded,
             class: switchyard_resp::command::CommandClass::Admin as u8,
             again: Again::Never,
@@ -281,7 +272,7 @@ impl Worker {
     }
 
     pub(super) fn count_zombies(&self, node: NodeId) {
-        self.counters.node(node).unconfirmed.set(self.zombies.count_at(node));
+        self.turn.counters().node(node).unconfirmed.set(self.zombies.count_at(node));
     }
 
     /// Continues after the TCP connect: with TLS, or with the handshake.
@@ -339,10 +330,10 @@ pub(super) fn leave_other_processes(worker: &mut Worker) {
             continue;
         };
         let node = link.node;
-        if worker.shared.with_facts(node, |facts| facts.run_id.is_some() && facts.run_id != link.run_id) {
+        if worker.turn.shared().with_facts(node, |facts| facts.run_id.is_some() && facts.run_id != link.run_id) {
             worker.break_link(handle, "another process serves the node now");
             // It may have received writes until now.
-            worker.shared.reigns.begin(node);
+            worker.turn.shared().reigns.begin(node);
         }
     }
 }

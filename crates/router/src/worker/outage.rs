@@ -29,6 +29,7 @@ use super::upstream::Lane;
 use crate::settings::Reads;
 use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
+use crate::worker::turn::Turn;
 
 /// Nodes that are lost, as long as commands wait for them.
 #[derive(Debug, Default)]
@@ -72,10 +73,13 @@ fn wait_us(routing: &RoutingSnapshot) -> u64 {
 
 /// Records that a main connection to a node has ended. With a second main connection that is up, the node is not lost.
 pub(super) fn lost(worker: &mut Worker, node: NodeId) {
-    if worker.links.is_up(node) || worker.routing.topology.node(node).is_none() || wait_us(&worker.routing) == 0 {
+    if worker.links.is_up(node)
+        || worker.turn.routing().topology.node(node).is_none()
+        || wait_us(worker.turn.routing()) == 0
+    {
         return;
     }
-    worker.links.outages_mut().begin(node, worker.now_us);
+    worker.links.outages_mut().begin(node, worker.turn.now_us());
     renew_alert(worker);
 }
 
@@ -98,7 +102,7 @@ pub(super) fn tick(worker: &mut Worker) {
     if !worker.links.outages().any() {
         return;
     }
-    let (now_us, wait_us) = (worker.now_us, wait_us(&worker.routing));
+    let (now_us, wait_us) = (worker.turn.now_us(), wait_us(worker.turn.routing()));
     if worker.links.outages_mut().end(|_, since_us| now_us.saturating_sub(since_us) >= wait_us) {
         go_on(worker);
     }
@@ -110,8 +114,8 @@ pub(super) fn adopt(worker: &mut Worker) {
     if !worker.links.outages().any() {
         return;
     }
-    let routing = worker.routing.clone();
-    let (now_us, wait_us) = (worker.now_us, wait_us(&routing));
+    let routing = worker.turn.routing().clone();
+    let (now_us, wait_us) = (worker.turn.now_us(), wait_us(&routing));
     worker
         .links
         .outages_mut()
@@ -133,9 +137,9 @@ pub(super) fn is_abandoned(client: &Client) -> bool {
 
 /// Whether an error of the router closes its client's connection instead, as the end of a plain server does: with one
 /// node, if commands wait for it at all.
-pub(super) fn closes(worker: &Worker, error: &[u8]) -> bool {
+pub(super) fn closes(turn: &Turn, error: &[u8]) -> bool {
     let is_loss = error.starts_with(b"-NODEDOWN ") || error.starts_with(b"-NODELOST ");
-    is_loss && worker.routing.topology.nodes().len() == 1 && wait_us(&worker.routing) > 0
+    is_loss && turn.routing().topology.nodes().len() == 1 && wait_us(turn.routing()) > 0
 }
 
 /// Whether a command waits for the return of a node. Only if none of its nodes is lost may it be sent at all.
@@ -176,32 +180,32 @@ fn needs_lost_node(
         Handling::Local(Local::Watch) => needs_of_keys(worker, routing, None, command, args),
         // One reply is enough.
         Handling::Every(Merge::AnyOk) => false,
-        Handling::Every(_) | Handling::Local(Local::RandomKey) => is_any_lost(worker, &worker.keepers.all()),
+        Handling::Every(_) | Handling::Local(Local::RandomKey) => is_any_lost(worker, &worker.turn.data_nodes().all()),
         Handling::Any | Handling::Local(Local::Subscribe | Local::Psubscribe) => needs_any(worker, routing),
         Handling::OnlyNode(_) => routing.topology.only_node().is_some_and(|node| is_lost(worker, node)),
-        Handling::Local(Local::Publish) if !worker.shared.subscriptions.is_empty() => needs_any(worker, routing),
+        Handling::Local(Local::Publish) if !worker.turn.shared().subscriptions.is_empty() => needs_any(worker, routing),
         Handling::Local(Local::Publish | Local::Spublish | Local::Ssubscribe) => {
             args.get(1).is_some_and(|channel| is_lost(worker, routing.topology.owner_of(channel)))
         }
         Handling::Local(Local::Scan) => {
             let position = args.get(1).and_then(parse::<u64>).and_then(|cursor| {
-                let now = worker.shared.scan_tick();
-                lock(&worker.shared.scans).decode(cursor, now)
+                let now = worker.turn.shared().scan_tick();
+                lock(&worker.turn.shared().scans).decode(cursor, now)
             });
             position.is_some_and(|position| is_lost(worker, position.node))
         }
         Handling::Local(Local::Wait) => {
-            worker.keepers.all().into_iter().any(|node| written.concerns(node) && is_lost(worker, node))
+            worker.turn.data_nodes().all().into_iter().any(|node| written.concerns(node) && is_lost(worker, node))
         }
         Handling::Local(Local::Select) => {
-            let keepers = worker.keepers.all();
+            let keepers = worker.turn.data_nodes().all();
             let database = args.get(1).and_then(parse::<u32>);
-            database.is_some_and(|database| !worker.shared.has_database(&keepers, database))
+            database.is_some_and(|database| !worker.turn.shared().has_database(&keepers, database))
                 && is_any_lost(worker, &keepers)
         }
         Handling::Local(Local::ClientTracking) => {
             args.get(2).is_some_and(|switch| switch.eq_ignore_ascii_case(b"ON"))
-                && is_any_lost(worker, &worker.keepers.all())
+                && is_any_lost(worker, &worker.turn.data_nodes().all())
         }
         Handling::Local(_) | Handling::Refused(_) => false,
     }

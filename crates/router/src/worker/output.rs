@@ -12,6 +12,8 @@ use super::transport;
 use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker};
 use crate::metrics::WorkerCounters;
 use crate::slab::Handle;
+use crate::worker::monitor::end_monitor;
+use crate::worker::reissued::leave_line;
 
 /// Minimum size of a reply that is sent directly from the receive buffer if it is next. A copy would cost more than the
 /// system call that it might share.
@@ -40,9 +42,9 @@ pub(super) fn deliver_of_node(worker: &mut Worker, handle: Handle, seq: u32, rep
     let whole = reply;
     let failed = reply::is_error(whole);
     if failed {
-        worker.counters.errors.count(whole);
+        worker.turn.counters().errors.count(whole);
     }
-    give(client, &worker.counters, seq, reply, failed, worker.now_us);
+    give(client, worker.turn.counters(), seq, reply, failed, worker.turn.now_us());
     let gated = client.gated;
     worker.clients.mark(handle);
     if gated {
@@ -60,7 +62,7 @@ pub(super) fn refuse_read(worker: &mut Worker, handle: Handle, class: u8, text: 
         return;
     }
     if let Some(client) = worker.clients.get_mut(handle) {
-        let seq = client.owe(worker.now_us, class);
+        let seq = client.owe(worker.turn.now_us(), class);
         deliver_of_node(worker, handle, seq, &reply);
     }
 }
@@ -72,7 +74,7 @@ impl Worker {
             return;
         }
         if let Some(client) = self.clients.get_mut(handle) {
-            let seq = client.owe(self.now_us, class);
+            let seq = client.owe(self.turn.now_us(), class);
             self.deliver(handle, seq, reply);
         }
     }
@@ -80,7 +82,7 @@ impl Worker {
     /// Sends a client the router's reply to command `seq`, and resumes a client that waited for it. Some errors close
     /// the connection instead.
     pub(super) fn deliver(&mut self, handle: Handle, seq: u32, reply: &[u8]) {
-        if reply::is_error(reply) && closes(self, reply) {
+        if reply::is_error(reply) && closes(&self.turn, reply) {
             self.close_after_replies(handle);
             self.clients.get_mut(handle).into_iter().for_each(|client| client.drop_replies_from(seq));
         }
@@ -93,7 +95,9 @@ impl Worker {
         let gated = client.gated;
         let go_on = match client.stall {
             Stall::Barrier | Stall::Blocked => client.in_flight() == 0,
-            Stall::Pipeline => client.in_flight() == 0 || client.has_room(self.routing.live.client_pipeline_max / 2),
+            Stall::Pipeline => {
+                client.in_flight() == 0 || client.has_room(self.turn.routing().live.client_pipeline_max / 2)
+            }
             _ => false,
         };
         if gated {
@@ -127,8 +131,8 @@ impl Worker {
             };
             match sent {
                 Ok(count) => {
-                    self.counters.bytes_sent.add(count as u64);
-                    client.note_sent(count, self.now_us);
+                    self.turn.counters().bytes_sent.add(count as u64);
+                    client.note_sent(count, self.turn.now_us());
                 }
                 Err(rustix::io::Errno::AGAIN) => client.writable = false,
                 Err(rustix::io::Errno::INTR) => {}
@@ -139,7 +143,7 @@ impl Worker {
             }
         }
         if broken {
-            self.counters.broken.add(1);
+            self.turn.counters().broken.add(1);
             self.close_client(handle);
             return true;
         }
@@ -154,13 +158,13 @@ impl Worker {
             client.out.drain(..client.out_sent);
             client.out_sent = 0;
         }
-        if client.output_bytes() > self.routing.live.client_output_limit {
+        if client.output_bytes() > self.turn.routing().live.client_output_limit {
             warn!(
                 client = client.details.id,
                 bytes = client.output_bytes(),
                 "disconnecting a client that does not read its replies (output-limit)"
             );
-            self.counters.cut_output.add(1);
+            self.turn.counters().cut_output.add(1);
             self.close_client(handle);
             return true;
         }
@@ -196,7 +200,7 @@ impl Worker {
     /// Closes a client whose blocking command cannot complete. A stopping server closes such connections, which
     /// libraries handle, unlike an error reply. Earlier replies are sent first.
     pub(super) fn end_as_a_server_would(&mut self, handle: Handle, seq: u32) {
-        self.counters.cut_waiting.add(1);
+        self.turn.counters().cut_waiting.add(1);
         self.close_after_replies(handle);
         self.deliver(handle, seq, b"");
     }
@@ -230,13 +234,13 @@ impl Worker {
             tls.notify_close(&client.fd);
         }
         self.poll.remove(&client.fd);
-        self.shared.clients.fetch_sub(1, Ordering::Relaxed);
-        self.counters.clients.sub(1);
+        self.turn.shared().clients.fetch_sub(1, Ordering::Relaxed);
+        self.turn.counters().clients.sub(1);
         if client.stall == Stall::Blocked {
-            self.counters.blocked.sub(1);
+            self.turn.counters().blocked.sub(1);
         }
         if let Some(waiting) = &client.waiting {
-            self.leave_line(waiting);
+            leave_line(&self.turn, waiting);
         }
         let watched = client.session.as_ref().and_then(|s| s.watch.as_ref()).map(|w| w.link);
         for held in client.held.into_iter().chain(watched) {
@@ -245,7 +249,7 @@ impl Worker {
             }
         }
         if client.monitor {
-            self.end_monitor(handle);
+            end_monitor(&self.turn, handle);
         }
         if client.tracked.is_some() {
             self.end_tracking(handle);

@@ -18,6 +18,7 @@ use super::dispatch::Flow;
 use super::transit::with_parsed_command;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
+use crate::worker::turn::Turn;
 
 /// Returns the request that brings these keys of one slot together: all keys that are not at the slot owner.
 pub(super) fn wanted_of<'k>(routing: &RoutingSnapshot, keys: impl Iterator<Item = &'k [u8]>) -> ColocationRequest {
@@ -49,51 +50,12 @@ impl Worker {
         keys: &[u32],
     ) -> Flow {
         let keys = keys.iter().filter_map(|k| args.get(*k as usize));
-        let text = self.not_together(routing, keys.clone());
+        let text = not_together(&self.turn, routing, keys.clone());
         let waits = match route(&routing.topology, keys.clone()) {
             Route::Parted(_) => self.wait_for_colocation(handle, &command.name, wanted_of(routing, keys), text),
             _ => Err(text),
         };
         waits.unwrap_or_else(|text| self.refuse(handle, command.class() as u8, &text))
-    }
-
-    /// Returns the error for keys that are not at one node, because of several slots or a placement override.
-    #[cold]
-    pub(super) fn not_together<'k>(
-        &self,
-        routing: &RoutingSnapshot,
-        mut keys: impl Iterator<Item = &'k [u8]> + Clone,
-    ) -> String {
-        let slot = keys.clone().next().map(|key| routing.topology.slot_of(key));
-        if !keys.clone().all(|key| Some(routing.topology.slot_of(key)) == slot) {
-            return errors::CROSSSLOT.to_owned();
-        }
-        let exception = keys.find_map(|key| routing.topology.placement_override(key));
-        match slot.zip(exception) {
-            Some((slot, node)) => self.parted_text(routing, slot, node),
-            None => errors::CROSSSLOT.to_owned(),
-        }
-    }
-
-    /// Returns the error for a slot with a required key at `node`.
-    pub(super) fn parted_text(&self, routing: &RoutingSnapshot, slot: Slot, node: NodeId) -> String {
-        let (away, home) = (self.node_name(node), self.node_name(routing.topology.owner(slot)));
-        format!(
-            "CROSSSLOT Keys in request don't live at the same node: one of slot {} has a placement override to {away}. Return it first: switchyard move --from {away} --to {home} --keys KEY",
-            slot.number()
-        )
-    }
-
-    /// Returns the error for a command that may use undeclared keys of a slot with placement overrides.
-    #[cold]
-    pub(super) fn undeclared_text(&self, routing: &RoutingSnapshot, slot: Slot) -> String {
-        let owner = routing.topology.owner(slot);
-        let other = routing.topology.overrides_in(slot).map(|(_, at)| at).next().unwrap_or(owner);
-        let (away, home) = (self.node_name(other), self.node_name(owner));
-        format!(
-            "CROSSSLOT This command may use keys of slot {} that it does not name, and some keys of that slot have placement overrides to {away}. Return them first: switchyard move --from {away} --to {home} --keys KEY",
-            slot.number()
-        )
     }
 
     /// Returns the node for the commands of a transaction in this slot. `Err`: their keys are not at one node.
@@ -118,18 +80,18 @@ impl Worker {
                     return keys.clone().next().map(|_| Ok(owner));
                 }
                 if keys.clone().next().is_some() && self.uses_undeclared(routing, command, args) {
-                    return Some(Err(self.undeclared_text(routing, slot)));
+                    return Some(Err(undeclared_text(&self.turn, routing, slot)));
                 }
                 match route(&routing.topology, keys.clone()) {
                     Route::Owner(_, node) | Route::Together(node) => Some(Ok(node)),
                     Route::Anywhere => None,
-                    Route::CrossSlot | Route::Parted(_) => Some(Err(self.not_together(routing, keys))),
+                    Route::CrossSlot | Route::Parted(_) => Some(Err(not_together(&self.turn, routing, keys))),
                 }
             });
             if let Some(node) = node.flatten().transpose()?
                 && let Some(before) = found.replace(node).filter(|before| *before != node)
             {
-                return Err(self.parted_text(routing, slot, if node == owner { before } else { node }));
+                return Err(parted_text(&self.turn, routing, slot, if node == owner { before } else { node }));
             }
         }
         Ok(found.unwrap_or(owner))
@@ -194,4 +156,43 @@ impl Worker {
         });
         all.flatten().unwrap_or(false)
     }
+}
+
+/// Returns the error for keys that are not at one node, because of several slots or a placement override.
+#[cold]
+pub(super) fn not_together<'k>(
+    turn: &Turn,
+    routing: &RoutingSnapshot,
+    mut keys: impl Iterator<Item = &'k [u8]> + Clone,
+) -> String {
+    let slot = keys.clone().next().map(|key| routing.topology.slot_of(key));
+    if !keys.clone().all(|key| Some(routing.topology.slot_of(key)) == slot) {
+        return errors::CROSSSLOT.to_owned();
+    }
+    let exception = keys.find_map(|key| routing.topology.placement_override(key));
+    match slot.zip(exception) {
+        Some((slot, node)) => parted_text(turn, routing, slot, node),
+        None => errors::CROSSSLOT.to_owned(),
+    }
+}
+
+/// Returns the error for a slot with a required key at `node`.
+pub(super) fn parted_text(turn: &Turn, routing: &RoutingSnapshot, slot: Slot, node: NodeId) -> String {
+    let (away, home) = (turn.node_name(node), turn.node_name(routing.topology.owner(slot)));
+    format!(
+        "CROSSSLOT Keys in request don't live at the same node: one of slot {} has a placement override to {away}. Return it first: switchyard move --from {away} --to {home} --keys KEY",
+        slot.number()
+    )
+}
+
+/// Returns the error for a command that may use undeclared keys of a slot with placement overrides.
+#[cold]
+pub(super) fn undeclared_text(turn: &Turn, routing: &RoutingSnapshot, slot: Slot) -> String {
+    let owner = routing.topology.owner(slot);
+    let other = routing.topology.overrides_in(slot).map(|(_, at)| at).next().unwrap_or(owner);
+    let (away, home) = (turn.node_name(other), turn.node_name(owner));
+    format!(
+        "CROSSSLOT This command may use keys of slot {} that it does not name, and some keys of that slot have placement overrides to {away}. Return them first: switchyard move --from {away} --to {home} --keys KEY",
+        slot.number()
+    )
 }

@@ -53,10 +53,10 @@ impl Worker {
             return self.refuse(handle, class, "ERR timeout is not an integer or out of range");
         };
         let Ok(time_ms) = u64::try_from(time_ms) else { return self.refuse(handle, class, "ERR timeout is negative") };
-        let until_us = self.now_us.saturating_add(time_ms.saturating_mul(1000));
+        let until_us = self.turn.now_us().saturating_add(time_ms.saturating_mul(1000));
         // Overlapping pauses combine to the stricter class and the later end.
-        let mut pause = lock(&self.shared.pause);
-        let before = pause.filter(|p| p.until_us > self.now_us);
+        let mut pause = lock(&self.turn.shared().pause);
+        let before = pause.filter(|p| p.until_us > self.turn.now_us());
         *pause = Some(Pause {
             until_us: before.map_or(until_us, |b| b.until_us.max(until_us)),
             all: all || before.is_some_and(|b| b.all),
@@ -70,39 +70,39 @@ impl Worker {
     }
 
     pub(super) fn unpause(&mut self, handle: Handle, class: u8) -> Flow {
-        *lock(&self.shared.pause) = None;
+        *lock(&self.turn.shared().pause) = None;
         self.refresh_workers(handle, class, Aggregation::Merged(switchyard_resp::command::Merge::Same), false)
     }
 
     /// Adopts the shared state and confirms it: at once, or when all commands sent before have been answered.
     pub(super) fn refresh(&mut self, from: usize, gather: Handle, part: u32, settled: bool) {
         self.refresh_monitors();
-        self.pauses.now = lock(&self.shared.pause).filter(|p| p.until_us > self.now_us);
+        self.pauses.now = lock(&self.turn.shared().pause).filter(|p| p.until_us > self.turn.now_us());
         self.end_pauses();
         renew_alert(self);
-        self.pauses.settling.push(Settling { from, gather, part, since_us: self.now_us });
-        if !settled || self.has_settled(self.now_us) {
+        self.pauses.settling.push(Settling { from, gather, part, since_us: self.turn.now_us() });
+        if !settled || self.has_settled(self.turn.now_us()) {
             self.answer_refresh(|s| s.gather == gather && s.part == part);
         }
     }
 
     /// Whether all commands sent to nodes by this time have been answered.
     fn has_settled(&self, by_us: u64) -> bool {
-        let timeout = self.routing.live.command_timeout.as_micros() as u64;
+        let timeout = self.turn.routing().live.command_timeout.as_micros() as u64;
         let old = |sent_us: u32| (sent_us.wrapping_sub(by_us as u32) as i32) <= 0;
         // A blocking command may wait for a push that the pause holds. An upload does not end either, because the rest
         // of it is held.
         let waits = |l: &Link| l.lane == Lane::Blocking || l.is_only_uploading();
         let in_flight = self.links.iter().any(|(_, l)| !waits(l) && l.head().is_some_and(|p| old(p.sent_us)));
         // The end of a broken connection's commands may stay unconfirmed while its node is unreachable.
-        !in_flight && self.zombies.is_empty() || self.now_us.saturating_sub(by_us) > 2 * timeout
+        !in_flight && self.zombies.is_empty() || self.turn.now_us().saturating_sub(by_us) > 2 * timeout
     }
 
     fn answer_refresh(&mut self, which: impl Fn(&Settling) -> bool) {
         for done in self.pauses.settling.extract_if(.., |s| which(s)).collect::<Vec<_>>() {
             if done.gather != Handle::NONE {
                 let answer = Message::Answer { gather: done.gather, part: done.part, reply: b"+OK\r\n".to_vec() };
-                self.shared.mailboxes[done.from].send(answer);
+                self.turn.shared().mailboxes[done.from].send(answer);
             }
         }
     }
@@ -113,7 +113,7 @@ impl Worker {
                 self.pauses.settling.iter().map(|s| s.since_us).filter(|since| self.has_settled(*since)).collect();
             self.answer_refresh(|s| done.contains(&s.since_us));
         }
-        if self.pauses.now.is_some_and(|p| p.until_us <= self.now_us) {
+        if self.pauses.now.is_some_and(|p| p.until_us <= self.turn.now_us()) {
             self.pauses.now = None;
             renew_alert(self);
             self.end_pauses();
@@ -139,7 +139,9 @@ impl Worker {
     pub(super) fn is_held_back(&self, handle: Handle, command: &Command) -> bool {
         match command.handling {
             Handling::Local(Local::ClientUnpause) => false,
-            Handling::Local(Local::Exec) => self.holds_back(queue_may_write(&self.clients, &self.routing, handle)),
+            Handling::Local(Local::Exec) => {
+                self.holds_back(queue_may_write(&self.clients, self.turn.routing(), handle))
+            }
             _ => self.holds_back(may_write(command)),
         }
     }

@@ -23,6 +23,8 @@ use super::{Stall, Worker};
 use crate::exclusive_bounds::ExclusiveBounds;
 use crate::shared::Message;
 use crate::slab::Handle;
+use crate::worker::translate::shape_of;
+use crate::worker::turn::Turn;
 
 /// Maximum number of simultaneous connection attempts of a pool. Thousands of clients may begin to wait at once (after
 /// a start of the router or of a node): more attempts than the node's backlog (511) and its single thread can handle
@@ -96,19 +98,9 @@ impl Worker {
         })
     }
 
-    /// Returns the configured bound of a kind over all workers, its purpose, and its key.
-    fn bound(&self, lane: Lane) -> (usize, &'static str, &'static str) {
-        let live = &self.routing.live;
-        match lane {
-            Lane::Blocking => (live.blocking_connections_max, "blocking commands", "blocking-connections-max"),
-            Lane::Watch => (live.watch_connections_max, "transactions", "watch-connections-max"),
-            _ => (live.large_connections_max, "large values", "large-connections-max"),
-        }
-    }
-
     /// Returns the counts of exclusive connections of all workers to the node.
     fn exclusive_bounds(&mut self, node: NodeId) -> Option<&ExclusiveBounds> {
-        let shared = &self.shared;
+        let shared = &self.turn.shared();
         self.links.exclusive_bounds(node, || shared.exclusive_bounds(node))
     }
 
@@ -138,16 +130,9 @@ impl Worker {
         }
     }
 
-    /// Requests room from other workers, for clients in line.
-    fn want_room(&mut self, node: NodeId, lane: Lane) {
-        for worker in (0..self.shared.mailboxes.len()).filter(|worker| *worker != self.index) {
-            self.shared.mailboxes.send(worker, Message::CloseUnused { node, lane });
-        }
-    }
-
     /// Publishes whether clients of this worker wait for room. Returns whether this is a change.
     fn set_waiting_for_room(&mut self, node: NodeId, lane: Lane, waits: bool) -> bool {
-        let (worker, place) = (self.index, lane.pool());
+        let (worker, place) = (self.turn.index(), lane.pool());
         place.is_some_and(|place| {
             self.exclusive_bounds(node).is_some_and(|bounds| bounds.set_waiting(worker, place, waits))
         })
@@ -175,8 +160,8 @@ impl Worker {
                 }
             }
         }
-        if self.node_fails(node) {
-            return Acquired::Refused(self.down_text(node));
+        if self.turn.node_fails(node) {
+            return Acquired::Refused(self.turn.down_text(node));
         }
         if let Some(link) = self.links.take_free(node, lane, resp3) {
             return Acquired::Link(link);
@@ -188,11 +173,6 @@ impl Worker {
         self.stall(handle, Stall::Exclusive);
         self.grow(node, lane, resp3);
         Acquired::Wait
-    }
-
-    /// Whether the last attempt to reach the node failed.
-    pub(super) fn node_fails(&self, node: NodeId) -> bool {
-        self.shared.with_facts(node, |f| f.failure.is_some())
     }
 
     /// Opens one more connection, if it is needed and the bound allows it, or if a free one of the other protocol can
@@ -216,13 +196,13 @@ impl Worker {
             }
         }
         if self.set_waiting_for_room(node, lane, true) {
-            self.want_room(node, lane);
+            want_room(&self.turn, node, lane);
         }
     }
 
     /// Returns false if there is no room for it.
     fn open_exclusive(&mut self, node: NodeId, lane: Lane, resp3: bool, is_ahead: bool) -> bool {
-        let (worker, bound) = (self.index, self.bound(lane).0);
+        let (worker, bound) = (self.turn.index(), bound(&self.turn, lane).0);
         let Some(place) = lane.pool() else { return false };
         if !self.exclusive_bounds(node).is_some_and(|bounds| bounds.take(worker, place, bound)) {
             return false;
@@ -232,7 +212,14 @@ impl Worker {
         let Some(pool) = self.links.pool_mut(node, lane) else { return false };
         pool.open += 1;
         pool.coming[usize::from(resp3)] += 1;
-        let mut link = Link::new(node, lane, resp3, self.routing.live.database, self.counters.node(node), self.now_us);
+        let mut link = Link::new(
+            node,
+            lane,
+            resp3,
+            self.turn.routing().live.database,
+            self.turn.counters().node(node),
+            self.turn.now_us(),
+        );
         link.checkout_mut().into_iter().for_each(|loan| loan.owner = CheckoutOwner::Coming { is_ahead });
         let link = self.links.insert(link);
         self.connect(link);
@@ -249,14 +236,14 @@ impl Worker {
         resp3: bool,
         how_many: impl FnOnce(&Self, usize) -> usize,
     ) {
-        let (bound, Some(place)) = (self.bound(lane).0, lane.pool()) else { return };
+        let (bound, Some(place)) = (bound(&self.turn, lane).0, lane.pool()) else { return };
         let Some(room) = self.exclusive_bounds(node).map(|bounds| bounds.available(place, bound)) else { return };
         let Some(pool) = self.links.pool(node, lane) else { return };
         let free = pool.free.iter().filter(|h| self.links.get(**h).is_some_and(|l| l.resp3 == resp3)).count();
         let (there, coming) = (free + pool.coming[usize::from(resp3)], pool.coming[0] + pool.coming[1]);
         let most = COMING_MAX.saturating_sub(coming.max(there)).min(room);
-        let rests = self.now_us < pool.ahead_rests_until_us;
-        if there >= AHEAD_MIN || most == 0 || rests || pool.has_yielded || self.node_fails(node) {
+        let rests = self.turn.now_us() < pool.ahead_rests_until_us;
+        if there >= AHEAD_MIN || most == 0 || rests || pool.has_yielded || self.turn.node_fails(node) {
             return;
         }
         for _ in there..how_many(self, there + most).min(there + most) {
@@ -277,13 +264,13 @@ impl Worker {
         class: u8,
         seq: Option<u32>,
     ) {
-        let epoch = self.routing.topology.epoch() as u32;
+        let epoch = self.turn.routing().topology.epoch() as u32;
         let Some(client) = self.clients.get_mut(handle) else { return };
-        let seq = seq.unwrap_or_else(|| client.owe(self.now_us, class));
+        let seq = seq.unwrap_or_else(|| client.owe(self.turn.now_us(), class));
         client.held = Some(link_handle);
         let (database, no_touch) = (client.database, client.no_touch);
         let downgraded = self.links.get(link_handle).is_some_and(|l| l.downgraded);
-        let shape = if downgraded { self.shape_of(request) } else { Shape::Plain };
+        let shape = if downgraded { shape_of(&self.turn, request) } else { Shape::Plain };
         let Some(link) = self.links.get_mut(link_handle) else { return };
         let node = link.node;
         link.refused = None;
@@ -299,7 +286,7 @@ impl Worker {
             who: handle,
             seq,
             len: 0,
-            sent_us: self.now_us as u32,
+            sent_us: self.turn.now_us() as u32,
             epoch,
             purpose: Purpose::Client,
             class,
@@ -354,7 +341,7 @@ impl Worker {
         }
         let Some(link) = self.links.get_mut(handle) else { return };
         link.paused = false;
-        link.idle_since_us = self.now_us;
+        link.idle_since_us = self.turn.now_us();
         if let Some(loan) = link.checkout_mut() {
             loan.owner = CheckoutOwner::Free;
             loan.slow = false;
@@ -369,7 +356,7 @@ impl Worker {
     /// exceeds its share.
     fn is_above_share(&mut self, handle: Handle) -> bool {
         let Some((node, lane)) = self.links.get(handle).map(|link| (link.node, link.lane)) else { return false };
-        let (worker, bound) = (self.index, self.bound(lane).0);
+        let (worker, bound) = (self.turn.index(), bound(&self.turn, lane).0);
         let (Some(place), Some(open)) = (lane.pool(), self.links.pool_mut(node, lane).map(|pool| pool.open)) else {
             return false;
         };
@@ -394,7 +381,7 @@ impl Worker {
                 self.unstall(front);
                 continue;
             }
-            if self.node_fails(node) {
+            if self.turn.node_fails(node) {
                 // It retries, and is answered at once.
                 self.links.pool_mut(node, lane).map(|p| p.waiters.pop_front());
                 self.unstall(front);
@@ -424,19 +411,19 @@ impl Worker {
         let is_ahead = link.checkout().is_some_and(|loan| loan.owner == CheckoutOwner::Coming { is_ahead: true });
         let (node, lane) = (link.node, link.lane);
         self.drop_link(handle);
-        let rests_until_us = self.now_us + AHEAD_REST_US;
+        let rests_until_us = self.turn.now_us() + AHEAD_REST_US;
         if let Some(pool) = self.links.pool_mut(node, lane).filter(|_| is_ahead) {
             pool.ahead_rests_until_us = rests_until_us;
         }
         // For clients in line now, another attempt is made and answers them. If the node is lost, commands that would
         // block there end as at a server.
-        let is_lost = self.node_fails(node) || lane == Lane::Blocking && !self.links.is_up(node);
+        let is_lost = self.turn.node_fails(node) || lane == Lane::Blocking && !self.links.is_up(node);
         if is_ahead || is_lost {
             self.wake(node, lane);
             return;
         }
-        let (_, what, _) = self.bound(lane);
-        let text = format!("NODEBUSY {} accepts no connection for {what}: {why}", self.node_name(node));
+        let (_, what, _) = bound(&self.turn, lane);
+        let text = format!("NODEBUSY {} accepts no connection for {what}: {why}", self.turn.node_name(node));
         self.refuse_first(node, lane, text);
     }
 
@@ -449,12 +436,12 @@ impl Worker {
             *coming = coming.saturating_sub(usize::from(was_coming));
             pool.free.retain(|h| *h != handle);
         }
-        let (worker, Some(place)) = (self.index, link.lane.pool()) else { return };
+        let (worker, Some(place)) = (self.turn.index(), link.lane.pool()) else { return };
         let waiting = self.exclusive_bounds(link.node).map_or(0, |bounds| bounds.release(worker, place));
-        for worker in (0..self.shared.mailboxes.len())
-            .filter(|worker| *worker != self.index && waiting & (1 << (worker % 64)) != 0)
+        for worker in (0..self.turn.shared().mailboxes.len())
+            .filter(|worker| *worker != self.turn.index() && waiting & (1 << (worker % 64)) != 0)
         {
-            self.shared.mailboxes.send(worker, Message::ConnectionAvailable { node: link.node });
+            self.turn.shared().mailboxes.send(worker, Message::ConnectionAvailable { node: link.node });
         }
     }
 
@@ -531,7 +518,7 @@ impl Worker {
 
     /// Answers clients that have waited too long.
     pub(super) fn tick_pools(&mut self) {
-        let timeout_us = self.routing.live.command_timeout.as_micros() as u64;
+        let timeout_us = self.turn.routing().live.command_timeout.as_micros() as u64;
         let mut late = Vec::new();
         let mut waited_for = Vec::new();
         for (node, lane, pool) in self.links.pools_mut().filter(|(_, _, pool)| !pool.waiters.is_empty()) {
@@ -539,8 +526,12 @@ impl Worker {
                 let Some(client) = self.clients.get(*waiter).filter(|c| c.stall == Stall::Exclusive) else {
                     return false;
                 };
-                let is_late = self.now_us.saturating_sub(client.stalled_at_us) > timeout_us
-                    && !self.shared.busy.was_busy(node, self.now_us, self.routing.live.command_timeout);
+                let is_late = self.turn.now_us().saturating_sub(client.stalled_at_us) > timeout_us
+                    && !self.turn.shared().busy.was_busy(
+                        node,
+                        self.turn.now_us(),
+                        self.turn.routing().live.command_timeout,
+                    );
                 if is_late {
                     late.push((*waiter, node, lane));
                 }
@@ -549,12 +540,12 @@ impl Worker {
             waited_for.push((node, lane));
         }
         for (waiter, node, lane) in late {
-            let (bound, what, key) = self.bound(lane);
+            let (bound, what, key) = bound(&self.turn, lane);
             let bound = self.exclusive_bounds(node).map_or(bound, |bounds| bounds.bound(bound));
             let text = format!(
                 "NODEBUSY {}: no connection for {what} became free within {:?} ({key} {bound})",
-                self.node_name(node),
-                self.routing.live.command_timeout,
+                self.turn.node_name(node),
+                self.turn.routing().live.command_timeout,
             );
             if let Some(client) = self.clients.get_mut(waiter) {
                 client.refusal = Some(text.into());
@@ -569,7 +560,7 @@ impl Worker {
                 self.reissue_watches(node);
             }
             if self.set_waiting_for_room(node, lane, false) && self.set_waiting_for_room(node, lane, true) {
-                self.want_room(node, lane);
+                want_room(&self.turn, node, lane);
             }
             // As many as may connect at the same time, because some earlier attempts may have failed.
             for _ in 0..COMING_MAX {
@@ -580,5 +571,22 @@ impl Worker {
                 }
             }
         }
+    }
+}
+
+/// Returns the configured bound of a kind over all workers, its purpose, and its key.
+fn bound(turn: &Turn, lane: Lane) -> (usize, &'static str, &'static str) {
+    let live = &turn.routing().live;
+    match lane {
+        Lane::Blocking => (live.blocking_connections_max, "blocking commands", "blocking-connections-max"),
+        Lane::Watch => (live.watch_connections_max, "transactions", "watch-connections-max"),
+        _ => (live.large_connections_max, "large values", "large-connections-max"),
+    }
+}
+
+/// Requests room from other workers, for clients in line.
+fn want_room(turn: &Turn, node: NodeId, lane: Lane) {
+    for worker in (0..turn.shared().mailboxes.len()).filter(|worker| *worker != turn.index()) {
+        turn.shared().mailboxes.send(worker, Message::CloseUnused { node, lane });
     }
 }

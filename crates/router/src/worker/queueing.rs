@@ -18,6 +18,7 @@ use super::scan::QueuedScan;
 use crate::shared::RoutingSnapshot;
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
+use crate::worker::scan::queued_scan;
 
 const QUEUED: &[u8] = b"+QUEUED\r\n";
 
@@ -186,7 +187,8 @@ impl Worker {
         let sha = self.sha_sent(routing, command, args);
         let (request, scan) = scan.unzip();
         let raw = request.as_deref().or(checked.as_deref()).unwrap_or(raw);
-        let is_known = select.is_none_or(|database| self.shared.has_database(&self.keepers.all(), database));
+        let is_known =
+            select.is_none_or(|database| self.turn.shared().has_database(&self.turn.data_nodes().all(), database));
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let multi = &mut client.session().multi;
         if !multi.aborted {
@@ -322,7 +324,7 @@ impl Worker {
             },
             Handling::Local(Local::RandomKey) if is_only => Queueing::Alone(Limit::EveryNode),
             Handling::Local(Local::Scan) if let Some(node) = routing.topology.only_node() => {
-                match self.queued_scan(args, node) {
+                match queued_scan(&self.turn, args, node) {
                     Some((request, scan)) => Queueing::Scan(request, scan),
                     // The router reports an error, or the end of the scan.
                     None => Queueing::Own(When::Before),

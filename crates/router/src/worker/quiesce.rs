@@ -26,6 +26,8 @@ use crate::function_turns::ChangeTurn;
 use crate::mover::{MoverMessage, Moves, SharedMove};
 use crate::shared::{QuiesceLockGuard, RoutingSnapshot};
 use crate::slab::Handle;
+use crate::worker::links::Links;
+use crate::worker::turn::Turn;
 
 /// Maximum wait of a read for the movers, microseconds. Then it is executed in the current state of the nodes.
 const LOOK_TIMEOUT_US: u64 = 1_000_000;
@@ -99,7 +101,7 @@ struct Flush {
 }
 
 impl MultiStepCommand for Flush {
-    fn next(&mut self, _: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, _: &Turn, _: &Links, _: bool, parts: Vec<Vec<u8>>) -> Next {
         let failed = parts.iter().find(|p| reply::is_error(p)).map(|error| with_doubt(error, &parts));
         Next::Done(failed.unwrap_or_else(|| parts.into_iter().next().unwrap_or_default()))
     }
@@ -118,7 +120,7 @@ struct FullScan {
 }
 
 impl MultiStepCommand for FullScan {
-    fn next(&mut self, worker: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, turn: &Turn, _: &Links, _: bool, parts: Vec<Vec<u8>>) -> Next {
         let (of_nodes, temporary) = parts.split_at(self.nodes.len().min(parts.len()));
         if let Some(error) = of_nodes.iter().find(|part| reply::is_error(part)) {
             return Next::Done(error.clone());
@@ -127,7 +129,7 @@ impl MultiStepCommand for FullScan {
         match self.merge {
             Merge::Concat => {
                 // As for SCAN: keys at a node unrelated to their slot cannot be used.
-                let routing = &worker.routing;
+                let routing = &turn.routing();
                 let is_key = |node: NodeId, key: &[u8]| {
                     reply::text(key).is_some_and(|key| !is_temporary(key) && belongs(routing, node, key))
                 };
@@ -154,21 +156,22 @@ impl Worker {
         if self.clients.get(handle)?.quieting.is_none() {
             self.quiesce.last_ticket += 1;
             // Differs from the tickets of other workers.
-            let ticket = self.quiesce.last_ticket << 8 | (self.index as u64 & 0xff);
+            let ticket = self.quiesce.last_ticket << 8 | (self.turn.index() as u64 & 0xff);
             let guard = Guard::Movers(QuiesceGuard { ticket, flushes, turn: None, movers: BTreeMap::new() });
-            self.clients.get_mut(handle)?.quieting = Some(Box::new(QuiesceWait { since_us: self.now_us, guard }));
+            self.clients.get_mut(handle)?.quieting =
+                Some(Box::new(QuiesceWait { since_us: self.turn.now_us(), guard }));
         }
         let quieting = self.clients.get_mut(handle)?.quieting.as_mut()?;
-        let waited_us = self.now_us.saturating_sub(quieting.since_us);
+        let waited_us = self.turn.now_us().saturating_sub(quieting.since_us);
         let guard = quieting.movers()?;
         if !flushes && guard.turn.is_none() {
-            guard.turn = self.shared.try_quiesce_lock();
+            guard.turn = self.turn.shared().try_quiesce_lock();
             if guard.turn.is_none() {
                 return Some((false, waited_us));
             }
         }
         // A move may have started in the meantime.
-        guard.request(&routing.moves, self.index);
+        guard.request(&routing.moves, self.turn.index());
         let quiet = guard.movers.iter().all(|(id, (_, quiet))| *quiet || !routing.moves.by_id.contains_key(id));
         Some((quiet, waited_us))
     }
@@ -176,7 +179,7 @@ impl Worker {
     /// FLUSHALL or FLUSHDB during moves.
     #[cold]
     pub(super) fn flush_quietly(&mut self, handle: Handle, lane: Lane, raw: &[u8], class: u8) -> Flow {
-        let routing = self.routing.clone();
+        let routing = self.turn.routing().clone();
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
@@ -193,13 +196,13 @@ impl Worker {
             );
             return self.refuse(handle, class, &text);
         }
-        let mut nodes = self.keepers.all();
+        let mut nodes = self.turn.data_nodes().all();
         // Movers' own keys are flushed with the keys from which they were made.
         nodes.extend(routing.moves.by_id.values().map(|mover| mover.target));
         nodes.sort_unstable();
         nodes.dedup();
         if let Some(client) = self.clients.get_mut(handle) {
-            let since = Since::now(&self.shared, &self.routing);
+            let since = Since::now(self.turn.shared(), self.turn.routing());
             nodes.iter().for_each(|node| client.written.add(*node, since));
         }
         let asks = nodes.into_iter().map(|node| StepRequest { node, lane, requests: vec![raw.to_vec()] }).collect();
@@ -209,7 +212,7 @@ impl Worker {
     /// DBSIZE or KEYS during moves.
     #[cold]
     pub(super) fn look_quietly(&mut self, handle: Handle, lane: Lane, merge: Merge, raw: &[u8], class: u8) -> Flow {
-        let routing = self.routing.clone();
+        let routing = self.turn.routing().clone();
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
@@ -220,7 +223,7 @@ impl Worker {
             return Flow::Stall(Stall::Quiet);
         }
         let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
-        let nodes = self.keepers.all();
+        let nodes = self.turn.data_nodes().all();
         let mut asks: Vec<StepRequest> =
             nodes.iter().map(|node| StepRequest { node: *node, lane, requests: vec![raw.to_vec()] }).collect();
         if merge == Merge::Sum {
@@ -242,10 +245,10 @@ impl Worker {
     /// Delays a command that will change the functions of all nodes: a concurrent copy from one node to another would
     /// restore the previous state. `None`: no copies start until the client's next procedure ends.
     pub(super) fn wait_to_change_functions(&mut self, handle: Handle, class: u8) -> Option<Flow> {
-        let now_us = self.now_us;
-        let timeout = self.routing.live.command_timeout;
+        let now_us = self.turn.now_us();
+        let timeout = self.turn.routing().live.command_timeout;
         let Some(client) = self.clients.get_mut(handle) else { return Some(Flow::Close) };
-        let turn = self.shared.functions.begin_change();
+        let turn = self.turn.shared().functions.begin_change();
         let may = turn.is_some();
         if !may && client.in_flight() > 0 {
             return Some(Flow::Stall(Stall::Barrier));
@@ -259,9 +262,9 @@ impl Worker {
             return Some(Flow::Stall(Stall::Quiet));
         }
         client.quieting = None;
-        let left = self.shared.fences.with_functions();
+        let left = self.turn.shared().fences.with_functions();
         let left: Vec<&str> =
-            left.iter().filter_map(|(node, _)| Some(&*self.routing.live.nodes.get(node)?.name)).collect();
+            left.iter().filter_map(|(node, _)| Some(&*self.turn.routing().live.nodes.get(node)?.name)).collect();
         let text = match left[..] {
             [] => {
                 format!(

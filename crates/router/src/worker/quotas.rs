@@ -44,7 +44,7 @@ impl Worker {
         ) {
             return Ok(());
         }
-        let now_us = self.now_us;
+        let now_us = self.turn.now_us();
         let Some(client) = self.clients.get_mut(handle) else { return Ok(()) };
         let wait = |ns: u64| format!("try again in {} ms", ns.div_ceil(1_000_000).max(1));
         let user = &client.user;
@@ -79,16 +79,16 @@ impl Worker {
     }
 
     fn count_keys(&mut self, command: &Command, args: &Args<'_>) -> Result<(), String> {
-        if self.routing.live.key_limits.is_empty() {
+        if self.turn.routing().live.key_limits.is_empty() {
             return Ok(());
         }
         self.keys.clear();
         if command.find_keys(args, &mut self.keys).is_err() {
             return Ok(()); // the command will fail
         }
-        let (holders, now_us) = (self.shared.counters.len(), self.now_us);
+        let (holders, now_us) = (self.turn.shared().counters.len(), self.turn.now_us());
         let wait = |ns: u64| format!("try again in {} ms", ns.div_ceil(1_000_000).max(1));
-        for (limit, part) in self.routing.live.key_limits.iter().zip(&self.accounts.of_prefixes) {
+        for (limit, part) in self.turn.routing().live.key_limits.iter().zip(&self.accounts.of_prefixes) {
             let mut own = self
                 .keys
                 .iter()
@@ -109,7 +109,7 @@ impl Worker {
             }
             if let Some(per_second) = limit.key_requests_per_second {
                 for key in own {
-                    self.accounts.of_keys.take(&self.shared.limits, holders, key, per_second, now_us).map_err(
+                    self.accounts.of_keys.take(&self.turn.shared().limits, holders, key, per_second, now_us).map_err(
                         |ns| {
                             format!(
                                 "LIMITED this key is at its limit of {per_second} requests per second; {}",
@@ -125,7 +125,7 @@ impl Worker {
 
     /// Returns this worker's part of an account.
     pub(super) fn part_of(&mut self, name: String) -> Arc<Part> {
-        let (limits, holders) = (&self.shared.limits, self.shared.counters.len());
+        let (limits, holders) = (&self.turn.shared().limits, self.turn.shared().counters.len());
         self.accounts
             .parts
             .entry(name)
@@ -135,7 +135,7 @@ impl Worker {
 
     /// Adopts changed key limits.
     pub(super) fn place_prefixes_anew(&mut self) {
-        let routing = self.routing.clone();
+        let routing = self.turn.routing().clone();
         self.accounts.of_prefixes =
             routing.live.key_limits.iter().map(|limit| self.part_of(format!("prefix:{}", limit.prefix))).collect();
     }

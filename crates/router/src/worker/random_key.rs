@@ -13,6 +13,8 @@ use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::scan::belongs;
 use super::upstream::Lane;
 use crate::slab::Handle;
+use crate::worker::links::Links;
+use crate::worker::turn::Turn;
 
 /// Maximum number of unusable keys (of movers, or stale copies) that a node returns before it counts as empty.
 const STRANGERS_MAX: u32 = 32;
@@ -42,7 +44,7 @@ impl RandomKey {
 }
 
 impl MultiStepCommand for RandomKey {
-    fn next(&mut self, worker: &mut Worker, resp3: bool, mut parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, turn: &Turn, _: &Links, resp3: bool, mut parts: Vec<Vec<u8>>) -> Next {
         if let Some(error) = parts.iter().find(|part| reply::is_error(part)) {
             return Next::Done(error.clone());
         }
@@ -55,7 +57,7 @@ impl MultiStepCommand for RandomKey {
             let answer = parts.pop().unwrap_or_default();
             let node = self.nodes[self.queried];
             let is_stranger =
-                reply::text(&answer).is_some_and(|key| is_temporary(key) || !belongs(&worker.routing, node, key));
+                reply::text(&answer).is_some_and(|key| is_temporary(key) || !belongs(turn.routing(), node, key));
             if !reply::is_null(&answer) && !is_stranger {
                 return Next::Done(answer);
             }
@@ -83,14 +85,14 @@ impl MultiStepCommand for RandomKey {
 impl Worker {
     pub(super) fn random_key(&mut self, handle: Handle, class: u8) -> Flow {
         self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
-        let nodes = self.keepers.all();
+        let nodes = self.turn.data_nodes().all();
         let size = |node: &NodeId| StepRequest {
             node: *node,
             lane: Lane::Main,
             requests: vec![b"*1\r\n$6\r\nDBSIZE\r\n".to_vec()],
         };
         let first: Vec<StepRequest> = nodes.iter().map(size).collect();
-        let random = self.now_us ^ (self.turn_of_nodes as u64).rotate_left(32);
+        let random = self.turn.now_us() ^ (self.turn_of_nodes as u64).rotate_left(32);
         let procedure = RandomKey { nodes, keys: Vec::new(), queried: 0, strangers: 0, random };
         self.begin_alone(handle, class, Box::new(procedure), first)
     }

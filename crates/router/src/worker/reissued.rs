@@ -33,6 +33,7 @@ use super::{Stall, Worker};
 use crate::shared::{Message, RoutingSnapshot};
 use crate::slab::Handle;
 use crate::wait_queues::Ticket;
+use crate::worker::turn::Turn;
 
 /// Time after which a node that has not shown a client as waiting is assumed not to do so, us.
 const LOOKS_US: u64 = 1_000_000;
@@ -208,7 +209,7 @@ impl Worker {
         ticket: Ticket,
         waits_us: Option<u64>,
     ) {
-        let until_us = waits_us.map(|us| self.now_us.saturating_add(us));
+        let until_us = waits_us.map(|us| self.turn.now_us().saturating_add(us));
         if let Some(client) = self.clients.get_mut(handle) {
             let waiting = Waiting {
                 request: request.to_vec(),
@@ -232,7 +233,9 @@ impl Worker {
         ticket: Ticket,
         waits_us: Option<u64>,
     ) {
-        let Some(seq) = self.clients.get_mut(handle).map(|client| client.owe(self.now_us, class)) else { return };
+        let Some(seq) = self.clients.get_mut(handle).map(|client| client.owe(self.turn.now_us(), class)) else {
+            return;
+        };
         self.keep_waiting(handle, request, seq, ticket, waits_us);
         self.is_here(handle);
     }
@@ -261,7 +264,7 @@ impl Worker {
             return later; // after its earlier commands
         }
         client.lane = Lane::Blocking;
-        let ticket = self.shared.wait_queues.enter_reissued(slot, self.index, handle);
+        let ticket = self.turn.shared().wait_queues.enter_reissued(slot, self.turn.index(), handle);
         self.wait_in_line(handle, raw, command.class() as u8, ticket, command.waits_us(args));
         Flow::Next
     }
@@ -270,7 +273,7 @@ impl Worker {
     fn is_here(&mut self, handle: Handle) {
         if let Some(waiting) = self.clients.get_mut(handle).and_then(|c| c.waiting.as_mut()) {
             waiting.state = State::Here;
-            self.shared.wait_queues.note_returned(waiting.ticket, &self.shared.mailboxes);
+            self.turn.shared().wait_queues.note_returned(waiting.ticket, &self.turn.shared().mailboxes);
         }
         self.reissued_commands.clients.push(handle);
         self.stall(handle, Stall::Turn);
@@ -290,7 +293,7 @@ impl Worker {
     pub(super) fn reissue_waiting(&mut self, link: Handle) {
         let Some(holder) = self.links.get(link).map(Link::holder) else { return };
         if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
-            self.shared.wait_queues.reissue(waiting.ticket, self.index, holder);
+            self.turn.shared().wait_queues.reissue(waiting.ticket, self.turn.index(), holder);
             waiting.state = State::Ending;
             waiting.ends = open_ends(&waiting.request).into_iter().map(|(id, _)| (id, None)).collect();
         }
@@ -373,8 +376,10 @@ impl Worker {
             }
         }
         for (number, (asker, _)) in askers.into_iter().enumerate() {
-            asker
-                .answer(&self.shared.mailboxes, if number == 0 && unblocked.is_none() { b":1\r\n" } else { b":0\r\n" });
+            asker.answer(
+                &self.turn.shared().mailboxes,
+                if number == 0 && unblocked.is_none() { b":1\r\n" } else { b":0\r\n" },
+            );
         }
         self.after_exclusive_reply(link_handle);
         true
@@ -397,7 +402,7 @@ impl Worker {
         };
         let resp3 = self.clients.get(handle).is_some_and(|client| client.resp3);
         self.make_ahead(node, Lane::Blocking, resp3, |worker, most| worker.reissued_of(resp3, most));
-        if !self.shared.wait_queues.is_turn(ticket, &self.shared.mailboxes) {
+        if !self.turn.shared().wait_queues.is_turn(ticket, &self.turn.shared().mailboxes) {
             return self.stall(handle, Stall::Turn);
         }
         self.give_back_of_another(handle, node);
@@ -407,19 +412,19 @@ impl Worker {
             Acquired::Refused(why) => return self.lose_reissued(handle, &why),
         };
         // The state may have changed before it had a connection.
-        if !self.shared.wait_queues.go(ticket, self.index, handle, &self.shared.mailboxes) {
+        if !self.turn.shared().wait_queues.go(ticket, self.turn.index(), handle, &self.turn.shared().mailboxes) {
             self.give_back(handle, link);
             return self.stall(handle, Stall::Turn);
         }
         // 0 would mean no timeout.
-        let left_us = until_us.map(|until| until.saturating_sub(self.now_us).max(1000));
+        let left_us = until_us.map(|until| until.saturating_sub(self.turn.now_us()).max(1000));
         let request = left_us.and_then(|us| with_time_left(&request, us.div_ceil(1000))).unwrap_or(request);
         self.push_exclusive(handle, link, Call::Bytes(&request), &request, CommandClass::Blocking as u8, Some(seq));
         self.wait_at_node(handle, link, waited, left_us);
         if let Some(client) = self.clients.get_mut(handle) {
-            client.written.add(node, Since::now(&self.shared, &self.routing));
+            client.written.add(node, Since::now(self.turn.shared(), self.turn.routing()));
             if let Some(waiting) = client.waiting.as_mut() {
-                waiting.state = State::Sent { look: 0, since_us: self.now_us };
+                waiting.state = State::Sent { look: 0, since_us: self.turn.now_us() };
                 // From here on it has the IDs of its start instead of `$`.
                 if !waiting.ends.is_empty() {
                     waiting.request = request;
@@ -462,12 +467,7 @@ impl Worker {
             Some(reply) => self.deliver(handle, waiting.seq, &reply),
             None => self.end_as_a_server_would(handle, waiting.seq),
         }
-        self.leave_line(&waiting);
-    }
-
-    /// Removes a finished wait from the line, for the clients behind it.
-    pub(super) fn leave_line(&self, waiting: &Waiting) {
-        self.shared.wait_queues.leave(waiting.ticket, &self.shared.mailboxes);
+        leave_line(&self.turn, &waiting);
     }
 
     /// Recalls the command of a client that is overtaking another client, which began to wait earlier but reaches the
@@ -497,7 +497,7 @@ impl Worker {
                 .get(*h)
                 .and_then(|c| c.waiting.as_ref())
                 .and_then(|w| w.until_us)
-                .is_some_and(|until_us| until_us <= self.now_us)
+                .is_some_and(|until_us| until_us <= self.turn.now_us())
         };
         let over: Vec<Handle> = self.reissued_commands.clients.iter().copied().filter(is_over).collect();
         for handle in over {
@@ -537,7 +537,7 @@ impl Worker {
         };
         if reply::is_error(answer)
             || is_shown_waiting(answer, client_id)
-            || self.now_us.saturating_sub(since_us) > LOOKS_US
+            || self.turn.now_us().saturating_sub(since_us) > LOOKS_US
         {
             self.is_there(holder);
         } else {
@@ -549,10 +549,10 @@ impl Worker {
     fn is_there(&mut self, handle: Handle) {
         if let Some(waiting) = self.clients.get_mut(handle).and_then(|c| c.waiting.as_mut()) {
             waiting.state = State::There;
-            match self.shared.wait_queues.note_seen_at_node(waiting.ticket) {
+            match self.turn.shared().wait_queues.note_seen_at_node(waiting.ticket) {
                 // In this turn: a message to this worker would arrive in the next one.
-                Some((worker, next)) if worker == self.index => self.on_turn(next),
-                Some((worker, next)) => self.shared.mailboxes.send(worker, Message::WaitTurn { client: next }),
+                Some((worker, next)) if worker == self.turn.index() => self.on_turn(next),
+                Some((worker, next)) => self.turn.shared().mailboxes.send(worker, Message::WaitTurn { client: next }),
                 None => {}
             }
         }
@@ -564,6 +564,11 @@ impl Worker {
             client.stall = Stall::None;
         }
     }
+}
+
+/// Removes a finished wait from the line, for the clients behind it.
+pub(super) fn leave_line(turn: &Turn, waiting: &Waiting) {
+    turn.shared().wait_queues.leave(waiting.ticket, &turn.shared().mailboxes);
 }
 
 #[cfg(test)]

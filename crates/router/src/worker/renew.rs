@@ -17,7 +17,7 @@ use crate::slab::Handle;
 impl Worker {
     /// Marks the connections to nodes whose user, password or TLS has changed.
     pub(super) fn mark_stale(&mut self, before: &RuntimeSettings) {
-        let live = self.routing.live.clone();
+        let live = self.turn.routing().live.clone();
         let changed = |node: NodeId| match (before.nodes.get(&node), live.nodes.get(&node)) {
             (Some(old), Some(new)) => {
                 (&old.username, &old.password, &old.tls) != (&new.username, &new.password, &new.tls)
@@ -61,7 +61,7 @@ impl Worker {
         if !link.retiring || !link.is_quiet() {
             return;
         }
-        let (node, lane, connection) = (link.node, link.lane, link.connection(self.index));
+        let (node, lane, connection) = (link.node, link.lane, link.connection(self.turn.index()));
         if let Some(fd) = link.fd.take() {
             if let Some(tls) = &mut link.tls {
                 tls.notify_close(&fd);
@@ -76,9 +76,9 @@ impl Worker {
         link.retiring = false;
         link.renewing = true;
         if lane != Lane::Replica {
-            self.shared.connections.remove(&connection);
+            self.turn.shared().connections.remove(&connection);
         }
-        info!(node = %self.node_name(node), "reconnecting with the new credentials");
+        info!(node = %self.turn.node_name(node), "reconnecting with the new credentials");
         self.connect(handle);
     }
 }

@@ -36,14 +36,14 @@ impl Worker {
             let Some(link) = self.links.get_mut(handle) else { continue };
             let (node, phase) = (link.node, link.phase);
             if let Some(replica) = link.replica() {
-                let is_readable = self.routing.servers.get(&node).is_some_and(|s| s.readable.contains(&replica));
+                let is_readable = self.turn.routing().servers.get(&node).is_some_and(|s| s.readable.contains(&replica));
                 if !is_readable && phase != Phase::Up {
                     self.replica_failed(handle, "it is no longer read");
                     self.drop_link(handle);
                 }
                 continue;
             }
-            let Some(servers) = self.routing.servers.get(&node) else { continue };
+            let Some(servers) = self.turn.routing().servers.get(&node) else { continue };
             if link.address == servers.primary {
                 continue;
             }
@@ -79,7 +79,7 @@ impl Worker {
         if self.clients.get(client).is_some_and(|c| c.tracked.is_some()) {
             return Ok(None); // a replica may still return values that the client has invalidated
         }
-        let routing = self.routing.clone();
+        let routing = self.turn.routing().clone();
         let servers = routing.servers.get(&node);
         let readable = servers.map_or(&[][..], |s| &s.readable);
         if reads == Reads::Primary || (reads == Reads::Nearest && servers.is_none_or(|s| s.primary_is_nearest)) {
@@ -96,7 +96,7 @@ impl Worker {
         }
         match reads {
             Reads::Replica => {
-                Err(format!("NODEDOWN no replica of {} can be read (reads = \"replica\")", self.node_name(node)))
+                Err(format!("NODEDOWN no replica of {} can be read (reads = \"replica\")", self.turn.node_name(node)))
             }
             _ => Ok(None),
         }
@@ -111,9 +111,9 @@ impl Worker {
             node,
             Lane::Replica,
             resp3,
-            self.routing.live.database,
-            self.counters.replicas(node),
-            self.now_us,
+            self.turn.routing().live.database,
+            self.turn.counters().replicas(node),
+            self.turn.now_us(),
         );
         let mut link = Link::to_replica(address, link);
         // Clients that may read from the primary do so until the connection is up.
@@ -129,9 +129,9 @@ impl Worker {
         if let Some(fd) = link.fd.take() {
             self.poll.remove(&fd);
         }
-        link.phase = Phase::Waiting { until_us: self.now_us + RETRY_US };
+        link.phase = Phase::Waiting { until_us: self.turn.now_us() + RETRY_US };
         let (node, replica) = (link.node, link.replica());
-        let name = self.node_name(node);
+        let name = self.turn.node_name(node);
         let replica = replica.map_or_else(String::new, |r| r.to_string());
         debug!(node = %name, replica, reason = why, "replica cannot be reached");
         self.fail_all(handle, &format!("NODEDOWN replica {replica} of {name} cannot be reached: {why}"), 0);

@@ -16,6 +16,8 @@ use super::upstream::{Again, Arrival, Body, Lane, Pending, Phase, Purpose, Taken
 use super::{Stall, Worker};
 use crate::poll::Token;
 use crate::slab::Handle;
+use crate::worker::blocking::is_end_of_waits;
+use crate::worker::handshake::learn;
 
 impl Worker {
     /// Reads once, and passes the received replies on.
@@ -27,7 +29,7 @@ impl Worker {
 
     fn read_link_into(&mut self, handle: Handle, buffer: &mut [u8]) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        match link.receive(buffer, self.now_us) {
+        match link.receive(buffer, self.turn.now_us()) {
             Taken::Bytes(count) => {
                 let more = link.readable;
                 let mut input = std::mem::take(&mut link.input);
@@ -78,14 +80,15 @@ impl Worker {
                 return bytes.len();
             }
             let rest = &bytes[pos..];
-            match link.arrival(rest, &self.routing.live) {
+            match link.arrival(rest, &self.turn.routing().live) {
                 Arrival::Reply(len) => {
                     pos += len;
                     self.on_reply(handle, &rest[..len]);
                 }
                 Arrival::Large(size) => {
                     // A reply that is translated must be whole.
-                    let whole = link.downgraded && rest[0] == b'*' && size <= self.routing.live.client_output_limit;
+                    let whole =
+                        link.downgraded && rest[0] == b'*' && size <= self.turn.routing().live.client_output_limit;
                     let head = link.head().copied();
                     let is_kept = whole && head.is_some_and(|head| self.is_awaited(&head));
                     if is_kept || !self.take_large(handle, size, rest) {
@@ -116,11 +119,11 @@ impl Worker {
     fn end_body(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let through = matches!(link.body, Body::Through(_));
-        if link.head().is_some_and(|head| self.slow.is_slow((self.now_us as u32).wrapping_sub(head.sent_us))) {
+        if link.head().is_some_and(|head| self.slow.is_slow((self.turn.now_us() as u32).wrapping_sub(head.sent_us))) {
             self.note_slow(handle);
         }
         let Some(link) = self.links.get_mut(handle) else { return };
-        let Some(ended) = link.answered_in_pieces(self.now_us) else { return };
+        let Some(ended) = link.answered_in_pieces(self.turn.now_us()) else { return };
         let is_awaited = !link.waiters.is_empty();
         let expired = ended.is_expired;
         let is_exclusive = link.lane.is_exclusive();
@@ -132,9 +135,9 @@ impl Worker {
             self.note_slow_exclusive(handle, pending);
         }
         if through && !expired {
-            let counters = self.counters.clone();
+            let counters = self.turn.counters().clone();
             if let Some(client) = self.clients.get_mut(pending.who) {
-                client.end_stream(self.now_us, &counters);
+                client.end_stream(self.turn.now_us(), &counters);
                 self.clients.mark(pending.who);
                 self.after_delivery(pending.who);
             }
@@ -150,7 +153,7 @@ impl Worker {
         if !text.starts_with(b"MOVED ") && !text.starts_with(b"ASK ") {
             return None;
         }
-        let node = self.node_name(self.links.get(handle)?.node);
+        let node = self.turn.node_name(self.links.get(handle)?.node);
         let mut out = Vec::new();
         encode::error(
             &mut out,
@@ -186,7 +189,7 @@ impl Worker {
             self.break_link(handle, "it sent a reply without a command");
             return;
         };
-        if self.slow.is_slow((self.now_us as u32).wrapping_sub(head.sent_us)) {
+        if self.slow.is_slow((self.turn.now_us() as u32).wrapping_sub(head.sent_us)) {
             self.note_slow(handle);
         }
         let is_error = reply::is_error(answer);
@@ -201,7 +204,7 @@ impl Worker {
             return;
         }
         let Some(link) = self.links.get_mut(handle) else { return };
-        let Some(ended) = link.answered(self.now_us, is_error) else { return };
+        let Some(ended) = link.answered(self.turn.now_us(), is_error) else { return };
         let is_awaited = !link.waiters.is_empty();
         let (node, lane, expired) = (link.node, link.lane, ended.is_expired);
         let pending = self.over(ended, answer);
@@ -218,7 +221,7 @@ impl Worker {
                     deliver_of_node(self, pending.who, pending.seq, &shown);
                 }
                 Purpose::Client | Purpose::Wait
-                    if is_error && lane == Lane::Blocking && self.is_end_of_waits(answer) =>
+                    if is_error && lane == Lane::Blocking && is_end_of_waits(&self.turn, answer) =>
                 {
                     self.forget_waiting(pending.who);
                     self.end_as_a_server_would(pending.who, pending.seq);
@@ -254,17 +257,17 @@ impl Worker {
     fn on_own_reply(&mut self, pending: Pending, node: NodeId, answer: &[u8]) {
         match pending.purpose {
             Purpose::Confirm if reply::is_error(answer) && !answer.starts_with(b"-ERR No such") => {
-                warn!(node = %self.node_name(node), error = %reply::redacted_error(answer), "node refuses CLIENT KILL ID: commands of a broken connection stay unconfirmed there (allow the command to Switchyard's user)");
+                warn!(node = %self.turn.node_name(node), error = %reply::redacted_error(answer), "node refuses CLIENT KILL ID: commands of a broken connection stay unconfirmed there (allow the command to Switchyard's user)");
             }
             Purpose::Confirm => {
                 if let Some(connection) = self.zombies.end(pending.seq) {
-                    self.shared.connections.remove(&connection);
+                    self.turn.shared().connections.remove(&connection);
                 }
                 self.count_zombies(node);
             }
-            Purpose::Learn => self.learn(node, answer),
+            Purpose::Learn => learn(&self.turn, node, answer),
             Purpose::Discarded if reply::is_error(answer) => {
-                debug!(node = %self.node_name(node), error = %reply::redacted_error(answer), "node refuses a command of the router");
+                debug!(node = %self.turn.node_name(node), error = %reply::redacted_error(answer), "node refuses a command of the router");
             }
             _ => {}
         }

@@ -13,11 +13,12 @@ use switchyard_resp::{encode, reply};
 use super::dispatch::Flow;
 use super::local::parse;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
-use super::outage::is_lost;
 use super::upstream::Lane;
 use super::{Stall, Worker};
 use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
+use crate::worker::links::Links;
+use crate::worker::turn::Turn;
 
 /// Default of COUNT.
 const COUNT: usize = 10;
@@ -80,7 +81,7 @@ fn failed(text: &str) -> Vec<u8> {
 impl Scan {
     /// Takes the keys found by a node. Returns the next position, `None` at the end of the scan, or the error for the
     /// client.
-    fn take(&mut self, worker: &Worker, answer: &[u8]) -> Result<Option<Position>, Vec<u8>> {
+    fn take(&mut self, turn: &Turn, answer: &[u8]) -> Result<Option<Position>, Vec<u8>> {
         if reply::is_error(answer) {
             return Err(answer.to_vec());
         }
@@ -89,9 +90,9 @@ impl Scan {
         let Some((inner, found)) = inner.zip(pair.next()) else {
             return Err(failed("ERR switchyard: the reply of a node to SCAN is not a cursor with keys"));
         };
-        let routing = worker.routing.clone();
+        let routing = turn.routing().clone();
         // On a continuum, keys of earlier server lists are normal.
-        let may_be_astray = !routing.topology.placement().is_crc16() || !lock(&worker.shared.moves).is_empty();
+        let may_be_astray = !routing.topology.placement().is_crc16() || !lock(&turn.shared().moves).is_empty();
         for element in reply::elements(found) {
             let Some(key) = reply::text(element) else { continue };
             // A key at a node unrelated to its slot cannot be used.
@@ -105,16 +106,16 @@ impl Scan {
             self.keys.extend_from_slice(element);
             self.found += 1;
         }
-        if self.keys.len() > worker.routing.live.client_output_limit {
+        if self.keys.len() > turn.routing().live.client_output_limit {
             return Err(failed(super::gather::TOO_LARGE));
         }
-        let now = worker.shared.scan_tick();
-        Ok(lock(&worker.shared.scans).after(self.at, inner, now))
+        let now = turn.shared().scan_tick();
+        Ok(lock(&turn.shared().scans).after(self.at, inner, now))
     }
 
     /// Returns the reply to the client, with the cursor of the next position.
-    fn reply(&self, worker: &Worker, next: Option<Position>) -> Vec<u8> {
-        let Some(cursor) = next.map_or(Some(0), |next| lock(&worker.shared.scans).encode(next)) else {
+    fn reply(&self, turn: &Turn, next: Option<Position>) -> Vec<u8> {
+        let Some(cursor) = next.map_or(Some(0), |next| lock(&turn.shared().scans).encode(next)) else {
             return failed("ERR switchyard: the SCAN cursor of a node is too large to be encoded");
         };
         let mut out = b"*2\r\n".to_vec();
@@ -126,21 +127,21 @@ impl Scan {
 }
 
 impl MultiStepCommand for Scan {
-    fn next(&mut self, worker: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
-        let next = match self.take(worker, &parts.into_iter().next().unwrap_or_default()) {
+    fn next(&mut self, turn: &Turn, up: &Links, _: bool, parts: Vec<Vec<u8>>) -> Next {
+        let next = match self.take(turn, &parts.into_iter().next().unwrap_or_default()) {
             Ok(next) => next,
             Err(error) => return Next::Done(error),
         };
-        // If this worker does not know the node yet, or the node is lost, it is queried in the next call, which waits.
-        if let Some(next) = next.filter(|next| worker.routing.topology.node(next.node).is_some())
-            && !is_lost(worker, next.node)
+        // If this turn does not know the node yet, or the node is lost, it is queried in the next call, which waits.
+        if let Some(next) = next.filter(|next| turn.routing().topology.node(next.node).is_some())
+            && !up.outages().has(next.node)
             && self.goes_on(next)
         {
             self.at = next;
-            self.about = lock(&worker.shared.scans).wanted(next).cloned();
+            self.about = lock(&turn.shared().scans).wanted(next).cloned();
             return Next::Round(vec![self.request()]);
         }
-        Next::Done(self.reply(worker, next))
+        Next::Done(self.reply(turn, next))
     }
 }
 
@@ -154,26 +155,12 @@ pub(super) fn belongs(routing: &RoutingSnapshot, node: NodeId, key: &[u8]) -> bo
 }
 
 impl Worker {
-    /// A SCAN in a transaction of the only node, with the node's own cursor. `None`: this node cannot continue its
-    /// cursor.
-    pub(super) fn queued_scan(&self, args: &Args<'_>, node: NodeId) -> Option<(Vec<u8>, QueuedScan)> {
-        let cursor = args.get(1).and_then(parse::<u64>)?;
-        let now = self.shared.scan_tick();
-        let mut scans = lock(&self.shared.scans);
-        let at = scans.decode(cursor, now).filter(|at| at.node == node && scans.wanted(*at).is_none())?;
-        let inner = at.inner.to_string();
-        let mut request = Vec::new();
-        let with_inner = |(place, arg)| if place == 1 { inner.as_bytes() } else { arg };
-        encode::command(&mut request, args.iter().enumerate().map(with_inner).collect::<Vec<&[u8]>>());
-        Some((request, QueuedScan(at)))
-    }
-
     /// Returns the node's reply to it, with a cursor suited to clients.
     pub(super) fn scanned(&self, scan: &QueuedScan, answer: &[u8]) -> Vec<u8> {
         let mut scan =
             Scan { at: scan.0, about: None, args: Vec::new(), wanted: 0, rounds_later: 0, found: 0, keys: Vec::new() };
-        match scan.take(self, answer) {
-            Ok(next) => scan.reply(self, next),
+        match scan.take(&self.turn, answer) {
+            Ok(next) => scan.reply(&self.turn, next),
             Err(error) => error,
         }
     }
@@ -193,8 +180,8 @@ impl Worker {
             .and_then(parse::<usize>);
         let names: Vec<Vec<u8>> =
             args.iter().enumerate().filter(|(index, _)| *index != 1).map(|(_, a)| a.to_vec()).collect();
-        let now = self.shared.scan_tick();
-        let mut scans = lock(&self.shared.scans);
+        let now = self.turn.shared().scan_tick();
+        let mut scans = lock(&self.turn.shared().scans);
         // As in Redis: an unknown cursor ends the scan.
         let end = b"*2\r\n$1\r\n0\r\n*0\r\n";
         let Some(at) = scans.decode(cursor, now) else {
@@ -219,4 +206,18 @@ impl Worker {
         // No barrier: a key that exists during a complete iteration is found regardless of other commands.
         self.begin_rounds(handle, class, Box::new(scan), vec![ask])
     }
+}
+
+/// A SCAN in a transaction of the only node, with the node's own cursor. `None`: this node cannot continue its
+/// cursor.
+pub(super) fn queued_scan(turn: &Turn, args: &Args<'_>, node: NodeId) -> Option<(Vec<u8>, QueuedScan)> {
+    let cursor = args.get(1).and_then(parse::<u64>)?;
+    let now = turn.shared().scan_tick();
+    let mut scans = lock(&turn.shared().scans);
+    let at = scans.decode(cursor, now).filter(|at| at.node == node && scans.wanted(*at).is_none())?;
+    let inner = at.inner.to_string();
+    let mut request = Vec::new();
+    let with_inner = |(place, arg)| if place == 1 { inner.as_bytes() } else { arg };
+    encode::command(&mut request, args.iter().enumerate().map(with_inner).collect::<Vec<&[u8]>>());
+    Some((request, QueuedScan(at)))
 }

@@ -28,6 +28,8 @@ use crate::scripts::{Script, sha_of};
 use crate::shared::{RoutingSnapshot, lock};
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
+use crate::worker::links::Links;
+use crate::worker::turn::Turn;
 
 /// Maximum number of analyzed scripts of a worker, and maximum memory of them without the shared ones.
 const MET_MAX: usize = 10_000;
@@ -203,16 +205,17 @@ impl Worker {
         if self.scripts_met.by_text.get(&hash).is_none_or(|script| *script.body != *body) {
             let sha = sha_of(&[body]);
             // Texts with the same hash can be constructed.
-            let known = lock(&self.shared.scripts).by_client_sha(&sha).filter(|script| *script.body == *body).cloned();
+            let known =
+                lock(&self.turn.shared().scripts).by_client_sha(&sha).filter(|script| *script.body == *body).cloned();
             // Analyzed without the lock: a text may be long.
-            let beside = if self.routing.topology.placement().is_crc16() {
+            let beside = if self.turn.routing().topology.placement().is_crc16() {
                 UndeclaredKeys::Slot
             } else {
                 UndeclaredKeys::Nothing
             };
             let script = known.unwrap_or_else(|| {
                 let script = Arc::new(Script::analyse(body, sha, table, beside));
-                lock(&self.shared.scripts).store(&script);
+                lock(&self.turn.shared().scripts).store(&script);
                 script
             });
             self.scripts_met.remember(hash, &script);
@@ -222,7 +225,7 @@ impl Worker {
 
     fn met_by_sha(&mut self, sha: &[u8]) -> Option<&Arc<Script>> {
         if self.scripts_met.named(sha).is_none() {
-            let script = lock(&self.shared.scripts).by_client_sha(sha)?.clone();
+            let script = lock(&self.turn.shared().scripts).by_client_sha(sha)?.clone();
             self.scripts_met.remember(rapidhash::v3::rapidhash_v3(&script.body), &script);
         }
         self.scripts_met.named(sha)
@@ -236,7 +239,7 @@ impl Worker {
         command: &Command,
         args: &Args<'_>,
     ) -> Option<Flow> {
-        let routing = self.routing.clone();
+        let routing = self.turn.routing().clone();
         let check = routing.checks_scripts();
         let class = command.class() as u8;
         match &*command.name {
@@ -264,7 +267,7 @@ impl Worker {
             "SCRIPT|EXISTS" if check => {
                 // Known scripts can be loaded at any node; unknown ones cannot be executed anywhere.
                 let mut out = Vec::new();
-                let known = lock(&self.shared.scripts);
+                let known = lock(&self.turn.shared().scripts);
                 encode::header(&mut out, b'*', args.len() - 2);
                 for sha in args.iter().skip(2) {
                     encode::integer(&mut out, i64::from(known.by_client_sha(sha).is_some()));
@@ -276,7 +279,7 @@ impl Worker {
             "SCRIPT|EXISTS" => {
                 // Known scripts are loaded at a node when needed; and a script that is at every node can be executed,
                 // whether or not it went through the router.
-                let scripts = lock(&self.shared.scripts);
+                let scripts = lock(&self.turn.shared().scripts);
                 let known = args.iter().skip(2).map(|sha| scripts.by_client_sha(sha).is_some()).collect();
                 drop(scripts);
                 let mut request = Vec::new();
@@ -292,7 +295,7 @@ impl Worker {
                 Some(Flow::Next)
             }
             "SCRIPT|FLUSH" => {
-                lock(&self.shared.scripts).clear();
+                lock(&self.turn.shared().scripts).clear();
                 self.scripts_met = ScriptsMet::default();
                 None
             }
@@ -342,7 +345,7 @@ impl Worker {
         args: &Args<'_>,
     ) -> Flow {
         let with_code = args.iter().skip(2).any(|a| a.eq_ignore_ascii_case(b"WITHCODE"));
-        if !with_code || !self.routing.live.check_scripts {
+        if !with_code || !self.turn.routing().live.check_scripts {
             return self.forward(handle, command, args, node, raw);
         }
         let ask = StepRequest { node, lane: Lane::Slow, requests: vec![raw.to_vec()] };
@@ -368,13 +371,13 @@ impl Worker {
             return false;
         }
         let Some(sha) = scanner.args(&request).get(1) else { return false };
-        let Some(body) = lock(&self.shared.scripts).text(sha) else { return false };
+        let Some(body) = lock(&self.turn.shared().scripts).text(sha) else { return false };
         let node = link.node;
         if let Some(ended) = self.links.get_mut(link_handle).and_then(Link::taken_out) {
             self.over(ended, b"");
         }
         self.push_own(link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Discarded, 0);
-        let pending = Pending { purpose: Purpose::ClientHealed, sent_us: self.now_us as u32, ..pending };
+        let pending = Pending { purpose: Purpose::ClientHealed, sent_us: self.turn.now_us() as u32, ..pending };
         let request = self.pass(KeyedCommand { call: Call::Bytes(&request), node, database }, &request, pending);
         if let Some(link) = self.links.get_mut(link_handle) {
             link.touch_as(no_touch, pending);
@@ -427,7 +430,7 @@ fn checked_libraries(routing: &RoutingSnapshot, command: &Command, args: &Args<'
 struct Unwrap;
 
 impl MultiStepCommand for Unwrap {
-    fn next(&mut self, _: &mut Worker, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, _: &Turn, _: &Links, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
         let answer = parts.pop().unwrap_or_default();
         let mut out = Vec::with_capacity(answer.len());
         without_preludes(&answer, &mut out);

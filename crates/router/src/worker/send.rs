@@ -43,7 +43,7 @@ impl Sender {
 
 impl Worker {
     pub(super) fn open_send_batch(&mut self) {
-        if !self.shared.batched_sends {
+        if !self.turn.shared().batched_sends {
             return;
         }
         match SendBatch::new(Token::Wake) {
@@ -77,7 +77,7 @@ impl Worker {
             Err(_) => {}
         });
         if let Err(error) = result {
-            warn!(worker = self.index, %error, "the kernel refuses io_uring, which it accepted before: replies are sent one by one from now on");
+            warn!(worker = self.turn.index(), %error, "the kernel refuses io_uring, which it accepted before: replies are sent one by one from now on");
             self.sender.batch = None;
             self.sender.batching = Batching::new(Batching::PER_CLIENT_US);
         }
@@ -102,8 +102,8 @@ impl Worker {
                 }
                 Token::Client(handle) => {
                     if let Some(client) = self.clients.get_mut(handle) {
-                        client.note_sent(sent, self.now_us);
-                        self.counters.bytes_sent.add(sent as u64);
+                        client.note_sent(sent, self.turn.now_us());
+                        self.turn.counters().bytes_sent.add(sent as u64);
                     }
                 }
                 Token::Wake | Token::Tick | Token::Listener(_) => {}

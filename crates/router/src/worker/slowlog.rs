@@ -19,6 +19,7 @@ use super::upstream::{Lane, Pending, Purpose};
 use crate::shared::lock;
 use crate::slab::Handle;
 use crate::slow_log::{SlowEntry, shorten_truncated, shortened};
+use crate::worker::turn::Turn;
 
 /// Default count of SLOWLOG GET.
 const SHOWN: usize = 10;
@@ -75,7 +76,7 @@ impl Worker {
             return;
         }
         let Some(link) = self.links.get(link_handle) else { return };
-        let took = (self.now_us as u32).wrapping_sub(pending.sent_us);
+        let took = (self.turn.now_us() as u32).wrapping_sub(pending.sent_us);
         let request = link.head_request();
         let mut scanner = Scanner::default();
         if scanner.scan(request, &Limits::NONE).is_err() {
@@ -89,11 +90,11 @@ impl Worker {
     /// as in Redis; waiting in line for a connection does.
     pub(super) fn note_slow_exclusive(&mut self, link_handle: Handle, pending: Pending) {
         let Some(link) = self.links.get(link_handle).filter(|_| self.slow.is_on()) else { return };
-        let mut took = (self.now_us as u32).wrapping_sub(pending.sent_us);
+        let mut took = (self.turn.now_us() as u32).wrapping_sub(pending.sent_us);
         if link.lane == Lane::Blocking {
-            let grace_us = self.routing.live.command_timeout.as_micros() as u64;
+            let grace_us = self.turn.routing().live.command_timeout.as_micros() as u64;
             let asked_until_us = link.waits_until_us().saturating_sub(grace_us);
-            took = took.min(u32::try_from(self.now_us.saturating_sub(asked_until_us)).unwrap_or(u32::MAX));
+            took = took.min(u32::try_from(self.turn.now_us().saturating_sub(asked_until_us)).unwrap_or(u32::MAX));
         }
         if !self.slow.is_slow(took.saturating_add(self.held_us(pending))) {
             return;
@@ -118,16 +119,16 @@ impl Worker {
     /// Whether one more entry may be made now. If a node stalls for a moment, all commands in flight are slow, and
     /// entries for all of them would delay the next ones.
     fn may_enter(&mut self) -> bool {
-        match PER_SECOND.take(self.slow.full_at_ns, self.now_us * 1000) {
+        match PER_SECOND.take(self.slow.full_at_ns, self.turn.now_us() * 1000) {
             Ok(full_at_ns) => {
                 self.slow.full_at_ns = full_at_ns;
                 true
             }
             Err(_) => {
-                self.counters.slow_not_entered.add(1);
-                if let Some(suppressed) = self.slow.log.allow(self.now_us) {
+                self.turn.counters().slow_not_entered.add(1);
+                if let Some(suppressed) = self.slow.log.allow(self.turn.now_us()) {
                     info!(
-                        worker = self.index,
+                        worker = self.turn.index(),
                         suppressed = suppressed.count(),
                         "rate limit of the slow log exceeded (the metric slowlog_dropped counts the others)"
                     );
@@ -142,14 +143,14 @@ impl Worker {
         if self.slow.waiting.is_empty() {
             return;
         }
-        let mut log = match self.shared.slow_log.try_lock() {
+        let mut log = match self.turn.shared().slow_log.try_lock() {
             Ok(log) => log,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             // Do not wait for the lock: the next tick tries again.
             Err(TryLockError::WouldBlock) => return,
         };
         for entry in self.slow.waiting.drain(..) {
-            log.add(entry, self.routing.live.slowlog_max_len);
+            log.add(entry, self.turn.routing().live.slowlog_max_len);
         }
     }
 
@@ -165,10 +166,10 @@ impl Worker {
         let flowed = (link.flowed_us as u32).wrapping_sub(pending.sent_us);
         let queue = if link.flowed_us > 0 && flowed <= took { flowed } else { 0 };
         let held = self.held_us(pending);
-        if !self.routing.live.slowlog_arguments {
+        if !self.turn.routing().live.slowlog_arguments {
             args.truncate(1);
         }
-        let node = self.node_name(link.node);
+        let node = self.turn.node_name(link.node);
         let entry = SlowEntry {
             id: 0,
             at_s: std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs(),
@@ -189,17 +190,17 @@ impl Worker {
     pub(super) fn slowlog(&mut self, handle: Handle, class: u8, local: Local, args: &Args<'_>) -> Flow {
         let mut out = Vec::new();
         match local {
-            Local::SlowlogLen => encode::integer(&mut out, lock(&self.shared.slow_log).len() as i64),
+            Local::SlowlogLen => encode::integer(&mut out, lock(&self.turn.shared().slow_log).len() as i64),
             Local::SlowlogReset => {
                 self.slow.waiting.clear();
-                lock(&self.shared.slow_log).clear();
+                lock(&self.turn.shared().slow_log).clear();
                 out.extend_from_slice(b"+OK\r\n");
             }
             _ => {
                 let Ok(count) = count(args.get(2)) else {
                     return self.refuse(handle, class, "ERR count should be greater than or equal to -1");
                 };
-                let entries = lock(&self.shared.slow_log).latest(count);
+                let entries = lock(&self.turn.shared().slow_log).latest(count);
                 encode::header(&mut out, b'*', entries.len());
                 for entry in entries {
                     encode::header(&mut out, b'*', 6);
@@ -214,35 +215,6 @@ impl Worker {
         }
         self.answer(handle, class, &out);
         Flow::Next
-    }
-
-    /// SWITCHYARD SLOWLOG [count]: all details of the entries.
-    pub(super) fn slowlog_details(&self, args: &Args<'_>, resp3: bool, out: &mut Vec<u8>) {
-        let entries = lock(&self.shared.slow_log).latest(count(args.get(2)).unwrap_or(Some(SHOWN)));
-        encode::header(out, b'*', entries.len());
-        for entry in entries {
-            encode::map(out, 11, resp3);
-            let numbers = [
-                ("id", entry.id),
-                ("time", entry.at_s),
-                ("total_us", entry.total_us),
-                ("held_us", entry.held_us),
-                ("queue_us", entry.queue_us),
-                ("node_us", entry.node_us),
-            ];
-            for (name, value) in numbers {
-                encode::bulk(out, name.as_bytes());
-                encode::integer(out, value as i64);
-            }
-            encode::bulk(out, b"command");
-            arguments(out, &entry);
-            for (name, value) in
-                [("client", &entry.address), ("name", &entry.name), ("user", &entry.user), ("node", &entry.node)]
-            {
-                encode::bulk(out, name.as_bytes());
-                encode::bulk(out, value.as_bytes());
-            }
-        }
     }
 }
 
@@ -268,5 +240,34 @@ fn count(arg: Option<&[u8]>) -> Result<Option<usize>, ()> {
         Some(Some(-1)) => Ok(None),
         Some(Some(count)) => usize::try_from(count).map(Some).map_err(|_| ()),
         Some(None) => Err(()),
+    }
+}
+
+/// SWITCHYARD SLOWLOG [count]: all details of the entries.
+pub(super) fn slowlog_details(turn: &Turn, args: &Args<'_>, resp3: bool, out: &mut Vec<u8>) {
+    let entries = lock(&turn.shared().slow_log).latest(count(args.get(2)).unwrap_or(Some(SHOWN)));
+    encode::header(out, b'*', entries.len());
+    for entry in entries {
+        encode::map(out, 11, resp3);
+        let numbers = [
+            ("id", entry.id),
+            ("time", entry.at_s),
+            ("total_us", entry.total_us),
+            ("held_us", entry.held_us),
+            ("queue_us", entry.queue_us),
+            ("node_us", entry.node_us),
+        ];
+        for (name, value) in numbers {
+            encode::bulk(out, name.as_bytes());
+            encode::integer(out, value as i64);
+        }
+        encode::bulk(out, b"command");
+        arguments(out, &entry);
+        for (name, value) in
+            [("client", &entry.address), ("name", &entry.name), ("user", &entry.user), ("node", &entry.node)]
+        {
+            encode::bulk(out, name.as_bytes());
+            encode::bulk(out, value.as_bytes());
+        }
     }
 }

@@ -49,8 +49,8 @@ impl Gather {
 impl Worker {
     /// Whether an answer of a node has been pending for longer than this client waits.
     pub(super) fn is_silent(&self, node: NodeId, client: Handle) -> bool {
-        let timeout_us = self.clients.get(client).map_or(TIMEOUT_US, |client| client.timeout_us(self.now_us));
-        let is_old = |sent_us: u32| u64::from((self.now_us as u32).wrapping_sub(sent_us)) > timeout_us;
+        let timeout_us = self.clients.get(client).map_or(TIMEOUT_US, |client| client.timeout_us(self.turn.now_us()));
+        let is_old = |sent_us: u32| u64::from((self.turn.now_us() as u32).wrapping_sub(sent_us)) > timeout_us;
         let main = self.links.main(node).and_then(|main| self.links.get(main));
         main.is_some_and(|link| link.phase == Phase::Up && link.head().is_some_and(|head| is_old(head.sent_us)))
     }
@@ -77,7 +77,7 @@ impl Worker {
         }
         let resp3 = client.resp3;
         if talking.is_none()
-            && let Some(answer) = self.shared.command_replies.answer(resp3, raw)
+            && let Some(answer) = self.turn.shared().command_replies.answer(resp3, raw)
         {
             self.answer(handle, class, &answer);
             return Flow::Next;
@@ -93,7 +93,7 @@ impl Worker {
 
     /// Answers INFO and COMMAND from known data if nodes have not answered in time.
     pub(super) fn tick_timeout(&mut self) {
-        let waited = |gather: &Gather| self.now_us.saturating_sub(gather.began_us());
+        let waited = |gather: &Gather| self.turn.now_us().saturating_sub(gather.began_us());
         let late: Vec<(Handle, bool)> = self
             .gathers
             .iter()
@@ -102,7 +102,7 @@ impl Worker {
                     && self
                         .clients
                         .get(gather.client())
-                        .is_none_or(|client| waited(gather) > client.timeout_us(self.now_us))
+                        .is_none_or(|client| waited(gather) > client.timeout_us(self.turn.now_us()))
             })
             .map(|(handle, gather)| (handle, waited(gather) > SILENT_US))
             .collect();
@@ -110,7 +110,7 @@ impl Worker {
             for (part, node) in self.gathers.get(handle).map(Gather::missing).unwrap_or_default() {
                 let known = self.gathers.get_mut(handle).and_then(|gather| {
                     let resp3 = self.clients.get(gather.client())?.resp3;
-                    gather.known_answer(&self.shared, node, resp3)
+                    gather.known_answer(self.turn.shared(), node, resp3)
                 });
                 if known.is_some() || is_silent {
                     self.gather_part(handle, part, &known.unwrap_or_else(|| LATE.to_vec()));

@@ -37,6 +37,9 @@ use super::{Stall, Worker};
 use crate::shared::{RoutingSnapshot, lock};
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
+use crate::worker::overrides::not_together;
+use crate::worker::overrides::parted_text;
+use crate::worker::turn::Turn;
 
 const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
@@ -97,7 +100,7 @@ pub(super) struct Watch {
 /// After a change of the keys' slots at the same nodes: places queued commands and watched keys as if they came now.
 pub(super) fn place_anew(worker: &mut Worker) {
     let one_of = |slots: BTreeSet<Slot>| slots.first().copied().filter(|_| slots.len() == 1);
-    let routing = Arc::clone(&worker.routing);
+    let routing = Arc::clone(worker.turn.routing());
     for handle in worker.clients.handles() {
         let Some(session) = worker.clients.get_mut(handle).and_then(|client| client.session.as_mut()) else { continue };
         if session.multi.slot.is_some() {
@@ -213,7 +216,7 @@ impl Worker {
             Route::Parted(_) | Route::CrossSlot | Route::Anywhere => None,
         };
         let Some((slot, node)) = place else {
-            let text = self.not_together(routing, keys.clone());
+            let text = not_together(&self.turn, routing, keys.clone());
             let waits = match target {
                 Route::Parted(_) => self.wait_for_colocation(handle, &command.name, wanted_of(routing, keys), text),
                 _ => Err(text),
@@ -236,7 +239,8 @@ impl Worker {
             return self.refuse(handle, class, errors::CROSSSLOT);
         }
         if let Some((.., at)) = before.filter(|(.., at)| *at != node && routing.topology.has_override(slot)) {
-            let text = self.parted_text(routing, slot, if at == routing.topology.owner(slot) { node } else { at });
+            let text =
+                parted_text(&self.turn, routing, slot, if at == routing.topology.owner(slot) { node } else { at });
             let watched = self.clients.get(handle).and_then(|c| c.session.as_ref()).and_then(|s| s.watch.as_ref());
             let mut watched = watched.map(|watch| watch.keys.clone()).unwrap_or_default();
             watched.extend(keys.map(Box::from));
@@ -458,7 +462,8 @@ impl Worker {
         let node =
             if has_keys { Some(self.node_of_transaction(routing, slot, &queue).map_err(aborted)?) } else { None };
         match (watched, node) {
-            (Some(at), Some(node)) if at != node => Err(aborted(self.parted_text(
+            (Some(at), Some(node)) if at != node => Err(aborted(parted_text(
+                &self.turn,
                 routing,
                 slot,
                 if at == routing.topology.owner(slot) { node } else { at },
@@ -515,7 +520,7 @@ impl Worker {
         if let Some((why, node)) = refusal {
             self.discard(handle);
             self.after_exclusive_reply(link_handle);
-            return self.refuse(handle, class, &self.no_multi_text(node, &why));
+            return self.refuse(handle, class, &no_multi_text(&self.turn, node, &why));
         }
         let scripts = self
             .clients
@@ -525,25 +530,25 @@ impl Worker {
             .unwrap_or_default();
         for sha in scripts {
             // In a transaction, NOSCRIPT comes too late to be healed.
-            let body = lock(&self.shared.scripts).text(&sha);
+            let body = lock(&self.turn.shared().scripts).text(&sha);
             if let Some(body) = body {
                 self.push_own(link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Discarded, 0);
             }
         }
-        let epoch = self.routing.topology.epoch() as u32;
-        let sent_us = self.now_us as u32;
+        let epoch = self.turn.routing().topology.epoch() as u32;
+        let sent_us = self.turn.now_us() as u32;
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
-        let seq = client.owe(self.now_us, class);
-        client.wrote_us = self.now_us;
+        let seq = client.owe(self.turn.now_us(), class);
+        client.wrote_us = self.turn.now_us();
         let (database, no_touch) = (client.database, client.no_touch);
         let mut multi = std::mem::take(&mut client.session().multi);
         if let Some(limit) = multi.alone {
             self.tally.note("EXEC", limit);
         }
         // An unknown database has no effect: the node returns an error.
-        let keepers = self.keepers.all();
+        let keepers = self.turn.data_nodes().all();
         client.session().select =
-            multi.selects.iter().copied().rfind(|database| self.shared.has_database(&keepers, *database));
+            multi.selects.iter().copied().rfind(|database| self.turn.shared().has_database(&keepers, *database));
         let under_way =
             UnderWay { published: std::mem::take(&mut multi.published), own: std::mem::take(&mut multi.own) };
         let has_own = !under_way.own.is_empty();
@@ -556,7 +561,7 @@ impl Worker {
         let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
         let node = link.node;
         if multi.writes {
-            client.written.add(node, Since::now(&self.shared, &self.routing));
+            client.written.add(node, Since::now(self.turn.shared(), self.turn.routing()));
         }
         if let Some(loan) = link.checkout_mut() {
             loan.task = Task::Nothing;
@@ -603,13 +608,6 @@ impl Worker {
         Flow::Next
     }
 
-    pub(super) fn no_multi_text(&self, node: NodeId, why: &str) -> String {
-        format!(
-            "ERR {} refuses transactions ({why}): allow MULTI and EXEC to Switchyard's user there",
-            self.node_name(node)
-        )
-    }
-
     /// After a shared connection has come up to a node that refuses transactions: refuses waiting transactions as a
     /// whole. If sent, their commands would be executed individually.
     pub(super) fn refuse_waiting_transactions(&mut self, handle: Handle) {
@@ -617,7 +615,7 @@ impl Worker {
         let (Some(why), node) = (link.no_multi.clone(), link.node) else { return };
         let refused = link.take_transactions();
         let mut error = Vec::new();
-        encode::error(&mut error, &self.no_multi_text(node, &why));
+        encode::error(&mut error, &no_multi_text(&self.turn, node, &why));
         for ended in refused {
             let is_expired = ended.is_expired;
             let pending = self.over(ended, b"");
@@ -650,7 +648,7 @@ impl Worker {
         if executed {
             reply::elements(answer)
                 .filter(|element| reply::is_error(element))
-                .for_each(|error| self.counters.errors.count(error));
+                .for_each(|error| self.turn.counters().errors.count(error));
         }
         let (mut text, mut own) = (Vec::new(), LocalInMulti::default());
         if let Some(client) = self.clients.get_mut(pending.who) {
@@ -658,7 +656,7 @@ impl Worker {
             let under_way = client.session.as_mut().and_then(|s| s.take_under_way(pending.seq)).filter(|_| executed);
             if let Some(UnderWay { published, own: others }) = under_way {
                 if !published.is_empty() {
-                    text = self.with_counts(node, &published, answer);
+                    text = with_counts(&self.turn, node, &published, answer);
                 }
                 own = others;
             }
@@ -686,25 +684,10 @@ impl Worker {
         self.deliver(pending.who, pending.seq, &whole);
     }
 
-    /// Returns a reply to EXEC with our clients counted instead of our workers, like PUBLISH outside of a transaction.
-    fn with_counts(&self, node: NodeId, published: &[Published], answer: &[u8]) -> Vec<u8> {
-        let elements = reply::elements(answer);
-        let mut out = Vec::with_capacity(answer.len() + 16);
-        encode::header(&mut out, b'*', elements.remaining() as usize);
-        for (place, element) in elements.enumerate() {
-            let message = published.iter().find(|p| p.place == place);
-            match message.and_then(|p| Some((p, reply::integer(element)?))) {
-                Some((p, count)) => encode::integer(&mut out, self.published(p.kind, &p.channel, node, count)),
-                None => out.extend_from_slice(element),
-            }
-        }
-        out
-    }
-
     /// For clients that wait for a connection: takes the connections of clients with a WATCH that have been inactive
     /// for long. Their EXEC will answer nil.
     pub(super) fn reissue_watches(&mut self, node: NodeId) {
-        let now_us = self.now_us;
+        let now_us = self.turn.now_us();
         let is_quiet = |c: &Client| c.in_flight() == 0 && now_us.saturating_sub(c.last_used_us) > RECALL_US;
         let quiet: Vec<Handle> = self
             .links
@@ -717,4 +700,26 @@ impl Worker {
             self.watch_failed(holder);
         }
     }
+}
+
+pub(super) fn no_multi_text(turn: &Turn, node: NodeId, why: &str) -> String {
+    format!(
+        "ERR {} refuses transactions ({why}): allow MULTI and EXEC to Switchyard's user there",
+        turn.node_name(node)
+    )
+}
+
+/// Returns a reply to EXEC with our clients counted instead of our workers, like PUBLISH outside of a transaction.
+fn with_counts(turn: &Turn, node: NodeId, published: &[Published], answer: &[u8]) -> Vec<u8> {
+    let elements = reply::elements(answer);
+    let mut out = Vec::with_capacity(answer.len() + 16);
+    encode::header(&mut out, b'*', elements.remaining() as usize);
+    for (place, element) in elements.enumerate() {
+        let message = published.iter().find(|p| p.place == place);
+        match message.and_then(|p| Some((p, reply::integer(element)?))) {
+            Some((p, count)) => encode::integer(&mut out, turn.count_of_publish(p.kind, &p.channel, node, count)),
+            None => out.extend_from_slice(element),
+        }
+    }
+    out
 }

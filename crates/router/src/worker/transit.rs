@@ -28,6 +28,7 @@ use super::{Stall, Worker};
 use crate::mover::{MoverMessage, SharedLeg};
 use crate::shared::{OldestInFlight, RoutingSnapshot};
 use crate::slab::Handle;
+use crate::worker::overrides::not_together;
 
 /// Number of commands in flight above which the drain barrier is checked only every [`PUBLISH_US`].
 const MUCH: usize = 1000;
@@ -112,14 +113,15 @@ pub(super) fn with_parsed_command<R>(
 impl Worker {
     /// Returns the snapshot for commands whose keys are all there.
     pub(super) fn routing_of_moved(&self) -> &Arc<RoutingSnapshot> {
-        self.transit.moved.as_ref().unwrap_or(&self.routing)
+        self.transit.moved.as_ref().unwrap_or(self.turn.routing())
     }
 
     /// Derives the snapshot for moved keys from a new snapshot.
     pub(super) fn place_moving_anew(&mut self) {
-        let moved = moved(&self.routing.topology, &self.routing.moves.legs);
-        self.transit.moved =
-            moved.map(|topology| Arc::new(RoutingSnapshot { topology: Arc::new(topology), ..(*self.routing).clone() }));
+        let moved = moved(&self.turn.routing().topology, &self.turn.routing().moves.legs);
+        self.transit.moved = moved.map(|topology| {
+            Arc::new(RoutingSnapshot { topology: Arc::new(topology), ..(**self.turn.routing()).clone() })
+        });
     }
 
     /// Checks a command while slots are in transit.
@@ -168,7 +170,7 @@ impl Worker {
             if let Some(what) = as_published(self, routing, handle, command, args, &mut look) {
                 self.end_hold(handle);
                 if matches!(&what, Transit::Ask(asks) if asks.nodes.len() > 1) {
-                    fetch_sampled(self, routing, &look);
+                    fetch_sampled(&self.turn, routing, &look);
                 }
                 return what;
             }
@@ -182,7 +184,7 @@ impl Worker {
                 };
             }
             if let Some(asks) = may_double_read(self, routing, handle, command, args, &look) {
-                fetch_sampled(self, routing, &look);
+                fetch_sampled(&self.turn, routing, &look);
                 return Transit::Ask(asks);
             }
             if self.wait_for(handle, look) {
@@ -238,7 +240,7 @@ impl Worker {
             return;
         }
         for (move_id, keys) in std::mem::take(&mut self.transit.written) {
-            if let Some(mover) = self.routing.moves.by_id.get(&move_id) {
+            if let Some(mover) = self.turn.routing().moves.by_id.get(&move_id) {
                 mover.send_without_wake(MoverMessage::Written(keys));
             }
         }
@@ -278,16 +280,16 @@ impl Worker {
     /// Makes a client wait for missing keys. Returns false if they have arrived in the meantime: the command must be
     /// checked again.
     fn wait_for(&mut self, handle: Handle, look: KeyLookup<SharedLeg>) -> bool {
-        let now_us = self.now_us;
+        let now_us = self.turn.now_us();
         let Some(client) = self.clients.get_mut(handle) else { return true };
         let moving = client.moving.get_or_insert_with(|| {
             Box::new(Moving { since_us: now_us, move_id: None, waits: Waits::default(), refusal: None })
         });
-        let wanted = moving.waits.begin(look, self.index);
+        let wanted = moving.waits.begin(look, self.turn.index());
         moving.move_id = moving.waits.first_move().or(moving.move_id);
         let Some(wanted) = wanted else { return false };
         for ((id, leg), what) in wanted {
-            if let Some(mover) = self.routing.moves.by_id.get(&id) {
+            if let Some(mover) = self.turn.routing().moves.by_id.get(&id) {
                 mover.notify(match what {
                     Wanted::Keys(keys) => MoverMessage::Wanted { leg, keys },
                     Wanted::Whole => MoverMessage::WantedWhole { leg },
@@ -300,8 +302,8 @@ impl Worker {
     /// Ends the wait of a command for keys.
     fn end_hold(&mut self, handle: Handle) {
         let Some(moving) = self.clients.get_mut(handle).and_then(|c| c.moving.take()) else { return };
-        let held_us = self.now_us.saturating_sub(moving.since_us);
-        if let Some(mover) = moving.move_id.and_then(|id| self.routing.moves.by_id.get(&id)) {
+        let held_us = self.turn.now_us().saturating_sub(moving.since_us);
+        if let Some(mover) = moving.move_id.and_then(|id| self.turn.routing().moves.by_id.get(&id)) {
             mover.note_hold(held_us);
         }
     }
@@ -311,7 +313,7 @@ impl Worker {
         let mut due: Vec<(u64, Handle)> = Vec::new();
         for handle in self.clients.stalled(Stall::Keys) {
             let Some(moving) = self.clients.get(handle).and_then(|client| client.moving.as_ref()) else { continue };
-            moving.waits.register_again(self.index);
+            moving.waits.register_again(self.turn.index());
             if all || moving.is_over() {
                 due.push((moving.since_us, handle));
             }
@@ -330,7 +332,7 @@ impl Worker {
             self.clients.resume(handle);
             return;
         }
-        if self.routing.topology.is_settled() {
+        if self.turn.routing().topology.is_settled() {
             // No slot is in transit any more, so its keys will not be checked again.
             self.end_hold(handle);
         }
@@ -362,15 +364,19 @@ impl Worker {
         if waiting.is_empty() {
             return;
         }
-        let timeout = self.routing.live.command_timeout;
+        let timeout = self.turn.routing().live.command_timeout;
         for handle in waiting {
             let Some(moving) = self.clients.get(handle).and_then(|client| client.moving.as_ref()) else { continue };
-            if moving.refusal.is_some() || self.now_us.saturating_sub(moving.since_us) <= timeout.as_micros() as u64 {
+            if moving.refusal.is_some()
+                || self.turn.now_us().saturating_sub(moving.since_us) <= timeout.as_micros() as u64
+            {
                 continue;
             }
-            let between = moving.move_id.and_then(|id| Some((id, self.routing.moves.by_id.get(&id)?)));
+            let between = moving.move_id.and_then(|id| Some((id, self.turn.routing().moves.by_id.get(&id)?)));
             if between.is_some_and(|(_, m)| {
-                [m.source, m.target].iter().any(|node| self.shared.busy.was_busy(*node, self.now_us, timeout))
+                [m.source, m.target]
+                    .iter()
+                    .any(|node| self.turn.shared().busy.was_busy(*node, self.turn.now_us(), timeout))
             }) {
                 continue;
             }
@@ -379,8 +385,8 @@ impl Worker {
                 |(id, m)| {
                     format!(
                         "the keys' slot is being moved from {} to {} (move {})",
-                        self.node_name(m.source),
-                        self.node_name(m.target),
+                        self.turn.node_name(m.source),
+                        self.turn.node_name(m.target),
                         id.0
                     )
                 },
@@ -397,7 +403,7 @@ impl Worker {
     /// Returns the new location of a request that was sent before, or waited at a node. `None`: the client waits for
     /// its keys. `Err`: the wait has ended.
     pub(super) fn place_again(&mut self, handle: Handle, request: &[u8]) -> Result<Option<(NodeId, Waited)>, Arc<str>> {
-        let routing = self.routing.clone();
+        let routing = self.turn.routing().clone();
         if let Some(text) = self.clients.get_mut(handle).and_then(|c| c.moving.as_mut()?.refusal.take()) {
             self.end_hold(handle);
             return Err(text);
@@ -417,7 +423,7 @@ impl Worker {
                         node,
                         keys.clone().next().map_or(Waited::Nothing, |key| Waited::OfSeveral(now.topology.slot_of(key))),
                     ))),
-                    Route::Parted(_) => Some(Err(self.not_together(now, keys))),
+                    Route::Parted(_) => Some(Err(not_together(&self.turn, now, keys))),
                     Route::CrossSlot => {
                         // The keys are not together at any location.
                         look = KeyLookup::default();
@@ -450,10 +456,10 @@ impl Worker {
     /// A gather counts until its end, under the epoch of its beginning, for every node: requests of its later rounds
     /// use the locations of that time.
     pub(super) fn publish_drained(&self) {
-        let epoch = self.routing.topology.epoch();
+        let epoch = self.turn.routing().topology.epoch();
         // Epochs in flight are near the current one, so their low bits identify them.
         let whole = |low: u32| epoch - u64::from((epoch as u32).wrapping_sub(low));
-        let mut by_node = vec![epoch; self.routing.topology.node_id_bound()];
+        let mut by_node = vec![epoch; self.turn.routing().topology.node_id_bound()];
         let mut oldest = epoch;
         let count = |by_node: &mut [u64], node: NodeId, epoch: u64| {
             if let Some(at) = by_node.get_mut(node.index()) {
@@ -472,7 +478,7 @@ impl Worker {
             oldest = oldest.min(zombie.epoch);
             count(&mut by_node, zombie.node(), zombie.epoch);
         }
-        if !self.routing.topology.is_settled() && self.are_topics_settling() {
+        if !self.turn.routing().topology.is_settled() && self.are_topics_settling() {
             // Messages published at the target of a move must reach subscribers: the barrier waits for their
             // subscriptions, too.
             oldest = oldest.min(epoch.saturating_sub(1));
@@ -482,18 +488,18 @@ impl Worker {
         let rounds = self.gathers.iter().map(|(_, gather)| gather.epoch()).min().unwrap_or(epoch);
         let until_rounds = |by_node: Vec<u64>| by_node.into_iter().map(|at| at.min(rounds)).collect();
         let by_node = OldestInFlight { executed: until_rounds(by_node), answered: until_rounds(answered) };
-        self.shared.publish_drained(self.index, oldest.min(rounds), by_node);
+        self.turn.shared().publish_drained(self.turn.index(), oldest.min(rounds), by_node);
     }
 
     /// At the end of a turn: publishes the drain barrier if requested.
     #[inline]
     pub(super) fn publish_if_wanted(&mut self) {
-        let wanted = self.shared.drain_wanted.load(Ordering::Relaxed);
-        if wanted > self.shared.drained[self.index].load(Ordering::Relaxed) {
+        let wanted = self.turn.shared().drain_wanted.load(Ordering::Relaxed);
+        if wanted > self.turn.shared().drained[self.turn.index()].load(Ordering::Relaxed) {
             // Checking all commands in flight costs time; with many of them, another turn comes soon.
             let is_much = self.links.iter().map(|(_, link)| link.pending().len()).sum::<usize>() > MUCH;
-            if !is_much || self.now_us >= self.transit.published_us + PUBLISH_US {
-                self.transit.published_us = self.now_us;
+            if !is_much || self.turn.now_us() >= self.transit.published_us + PUBLISH_US {
+                self.transit.published_us = self.turn.now_us();
                 self.publish_drained();
             }
         }

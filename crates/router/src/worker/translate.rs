@@ -14,6 +14,7 @@ use tracing::warn;
 use super::Worker;
 use super::upstream::{Phase, Purpose};
 use crate::slab::Handle;
+use crate::worker::turn::Turn;
 
 /// Whether an error reply to `HELLO 3` means that the node cannot, or may not, use RESP3, and not that our credentials
 /// are wrong.
@@ -32,9 +33,9 @@ impl Worker {
             self.poll.remove(&fd);
         }
         link.tls = None;
-        link.phase = Phase::Waiting { until_us: self.now_us };
-        if self.shared.with_facts(node, |f| !std::mem::replace(&mut f.translated, true)) {
-            warn!(node = %self.node_name(node), error, "node does not speak RESP3: its replies to RESP3 clients are translated");
+        link.phase = Phase::Waiting { until_us: self.turn.now_us() };
+        if self.turn.shared().with_facts(node, |f| !std::mem::replace(&mut f.translated, true)) {
+            warn!(node = %self.turn.node_name(node), error, "node does not speak RESP3: its replies to RESP3 clients are translated");
         }
     }
 
@@ -48,7 +49,7 @@ impl Worker {
         if purpose == Purpose::Queued {
             // Part of a transaction: its reply comes with EXEC's. MULTI itself is the first part, without a reply
             // there.
-            let shape = (answer != b"+OK\r\n").then(|| self.shape_of(link.head_request()));
+            let shape = (answer != b"+OK\r\n").then(|| shape_of(&self.turn, link.head_request()));
             let link = self.links.get_mut(handle)?;
             match shape {
                 Some(shape) => link.queued.push(shape),
@@ -71,7 +72,7 @@ impl Worker {
             elements.zip(parts).for_each(|(element, shape)| to_resp3(element, shape, &mut out));
             return Some(out);
         }
-        let shape = link.checkout().map_or_else(|| self.shape_of(link.head_request()), |loan| loan.shape);
+        let shape = link.checkout().map_or_else(|| shape_of(&self.turn, link.head_request()), |loan| loan.shape);
         if answer[0] == b'$' && shape != Shape::Double && !reply::is_null(answer) {
             return None;
         }
@@ -90,7 +91,7 @@ impl Worker {
         let mut shapes = Vec::new();
         for length in lengths {
             let (command, behind) = rest.split_at(length.min(rest.len()));
-            shapes.push(self.shape_of(command));
+            shapes.push(shape_of(&self.turn, command));
             rest = behind;
         }
         if let Some(link) = self.links.get_mut(handle) {
@@ -98,16 +99,16 @@ impl Worker {
             link.checkout_mut().into_iter().for_each(|loan| loan.shape = Shape::Plain);
         }
     }
+}
 
-    /// Returns the RESP3 shape of the reply to a request. For an upload, only the beginning of the request is
-    /// available.
-    pub(super) fn shape_of(&self, request: &[u8]) -> Shape {
-        let mut scanner = Scanner::default();
-        let _ = scanner.scan(request, &Limits::NONE);
-        let args = scanner.args(request);
-        match self.routing.commands.find(&args) {
-            Lookup::Command(command) => Shape::of(&command.name, &args),
-            _ => Shape::Plain,
-        }
+/// Returns the RESP3 shape of the reply to a request. For an upload, only the beginning of the request is
+/// available.
+pub(super) fn shape_of(turn: &Turn, request: &[u8]) -> Shape {
+    let mut scanner = Scanner::default();
+    let _ = scanner.scan(request, &Limits::NONE);
+    let args = scanner.args(request);
+    match turn.routing().commands.find(&args) {
+        Lookup::Command(command) => Shape::of(&command.name, &args),
+        _ => Shape::Plain,
     }
 }

@@ -145,8 +145,8 @@ impl Worker {
             // All previous writes must be older than the mark.
             return Flow::Stall(Stall::Barrier);
         }
-        let mut nodes = self.keepers.all();
-        let began = Since::now(&self.shared, &self.routing);
+        let mut nodes = self.turn.data_nodes().all();
+        let began = Since::now(self.turn.shared(), self.turn.routing());
         let about = match written {
             Written::Nothing => None,
             Written::Lost => {
@@ -154,7 +154,7 @@ impl Worker {
                 return Flow::Next;
             }
             Written::At { nodes: written, since } => {
-                let is_moving = !self.routing.topology.is_settled();
+                let is_moving = !self.turn.routing().topology.is_settled();
                 let mut had = ALL;
                 if is_moving {
                     nodes.extend_from_within(..);
@@ -167,8 +167,8 @@ impl Worker {
         };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         client.lane = Lane::Blocking;
-        let seq = client.owe(self.now_us, class);
-        let until_us = (timeout_ms > 0).then(|| self.now_us + timeout_ms * 1000);
+        let seq = client.owe(self.turn.now_us(), class);
+        let until_us = (timeout_ms > 0).then(|| self.turn.now_us() + timeout_ms * 1000);
         let args = args.iter().take(last).map(<[u8]>::to_vec).collect();
         client.session.get_or_insert_default().wait =
             Some(Wait { args, until_us, nodes, about, least: Vec::new(), due: true, seq, class });
@@ -194,16 +194,16 @@ impl Worker {
         if wait.nodes.is_empty()
             && let Some(about) = &mut wait.about
             && about.may_repeat
-            && self.routing.topology.epoch() != about.began.epoch
+            && self.turn.routing().topology.epoch() != about.began.epoch
         {
             about.may_repeat = false;
-            wait.nodes = self.keepers.all();
+            wait.nodes = self.turn.data_nodes().all();
             about.nodes = ALL;
         }
         let Some(node) = wait.nodes.last().copied() else {
             let (numbers, about) = (std::mem::take(&mut wait.least), wait.about);
-            let is_lost =
-                about.is_some_and(|about| self.shared.reigns.has_replacement_since(about.nodes, about.since.reigns));
+            let is_lost = about
+                .is_some_and(|about| self.turn.shared().reigns.has_replacement_since(about.nodes, about.since.reigns));
             let out = if is_lost { zeros(numbers.len()) } else { numbers_of(&numbers) };
             if let (Some(client), Some(About { nodes, began, .. })) = (self.clients.get_mut(handle), about) {
                 client.written = if is_lost { Written::Lost } else { Written::At { nodes, since: began } };
@@ -225,7 +225,7 @@ impl Worker {
         wait.nodes.pop();
         wait.due = false;
         // 0 would be without end.
-        let left_us = wait.until_us.map(|until| until.saturating_sub(self.now_us).max(1000));
+        let left_us = wait.until_us.map(|until| until.saturating_sub(self.turn.now_us()).max(1000));
         let timeout = left_us.map_or(0, |us| us.div_ceil(1000)).to_string();
         let mut request = Vec::new();
         encode::header(&mut request, b'*', wait.args.len() + 1);

@@ -90,9 +90,9 @@ impl Worker {
         if topic.subscribers.insert(handle) {
             subscriber.names[topic.kind as usize].insert(topic.name.clone(), topic_handle);
             subscriber.name_bytes += topic.name.len();
-            self.shared.subscriptions.add_client(self.index, topic.kind, &topic.name);
-            self.counters.subscriptions.add(1);
-            self.counters.subscribers.add(u64::from(subscriber.total() == 1));
+            self.turn.shared().subscriptions.add_client(self.turn.index(), topic.kind, &topic.name);
+            self.turn.counters().subscriptions.add(1);
+            self.turn.counters().subscribers.add(u64::from(subscriber.total() == 1));
         }
     }
 
@@ -100,22 +100,22 @@ impl Worker {
         let Some(subscriber) = self.clients.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else { return };
         let Some(topic) = subscriber.names[kind as usize].remove(name) else { return };
         subscriber.name_bytes -= name.len();
-        self.counters.subscribers.sub(u64::from(subscriber.total() == 0));
+        self.turn.counters().subscribers.sub(u64::from(subscriber.total() == 0));
         self.leave_topic(handle, topic);
     }
 
     fn leave_topic(&mut self, handle: Handle, topic_handle: Handle) {
         let Some(topic) = self.pubsub.topics.get_mut(topic_handle) else { return };
         if topic.subscribers.remove(&handle) {
-            self.shared.subscriptions.remove_client(self.index, topic.kind, &topic.name);
-            self.counters.subscriptions.sub(1);
+            self.turn.shared().subscriptions.remove_client(self.turn.index(), topic.kind, &topic.name);
+            self.turn.counters().subscriptions.sub(1);
         }
         self.drop_unused_topic(topic_handle);
     }
 
     /// Ends all subscriptions of a client that is gone or has sent RESET.
     pub(in crate::worker) fn forget_subscriber(&mut self, handle: Handle, subscriber: &Subscriber) {
-        self.counters.subscribers.sub(u64::from(subscriber.total() > 0));
+        self.turn.counters().subscribers.sub(u64::from(subscriber.total() > 0));
         for topic in subscriber.names.iter().flat_map(|n| n.values()) {
             self.leave_topic(handle, *topic);
         }
@@ -134,7 +134,7 @@ impl Worker {
         let mut receivers = std::mem::take(&mut self.pubsub.receivers);
         receivers.clear();
         receivers.extend(topic.subscribers.iter().copied());
-        self.counters.messages.add(receivers.len() as u64);
+        self.turn.counters().messages.add(receivers.len() as u64);
         for receiver in &receivers {
             self.push(*receiver, bytes);
         }
@@ -144,7 +144,7 @@ impl Worker {
     /// Sends a client something that is no reply: a message, an invalidation, a line of MONITOR. `bytes` begins with
     /// `>` or `*`, depending on the protocol.
     pub(in crate::worker) fn push(&mut self, handle: Handle, bytes: &[u8]) {
-        let limit = self.routing.live.push_limit;
+        let limit = self.turn.routing().live.push_limit;
         let Some(client) = self.clients.get_mut(handle) else { return };
         if client.closing {
             return;
@@ -168,9 +168,9 @@ impl Worker {
         client.out.extend_from_slice(first);
         client.out.extend_from_slice(rest);
         let unsent = client.unsent();
-        if unsent > self.routing.live.push_soft_limit && client.behind_since_us == 0 {
+        if unsent > self.turn.routing().live.push_soft_limit && client.behind_since_us == 0 {
             // `tick_clients` checks whether it stays so.
-            client.behind_since_us = self.now_us.max(1);
+            client.behind_since_us = self.turn.now_us().max(1);
         }
         let over = unsent > limit;
         self.clients.mark(handle);
@@ -221,7 +221,7 @@ impl Worker {
             bytes = client.unsent(),
             "disconnecting a subscriber that does not read its messages (clients.{limit})"
         );
-        self.counters.cut_push.add(1);
+        self.turn.counters().cut_push.add(1);
         self.close_client(handle);
     }
 }

@@ -105,7 +105,7 @@ impl Worker {
             self.tidy_subscriber(handle);
             return self.refuse(handle, class, &text);
         }
-        let seq = client.owe_push(self.now_us, class);
+        let seq = client.owe_push(self.turn.now_us(), class);
         client.gated = true;
         let mut topics = Vec::with_capacity(args.len() - 1);
         let mut left = 0;
@@ -129,7 +129,7 @@ impl Worker {
         if !client.may_take(Lane::Pubsub) {
             return Flow::Stall(Stall::Barrier);
         }
-        let seq = client.owe_push(self.now_us, class);
+        let seq = client.owe_push(self.turn.now_us(), class);
         client.gated = true;
         let names: Vec<Arc<[u8]>> = args.iter().skip(1).map(Arc::from).collect();
         // An earlier message may still be in transit: it comes first, as with one server.
@@ -160,14 +160,14 @@ impl Worker {
     ) -> Flow {
         let channel = args.get(1).unwrap_or_default();
         let mut node = routing.topology.owner_of(channel);
-        let subscriptions = &self.shared.subscriptions;
+        let subscriptions = &self.turn.shared().subscriptions;
         if subscriptions.is_empty() {
             return self.forward(handle, command, args, node, raw);
         }
         let class = command.class() as u8;
         if !subscriptions.reaches_all(kind, channel, node) {
             if kind == Kind::Shard {
-                let text = self.down_text_or(node, "its subscriptions are being restored");
+                let text = self.turn.down_text_or(node, "its subscriptions are being restored");
                 return self.refuse(handle, class, &text);
             }
             let reaches = |at: &NodeId| self.links.is_up(*at) && subscriptions.reaches_all(kind, channel, *at);
@@ -188,15 +188,9 @@ impl Worker {
         Flow::Next
     }
 
-    /// Returns the reply to PUBLISH from the node's count.
-    pub(in crate::worker) fn published(&self, kind: Kind, channel: &[u8], node: NodeId, count: i64) -> i64 {
-        let (clients, upstream) = self.shared.subscriptions.audience(kind, channel, node);
-        clients as i64 + (count - upstream as i64).max(0)
-    }
-
     fn pubsub_info(&mut self, handle: Handle, class: u8, local: Local, args: &Args<'_>) -> Flow {
         let mut out = Vec::new();
-        let all = &self.shared.subscriptions;
+        let all = &self.turn.shared().subscriptions;
         match local {
             Local::PubsubChannels | Local::PubsubShardchannels => {
                 if args.len() > 3 {

@@ -13,6 +13,7 @@ use crate::settings::OnMissed;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::worker::Worker;
+use crate::worker::turn::Turn;
 use crate::worker::upstream::{Lane, Pending, Phase, Purpose};
 
 /// Silence after which a connection of subscriptions is probed: a vanished peer would otherwise look like one without
@@ -27,8 +28,8 @@ impl Worker {
         }
         let name: Arc<[u8]> = name.into();
         let nodes: Vec<NodeId> = match kind {
-            Kind::Shard => self.shard_nodes(&name),
-            Kind::Channel | Kind::Pattern => self.routing.topology.nodes().map(|n| n.id).collect(),
+            Kind::Shard => shard_nodes(&self.turn, &name),
+            Kind::Channel | Kind::Pattern => self.turn.routing().topology.nodes().map(|n| n.id).collect(),
         };
         let topic = Topic {
             kind,
@@ -109,19 +110,13 @@ impl Worker {
 
     fn leave_place(&mut self, kind: Kind, name: &Arc<[u8]>, node: NodeId, place: &Place) {
         if *place == Place::InForce {
-            self.note_in_force(kind, name, node, false);
+            note_in_force(&self.turn, kind, name, node, false);
         }
         if matches!(place, Place::InForce | Place::Requested)
             && let Some(link) = self.links.pubsub(node)
         {
             self.push_own(link, &[kind.unsubscribe().as_bytes(), name], Purpose::Discarded, 0);
         }
-    }
-
-    fn note_in_force(&self, kind: Kind, name: &Arc<[u8]>, node: NodeId, in_force: bool) {
-        self.shared.subscriptions.set_upstream(self.index, kind, name, node, in_force);
-        let gauge = &self.counters.upstream_subscriptions;
-        if in_force { gauge.add(1) } else { gauge.sub(1) }
     }
 
     // ---- outcomes ----
@@ -134,7 +129,8 @@ impl Worker {
             Standing::InForce => None,
             // It comes into force with its node. Nothing is published there before.
             Standing::Down
-                if topic.kind == Kind::Shard && self.routing.topology.nodes().any(|node| self.links.is_up(node.id)) =>
+                if topic.kind == Kind::Shard
+                    && self.turn.routing().topology.nodes().any(|node| self.links.is_up(node.id)) =>
             {
                 None
             }
@@ -224,7 +220,7 @@ impl Worker {
             self.send_subscribe(link, topic);
         }
         if asked > 0 {
-            info!(node = %self.node_name(node), subscriptions = asked, "restoring subscriptions at node");
+            info!(node = %self.turn.node_name(node), subscriptions = asked, "restoring subscriptions at node");
         }
     }
 
@@ -244,7 +240,7 @@ impl Worker {
         self.tracking_link_lost(node);
         let mut lost = 0;
         let mut missing = Vec::new();
-        let policy = self.routing.live.on_missed;
+        let policy = self.turn.routing().live.on_missed;
         for handle in self.pubsub.topics.handles() {
             let Some(topic) = self.pubsub.topics.get_mut(handle) else { continue };
             let Some((_, place)) = topic.places.iter_mut().find(|(n, _)| *n == node) else { continue };
@@ -253,16 +249,16 @@ impl Worker {
             if was_in_force {
                 lost += 1;
                 missing.extend(topic.to_disconnect(policy));
-                self.note_in_force(kind, &name, node, false);
+                note_in_force(&self.turn, kind, &name, node, false);
             }
         }
         // A removed node publishes nothing any more.
-        let is_member = self.routing.topology.node(node).is_some();
+        let is_member = self.turn.routing().topology.node(node).is_some();
         let disconnected = if is_member { self.disconnect_subscribers(missing) } else { 0 };
         if lost > 0 {
-            self.counters.subscriptions_lost.add(lost);
+            self.turn.counters().subscriptions_lost.add(lost);
             warn!(
-                node = %self.node_name(node),
+                node = %self.turn.node_name(node),
                 subscriptions = lost,
                 disconnected,
                 "lost the connection for subscriptions: messages published at this node are missed until they are restored"
@@ -283,7 +279,7 @@ impl Worker {
         clients.retain(|client| self.clients.get(*client).is_some());
         clients.sort_unstable_by_key(|client| client.index);
         clients.dedup();
-        self.counters.cut_missed.add(clients.len() as u64);
+        self.turn.counters().cut_missed.add(clients.len() as u64);
         for client in &clients {
             self.close_client(*client);
         }
@@ -297,7 +293,7 @@ impl Worker {
     /// At every tick of a connection that is up: returns whether it is still needed, and probes it if it is silent.
     pub(in crate::worker) fn tick_pubsub_link(&mut self, link: Handle) -> bool {
         let Some(l) = self.links.get(link) else { return false };
-        let (node, quiet) = (l.node, l.is_idle() && self.now_us.saturating_sub(l.received_us) > QUIET_US);
+        let (node, quiet) = (l.node, l.is_idle() && self.turn.now_us().saturating_sub(l.received_us) > QUIET_US);
         let needed = self.needs_pubsub_link(node);
         if needed && quiet {
             self.push_own(link, &[b"PING"], Purpose::Discarded, 0);
@@ -307,14 +303,14 @@ impl Worker {
 
     /// Updates the places of all topics after a change of nodes or slot owners.
     pub(in crate::worker) fn place_topics_anew(&mut self) {
-        let routing = self.routing.clone();
-        let all_know = self.all_workers_know();
+        let routing = self.turn.routing().clone();
+        let all_know = all_workers_know(&self.turn);
         self.pubsub.has_old_places = false;
         for handle in self.pubsub.topics.handles() {
             let Some(topic) = self.pubsub.topics.get_mut(handle) else { continue };
             let (kind, name) = (topic.kind, topic.name.clone());
             let shard = kind == Kind::Shard;
-            let nodes = if shard { self.shard_nodes(&name) } else { Vec::new() };
+            let nodes = if shard { shard_nodes(&self.turn, &name) } else { Vec::new() };
             // Until every worker has the new topology, messages may still be published at the old owner.
             let kept = |node: NodeId| !all_know && routing.topology.node(node).is_some();
             let Some(topic) = self.pubsub.topics.get_mut(handle) else { continue };
@@ -336,29 +332,11 @@ impl Worker {
         }
     }
 
-    /// Whether every worker has the current topology, and no publish under an older one is pending: the subscribers
-    /// counted by such a node would be wrong.
-    fn all_workers_know(&self) -> bool {
-        let epoch = self.routing.topology.epoch();
-        self.shared.drained.iter().all(|d| d.load(std::sync::atomic::Ordering::Acquire) >= epoch)
-    }
-
     /// At every tick: leaves nodes whose shard channels have moved, when no worker publishes there any more.
     pub(in crate::worker) fn tick_topics(&mut self) {
-        if self.pubsub.has_old_places && self.all_workers_know() {
+        if self.pubsub.has_old_places && all_workers_know(&self.turn) {
             self.place_topics_anew();
         }
-    }
-
-    /// Returns the nodes where a shard channel may be published: the owner of its slot, and the target of a move.
-    fn shard_nodes(&self, name: &[u8]) -> Vec<NodeId> {
-        let slot = self.routing.topology.slot_of(name);
-        let owner = self.routing.topology.owner(slot);
-        let mut nodes = vec![owner];
-        if let Some(transit) = self.routing.topology.transit(slot).filter(|transit| !transit.keys_only) {
-            nodes.extend([transit.source, transit.target].into_iter().filter(|node| *node != owner));
-        }
-        nodes
     }
 
     /// Whether shard channels of slots in transit are not yet in force at a node that may count subscribers.
@@ -366,9 +344,10 @@ impl Worker {
         let in_transit = |topic: &Topic| {
             topic.kind == Kind::Shard
                 && self
-                    .routing
+                    .turn
+                    .routing()
                     .topology
-                    .transit(self.routing.topology.slot_of(&topic.name))
+                    .transit(self.turn.routing().topology.slot_of(&topic.name))
                     .is_some_and(|transit| !transit.keys_only)
         };
         self.pubsub
@@ -407,7 +386,7 @@ impl Worker {
                 || (event == b"restore" && node == to)
                 || (event == b"rename_to" && node == to && is_staged())
         };
-        of(&self.routing) || self.transit.before(self.now_us).is_some_and(of)
+        of(self.turn.routing()) || self.transit.before(self.turn.now_us()).is_some_and(of)
     }
 
     // ---- replies and messages ----
@@ -430,7 +409,7 @@ impl Worker {
             };
             if let Some(kind) = kind {
                 let name = parts.next().and_then(reply::text).unwrap_or_default();
-                if self.transit.before(self.now_us).is_some() || !self.routing.moves.by_id.is_empty() {
+                if self.transit.before(self.turn.now_us()).is_some() || !self.turn.routing().moves.by_id.is_empty() {
                     let channel = if kind == Kind::Pattern {
                         parts.next().and_then(reply::text).unwrap_or_default()
                     } else {
@@ -472,14 +451,14 @@ impl Worker {
             let error = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
             *place = Place::Refused(error.into());
             if !topic.subscribers.is_empty() {
-                let missing = topic.to_disconnect(self.routing.live.on_missed);
+                let missing = topic.to_disconnect(self.turn.routing().live.on_missed);
                 self.disconnect_subscribers(missing);
-                self.counters.subscriptions_lost.add(1);
-                warn!(node = %self.node_name(node), error = %reply::redacted_error(answer), "node refuses to restore a subscription: its messages are missed");
+                self.turn.counters().subscriptions_lost.add(1);
+                warn!(node = %self.turn.node_name(node), error = %reply::redacted_error(answer), "node refuses to restore a subscription: its messages are missed");
             }
         } else if *place != Place::InForce {
             *place = Place::InForce;
-            self.note_in_force(kind, &name, node, true);
+            note_in_force(&self.turn, kind, &name, node, true);
         }
         self.settle(pending.who);
     }
@@ -509,4 +488,28 @@ impl Topic {
         };
         if stay { Vec::new() } else { self.subscribers.iter().copied().collect() }
     }
+}
+
+fn note_in_force(turn: &Turn, kind: Kind, name: &Arc<[u8]>, node: NodeId, in_force: bool) {
+    turn.shared().subscriptions.set_upstream(turn.index(), kind, name, node, in_force);
+    let gauge = &turn.counters().upstream_subscriptions;
+    if in_force { gauge.add(1) } else { gauge.sub(1) }
+}
+
+/// Whether every worker has the current topology, and no publish under an older one is pending: the subscribers
+/// counted by such a node would be wrong.
+fn all_workers_know(turn: &Turn) -> bool {
+    let epoch = turn.routing().topology.epoch();
+    turn.shared().drained.iter().all(|d| d.load(std::sync::atomic::Ordering::Acquire) >= epoch)
+}
+
+/// Returns the nodes where a shard channel may be published: the owner of its slot, and the target of a move.
+fn shard_nodes(turn: &Turn, name: &[u8]) -> Vec<NodeId> {
+    let slot = turn.routing().topology.slot_of(name);
+    let owner = turn.routing().topology.owner(slot);
+    let mut nodes = vec![owner];
+    if let Some(transit) = turn.routing().topology.transit(slot).filter(|transit| !transit.keys_only) {
+        nodes.extend([transit.source, transit.target].into_iter().filter(|node| *node != owner));
+    }
+    nodes
 }

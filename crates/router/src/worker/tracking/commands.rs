@@ -162,16 +162,16 @@ impl Worker {
         client.tracked.get_or_insert_default().looking = redirects;
         client.update_gate();
         let Some(id) = options.redirect_id else {
-            let seq = client.owe(self.now_us, class);
+            let seq = client.owe(self.turn.now_us(), class);
             self.enable_tracking(handle, seq, options);
             return Flow::Next;
         };
-        let workers = self.shared.mailboxes.len();
+        let workers = self.turn.shared().mailboxes.len();
         let Some(gather) = self.begin_gather(handle, class, workers, Aggregation::Redirect(Box::new(options))) else {
             return Flow::Close;
         };
-        for (part, mailbox) in self.shared.mailboxes.iter().enumerate() {
-            mailbox.send(Message::Find { id, from: self.index, gather, part: part as u32 });
+        for (part, mailbox) in self.turn.shared().mailboxes.iter().enumerate() {
+            mailbox.send(Message::Find { id, from: self.turn.index(), gather, part: part as u32 });
         }
         Flow::Next
     }
@@ -182,7 +182,7 @@ impl Worker {
         match self.clients.iter().find(|(_, c)| c.details.id == id) {
             Some((handle, _)) => {
                 encode::header(&mut out, b'*', 3);
-                for number in [self.index as i64, i64::from(handle.index), i64::from(handle.generation)] {
+                for number in [self.turn.index() as i64, i64::from(handle.index), i64::from(handle.generation)] {
                     encode::integer(&mut out, number);
                 }
             }
@@ -236,7 +236,7 @@ impl Worker {
         tracked.caching = false;
         if !known {
             self.tracking.clients.push(handle);
-            self.counters.tracking.add(1);
+            self.turn.counters().tracking.add(1);
         }
         self.count_prefixes();
         self.widen_tracking(&prefixes);
@@ -268,7 +268,7 @@ impl Worker {
         }
         if let Some(place) = self.tracking.clients.iter().position(|c| *c == handle) {
             self.tracking.clients.swap_remove(place);
-            self.counters.tracking.sub(1);
+            self.turn.counters().tracking.sub(1);
             self.count_prefixes();
             if self.tracking.clients.is_empty() {
                 self.stop_tracking();

@@ -205,8 +205,8 @@ impl Worker {
 
     /// Updates the counters of tracked keys.
     fn count_tracked(&self) {
-        self.counters.tracked_keys.set(self.tracking.keys.len() as u64);
-        self.counters.tracked_reads.set(self.tracking.reads as u64);
+        self.turn.counters().tracked_keys.set(self.tracking.keys.len() as u64);
+        self.turn.counters().tracked_reads.set(self.tracking.reads as u64);
     }
 
     /// Updates the counter of prefixes, when clients have started or stopped tracking.
@@ -217,7 +217,7 @@ impl Worker {
             options.filter(|o| o.bcast).flat_map(|o| o.prefixes.iter().map(|p| &**p)).collect();
         prefixes.sort_unstable();
         prefixes.dedup();
-        self.counters.tracked_prefixes.set(prefixes.len() as u64);
+        self.turn.counters().tracked_prefixes.set(prefixes.len() as u64);
     }
 }
 

@@ -34,7 +34,7 @@ impl Worker {
             let adds = before.iter().all(|prefix| cover.contains(prefix));
             let added: Vec<Box<[u8]>> =
                 cover.iter().filter(|prefix| adds && !before.contains(prefix)).cloned().collect();
-            let nodes: Vec<NodeId> = self.routing.topology.nodes().map(|n| n.id).collect();
+            let nodes: Vec<NodeId> = self.turn.routing().topology.nodes().map(|n| n.id).collect();
             for node in nodes {
                 self.request_tracking(node, &added);
             }
@@ -67,7 +67,8 @@ impl Worker {
 
     fn send_tracking(&mut self, link: Handle, node: NodeId) {
         if self.links.get(link).is_some_and(|l| l.downgraded) {
-            let error = format!("ERR Switchyard cannot track keys: node {} does not speak RESP3", self.node_name(node));
+            let error =
+                format!("ERR Switchyard cannot track keys: node {} does not speak RESP3", self.turn.node_name(node));
             self.set_tracking_place(node, Place::Refused(error.into()));
             return;
         }
@@ -129,7 +130,7 @@ impl Worker {
         let refused =
             places.iter().find_map(|(_, p)| if let Place::Refused(e) = p { Some(e.to_string()) } else { None });
         let down = places.iter().all(|(_, p)| *p == Place::Down).then(|| places.first().map(|(n, _)| *n)).flatten();
-        let failed = refused.or_else(|| down.map(|node| self.down_text(node)));
+        let failed = refused.or_else(|| down.map(|node| self.turn.down_text(node)));
         for handle in self.tracking.clients.clone() {
             let Some(client) = self.clients.get_mut(handle) else { continue };
             let Some(tracked) = client.tracked.as_deref_mut() else { continue };
@@ -171,7 +172,7 @@ impl Worker {
     pub(in crate::worker) fn tracking_link_lost(&mut self, node: NodeId) {
         if self.tracking.places.iter().any(|(n, _)| *n == node) {
             self.set_tracking_place(node, Place::Requested);
-            warn!(node = %self.node_name(node), "lost the invalidation connection: clients get an invalidation of all keys");
+            warn!(node = %self.turn.node_name(node), "lost the invalidation connection: clients get an invalidation of all keys");
             self.tracking.forget_reads();
             self.count_tracked();
             self.invalidate_all();
@@ -182,7 +183,7 @@ impl Worker {
         if !self.tracking.is_on() {
             return;
         }
-        let routing = self.routing.clone();
+        let routing = self.turn.routing().clone();
         self.tracking.places.retain(|(node, _)| routing.topology.node(*node).is_some());
         for node in routing.topology.nodes() {
             if !self.tracking.places.iter().any(|(n, _)| *n == node.id) {
@@ -265,7 +266,7 @@ impl Worker {
         if !redirects && !resp3 {
             return; // RESP2 has no place for it, and Redis does not send it either
         }
-        self.counters.invalidations.add(1);
+        self.turn.counters().invalidations.add(1);
         let is_own = || {
             keys.and_then(|k| reply::elements(k).next())
                 .and_then(reply::text)
@@ -277,7 +278,7 @@ impl Worker {
         }
         tracked.held_bytes += keys.map_or(0, <[u8]>::len) + INVALIDATE.len();
         tracked.held.push_back((last, keys.map(Into::into)));
-        if tracked.held_bytes > self.routing.live.push_limit {
+        if tracked.held_bytes > self.turn.routing().live.push_limit {
             self.cut_subscriber(handle, "push-limit");
         }
     }
@@ -287,11 +288,11 @@ impl Worker {
         if let Some(redirect) = tracked.options.redirect {
             let message = Message::Invalidate {
                 to: redirect.client,
-                from: self.index,
+                from: self.turn.index(),
                 source: handle,
                 keys: keys.map(Into::into),
             };
-            self.shared.mailboxes[redirect.worker].send(message);
+            self.turn.shared().mailboxes[redirect.worker].send(message);
             return;
         }
         let bytes = [INVALIDATE, keys.unwrap_or(b"_\r\n")].concat();
@@ -342,7 +343,7 @@ impl Worker {
     /// Handles an invalidation for a client of this worker, redirected by `source` of worker `from`.
     pub(in crate::worker) fn on_redirected(&mut self, to: Handle, from: usize, source: Handle, keys: Option<&[u8]>) {
         let Some(client) = self.clients.get(to) else {
-            self.shared.mailboxes[from].send(Message::RedirectBroken { source });
+            self.turn.shared().mailboxes[from].send(Message::RedirectBroken { source });
             return;
         };
         let bytes = if client.resp3 {
