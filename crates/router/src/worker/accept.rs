@@ -10,13 +10,13 @@ use super::Worker;
 use super::downstream::{Client, Details};
 use super::log_throttle::LogThrottle;
 use super::transport::Tls;
+use super::turn::Turn;
 use crate::limits::ClientQuota;
 use crate::listener::Listener;
 use crate::poll::{Poll, Token};
 use crate::settings::ListenAddress;
 use crate::slab::Handle;
 use crate::users::Bounds;
-use crate::worker::turn::Turn;
 
 /// Maximum accepts per turn and listener, so that a burst of connections does not stall existing clients.
 const ACCEPTS_PER_TURN: usize = 64;
@@ -161,7 +161,7 @@ impl Worker {
             // The default user is at its connection limit; other users can still log in.
             self.turn.counters().limited_connections.add(1);
         }
-        let registered = self.clients.get(handle).map(|c| self.poll.add(&c.fd, Token::Client(handle)));
+        let registered = self.clients.get(handle).map(|c| self.turn.poll().add(&c.fd, Token::Client(handle)));
         if !matches!(registered, Some(Ok(()))) {
             self.clients.remove(handle);
             self.turn.shared().clients.fetch_sub(1, Ordering::Relaxed);

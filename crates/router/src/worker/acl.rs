@@ -8,7 +8,7 @@ use switchyard_resp::request::{Args, Scanner};
 use super::dispatch::Flow;
 use super::gather::Aggregation;
 use super::local::parse;
-use super::upstream::Lane;
+use super::upstreams::kind::Lane;
 use super::{Stall, Worker};
 use crate::operator::OperatorCommand;
 use crate::shared::{RoutingSnapshot, lock};

@@ -17,70 +17,27 @@ use std::sync::atomic::Ordering;
 
 use switchyard_policy::topology::{NodeId, Slot};
 use switchyard_resp::command::{Command, CommandClass, Flags};
+use switchyard_resp::reply;
 use switchyard_resp::request::Args;
-use switchyard_resp::{encode, reply};
 use tracing::warn;
 
+use super::checkout::Acquired;
 use super::dispatch::Flow;
 use super::downstream::Client;
 use super::keyed::Call;
-use super::kind::{Task, Waited};
 use super::overrides::slots_by;
-use super::pool::Acquired;
 use super::reissued::WaitEnd;
-use super::upstream::{Lane, Link, Phase, Purpose};
+use super::turn::Turn;
+use super::upstreams::Link;
+use super::upstreams::kind::{Lane, Task, Waited};
+use super::upstreams::link::{Phase, Purpose};
+use super::upstreams::unblock::{Asker, Unblock};
 use super::wait::Since;
 use super::{Stall, Worker};
-use crate::shared::{Mailboxes, Message};
 use crate::slab::Handle;
-use crate::worker::turn::Turn;
 
 /// Interval of liveness probes to a node with waiting clients and no other traffic.
 const PROBE_US: u64 = 1_000_000;
-
-/// State of a CLIENT UNBLOCK for the command on a connection.
-#[derive(Debug, Default)]
-pub(super) struct Unblock {
-    /// Use `ERROR` instead of `TIMEOUT`.
-    error: bool,
-    /// Sent to the node, and not answered yet.
-    pub(super) is_queried: bool,
-    /// The blocking command has been answered.
-    pub(super) over: bool,
-    /// Clients that have requested it, each with whether by `ERROR`.
-    askers: Vec<(Asker, bool)>,
-}
-
-/// Destination of the reply to a CLIENT UNBLOCK.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Asker {
-    pub(super) from: usize,
-    pub(super) gather: Handle,
-    pub(super) part: u32,
-}
-
-impl Asker {
-    pub(super) fn answer(self, mailboxes: &Mailboxes, answer: &[u8]) {
-        let Self { from, gather, part } = self;
-        mailboxes.send(from, Message::Answer { gather, part, reply: answer.to_vec() });
-    }
-}
-
-impl Unblock {
-    /// Replies to all requesting clients with the number of ended waits.
-    pub(super) fn answer(&self, mailboxes: &Mailboxes, count: i64) {
-        let mut bytes = Vec::new();
-        encode::integer(&mut bytes, count);
-        for (asker, _) in &self.askers {
-            asker.answer(mailboxes, &bytes);
-        }
-    }
-
-    /// Takes the clients that have requested it so far. Empty if only the router has.
-    pub(super) fn take_askers(&mut self) -> Vec<(Asker, bool)> {
-        std::mem::take(&mut self.askers)
-    }
-}
 
 /// Whether the keys of a waiting client, which were in this slot at the start, are in a slot in transit.
 fn waits_on_the_way(worker: &Worker, slot: Slot, holder: Handle) -> bool {
@@ -165,7 +122,7 @@ impl Worker {
         self.stall(handle, Stall::Blocked);
         let grace_us = self.turn.routing().live.command_timeout.as_micros() as u64;
         let until_us = waits_us.map_or(u64::MAX, |us| self.turn.now_us().saturating_add(us).saturating_add(grace_us));
-        self.links.get_mut(link_handle).into_iter().for_each(|link| link.set_task(Task::Waiting { waited, until_us }));
+        self.up.get_mut(link_handle).into_iter().for_each(|link| link.set_task(Task::Waiting { waited, until_us }));
         if gone {
             // The client has closed its side: it only gets data that is available at once.
             self.unblock(link_handle, false, None);
@@ -179,7 +136,7 @@ impl Worker {
         }
         let held = self.clients.get(handle).and_then(|c| c.held);
         if let Some(link) = held
-            && self.links.get(link).and_then(Link::checkout).is_some_and(|loan| loan.unblock.is_none())
+            && self.up.get(link).is_some_and(|link| link.unblock().is_none())
         {
             self.unblock(link, true, None);
         }
@@ -199,8 +156,8 @@ impl Worker {
             None => asker.answer(&self.turn.shared().mailboxes, b":0\r\n"),
             Some((link, false)) => self.unblock(link, error, Some(asker)),
             // A request is already in flight: its reply decides.
-            Some((link, true)) => match self.links.get_mut(link).and_then(Link::checkout_mut) {
-                Some(loan) => loan.unblock.get_or_insert_default().askers.push((asker, error)),
+            Some((link, true)) => match self.up.get_mut(link).and_then(Link::begin_unblock) {
+                Some(unblock) => unblock.add(asker, error),
                 None => asker.answer(&self.turn.shared().mailboxes, b":0\r\n"),
             },
         }
@@ -208,40 +165,40 @@ impl Worker {
 
     /// Ends the wait of the command on this connection at the node.
     pub(super) fn unblock(&mut self, link_handle: Handle, error: bool, asker: Option<Asker>) {
-        let Some(loan) = self.links.get_mut(link_handle).and_then(Link::checkout_mut) else {
+        let Some(unblock) = self.up.get_mut(link_handle).and_then(Link::begin_unblock) else {
             if let Some(asker) = asker {
                 asker.answer(&self.turn.shared().mailboxes, b":0\r\n");
             }
             return;
         };
-        let unblock = loan.unblock.get_or_insert_default();
-        unblock.error |= error;
-        unblock.askers.extend(asker.map(|asker| (asker, error)));
-        if !unblock.is_queried {
+        if unblock.request(error, asker) {
             self.send_unblock(link_handle);
         }
     }
 
     fn send_unblock(&mut self, link_handle: Handle) {
-        let Some(link) = self.links.get(link_handle) else { return };
-        let (node, client_id) = (link.node, link.client_id.to_string());
+        let Some(link) = self.up.get(link_handle) else { return };
+        let (node, client_id) = (link.node(), link.client_id().to_string());
         // In another process, the id may belong to another client.
-        let Some(main) = self.links.main_to(node, link.run_id.as_deref()) else {
-            self.break_link(link_handle, "its client has disconnected, and CLIENT UNBLOCK cannot be sent to the node");
+        let Some(main) = self.up.main_to(node, link.run_id()) else {
+            self.up.break_link(
+                &self.turn,
+                link_handle,
+                "its client has disconnected, and CLIENT UNBLOCK cannot be sent to the node",
+            );
             return;
         };
-        let Some(link) = self.links.get_mut(link_handle) else { return };
+        let Some(link) = self.up.get_mut(link_handle) else { return };
         let holder = link.holder();
-        let Some(unblock) = link.checkout_mut().and_then(|loan| loan.unblock.as_mut()) else { return };
-        unblock.is_queried = true;
-        let reason: &[u8] = if unblock.error { b"ERROR" } else { b"TIMEOUT" };
+        let Some(unblock) = link.unblock_mut() else { return };
+        let reason = unblock.sent();
         let request = [&b"CLIENT"[..], b"UNBLOCK", client_id.as_bytes(), reason];
         match self.streams_to_look_at(holder) {
-            None => self.push_own_for(main, link_handle, &request, Purpose::Unblock, 0),
+            None => self.up.push_own_for(&self.turn, main, link_handle, &request, Purpose::Unblock, 0),
             Some((database, streams)) => {
                 // Atomically end the wait and read the last entry of each stream.
                 self.push_own_queued(main, database, &[b"MULTI"]);
-                self.push_own(main, &request, Purpose::Discarded, 0);
+                self.up.push_own(&self.turn, main, &request, Purpose::Discarded, 0);
                 for stream in &streams {
                     self.push_own_queued(main, database, &[b"XINFO", b"STREAM", stream]);
                 }
@@ -252,7 +209,7 @@ impl Worker {
 
     /// Handles the reply to CLIENT UNBLOCK for a connection, or an error without a reply.
     pub(super) fn on_unblock(&mut self, link_handle: Handle, answer: &[u8]) {
-        let holder = self.links.get(link_handle).map(Link::holder);
+        let holder = self.up.get(link_handle).map(Link::holder);
         let answer = match holder.filter(|_| answer.starts_with(b"*")) {
             Some(holder) => self.streams_seen(holder, answer),
             None => {
@@ -260,53 +217,40 @@ impl Worker {
                 answer
             }
         };
-        let Some(link) = self.links.get_mut(link_handle) else { return };
-        let (node, holder) = (link.node, link.holder());
-        let Some(unblock) = link.checkout_mut().and_then(|loan| loan.unblock.as_mut()) else { return };
-        unblock.is_queried = false;
-        let over = unblock.over;
+        let Some(link) = self.up.get_mut(link_handle) else { return };
+        let (node, holder) = (link.node(), link.holder());
+        let Some(unblock) = link.unblock_mut() else { return };
+        let over = unblock.replied();
         let abandoned = self.clients.get(holder).is_none();
         if reply::is_error(answer) {
-            for (asker, _) in std::mem::take(&mut unblock.askers) {
+            for (asker, _) in unblock.take_askers() {
                 asker.answer(&self.turn.shared().mailboxes, answer);
             }
-            self.end_unblock(link_handle, 0);
+            self.up.end_unblock(&self.turn, link_handle, 0);
             if over {
-                self.release(link_handle);
+                self.up.release(&self.turn, link_handle);
             } else if abandoned {
                 warn!(node = %self.turn.node_name(node), error = %reply::redacted_error(answer), "CLIENT UNBLOCK failed: closing the connection of a client that has disconnected");
-                self.break_link(link_handle, "the client that waited has disconnected");
+                self.up.break_link(&self.turn, link_handle, "the client that waited has disconnected");
             }
         } else if reply::integer(answer) == Some(1) || over {
             // The reply of the blocking command may be late, and the command may be reissued before it arrives.
-            let wanted = unblock.askers.first().filter(|_| !over).map(|(_, error)| *error);
+            let wanted = unblock.wanted().filter(|_| !over);
             if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
                 waiting.note_unblocked(wanted);
             }
-            self.end_unblock(link_handle, reply::integer(answer).unwrap_or(0));
-            self.release(link_handle);
+            self.up.end_unblock(&self.turn, link_handle, reply::integer(answer).unwrap_or(0));
+            self.up.release(&self.turn, link_handle);
         } else {
             // The command had not reached the node, or its reply is in transit.
             self.unblocks.again.push(link_handle);
         }
     }
 
-    /// Replies to the requesting clients.
-    pub(super) fn end_unblock(&mut self, link_handle: Handle, count: i64) {
-        if let Some(unblock) = self.links.get_mut(link_handle).and_then(|l| l.checkout_mut()?.unblock.take()) {
-            unblock.answer(&self.turn.shared().mailboxes, count);
-        }
-    }
-
     /// Repeats CLIENT UNBLOCK for waits that had not started yet.
     pub(super) fn retry_unblocks(&mut self) {
         for link in std::mem::take(&mut self.unblocks.again) {
-            if self
-                .links
-                .get(link)
-                .and_then(|l| l.checkout()?.unblock.as_ref())
-                .is_some_and(|u| !u.is_queried && !u.over)
-            {
+            if self.up.get(link).and_then(Link::unblock).is_some_and(Unblock::is_to_be_sent) {
                 self.send_unblock(link);
             }
         }
@@ -319,34 +263,24 @@ impl Worker {
         }
         self.unblocks.next_probe_us = self.turn.now_us() + PROBE_US;
         let mut nodes: Vec<NodeId> =
-            self.links.iter().filter(|(_, l)| l.lane == Lane::Blocking && !l.is_idle()).map(|(_, l)| l.node).collect();
+            self.up.iter().filter(|(_, l)| l.lane() == Lane::Blocking && !l.is_idle()).map(|(_, l)| l.node()).collect();
         nodes.sort_unstable();
         nodes.dedup();
         let live = &self.turn.routing().live;
         let command_timeout = live.command_timeout;
         let timeout_us = (2 * live.command_timeout + live.connect_timeout).as_micros() as u64;
         for node in nodes {
-            let Some(main) = self.links.main(node) else { continue };
-            let Some(link) = self.links.get(main) else { continue };
+            let Some(main) = self.up.main(node) else { continue };
+            let Some(link) = self.up.get(main) else { continue };
             let is_busy = self.turn.shared().busy.was_busy(node, self.turn.now_us(), command_timeout);
-            if link.phase != Phase::Up && !is_busy && self.turn.now_us().saturating_sub(link.received_us) > timeout_us {
-                self.break_waiting(node, "the node can no longer be reached");
-            } else if link.phase == Phase::Up && link.is_idle() {
-                self.push_own(main, &[b"PING"], Purpose::Discarded, 0);
+            if link.phase() != Phase::Up
+                && !is_busy
+                && self.turn.now_us().saturating_sub(link.received_us()) > timeout_us
+            {
+                self.up.break_waiting(&self.turn, node, "the node can no longer be reached");
+            } else if link.phase() == Phase::Up && link.is_idle() {
+                self.up.push_own(&self.turn, main, &[b"PING"], Purpose::Discarded, 0);
             }
-        }
-    }
-
-    /// Closes all waiting connections to a node whose main connection has timed out.
-    pub(super) fn break_waiting(&mut self, node: NodeId, why: &str) {
-        let waiting: Vec<Handle> = self
-            .links
-            .iter()
-            .filter(|(_, l)| l.lane == Lane::Blocking && l.node == node && l.phase == Phase::Up && !l.is_idle())
-            .map(|(h, _)| h)
-            .collect();
-        for link in waiting {
-            self.break_link(link, why);
         }
     }
 
@@ -369,11 +303,11 @@ impl Worker {
     /// reissued.
     pub(super) fn restamp_waiting(&mut self) {
         let epoch = self.turn.routing().topology.epoch() as u32;
-        for handle in self.links.handles() {
-            let Some(link) = self.links.get(handle).filter(|l| l.lane == Lane::Blocking && !l.is_idle()) else {
+        for handle in self.up.handles() {
+            let Some(link) = self.up.get(handle).filter(|l| l.lane() == Lane::Blocking && !l.is_idle()) else {
                 continue;
             };
-            let (node, holder) = (link.node, link.holder());
+            let (node, holder) = (link.node(), link.holder());
             let waited = if let Task::Waiting { waited, .. } = link.task() { waited } else { Waited::Nothing };
             if !self.is_waiting_well(waited, holder, node) {
                 self.reissue_waiting(handle);
@@ -387,7 +321,7 @@ impl Worker {
             if waited.line().is_some_and(|slot| waits_on_the_way(self, slot, holder)) {
                 self.note_kept(holder, node);
             }
-            self.links.get_mut(handle).into_iter().for_each(|link| link.restamp(epoch));
+            self.up.get_mut(handle).into_iter().for_each(|link| link.restamp(epoch));
         }
     }
 }

@@ -9,15 +9,14 @@ use switchyard_resp::request::Args;
 
 use super::Worker;
 use super::dispatch::Flow;
-use super::downstream::Stall;
-use super::downstream::{Client, ReplyMode};
+use super::downstream::{Client, ReplyMode, Stall};
 use super::gather::Aggregation;
 use super::local::parse;
-use super::upstream::Lane;
+use super::turn::Turn;
+use super::upstreams::kind::Lane;
 use crate::shared::{ClientFilter, ClientType, Message};
 use crate::slab::Handle;
 use crate::users::Users;
-use crate::worker::turn::Turn;
 
 pub(super) const INVALID_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
 

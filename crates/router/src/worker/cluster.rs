@@ -21,12 +21,12 @@ use switchyard_resp::{encode, reply};
 use super::dispatch::Flow;
 use super::local::parse;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
-use super::upstream::Lane;
+use super::turn::Turn;
+use super::upstreams::Upstreams;
+use super::upstreams::kind::Lane;
 use super::{Stall, Worker};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
-use crate::worker::links::Links;
-use crate::worker::turn::Turn;
 
 /// Error of a server without cluster support.
 const DISABLED: &str = "ERR This instance has cluster support disabled";
@@ -99,7 +99,7 @@ impl SlotKeys {
 }
 
 impl MultiStepCommand for SlotKeys {
-    fn next(&mut self, turn: &Turn, _: &Links, _: bool, parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, turn: &Turn, _: &Upstreams, _: bool, parts: Vec<Vec<u8>>) -> Next {
         let answer = parts.into_iter().next().unwrap_or_default();
         if reply::is_error(&answer) {
             return Next::Done(answer);

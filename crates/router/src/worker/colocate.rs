@@ -14,10 +14,10 @@ use switchyard_policy::colocate::ColocationRequest;
 
 use super::dispatch::Flow;
 use super::downstream::Client;
+use super::turn::Turn;
 use super::{Stall, Worker};
 use crate::colocate::ColocateRequest;
 use crate::slab::Handle;
-use crate::worker::turn::Turn;
 
 /// Wait of a command for the return of keys.
 #[derive(Debug)]

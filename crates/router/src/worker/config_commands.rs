@@ -14,21 +14,20 @@ use std::sync::Arc;
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, glob, reply};
 
-use super::config_values;
 use super::dispatch::Flow;
 use super::fan_out::FanOutScope;
 use super::gather::Aggregation;
 use super::local::parse;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
-use super::upstream::Lane;
-use super::{Stall, Worker};
+use super::turn::Turn;
+use super::upstreams::Upstreams;
+use super::upstreams::kind::Lane;
+use super::{Stall, Worker, config_values};
 use crate::config_set::{SETTABLE, Settable, allows_config_set};
 use crate::open_files;
 use crate::settings::RuntimeSettings;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
-use crate::worker::links::Links;
-use crate::worker::turn::Turn;
 
 /// Settings that only concern the operator of a node. Neither shown nor set. A name with a final `*` is a prefix.
 const PRIVATE: &str = "aclfile acl-pubsub-default always-show-logo appenddirname appendfilename availability-zone bind* cluster-* crash-* daemonize \
@@ -67,7 +66,7 @@ struct ConfigGet {
 }
 
 impl MultiStepCommand for ConfigGet {
-    fn next(&mut self, _: &Turn, _: &Links, resp3: bool, parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, _: &Turn, _: &Upstreams, resp3: bool, parts: Vec<Vec<u8>>) -> Next {
         let mut out = Vec::new();
         // In the order of the first node, followed by settings of other nodes only.
         let mut found: Vec<(String, Vec<Vec<u8>>)> = Vec::new();

@@ -20,12 +20,13 @@ use switchyard_resp::{encode, reply};
 use super::Worker;
 use super::dispatch::Flow;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
-use super::upstream::{Lane, MULTI};
+use super::turn::Turn;
+use super::upstreams::Upstreams;
+use super::upstreams::kind::Lane;
+use super::upstreams::link::MULTI;
 use super::wait::Since;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
-use crate::worker::links::Links;
-use crate::worker::turn::Turn;
 
 /// Access of a command to its keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -267,7 +268,7 @@ impl Assemble {
 }
 
 impl MultiStepCommand for Assemble {
-    fn next(&mut self, turn: &Turn, _: &Links, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, turn: &Turn, _: &Upstreams, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
         if !matches!(self.phase, Phase::Executing)
             && let Some(refused) = parts.iter().find(|p| reply::is_error(p))
         {
@@ -324,7 +325,7 @@ impl Pop {
 }
 
 impl MultiStepCommand for Pop {
-    fn next(&mut self, _: &Turn, _: &Links, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, _: &Turn, _: &Upstreams, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
         let answer = parts.pop().unwrap_or_default();
         match self.next_request().filter(|_| reply::is_null(&answer)) {
             Some(ask) => Next::Round(vec![ask]),

@@ -19,18 +19,18 @@ use super::fan_out::FanOutScope;
 use super::gather::Aggregation;
 use super::hot_copies::{copied, copies_of};
 use super::keyed::{Call, CommandSeq, KeyedCommand};
-use super::kind::Waited;
 use super::outage::waits;
 use super::output::refuse_read;
+use super::overrides::undeclared_text;
 use super::transit::Transit;
-use super::upstream::{Again, Lane, Pending, Purpose, UNSENT_HIGH};
+use super::upstreams::kind::{Lane, Waited};
+use super::upstreams::link::{Again, Pending, Purpose, UNSENT_HIGH};
 use super::wait::Since;
 use super::{Stall, Worker};
 use crate::settings::Reads;
 use crate::shared::{Commands, RoutingSnapshot};
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
-use crate::worker::overrides::undeclared_text;
 
 /// Result of the dispatch of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,7 +73,7 @@ impl Worker {
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         client.last_command = command.id;
         let in_multi = client.in_multi;
-        let special = client.gated || self.alert;
+        let special = client.gated || self.alert || self.up.outages().any();
         if special && let Some(flow) = self.gate(handle, command) {
             return flow;
         }
@@ -391,15 +391,15 @@ impl Worker {
         }
         let resp3 = client.resp3;
         let database = client.database;
-        let link_handle = replica.unwrap_or_else(|| self.shared_link(node, lane, resp3));
-        let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
+        let link_handle = replica.unwrap_or_else(|| self.up.shared_link(&self.turn, node, lane, resp3));
+        let Some(link) = self.up.get_mut(link_handle) else { return Flow::Close };
         let class = command.class() as u8;
-        if !link.takes_commands() && (replica.is_some() || !self.is_worth_another_try(link_handle)) {
+        if !link.takes_commands() && (replica.is_some() || !self.up.is_worth_another_try(&self.turn, link_handle)) {
             let text = self.turn.down_text(node);
             return self.refuse(handle, class, &text);
         }
-        let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
-        if !link.has_room(UNSENT_HIGH) && self.links.is_full(link_handle, handle, UNSENT_HIGH) {
+        let Some(link) = self.up.get_mut(link_handle) else { return Flow::Close };
+        if !link.has_room(UNSENT_HIGH) && self.up.is_full(link_handle, handle, UNSENT_HIGH) {
             return Flow::Stall(Stall::Upstream);
         }
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
@@ -424,28 +424,38 @@ impl Worker {
             },
             is_long: false,
             end: CommandSeq::NONE,
-            cacheable: self.observers.hot.generation() as u32,
+            cacheable: self.turn.cacheable(),
         };
         let request = self.pass(KeyedCommand { call: Call::Found(command, args), node, database }, raw, pending);
-        let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
+        let Some(link) = self.up.get_mut(link_handle) else { return Flow::Close };
         link.touch_as(no_touch, pending);
         link.push(request);
-        self.links.mark(link_handle);
+        self.up.mark(link_handle);
         Flow::Next
+    }
+
+    /// Returns the connection to a replica for a read of `client`, or `None` for the primary. A client that watches keys
+    /// reads from the primary: the data of a replica may be older than the WATCH, and EXEC would succeed although the
+    /// client has not seen the value that it replaces.
+    pub(super) fn replica_for(&mut self, handle: Handle, node: NodeId) -> Result<Option<Handle>, String> {
+        // A replica may still return values that a tracking client has invalidated.
+        let client = self.clients.get(handle).filter(|client| !client.watches() && client.tracked.is_none());
+        let Some((reads, resp3)) = client.map(|client| (client.reads, client.resp3)) else { return Ok(None) };
+        self.up.replica_for(&self.turn, handle, reads, resp3, node)
     }
 
     pub(super) fn choose_node(&mut self, routing: &RoutingSnapshot) -> Option<NodeId> {
         self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
         // A node that has just joined may lack functions, and one without keys may be about to leave.
         let keeper = anywhere(&routing.topology, self.turn_of_nodes, |node| {
-            self.turn.data_nodes().has(node) && self.links.is_up(node)
+            self.turn.data_nodes().has(node) && self.up.is_up(node)
         });
-        let other = || anywhere(&routing.topology, self.turn_of_nodes, |node| self.links.is_up(node));
+        let other = || anywhere(&routing.topology, self.turn_of_nodes, |node| self.up.is_up(node));
         // After a start no node is up, and a command with keys would wait for its node as well. The same applies after
         // a loss.
         let soon = || {
             anywhere(&routing.topology, self.turn_of_nodes, |node| {
-                self.links.takes_commands(node) || !self.turn.node_fails(node)
+                self.up.takes_commands(node) || !self.turn.node_fails(node)
             })
         };
         keeper.or_else(other).or_else(soon)

@@ -16,12 +16,13 @@ use switchyard_resp::request::Args;
 use super::dispatch::Flow;
 use super::downstream::Repeat;
 use super::gather::Aggregation;
-use super::upstream::{Lane, Phase};
+use super::turn::Turn;
+use super::upstreams::kind::Lane;
+use super::upstreams::link::Phase;
 use super::{Stall, Worker};
 use crate::mover::{MoverMessage, SharedLeg};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
-use crate::worker::turn::Turn;
 
 /// Nodes of a double read.
 #[derive(Debug)]
@@ -64,11 +65,12 @@ pub(super) fn may_double_read(
     }
     let resp3 = client.resp3;
     for (node, process) in nodes.into_iter().zip([&processes.source, &processes.target]) {
-        let link = worker.shared_link(node, lane_of(command), resp3);
+        let link = worker.up.shared_link(&worker.turn, node, lane_of(command), resp3);
         // A process other than the leg's may have stale data.
-        worker.links.get(link).filter(|link| {
-            link.phase == Phase::Up && link.takes_commands() && link.run_id.as_deref() == Some(process)
-        })?;
+        worker
+            .up
+            .get(link)
+            .filter(|link| link.phase() == Phase::Up && link.takes_commands() && link.run_id() == Some(process))?;
     }
     Some(Asks { nodes: nodes.to_vec(), as_published: false })
 }

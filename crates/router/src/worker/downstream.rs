@@ -13,6 +13,17 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::CommandClass;
 use switchyard_resp::request::{Follower, Scanner};
 
+use super::colocate::ColocateWait;
+use super::login::Verdict;
+use super::pubsub::{Kind, Subscriber};
+use super::quiesce::QuiesceWait;
+use super::reissued::Waiting;
+use super::tracking::{Tracked, shown_redirect};
+use super::transactions::Session;
+use super::transit::Moving;
+use super::transport::Tls;
+use super::upstreams::kind::Lane;
+use super::wait::Written;
 use crate::limits::ClientQuota;
 use crate::metrics::WorkerCounters;
 use crate::reigns::bit_of;
@@ -20,17 +31,6 @@ use crate::settings::ListenerSettings;
 use crate::settings::Reads;
 use crate::slab::Handle;
 use crate::users::User;
-use crate::worker::colocate::ColocateWait;
-use crate::worker::login::Verdict;
-use crate::worker::pubsub::{Kind, Subscriber};
-use crate::worker::quiesce::QuiesceWait;
-use crate::worker::reissued::Waiting;
-use crate::worker::tracking::{Tracked, shown_redirect};
-use crate::worker::transactions::Session;
-use crate::worker::transit::Moving;
-use crate::worker::transport::Tls;
-use crate::worker::upstream::Lane;
-use crate::worker::wait::Written;
 
 /// Maximum expected bytes of pending replies per client.
 const EXPECTED_BYTES_MAX: usize = 8 << 20;

@@ -12,11 +12,11 @@ use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
-use super::upstream::Lane;
+use super::turn::Turn;
+use super::upstreams::Upstreams;
+use super::upstreams::kind::Lane;
 use super::{Stall, Worker};
 use crate::slab::Handle;
-use crate::worker::links::Links;
-use crate::worker::turn::Turn;
 
 /// Bits of a server's cursor. It is below the number of buckets of the value, which is far smaller.
 const CURSOR_BITS: u32 = 48;
@@ -40,7 +40,7 @@ struct Page {
 }
 
 impl MultiStepCommand for Page {
-    fn next(&mut self, _: &Turn, _: &Links, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, _: &Turn, _: &Upstreams, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
         let page = parts.pop().unwrap_or_default();
         let mut elements = reply::elements(&page);
         let cursor = elements.next().and_then(reply::integer).and_then(|cursor| u64::try_from(cursor).ok());

@@ -8,21 +8,21 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
-use super::Worker;
-use super::breaking::PERHAPS;
 use super::double_read::{PendingDoubleRead, end_double_read};
 use super::fan_out::FanOutScope;
 use super::info::Digest;
 use super::keyed::{Call, CommandSeq, KeyedCommand};
 use super::local::other_database;
-use super::memory_stats;
 use super::multi_step::{MultiStepCommand, Next};
 use super::pubsub::Kind;
 use super::quiesce::QuiesceWait;
 use super::tracking::Options;
-use super::upstream::{Again, EXEC, Lane, MULTI, Pending, Phase, Purpose};
+use super::transactions::no_multi_text;
+use super::upstreams::breaking::PERHAPS;
+use super::upstreams::kind::Lane;
+use super::upstreams::link::{Again, EXEC, MULTI, Pending, Phase, Purpose};
+use super::{Worker, memory_stats};
 use crate::slab::Handle;
-use crate::worker::transactions::no_multi_text;
 
 /// Error for a reply that is combined in memory and exceeds the client's output limit.
 pub(super) const TOO_LARGE: &str = "ERR the nodes' replies together are larger than output-limit";
@@ -210,15 +210,15 @@ impl Worker {
         if let Some(g) = self.gathers.get_mut(gather) {
             g.nodes.push(node);
         }
-        let handle = self.shared_link(node, lane, resp3);
+        let handle = self.up.shared_link(&self.turn, node, lane, resp3);
         let sent_us = self.turn.now_us() as u32;
-        let why = self.links.get(handle).filter(|l| l.phase == Phase::Up).and_then(|l| l.no_multi.clone());
+        let why = self.up.get(handle).filter(|l| l.phase() == Phase::Up).and_then(|l| l.no_multi().map(str::to_owned));
         if let Some(why) = why.filter(|_| requests[0].as_ref() == MULTI) {
             let mut error = Vec::new();
             encode::error(&mut error, &no_multi_text(&self.turn, node, &why));
             self.gather_part(gather, part, &error);
-        } else if self.takes_commands_or_tries(handle)
-            && let Some(link) = self.links.get_mut(handle)
+        } else if self.up.takes_commands_or_tries(&self.turn, handle)
+            && let Some(link) = self.up.get_mut(handle)
         {
             let pending = Pending {
                 who: gather,
@@ -231,7 +231,7 @@ impl Worker {
                 again: Again::Never,
                 is_long,
                 end: CommandSeq::NONE,
-                cacheable: self.observers.hot.generation() as u32,
+                cacheable: self.turn.cacheable(),
             };
             link.touch_as(no_touch, pending);
             for (number, request) in requests.iter().enumerate() {
@@ -246,7 +246,7 @@ impl Worker {
                     }
                     _ => self.pass(keyed, bytes, Pending { purpose: Purpose::Discarded, ..pending }),
                 };
-                self.links.push(handle, request);
+                self.up.push(handle, request);
             }
         } else {
             let mut error = Vec::new();
@@ -265,11 +265,8 @@ impl Worker {
         class: u8,
         whole: Aggregation,
     ) {
-        let mut nodes = if reach == FanOutScope::DataNodes {
-            self.turn.data_nodes().all()
-        } else {
-            self.links.reachable(&self.turn)
-        };
+        let mut nodes =
+            if reach == FanOutScope::DataNodes { self.turn.data_nodes().all() } else { self.up.reachable(&self.turn) };
         if matches!(whole, Aggregation::Info { .. }) {
             nodes.retain(|node| !self.is_silent(*node, client));
         } else {
@@ -342,7 +339,7 @@ impl Worker {
     fn end_round(&mut self, mut gather: Gather, resp3: bool) {
         let parts = gather.parts.drain(..).flatten().collect();
         let Aggregation::Rounds(procedure) = &mut gather.whole else { return };
-        match procedure.next(&self.turn, &self.links, resp3, parts) {
+        match procedure.next(&self.turn, &self.up, resp3, parts) {
             Next::Done(reply) => self.deliver_joined(gather.client, gather.seq, &reply),
             Next::Round(asks) => {
                 gather.parts = vec![None; asks.len()];

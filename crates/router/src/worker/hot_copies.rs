@@ -28,7 +28,9 @@ use super::keyed::{Call, CommandSeq, KeyedCommand, writes};
 use super::login::guard;
 use super::output::give;
 use super::transit::with_parsed_command;
-use super::upstream::{Lane, Pending, Phase, Purpose, UNSENT_HIGH};
+use super::turn::Turn;
+use super::upstreams::kind::Lane;
+use super::upstreams::link::{Pending, Phase, Purpose, UNSENT_HIGH};
 use super::wait::MARK;
 use super::{Stall, Worker};
 use crate::hot_copies::{HotCopies, Published, Table};
@@ -36,7 +38,6 @@ use crate::settings::{Reads, Reports};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::tap::Outcome;
-use crate::worker::turn::Turn;
 
 /// Maximum wait of clients for a fill. Then their nodes answer.
 const TIMEOUT_US: u64 = 50_000;
@@ -459,9 +460,9 @@ impl Elements {
 /// Starts a fill at a node. `None`: not possible now.
 fn begin(worker: &mut Worker, elements: Elements, asked: &ReadRequest<'_>) -> Option<u32> {
     let ReadRequest { node, database, .. } = *asked;
-    let link_handle = worker.shared_link(node, Lane::Fills, true);
-    let link = worker.links.get(link_handle)?;
-    if link.phase != Phase::Up || link.downgraded || !link.has_room(UNSENT_HIGH / 8) {
+    let link_handle = worker.up.shared_link(&worker.turn, node, Lane::Fills, true);
+    let link = worker.up.get(link_handle)?;
+    if link.phase() != Phase::Up || link.is_downgraded() || !link.has_room(UNSENT_HIGH / 8) {
         return None;
     }
     let hot = &mut worker.observers.hot;
@@ -481,9 +482,10 @@ fn begin(worker: &mut Worker, elements: Elements, asked: &ReadRequest<'_>) -> Op
     encode::command(&mut ttl, [&b"PTTL"[..], asked.key]);
     worker.turn.counters().hot.fills.add(1);
     for (request, purpose) in [(&ttl[..], Purpose::FillTtl), (asked.request, Purpose::Fill)] {
-        let pending = Pending { seq: number, purpose, class: CommandClass::Read as u8, ..worker.own_pending() };
+        let pending =
+            Pending { seq: number, purpose, class: CommandClass::Read as u8, ..Pending::of_ours(&worker.turn) };
         let request = worker.pass(KeyedCommand { call: Call::Bytes(request), node, database }, request, pending);
-        worker.links.push(link_handle, request);
+        worker.up.push(link_handle, request);
     }
     Some(number)
 }
@@ -606,8 +608,8 @@ pub(super) fn invalidated(worker: &mut Worker, node: NodeId, message: &[u8]) {
 }
 
 /// Handles a new connection for fills, on which the node tracks reads.
-pub(super) fn link_up(worker: &mut Worker, node: NodeId, about: &About<'_>) {
-    let About { run_id, standing, .. } = *about;
+pub(super) fn link_up(worker: &mut Worker, node: NodeId, about: &About) {
+    let About { run_id, standing, .. } = about;
     let hot = &mut worker.observers.hot;
     if hot.expire.len() <= node.index() {
         hot.expire.resize(node.index() + 1, Elements { of_hash: true, of_set: true });
@@ -618,9 +620,9 @@ pub(super) fn link_up(worker: &mut Worker, node: NodeId, about: &About<'_>) {
     // execute late.
     let why = if !about.is_covered {
         Some("it is newer than the command table")
-    } else if worker.turn.shared().ownership.is_some() && standing != OwnershipStatus::Ours {
+    } else if worker.turn.shared().ownership.is_some() && *standing != OwnershipStatus::Ours {
         Some("it does not store this router's ownership record (ACL SETUSER)")
-    } else if !run_id.is_some_and(|run_id| worker.turn.shared().fences.is_cleared(node, run_id)) {
+    } else if !run_id.as_deref().is_some_and(|run_id| worker.turn.shared().fences.is_cleared(node, run_id)) {
         Some("it does not list the connections of an earlier run of the router (CLIENT LIST)")
     } else {
         None
@@ -635,11 +637,12 @@ pub(super) fn link_up(worker: &mut Worker, node: NodeId, about: &About<'_>) {
 }
 
 /// Properties of a node, from its handshake.
-pub(super) struct About<'a> {
+#[derive(Debug)]
+pub(super) struct About {
     pub(super) expire: Elements,
     /// The command table covers its version.
     pub(super) is_covered: bool,
-    pub(super) run_id: Option<&'a str>,
+    pub(super) run_id: Option<Arc<str>>,
     pub(super) standing: OwnershipStatus,
 }
 
@@ -704,6 +707,7 @@ pub(super) fn adopt(worker: &mut Worker) {
     }
     hot.copies.adopt(&set);
     (hot.generation, hot.all, hot.is_cacheable) = (set.generation(), all, !set.is_empty());
+    worker.turn.set_cacheable(set.generation());
     limit(worker);
     hold_waiting(worker);
     worker.turn.shared().hot.adopted(worker.turn.index(), worker.observers.hot.generation);
@@ -713,15 +717,15 @@ pub(super) fn adopt(worker: &mut Worker) {
 
 /// Raises gates for blocking commands at nodes, which may write later, if their keys are now cacheable.
 fn hold_waiting(worker: &mut Worker) {
-    for handle in worker.links.handles() {
-        let Some(link) = worker.links.get(handle).filter(|link| link.lane == Lane::Blocking && !link.is_idle()) else {
+    for handle in worker.up.handles() {
+        let Some(link) = worker.up.get(handle).filter(|link| link.lane() == Lane::Blocking && !link.is_idle()) else {
             continue;
         };
-        let (node, end) = (link.node, link.pending().last().map_or(CommandSeq::NONE, |pending| pending.end));
+        let (node, end) = (link.node(), link.pending().last().map_or(CommandSeq::NONE, |pending| pending.end));
         if link.pending().all(|pending| pending.purpose == Purpose::Wait) {
             // WAIT writes nothing.
             let generation = worker.observers.hot.generation;
-            worker.links.get_mut(handle).into_iter().for_each(|link| link.held_by(end, generation as u32));
+            worker.up.get_mut(handle).into_iter().for_each(|link| link.held_by(end, generation as u32));
             continue;
         }
         // After a timeout, the client may already have another command elsewhere.
@@ -733,7 +737,7 @@ fn hold_waiting(worker: &mut Worker) {
         let database = client.database;
         let end = hold(worker, KeyedCommand { call: Call::Bytes(&request), node, database }, end);
         let generation = worker.observers.hot.generation;
-        if let Some(link) = worker.links.get_mut(handle) {
+        if let Some(link) = worker.up.get_mut(handle) {
             link.held_by(end, generation as u32);
         }
     }
@@ -751,8 +755,8 @@ pub(super) fn hold_uploaded(worker: &mut Worker, link: Handle, keys: &[u64]) {
     let armed = hot.generation as u32;
     let gates: Vec<GateId> =
         keys.iter().filter(|hash| hot.copies.set().get(**hash).is_some()).map(|hash| GateId::of_key(*hash)).collect();
-    let Some(node) = worker.links.get(link).map(|link| link.node) else { return };
-    let Some(end) = worker.links.get_mut(link).and_then(|link| link.last_mut()).map(|pending| {
+    let Some(node) = worker.up.get(link).map(|link| link.node()) else { return };
+    let Some(end) = worker.up.get_mut(link).and_then(|link| link.last_mut()).map(|pending| {
         pending.cacheable = armed;
         pending.end
     }) else {
@@ -764,7 +768,7 @@ pub(super) fn hold_uploaded(worker: &mut Worker, link: Handle, keys: &[u64]) {
     let end = if end == CommandSeq::NONE { worker.observers.next() } else { end };
     let hot = &mut worker.observers.hot;
     hot.holds.sent(&*hot.gates, end.number(), node, gates);
-    worker.links.get_mut(link).and_then(|link| link.last_mut()).into_iter().for_each(|pending| pending.end = end);
+    worker.up.get_mut(link).and_then(|link| link.last_mut()).into_iter().for_each(|pending| pending.end = end);
 }
 
 /// Publishes the oldest generation of this worker's commands in flight, by node.
@@ -778,13 +782,13 @@ pub(super) fn publish_drained(worker: &mut Worker) {
             *oldest = (*oldest).min(at);
         }
     };
-    for (_, link) in worker.links.iter() {
+    for (_, link) in worker.up.iter() {
         // An incomplete upload is not executed: its gates are raised again with its last byte.
         if let Some(head) = link.head().filter(|_| !link.is_only_uploading()) {
-            note(link.node, head.cacheable);
+            note(link.node(), head.cacheable);
         }
     }
-    worker.zombies.iter().for_each(|zombie| note(zombie.node(), zombie.cacheable));
+    worker.up.zombies.iter().for_each(|zombie| note(zombie.node(), zombie.cacheable()));
     if oldest != worker.observers.hot.drained {
         worker.turn.shared().hot.drained(worker.turn.index(), oldest.clone());
         worker.observers.hot.drained = oldest;
@@ -795,12 +799,11 @@ pub(super) fn publish_drained(worker: &mut Worker) {
 fn send_beats(worker: &mut Worker) {
     let due: Vec<NodeId> = worker.observers.hot.copies.beats().due(exact_us()).collect();
     for node in due {
-        let Some(link) = worker.links.shared(node, Lane::Fills, true).filter(|link| worker.links.up(*link).is_some())
-        else {
+        let Some(link) = worker.up.shared(node, Lane::Fills, true).filter(|link| worker.up.up(*link).is_some()) else {
             continue;
         };
         worker.observers.hot.copies.beats().sent(node, exact_us());
-        worker.push_own(link, &[b"PING"], Purpose::Beat, 0);
+        worker.up.push_own(&worker.turn, link, &[b"PING"], Purpose::Beat, 0);
     }
 }
 
@@ -812,10 +815,10 @@ pub(super) fn beat_confirmed(worker: &mut Worker, node: NodeId) {
 
 /// Performs periodic work.
 pub(super) fn tick(worker: &mut Worker) {
-    let Worker { observers, zombies, turn, .. } = &mut *worker;
+    let Worker { observers, up, turn, .. } = &mut *worker;
     let hot = &mut observers.hot;
     if hot.holds.in_doubt() > 0 {
-        hot.holds.settle(&*hot.gates, |node| zombies.count_at(node) == 0);
+        hot.holds.settle(&*hot.gates, |node| up.zombies.count_at(node) == 0);
     }
     turn.counters().hot.in_doubt.set(hot.holds.in_doubt() as u64);
     look_at_load(worker);
@@ -860,15 +863,15 @@ fn look_at_load(worker: &mut Worker) {
 /// first.
 fn sweep(worker: &mut Worker) {
     for (node, database, key) in worker.observers.hot.copies.sweep(TOUCHES) {
-        let link_handle = worker.shared_link(node, Lane::Fills, true);
-        if worker.links.up(link_handle).is_none() {
+        let link_handle = worker.up.shared_link(&worker.turn, node, Lane::Fills, true);
+        if worker.up.up(link_handle).is_none() {
             continue;
         }
         let mut request = Vec::new();
         encode::command(&mut request, [&b"TOUCH"[..], &key]);
-        let pending = worker.own_pending();
+        let pending = Pending::of_ours(&worker.turn);
         let request = worker.pass(KeyedCommand { call: Call::Bytes(&request), node, database }, &request, pending);
-        worker.links.push(link_handle, request);
+        worker.up.push(link_handle, request);
     }
     count(worker);
 }

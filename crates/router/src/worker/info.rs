@@ -14,16 +14,15 @@ use switchyard_resp::{encode, reply};
 use super::dispatch::Flow;
 use super::fan_out::FanOutScope;
 use super::gather::Aggregation;
-use super::local::oldest;
-use super::upstream::Lane;
+use super::local::{fleet_version, oldest};
+use super::turn::Turn;
+use super::upstreams::kind::Lane;
 use super::{Stall, Worker};
 use crate::metrics::{Counter, Errors, HotCounters};
 use crate::pubsub::Kind;
 use crate::shared::{RoutingSnapshot, lock};
 use crate::single_node_usage::Limited;
 use crate::slab::Handle;
-use crate::worker::local::fleet_version;
-use crate::worker::turn::Turn;
 
 /// Maximum age of cached results, microseconds. A client that has written since gets new ones.
 const FRESH_US: u64 = 100_000;
@@ -257,7 +256,7 @@ impl Worker {
                 && (wrote_us == 0 || wrote_us + FRESH_US < digest.queried_us)
         };
         let (silent, talking): (Vec<_>, Vec<_>) =
-            self.links.reachable(&self.turn).into_iter().partition(|node| self.is_silent(*node, handle));
+            self.up.reachable(&self.turn).into_iter().partition(|node| self.is_silent(*node, handle));
         // Last known figures of nodes that are not queried.
         let shared = &self.turn.shared();
         let add_silent = |digest: &mut Digest| {

@@ -10,11 +10,11 @@ use tracing::debug;
 use super::dispatch::Flow;
 use super::downstream::{ReplyMode, Stall};
 use super::outage::is_abandoned;
+use super::reissued::leave_line;
 use super::transport::{self, Received};
 use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker};
 use crate::poll::Token;
 use crate::slab::Handle;
-use crate::worker::reissued::leave_line;
 
 /// Maximum bytes of a request that must be collected (Redis `client-query-buffer-limit`).
 const REQUEST_MAX: usize = 1 << 30;

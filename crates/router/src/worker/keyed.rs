@@ -33,7 +33,7 @@ use super::hot_copies::{HotCopyStore, hold, noticed};
 use super::published::late_writes;
 use super::telemetry::Telemetry;
 use super::transit::with_parsed_command;
-use super::upstream::{EXEC, Pending, Purpose};
+use super::upstreams::link::{EXEC, Pending, Purpose};
 use crate::mover::MoverMessage;
 use crate::shared::RoutingSnapshot;
 use crate::tap::{Outcome, SentCommand, Tap};
@@ -131,6 +131,11 @@ impl FinishedRequest {
         self.outcome
     }
 
+    /// Class of the command.
+    pub(super) fn class(&self) -> u8 {
+        self.pending.class
+    }
+
     /// Sets the number of streamed bytes of the reply.
     pub(super) fn streamed(self, bytes: u64) -> Self {
         Self { streamed: bytes, ..self }
@@ -226,7 +231,7 @@ impl Worker {
             }
             self.observers.telemetry.follow(end, followed);
         }
-        let armed = self.observers.hot.generation() as u32;
+        let armed = self.turn.cacheable();
         Request { bytes, database: keyed.database, pending: Pending { end, cacheable: armed, ..pending } }
     }
 

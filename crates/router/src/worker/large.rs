@@ -13,20 +13,19 @@ use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Flags, Handling, Lookup};
 use switchyard_resp::encode;
-use switchyard_resp::reply::{self, ReplyFollower};
+use switchyard_resp::reply::{self};
 use switchyard_resp::request::{Args, Follower, Limits, ProtocolError, Scanner};
 use tracing::warn;
 
+use super::checkout::Acquired;
 use super::dispatch::Flow;
 use super::downstream::{Repeat, Upload};
 use super::hot_copies::{fill_too_large, hold_uploaded, keys_of_upload};
 use super::keyed::Call;
-use super::kind::Task;
-use super::outage::is_lost;
-use super::pause::{is_observed, may_write};
-use super::pool::Acquired;
+use super::pause::may_write;
 use super::transit::Transit;
-use super::upstream::{Again, Body, Lane, Pending, Purpose, UPLOAD_HIGH};
+use super::upstreams::kind::{Lane, Task};
+use super::upstreams::link::{Again, Pending, Purpose, UPLOAD_HIGH};
 use super::wait::Since;
 use super::{OUTPUT_HIGH, Stall, Worker};
 use crate::shared::RoutingSnapshot;
@@ -93,7 +92,7 @@ impl Worker {
         after: usize,
     ) -> Flow {
         let Lookup::Command(command) = routing.commands.find(args) else { return Flow::Buffer };
-        if self.alert && is_observed(self) || self.clients.get(handle).is_some_and(|c| c.gated) {
+        if self.alert || self.clients.get(handle).is_some_and(|c| c.gated) {
             return Flow::Buffer; // special cases are handled with complete commands
         }
         let in_multi = self.clients.get(handle).is_some_and(|c| c.in_multi);
@@ -139,7 +138,7 @@ impl Worker {
         let written = keys_of_upload(self, command, args, &keys);
         self.keys = keys;
         let (Ok(()), Route::Owner(_, node)) = (found, target) else { return Flow::Buffer };
-        if self.alert && is_lost(self, node) {
+        if self.up.outages().has(node) {
             return Flow::Stall(Stall::Outage);
         }
         let class = command.class() as u8;
@@ -148,9 +147,9 @@ impl Worker {
             Err(flow) => return flow,
         };
         let link = self.send_large(handle, acquired, Call::Found(command, args), header, class, None);
-        if let Some(loan) = link.and_then(|l| self.links.get_mut(l)?.checkout_mut()) {
-            loan.task = Task::Uploading;
-            loan.slow |= command.flags.has(Flags::SLOW);
+        if let Some(link) = link.and_then(|link| self.up.get_mut(link)) {
+            link.set_task(Task::Uploading);
+            link.note_slow(command.flags.has(Flags::SLOW));
         }
         if let Some(client) = self.clients.get_mut(handle) {
             client.written.add(node, Since::now(self.turn.shared(), self.turn.routing()));
@@ -180,7 +179,7 @@ impl Worker {
             return Ok((0, false));
         }
         if let Some(link) = link
-            && self.links.is_full(link, handle, UPLOAD_HIGH)
+            && self.up.is_full(link, handle, UPLOAD_HIGH)
         {
             self.stall(handle, Stall::Upstream);
             return Ok((0, false));
@@ -193,11 +192,11 @@ impl Worker {
         if let (Some(link), Some(written)) = (link, written) {
             hold_uploaded(self, link, &written);
         }
-        if let Some(link) = link.and_then(|l| self.links.get_mut(l)) {
+        if let Some(link) = link.and_then(|l| self.up.get_mut(l)) {
             link.push_more(&bytes[..taken], done, self.turn.now_us());
         }
         if let Some(link) = link {
-            self.links.mark(link);
+            self.up.mark(link);
         }
         Ok((taken, done))
     }
@@ -207,7 +206,7 @@ impl Worker {
     /// it.
     pub(super) fn give_up_upload(&mut self, handle: Handle) -> Option<u32> {
         let upload = self.clients.get_mut(handle)?.upload.take()?;
-        let pending = self.links.get_mut(upload.link?)?.last_mut()?;
+        let pending = self.up.get_mut(upload.link?)?.last_mut()?;
         pending.purpose = Purpose::Discarded;
         Some(pending.seq)
     }
@@ -226,8 +225,8 @@ impl Worker {
             Err(flow) => return flow,
         };
         let link = self.send_large(handle, acquired, Call::Found(command, args), raw, command.class() as u8, None);
-        if let Some(loan) = link.and_then(|l| self.links.get_mut(l)?.checkout_mut()) {
-            loan.slow |= command.flags.has(Flags::SLOW);
+        if let Some(link) = link.and_then(|link| self.up.get_mut(link)) {
+            link.note_slow(command.flags.has(Flags::SLOW));
         }
         Flow::Next
     }
@@ -264,9 +263,9 @@ impl Worker {
 
     /// Streams a piece of the reply at the head of a connection.
     pub(super) fn pass_piece(&mut self, handle: Handle, piece: &[u8]) {
-        let Some(link) = self.links.get(handle) else { return };
+        let Some(link) = self.up.get(handle) else { return };
         let Some(pending) = link.head().copied() else { return };
-        let alone = link.lane.is_exclusive();
+        let alone = link.lane().is_exclusive();
         let Some(client) = self.clients.get_mut(pending.who) else { return };
         client.stream(piece);
         let unsent = client.unsent();
@@ -278,25 +277,17 @@ impl Worker {
         let behind = self.clients.get(pending.who).is_some_and(|c| c.unsent() >= OUTPUT_HIGH / 4 && !c.writes_first);
         if alone
             && behind
-            && let Some(link) = self.links.get_mut(handle)
+            && let Some(link) = self.up.get_mut(handle)
         {
-            link.paused = true;
-        }
-    }
-
-    pub(super) fn unpause_link(&mut self, handle: Handle) {
-        if let Some(link) = self.links.get_mut(handle)
-            && std::mem::take(&mut link.paused)
-        {
-            self.unread.push(crate::poll::Token::Link(handle));
+            link.pause();
         }
     }
 
     /// Repeats a read with a large reply on an exclusive connection. Only if no later command of the client is in
     /// flight, which would overtake it.
     pub(super) fn repeat_on_large(&mut self, handle: Handle, pending: Pending) -> bool {
-        let Some(link) = self.links.get(handle) else { return false };
-        let node = link.node;
+        let Some(link) = self.up.get(handle) else { return false };
+        let node = link.node();
         let request = link.head_request().to_vec();
         let Some(client) = self.clients.get_mut(pending.who) else { return false };
         if !client.is_last(pending.seq) || client.stall == Stall::Exclusive || client.upload.is_some() {
@@ -373,18 +364,18 @@ impl Worker {
     /// Starts to handle a reply of at least `bytes`, too large to collect, with `part` received. Returns false if it
     /// must be collected nevertheless.
     pub(super) fn take_large(&mut self, handle: Handle, bytes: usize, part: &[u8]) -> bool {
-        let Some(link) = self.links.get_mut(handle) else { return false };
+        let Some(link) = self.up.get_mut(handle) else { return false };
         let Some(pending) = link.head().copied() else { return false };
-        if link.lane == Lane::Pubsub {
+        if link.lane() == Lane::Pubsub {
             return false; // a message: its receivers are determined when it is complete
         }
-        if link.lane == Lane::Fills && part[0] == b'>' {
+        if link.lane() == Lane::Fills && part[0] == b'>' {
             return false; // an invalidation, not the pending reply
         }
         let too_large = bytes > self.turn.routing().live.client_output_limit;
-        let whole = link.downgraded && part[0] == b'*';
+        let whole = link.is_downgraded() && part[0] == b'*';
         if link.is_head_expired() {
-            link.body = Body::Skip(ReplyFollower::default());
+            link.skip_body();
             return true;
         }
         match pending.purpose {
@@ -396,11 +387,11 @@ impl Worker {
                 self.deliver(pending.who, pending.seq, &error);
             }
             Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti => {
-                if matches!(link.lane, Lane::Main | Lane::Replica)
+                if matches!(link.lane(), Lane::Main | Lane::Replica)
                     && pending.again == Again::Reads
                     && self.repeat_on_large(handle, pending)
                 {
-                    self.skip_head(handle);
+                    self.up.skip_head(handle);
                     return true;
                 }
                 // It must not be repeated: stream it if it is next.
@@ -416,8 +407,8 @@ impl Worker {
                         // Such a large reply is not an error: the transaction is being executed.
                         client.after_exec(true);
                     }
-                    if let Some(link) = self.links.get_mut(handle) {
-                        link.body = Body::Through(ReplyFollower::default());
+                    if let Some(link) = self.up.get_mut(handle) {
+                        link.pass_body_on();
                     }
                     return true;
                 }
@@ -441,16 +432,8 @@ impl Worker {
             // Short replies: see `reply_max`.
             _ => return false,
         }
-        self.skip_head(handle);
+        self.up.skip_head(handle);
         true
-    }
-
-    /// Discards the reply at the head of the connection: its client was answered, or will be in another way.
-    fn skip_head(&mut self, handle: Handle) {
-        if let Some(link) = self.links.get_mut(handle) {
-            link.body = Body::Skip(ReplyFollower::default());
-            link.disown_head();
-        }
     }
 }
 

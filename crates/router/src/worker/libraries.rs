@@ -13,12 +13,12 @@ use super::fan_out::FanOutScope;
 use super::gather::{Aggregation, with_doubt};
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::quiesce::QuiesceWait;
-use super::upstream::Lane;
+use super::turn::Turn;
+use super::upstreams::Upstreams;
+use super::upstreams::kind::Lane;
 use super::wait::Since;
 use super::{Stall, Worker};
 use crate::slab::Handle;
-use crate::worker::links::Links;
-use crate::worker::turn::Turn;
 
 /// Suffix of a node's error if another node could not be restored.
 const KEPT: &[u8] = b"; another node has accepted it, and its previous state could not be restored";
@@ -59,7 +59,7 @@ impl Change {
 }
 
 impl MultiStepCommand for Change {
-    fn next(&mut self, turn: &Turn, _: &Links, _: bool, parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, turn: &Turn, _: &Upstreams, _: bool, parts: Vec<Vec<u8>>) -> Next {
         match std::mem::replace(&mut self.stage, Stage::Listing) {
             Stage::Listing => {
                 if let Some(error) = self.first(turn, &parts, |part| part.starts_with(b"-NODE")) {
@@ -105,7 +105,7 @@ fn unchanged_error(error: &[u8]) -> Vec<u8> {
 
 /// Changes the libraries of all nodes, or of none.
 pub(super) fn change_libraries(worker: &mut Worker, handle: Handle, lane: Lane, class: u8, request: Vec<u8>) -> Flow {
-    let nodes = worker.links.reachable(&worker.turn);
+    let nodes = worker.up.reachable(&worker.turn);
     let now_us = worker.turn.now_us();
     let since = Since::now(worker.turn.shared(), worker.turn.routing());
     let Some(client) = worker.clients.get_mut(handle) else { return Flow::Close };

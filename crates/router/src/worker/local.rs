@@ -16,16 +16,17 @@ use super::downstream::ReplyMode;
 use super::fan_out::FanOutScope;
 use super::gather::Aggregation;
 use super::login::Login;
-use super::upstream::{Lane, Phase};
+use super::monitor::end_monitor;
+use super::slowlog::slowlog_details;
+use super::turn::Turn;
+use super::upstreams::kind::Lane;
+use super::upstreams::link::Phase;
 use super::{Stall, Worker};
 use crate::metrics::Errors;
 use crate::operator::{CallingClient, OperatorCommand};
 use crate::settings::RuntimeSettings;
 use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
-use crate::worker::monitor::end_monitor;
-use crate::worker::slowlog::slowlog_details;
-use crate::worker::turn::Turn;
 
 impl Worker {
     pub(super) fn local(
@@ -244,11 +245,17 @@ impl Worker {
             Aggregation::Select { database },
         );
         // Restore the database that the next command of each connection expects.
-        for node in self.links.reachable(&self.turn) {
+        for node in self.up.reachable(&self.turn) {
             let resp3 = self.clients.get(handle).is_some_and(|c| c.resp3);
-            let link = self.shared_link(node, Lane::Main, resp3);
-            let Some(back) = self.links.get(link).filter(|l| l.takes_commands()).map(|l| l.database) else { continue };
-            self.push_own(link, &[b"SELECT", back.to_string().as_bytes()], super::upstream::Purpose::Discarded, 0);
+            let link = self.up.shared_link(&self.turn, node, Lane::Main, resp3);
+            let Some(back) = self.up.get(link).filter(|l| l.takes_commands()).map(|l| l.database()) else { continue };
+            self.up.push_own(
+                &self.turn,
+                link,
+                &[b"SELECT", back.to_string().as_bytes()],
+                super::upstreams::link::Purpose::Discarded,
+                0,
+            );
         }
         Flow::Next
     }
@@ -385,7 +392,7 @@ impl Worker {
                 encode::header(&mut out, b'*', routing.topology.nodes().len());
                 for node in routing.topology.nodes() {
                     let facts = self.turn.shared().with_facts(node.id, |f| f.clone());
-                    let up = self.links.iter().any(|(_, l)| l.node == node.id && l.phase == Phase::Up);
+                    let up = self.up.iter().any(|(_, l)| l.node() == node.id && l.phase() == Phase::Up);
                     encode::map(&mut out, 5, resp3);
                     let fields = [
                         ("node", node.name.clone()),

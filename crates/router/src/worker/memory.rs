@@ -25,12 +25,13 @@ use tracing::{error, warn};
 
 use super::hot_copies::clear;
 use super::log_throttle::LogThrottle;
-use super::upstream::{Body, Link, Pending, Purpose};
+use super::turn::Turn;
+use super::upstreams::Link;
+use super::upstreams::link::{Pending, Purpose};
 use super::{TICK, Worker};
 use crate::memory;
 use crate::shared::{Message, lock};
 use crate::slab::Handle;
-use crate::worker::turn::Turn;
 
 /// Minimum growth of a worker before a check.
 const STEP: i64 = 1 << 20;
@@ -266,7 +267,9 @@ impl Worker {
                 self.turn.counters().memory_leaving.add(kept as u64);
                 self.drop_replies_of(handle);
             }
-            Holder::Link => self.break_link(handle, "its reply needs more memory than memory-max leaves"),
+            Holder::Link => {
+                self.up.break_link(&self.turn, handle, "its reply needs more memory than memory-max leaves")
+            }
             Holder::Reads => {
                 if let Some(suppressed) = self.memory.cut_log.allow(self.turn.now_us()) {
                     warn!(
@@ -293,7 +296,7 @@ impl Worker {
         }
         let mut holdings = Vec::new();
         let mut leaving = 0;
-        for (handle, link) in self.links.iter() {
+        for (handle, link) in self.up.iter() {
             let mut owner = None;
             for pending in link.pending().rev() {
                 // Newest first: commands of a transaction and inserted ones (SELECT) belong to the client of the
@@ -301,7 +304,7 @@ impl Worker {
                 if !matches!(pending.purpose, Purpose::Queued | Purpose::Discarded) || pending.who != Handle::NONE {
                     owner = self.owner_of(pending);
                 }
-                if link.lane.is_exclusive() {
+                if link.lane().is_exclusive() {
                     continue;
                 }
                 match owner.and_then(|owner| clients.get_mut(&owner)) {
@@ -312,12 +315,12 @@ impl Worker {
                     None => leaving += pending.len as usize,
                 }
             }
-            let unsent = if link.lane.is_exclusive() { link.request_memory() } else { 0 };
-            let owner = if link.lane.is_exclusive() { Some(link.holder()) } else { self.head_owner(link) };
-            let bytes = link.input.capacity() + unsent;
+            let unsent = if link.lane().is_exclusive() { link.request_memory() } else { 0 };
+            let owner = if link.lane().is_exclusive() { Some(link.holder()) } else { self.head_owner(link) };
+            let bytes = link.received_memory() + unsent;
             match owner.and_then(|owner| clients.get_mut(&owner)) {
                 Some((sum, _)) => *sum += bytes,
-                None if link.input.len() >= UNAWAITED_MIN => {
+                None if link.received_len() >= UNAWAITED_MIN => {
                     holdings.push(Holding { rank: Rank::Ordinary, bytes, kept: 0, holder: Holder::Link, handle });
                 }
                 None => {}
@@ -380,9 +383,9 @@ impl Worker {
             gather.drop_parts();
         }
         let collecting: Vec<Handle> = self
-            .links
+            .up
             .iter()
-            .filter(|(_, link)| matches!(link.body, Body::Whole(_)) && link.input.capacity() >= VICTIM_MIN)
+            .filter(|(_, link)| link.is_collecting() && link.received_memory() >= VICTIM_MIN)
             .filter(|(_, link)| self.head_owner(link) == Some(client))
             .map(|(handle, _)| handle)
             .collect();

@@ -13,8 +13,8 @@ mod acl;
 mod away;
 mod batching;
 mod blocking;
-mod breaking;
 mod changes;
+mod checkout;
 mod client_commands;
 mod clients;
 mod cluster;
@@ -26,17 +26,15 @@ mod dispatch;
 mod double_read;
 mod downstream;
 mod element_scan;
+mod events;
 mod fan_out;
 mod gather;
-mod handshake;
 mod hot_copies;
 mod info;
 mod input;
 mod keyed;
-mod kind;
 mod large;
 mod libraries;
-mod links;
 mod local;
 mod log_throttle;
 mod login;
@@ -45,12 +43,10 @@ mod memory_stats;
 mod monitor;
 mod multi_local;
 mod multi_step;
-mod nodes;
 mod outage;
 mod output;
 mod overrides;
 mod pause;
-mod pool;
 mod published;
 mod pubsub;
 mod queueing;
@@ -58,8 +54,6 @@ mod quiesce;
 mod quotas;
 mod random_key;
 mod reissued;
-mod renew;
-mod replicas;
 mod replies;
 mod scan;
 mod scripts;
@@ -70,12 +64,10 @@ mod telemetry;
 mod tracking;
 mod transactions;
 mod transit;
-mod translate;
 pub(crate) mod transport;
 mod turn;
-mod upstream;
+mod upstreams;
 mod wait;
-mod zombies;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -88,13 +80,14 @@ use crate::poll::{Poll, Ready, Token};
 use crate::shared::{Message, Shared};
 use crate::single_node_usage::Tally;
 use crate::slab::{Handle, Slab};
+use crate::worker::upstreams::breaking::publish_slow;
 use batching::pause;
-use blocking::Asker;
 pub use cross_slot::spans_slots;
 use downstream::{Client, Stall};
 use gather::Gather;
 use log_throttle::LogThrottle;
-pub(crate) use upstream::Lane;
+pub(crate) use upstreams::kind::Lane;
+use upstreams::unblock::Asker;
 
 /// Bytes per read. Large enough for a batch of replies, small enough for the L2 cache.
 const READ_SIZE: usize = 128 << 10;
@@ -121,10 +114,9 @@ const OUTPUT_TIMEOUT_US: u64 = 200_000;
 #[derive(Debug)]
 pub(crate) struct Worker {
     turn: turn::Turn,
-    poll: Poll,
     door: accept::Acceptor,
     clients: clients::Clients,
-    links: links::Links,
+    up: upstreams::Upstreams,
     /// Observers of commands with keys.
     observers: keyed::CommandObservers,
     /// Counts of commands that only work because there is a single node.
@@ -136,10 +128,9 @@ pub(crate) struct Worker {
     monitors: monitor::Monitors,
     tracking: tracking::Tracking,
     pauses: pause::Pauses,
-    /// Set if there are monitors, a pause, or commands that wait for a lost node. Checked once per command.
+    /// Set if there are monitors or a pause. Checked once per command.
     alert: bool,
     accounts: quotas::Accounts,
-    zombies: zombies::Zombies,
     large_keys: large::LargeKeys,
     read_buffer: Vec<u8>,
     scanner: Scanner,
@@ -174,11 +165,11 @@ impl Worker {
         // Commands of a panicked worker with this number may still run at the nodes.
         let left_behind = shared.connections.take_over_worker(index);
         let epoch = shared.drained[index].load(Ordering::Acquire);
-        let mut zombies = zombies::Zombies::default();
+        let mut zombies = upstreams::zombies::Zombies::default();
         left_behind.into_iter().for_each(|connection| zombies.add(connection, epoch, 0));
         let fingerprints = shared.board.fingerprints;
         let hot = hot_copies::HotCopyStore::new(&shared.hot, fingerprints);
-        let turn = turn::Turn::new(index, shared);
+        let turn = turn::Turn::new(index, shared, poll);
         turn.shared().adopted(index, turn.generation());
         let observers = keyed::CommandObservers::new(
             changes::Changes::new(Arc::clone(turn.counters())),
@@ -187,9 +178,8 @@ impl Worker {
         );
         Ok(Self {
             clients: clients::Clients::new(turn.counters().clone()),
-            poll,
             door,
-            links: links::Links::new(),
+            up: upstreams::Upstreams::new(zombies),
             observers,
             tally: Tally::default(),
             caught: multi_local::CapturedReply::default(),
@@ -200,7 +190,6 @@ impl Worker {
             pauses: pause::Pauses::default(),
             alert: false,
             accounts: quotas::Accounts::default(),
-            zombies,
             large_keys: large::LargeKeys::new(),
             read_buffer: vec![0; READ_SIZE],
             scanner: Scanner::default(),
@@ -237,29 +226,37 @@ impl Worker {
         // A replacement of a panicked worker adopts the shared state.
         self.refresh(self.turn.index(), Handle::NONE, 0, false);
         self.place_prefixes_anew();
-        self.connect_main();
+        self.up.connect_main(&self.turn);
         self.place_moving_anew();
         self.observers.adopt_routing(self.turn.routing(), self.turn.shared().tap.get());
         loop {
             // The wake-up for a new snapshot may have come in a turn that had already checked the generation.
-            let pending_work = self.clients.begin_turn() || self.turn.is_outdated() || !self.unread.is_empty();
+            let pending_work =
+                self.clients.begin_turn() || self.turn.is_outdated() || !self.unread.is_empty() || self.up.has_unread();
             if pending_work {
-                self.poll.wait(Some(Duration::ZERO), &mut events, &mut ready)?;
+                self.turn.poll().wait(Some(Duration::ZERO), &mut events, &mut ready)?;
             } else {
                 if let Some(length) = self.sender.batching.pause() {
                     pause(length);
                 }
-                self.poll.tick_every(self.tick_interval())?;
-                self.poll.wait(None, &mut events, &mut ready)?;
+                let interval = self.tick_interval();
+                self.turn.tick_every(interval)?;
+                self.turn.poll().wait(None, &mut events, &mut ready)?;
             }
             self.turn.begin();
             let began = self.turn.now_us();
             self.sender.batching.turn(self.turn.now_us());
             if self.turn.is_outdated() {
                 self.adopt_routing();
+                self.settle_events();
             }
             if self.turn.shared().hot.generation() != self.observers.hot.generation() {
                 hot_copies::adopt(&mut self);
+            }
+            for link in self.up.take_unread() {
+                self.read_link(link);
+                self.settle_events();
+                self.check_memory_after_growth();
             }
             let unread = std::mem::take(&mut self.unread);
             for token in unread {
@@ -271,6 +268,7 @@ impl Worker {
             self.finish_turn();
             if self.turn.now_us() >= self.next_tick_us {
                 self.tick();
+                self.settle_events();
                 self.finish_turn();
             }
             self.publish_if_wanted();
@@ -286,7 +284,7 @@ impl Worker {
     /// Returns the interval of timeout checks.
     fn tick_interval(&self) -> Duration {
         let busy = self.clients.len() > 0
-            || self.links.iter().any(|(_, l)| l.phase != upstream::Phase::Up)
+            || self.up.iter().any(|(_, l)| l.phase() != upstreams::link::Phase::Up)
             || !self.unblocks.is_empty()
             || self.turn.shared().draining.load(Ordering::Relaxed);
         if busy { TICK } else { TICK_IDLE }
@@ -308,7 +306,7 @@ impl Worker {
             Token::Link(handle) => self.on_link_ready(handle, event),
             Token::Listener(index) => self.accept(index as usize),
             Token::Tick => {
-                self.poll.consume_tick();
+                self.turn.poll().consume_tick();
                 self.next_tick_us = self.turn.now_us();
             }
             Token::Wake => {
@@ -317,6 +315,7 @@ impl Worker {
                 }
             }
         }
+        self.settle_events();
         self.check_memory_after_growth();
     }
 
@@ -329,13 +328,16 @@ impl Worker {
             let resumed = self.clients.take_resumed();
             for handle in resumed {
                 self.resume_client(handle);
+                self.settle_events();
                 self.check_memory_after_growth();
             }
             self.notify_movers();
             self.send_together();
-            self.flush_links();
+            self.up.flush_links(&self.turn);
+            self.settle_events();
             self.flush_clients();
-            if !self.clients.are_any_resumed() {
+            self.settle_events();
+            if !self.clients.are_any_resumed() && self.up.marked_count() == 0 {
                 break;
             }
         }
@@ -345,9 +347,9 @@ impl Worker {
         let (known, before) = self.turn.adopt_routing();
         self.slow.set_threshold(self.turn.routing().live.slow_us());
         if !Arc::ptr_eq(&before.live, &self.turn.routing().live) {
-            self.mark_stale(&before.live);
+            self.up.mark_stale(&self.turn, &before.live);
         }
-        self.connect_main();
+        self.up.connect_main(&self.turn);
         self.transit.keep_before(before.clone(), self.turn.now_us());
         self.place_moving_anew();
         self.observers.adopt_routing(self.turn.routing(), self.turn.shared().tap.get());
@@ -365,11 +367,11 @@ impl Worker {
         // Keys that commands wait for may be elsewhere.
         self.look_again(true);
         self.settle_colocate_waits(true);
-        self.drop_foreign_links();
-        self.follow_servers();
-        outage::adopt(self);
+        self.up.drop_foreign_links(&self.turn);
+        self.up.follow_servers(&self.turn);
+        self.up.adopt_outages(&self.turn);
         if self.turn.shared().must_leave_servers(known) {
-            nodes::leave_other_processes(self);
+            self.up.leave_other_processes(&self.turn);
         }
         self.turn.shared().adopted(self.turn.index(), self.turn.generation());
         let limits_changed = before.live.key_limits != self.turn.routing().live.key_limits;
@@ -396,8 +398,10 @@ impl Worker {
 
     fn tick(&mut self) {
         self.next_tick_us = self.turn.now_us() + TICK.as_micros() as u64;
-        self.tick_links();
-        outage::tick(self);
+        let (tracking, topics) = (&self.tracking, &self.pubsub);
+        let needs_pubsub = |node| pubsub::needs_pubsub_link(tracking, topics, node);
+        self.up.tick_links(&self.turn, self.observers.hot.has_copies(), &needs_pubsub);
+        self.up.tick_outages(&self.turn);
         self.retry_unblocks();
         self.tick_pause();
         self.tick_moving();
@@ -420,7 +424,7 @@ impl Worker {
             self.tick_clients();
             self.tick_memory();
             self.recount();
-            self.publish_slow();
+            publish_slow(&self.turn, &self.up);
         }
     }
 
@@ -486,7 +490,7 @@ impl Worker {
                 client.writes_first = true;
                 client.held
             });
-            held.into_iter().for_each(|held| self.unpause_link(held));
+            held.into_iter().for_each(|held| self.up.unpause(held));
         }
         for (handle, close) in late {
             if close {
@@ -500,7 +504,7 @@ impl Worker {
             }
         }
         self.large_keys.forget_old(self.turn.now_us());
-        self.tick_pools();
+        self.up.tick_pools(&self.turn);
         self.tick_timeout();
         self.tick_blocked();
         self.push_to_blocked_clients();
@@ -508,7 +512,7 @@ impl Worker {
 
     /// During a drain: closes clients without pending replies. Returns whether all are gone.
     fn drained(&mut self) -> bool {
-        self.door.close(&self.poll);
+        self.door.close(self.turn.poll());
         let stop = self.turn.shared().stop.load(Ordering::Relaxed);
         for handle in self.clients.handles() {
             let Some(client) = self.clients.get(handle) else { continue };
@@ -535,8 +539,8 @@ impl Worker {
         match message {
             Message::Login { client, attempt } => self.on_login(client, attempt),
             Message::Evict => self.on_evict_request(),
-            Message::CloseUnused { node, lane } => self.make_room(node, lane),
-            Message::ConnectionAvailable { node } => self.room_was_made(node),
+            Message::CloseUnused { node, lane } => self.up.make_room(&self.turn, node, lane),
+            Message::ConnectionAvailable { node } => self.up.room_was_made(&self.turn, node),
             Message::Committed => self.look_again(false),
             Message::ColocateAnswer { client, number, refusal } => self.on_colocation(client, number, refusal),
             Message::WaitTurn { client } => self.on_turn(client),

@@ -13,10 +13,11 @@ use switchyard_resp::request::Args;
 
 use super::dispatch::Flow;
 use super::gather::Aggregation;
+use super::turn::Turn;
+use super::upstreams::kind::Lane;
 use super::{Stall, Worker};
 use crate::shared::{Message, lock};
 use crate::slab::Handle;
-use crate::worker::turn::Turn;
 
 /// State of monitors in a worker.
 #[derive(Debug, Default)]
@@ -50,7 +51,7 @@ impl Worker {
             return Flow::Stall(Stall::Barrier);
         }
         // All other commands wait for the reply.
-        client.lane = super::upstream::Lane::Pubsub;
+        client.lane = Lane::Pubsub;
         lock(&self.turn.shared().monitors).push((self.turn.index(), handle));
         self.refresh_workers(handle, class, Aggregation::Monitor, false)
     }

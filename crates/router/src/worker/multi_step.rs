@@ -10,13 +10,13 @@ use std::fmt::Debug;
 
 use switchyard_policy::topology::NodeId;
 
+use super::dispatch::Flow;
 use super::gather::Aggregation;
-use super::upstream::Lane;
+use super::turn::Turn;
+use super::upstreams::Upstreams;
+use super::upstreams::kind::Lane;
 use super::{Stall, Worker};
 use crate::slab::Handle;
-use crate::worker::dispatch::Flow;
-use crate::worker::links::Links;
-use crate::worker::turn::Turn;
 
 /// One query of a round. Several requests are sent to the node in one piece, so that nothing comes between them; the
 /// reply to the last one counts.
@@ -39,7 +39,7 @@ pub(super) enum Next {
 /// State of a command over its rounds.
 pub(super) trait MultiStepCommand: Debug + Send {
     /// Takes the replies of a round, in the order of its queries.
-    fn next(&mut self, turn: &Turn, up: &Links, resp3: bool, parts: Vec<Vec<u8>>) -> Next;
+    fn next(&mut self, turn: &Turn, up: &Upstreams, resp3: bool, parts: Vec<Vec<u8>>) -> Next;
 
     /// Whether its queries may take long on a connection for short ones.
     fn is_long(&self) -> bool {

@@ -23,108 +23,16 @@ use super::Worker;
 use super::downstream::{Client, Stall};
 use super::local::parse;
 use super::login::guard;
-use super::pause::renew_alert;
 use super::transit::with_parsed_command;
-use super::upstream::Lane;
+use super::turn::Turn;
+use super::upstreams::Upstreams;
+use super::upstreams::outages::wait_us;
 use crate::settings::Reads;
 use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
-use crate::worker::turn::Turn;
 
-/// Nodes that are lost, as long as commands wait for them.
-#[derive(Debug, Default)]
-pub(super) struct Outages {
-    /// Each node with the time of its loss, in microseconds of the worker's clock.
-    lost: Vec<(NodeId, u64)>,
-}
-
-impl Outages {
-    /// Whether commands wait for a node.
-    #[inline]
-    pub(super) fn has(&self, node: NodeId) -> bool {
-        self.lost.iter().any(|(lost, _)| *lost == node)
-    }
-
-    /// Whether commands wait for any node.
-    #[inline]
-    pub(super) fn any(&self) -> bool {
-        !self.lost.is_empty()
-    }
-
-    /// Records a loss. A node that is lost already keeps the time of its first loss.
-    fn begin(&mut self, node: NodeId, now_us: u64) {
-        if !self.has(node) {
-            self.lost.push((node, now_us));
-        }
-    }
-
-    /// Ends the outages that `is_over` names by node and time of the loss. Returns whether there were any.
-    fn end(&mut self, is_over: impl Fn(NodeId, u64) -> bool) -> bool {
-        let before = self.lost.len();
-        self.lost.retain(|(node, since_us)| !is_over(*node, *since_us));
-        self.lost.len() < before
-    }
-}
-
-/// Time that commands wait after a loss, in microseconds.
-fn wait_us(routing: &RoutingSnapshot) -> u64 {
-    routing.live.wait_for_return(routing.topology.nodes().len()).as_micros() as u64
-}
-
-/// Records that a main connection to a node has ended. With a second main connection that is up, the node is not lost.
-pub(super) fn lost(worker: &mut Worker, node: NodeId) {
-    if worker.links.is_up(node)
-        || worker.turn.routing().topology.node(node).is_none()
-        || wait_us(worker.turn.routing()) == 0
-    {
-        return;
-    }
-    worker.links.outages_mut().begin(node, worker.turn.now_us());
-    renew_alert(worker);
-}
-
-/// A main connection to a node is up: its commands are dispatched.
-pub(super) fn returned(worker: &mut Worker, node: NodeId) {
-    if worker.links.outages_mut().end(|lost, _| lost == node) {
-        go_on(worker);
-    }
-}
-
-/// Whether a lost node replies on this connection, but still loads its data. It would refuse commands, so it has not
-/// returned yet.
-pub(super) fn is_loading(worker: &Worker, link: Handle) -> bool {
-    let link = worker.links.get(link).filter(|link| link.lane == Lane::Main && link.is_loading);
-    link.is_some_and(|link| is_lost(worker, link.node))
-}
-
-/// Ends the outages whose time has passed.
-pub(super) fn tick(worker: &mut Worker) {
-    if !worker.links.outages().any() {
-        return;
-    }
-    let (now_us, wait_us) = (worker.turn.now_us(), wait_us(worker.turn.routing()));
-    if worker.links.outages_mut().end(|_, since_us| now_us.saturating_sub(since_us) >= wait_us) {
-        go_on(worker);
-    }
-}
-
-/// Dispatches waiting commands by a new snapshot: their keys may have a new owner, and `nodes.wait-max` may have
-/// changed.
-pub(super) fn adopt(worker: &mut Worker) {
-    if !worker.links.outages().any() {
-        return;
-    }
-    let routing = worker.turn.routing().clone();
-    let (now_us, wait_us) = (worker.turn.now_us(), wait_us(&routing));
-    worker
-        .links
-        .outages_mut()
-        .end(|node, since_us| routing.topology.node(node).is_none() || now_us.saturating_sub(since_us) >= wait_us);
-    go_on(worker);
-}
-
-fn go_on(worker: &mut Worker) {
-    renew_alert(worker);
+/// Dispatches the commands that wait for lost nodes again.
+pub(super) fn dispatch_waiting(worker: &mut Worker) {
     for client in worker.clients.stalled(Stall::Outage) {
         worker.unstall(client);
     }
@@ -151,7 +59,7 @@ pub(super) fn waits(
     command: &Command,
     args: &Args<'_>,
 ) -> bool {
-    if !worker.links.outages().any() || !needs_lost_node(worker, routing, handle, command, args) {
+    if !worker.up.outages().any() || !needs_lost_node(worker, routing, handle, command, args) {
         return false;
     }
     if let Some(client) = worker.clients.get_mut(handle) {
@@ -180,49 +88,51 @@ fn needs_lost_node(
         Handling::Local(Local::Watch) => needs_of_keys(worker, routing, None, command, args),
         // One reply is enough.
         Handling::Every(Merge::AnyOk) => false,
-        Handling::Every(_) | Handling::Local(Local::RandomKey) => is_any_lost(worker, &worker.turn.data_nodes().all()),
-        Handling::Any | Handling::Local(Local::Subscribe | Local::Psubscribe) => needs_any(worker, routing),
-        Handling::OnlyNode(_) => routing.topology.only_node().is_some_and(|node| is_lost(worker, node)),
-        Handling::Local(Local::Publish) if !worker.turn.shared().subscriptions.is_empty() => needs_any(worker, routing),
+        Handling::Every(_) | Handling::Local(Local::RandomKey) => {
+            is_any_lost(&worker.up, &worker.turn.data_nodes().all())
+        }
+        Handling::Any | Handling::Local(Local::Subscribe | Local::Psubscribe) => needs_any(&worker.up, routing),
+        Handling::OnlyNode(_) => routing.topology.only_node().is_some_and(|node| worker.up.outages().has(node)),
+        Handling::Local(Local::Publish) if !worker.turn.shared().subscriptions.is_empty() => {
+            needs_any(&worker.up, routing)
+        }
         Handling::Local(Local::Publish | Local::Spublish | Local::Ssubscribe) => {
-            args.get(1).is_some_and(|channel| is_lost(worker, routing.topology.owner_of(channel)))
+            args.get(1).is_some_and(|channel| worker.up.outages().has(routing.topology.owner_of(channel)))
         }
         Handling::Local(Local::Scan) => {
             let position = args.get(1).and_then(parse::<u64>).and_then(|cursor| {
                 let now = worker.turn.shared().scan_tick();
                 lock(&worker.turn.shared().scans).decode(cursor, now)
             });
-            position.is_some_and(|position| is_lost(worker, position.node))
+            position.is_some_and(|position| worker.up.outages().has(position.node))
         }
-        Handling::Local(Local::Wait) => {
-            worker.turn.data_nodes().all().into_iter().any(|node| written.concerns(node) && is_lost(worker, node))
-        }
+        Handling::Local(Local::Wait) => worker
+            .turn
+            .data_nodes()
+            .all()
+            .into_iter()
+            .any(|node| written.concerns(node) && worker.up.outages().has(node)),
         Handling::Local(Local::Select) => {
             let keepers = worker.turn.data_nodes().all();
             let database = args.get(1).and_then(parse::<u32>);
             database.is_some_and(|database| !worker.turn.shared().has_database(&keepers, database))
-                && is_any_lost(worker, &keepers)
+                && is_any_lost(&worker.up, &keepers)
         }
         Handling::Local(Local::ClientTracking) => {
             args.get(2).is_some_and(|switch| switch.eq_ignore_ascii_case(b"ON"))
-                && is_any_lost(worker, &worker.turn.data_nodes().all())
+                && is_any_lost(&worker.up, &worker.turn.data_nodes().all())
         }
         Handling::Local(_) | Handling::Refused(_) => false,
     }
 }
 
-/// Whether commands wait for a node.
-pub(super) fn is_lost(worker: &Worker, node: NodeId) -> bool {
-    worker.links.outages().has(node)
-}
-
-fn is_any_lost(worker: &Worker, nodes: &[NodeId]) -> bool {
-    nodes.iter().any(|node| is_lost(worker, *node))
+fn is_any_lost(up: &Upstreams, nodes: &[NodeId]) -> bool {
+    nodes.iter().any(|node| up.outages().has(*node))
 }
 
 /// Whether a command that any node executes waits: no node is up, and one may return.
-fn needs_any(worker: &Worker, routing: &RoutingSnapshot) -> bool {
-    !routing.topology.nodes().any(|node| worker.links.is_up(node.id))
+fn needs_any(up: &Upstreams, routing: &RoutingSnapshot) -> bool {
+    !routing.topology.nodes().any(|node| up.is_up(node.id))
 }
 
 /// Whether a lost node has keys of a command. `reader`: its client, if a replica may reply to it.
@@ -234,7 +144,7 @@ fn needs_of_keys(
     args: &Args<'_>,
 ) -> bool {
     if let Some(node) = routing.topology.only_node() {
-        return is_lost(worker, node) && !has_replica(worker, reader, command, args, node);
+        return worker.up.outages().has(node) && !has_replica(worker, reader, command, args, node);
     }
     let mut places = Vec::new();
     if command.find_keys(args, &mut places).is_err() {
@@ -243,12 +153,12 @@ fn needs_of_keys(
     }
     let keys = places.iter().filter_map(|place| args.get(*place as usize));
     match route(&routing.topology, keys.clone()) {
-        Route::Anywhere => needs_any(worker, routing),
+        Route::Anywhere => needs_any(&worker.up, routing),
         Route::Owner(_, node) | Route::Together(node) => {
-            is_lost(worker, node) && !has_replica(worker, reader, command, args, node)
+            worker.up.outages().has(node) && !has_replica(worker, reader, command, args, node)
         }
         Route::CrossSlot | Route::Parted(_) => {
-            keys.map(|key| routing.topology.lives_at(key)).any(|node| is_lost(worker, node))
+            keys.map(|key| routing.topology.lives_at(key)).any(|node| worker.up.outages().has(node))
         }
     }
 }
@@ -274,41 +184,11 @@ fn needs_of_exec(worker: &mut Worker, routing: &RoutingSnapshot, handle: Handle)
         return false;
     }
     if multi.slot.is_none() {
-        return needs_any(worker, routing);
+        return needs_any(&worker.up, routing);
     }
     multi.requests().iter().any(|request| {
         let needs =
             with_parsed_command(routing, request, |command, args| needs_of_keys(worker, routing, None, command, args));
         needs.unwrap_or(false)
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-    use crate::settings::RuntimeSettings;
-
-    #[test]
-    fn the_time_of_the_wait_depends_on_the_number_of_nodes_unless_it_is_set() {
-        let (unset, off) = (
-            RuntimeSettings::default(),
-            RuntimeSettings { wait_max: Some(Duration::ZERO), ..RuntimeSettings::default() },
-        );
-        let seconds = |live: &RuntimeSettings| [1, 2, 9].map(|nodes| live.wait_for_return(nodes).as_secs());
-        assert_eq!((seconds(&unset), seconds(&off)), ([5, 2, 2], [0, 0, 0]));
-    }
-
-    #[test]
-    fn an_outage_counts_from_the_first_loss_of_its_node() {
-        let mut outages = Outages::default();
-        outages.begin(NodeId(1), 100);
-        outages.begin(NodeId(2), 150);
-        outages.begin(NodeId(1), 200);
-        let is_over = |_: NodeId, since_us: u64| since_us + 50 <= 150;
-        assert!(outages.end(is_over) && !outages.has(NodeId(1)) && outages.has(NodeId(2)));
-        assert!(!outages.end(is_over) && outages.any());
-        assert!(outages.end(|node, _| node == NodeId(2)) && !outages.any());
-    }
 }

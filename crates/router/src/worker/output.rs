@@ -7,13 +7,12 @@ use switchyard_resp::{encode, reply};
 use tracing::warn;
 
 use super::downstream::{Client, Stall};
+use super::monitor::end_monitor;
 use super::outage::closes;
-use super::transport;
-use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker};
+use super::reissued::leave_line;
+use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker, transport};
 use crate::metrics::WorkerCounters;
 use crate::slab::Handle;
-use crate::worker::monitor::end_monitor;
-use crate::worker::reissued::leave_line;
 
 /// Minimum size of a reply that is sent directly from the receive buffer if it is next. A copy would cost more than the
 /// system call that it might share.
@@ -172,7 +171,7 @@ impl Worker {
         if let Some(held) = client.held
             && client_unsent < OUTPUT_HIGH / 4
         {
-            self.unpause_link(held);
+            self.up.unpause(held);
         }
         if let Some(client) = self.clients.get_mut(handle) {
             if client_unsent <= OUTPUT_HIGH / 2 {
@@ -233,19 +232,22 @@ impl Worker {
         if let Some(tls) = &mut client.tls {
             tls.notify_close(&client.fd);
         }
-        self.poll.remove(&client.fd);
+        self.turn.poll().remove(&client.fd);
         self.turn.shared().clients.fetch_sub(1, Ordering::Relaxed);
         self.turn.counters().clients.sub(1);
         if client.stall == Stall::Blocked {
             self.turn.counters().blocked.sub(1);
+        }
+        if client.stall == Stall::Exclusive {
+            self.up.leave_pools(handle);
         }
         if let Some(waiting) = &client.waiting {
             leave_line(&self.turn, waiting);
         }
         let watched = client.session.as_ref().and_then(|s| s.watch.as_ref()).map(|w| w.link);
         for held in client.held.into_iter().chain(watched) {
-            if self.links.get(held).is_some_and(|l| l.holder() == handle) {
-                self.abandon(held);
+            if self.up.get(held).is_some_and(|l| l.holder() == handle) {
+                self.up.abandon(&self.turn, held);
             }
         }
         if client.monitor {

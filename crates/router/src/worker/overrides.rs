@@ -16,9 +16,9 @@ use switchyard_resp::request::Args;
 use super::Worker;
 use super::dispatch::Flow;
 use super::transit::with_parsed_command;
+use super::turn::Turn;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
-use crate::worker::turn::Turn;
 
 /// Returns the request that brings these keys of one slot together: all keys that are not at the slot owner.
 pub(super) fn wanted_of<'k>(routing: &RoutingSnapshot, keys: impl Iterator<Item = &'k [u8]>) -> ColocationRequest {

@@ -13,7 +13,9 @@ use super::dispatch::Flow;
 use super::gather::Aggregation;
 use super::local::parse;
 use super::transit::with_parsed_command;
-use super::upstream::{Lane, Link};
+use super::turn::Turn;
+use super::upstreams::kind::Lane;
+use super::upstreams::{Link, Upstreams};
 use super::{Stall, Worker};
 use crate::shared::{Message, Pause, RoutingSnapshot, lock};
 use crate::slab::Handle;
@@ -81,21 +83,9 @@ impl Worker {
         self.end_pauses();
         renew_alert(self);
         self.pauses.settling.push(Settling { from, gather, part, since_us: self.turn.now_us() });
-        if !settled || self.has_settled(self.turn.now_us()) {
+        if !settled || has_settled(&self.turn, &self.up, self.turn.now_us()) {
             self.answer_refresh(|s| s.gather == gather && s.part == part);
         }
-    }
-
-    /// Whether all commands sent to nodes by this time have been answered.
-    fn has_settled(&self, by_us: u64) -> bool {
-        let timeout = self.turn.routing().live.command_timeout.as_micros() as u64;
-        let old = |sent_us: u32| (sent_us.wrapping_sub(by_us as u32) as i32) <= 0;
-        // A blocking command may wait for a push that the pause holds. An upload does not end either, because the rest
-        // of it is held.
-        let waits = |l: &Link| l.lane == Lane::Blocking || l.is_only_uploading();
-        let in_flight = self.links.iter().any(|(_, l)| !waits(l) && l.head().is_some_and(|p| old(p.sent_us)));
-        // The end of a broken connection's commands may stay unconfirmed while its node is unreachable.
-        !in_flight && self.zombies.is_empty() || self.turn.now_us().saturating_sub(by_us) > 2 * timeout
     }
 
     fn answer_refresh(&mut self, which: impl Fn(&Settling) -> bool) {
@@ -109,8 +99,13 @@ impl Worker {
 
     pub(super) fn tick_pause(&mut self) {
         if !self.pauses.settling.is_empty() {
-            let done: Vec<u64> =
-                self.pauses.settling.iter().map(|s| s.since_us).filter(|since| self.has_settled(*since)).collect();
+            let done: Vec<u64> = self
+                .pauses
+                .settling
+                .iter()
+                .map(|s| s.since_us)
+                .filter(|since| has_settled(&self.turn, &self.up, *since))
+                .collect();
             self.answer_refresh(|s| done.contains(&s.since_us));
         }
         if self.pauses.now.is_some_and(|p| p.until_us <= self.turn.now_us()) {
@@ -154,7 +149,7 @@ pub(super) fn is_observed(worker: &Worker) -> bool {
 
 /// Updates `Worker::alert`. Call it after a change of anything that it depends on.
 pub(super) fn renew_alert(worker: &mut Worker) {
-    worker.alert = is_observed(worker) || worker.links.outages().any();
+    worker.alert = is_observed(worker);
 }
 
 /// Whether a queued command of a client may write.
@@ -169,4 +164,16 @@ pub(super) fn may_write(command: &Command) -> bool {
     command.flags.has(Flags::WRITE)
         || command.flags.has(Flags::SCRIPT) && !command.flags.has(Flags::READONLY)
         || matches!(&*command.name, "PUBLISH" | "SPUBLISH" | "PFCOUNT")
+}
+
+/// Whether all commands sent to nodes by this time have been answered.
+fn has_settled(turn: &Turn, up: &Upstreams, by_us: u64) -> bool {
+    let timeout = turn.routing().live.command_timeout.as_micros() as u64;
+    let old = |sent_us: u32| (sent_us.wrapping_sub(by_us as u32) as i32) <= 0;
+    // A blocking command may wait for a push that the pause holds. An upload does not end either, because the rest
+    // of it is held.
+    let waits = |l: &Link| l.lane() == Lane::Blocking || l.is_only_uploading();
+    let in_flight = up.iter().any(|(_, l)| !waits(l) && l.head().is_some_and(|p| old(p.sent_us)));
+    // The end of a broken connection's commands may stay unconfirmed while its node is unreachable.
+    !in_flight && up.zombies.is_empty() || turn.now_us().saturating_sub(by_us) > 2 * timeout
 }

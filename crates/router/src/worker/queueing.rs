@@ -14,11 +14,10 @@ use super::dispatch::Flow;
 use super::local::{other_database, parse};
 use super::multi_local::{LocalInMulti, When, answered};
 use super::pubsub::Kind;
-use super::scan::QueuedScan;
+use super::scan::{QueuedScan, queued_scan};
 use crate::shared::RoutingSnapshot;
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
-use crate::worker::scan::queued_scan;
 
 const QUEUED: &[u8] = b"+QUEUED\r\n";
 

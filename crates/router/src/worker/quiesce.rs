@@ -19,15 +19,15 @@ use super::dispatch::Flow;
 use super::gather::with_doubt;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::scan::belongs;
-use super::upstream::Lane;
+use super::turn::Turn;
+use super::upstreams::Upstreams;
+use super::upstreams::kind::Lane;
 use super::wait::Since;
 use super::{Stall, Worker};
 use crate::function_turns::ChangeTurn;
 use crate::mover::{MoverMessage, Moves, SharedMove};
 use crate::shared::{QuiesceLockGuard, RoutingSnapshot};
 use crate::slab::Handle;
-use crate::worker::links::Links;
-use crate::worker::turn::Turn;
 
 /// Maximum wait of a read for the movers, microseconds. Then it is executed in the current state of the nodes.
 const LOOK_TIMEOUT_US: u64 = 1_000_000;
@@ -101,7 +101,7 @@ struct Flush {
 }
 
 impl MultiStepCommand for Flush {
-    fn next(&mut self, _: &Turn, _: &Links, _: bool, parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, _: &Turn, _: &Upstreams, _: bool, parts: Vec<Vec<u8>>) -> Next {
         let failed = parts.iter().find(|p| reply::is_error(p)).map(|error| with_doubt(error, &parts));
         Next::Done(failed.unwrap_or_else(|| parts.into_iter().next().unwrap_or_default()))
     }
@@ -120,7 +120,7 @@ struct FullScan {
 }
 
 impl MultiStepCommand for FullScan {
-    fn next(&mut self, turn: &Turn, _: &Links, _: bool, parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, turn: &Turn, _: &Upstreams, _: bool, parts: Vec<Vec<u8>>) -> Next {
         let (of_nodes, temporary) = parts.split_at(self.nodes.len().min(parts.len()));
         if let Some(error) = of_nodes.iter().find(|part| reply::is_error(part)) {
             return Next::Done(error.clone());

@@ -11,10 +11,10 @@ use super::Worker;
 use super::dispatch::Flow;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::scan::belongs;
-use super::upstream::Lane;
+use super::turn::Turn;
+use super::upstreams::Upstreams;
+use super::upstreams::kind::Lane;
 use crate::slab::Handle;
-use crate::worker::links::Links;
-use crate::worker::turn::Turn;
 
 /// Maximum number of unusable keys (of movers, or stale copies) that a node returns before it counts as empty.
 const STRANGERS_MAX: u32 = 32;
@@ -44,7 +44,7 @@ impl RandomKey {
 }
 
 impl MultiStepCommand for RandomKey {
-    fn next(&mut self, turn: &Turn, _: &Links, resp3: bool, mut parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, turn: &Turn, _: &Upstreams, resp3: bool, mut parts: Vec<Vec<u8>>) -> Next {
         if let Some(error) = parts.iter().find(|part| reply::is_error(part)) {
             return Next::Done(error.clone());
         }

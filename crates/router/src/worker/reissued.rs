@@ -23,17 +23,20 @@ use switchyard_resp::request::{Args, Scanner};
 use switchyard_resp::{encode, reply};
 use tracing::debug;
 
+use super::checkout::Acquired;
+use super::clients::Clients;
 use super::dispatch::Flow;
 use super::downstream::Client;
 use super::keyed::{Call, KeyedCommand};
-use super::pool::Acquired;
-use super::upstream::{Lane, Link, Purpose};
+use super::turn::Turn;
+use super::upstreams::Link;
+use super::upstreams::kind::Lane;
+use super::upstreams::link::Purpose;
 use super::wait::Since;
 use super::{Stall, Worker};
 use crate::shared::{Message, RoutingSnapshot};
 use crate::slab::Handle;
 use crate::wait_queues::Ticket;
-use crate::worker::turn::Turn;
 
 /// Time after which a node that has not shown a client as waiting is assumed not to do so, us.
 const LOOKS_US: u64 = 1_000_000;
@@ -199,6 +202,14 @@ pub(super) struct ReissuedCommands {
     last_look: u32,
 }
 
+impl ReissuedCommands {
+    /// Number of clients of this protocol with a recalled command at the router, up to `most`.
+    fn count_of(&self, clients: &Clients, resp3: bool, most: usize) -> usize {
+        let is = |h: &&Handle| clients.get(**h).is_some_and(|client| client.resp3 == resp3 && client.is_reissued());
+        self.clients.iter().filter(is).take(most).count()
+    }
+}
+
 impl Worker {
     /// Stores a command that was sent and may wait, until it is answered. `waits_us`: its timeout; `None` without end.
     pub(super) fn keep_waiting(
@@ -291,7 +302,7 @@ impl Worker {
 
     /// Ends the wait of the command on this connection, so that it can be reissued elsewhere.
     pub(super) fn reissue_waiting(&mut self, link: Handle) {
-        let Some(holder) = self.links.get(link).map(Link::holder) else { return };
+        let Some(holder) = self.up.get(link).map(Link::holder) else { return };
         if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
             self.turn.shared().wait_queues.reissue(waiting.ticket, self.turn.index(), holder);
             waiting.state = State::Ending;
@@ -345,7 +356,7 @@ impl Worker {
     /// request.
     pub(super) fn take_reissued(&mut self, link_handle: Handle, answer: &[u8]) -> bool {
         let Some(link) =
-            self.links.get(link_handle).filter(|l| l.lane == Lane::Blocking && answer.starts_with(b"-UNBLOCKED"))
+            self.up.get(link_handle).filter(|l| l.lane() == Lane::Blocking && answer.starts_with(b"-UNBLOCKED"))
         else {
             return false;
         };
@@ -360,9 +371,8 @@ impl Worker {
         client.held = None;
         let (resp3, unblocked) = (client.resp3, waiting.unblocked);
         let mut askers = Vec::new();
-        if let Some(link) = self.links.get_mut(link_handle) {
-            let unblock = link.checkout_mut().and_then(|loan| loan.unblock.as_mut());
-            askers = unblock.map(|unblock| unblock.take_askers()).unwrap_or_default();
+        if let Some(link) = self.up.get_mut(link_handle) {
+            askers = link.unblock_mut().map(|unblock| unblock.take_askers()).unwrap_or_default();
             if let Some(ended) = link.taken_out() {
                 self.over(ended, answer);
             }
@@ -401,7 +411,8 @@ impl Worker {
             Err(text) => return self.end_reissued(handle, WaitEnd::Error(text)),
         };
         let resp3 = self.clients.get(handle).is_some_and(|client| client.resp3);
-        self.make_ahead(node, Lane::Blocking, resp3, |worker, most| worker.reissued_of(resp3, most));
+        let (clients, reissued) = (&self.clients, &self.reissued_commands);
+        self.up.make_ahead(&self.turn, node, Lane::Blocking, resp3, |most| reissued.count_of(clients, resp3, most));
         if !self.turn.shared().wait_queues.is_turn(ticket, &self.turn.shared().mailboxes) {
             return self.stall(handle, Stall::Turn);
         }
@@ -435,13 +446,6 @@ impl Worker {
         self.query_blocked_state(link);
     }
 
-    /// Number of clients of this protocol with a recalled command at the router, up to `most`.
-    fn reissued_of(&self, resp3: bool, most: usize) -> usize {
-        let is =
-            |h: &&Handle| self.clients.get(**h).is_some_and(|client| client.resp3 == resp3 && client.is_reissued());
-        self.reissued_commands.clients.iter().filter(is).take(most).count()
-    }
-
     /// Ends the wait of a recalled command whose keys cannot be reached.
     fn lose_reissued(&mut self, handle: Handle, why: &str) {
         if let Some(client) = self.clients.get(handle) {
@@ -457,7 +461,7 @@ impl Worker {
         client.moving = None;
         client.refusal = None;
         if client.stall == Stall::Exclusive {
-            self.leave_pools(handle);
+            self.up.leave_pools(handle);
         }
         if let Some(held) = held {
             self.give_back(handle, held);
@@ -507,16 +511,18 @@ impl Worker {
 
     /// Queries the node of a connection whether the client of a reissued command waits there.
     fn query_blocked_state(&mut self, link_handle: Handle) {
-        let Some(link) = self.links.get(link_handle) else { return };
-        let (holder, client_id, run_id) = (link.holder(), link.client_id.to_string(), &link.run_id);
-        let Some(main) = self.links.main_to(link.node, run_id.as_deref()) else { return self.is_there(holder) };
+        let Some(link) = self.up.get(link_handle) else { return };
+        let (holder, client_id, run_id) =
+            (link.holder(), link.client_id().to_string(), link.run_id().map(str::to_owned));
+        let Some(main) = self.up.main_to(link.node(), run_id.as_deref()) else { return self.is_there(holder) };
         self.reissued_commands.last_look = self.reissued_commands.last_look.wrapping_add(1);
         let number = self.reissued_commands.last_look;
         if let Some(Waiting { state: State::Sent { look, .. }, .. }) =
             self.clients.get_mut(holder).and_then(|c| c.waiting.as_deref_mut())
         {
             *look = number;
-            self.push_own_for(
+            self.up.push_own_for(
+                &self.turn,
                 main,
                 link_handle,
                 &[b"CLIENT", b"LIST", b"ID", client_id.as_bytes()],
@@ -528,8 +534,8 @@ impl Worker {
 
     /// Handles the node's answer to this query, or an error.
     pub(super) fn on_look(&mut self, link_handle: Handle, number: u32, answer: &[u8]) {
-        let Some(link) = self.links.get(link_handle) else { return };
-        let (holder, client_id) = (link.holder(), link.client_id);
+        let Some(link) = self.up.get(link_handle) else { return };
+        let (holder, client_id) = (link.holder(), link.client_id());
         // The wait may have ended, and the connection may belong to another client.
         let since_us = match self.clients.get(holder).and_then(|c| c.waiting.as_ref()).map(|w| w.state) {
             Some(State::Sent { look, since_us }) if look == number => since_us,

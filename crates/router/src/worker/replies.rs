@@ -1,23 +1,17 @@
 //! Replies of nodes: each complete reply is taken from its connection and passed to the sender of the command.
 //!
-//! A connection knows no clients: it returns the next arrival ([`Link::arrival`](super::upstream::Link::arrival)), with
+//! A connection knows no clients: it returns the next arrival ([`Link::arrival`](super::upstreams::link::Link::arrival)), with
 //! the `Pending` that it answers. This module has both. Nothing is copied, and there is no queue between them.
 
-use std::io;
+use switchyard_resp::reply;
 
-use switchyard_policy::topology::NodeId;
-use switchyard_resp::{encode, reply};
-use tracing::{debug, warn};
-
-use super::breaking::fail_severed;
+use super::Worker;
+use super::blocking::is_end_of_waits;
 use super::hot_copies::{beat_confirmed, filled, invalidated, on_ttl_reply};
 use super::output::deliver_of_node;
-use super::upstream::{Again, Arrival, Body, Lane, Pending, Phase, Purpose, Taken};
-use super::{Stall, Worker};
-use crate::poll::Token;
+use super::upstreams::kind::Lane;
+use super::upstreams::link::{Again, Arrival, Phase, Purpose, Taken};
 use crate::slab::Handle;
-use crate::worker::blocking::is_end_of_waits;
-use crate::worker::handshake::learn;
 
 impl Worker {
     /// Reads once, and passes the received replies on.
@@ -28,11 +22,11 @@ impl Worker {
     }
 
     fn read_link_into(&mut self, handle: Handle, buffer: &mut [u8]) {
-        let Some(link) = self.links.get_mut(handle) else { return };
+        let Some(link) = self.up.get_mut(handle) else { return };
         match link.receive(buffer, self.turn.now_us()) {
             Taken::Bytes(count) => {
-                let more = link.readable;
-                let mut input = std::mem::take(&mut link.input);
+                let more = link.may_be_readable();
+                let mut input = link.take_received();
                 let kept = if input.is_empty() {
                     let taken = self.take_replies(handle, &buffer[..count]);
                     input.extend_from_slice(&buffer[taken..count]);
@@ -43,30 +37,30 @@ impl Worker {
                     input.drain(..taken);
                     if input.is_empty() && input.capacity() > 64 << 10 { Vec::new() } else { input }
                 };
-                if let Some(link) = self.links.get_mut(handle) {
-                    link.input = kept;
-                    if more && !link.paused {
-                        self.unread.push(Token::Link(handle));
+                if let Some(link) = self.up.get_mut(handle) {
+                    link.keep_received(kept);
+                    if more && !link.is_paused() {
+                        self.up.read_later(handle);
                     }
                 }
             }
-            Taken::Nothing if link.phase == Phase::Securing => self.drive_handshake(handle),
+            Taken::Nothing if link.phase() == Phase::Securing => self.up.drive_handshake(&self.turn, handle),
             Taken::Nothing | Taken::Paused => {}
-            Taken::Interrupted => self.unread.push(Token::Link(handle)),
-            Taken::Early => self.attempt_failed(handle, "it sent data before our greeting"),
-            Taken::Lost(why) => self.break_link(handle, &why),
+            Taken::Interrupted => self.up.read_later(handle),
+            Taken::Early => self.up.attempt_failed(&self.turn, handle, "it sent data before our greeting"),
+            Taken::Lost(why) => self.up.break_link(&self.turn, handle, &why),
         }
     }
 
     /// Continues with the received part of a reply whose client is gone.
     pub(super) fn read_again(&mut self, handle: Handle) {
-        let Some(link) = self.links.get_mut(handle) else { return };
-        let mut input = std::mem::take(&mut link.input);
+        let Some(link) = self.up.get_mut(handle) else { return };
+        let mut input = link.take_received();
         let taken = self.take_replies(handle, &input);
         input.drain(..taken);
         input.shrink_to_fit();
-        if let Some(link) = self.links.get_mut(handle) {
-            link.input = input;
+        if let Some(link) = self.up.get_mut(handle) {
+            link.keep_received(input);
         }
     }
 
@@ -74,8 +68,8 @@ impl Worker {
     fn take_replies(&mut self, handle: Handle, bytes: &[u8]) -> usize {
         let mut pos = 0;
         while pos < bytes.len() {
-            let Some(link) = self.links.get_mut(handle) else { return bytes.len() };
-            if !matches!(link.phase, Phase::Up | Phase::Handshake) {
+            let Some(link) = self.up.get_mut(handle) else { return bytes.len() };
+            if !matches!(link.phase(), Phase::Up | Phase::Handshake) {
                 // Given up because of an earlier reply of the same read; a main connection is already reconnecting.
                 return bytes.len();
             }
@@ -88,7 +82,7 @@ impl Worker {
                 Arrival::Large(size) => {
                     // A reply that is translated must be whole.
                     let whole =
-                        link.downgraded && rest[0] == b'*' && size <= self.turn.routing().live.client_output_limit;
+                        link.is_downgraded() && rest[0] == b'*' && size <= self.turn.routing().live.client_output_limit;
                     let head = link.head().copied();
                     let is_kept = whole && head.is_some_and(|head| self.is_awaited(&head));
                     if is_kept || !self.take_large(handle, size, rest) {
@@ -107,7 +101,7 @@ impl Worker {
                 }
                 Arrival::Nothing => break,
                 Arrival::Senseless(why) => {
-                    self.break_link(handle, &why);
+                    self.up.break_link(&self.turn, handle, &why);
                     return bytes.len();
                 }
             }
@@ -117,19 +111,19 @@ impl Worker {
 
     /// Ends a streamed or skipped reply.
     fn end_body(&mut self, handle: Handle) {
-        let Some(link) = self.links.get_mut(handle) else { return };
-        let through = matches!(link.body, Body::Through(_));
+        let Some(link) = self.up.get_mut(handle) else { return };
+        let through = link.passes_body_on();
         if link.head().is_some_and(|head| self.slow.is_slow((self.turn.now_us() as u32).wrapping_sub(head.sent_us))) {
             self.note_slow(handle);
         }
-        let Some(link) = self.links.get_mut(handle) else { return };
+        let Some(link) = self.up.get_mut(handle) else { return };
         let Some(ended) = link.answered_in_pieces(self.turn.now_us()) else { return };
-        let is_awaited = !link.waiters.is_empty();
+        let is_awaited = link.is_awaited();
         let expired = ended.is_expired;
-        let is_exclusive = link.lane.is_exclusive();
+        let is_exclusive = link.lane().is_exclusive();
         let pending = self.over(ended, b"");
         if is_awaited {
-            self.links.mark(handle); // the flush checks whether waiting clients may continue
+            self.up.mark(handle); // the flush checks whether waiting clients may continue
         }
         if !expired && is_exclusive {
             self.note_slow_exclusive(handle, pending);
@@ -145,71 +139,52 @@ impl Worker {
         self.after_exclusive_reply(handle);
     }
 
-    /// Returns the replacement of an error that would redirect the client to another address: past the router, and with
-    /// its password.
-    #[cold]
-    fn rewrite_redirect(&self, handle: Handle, error: &[u8]) -> Option<Vec<u8>> {
-        let text = reply::text(error)?;
-        if !text.starts_with(b"MOVED ") && !text.starts_with(b"ASK ") {
-            return None;
-        }
-        let node = self.turn.node_name(self.links.get(handle)?.node);
-        let mut out = Vec::new();
-        encode::error(
-            &mut out,
-            &format!(
-                "ERR {node} redirects to another server: it runs in cluster mode, which no node of Switchyard may"
-            ),
-        );
-        Some(out)
-    }
-
     fn on_reply(&mut self, handle: Handle, answer: &[u8]) {
-        let Some(link) = self.links.get_mut(handle) else { return };
-        if link.phase == Phase::Handshake {
-            self.on_greeting(handle, answer);
+        let Some(link) = self.up.get_mut(handle) else { return };
+        if link.phase() == Phase::Handshake {
+            self.up.on_greeting(&self.turn, handle, answer);
             return;
         }
-        if link.lane == Lane::Pubsub {
+        if link.lane() == Lane::Pubsub {
             self.on_pubsub_reply(handle, answer);
             return;
         }
         if answer[0] == b'>' {
             // Out of band: an invalidation of keys in hot copies, or nothing of ours.
-            if link.lane == Lane::Fills {
-                let node = link.node;
+            if link.lane() == Lane::Fills {
+                let node = link.node();
                 invalidated(self, node, answer);
             }
             return;
         }
-        let raised = if link.downgraded { self.raised(handle, answer) } else { None };
+        let raised = if link.is_downgraded() { self.up.raised(&self.turn, handle, answer) } else { None };
         let answer = raised.as_deref().unwrap_or(answer);
-        let Some(link) = self.links.get_mut(handle) else { return };
+        let Some(link) = self.up.get_mut(handle) else { return };
         let Some(head) = link.head() else {
-            self.break_link(handle, "it sent a reply without a command");
+            self.up.break_link(&self.turn, handle, "it sent a reply without a command");
             return;
         };
         if self.slow.is_slow((self.turn.now_us() as u32).wrapping_sub(head.sent_us)) {
             self.note_slow(handle);
         }
         let is_error = reply::is_error(answer);
-        if is_error && let Some(link) = self.links.get(handle) {
-            link.counters.note_error(answer);
+        if is_error && let Some(link) = self.up.get(handle) {
+            link.note_error(answer);
         }
-        let instead = if is_error { self.rewrite_redirect(handle, answer) } else { None };
+        let instead = if is_error { self.up.rewrite_redirect(&self.turn, handle, answer) } else { None };
         let answer = instead.as_deref().unwrap_or(answer);
         if is_error
             && (answer.starts_with(b"-NOSCRIPT") && self.heal_script(handle) || self.take_reissued(handle, answer))
         {
             return;
         }
-        let Some(link) = self.links.get_mut(handle) else { return };
+        let Some(link) = self.up.get_mut(handle) else { return };
         let Some(ended) = link.answered(self.turn.now_us(), is_error) else { return };
-        let is_awaited = !link.waiters.is_empty();
-        let (node, lane, expired) = (link.node, link.lane, ended.is_expired);
+        let is_awaited = link.is_awaited();
+        let (node, lane, expired) = (link.node(), link.lane(), ended.is_expired);
         let pending = self.over(ended, answer);
         if is_awaited {
-            self.links.mark(handle); // the flush checks whether waiting clients may continue
+            self.up.mark(handle); // the flush checks whether waiting clients may continue
         }
         if !expired {
             if lane.is_exclusive() {
@@ -243,8 +218,10 @@ impl Worker {
             }
         }
         match pending.purpose {
-            Purpose::Discarded | Purpose::Learn | Purpose::Confirm => self.on_own_reply(pending, node, answer),
-            Purpose::Queued => self.on_queued(handle, pending, is_error, answer),
+            Purpose::Discarded | Purpose::Learn | Purpose::Confirm => {
+                self.up.on_own_reply(&self.turn, pending, node, answer)
+            }
+            Purpose::Queued => self.up.on_queued(handle, pending, is_error, answer),
             Purpose::Unblock => self.on_unblock(pending.who, answer),
             Purpose::Look => self.on_look(pending.who, pending.seq, answer),
             Purpose::Beat => beat_confirmed(self, node),
@@ -252,51 +229,6 @@ impl Worker {
         }
         if lane.is_exclusive() {
             self.after_exclusive_reply(handle);
-        }
-    }
-    fn on_own_reply(&mut self, pending: Pending, node: NodeId, answer: &[u8]) {
-        match pending.purpose {
-            Purpose::Confirm if reply::is_error(answer) && !answer.starts_with(b"-ERR No such") => {
-                warn!(node = %self.turn.node_name(node), error = %reply::redacted_error(answer), "node refuses CLIENT KILL ID: commands of a broken connection stay unconfirmed there (allow the command to Switchyard's user)");
-            }
-            Purpose::Confirm => {
-                if let Some(connection) = self.zombies.end(pending.seq) {
-                    self.turn.shared().connections.remove(&connection);
-                }
-                self.count_zombies(node);
-            }
-            Purpose::Learn => learn(&self.turn, node, answer),
-            Purpose::Discarded if reply::is_error(answer) => {
-                debug!(node = %self.turn.node_name(node), error = %reply::redacted_error(answer), "node refuses a command of the router");
-            }
-            _ => {}
-        }
-    }
-
-    pub(super) fn flush_links(&mut self) {
-        if let Some(strays) = self.links.take_severed() {
-            fail_severed(self, strays);
-        }
-        let mut marked = self.links.take_marked();
-        for handle in marked.drain(..) {
-            // A connection that has just broken may have started a round on this one.
-            self.notify_movers();
-            self.flush_link(handle);
-        }
-        self.links.recycle_marked(marked);
-    }
-
-    fn flush_link(&mut self, handle: Handle) {
-        let Some(link) = self.links.get_mut(handle) else { return };
-        match link.flush() {
-            Ok(waiters) => {
-                for waiter in waiters {
-                    if self.clients.get(waiter).is_some_and(|c| c.stall == Stall::Upstream) {
-                        self.unstall(waiter);
-                    }
-                }
-            }
-            Err(error) => self.break_link(handle, &io::Error::from(error).to_string()),
         }
     }
 }

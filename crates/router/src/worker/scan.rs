@@ -13,12 +13,12 @@ use switchyard_resp::{encode, reply};
 use super::dispatch::Flow;
 use super::local::parse;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
-use super::upstream::Lane;
+use super::turn::Turn;
+use super::upstreams::Upstreams;
+use super::upstreams::kind::Lane;
 use super::{Stall, Worker};
 use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
-use crate::worker::links::Links;
-use crate::worker::turn::Turn;
 
 /// Default of COUNT.
 const COUNT: usize = 10;
@@ -127,7 +127,7 @@ impl Scan {
 }
 
 impl MultiStepCommand for Scan {
-    fn next(&mut self, turn: &Turn, up: &Links, _: bool, parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, turn: &Turn, up: &Upstreams, _: bool, parts: Vec<Vec<u8>>) -> Next {
         let next = match self.take(turn, &parts.into_iter().next().unwrap_or_default()) {
             Ok(next) => next,
             Err(error) => return Next::Done(error),

@@ -21,15 +21,16 @@ use super::gather::Aggregation;
 use super::keyed::{Call, KeyedCommand};
 use super::libraries::change_libraries;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
-use super::upstream::{Again, Lane, Link, Pending, Purpose};
+use super::turn::Turn;
+use super::upstreams::kind::Lane;
+use super::upstreams::link::{Again, Pending, Purpose};
+use super::upstreams::{Link, Upstreams};
 use crate::functions_dump;
 use crate::lua::{UndeclaredKeys, Verdict, unwrapped_library, wrapped_library};
 use crate::scripts::{Script, sha_of};
 use crate::shared::{RoutingSnapshot, lock};
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
-use crate::worker::links::Links;
-use crate::worker::turn::Turn;
 
 /// Maximum number of analyzed scripts of a worker, and maximum memory of them without the shared ones.
 const MET_MAX: usize = 10_000;
@@ -355,7 +356,7 @@ impl Worker {
     /// If a node has lost a known script: loads it and sends the call again. Only if the client has no later command in
     /// flight, which would be overtaken; otherwise the client gets NOSCRIPT, as from the node.
     pub(super) fn heal_script(&mut self, link_handle: Handle) -> bool {
-        let Some(link) = self.links.get(link_handle) else { return false };
+        let Some(link) = self.up.get(link_handle) else { return false };
         let Some(pending) = link.head().copied() else { return false };
         if link.is_head_expired() || pending.purpose != Purpose::Client || pending.again != Again::Heals {
             return false;
@@ -372,18 +373,18 @@ impl Worker {
         }
         let Some(sha) = scanner.args(&request).get(1) else { return false };
         let Some(body) = lock(&self.turn.shared().scripts).text(sha) else { return false };
-        let node = link.node;
-        if let Some(ended) = self.links.get_mut(link_handle).and_then(Link::taken_out) {
+        let node = link.node();
+        if let Some(ended) = self.up.get_mut(link_handle).and_then(Link::taken_out) {
             self.over(ended, b"");
         }
-        self.push_own(link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Discarded, 0);
+        self.up.push_own(&self.turn, link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Discarded, 0);
         let pending = Pending { purpose: Purpose::ClientHealed, sent_us: self.turn.now_us() as u32, ..pending };
         let request = self.pass(KeyedCommand { call: Call::Bytes(&request), node, database }, &request, pending);
-        if let Some(link) = self.links.get_mut(link_handle) {
+        if let Some(link) = self.up.get_mut(link_handle) {
             link.touch_as(no_touch, pending);
             link.push(request);
         }
-        self.links.mark(link_handle);
+        self.up.mark(link_handle);
         true
     }
 }
@@ -430,7 +431,7 @@ fn checked_libraries(routing: &RoutingSnapshot, command: &Command, args: &Args<'
 struct Unwrap;
 
 impl MultiStepCommand for Unwrap {
-    fn next(&mut self, _: &Turn, _: &Links, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, _: &Turn, _: &Upstreams, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
         let answer = parts.pop().unwrap_or_default();
         let mut out = Vec::with_capacity(answer.len());
         without_preludes(&answer, &mut out);

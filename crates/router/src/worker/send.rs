@@ -10,7 +10,6 @@ use tracing::{info, warn};
 
 use super::Worker;
 use super::batching::Batching;
-use super::upstream::Phase;
 use crate::poll::Token;
 use crate::sys::{SendBatch, UNKNOWN};
 
@@ -58,14 +57,13 @@ impl Worker {
     /// Sends to nodes and clients, nodes first, as far as their sockets accept it.
     pub(super) fn send_together(&mut self) {
         let Some(batch) = &mut self.sender.batch else { return };
-        if self.links.marked_count() + self.clients.marked_count() < TOGETHER_MIN {
+        if self.up.marked_count() + self.clients.marked_count() < TOGETHER_MIN {
             return;
         }
         let mut outcomes = std::mem::take(&mut self.sender.outcomes);
-        let links = self.links.marked().filter_map(|(handle, link)| {
-            let is_open = link.phase == Phase::Up && !link.retiring && link.tls.is_none();
-            let fd = link.fd.as_ref().filter(|_| is_open && link.writable && link.unsent() > 0)?;
-            Some((Token::Link(handle), fd.as_fd(), link.to_send()))
+        let links = self.up.marked().filter_map(|(handle, link)| {
+            let (fd, bytes) = link.plain_output()?;
+            Some((Token::Link(handle), fd, bytes))
         });
         let clients = self.clients.marked().filter_map(|(handle, client)| {
             let sends = client.tls.is_none() && client.writable && client.unsent() > 0;
@@ -86,8 +84,8 @@ impl Worker {
                 // An unknown amount is not sent twice.
                 match token {
                     Token::Link(handle) => {
-                        self.links.get_mut(handle).into_iter().for_each(|link| link.note_all_sent());
-                        self.break_link(handle, UNSURE);
+                        self.up.get_mut(handle).into_iter().for_each(|link| link.note_all_sent());
+                        self.up.break_link(&self.turn, handle, UNSURE);
                     }
                     Token::Client(handle) => self.close_client(handle),
                     Token::Wake | Token::Tick | Token::Listener(_) => {}
@@ -96,7 +94,7 @@ impl Worker {
             };
             match token {
                 Token::Link(handle) => {
-                    if let Some(link) = self.links.get_mut(handle) {
+                    if let Some(link) = self.up.get_mut(handle) {
                         link.note_sent(sent);
                     }
                 }

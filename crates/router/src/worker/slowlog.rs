@@ -15,11 +15,12 @@ use super::Worker;
 use super::dispatch::Flow;
 use super::local::parse;
 use super::log_throttle::LogThrottle;
-use super::upstream::{Lane, Pending, Purpose};
+use super::turn::Turn;
+use super::upstreams::kind::Lane;
+use super::upstreams::link::{Pending, Purpose};
 use crate::shared::lock;
 use crate::slab::Handle;
 use crate::slow_log::{SlowEntry, shorten_truncated, shortened};
-use crate::worker::turn::Turn;
 
 /// Default count of SLOWLOG GET.
 const SHOWN: usize = 10;
@@ -67,7 +68,7 @@ impl Worker {
     #[cold]
     pub(super) fn note_slow(&mut self, link_handle: Handle) {
         let Some(link) =
-            self.links.get(link_handle).filter(|l| matches!(l.lane, Lane::Main | Lane::Slow | Lane::Replica))
+            self.up.get(link_handle).filter(|l| matches!(l.lane(), Lane::Main | Lane::Slow | Lane::Replica))
         else {
             return;
         };
@@ -75,7 +76,7 @@ impl Worker {
         if !is_logged(pending.purpose) || !self.may_enter() {
             return;
         }
-        let Some(link) = self.links.get(link_handle) else { return };
+        let Some(link) = self.up.get(link_handle) else { return };
         let took = (self.turn.now_us() as u32).wrapping_sub(pending.sent_us);
         let request = link.head_request();
         let mut scanner = Scanner::default();
@@ -89,9 +90,9 @@ impl Worker {
     /// Logs an answered command on an exclusive connection if it was slow. Blocking at the node (BLPOP) does not count,
     /// as in Redis; waiting in line for a connection does.
     pub(super) fn note_slow_exclusive(&mut self, link_handle: Handle, pending: Pending) {
-        let Some(link) = self.links.get(link_handle).filter(|_| self.slow.is_on()) else { return };
+        let Some(link) = self.up.get(link_handle).filter(|_| self.slow.is_on()) else { return };
         let mut took = (self.turn.now_us() as u32).wrapping_sub(pending.sent_us);
-        if link.lane == Lane::Blocking {
+        if link.lane() == Lane::Blocking {
             let grace_us = self.turn.routing().live.command_timeout.as_micros() as u64;
             let asked_until_us = link.waits_until_us().saturating_sub(grace_us);
             took = took.min(u32::try_from(self.turn.now_us().saturating_sub(asked_until_us)).unwrap_or(u32::MAX));
@@ -102,10 +103,10 @@ impl Worker {
         if !is_logged(pending.purpose) || !self.may_enter() {
             return;
         }
-        let Some(link) = self.links.get(link_handle) else { return };
+        let Some(link) = self.up.get(link_handle) else { return };
         let args = match pending.purpose {
             Purpose::Exec | Purpose::ExecWithoutMulti => vec![b"EXEC".to_vec()],
-            _ => shorten_truncated(link.checkout().map_or(&[], |loan| &loan.began_with)),
+            _ => shorten_truncated(link.command_start()),
         };
         self.enter(link_handle, pending, took, args);
     }
@@ -155,7 +156,7 @@ impl Worker {
     }
 
     fn enter(&mut self, link_handle: Handle, pending: Pending, took: u32, mut args: Vec<Vec<u8>>) {
-        let Some(link) = self.links.get(link_handle) else { return };
+        let Some(link) = self.up.get(link_handle) else { return };
         let handle = match pending.purpose {
             Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti => pending.who,
             Purpose::Gather => self.gathers.get(pending.who).map_or(Handle::NONE, |g| g.client()),
@@ -163,13 +164,12 @@ impl Worker {
         };
         // The client may be gone, but its command was slow.
         let client = self.clients.get(handle);
-        let flowed = (link.flowed_us as u32).wrapping_sub(pending.sent_us);
-        let queue = if link.flowed_us > 0 && flowed <= took { flowed } else { 0 };
+        let queue = link.queued_us(pending.sent_us, took);
         let held = self.held_us(pending);
         if !self.turn.routing().live.slowlog_arguments {
             args.truncate(1);
         }
-        let node = self.turn.node_name(link.node);
+        let node = self.turn.node_name(link.node());
         let entry = SlowEntry {
             id: 0,
             at_s: std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs(),

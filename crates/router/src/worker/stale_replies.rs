@@ -13,7 +13,8 @@ use switchyard_resp::request::Args;
 use super::dispatch::Flow;
 use super::downstream::Client;
 use super::gather::{Aggregation, Gather};
-use super::upstream::{Lane, Phase};
+use super::upstreams::kind::Lane;
+use super::upstreams::link::Phase;
 use super::{Stall, Worker};
 use crate::shared::{RoutingSnapshot, Shared};
 use crate::slab::Handle;
@@ -51,8 +52,8 @@ impl Worker {
     pub(super) fn is_silent(&self, node: NodeId, client: Handle) -> bool {
         let timeout_us = self.clients.get(client).map_or(TIMEOUT_US, |client| client.timeout_us(self.turn.now_us()));
         let is_old = |sent_us: u32| u64::from((self.turn.now_us() as u32).wrapping_sub(sent_us)) > timeout_us;
-        let main = self.links.main(node).and_then(|main| self.links.get(main));
-        main.is_some_and(|link| link.phase == Phase::Up && link.head().is_some_and(|head| is_old(head.sent_us)))
+        let main = self.up.main(node).and_then(|main| self.up.get(main));
+        main.is_some_and(|link| link.phase() == Phase::Up && link.head().is_some_and(|head| is_old(head.sent_us)))
     }
 
     /// Sends COMMAND or a subcommand to any node that answers.
@@ -66,7 +67,7 @@ impl Worker {
         args: &Args<'_>,
     ) -> Flow {
         let class = command.class() as u8;
-        let talks = |worker: &Self, node: NodeId| worker.links.is_up(node) && !worker.is_silent(node, handle);
+        let talks = |worker: &Self, node: NodeId| worker.up.is_up(node) && !worker.is_silent(node, handle);
         let talking = routing.topology.nodes().map(|node| node.id).find(|node| talks(self, *node));
         let Some(node) = talking.or_else(|| self.choose_node(routing)) else {
             return self.refuse_all_down(handle, class);

@@ -23,23 +23,21 @@ use switchyard_resp::command::{Command, Local, errors};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
+use super::checkout::Acquired;
 use super::dispatch::Flow;
 use super::downstream::Client;
 use super::keyed::{Call, CommandSeq, KeyedCommand, Request};
-use super::kind::Task;
 use super::multi_local::LocalInMulti;
-use super::overrides::{slots_by, wanted_of};
-use super::pool::Acquired;
+use super::overrides::{not_together, parted_text, slots_by, wanted_of};
 use super::queueing::{Multi, Published};
-use super::upstream::{Again, Lane, Link, MULTI, Pending, Phase, Purpose, UNSENT_HIGH};
+use super::turn::Turn;
+use super::upstreams::kind::{Lane, Task};
+use super::upstreams::link::{Again, MULTI, Pending, Phase, Purpose, UNSENT_HIGH};
 use super::wait::{Since, Wait};
 use super::{Stall, Worker};
 use crate::shared::{RoutingSnapshot, lock};
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
-use crate::worker::overrides::not_together;
-use crate::worker::overrides::parted_text;
-use crate::worker::turn::Turn;
 
 const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
@@ -192,9 +190,9 @@ impl Worker {
         let Some(session) = self.clients.get_mut(handle).and_then(|c| c.session.as_deref_mut()) else { return };
         session.watch_failed = false;
         if let Some(watch) = session.watch.take()
-            && self.links.get(watch.link).is_some_and(|l| l.holder() == handle)
+            && self.up.get(watch.link).is_some_and(|l| l.holder() == handle)
         {
-            self.abandon(watch.link);
+            self.up.abandon(&self.turn, watch.link);
         }
     }
 
@@ -252,7 +250,7 @@ impl Worker {
         }
         let link = match before.map(|(slot, link, _)| (slot, link)) {
             // Failed already: EXEC will answer nil regardless of further watches.
-            Some((_, link)) if !self.is_watching(handle, link, node) => {
+            Some((_, link)) if !self.up.is_watching(handle, link, node) => {
                 self.watch_failed(handle);
                 self.answer(handle, class, b"+OK\r\n");
                 return Flow::Next;
@@ -274,7 +272,7 @@ impl Worker {
             },
         };
         self.push_exclusive(handle, link, Call::Found(command, args), raw, class, None);
-        if let Some(link) = self.links.get_mut(link) {
+        if let Some(link) = self.up.get_mut(link) {
             link.set_task(Task::Watching);
             if let Some(pending) = link.last_mut() {
                 pending.purpose = Purpose::Watch;
@@ -315,8 +313,7 @@ impl Worker {
     /// After a change of the snapshot: fails watches of keys at nodes where they are no longer used. Such a key may
     /// change elsewhere unnoticed by that node, and be back there unchanged when EXEC comes.
     pub(super) fn fail_stale_watches(&mut self) {
-        let holders =
-            self.links.iter().filter(|(_, link)| link.task() == Task::Watching).map(|(_, link)| link.holder());
+        let holders = self.up.iter().filter(|(_, link)| link.task() == Task::Watching).map(|(_, link)| link.holder());
         let is_left = |watch: &Watch| !self.are_used_at(watch.keys.iter().map(|key| &**key), watch.node);
         let watch = |client: &Client| client.session.as_ref().and_then(|s| s.watch.as_ref()).is_some_and(is_left);
         let left: Vec<Handle> = holders.filter(|holder| self.clients.get(*holder).is_some_and(watch)).collect();
@@ -335,21 +332,14 @@ impl Worker {
         self.deliver(pending.who, pending.seq, answer);
     }
 
-    /// Whether the node still watches on this connection for this client.
-    fn is_watching(&self, handle: Handle, link: Handle, node: NodeId) -> bool {
-        let is_up = |l: &Link| l.phase == Phase::Up && l.node == node && !l.is_head_expired();
-        let watches = |l: &Link| is_up(l) && l.task() == Task::Watching && l.holder() == handle;
-        self.links.get(link).is_some_and(watches)
-    }
-
     /// Whether the watch of a client may have been lost, so that EXEC will answer nil.
     pub(super) fn is_dirty(&self, handle: Handle, client: &Client) -> bool {
         let Some(session) = client.session.as_deref() else { return false };
         session.watch_failed
             || session.watch.as_ref().is_some_and(|watch| {
                 let moved = !self.are_used_at(watch.keys.iter().map(|key| &**key), watch.node);
-                let other_protocol = self.links.get(watch.link).is_some_and(|l| l.resp3 != client.resp3);
-                moved || other_protocol || !self.is_watching(handle, watch.link, watch.node)
+                let other_protocol = self.up.get(watch.link).is_some_and(|l| l.resp3() != client.resp3);
+                moved || other_protocol || !self.up.is_watching(handle, watch.link, watch.node)
             })
     }
 
@@ -393,7 +383,7 @@ impl Worker {
                 client.held = Some(link);
                 client.session().watch = None;
             }
-            if let Some(link) = self.links.get_mut(link) {
+            if let Some(link) = self.up.get_mut(link) {
                 link.set_task(Task::Nothing);
             }
             return self.send_transaction(handle, link, class);
@@ -429,13 +419,13 @@ impl Worker {
         if !client.can_take(lane) {
             return Flow::Stall(Stall::Barrier);
         }
-        let link_handle = self.shared_link(node, lane, resp3);
-        let Some(link) = self.links.get(link_handle) else { return Flow::Close };
-        if link.phase != Phase::Up {
+        let link_handle = self.up.shared_link(&self.turn, node, lane, resp3);
+        let Some(link) = self.up.get(link_handle) else { return Flow::Close };
+        if link.phase() != Phase::Up {
             // Nothing may be sent before it is known whether the node supports transactions.
             return self.exec_alone(handle, node, Lane::Watch, class);
         }
-        if !link.has_room(UNSENT_HIGH) && self.links.is_full(link_handle, handle, UNSENT_HIGH) {
+        if !link.has_room(UNSENT_HIGH) && self.up.is_full(link_handle, handle, UNSENT_HIGH) {
             return Flow::Stall(Stall::Upstream);
         }
         if let Some(client) = self.clients.get_mut(handle) {
@@ -500,7 +490,7 @@ impl Worker {
                 if let Some(client) = self.clients.get_mut(handle) {
                     client.held = Some(link);
                 }
-                if let Some(link) = self.links.get_mut(link) {
+                if let Some(link) = self.up.get_mut(link) {
                     link.set_holder(handle);
                 }
                 self.send_transaction(handle, link, class)
@@ -516,7 +506,7 @@ impl Worker {
 
     /// Puts MULTI, the queued commands, and EXEC on a connection.
     fn send_transaction(&mut self, handle: Handle, link_handle: Handle, class: u8) -> Flow {
-        let refusal = self.links.get(link_handle).and_then(|l| l.no_multi.clone().map(|why| (why, l.node)));
+        let refusal = self.up.get(link_handle).and_then(|l| l.no_multi().map(|why| (why.to_owned(), l.node())));
         if let Some((why, node)) = refusal {
             self.discard(handle);
             self.after_exclusive_reply(link_handle);
@@ -532,7 +522,7 @@ impl Worker {
             // In a transaction, NOSCRIPT comes too late to be healed.
             let body = lock(&self.turn.shared().scripts).text(&sha);
             if let Some(body) = body {
-                self.push_own(link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Discarded, 0);
+                self.up.push_own(&self.turn, link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Discarded, 0);
             }
         }
         let epoch = self.turn.routing().topology.epoch() as u32;
@@ -556,17 +546,20 @@ impl Worker {
             client.session().under_way.push_back((seq, under_way));
         }
         client.in_multi = false;
-        self.note_transaction(link_handle, &multi.queue, multi.commands.iter().map(|(len, _)| *len as usize));
+        self.up.note_transaction(
+            &self.turn,
+            link_handle,
+            &multi.queue,
+            multi.commands.iter().map(|(len, _)| *len as usize),
+        );
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
-        let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
-        let node = link.node;
+        let Some(link) = self.up.get_mut(link_handle) else { return Flow::Close };
+        let node = link.node();
         if multi.writes {
             client.written.add(node, Since::now(self.turn.shared(), self.turn.routing()));
         }
-        if let Some(loan) = link.checkout_mut() {
-            loan.task = Task::Nothing;
-            loan.slow |= multi.slow;
-        }
+        link.set_task(Task::Nothing);
+        link.note_slow(multi.slow);
         let queued = Pending {
             who: Handle::NONE,
             seq: 0,
@@ -578,7 +571,7 @@ impl Worker {
             again: Again::Never,
             is_long: false,
             end: CommandSeq::NONE,
-            cacheable: self.observers.hot.generation() as u32,
+            cacheable: self.turn.cacheable(),
         };
         link.touch_as(no_touch, queued);
         link.push(Request::of_ours(MULTI, database, queued));
@@ -587,18 +580,24 @@ impl Worker {
             let bytes = &multi.queue[at..at + *len as usize];
             let keyed = KeyedCommand { call: Call::Bytes(bytes), node, database };
             let request = self.pass_queued(keyed, bytes, Pending { seq: number as u32 + 1, class: *class, ..queued });
-            self.links.push(link_handle, request);
+            self.up.push(link_handle, request);
             at += *len as usize;
         }
         let exec = self.pass_exec(database, Pending { who: handle, seq, purpose: Purpose::Exec, ..queued });
-        self.links.push(link_handle, exec);
+        self.up.push(link_handle, exec);
         if has_own {
             // Later commands depend on their changes.
             self.stall(handle, Stall::Barrier);
         }
         if multi.has_select {
             // Whether or not it was executed, the next command finds the connection in the expected database.
-            self.push_own(link_handle, &[b"SELECT", database.to_string().as_bytes()], Purpose::Discarded, 0);
+            self.up.push_own(
+                &self.turn,
+                link_handle,
+                &[b"SELECT", database.to_string().as_bytes()],
+                Purpose::Discarded,
+                0,
+            );
             self.stall(handle, Stall::Barrier);
         }
         multi.clear();
@@ -608,42 +607,10 @@ impl Worker {
         Flow::Next
     }
 
-    /// After a shared connection has come up to a node that refuses transactions: refuses waiting transactions as a
-    /// whole. If sent, their commands would be executed individually.
-    pub(super) fn refuse_waiting_transactions(&mut self, handle: Handle) {
-        let Some(link) = self.links.get_mut(handle) else { return };
-        let (Some(why), node) = (link.no_multi.clone(), link.node) else { return };
-        let refused = link.take_transactions();
-        let mut error = Vec::new();
-        encode::error(&mut error, &no_multi_text(&self.turn, node, &why));
-        for ended in refused {
-            let is_expired = ended.is_expired;
-            let pending = self.over(ended, b"");
-            if !is_expired {
-                self.fail_pending(handle, pending, &error);
-            }
-        }
-    }
-
-    /// Handles the node's answer to MULTI, or to a command after it. After an error, EXEC will return EXECABORT.
-    pub(super) fn on_queued(&mut self, link: Handle, pending: Pending, refused: bool, answer: &[u8]) {
-        let Some(link) = self.links.get_mut(link) else { return };
-        if pending.seq == 0 {
-            link.refused = None;
-        }
-        if refused {
-            let text = reply::text(answer).unwrap_or_default();
-            link.refused.get_or_insert(text.into());
-            if pending.seq == 0 {
-                link.is_not_queued(text);
-            }
-        }
-    }
-
     /// Handles the node's answer to EXEC.
     pub(super) fn on_exec(&mut self, link: Handle, pending: Pending, answer: &[u8]) {
-        let Some(link) = self.links.get_mut(link) else { return };
-        let (refused, no_multi, node) = (link.refused.take(), link.no_multi.clone(), link.node);
+        let Some(link) = self.up.get_mut(link) else { return };
+        let (refused, no_multi, node) = (link.take_refusal(), link.no_multi().map(str::to_owned), link.node());
         let executed = answer.starts_with(b"*") && !reply::is_null(answer);
         if executed {
             reply::elements(answer)
@@ -690,9 +657,9 @@ impl Worker {
         let now_us = self.turn.now_us();
         let is_quiet = |c: &Client| c.in_flight() == 0 && now_us.saturating_sub(c.last_used_us) > RECALL_US;
         let quiet: Vec<Handle> = self
-            .links
+            .up
             .iter()
-            .filter(|(_, l)| l.task() == Task::Watching && l.node == node)
+            .filter(|(_, l)| l.task() == Task::Watching && l.node() == node)
             .map(|(_, l)| l.holder())
             .filter(|h| self.clients.get(*h).is_some_and(is_quiet))
             .collect();

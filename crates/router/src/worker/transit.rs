@@ -22,13 +22,13 @@ use switchyard_resp::request::{Args, Scanner};
 use super::dispatch::Flow;
 use super::double_read::{Asks, fetch_sampled, may_double_read};
 use super::keyed::writes;
-use super::kind::Waited;
+use super::overrides::not_together;
 use super::published::as_published;
+use super::upstreams::kind::Waited;
 use super::{Stall, Worker};
 use crate::mover::{MoverMessage, SharedLeg};
 use crate::shared::{OldestInFlight, RoutingSnapshot};
 use crate::slab::Handle;
-use crate::worker::overrides::not_together;
 
 /// Number of commands in flight above which the drain barrier is checked only every [`PUBLISH_US`].
 const MUCH: usize = 1000;
@@ -466,17 +466,17 @@ impl Worker {
                 *at = (*at).min(epoch);
             }
         };
-        for (_, link) in self.links.iter() {
+        for (_, link) in self.up.iter() {
             // Not only the first: a script that was loaded at its node is sent again under its first epoch.
             if let Some(low) = link.oldest_epoch() {
                 oldest = oldest.min(whole(low));
-                count(&mut by_node, link.node, whole(low));
+                count(&mut by_node, link.node(), whole(low));
             }
         }
         let mut answered = by_node.clone();
-        for zombie in self.zombies.iter() {
-            oldest = oldest.min(zombie.epoch);
-            count(&mut by_node, zombie.node(), zombie.epoch);
+        for zombie in self.up.zombies.iter() {
+            oldest = oldest.min(zombie.epoch());
+            count(&mut by_node, zombie.node(), zombie.epoch());
         }
         if !self.turn.routing().topology.is_settled() && self.are_topics_settling() {
             // Messages published at the target of a move must reach subscribers: the barrier waits for their
@@ -497,7 +497,7 @@ impl Worker {
         let wanted = self.turn.shared().drain_wanted.load(Ordering::Relaxed);
         if wanted > self.turn.shared().drained[self.turn.index()].load(Ordering::Relaxed) {
             // Checking all commands in flight costs time; with many of them, another turn comes soon.
-            let is_much = self.links.iter().map(|(_, link)| link.pending().len()).sum::<usize>() > MUCH;
+            let is_much = self.up.iter().map(|(_, link)| link.pending().len()).sum::<usize>() > MUCH;
             if !is_much || self.turn.now_us() >= self.transit.published_us + PUBLISH_US {
                 self.transit.published_us = self.turn.now_us();
                 self.publish_drained();

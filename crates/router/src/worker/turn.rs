@@ -4,11 +4,14 @@
 //! A type of its own, so that a function whose result depends only on this state takes nothing else. Only the loop
 //! changes it.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::fan_out::DataNodes;
 use crate::metrics::WorkerCounters;
+use crate::poll::Poll;
 use crate::pubsub::Kind;
 use crate::shared::{RoutingSnapshot, Shared};
 use switchyard_policy::topology::NodeId;
@@ -23,15 +26,18 @@ pub(super) struct Turn {
     generation: u64,
     counters: Arc<WorkerCounters>,
     shared: Arc<Shared>,
+    poll: Poll,
+    /// Low bits of the generation of cacheable keys whose gates this worker raises.
+    cacheable: u32,
 }
 
 impl Turn {
     /// Adopts the current snapshot.
-    pub(super) fn new(index: usize, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(index: usize, shared: Arc<Shared>, poll: Poll) -> Self {
         let (generation, routing) = shared.own_routing();
         let counters = shared.counters[index].clone();
         let data_nodes = DataNodes::of(&routing.topology);
-        Self { index, now_us: 0, routing, data_nodes, generation, counters, shared }
+        Self { index, now_us: 0, routing, data_nodes, generation, counters, shared, poll, cacheable: 0 }
     }
 
     /// Number of this worker.
@@ -71,6 +77,27 @@ impl Turn {
     #[inline]
     pub(super) const fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    /// Low bits of the generation of cacheable keys whose gates this worker raises.
+    #[inline]
+    pub(super) const fn cacheable(&self) -> u32 {
+        self.cacheable
+    }
+
+    /// Sets the generation of cacheable keys.
+    pub(super) fn set_cacheable(&mut self, generation: u64) {
+        self.cacheable = generation as u32;
+    }
+
+    #[inline]
+    pub(super) const fn poll(&self) -> &Poll {
+        &self.poll
+    }
+
+    /// Sets the interval of ticks.
+    pub(super) fn tick_every(&mut self, interval: Duration) -> io::Result<()> {
+        self.poll.tick_every(interval)
     }
 
     /// Reads the clock, us.

@@ -22,12 +22,13 @@ use switchyard_resp::command::Command;
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
+use super::checkout::Acquired;
 use super::dispatch::Flow;
 use super::keyed::Call;
-use super::kind::Waited;
 use super::local::parse;
-use super::pool::Acquired;
-use super::upstream::{Lane, Link, Pending, Purpose};
+use super::upstreams::Link;
+use super::upstreams::kind::{Lane, Waited};
+use super::upstreams::link::{Pending, Purpose};
 use super::{Stall, Worker};
 use crate::reigns::bit_of;
 use crate::shared::{RoutingSnapshot, Shared};
@@ -235,11 +236,11 @@ impl Worker {
         encode::bulk(&mut request, timeout.as_bytes());
         let (seq, class) = (wait.seq, wait.class);
         self.push_exclusive(handle, link, Call::Bytes(MARK), MARK, class, Some(seq));
-        if let Some(pending) = self.links.get_mut(link).and_then(Link::last_mut) {
+        if let Some(pending) = self.up.get_mut(link).and_then(Link::last_mut) {
             *pending = Pending { who: Handle::NONE, seq: 1, purpose: Purpose::Queued, ..*pending };
         }
         self.push_exclusive(handle, link, Call::Bytes(&request), &request, class, Some(seq));
-        if let Some(pending) = self.links.get_mut(link).and_then(Link::last_mut) {
+        if let Some(pending) = self.up.get_mut(link).and_then(Link::last_mut) {
             pending.purpose = Purpose::Wait;
         }
         self.wait_at_node(handle, link, Waited::Nothing, left_us);
@@ -247,7 +248,7 @@ impl Worker {
 
     /// Handles the reply of a node.
     pub(super) fn on_wait(&mut self, link: Handle, pending: Pending, answer: &[u8]) {
-        let refused = self.links.get_mut(link).and_then(|l| l.refused.take());
+        let refused = self.up.get_mut(link).and_then(Link::take_refusal);
         let handle = pending.who;
         let Some(client) = self.clients.get_mut(handle) else { return };
         let Some(wait) = client.session.as_mut().and_then(|s| s.wait.as_mut()).filter(|w| w.seq == pending.seq) else {

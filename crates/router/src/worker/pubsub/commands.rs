@@ -7,12 +7,14 @@ use switchyard_resp::command::{Command, Handling, Local};
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
+use super::nodes::ping_pubsub_links;
 use super::{Item, Kind, Subscriber};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::worker::dispatch::Flow;
 use crate::worker::gather::Aggregation;
-use crate::worker::upstream::{Lane, UNSENT_HIGH};
+use crate::worker::upstreams::kind::Lane;
+use crate::worker::upstreams::link::UNSENT_HIGH;
 use crate::worker::{Stall, Worker};
 
 /// Bytes of the names of one client's subscriptions.
@@ -137,7 +139,7 @@ impl Worker {
         let own = &subscriber.names[kind as usize];
         let hears = subscriber.waits()
             || if names.is_empty() { !own.is_empty() } else { names.iter().any(|n| own.contains_key(n)) };
-        let left = if hears { self.ping_pubsub_links(handle, seq) } else { 0 };
+        let left = if hears { ping_pubsub_links(&self.turn, &mut self.up, handle, seq) } else { 0 };
         let Some(subscriber) = self.clients.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else {
             return Flow::Close;
         };
@@ -170,7 +172,7 @@ impl Worker {
                 let text = self.turn.down_text_or(node, "its subscriptions are being restored");
                 return self.refuse(handle, class, &text);
             }
-            let reaches = |at: &NodeId| self.links.is_up(*at) && subscriptions.reaches_all(kind, channel, *at);
+            let reaches = |at: &NodeId| self.up.is_up(*at) && subscriptions.reaches_all(kind, channel, *at);
             node = routing.topology.nodes().map(|n| n.id).find(reaches).unwrap_or(node);
         }
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
@@ -178,8 +180,8 @@ impl Worker {
             return Flow::Stall(Stall::Barrier);
         }
         let resp3 = client.resp3;
-        let link = self.shared_link(node, Lane::Main, resp3);
-        if self.links.is_full(link, handle, UNSENT_HIGH) {
+        let link = self.up.shared_link(&self.turn, node, Lane::Main, resp3);
+        if self.up.is_full(link, handle, UNSENT_HIGH) {
             return Flow::Stall(Stall::Upstream);
         }
         let whole = Aggregation::Publish { kind, channel: channel.into(), node };

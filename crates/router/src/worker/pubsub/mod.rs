@@ -1,6 +1,6 @@
 //! Pub/sub: many clients on one subscription of the worker at each node.
 //!
-//! A worker has one connection per node for subscriptions only ([`super::upstream::Lane::Pubsub`]), opened at first
+//! A worker has one connection per node for subscriptions only ([`super::upstreams::link::Lane::Pubsub`]), opened at first
 //! use. A [`Topic`] is a channel, pattern or shard channel with subscribers in this worker. It is subscribed to once at
 //! each node where a message for it can be published, and messages are passed to all its subscribers.
 //!
@@ -21,6 +21,8 @@
 mod clients;
 mod commands;
 mod nodes;
+
+pub(super) use nodes::{hopeful_link, needs_pubsub_link};
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;

@@ -8,17 +8,16 @@ use switchyard_policy::topology::{NodeId, Stage, Transit};
 use switchyard_resp::reply;
 use tracing::{info, warn};
 
-use super::{Item, Kind, Place, Standing, Topic};
+use super::{Item, Kind, Place, Standing, Topic, Topics};
 use crate::settings::OnMissed;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::worker::Worker;
+use crate::worker::tracking::Tracking;
 use crate::worker::turn::Turn;
-use crate::worker::upstream::{Lane, Pending, Phase, Purpose};
-
-/// Silence after which a connection of subscriptions is probed: a vanished peer would otherwise look like one without
-/// messages.
-const QUIET_US: u64 = 1_000_000;
+use crate::worker::upstreams::Upstreams;
+use crate::worker::upstreams::kind::Lane;
+use crate::worker::upstreams::link::{Pending, Phase, Purpose};
 
 impl Worker {
     /// Returns the topic of this name. Creates it and requests its subscriptions if it is missing.
@@ -49,8 +48,8 @@ impl Worker {
 
     /// Requests a topic from a node, now or when its connection is up.
     fn request_place(&mut self, topic_handle: Handle, node: NodeId) {
-        let link = self.hopeful_link(node);
-        let (up, hopeful) = self.links.get(link).map_or((false, false), |l| (l.phase == Phase::Up, l.takes_commands()));
+        let link = hopeful_link(&self.turn, &mut self.up, node);
+        let (up, hopeful) = self.up.get(link).map_or((false, false), |l| (l.phase() == Phase::Up, l.takes_commands()));
         let Some(topic) = self.pubsub.topics.get_mut(topic_handle) else { return };
         let place = if hopeful { Place::Requested } else { Place::Down };
         match topic.places.iter_mut().find(|(n, _)| *n == node) {
@@ -62,17 +61,10 @@ impl Worker {
         }
     }
 
-    /// Returns the connection of subscriptions to a node. Creates it if it is missing.
-    pub(in crate::worker) fn hopeful_link(&mut self, node: NodeId) -> Handle {
-        let link = self.shared_link(node, Lane::Pubsub, true);
-        self.takes_commands_or_tries(link);
-        link
-    }
-
     fn send_subscribe(&mut self, link: Handle, topic_handle: Handle) {
         let Some(topic) = self.pubsub.topics.get(topic_handle) else { return };
         let (verb, name) = (topic.kind.subscribe(), topic.name.clone());
-        self.push_own_for(link, topic_handle, &[verb.as_bytes(), &name], Purpose::Subscribe, 0);
+        self.up.push_own_for(&self.turn, link, topic_handle, &[verb.as_bytes(), &name], Purpose::Subscribe, 0);
     }
 
     /// A command names the topic: it stays until the command has taken effect. Returns whether the command must wait
@@ -104,18 +96,7 @@ impl Worker {
         let Some(topic) = self.pubsub.topics.remove(handle) else { return };
         self.pubsub.by_name[topic.kind as usize].remove(&topic.name);
         for (node, place) in &topic.places {
-            self.leave_place(topic.kind, &topic.name, *node, place);
-        }
-    }
-
-    fn leave_place(&mut self, kind: Kind, name: &Arc<[u8]>, node: NodeId, place: &Place) {
-        if *place == Place::InForce {
-            note_in_force(&self.turn, kind, name, node, false);
-        }
-        if matches!(place, Place::InForce | Place::Requested)
-            && let Some(link) = self.links.pubsub(node)
-        {
-            self.push_own(link, &[kind.unsubscribe().as_bytes(), name], Purpose::Discarded, 0);
+            leave_place(&self.turn, &mut self.up, topic.kind, &topic.name, *node, place);
         }
     }
 
@@ -130,7 +111,7 @@ impl Worker {
             // It comes into force with its node. Nothing is published there before.
             Standing::Down
                 if topic.kind == Kind::Shard
-                    && self.turn.routing().topology.nodes().any(|node| self.links.is_up(node.id)) =>
+                    && self.turn.routing().topology.nodes().any(|node| self.up.is_up(node.id)) =>
             {
                 None
             }
@@ -182,16 +163,6 @@ impl Worker {
             *place = Place::Down;
         }
         self.settle(handle);
-    }
-
-    /// Sends PING on every connection of subscriptions: the answer comes after all messages in transit. Returns the
-    /// number of connections.
-    pub(super) fn ping_pubsub_links(&mut self, client: Handle, seq: u32) -> usize {
-        let links = self.links.pubsubs();
-        for link in &links {
-            self.push_own_for(*link, client, &[b"PING"], Purpose::Sync, seq);
-        }
-        links.len()
     }
 
     /// Handles the end of one of these PINGs, answered or not.
@@ -264,9 +235,9 @@ impl Worker {
                 "lost the connection for subscriptions: messages published at this node are missed until they are restored"
             );
         }
-        if is_member && self.needs_pubsub_link(node) {
-            let link = self.shared_link(node, Lane::Pubsub, true);
-            if self.links.get(link).is_none_or(|l| !l.takes_commands()) {
+        if is_member && needs_pubsub_link(&self.tracking, &self.pubsub, node) {
+            let link = self.up.shared_link(&self.turn, node, Lane::Pubsub, true);
+            if self.up.get(link).is_none_or(|l| !l.takes_commands()) {
                 self.pubsub_link_failed(node);
             }
         }
@@ -284,21 +255,6 @@ impl Worker {
             self.close_client(*client);
         }
         clients.len()
-    }
-
-    fn needs_pubsub_link(&self, node: NodeId) -> bool {
-        self.tracking.is_on() || self.pubsub.topics.iter().any(|(_, t)| t.places.iter().any(|(n, _)| *n == node))
-    }
-
-    /// At every tick of a connection that is up: returns whether it is still needed, and probes it if it is silent.
-    pub(in crate::worker) fn tick_pubsub_link(&mut self, link: Handle) -> bool {
-        let Some(l) = self.links.get(link) else { return false };
-        let (node, quiet) = (l.node, l.is_idle() && self.turn.now_us().saturating_sub(l.received_us) > QUIET_US);
-        let needed = self.needs_pubsub_link(node);
-        if needed && quiet {
-            self.push_own(link, &[b"PING"], Purpose::Discarded, 0);
-        }
-        needed
     }
 
     /// Updates the places of all topics after a change of nodes or slot owners.
@@ -326,7 +282,7 @@ impl Worker {
                 self.request_place(handle, node);
             }
             for (node, place) in left {
-                self.leave_place(kind, &name, node, &place);
+                leave_place(&self.turn, &mut self.up, kind, &name, node, &place);
             }
             self.settle(handle);
         }
@@ -416,7 +372,7 @@ impl Worker {
                         name
                     };
                     let payload = parts.next().and_then(reply::text).unwrap_or_default();
-                    let node = self.links.get(link).map(|l| l.node);
+                    let node = self.up.get(link).map(|l| l.node());
                     if node.is_some_and(|node| self.is_of_a_mover(node, channel, payload)) {
                         return;
                     }
@@ -427,10 +383,10 @@ impl Worker {
                 return;
             }
         }
-        let Some(l) = self.links.get_mut(link) else { return };
-        let node = l.node;
+        let Some(l) = self.up.get_mut(link) else { return };
+        let node = l.node();
         let Some(ended) = l.taken_out() else {
-            self.break_link(link, "it sent a reply without a command");
+            self.up.break_link(&self.turn, link, "it sent a reply without a command");
             return;
         };
         let late = ended.is_expired;
@@ -512,4 +468,37 @@ fn shard_nodes(turn: &Turn, name: &[u8]) -> Vec<NodeId> {
         nodes.extend([transit.source, transit.target].into_iter().filter(|node| *node != owner));
     }
     nodes
+}
+
+/// Whether a connection for subscriptions at the node is needed.
+pub(in crate::worker) fn needs_pubsub_link(tracking: &Tracking, topics: &Topics, node: NodeId) -> bool {
+    tracking.is_on() || topics.topics.iter().any(|(_, t)| t.places.iter().any(|(n, _)| *n == node))
+}
+
+/// Returns the connection of subscriptions to a node. Creates it if it is missing.
+pub(in crate::worker) fn hopeful_link(turn: &Turn, up: &mut Upstreams, node: NodeId) -> Handle {
+    let link = up.shared_link(turn, node, Lane::Pubsub, true);
+    up.takes_commands_or_tries(turn, link);
+    link
+}
+
+fn leave_place(turn: &Turn, up: &mut Upstreams, kind: Kind, name: &Arc<[u8]>, node: NodeId, place: &Place) {
+    if *place == Place::InForce {
+        note_in_force(turn, kind, name, node, false);
+    }
+    if matches!(place, Place::InForce | Place::Requested)
+        && let Some(link) = up.pubsub(node)
+    {
+        up.push_own(turn, link, &[kind.unsubscribe().as_bytes(), name], Purpose::Discarded, 0);
+    }
+}
+
+/// Sends PING on every connection of subscriptions: the answer comes after all messages in transit. Returns the
+/// number of connections.
+pub(super) fn ping_pubsub_links(turn: &Turn, up: &mut Upstreams, client: Handle, seq: u32) -> usize {
+    let links = up.pubsubs();
+    for link in &links {
+        up.push_own_for(turn, *link, client, &[b"PING"], Purpose::Sync, seq);
+    }
+    links.len()
 }

@@ -12,6 +12,7 @@ use crate::slab::Handle;
 use crate::worker::dispatch::Flow;
 use crate::worker::gather::Aggregation;
 use crate::worker::local::parse;
+use crate::worker::upstreams::kind::Lane;
 use crate::worker::{Stall, Worker};
 
 const NO_SUCH_TARGET: &str = "ERR The client ID you want redirect to does not exist";
@@ -157,7 +158,7 @@ impl Worker {
             return self.refuse(handle, class, text);
         }
         // Later commands wait for the answer, because they are tracked.
-        client.lane = crate::worker::upstream::Lane::Pubsub;
+        client.lane = Lane::Pubsub;
         let redirects = options.redirect_id.is_some();
         client.tracked.get_or_insert_default().looking = redirects;
         client.update_gate();

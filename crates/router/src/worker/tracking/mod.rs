@@ -29,8 +29,8 @@ use std::collections::{HashMap, VecDeque};
 pub(in crate::worker) use commands::shown_redirect;
 use switchyard_policy::topology::NodeId;
 
+use super::Worker;
 use crate::slab::Handle;
-use crate::worker::Worker;
 
 /// Maximum number of keys read by default-mode clients of a worker; beyond it all their keys are invalidated (Redis
 /// `tracking-table-max-keys`).

@@ -9,7 +9,8 @@ use tracing::warn;
 use super::Place;
 use crate::shared::Message;
 use crate::slab::Handle;
-use crate::worker::upstream::{Phase, Purpose};
+use crate::worker::pubsub::hopeful_link;
+use crate::worker::upstreams::link::{Phase, Purpose};
 use crate::worker::{Stall, Worker};
 
 /// Start of an invalidation, before the keys or the null.
@@ -43,8 +44,8 @@ impl Worker {
 
     /// Requests tracking from a node: only for the prefixes `added`, if it tracks the others already.
     fn request_tracking(&mut self, node: NodeId, added: &[Box<[u8]>]) {
-        let link = self.hopeful_link(node);
-        let (up, hopeful) = self.links.get(link).map_or((false, false), |l| (l.phase == Phase::Up, l.takes_commands()));
+        let link = hopeful_link(&self.turn, &mut self.up, node);
+        let (up, hopeful) = self.up.get(link).map_or((false, false), |l| (l.phase() == Phase::Up, l.takes_commands()));
         let in_force =
             self.tracking.places.iter().any(|(n, p)| *n == node && matches!(p, Place::InForce | Place::Widening));
         if up && in_force && !added.is_empty() {
@@ -66,14 +67,14 @@ impl Worker {
     }
 
     fn send_tracking(&mut self, link: Handle, node: NodeId) {
-        if self.links.get(link).is_some_and(|l| l.downgraded) {
+        if self.up.get(link).is_some_and(|l| l.is_downgraded()) {
             let error =
                 format!("ERR Switchyard cannot track keys: node {} does not speak RESP3", self.turn.node_name(node));
             self.set_tracking_place(node, Place::Refused(error.into()));
             return;
         }
         // Prefixes must not overlap: start over. Changes in between are covered by an invalidation of all.
-        self.push_own(link, &[b"CLIENT", b"TRACKING", b"OFF"], Purpose::Discarded, 0);
+        self.up.push_own(&self.turn, link, &[b"CLIENT", b"TRACKING", b"OFF"], Purpose::Discarded, 0);
         let cover = self.tracking.cover.clone();
         self.send_prefixes(link, &cover);
     }
@@ -84,7 +85,7 @@ impl Worker {
             args.push(b"PREFIX");
             args.push(prefix);
         }
-        self.push_own(link, &args, Purpose::Track, self.tracking.generation);
+        self.up.push_own(&self.turn, link, &args, Purpose::Track, self.tracking.generation);
     }
 
     /// Stops tracking, because no client tracks any more.
@@ -94,8 +95,8 @@ impl Worker {
         self.count_tracked();
         self.tracking.generation = self.tracking.generation.wrapping_add(1);
         for (node, _) in std::mem::take(&mut self.tracking.places) {
-            if let Some(link) = self.links.pubsub(node) {
-                self.push_own(link, &[b"CLIENT", b"TRACKING", b"OFF"], Purpose::Discarded, 0);
+            if let Some(link) = self.up.pubsub(node) {
+                self.up.push_own(&self.turn, link, &[b"CLIENT", b"TRACKING", b"OFF"], Purpose::Discarded, 0);
             }
         }
     }

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use switchyard_policy::topology::Slot;
 use switchyard_resp::translate::Shape;
 
-use super::blocking::Unblock;
-use super::upstream::Link;
+use super::unblock::Unblock;
+use super::{Checkout, Link};
 use crate::connections::Connection;
 use crate::slab::Handle;
 
@@ -49,7 +49,7 @@ impl Lane {
 
     /// Whether connections of this lane are exclusive.
     #[inline]
-    pub(super) fn is_exclusive(self) -> bool {
+    pub(in crate::worker) fn is_exclusive(self) -> bool {
         self.pool().is_some()
     }
 }
@@ -69,7 +69,7 @@ pub(super) enum Kind {
 
 /// Holder of an exclusive connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum CheckoutOwner {
+pub(in crate::worker) enum CheckoutOwner {
     /// Never connected yet. `is_ahead`: opened in advance, without a client.
     Coming { is_ahead: bool },
     /// In its pool's list of free connections.
@@ -80,7 +80,7 @@ pub(super) enum CheckoutOwner {
 
 /// Keys that a blocking command waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Waited {
+pub(in crate::worker) enum Waited {
     /// No keys.
     Nothing,
     /// All keys are in this slot.
@@ -91,7 +91,7 @@ pub(super) enum Waited {
 
 impl Waited {
     /// Slot of its queue.
-    pub(super) fn line(self) -> Option<Slot> {
+    pub(in crate::worker) fn line(self) -> Option<Slot> {
         match self {
             Self::Nothing => None,
             Self::Of(slot) | Self::OfSeveral(slot) => Some(slot),
@@ -101,7 +101,7 @@ impl Waited {
 
 /// Activity of the node for the holder, besides replies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Task {
+pub(in crate::worker) enum Task {
     Nothing,
     /// Watching keys.
     Watching,
@@ -112,21 +112,6 @@ pub(super) enum Task {
     },
     /// The last request of `pending` is still being uploaded: its timeout has not started.
     Uploading,
-}
-
-/// State of an exclusive connection.
-#[derive(Debug)]
-pub(super) struct Checkout {
-    pub(super) owner: CheckoutOwner,
-    pub(super) task: Task,
-    /// The current command must be ended by CLIENT UNBLOCK.
-    pub(super) unblock: Option<Box<Unblock>>,
-    /// The current command may take as long as commands on the slow lane.
-    pub(super) slow: bool,
-    /// Form of the reply in RESP3.
-    pub(super) shape: Shape,
-    /// Start of the current command, for the slow log. The whole command is not stored.
-    pub(super) began_with: Vec<u8>,
 }
 
 impl Kind {
@@ -178,29 +163,65 @@ impl Link {
 
     /// Returns the holding client. `NONE` without one.
     #[inline]
-    pub(super) fn holder(&self) -> Handle {
+    pub(in crate::worker) fn holder(&self) -> Handle {
         match self.checkout().map(|loan| loan.owner) {
             Some(CheckoutOwner::Held(holder)) => holder,
             _ => Handle::NONE,
         }
     }
 
+    /// Starts a command of `holder` on an exclusive connection. `start`: the part of the command that is kept for the
+    /// slow log.
+    pub(in crate::worker) fn begin_command(&mut self, holder: Handle, shape: Shape, start: &[u8]) {
+        self.refused = None;
+        let Some(checkout) = self.checkout_mut() else { return };
+        checkout.owner = CheckoutOwner::Held(holder);
+        checkout.task = Task::Nothing;
+        checkout.shape = shape;
+        checkout.began_with.clear();
+        checkout.began_with.extend_from_slice(start);
+    }
+
+    /// Start of the current command on an exclusive connection.
+    pub(in crate::worker) fn command_start(&self) -> &[u8] {
+        self.checkout().map_or(&[], |checkout| &checkout.began_with)
+    }
+
+    /// Records whether the current command may take as long as commands on the slow lane.
+    pub(in crate::worker) fn note_slow(&mut self, is_slow: bool) {
+        self.checkout_mut().into_iter().for_each(|checkout| checkout.slow |= is_slow);
+    }
+
+    /// Returns the CLIENT UNBLOCK for the current command, if any.
+    pub(in crate::worker) fn unblock(&self) -> Option<&Unblock> {
+        self.checkout()?.unblock.as_deref()
+    }
+
+    pub(in crate::worker) fn unblock_mut(&mut self) -> Option<&mut Unblock> {
+        self.checkout_mut()?.unblock.as_deref_mut()
+    }
+
+    /// Returns the CLIENT UNBLOCK for the current command of an exclusive connection. Creates it if necessary.
+    pub(in crate::worker) fn begin_unblock(&mut self) -> Option<&mut Unblock> {
+        Some(self.checkout_mut()?.unblock.get_or_insert_default())
+    }
+
     /// Returns the activity of the node for the holder.
     #[inline]
-    pub(super) fn task(&self) -> Task {
+    pub(in crate::worker) fn task(&self) -> Task {
         self.checkout().map_or(Task::Nothing, |loan| loan.task)
     }
 
-    pub(super) fn set_task(&mut self, task: Task) {
+    pub(in crate::worker) fn set_task(&mut self, task: Task) {
         self.checkout_mut().into_iter().for_each(|loan| loan.task = task);
     }
 
-    pub(super) fn set_holder(&mut self, holder: Handle) {
+    pub(in crate::worker) fn set_holder(&mut self, holder: Handle) {
         self.checkout_mut().into_iter().for_each(|loan| loan.owner = CheckoutOwner::Held(holder));
     }
 
     /// Time until which the current command may block at the node, us.
-    pub(super) fn waits_until_us(&self) -> u64 {
+    pub(in crate::worker) fn waits_until_us(&self) -> u64 {
         match self.task() {
             Task::Waiting { until_us, .. } => until_us,
             Task::Nothing | Task::Watching | Task::Uploading => 0,
@@ -215,7 +236,7 @@ impl Link {
     }
 
     /// Address of the replica.
-    pub(super) fn replica(&self) -> Option<SocketAddr> {
+    pub(in crate::worker) fn replica(&self) -> Option<SocketAddr> {
         match self.kind {
             Kind::Replica(address) => Some(address),
             Kind::Shared | Kind::Subscriptions | Kind::Exclusive(_) => None,

@@ -2,40 +2,38 @@
 //!
 //! A command is in flight from the moment its bytes are passed to the connection until its reply comes, or until the
 //! node has confirmed that the connection is dead. Closing a socket ends nothing: the node executes the commands that
-//! it has received. So a link that breaks with commands in flight leaves a [`Zombie`](super::zombies::Zombie), which is
+//! it has received. So a link that breaks with commands in flight leaves a [`Zombie`](crate::worker::upstreams::zombies::Zombie), which is
 //! removed only by an answered `CLIENT KILL ID` on a newer connection, or by another `run_id`.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use switchyard_policy::data_loss::Holdings;
 use switchyard_policy::ownership::OwnershipStatus;
 use switchyard_policy::topology::NodeId;
+use switchyard_resp::command::CommandClass;
 use switchyard_resp::reply::{ReplyFollower, ReplyScan, ReplyScanner};
-use switchyard_resp::translate::Shape;
 
-use super::handshake::NodeHandshake;
-use super::keyed::{CommandSeq, FinishedRequest, Request};
-pub(crate) use super::kind::Lane;
-use super::kind::{Kind, Task};
+use super::Link;
+use super::kind::{Kind, Lane, Task};
 use crate::metrics::NodeCounters;
 use crate::settings::RuntimeSettings;
 use crate::slab::Handle;
 use crate::tap::Outcome;
-use crate::worker::transport::{self, Received, Tls};
+use crate::worker::keyed::{CommandSeq, FinishedRequest, Request};
+use crate::worker::transport::{self, Received};
+use crate::worker::turn::Turn;
 
 /// Start and end of a transaction.
-pub(super) const MULTI: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
-pub(super) const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
+pub(in crate::worker) const MULTI: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
+pub(in crate::worker) const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
 
 /// Unsent bytes of a shared connection above which clients with further commands wait, and below which they continue.
-pub(super) const UNSENT_HIGH: usize = 8 << 20;
+pub(in crate::worker) const UNSENT_HIGH: usize = 8 << 20;
 const UNSENT_LOW: usize = UNSENT_HIGH / 2;
 
 /// Unsent bytes of an upload above which reading from the client stops, and below which it continues.
-pub(super) const UPLOAD_HIGH: usize = 256 << 10;
+pub(in crate::worker) const UPLOAD_HIGH: usize = 256 << 10;
 const UPLOAD_LOW: usize = 64 << 10;
 
 /// Maximum bytes of unanswered requests kept by a shared connection; above it, clients with further commands wait.
@@ -56,7 +54,7 @@ const PENDING_KEPT: usize = 64;
 
 /// Receiver of a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Purpose {
+pub(in crate::worker) enum Purpose {
     /// The client, unchanged.
     Client,
     /// A client, after the command was healed once (NOSCRIPT): not again.
@@ -101,7 +99,7 @@ pub(super) enum Purpose {
 
 /// Whether a command may be sent again after its reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Again {
+pub(in crate::worker) enum Again {
     Never,
     /// A read: a large reply may be fetched on another connection.
     Reads,
@@ -111,29 +109,48 @@ pub(super) enum Again {
 
 /// A command passed to a connection. There are many: its size is five words.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pending {
+pub(in crate::worker) struct Pending {
     /// The client or the gather.
-    pub(super) who: Handle,
+    pub(in crate::worker) who: Handle,
     /// Number of the client's command, or of the gather's part.
-    pub(super) seq: u32,
+    pub(in crate::worker) seq: u32,
     /// Bytes of the request in `out`.
-    pub(super) len: u32,
-    pub(super) sent_us: u32,
+    pub(in crate::worker) len: u32,
+    pub(in crate::worker) sent_us: u32,
     /// Low bits of the epoch at sending.
-    pub(super) epoch: u32,
-    pub(super) purpose: Purpose,
-    pub(super) class: u8,
-    pub(super) again: Again,
+    pub(in crate::worker) epoch: u32,
+    pub(in crate::worker) purpose: Purpose,
+    pub(in crate::worker) class: u8,
+    pub(in crate::worker) again: Again,
     /// May take as long as commands of the slow lane.
-    pub(super) is_long: bool,
+    pub(in crate::worker) is_long: bool,
     /// Number for the observers of its end.
-    pub(super) end: CommandSeq,
+    pub(in crate::worker) end: CommandSeq,
     /// Low bits of the generation of cacheable keys for which it has closed gates.
-    pub(super) cacheable: u32,
+    pub(in crate::worker) cacheable: u32,
+}
+
+impl Pending {
+    /// A request of the router whose reply is ignored.
+    pub(in crate::worker) fn of_ours(turn: &Turn) -> Self {
+        Self {
+            who: Handle::NONE,
+            seq: 0,
+            len: 0,
+            sent_us: turn.now_us() as u32,
+            epoch: turn.routing().topology.epoch() as u32,
+            purpose: Purpose::Discarded,
+            class: CommandClass::Admin as u8,
+            again: Again::Never,
+            is_long: false,
+            end: CommandSeq::NONE,
+            cacheable: turn.cacheable(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Phase {
+pub(in crate::worker) enum Phase {
     /// No connection; the next attempt is due at this time, us.
     Waiting {
         until_us: u64,
@@ -149,7 +166,7 @@ pub(super) enum Phase {
 
 /// Handling of the reply at the head of the connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Body {
+pub(in crate::worker) enum Body {
     /// Collected whole.
     Whole(ReplyScanner),
     /// Passed on to the client in pieces.
@@ -160,7 +177,7 @@ pub(super) enum Body {
 
 /// Next part of the received bytes.
 #[derive(Debug)]
-pub(super) enum Arrival {
+pub(in crate::worker) enum Arrival {
     /// No complete reply.
     Nothing,
     /// A reply of this length.
@@ -175,7 +192,7 @@ pub(super) enum Arrival {
 
 /// Result of a read.
 #[derive(Debug)]
-pub(super) enum Taken {
+pub(in crate::worker) enum Taken {
     Bytes(usize),
     Nothing,
     /// Reading is paused.
@@ -185,89 +202,6 @@ pub(super) enum Taken {
     /// Data before our side of the handshake was done.
     Early,
     Lost(String),
-}
-
-#[derive(Debug)]
-pub(super) struct Link {
-    pub(super) node: NodeId,
-    pub(super) lane: Lane,
-    pub(super) kind: Kind,
-    /// Current address, or the last one tried.
-    pub(super) address: Option<SocketAddr>,
-    pub(super) resp3: bool,
-    /// For RESP3 clients, but the node does not support it: replies are translated.
-    pub(super) downgraded: bool,
-    /// On such a connection: the shapes of the parts of the next EXEC's reply.
-    pub(super) queued: Vec<Shape>,
-    pub(super) phase: Phase,
-    pub(super) since_us: u64,
-    pub(super) failures: u32,
-    pub(super) fd: Option<OwnedFd>,
-    pub(super) tls: Option<Box<Tls>>,
-    /// Requests from the oldest unanswered one on (shared lanes keep them until their reply comes, to repeat reads and
-    /// heal scripts); `acked..sent` is in flight, `sent..` waits for the socket.
-    out: Vec<u8>,
-    acked: usize,
-    sent: usize,
-    pending: VecDeque<Pending>,
-    /// Number of commands at the front of `pending` that were already answered with a timeout.
-    expired: usize,
-    first_expiry_us: u64,
-    pub(super) input: Vec<u8>,
-    /// Time of the last data from the node.
-    pub(super) received_us: u64,
-    pub(super) body: Body,
-    /// Bytes of it that were handled in pieces.
-    streamed: u64,
-    pub(super) greeting: VecDeque<NodeHandshake>,
-    /// State of the node's ownership record at the handshake.
-    pub(super) standing: OwnershipStatus,
-    /// Our client ID at the node.
-    pub(super) client_id: u64,
-    pub(super) run_id: Option<Arc<str>>,
-    /// The handshake included a query of its data.
-    pub(super) knows_data: bool,
-    /// The node's keys at the handshake, if known.
-    pub(super) holdings: Option<Holdings>,
-    /// The node was still loading its data.
-    pub(super) is_loading: bool,
-    /// The node keeps its data on disk.
-    pub(super) persists: bool,
-    /// Database selected by the handshake, as expected by the first command in `out`. Stored, because commands may be
-    /// waiting in `out` before there is a connection, and a reload may change the settings in the meantime.
-    pub(super) start_database: u32,
-    /// Database selected at the end of `out`.
-    pub(super) database: u32,
-    /// CLIENT NO-TOUCH at the end of `out`. Off on a new connection.
-    pub(super) no_touch: bool,
-    pub(super) readable: bool,
-    /// The node has closed its side; the end has to be read.
-    pub(super) hangup: bool,
-    /// Connected with credentials that have changed since.
-    pub(super) stale: bool,
-    /// No more commands are sent: it is replaced after the replies to commands in flight.
-    pub(super) retiring: bool,
-    /// Was up, and is being reconnected.
-    pub(super) renewing: bool,
-    /// Time when the connection came up, or last accepted bytes again after it had been full: earlier commands had to
-    /// wait.
-    pub(super) flowed_us: u64,
-    pub(super) writable: bool,
-    pub(super) dirty: bool,
-    /// Reading is paused because the client does not read.
-    pub(super) paused: bool,
-    /// Clients that wait until fewer bytes are unsent.
-    pub(super) waiters: Vec<Handle>,
-    /// The node's error for a queued command of the current transaction.
-    pub(super) refused: Option<Box<[u8]>>,
-    /// Reason why the node would refuse a transaction, if it would.
-    pub(super) no_multi: Option<Box<str>>,
-    pub(super) idle_since_us: u64,
-    /// Maximum bytes of `out`, and commands of `pending`, since memory was last released; and the time of the next
-    /// release.
-    needed: (usize, usize),
-    shrinks_at_us: u64,
-    pub(super) counters: Arc<NodeCounters>,
 }
 
 impl Link {
@@ -333,6 +267,141 @@ impl Link {
         }
     }
 
+    pub(in crate::worker) fn node(&self) -> NodeId {
+        self.node
+    }
+
+    #[inline]
+    pub(in crate::worker) fn lane(&self) -> Lane {
+        self.lane
+    }
+
+    #[inline]
+    pub(in crate::worker) fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    pub(in crate::worker) fn resp3(&self) -> bool {
+        self.resp3
+    }
+
+    /// Whether it is for RESP3 clients, but the node does not support it.
+    #[inline]
+    pub(in crate::worker) fn is_downgraded(&self) -> bool {
+        self.downgraded
+    }
+
+    /// Process of the node.
+    pub(in crate::worker) fn run_id(&self) -> Option<&str> {
+        self.run_id.as_deref()
+    }
+
+    /// Our client ID at the node.
+    pub(in crate::worker) fn client_id(&self) -> u64 {
+        self.client_id
+    }
+
+    /// Time of the last data from the node, us.
+    pub(in crate::worker) fn received_us(&self) -> u64 {
+        self.received_us
+    }
+
+    /// Database selected at the end of its output.
+    pub(in crate::worker) fn database(&self) -> u32 {
+        self.database
+    }
+
+    /// Reason why the node would refuse a transaction, if it would.
+    pub(in crate::worker) fn no_multi(&self) -> Option<&str> {
+        self.no_multi.as_deref()
+    }
+
+    /// Takes the node's error for a queued command of the current transaction.
+    pub(in crate::worker) fn take_refusal(&mut self) -> Option<Box<[u8]>> {
+        self.refused.take()
+    }
+
+    /// Whether clients wait until fewer bytes are unsent.
+    #[inline]
+    pub(in crate::worker) fn is_awaited(&self) -> bool {
+        !self.waiters.is_empty()
+    }
+
+    /// Pauses reading, because the client does not read.
+    pub(in crate::worker) fn pause(&mut self) {
+        self.paused = true;
+    }
+
+    #[inline]
+    pub(in crate::worker) fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// Whether the socket may have more data.
+    #[inline]
+    pub(in crate::worker) fn may_be_readable(&self) -> bool {
+        self.readable
+    }
+
+    /// Takes the received part of an incomplete reply, to be extended and returned by [`Self::keep_received`].
+    #[inline]
+    pub(in crate::worker) fn take_received(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.input)
+    }
+
+    #[inline]
+    pub(in crate::worker) fn keep_received(&mut self, part: Vec<u8>) {
+        self.input = part;
+    }
+
+    /// Memory of the received part of a reply, bytes.
+    pub(in crate::worker) fn received_memory(&self) -> usize {
+        self.input.capacity()
+    }
+
+    /// Length of the received part of a reply, bytes.
+    pub(in crate::worker) fn received_len(&self) -> usize {
+        self.input.len()
+    }
+
+    /// Whether the reply at the head is collected whole.
+    pub(in crate::worker) fn is_collecting(&self) -> bool {
+        matches!(self.body, Body::Whole(_))
+    }
+
+    /// Discards the reply at the head.
+    pub(in crate::worker) fn skip_body(&mut self) {
+        self.body = Body::Skip(ReplyFollower::default());
+    }
+
+    /// Passes the reply at the head on in pieces.
+    pub(in crate::worker) fn pass_body_on(&mut self) {
+        self.body = Body::Through(ReplyFollower::default());
+    }
+
+    pub(in crate::worker) fn passes_body_on(&self) -> bool {
+        matches!(self.body, Body::Through(_))
+    }
+
+    /// Counts an error of the node.
+    pub(in crate::worker) fn note_error(&self, error: &[u8]) {
+        self.counters.note_error(error);
+    }
+
+    /// Time that a command waited for the socket, of the `took_us` until its reply.
+    pub(in crate::worker) fn queued_us(&self, sent_us: u32, took_us: u32) -> u32 {
+        let flowed = (self.flowed_us as u32).wrapping_sub(sent_us);
+        if self.flowed_us > 0 && flowed <= took_us { flowed } else { 0 }
+    }
+
+    /// Returns its output and socket if the socket is writable, without TLS.
+    #[inline]
+    pub(in crate::worker) fn plain_output(&self) -> Option<(BorrowedFd<'_>, &[u8])> {
+        let is_open = self.phase == Phase::Up && !self.retiring && self.tls.is_none();
+        let fd = self.fd.as_ref().filter(|_| is_open && self.writable && self.unsent() > 0)?;
+        Some((fd.as_fd(), self.to_send()))
+    }
+
     /// After the handshake.
     pub(super) fn comes_up(&mut self) {
         self.phase = Phase::Up;
@@ -353,19 +422,19 @@ impl Link {
 
     /// Whether a command may be passed to it: the link is up, or no attempt has failed since it was last up.
     #[inline]
-    pub(super) fn takes_commands(&self) -> bool {
+    pub(in crate::worker) fn takes_commands(&self) -> bool {
         self.phase == Phase::Up || self.failures == 0
     }
 
     /// Bytes waiting for the socket.
     #[inline]
-    pub(super) fn unsent(&self) -> usize {
+    pub(in crate::worker) fn unsent(&self) -> usize {
         self.out.len() - self.sent + self.tls.as_ref().map_or(0, |tls| usize::from(tls.has_unsent()))
     }
 
     /// Whether less than `high` bytes are unsent, and the unanswered requests leave room for more.
     #[inline]
-    pub(super) fn has_room(&self, high: usize) -> bool {
+    pub(in crate::worker) fn has_room(&self, high: usize) -> bool {
         self.unsent() < high && self.out.len() - self.acked < KEPT_MAX
     }
 
@@ -391,7 +460,7 @@ impl Link {
 
     /// Records that the socket has accepted `count` bytes of `out`.
     #[inline]
-    pub(super) fn note_sent(&mut self, count: usize) {
+    pub(in crate::worker) fn note_sent(&mut self, count: usize) {
         self.counters.bytes_sent.add(count as u64);
         self.sent += count;
         if self.unsent() > 0 {
@@ -400,13 +469,13 @@ impl Link {
     }
 
     /// The number of bytes accepted by the socket is unknown: all count as sent, because the node may execute them.
-    pub(super) fn note_all_sent(&mut self) {
+    pub(in crate::worker) fn note_all_sent(&mut self) {
         self.sent = self.out.len();
     }
 
     /// Appends a command, after a SELECT if its database differs from that of the previous one.
     #[inline]
-    pub(super) fn push(&mut self, request: Request<'_>) {
+    pub(in crate::worker) fn push(&mut self, request: Request<'_>) {
         let (bytes, database, pending) = request.into_parts();
         if self.database != database {
             self.push_select(database, pending);
@@ -419,7 +488,7 @@ impl Link {
 
     /// Sets CLIENT NO-TOUCH for a client. Call it before its command is pushed.
     #[inline]
-    pub(super) fn touch_as(&mut self, no_touch: bool, like: Pending) {
+    pub(in crate::worker) fn touch_as(&mut self, no_touch: bool, like: Pending) {
         if self.no_touch != no_touch {
             self.no_touch = no_touch;
             self.push_setting(&[b"CLIENT", b"NO-TOUCH", if no_touch { b"ON" } else { b"OFF" }], like);
@@ -452,7 +521,7 @@ impl Link {
     }
 
     /// Appends a part of the last pushed request, which is being uploaded. `is_end`: the last part.
-    pub(super) fn push_more(&mut self, bytes: &[u8], is_end: bool, now_us: u64) {
+    pub(in crate::worker) fn push_more(&mut self, bytes: &[u8], is_end: bool, now_us: u64) {
         debug_assert_eq!(self.task(), Task::Uploading, "a whole request is pushed");
         self.out.extend_from_slice(bytes);
         if is_end {
@@ -465,7 +534,7 @@ impl Link {
 
     /// Removes the oldest command, after its reply.
     #[inline]
-    pub(super) fn answered(&mut self, now_us: u64, is_error: bool) -> Option<FinishedRequest> {
+    pub(in crate::worker) fn answered(&mut self, now_us: u64, is_error: bool) -> Option<FinishedRequest> {
         let pending = self.pending.front()?;
         let class = &self.counters.classes[pending.class as usize];
         class.upstream.record(u64::from((now_us as u32).wrapping_sub(pending.sent_us)));
@@ -477,7 +546,7 @@ impl Link {
 
     /// Removes the oldest command without counting its reply: it is sent again, or its wait was ended by the router.
     #[inline]
-    pub(super) fn taken_out(&mut self) -> Option<FinishedRequest> {
+    pub(in crate::worker) fn taken_out(&mut self) -> Option<FinishedRequest> {
         let pending = self.pending.pop_front()?;
         self.counters.in_flight.sub(1);
         if !self.lane.is_exclusive() {
@@ -537,28 +606,28 @@ impl Link {
 
     /// Whether no command is pending.
     #[inline]
-    pub(super) fn is_idle(&self) -> bool {
+    pub(in crate::worker) fn is_idle(&self) -> bool {
         self.pending.is_empty()
     }
 
     /// The pending commands, oldest first.
-    pub(super) fn pending(&self) -> impl DoubleEndedIterator<Item = &Pending> + ExactSizeIterator {
+    pub(in crate::worker) fn pending(&self) -> impl DoubleEndedIterator<Item = &Pending> + ExactSizeIterator {
         self.pending.iter()
     }
 
     /// The oldest pending command.
     #[inline]
-    pub(super) fn head(&self) -> Option<&Pending> {
+    pub(in crate::worker) fn head(&self) -> Option<&Pending> {
         self.pending.front()
     }
 
     /// Whether only a request that is still being uploaded is pending.
-    pub(super) fn is_only_uploading(&self) -> bool {
+    pub(in crate::worker) fn is_only_uploading(&self) -> bool {
         self.task() == Task::Uploading && self.pending.len() == 1
     }
 
     /// The last pushed command.
-    pub(super) fn last_mut(&mut self) -> Option<&mut Pending> {
+    pub(in crate::worker) fn last_mut(&mut self) -> Option<&mut Pending> {
         self.pending.back_mut()
     }
 
@@ -578,13 +647,13 @@ impl Link {
     }
 
     /// Moves pending commands to this epoch.
-    pub(super) fn restamp(&mut self, epoch: u32) {
+    pub(in crate::worker) fn restamp(&mut self, epoch: u32) {
         self.pending.iter_mut().for_each(|pending| pending.epoch = epoch);
     }
 
     /// Whether a timeout was reported for the oldest command.
     #[inline]
-    pub(super) fn is_head_expired(&self) -> bool {
+    pub(in crate::worker) fn is_head_expired(&self) -> bool {
         self.expired > 0
     }
 
@@ -614,7 +683,7 @@ impl Link {
 
     /// Bytes that wait for the socket and are not encrypted by TLS yet.
     #[inline]
-    pub(super) fn to_send(&self) -> &[u8] {
+    pub(in crate::worker) fn to_send(&self) -> &[u8] {
         &self.out[self.sent..]
     }
 
@@ -652,7 +721,7 @@ impl Link {
 
     /// Reads once.
     #[inline]
-    pub(super) fn receive(&mut self, buffer: &mut [u8], now_us: u64) -> Taken {
+    pub(in crate::worker) fn receive(&mut self, buffer: &mut [u8], now_us: u64) -> Taken {
         self.readable = true;
         let Some(fd) = self.fd.as_ref().filter(|_| !self.paused) else { return Taken::Paused };
         if !matches!(self.phase, Phase::Up | Phase::Handshake | Phase::Securing) {
@@ -683,7 +752,7 @@ impl Link {
 
     /// Returns the next part of these received bytes.
     #[inline]
-    pub(super) fn arrival(&mut self, bytes: &[u8], live: &RuntimeSettings) -> Arrival {
+    pub(in crate::worker) fn arrival(&mut self, bytes: &[u8], live: &RuntimeSettings) -> Arrival {
         let passes = matches!(self.body, Body::Through(_));
         match &mut self.body {
             Body::Whole(scanner) => match scanner.scan(bytes) {
@@ -716,7 +785,7 @@ impl Link {
     }
 
     /// Removes the oldest command, after a reply in pieces.
-    pub(super) fn answered_in_pieces(&mut self, now_us: u64) -> Option<FinishedRequest> {
+    pub(in crate::worker) fn answered_in_pieces(&mut self, now_us: u64) -> Option<FinishedRequest> {
         let streamed = self.streamed;
         self.next_body();
         self.answered(now_us, false).map(|ended| ended.streamed(streamed))
@@ -728,7 +797,7 @@ impl Link {
     }
 
     /// Memory of requests, bytes.
-    pub(super) fn request_memory(&self) -> usize {
+    pub(in crate::worker) fn request_memory(&self) -> usize {
         self.out.capacity()
     }
 
@@ -768,13 +837,13 @@ impl Link {
     }
 
     /// Makes pending commands hold gates, like new ones.
-    pub(super) fn held_by(&mut self, end: CommandSeq, armed: u32) {
+    pub(in crate::worker) fn held_by(&mut self, end: CommandSeq, armed: u32) {
         self.pending.iter_mut().for_each(|pending| pending.cacheable = armed);
         self.pending.back_mut().into_iter().for_each(|pending| pending.end = end);
     }
 
     /// Low bits of the lowest epoch of the pending commands.
-    pub(super) fn oldest_epoch(&self) -> Option<u32> {
+    pub(in crate::worker) fn oldest_epoch(&self) -> Option<u32> {
         let first = self.pending.front()?.epoch;
         // Compared as distances, because the low bits wrap.
         let least = self.pending.iter().map(|p| p.epoch.wrapping_sub(first) as i32).min().unwrap_or(0);
@@ -796,7 +865,7 @@ impl Link {
     }
 
     /// The request of the oldest command in flight.
-    pub(super) fn head_request(&self) -> &[u8] {
+    pub(in crate::worker) fn head_request(&self) -> &[u8] {
         let len = self.pending.front().map_or(0, |p| p.len as usize);
         self.out.get(self.acked..self.acked + len).unwrap_or_default()
     }
@@ -826,7 +895,7 @@ mod tests {
         link
     }
 
-    fn pending(purpose: Purpose) -> Pending {
+    pub(in crate::worker) fn pending(purpose: Purpose) -> Pending {
         Pending { purpose, ..PENDING }
     }
 

@@ -1,7 +1,7 @@
 //! RESP3 clients in front of a node that does not speak RESP3.
 //!
 //! A connection for RESP3 clients whose node refuses `HELLO 3` (Redis before 6, a renamed or forbidden command) stays
-//! in RESP2 and is marked ([`super::upstream::Link::downgraded`]); its replies are converted to their RESP3 form.
+//! in RESP2 and is marked ([`crate::worker::upstreams::link::Link::downgraded`]); its replies are converted to their RESP3 form.
 //! Nothing else about the connection differs, so no other code depends on it. The next connection to the node tries
 //! RESP3 again.
 
@@ -11,8 +11,8 @@ use switchyard_resp::translate::{Shape, to_resp3};
 use switchyard_resp::{encode, reply};
 use tracing::warn;
 
-use super::Worker;
-use super::upstream::{Phase, Purpose};
+use super::Upstreams;
+use super::link::{Phase, Purpose};
 use crate::slab::Handle;
 use crate::worker::turn::Turn;
 
@@ -22,26 +22,38 @@ pub(super) fn refuses_resp3(error: &str) -> bool {
     ["ERR unknown command", "NOPROTO", "NOPERM"].iter().any(|start| error.starts_with(start))
 }
 
-impl Worker {
+/// Returns the RESP3 shape of the reply to a request. For an upload, only the beginning of the request is
+/// available.
+pub(in crate::worker) fn shape_of(turn: &Turn, request: &[u8]) -> Shape {
+    let mut scanner = Scanner::default();
+    let _ = scanner.scan(request, &Limits::NONE);
+    let args = scanner.args(request);
+    match turn.routing().commands.find(&args) {
+        Lookup::Command(command) => Shape::of(&command.name, &args),
+        _ => Shape::Plain,
+    }
+}
+
+impl Upstreams {
     /// Continues in RESP2, on a new connection: commands after the refused `HELLO` may have been refused with it.
-    pub(super) fn downgrade(&mut self, handle: Handle, error: &str) {
-        let Some(link) = self.links.get_mut(handle) else { return };
+    pub(super) fn downgrade(&mut self, turn: &Turn, handle: Handle, error: &str) {
+        let Some(link) = self.get_mut(handle) else { return };
         let node = link.node;
         link.downgraded = true;
         link.greeting.clear();
         if let Some(fd) = link.fd.take() {
-            self.poll.remove(&fd);
+            turn.poll().remove(&fd);
         }
         link.tls = None;
-        link.phase = Phase::Waiting { until_us: self.turn.now_us() };
-        if self.turn.shared().with_facts(node, |f| !std::mem::replace(&mut f.translated, true)) {
-            warn!(node = %self.turn.node_name(node), error, "node does not speak RESP3: its replies to RESP3 clients are translated");
+        link.phase = Phase::Waiting { until_us: turn.now_us() };
+        if turn.shared().with_facts(node, |f| !std::mem::replace(&mut f.translated, true)) {
+            warn!(node = %turn.node_name(node), error, "node does not speak RESP3: its replies to RESP3 clients are translated");
         }
     }
 
     /// Returns the reply at the head of a downgraded connection in RESP3; `None` if it is the same.
-    pub(super) fn raised(&mut self, handle: Handle, answer: &[u8]) -> Option<Vec<u8>> {
-        let link = self.links.get(handle)?;
+    pub(in crate::worker) fn raised(&mut self, turn: &Turn, handle: Handle, answer: &[u8]) -> Option<Vec<u8>> {
+        let link = self.get(handle)?;
         let purpose = link.head()?.purpose;
         if purpose == Purpose::Queued && link.lane.is_exclusive() {
             return None; // see `note_transaction`
@@ -49,22 +61,22 @@ impl Worker {
         if purpose == Purpose::Queued {
             // Part of a transaction: its reply comes with EXEC's. MULTI itself is the first part, without a reply
             // there.
-            let shape = (answer != b"+OK\r\n").then(|| shape_of(&self.turn, link.head_request()));
-            let link = self.links.get_mut(handle)?;
+            let shape = (answer != b"+OK\r\n").then(|| shape_of(turn, link.head_request()));
+            let link = self.get_mut(handle)?;
             match shape {
                 Some(shape) => link.queued.push(shape),
                 None => link.queued.clear(),
             }
             return None;
         }
-        let parts = match self.links.get_mut(handle) {
+        let parts = match self.get_mut(handle) {
             Some(link) if purpose == Purpose::Exec => std::mem::take(&mut link.queued),
             _ => Vec::new(),
         };
         if !matches!(answer.first(), Some(b'$' | b'*')) {
             return None;
         }
-        let link = self.links.get(handle)?;
+        let link = self.get(handle)?;
         let elements = reply::elements(answer);
         if purpose == Purpose::Exec && !reply::is_null(answer) && elements.remaining() == parts.len() as u64 {
             let mut out = Vec::with_capacity(answer.len() + 16);
@@ -72,7 +84,7 @@ impl Worker {
             elements.zip(parts).for_each(|(element, shape)| to_resp3(element, shape, &mut out));
             return Some(out);
         }
-        let shape = link.checkout().map_or_else(|| shape_of(&self.turn, link.head_request()), |loan| loan.shape);
+        let shape = link.checkout().map_or_else(|| shape_of(turn, link.head_request()), |loan| loan.shape);
         if answer[0] == b'$' && shape != Shape::Double && !reply::is_null(answer) {
             return None;
         }
@@ -83,32 +95,26 @@ impl Worker {
 
     /// For a transaction on a connection that keeps no requests: records the shapes of its replies. `lengths`: of the
     /// commands.
-    pub(super) fn note_transaction(&mut self, handle: Handle, queue: &[u8], lengths: impl Iterator<Item = usize>) {
-        if self.links.get(handle).is_none_or(|l| !l.downgraded || !l.lane.is_exclusive()) {
+    pub(in crate::worker) fn note_transaction(
+        &mut self,
+        turn: &Turn,
+        handle: Handle,
+        queue: &[u8],
+        lengths: impl Iterator<Item = usize>,
+    ) {
+        if self.get(handle).is_none_or(|l| !l.downgraded || !l.lane.is_exclusive()) {
             return;
         }
         let mut rest = queue;
         let mut shapes = Vec::new();
         for length in lengths {
             let (command, behind) = rest.split_at(length.min(rest.len()));
-            shapes.push(shape_of(&self.turn, command));
+            shapes.push(shape_of(turn, command));
             rest = behind;
         }
-        if let Some(link) = self.links.get_mut(handle) {
+        if let Some(link) = self.get_mut(handle) {
             link.queued = shapes;
             link.checkout_mut().into_iter().for_each(|loan| loan.shape = Shape::Plain);
         }
-    }
-}
-
-/// Returns the RESP3 shape of the reply to a request. For an upload, only the beginning of the request is
-/// available.
-pub(super) fn shape_of(turn: &Turn, request: &[u8]) -> Shape {
-    let mut scanner = Scanner::default();
-    let _ = scanner.scan(request, &Limits::NONE);
-    let args = scanner.args(request);
-    match turn.routing().commands.find(&args) {
-        Lookup::Command(command) => Shape::of(&command.name, &args),
-        _ => Shape::Plain,
     }
 }

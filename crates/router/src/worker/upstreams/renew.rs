@@ -9,28 +9,30 @@
 use switchyard_policy::topology::NodeId;
 use tracing::info;
 
-use super::Worker;
-use super::upstream::{Lane, Phase};
+use super::Upstreams;
+use super::kind::Lane;
+use super::link::Phase;
 use crate::settings::RuntimeSettings;
 use crate::slab::Handle;
+use crate::worker::turn::Turn;
 
-impl Worker {
+impl Upstreams {
     /// Marks the connections to nodes whose user, password or TLS has changed.
-    pub(super) fn mark_stale(&mut self, before: &RuntimeSettings) {
-        let live = self.turn.routing().live.clone();
+    pub(in crate::worker) fn mark_stale(&mut self, turn: &Turn, before: &RuntimeSettings) {
+        let live = turn.routing().live.clone();
         let changed = |node: NodeId| match (before.nodes.get(&node), live.nodes.get(&node)) {
             (Some(old), Some(new)) => {
                 (&old.username, &old.password, &old.tls) != (&new.username, &new.password, &new.tls)
             }
             _ => false,
         };
-        for handle in self.links.handles() {
+        for handle in self.handles() {
             // A connection with subscriptions stays: a new one would miss messages in between.
             let renews = |lane: Lane| {
                 lane.is_exclusive() || matches!(lane, Lane::Main | Lane::Slow | Lane::Replica | Lane::Fills)
             };
             if let Some(link) =
-                self.links.get_mut(handle).filter(|l| l.phase == Phase::Up && renews(l.lane) && changed(l.node))
+                self.get_mut(handle).filter(|l| l.phase == Phase::Up && renews(l.lane) && changed(l.node))
             {
                 link.stale = true;
             }
@@ -38,18 +40,18 @@ impl Worker {
     }
 
     /// Renews a connection as soon as no command is affected.
-    pub(super) fn tick_stale(&mut self, handle: Handle) {
-        let Some(link) = self.links.get_mut(handle) else { return };
+    pub(super) fn tick_stale(&mut self, turn: &Turn, handle: Handle) {
+        let Some(link) = self.get_mut(handle) else { return };
         if link.lane.is_exclusive() {
             // Its holder keeps it; after that it is not reused.
             if link.holder() == Handle::NONE && link.is_idle() {
-                self.drop_link(handle);
+                self.drop_link(turn, handle);
             }
             return;
         }
         if link.lane == Lane::Fills {
             // Reads that wait for a fill are answered by the node. The next fill opens a new connection.
-            self.drop_link(handle);
+            self.drop_link(turn, handle);
             return;
         }
         if !link.retiring && link.unsent() == 0 {
@@ -61,12 +63,12 @@ impl Worker {
         if !link.retiring || !link.is_quiet() {
             return;
         }
-        let (node, lane, connection) = (link.node, link.lane, link.connection(self.turn.index()));
+        let (node, lane, connection) = (link.node, link.lane, link.connection(turn.index()));
         if let Some(fd) = link.fd.take() {
             if let Some(tls) = &mut link.tls {
                 tls.notify_close(&fd);
             }
-            self.poll.remove(&fd);
+            turn.poll().remove(&fd);
         }
         link.tls = None;
         link.input.clear();
@@ -76,9 +78,9 @@ impl Worker {
         link.retiring = false;
         link.renewing = true;
         if lane != Lane::Replica {
-            self.turn.shared().connections.remove(&connection);
+            turn.shared().connections.remove(&connection);
         }
-        info!(node = %self.turn.node_name(node), "reconnecting with the new credentials");
-        self.connect(handle);
+        info!(node = %turn.node_name(node), "reconnecting with the new credentials");
+        self.connect(turn, handle);
     }
 }

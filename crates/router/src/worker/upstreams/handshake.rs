@@ -16,17 +16,17 @@ use switchyard_resp::units::counted;
 use switchyard_resp::{encode, reply};
 use tracing::{debug, info, warn};
 
-use super::Worker;
-use super::hot_copies::{self, About, Elements};
-use super::outage;
+use super::kind::Lane;
+use super::link::{Phase, Purpose};
 use super::translate::refuses_resp3;
-use super::transport;
-use super::upstream::{Lane, Link, Phase, Purpose};
+use super::{Event, Link, Upstreams};
 use crate::fences;
 use crate::ownership::{Admission, refusal_reason};
 use crate::settings::OnDataLoss;
 use crate::shared::{Commands, RoutingSnapshot, lock, unix_ms};
 use crate::slab::Handle;
+use crate::worker::hot_copies::{self, About, Elements};
+use crate::worker::transport;
 use crate::worker::turn::Turn;
 
 /// Queries about the data of an unknown process.
@@ -109,81 +109,101 @@ pub(super) enum NodeHandshake {
     Waits(Vec<u8>),
 }
 
-/// Continues after the identification of the process: old connections are killed before it is used.
-fn greet_known(worker: &mut Worker, handle: Handle, info: &[u8]) {
-    let Some((node, lane)) = worker.links.get(handle).map(|link| (link.node, link.lane)) else { return };
-    let returned = run_id_of(info).filter(|run_id| {
-        lane != Lane::Replica && worker.turn.shared().with_facts(node, |facts| facts.run_id.as_deref() != Some(run_id))
-    });
-    let left = returned.map(|run_id| worker.turn.shared().connections.broken_at(node, &run_id)).unwrap_or_default();
-    if !left.is_empty() {
-        // Not counted as zombies: while another process served, their commands could not be executed.
-        let kill = |id: &u64| {
-            (NodeHandshake::Ended(None), ["CLIENT", "KILL", "ID", &id.to_string()].map(str::to_owned).to_vec())
-        };
-        let kills: Vec<_> = left.iter().map(kill).collect();
-        let last = (NodeHandshake::Returned(left, info.to_vec()), vec!["PING".to_owned()]);
-        return worker.send_queries(handle, kills.into_iter().chain([last]).collect());
+/// Adds commands of the node that our table lacks (modules, renamed commands).
+pub(super) fn learn(turn: &Turn, node: NodeId, answer: &[u8]) {
+    let learnt = parse_command_reply(answer);
+    turn.shared().with_facts(node, |f| f.commands = Commands::Known);
+    // Without the lock of the snapshot, because there may be many. Another worker may add others concurrently.
+    let (mut count, mut done) = (0, false);
+    while !done {
+        let known = turn.shared().routing().commands.clone();
+        let mut commands = (*known).clone();
+        count = commands.learn(&learnt);
+        let commands = if count == 0 { known.clone() } else { Arc::new(commands) };
+        turn.shared().change_routing(|routing| {
+            done = Arc::ptr_eq(&routing.commands, &known);
+            RoutingSnapshot { commands: if done { commands } else { routing.commands.clone() }, ..routing.clone() }
+        });
     }
-    let asks = run_id_of(info).is_some_and(|run_id| worker.turn.shared().fences.is_query_useful(node, &run_id));
-    let claim = worker
-        .turn
-        .shared()
-        .ownership
-        .as_ref()
-        .filter(|_| worker.links.get(handle).is_some_and(|link| link.standing == OwnershipStatus::Free));
-    let claim = claim.map(|seat| (NodeHandshake::Claim, seat.claim()));
-    if (!asks && claim.is_none()) || worker.links.get(handle).is_none_or(|link| link.lane == Lane::Replica) {
-        worker.link_is_up(handle, info);
-    } else {
-        let list = (NodeHandshake::LeftBehind(info.to_vec()), vec!["CLIENT".to_owned(), "LIST".to_owned()]);
-        worker.send_queries(handle, claim.into_iter().chain([list]).collect());
+    if count > 0 {
+        info!(node = %turn.node_name(node), commands = count, "learnt commands from node");
     }
 }
 
-/// Returns whether a connection may be used after the handshake. Otherwise reads the ownership record first, or waits
-/// until an earlier router has no hot copies of the node's keys.
-fn is_admitted(worker: &mut Worker, handle: Handle, info: &[u8], run_id: Option<&str>) -> bool {
-    let Some(link) = worker.links.get_mut(handle).filter(|link| link.lane != Lane::Replica) else { return true };
-    let (Some(seat), Some(run_id)) = (&worker.turn.shared().ownership, run_id) else { return true };
-    match seat.admission(link.node, run_id) {
-        Admission::Admitted => return true,
-        // The node stores no ownership records, so no router has hot copies of its keys.
-        Admission::Unmet if link.standing == OwnershipStatus::Unmarked => {
-            seat.admit_process_without_record(link.node, run_id);
-            return true;
+impl Upstreams {
+    /// Continues after the identification of the process: old connections are killed before it is used.
+    fn greet_known(&mut self, turn: &Turn, handle: Handle, info: &[u8]) {
+        let Some((node, lane)) = self.get(handle).map(|link| (link.node, link.lane)) else { return };
+        let returned = run_id_of(info).filter(|run_id| {
+            lane != Lane::Replica && turn.shared().with_facts(node, |facts| facts.run_id.as_deref() != Some(run_id))
+        });
+        let left = returned.map(|run_id| turn.shared().connections.broken_at(node, &run_id)).unwrap_or_default();
+        if !left.is_empty() {
+            // Not counted as zombies: while another process served, their commands could not be executed.
+            let kill = |id: &u64| {
+                (NodeHandshake::Ended(None), ["CLIENT", "KILL", "ID", &id.to_string()].map(str::to_owned).to_vec())
+            };
+            let kills: Vec<_> = left.iter().map(kill).collect();
+            let last = (NodeHandshake::Returned(left, info.to_vec()), vec!["PING".to_owned()]);
+            return self.send_queries(turn, handle, kills.into_iter().chain([last]).collect());
         }
-        Admission::Waits(_) => link.greeting.push_back(NodeHandshake::Waits(info.to_vec())),
-        Admission::Unmet => {
-            let question = seat.question();
-            worker.send_queries(handle, vec![(NodeHandshake::Claimed(info.to_vec()), question)]);
+        let asks = run_id_of(info).is_some_and(|run_id| turn.shared().fences.is_query_useful(node, &run_id));
+        let claim = turn
+            .shared()
+            .ownership
+            .as_ref()
+            .filter(|_| self.get(handle).is_some_and(|link| link.standing == OwnershipStatus::Free));
+        let claim = claim.map(|seat| (NodeHandshake::Claim, seat.claim()));
+        if (!asks && claim.is_none()) || self.get(handle).is_none_or(|link| link.lane == Lane::Replica) {
+            self.link_is_up(turn, handle, info);
+        } else {
+            let list = (NodeHandshake::LeftBehind(info.to_vec()), vec!["CLIENT".to_owned(), "LIST".to_owned()]);
+            self.send_queries(turn, handle, claim.into_iter().chain([list]).collect());
         }
     }
-    false
-}
 
-/// Uses a connection that has waited for an earlier router, if that time has passed.
-pub(super) fn end_wait_for_earlier_router(worker: &mut Worker, handle: Handle) {
-    if let Some(NodeHandshake::Waits(info)) = worker.links.get_mut(handle).and_then(|link| link.greeting.pop_front()) {
-        worker.link_is_up(handle, &info);
+    /// Returns whether a connection may be used after the handshake. Otherwise reads the ownership record first, or waits
+    /// until an earlier router has no hot copies of the node's keys.
+    fn is_admitted(&mut self, turn: &Turn, handle: Handle, info: &[u8], run_id: Option<&str>) -> bool {
+        let Some(link) = self.get_mut(handle).filter(|link| link.lane != Lane::Replica) else { return true };
+        let (Some(seat), Some(run_id)) = (&turn.shared().ownership, run_id) else { return true };
+        match seat.admission(link.node, run_id) {
+            Admission::Admitted => return true,
+            // The node stores no ownership records, so no router has hot copies of its keys.
+            Admission::Unmet if link.standing == OwnershipStatus::Unmarked => {
+                seat.admit_process_without_record(link.node, run_id);
+                return true;
+            }
+            Admission::Waits(_) => link.greeting.push_back(NodeHandshake::Waits(info.to_vec())),
+            Admission::Unmet => {
+                let question = seat.question();
+                self.send_queries(turn, handle, vec![(NodeHandshake::Claimed(info.to_vec()), question)]);
+            }
+        }
+        false
     }
-}
 
-impl Worker {
+    /// Uses a connection that has waited for an earlier router, if that time has passed.
+    pub(super) fn end_wait_for_earlier_router(&mut self, turn: &Turn, handle: Handle) {
+        if let Some(NodeHandshake::Waits(info)) = self.get_mut(handle).and_then(|link| link.greeting.pop_front()) {
+            self.link_is_up(turn, handle, &info);
+        }
+    }
+
     /// Starts the handshake after connecting. No command is sent before its replies, so that a CLIENT KILL over a later
     /// connection certainly reaches this one.
-    pub(super) fn greet_node(&mut self, handle: Handle) {
-        let Some(link) = self.links.get_mut(handle) else { return };
-        let Some(access) = self.turn.routing().live.nodes.get(&link.node) else { return };
+    pub(super) fn greet_node(&mut self, turn: &Turn, handle: Handle) {
+        let Some(link) = self.get_mut(handle) else { return };
+        let Some(access) = turn.routing().live.nodes.get(&link.node) else { return };
         link.phase = Phase::Handshake;
-        link.since_us = self.turn.now_us();
+        link.since_us = turn.now_us();
         link.writable = true;
         link.greeting.clear();
         (link.knows_data, link.holdings, link.is_loading, link.persists) = (false, None, false, false);
         link.standing = OwnershipStatus::Unmarked;
         // Permissions may have changed since an earlier connection.
         link.no_multi = None;
-        let name = self.turn.shared().connection_name(self.turn.index());
+        let name = turn.shared().connection_name(turn.index());
         let mut bytes = Vec::new();
         let user = access.username.as_deref().unwrap_or("default");
         let mut ask = |link: &mut Link, what: NodeHandshake, args: &[&str]| {
@@ -201,7 +221,7 @@ impl Worker {
         }
         ask(link, NodeHandshake::SetName, &["CLIENT", "SETNAME", &name]);
         // Clients may use any of them: a command for a missing database would be executed in the wrong database.
-        if let Some(last) = self.turn.shared().databases().checked_sub(1).filter(|last| *last > link.start_database) {
+        if let Some(last) = turn.shared().databases().checked_sub(1).filter(|last| *last > link.start_database) {
             ask(link, NodeHandshake::Databases(last), &["SELECT", &last.to_string()]);
         }
         let database = link.start_database.to_string();
@@ -216,7 +236,7 @@ impl Worker {
             ask(link, NodeHandshake::Multi, &["MULTI"]);
             ask(link, NodeHandshake::Exec, &["EXEC"]);
         }
-        if link.lane != Lane::Replica && self.turn.routing().servers.contains_key(&link.node) {
+        if link.lane != Lane::Replica && turn.routing().servers.contains_key(&link.node) {
             ask(link, NodeHandshake::Role, &["ROLE"]);
         }
         if link.lane == Lane::Replica {
@@ -226,7 +246,7 @@ impl Worker {
         ask(link, NodeHandshake::ClientId, &["CLIENT", "ID"]);
         // After CLIENT SETNAME: a router that takes over kills named connections, and connections named later see its
         // record here.
-        if let Some(seat) = self.turn.shared().ownership.as_ref().filter(|_| link.lane != Lane::Replica) {
+        if let Some(seat) = turn.shared().ownership.as_ref().filter(|_| link.lane != Lane::Replica) {
             let question = seat.question();
             ask(link, NodeHandshake::Ownership, &question.iter().map(String::as_str).collect::<Vec<_>>());
         }
@@ -240,49 +260,50 @@ impl Worker {
             }
             ask(link, NodeHandshake::Info, &["INFO", "server"]);
         }
-        self.send_greeting(handle, &bytes);
+        self.send_greeting(turn, handle, &bytes);
     }
 
-    fn send_greeting(&mut self, handle: Handle, bytes: &[u8]) {
-        let Some(link) = self.links.get_mut(handle) else { return };
+    fn send_greeting(&mut self, turn: &Turn, handle: Handle, bytes: &[u8]) {
+        let Some(link) = self.get_mut(handle) else { return };
         // Small, on an idle connection: it fits into the socket buffer.
         let tls = &mut link.tls;
         let sent = link.fd.as_ref().map(|fd| transport::send(fd, tls, bytes));
         match sent {
             Some(Ok(count)) if count == bytes.len() => {}
-            Some(Err(error)) => self.attempt_failed(handle, &io::Error::from(error).to_string()),
-            _ => self.attempt_failed(handle, "the greeting could not be sent whole"),
+            Some(Err(error)) => self.attempt_failed(turn, handle, &io::Error::from(error).to_string()),
+            _ => self.attempt_failed(turn, handle, "the greeting could not be sent whole"),
         }
     }
 
     /// Handles the identification of the process on an exclusive connection. An unknown process is queried about its
     /// data, as on shared connections.
-    fn greet_process(&mut self, handle: Handle, info: &[u8]) {
+    fn greet_process(&mut self, turn: &Turn, handle: Handle, info: &[u8]) {
         let run_id = run_id_of(info).map(Arc::from);
-        let Some(link) = self.links.get_mut(handle) else { return };
+        let Some(link) = self.get_mut(handle) else { return };
         let is_free = link.standing == OwnershipStatus::Free;
-        if !is_free
-            && self.turn.shared().with_facts(link.node, |facts| facts.run_id.is_some() && facts.run_id == run_id)
-        {
-            return self.link_is_up(handle, info);
+        if !is_free && turn.shared().with_facts(link.node, |facts| facts.run_id.is_some() && facts.run_id == run_id) {
+            return self.link_is_up(turn, handle, info);
         }
         let mut bytes = Vec::new();
         for (what, args) in ABOUT_DATA.into_iter().chain([(NodeHandshake::Info, &["INFO", "server"][..])]) {
             encode::command(&mut bytes, args.iter().map(|arg| arg.as_bytes()));
             link.greeting.push_back(what);
         }
-        self.send_greeting(handle, &bytes);
+        self.send_greeting(turn, handle, &bytes);
     }
 
-    pub(super) fn on_greeting(&mut self, handle: Handle, answer: &[u8]) {
-        let Some(link) = self.links.get_mut(handle) else { return };
+    pub(in crate::worker) fn on_greeting(&mut self, turn: &Turn, handle: Handle, answer: &[u8]) {
+        let Some(link) = self.get_mut(handle) else { return };
         let Some(question) = link.greeting.pop_front() else { return };
         let error = reply::is_error(answer).then(|| shown(reply::text(answer).unwrap_or_default()));
         let node = link.node;
         match (question, error) {
-            (NodeHandshake::Hello, Some(error)) if refuses_resp3(&error) => self.downgrade(handle, &error),
-            (NodeHandshake::Hello, Some(error)) => self.attempt_failed(handle, &format!("it refuses HELLO 3: {error}")),
+            (NodeHandshake::Hello, Some(error)) if refuses_resp3(&error) => self.downgrade(turn, handle, &error),
+            (NodeHandshake::Hello, Some(error)) => {
+                self.attempt_failed(turn, handle, &format!("it refuses HELLO 3: {error}"))
+            }
             (NodeHandshake::Auth, Some(error)) => self.attempt_failed(
+                turn,
                 handle,
                 &format!("it refuses our user or password (nodes.username, nodes.password-file): {error}"),
             ),
@@ -290,34 +311,39 @@ impl Worker {
                 let database = link.start_database;
                 if error.starts_with("NOAUTH") {
                     return self.attempt_failed(
+                        turn,
                         handle,
                         &format!(
                             "it requires a password, and none is configured for it (nodes.password-file): {error}"
                         ),
                     );
                 }
-                self.attempt_failed(handle, &format!("it refuses database {database}: {error}"));
+                self.attempt_failed(turn, handle, &format!("it refuses database {database}: {error}"));
             }
             (NodeHandshake::Databases(last), Some(error)) => {
-                self.attempt_failed(
+                self.attempt_failed(turn,
                     handle,
                     &format!("it has fewer databases than clients use: it refuses SELECT {last} ({error}). Set databases there as at the other nodes"),
                 );
             }
             (NodeHandshake::ClientId | NodeHandshake::Info | NodeHandshake::Process, Some(error)) => {
-                self.attempt_failed(handle, &format!("it does not identify itself (CLIENT ID, INFO server): {error}"));
+                self.attempt_failed(
+                    turn,
+                    handle,
+                    &format!("it does not identify itself (CLIENT ID, INFO server): {error}"),
+                );
             }
             (NodeHandshake::SetName, Some(error)) if error.starts_with("ERR max number of clients") => {
-                self.attempt_failed(handle, &format!("it refuses the connection: {error}"));
+                self.attempt_failed(turn, handle, &format!("it refuses the connection: {error}"));
             }
             (NodeHandshake::Multi | NodeHandshake::Exec, Some(error)) => {
-                debug!(node = %self.turn.node_name(node), error, "node refuses transactions");
-                if let Some(link) = self.links.get_mut(handle) {
+                debug!(node = %turn.node_name(node), error, "node refuses transactions");
+                if let Some(link) = self.get_mut(handle) {
                     link.no_multi.get_or_insert(error.into());
                 }
             }
             (NodeHandshake::SetName, Some(error)) => {
-                debug!(node = %self.turn.node_name(node), error, "node refuses CLIENT SETNAME")
+                debug!(node = %turn.node_name(node), error, "node refuses CLIENT SETNAME")
             }
             (
                 NodeHandshake::Hello
@@ -328,14 +354,15 @@ impl Worker {
                 | NodeHandshake::Exec,
                 None,
             ) => {}
-            (NodeHandshake::Role, Some(error)) => debug!(node = %self.turn.node_name(node), error, "node refuses ROLE"),
+            (NodeHandshake::Role, Some(error)) => debug!(node = %turn.node_name(node), error, "node refuses ROLE"),
             (NodeHandshake::Role, None) => {
                 if reply::elements(answer).next().and_then(reply::text).is_some_and(|role| role != b"master") {
-                    self.attempt_failed(handle, "the server at its address is now a replica");
+                    self.attempt_failed(turn, handle, "the server at its address is now a replica");
                 }
             }
             (NodeHandshake::Replication | NodeHandshake::Loading(_), Some(error)) => {
                 self.attempt_failed(
+                    turn,
                     handle,
                     &format!(
                         "it does not report whether it has all data (INFO replication, INFO persistence): {error}"
@@ -351,17 +378,17 @@ impl Worker {
             (NodeHandshake::Loading(replication), None) => {
                 let info = [&replication, &b"\n"[..], reply::text(answer).unwrap_or_default()].concat();
                 if let Some(why) = why_not_readable(&String::from_utf8_lossy(&info)) {
-                    self.attempt_failed(handle, why);
+                    self.attempt_failed(turn, handle, why);
                 }
             }
             (NodeHandshake::Tracking, Some(error)) => {
-                hot_copies::refused(&self.turn, node, &error);
-                self.attempt_failed(handle, &format!("it refuses CLIENT TRACKING: {error}"));
+                hot_copies::refused(turn, node, &error);
+                self.attempt_failed(turn, handle, &format!("it refuses CLIENT TRACKING: {error}"));
             }
             (NodeHandshake::Tracking, None) => {}
             (NodeHandshake::Select, None) => {
                 let database = link.start_database;
-                self.turn.shared().with_facts(node, |f| f.databases = f.databases.max(database + 1));
+                turn.shared().with_facts(node, |f| f.databases = f.databases.max(database + 1));
             }
             (NodeHandshake::ClientId, None) => {
                 link.client_id = reply::integer(answer).and_then(|id| u64::try_from(id).ok()).unwrap_or(0);
@@ -372,8 +399,9 @@ impl Worker {
                 Some(_),
             ) => {}
             (NodeHandshake::MaxClients, None) => {
-                let max = reply::elements(answer).nth(1).and_then(reply::text).and_then(super::local::parse::<usize>);
-                self.turn.shared().exclusive_bounds(node).set_clients_max(max.unwrap_or(0));
+                let max =
+                    reply::elements(answer).nth(1).and_then(reply::text).and_then(crate::worker::local::parse::<usize>);
+                turn.shared().exclusive_bounds(node).set_clients_max(max.unwrap_or(0));
             }
             (NodeHandshake::Persistence, None) => {
                 let text = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
@@ -387,73 +415,73 @@ impl Worker {
                 let text = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
                 link.holdings = Some(Holdings::of_info(&text));
             }
-            (NodeHandshake::Process, None) => self.greet_process(handle, reply::text(answer).unwrap_or_default()),
+            (NodeHandshake::Process, None) => self.greet_process(turn, handle, reply::text(answer).unwrap_or_default()),
             (NodeHandshake::Info, None) => {
-                if let Some(link) = self.links.get_mut(handle) {
+                if let Some(link) = self.get_mut(handle) {
                     link.knows_data = link.lane != Lane::Replica;
                 }
-                greet_known(self, handle, reply::text(answer).unwrap_or_default());
+                self.greet_known(turn, handle, reply::text(answer).unwrap_or_default());
             }
             (NodeHandshake::Returned(ended, info), _) => {
                 if let Some(run_id) = run_id_of(&info) {
-                    self.turn.shared().connections.remove_killed(node, &run_id, &ended);
+                    turn.shared().connections.remove_killed(node, &run_id, &ended);
                 }
-                greet_known(self, handle, &info);
+                self.greet_known(turn, handle, &info);
             }
-            (NodeHandshake::Others(info), _) => self.link_is_up(handle, &info),
+            (NodeHandshake::Others(info), _) => self.link_is_up(turn, handle, &info),
             (NodeHandshake::Ownership, _) => {
-                self.learn_standing(handle, answer);
+                self.learn_standing(turn, handle, answer);
             }
             (NodeHandshake::Claim, None) => {}
-            (NodeHandshake::Waits(_), _) => self.attempt_failed(handle, "it sent a reply without a request"),
+            (NodeHandshake::Waits(_), _) => self.attempt_failed(turn, handle, "it sent a reply without a request"),
             (NodeHandshake::Claim, Some(error)) => {
                 link.standing = OwnershipStatus::Unmarked;
-                debug!(node = %self.turn.node_name(node), error, "node refuses ACL SETUSER");
+                debug!(node = %turn.node_name(node), error, "node refuses ACL SETUSER");
             }
-            (NodeHandshake::Claimed(info), _) => match self.learn_standing(handle, answer) {
+            (NodeHandshake::Claimed(info), _) => match self.learn_standing(turn, handle, answer) {
                 Some(OwnershipStatus::Ours | OwnershipStatus::Unmarked) => {
-                    if let (Some(seat), Some(run_id)) = (&self.turn.shared().ownership, run_id_of(&info))
+                    if let (Some(seat), Some(run_id)) = (&turn.shared().ownership, run_id_of(&info))
                         && seat.admit_process(node, &run_id, answer)
                     {
-                        info!(node = %self.turn.node_name(node), "an earlier router may still reply from hot copies: nothing is sent to the node until their lease ends");
+                        info!(node = %turn.node_name(node), "an earlier router may still reply from hot copies: nothing is sent to the node until their lease ends");
                     }
-                    self.link_is_up(handle, &info);
+                    self.link_is_up(turn, handle, &info);
                 }
                 Some(OwnershipStatus::Free) => {
-                    self.attempt_failed(handle, "it did not store this router's ownership record")
+                    self.attempt_failed(turn, handle, "it did not store this router's ownership record")
                 }
                 _ => {}
             },
             (NodeHandshake::LeftBehind(info), None) => {
                 let list = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
-                let left =
-                    fences::foreign_connections(&list, &self.turn.shared().site, &self.turn.shared().incarnation);
-                let Some((last, first)) = left.split_last() else { return self.nothing_is_left(handle, &info) };
-                info!(node = %self.turn.node_name(node), connections = left.len(), "an earlier run of the router has left connections at the node: they are closed before it is used");
+                let left = fences::foreign_connections(&list, &turn.shared().site, &turn.shared().incarnation);
+                let Some((last, first)) = left.split_last() else { return self.nothing_is_left(turn, handle, &info) };
+                info!(node = %turn.node_name(node), connections = left.len(), "an earlier run of the router has left connections at the node: they are closed before it is used");
                 let kill = |id: &u64| ["CLIENT", "KILL", "ID", &id.to_string()].map(str::to_owned).to_vec();
                 let mut kills: Vec<_> = first.iter().map(|id| (NodeHandshake::Ended(None), kill(id))).collect();
                 kills.push((NodeHandshake::Ended(Some(info)), kill(last)));
-                self.send_queries(handle, kills);
+                self.send_queries(turn, handle, kills);
             }
             // Already gone.
             (NodeHandshake::Ended(info), error)
                 if error.as_ref().is_none_or(|error| error.starts_with("ERR No such")) =>
             {
                 if let Some(info) = info {
-                    self.nothing_is_left(handle, &info);
+                    self.nothing_is_left(turn, handle, &info);
                 }
             }
             (NodeHandshake::Ended(_), None) => {}
             // No move will be possible there, so no code relies on it.
             (NodeHandshake::LeftBehind(info), Some(error)) => {
                 if let Some(run_id) = run_id_of(&info) {
-                    self.turn.shared().fences.note_refused(node, &run_id);
+                    turn.shared().fences.note_refused(node, &run_id);
                 }
-                warn!(node = %self.turn.node_name(node), error, "node refuses CLIENT LIST: commands of an earlier run of the router may still be executed");
-                self.link_is_up(handle, &info);
+                warn!(node = %turn.node_name(node), error, "node refuses CLIENT LIST: commands of an earlier run of the router may still be executed");
+                self.link_is_up(turn, handle, &info);
             }
             (NodeHandshake::Ended(_), Some(error)) => {
                 self.attempt_failed(
+                    turn,
                     handle,
                     &format!("it refuses CLIENT KILL ID for an earlier connection of the router: {error}"),
                 );
@@ -462,53 +490,53 @@ impl Worker {
     }
 
     /// Sends further queries before the connection is used.
-    fn send_queries(&mut self, handle: Handle, questions: Vec<(NodeHandshake, Vec<String>)>) {
-        let Some(link) = self.links.get_mut(handle) else { return };
+    fn send_queries(&mut self, turn: &Turn, handle: Handle, questions: Vec<(NodeHandshake, Vec<String>)>) {
+        let Some(link) = self.get_mut(handle) else { return };
         let mut bytes = Vec::new();
         for (what, args) in questions {
             encode::command(&mut bytes, args.iter().map(|a| a.as_bytes()));
             link.greeting.push_back(what);
         }
-        self.send_greeting(handle, &bytes);
+        self.send_greeting(turn, handle, &bytes);
     }
 
-    fn nothing_is_left(&mut self, handle: Handle, info: &[u8]) {
-        if let (Some(link), Some(run_id)) = (self.links.get(handle), run_id_of(info)) {
-            self.turn.shared().fences.set_cleared(link.node, &run_id);
+    fn nothing_is_left(&mut self, turn: &Turn, handle: Handle, info: &[u8]) {
+        if let (Some(link), Some(run_id)) = (self.get(handle), run_id_of(info)) {
+            turn.shared().fences.set_cleared(link.node, &run_id);
         }
-        match &self.turn.shared().ownership {
-            Some(seat) if self.links.get(handle).is_some_and(|link| link.standing == OwnershipStatus::Free) => {
+        match &turn.shared().ownership {
+            Some(seat) if self.get(handle).is_some_and(|link| link.standing == OwnershipStatus::Free) => {
                 let question = seat.question();
-                self.send_queries(handle, vec![(NodeHandshake::Claimed(info.to_vec()), question)]);
+                self.send_queries(turn, handle, vec![(NodeHandshake::Claimed(info.to_vec()), question)]);
             }
-            _ => self.link_is_up(handle, info),
+            _ => self.link_is_up(turn, handle, info),
         }
     }
 
     /// Records which router owns the node. Closes the connection if this router must not use it.
-    fn learn_standing(&mut self, handle: Handle, answer: &[u8]) -> Option<OwnershipStatus> {
-        let node = self.links.get(handle)?.node;
-        let standing = self.turn.shared().ownership.as_ref()?.check_reply(&self.turn.node_name(node), answer);
-        self.links.get_mut(handle)?.standing = standing;
+    fn learn_standing(&mut self, turn: &Turn, handle: Handle, answer: &[u8]) -> Option<OwnershipStatus> {
+        let node = self.get(handle)?.node;
+        let standing = turn.shared().ownership.as_ref()?.check_reply(&turn.node_name(node), answer);
+        self.get_mut(handle)?.standing = standing;
         if let Some(why) = refusal_reason(standing) {
-            self.attempt_failed(handle, &why);
+            self.attempt_failed(turn, handle, &why);
         }
         Some(standing)
     }
 
     /// Returns the reason why this node must not be served, if so: it has lost its data, and no operator has accepted
     /// that.
-    fn comes_back_without_data(&self, handle: Handle, run_id: Option<&str>) -> Option<String> {
-        let link = self.links.get(handle).filter(|link| link.lane != Lane::Replica)?;
+    fn comes_back_without_data(&self, turn: &Turn, handle: Handle, run_id: Option<&str>) -> Option<String> {
+        let link = self.get(handle).filter(|link| link.lane != Lane::Replica)?;
         let (node, now, is_loading, policy) =
-            (link.node, link.holdings?.keys, link.is_loading, self.turn.routing().live.on_data_loss);
+            (link.node, link.holdings?.keys, link.is_loading, turn.routing().live.on_data_loss);
         // A node without assigned keys misses none.
-        if !self.turn.routing().topology.nodes_with_keys().contains(&node) {
+        if !turn.routing().topology.nodes_with_keys().contains(&node) {
             return None;
         }
-        let sent = self.turn.shared().changes_sent(node);
-        let name = self.turn.node_name(node);
-        self.turn.shared().with_facts(node, |facts| {
+        let sent = turn.shared().changes_sent(node);
+        let name = turn.node_name(node);
+        turn.shared().with_facts(node, |facts| {
             if facts.run_id.is_none() || facts.run_id.as_deref() == run_id || facts.accepted {
                 facts.is_held = false;
                 return None;
@@ -549,53 +577,57 @@ impl Worker {
         })
     }
 
-    fn link_is_up(&mut self, handle: Handle, info: &[u8]) {
+    fn link_is_up(&mut self, turn: &Turn, handle: Handle, info: &[u8]) {
         let run_id: Option<Arc<str>> = run_id_of(info).map(Arc::from);
         let redis_version = field_of(info, "redis_version");
         let (flavour, version) = match field_of(info, "valkey_version") {
             Some(version) => ("valkey", version),
             None => ("redis", redis_version.clone().unwrap_or_else(|| "unknown".to_owned())),
         };
-        if let Some(why) = self.turn.routing().held.clone() {
-            self.attempt_failed(handle, &why);
+        if let Some(why) = turn.routing().held.clone() {
+            self.attempt_failed(turn, handle, &why);
             return;
         }
-        if !is_admitted(self, handle, info, run_id.as_deref()) {
+        if !self.is_admitted(turn, handle, info, run_id.as_deref()) {
             return;
         }
-        if let Some(why) = self.comes_back_without_data(handle, run_id.as_deref()) {
-            self.attempt_failed(handle, &why);
+        if let Some(why) = self.comes_back_without_data(turn, handle, run_id.as_deref()) {
+            self.attempt_failed(turn, handle, &why);
             return;
         }
-        if outage::is_loading(self, handle) {
-            self.attempt_failed(handle, "it is loading its data");
+        if self.is_loading(handle) {
+            self.attempt_failed(turn, handle, "it is loading its data");
             return;
         }
-        note_process(self, handle, run_id.as_ref());
-        let Some(link) = self.links.get_mut(handle) else { return };
-        if link.lane != Lane::Replica && !self.turn.shared().all_left_old_servers() {
+        self.note_process(turn, handle, run_id.as_ref());
+        let Some(link) = self.get_mut(handle) else { return };
+        if link.lane != Lane::Replica && !turn.shared().all_left_old_servers() {
             // A write here could be acknowledged while others still read at the old primary or process. They leave it
             // within a turn.
-            return self.send_queries(handle, vec![(NodeHandshake::Others(info.to_vec()), vec!["PING".to_owned()])]);
+            return self.send_queries(
+                turn,
+                handle,
+                vec![(NodeHandshake::Others(info.to_vec()), vec!["PING".to_owned()])],
+            );
         }
         link.comes_up();
         link.renewing = false;
         link.failures = 0;
-        link.idle_since_us = self.turn.now_us();
-        link.flowed_us = self.turn.now_us();
+        link.idle_since_us = turn.now_us();
+        link.flowed_us = turn.now_us();
         link.run_id.clone_from(&run_id);
         link.counters.connects.add(1);
         let (node, lane, resp3) = (link.node, link.lane, link.resp3);
         if lane == Lane::Replica {
             // Facts about a node concern its primary. And replicas are only read, so their zombies are harmless.
-            self.links.mark(handle);
+            self.mark(handle);
             return;
         }
-        self.turn.shared().connections.add(link.connection(self.turn.index()));
+        turn.shared().connections.add(link.connection(turn.index()));
         let (persists, knows_data, standing) = (link.persists, link.knows_data, link.standing);
-        let name = self.turn.node_name(node);
+        let name = turn.node_name(node);
         let mut uncovered = None;
-        let (recovered, learn) = self.turn.shared().with_facts(node, |facts| {
+        let (recovered, learn) = turn.shared().with_facts(node, |facts| {
             (facts.is_held, facts.accepted) = (false, false);
             facts.is_marked |= standing == OwnershipStatus::Ours;
             if knows_data {
@@ -620,81 +652,60 @@ impl Worker {
             warn!(node = %name, "{why}");
         }
         if lane == Lane::Main {
-            outage::returned(self, node);
-            self.kill_zombies(node, handle, run_id.as_deref());
+            self.end_outage(node);
+            self.kill_zombies(turn, node, handle, run_id.as_deref());
             if learn {
-                self.push_own(handle, &[b"COMMAND"], Purpose::Learn, 0);
+                self.push_own(turn, handle, &[b"COMMAND"], Purpose::Learn, 0);
             }
         }
         if lane == Lane::Pubsub {
-            self.pubsub_link_up(handle, node);
+            self.emit(Event::PubsubUp { link: handle, node });
         }
         if lane == Lane::Fills {
             let expire =
                 Elements { of_hash: fields_expire(flavour, &version), of_set: members_expire(flavour, &version) };
-            let about = About { expire, is_covered: covers(flavour, &version), run_id: run_id.as_deref(), standing };
-            hot_copies::link_up(self, node, &about);
+            let about = About { expire, is_covered: covers(flavour, &version), run_id, standing };
+            self.emit(Event::FillsUp { node, about });
         }
         if lane.is_exclusive() {
-            self.exclusive_up(handle);
+            self.exclusive_up(turn, handle);
         } else {
-            self.refuse_waiting_transactions(handle);
+            self.refuse_waiting_transactions(turn, handle);
         }
-        self.links.mark(handle);
+        self.mark(handle);
     }
-}
 
-/// Records the process of a connection. If it has replaced another process, all workers close their connections to that
-/// one: an address may lead to a new primary while connections to the old one stay open, so clients would read and
-/// write at both.
-fn note_process(worker: &Worker, handle: Handle, run_id: Option<&Arc<str>>) {
-    let Some(link) = worker.links.get(handle).filter(|link| link.lane != Lane::Replica) else { return };
-    let (node, holdings, start_database) = (link.node, link.holdings, link.start_database);
-    let sent = worker.turn.shared().changes_sent(node);
-    let restarted = worker.turn.shared().with_facts(node, |facts| {
-        if facts.run_id.as_ref() == run_id {
-            return false;
-        }
-        let restarted = facts.run_id.is_some();
-        if restarted {
-            // No write of a client was sent to a node before its first process is known.
-            worker.turn.shared().reigns.begin(node);
-            // Before any worker reads from it: values of the other process are stale.
-            worker.turn.shared().hot.invalidate_node(node);
-            // Before any worker reads keys of a scan from it.
-            lock(&worker.turn.shared().scans).restarted(node, worker.turn.shared().scan_tick());
-        }
-        facts.commands = Commands::Unknown;
-        facts.databases = start_database + 1;
-        facts.run_id = run_id.cloned();
-        facts.is_marked = false;
-        // Later counts come from `Router::note_data`.
-        facts.data = Data::met(holdings.unwrap_or(UNKNOWN), unix_ms(), sent);
-        restarted
-    });
-    if restarted {
-        warn!(node = %worker.turn.node_name(node), "node is another process than before: it was restarted, or replaced by a failover; keys that this process lacks are gone");
-        worker.turn.shared().make_workers_leave_old_processes();
-    }
-}
-
-/// Adds commands of the node that our table lacks (modules, renamed commands).
-pub(super) fn learn(turn: &Turn, node: NodeId, answer: &[u8]) {
-    let learnt = parse_command_reply(answer);
-    turn.shared().with_facts(node, |f| f.commands = Commands::Known);
-    // Without the lock of the snapshot, because there may be many. Another worker may add others concurrently.
-    let (mut count, mut done) = (0, false);
-    while !done {
-        let known = turn.shared().routing().commands.clone();
-        let mut commands = (*known).clone();
-        count = commands.learn(&learnt);
-        let commands = if count == 0 { known.clone() } else { Arc::new(commands) };
-        turn.shared().change_routing(|routing| {
-            done = Arc::ptr_eq(&routing.commands, &known);
-            RoutingSnapshot { commands: if done { commands } else { routing.commands.clone() }, ..routing.clone() }
+    /// Records the process of a connection. If it has replaced another process, all workers close their connections to that
+    /// one: an address may lead to a new primary while connections to the old one stay open, so clients would read and
+    /// write at both.
+    fn note_process(&self, turn: &Turn, handle: Handle, run_id: Option<&Arc<str>>) {
+        let Some(link) = self.get(handle).filter(|link| link.lane != Lane::Replica) else { return };
+        let (node, holdings, start_database) = (link.node, link.holdings, link.start_database);
+        let sent = turn.shared().changes_sent(node);
+        let restarted = turn.shared().with_facts(node, |facts| {
+            if facts.run_id.as_ref() == run_id {
+                return false;
+            }
+            let restarted = facts.run_id.is_some();
+            if restarted {
+                // No write of a client was sent to a node before its first process is known.
+                turn.shared().reigns.begin(node);
+                // Before any worker reads from it: values of the other process are stale.
+                turn.shared().hot.invalidate_node(node);
+                // Before any worker reads keys of a scan from it.
+                lock(&turn.shared().scans).restarted(node, turn.shared().scan_tick());
+            }
+            facts.commands = Commands::Unknown;
+            facts.databases = start_database + 1;
+            facts.run_id = run_id.cloned();
+            facts.is_marked = false;
+            // Later counts come from `Router::note_data`.
+            facts.data = Data::met(holdings.unwrap_or(UNKNOWN), unix_ms(), sent);
+            restarted
         });
-    }
-    if count > 0 {
-        info!(node = %turn.node_name(node), commands = count, "learnt commands from node");
+        if restarted {
+            warn!(node = %turn.node_name(node), "node is another process than before: it was restarted, or replaced by a failover; keys that this process lacks are gone");
+            turn.shared().make_workers_leave_old_processes();
+        }
     }
 }

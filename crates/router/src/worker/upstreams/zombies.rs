@@ -10,46 +10,54 @@ use crate::slab::Handle;
 
 /// A broken connection.
 #[derive(Clone, Debug)]
-pub(super) struct Zombie {
+pub(in crate::worker) struct Zombie {
     number: u32,
     connection: Connection,
     /// Epoch of its oldest command.
-    pub(super) epoch: u64,
+    epoch: u64,
     /// Low bits of the generation of cacheable keys of its oldest command.
-    pub(super) cacheable: u32,
+    cacheable: u32,
     /// The link on which the kill was sent.
     killer: Handle,
 }
 
 impl Zombie {
-    pub(super) fn node(&self) -> NodeId {
+    pub(in crate::worker) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    pub(in crate::worker) fn cacheable(&self) -> u32 {
+        self.cacheable
+    }
+
+    pub(in crate::worker) fn node(&self) -> NodeId {
         self.connection.node
     }
 }
 
 /// The zombies of a worker.
 #[derive(Debug, Default)]
-pub(super) struct Zombies {
+pub(in crate::worker) struct Zombies {
     all: Vec<Zombie>,
     last: u32,
 }
 
 impl Zombies {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::worker) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Zombie> {
+    pub(in crate::worker) fn iter(&self) -> impl Iterator<Item = &Zombie> {
         self.all.iter()
     }
 
     /// Number of zombies of a node.
-    pub(super) fn count_at(&self, node: NodeId) -> u64 {
+    pub(in crate::worker) fn count_at(&self, node: NodeId) -> u64 {
         self.all.iter().filter(|z| z.node() == node).count() as u64
     }
 
     /// Adds a broken connection with commands in flight.
-    pub(super) fn add(&mut self, connection: Connection, epoch: u64, armed: u32) {
+    pub(in crate::worker) fn add(&mut self, connection: Connection, epoch: u64, armed: u32) {
         self.last += 1;
         self.all.push(Zombie { number: self.last, connection, epoch, cacheable: armed, killer: Handle::NONE });
     }

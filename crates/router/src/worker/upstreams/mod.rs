@@ -2,20 +2,219 @@
 //!
 //! Independent of clients. Code that needs both sides is in other modules.
 
+pub(super) mod breaking;
+pub(super) mod connect;
+pub(super) mod handshake;
+pub(super) mod kind;
+pub(super) mod link;
+pub(super) mod outages;
+pub(super) mod pool;
+pub(super) mod queued;
+pub(super) mod renew;
+pub(super) mod replicas;
+pub(super) mod translate;
+pub(super) mod unblock;
+pub(super) mod zombies;
+
+use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use switchyard_policy::data_loss::Holdings;
+use switchyard_policy::ownership::OwnershipStatus;
 use switchyard_policy::topology::NodeId;
+use switchyard_resp::translate::Shape;
 
+use super::hot_copies::About;
 use super::keyed::{FinishedRequest, Request};
 use super::log_throttle::LogThrottle;
-use super::outage::Outages;
-use super::pool::Pool;
+use super::transport::Tls;
 use super::turn::Turn;
-use super::upstream::{Lane, Link, Phase};
+use super::upstreams::handshake::NodeHandshake;
+use super::upstreams::kind::{CheckoutOwner, Kind, Lane, Task};
+use super::upstreams::link::{Body, Pending, Phase};
+use super::upstreams::outages::Outages;
+use super::upstreams::pool::Pool;
+use super::upstreams::unblock::Unblock;
+use super::upstreams::zombies::Zombies;
 use crate::exclusive_bounds::ExclusiveBounds;
+use crate::metrics::NodeCounters;
 use crate::slab::{Handle, Slab};
 use crate::tap::Outcome;
+
+/// Connection of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Origin {
+    pub(super) link: Handle,
+    pub(super) node: NodeId,
+    /// `None`: there was no connection any more.
+    pub(super) lane: Option<Lane>,
+    /// The connection is still up.
+    pub(super) is_up: bool,
+}
+
+/// Change of a connection that concerns clients or features. The loop passes each event to them.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// Requests that get no reply, because their connection was lost. The node may execute the first `in_flight`.
+    /// `text`: error for their clients; `None`: they get none.
+    Failed {
+        origin: Origin,
+        ended: Vec<FinishedRequest>,
+        in_flight: usize,
+        text: Option<String>,
+    },
+    /// Requests without a reply in time. They stay pending.
+    Late {
+        origin: Origin,
+        late: Vec<Pending>,
+        text: String,
+    },
+    /// A connection for subscriptions is up.
+    PubsubUp {
+        link: Handle,
+        node: NodeId,
+    },
+    /// No connection for subscriptions to the node can be made.
+    PubsubFailed {
+        node: NodeId,
+    },
+    PubsubLost {
+        node: NodeId,
+    },
+    /// A connection for fills of hot copies is up.
+    FillsUp {
+        node: NodeId,
+        about: About,
+    },
+    FillsLost {
+        node: NodeId,
+    },
+    /// A lost node has returned, or its commands wait no longer.
+    OutageOver,
+    /// An exclusive connection for the first client in line.
+    Granted {
+        client: Handle,
+        link: Handle,
+    },
+    /// The client in line gets no exclusive connection. `None`: it tries again, and is answered at once.
+    Refused {
+        client: Handle,
+        text: Option<String>,
+    },
+    /// A connection has room for commands of this client again.
+    Room {
+        client: Handle,
+    },
+    /// The client of a blocking command on this connection has gone.
+    Abandoned {
+        link: Handle,
+    },
+    /// Clients wait for a connection for transactions.
+    WatchAwaited {
+        node: NodeId,
+    },
+}
+
+/// A connection to a node. See [`link`].
+#[derive(Debug)]
+pub(super) struct Link {
+    node: NodeId,
+    lane: Lane,
+    kind: Kind,
+    /// Current address, or the last one tried.
+    address: Option<SocketAddr>,
+    resp3: bool,
+    /// For RESP3 clients, but the node does not support it: replies are translated.
+    downgraded: bool,
+    /// On such a connection: the shapes of the parts of the next EXEC's reply.
+    queued: Vec<Shape>,
+    phase: Phase,
+    since_us: u64,
+    failures: u32,
+    fd: Option<OwnedFd>,
+    tls: Option<Box<Tls>>,
+    /// Requests from the oldest unanswered one on (shared lanes keep them until their reply comes, to repeat reads and
+    /// heal scripts); `acked..sent` is in flight, `sent..` waits for the socket.
+    out: Vec<u8>,
+    acked: usize,
+    sent: usize,
+    pending: VecDeque<Pending>,
+    /// Number of commands at the front of `pending` that were already answered with a timeout.
+    expired: usize,
+    first_expiry_us: u64,
+    input: Vec<u8>,
+    /// Time of the last data from the node.
+    received_us: u64,
+    body: Body,
+    /// Bytes of it that were handled in pieces.
+    streamed: u64,
+    greeting: VecDeque<NodeHandshake>,
+    /// State of the node's ownership record at the handshake.
+    standing: OwnershipStatus,
+    /// Our client ID at the node.
+    client_id: u64,
+    run_id: Option<Arc<str>>,
+    /// The handshake included a query of its data.
+    knows_data: bool,
+    /// The node's keys at the handshake, if known.
+    holdings: Option<Holdings>,
+    /// The node was still loading its data.
+    is_loading: bool,
+    /// The node keeps its data on disk.
+    persists: bool,
+    /// Database selected by the handshake, as expected by the first command in `out`. Stored, because commands may be
+    /// waiting in `out` before there is a connection, and a reload may change the settings in the meantime.
+    start_database: u32,
+    /// Database selected at the end of `out`.
+    database: u32,
+    /// CLIENT NO-TOUCH at the end of `out`. Off on a new connection.
+    no_touch: bool,
+    readable: bool,
+    /// The node has closed its side; the end has to be read.
+    hangup: bool,
+    /// Connected with credentials that have changed since.
+    stale: bool,
+    /// No more commands are sent: it is replaced after the replies to commands in flight.
+    retiring: bool,
+    /// Was up, and is being reconnected.
+    renewing: bool,
+    /// Time when the connection came up, or last accepted bytes again after it had been full: earlier commands had to
+    /// wait.
+    flowed_us: u64,
+    writable: bool,
+    dirty: bool,
+    /// Reading is paused because the client does not read.
+    paused: bool,
+    /// Clients that wait until fewer bytes are unsent.
+    waiters: Vec<Handle>,
+    /// The node's error for a queued command of the current transaction.
+    refused: Option<Box<[u8]>>,
+    /// Reason why the node would refuse a transaction, if it would.
+    no_multi: Option<Box<str>>,
+    idle_since_us: u64,
+    /// Maximum bytes of `out`, and commands of `pending`, since memory was last released; and the time of the next
+    /// release.
+    needed: (usize, usize),
+    shrinks_at_us: u64,
+    counters: Arc<NodeCounters>,
+}
+
+/// State of an exclusive connection.
+#[derive(Debug)]
+struct Checkout {
+    owner: CheckoutOwner,
+    task: Task,
+    /// The current command must be ended by CLIENT UNBLOCK.
+    unblock: Option<Box<Unblock>>,
+    /// The current command may take as long as commands on the slow lane.
+    slow: bool,
+    /// Form of the reply in RESP3.
+    shape: Shape,
+    /// Start of the current command, for the slow log. The whole command is not stored.
+    began_with: Vec<u8>,
+}
 
 /// Connections to one node, by role.
 #[derive(Debug, Default)]
@@ -41,26 +240,40 @@ pub(super) struct NodeLog {
 }
 
 #[derive(Debug)]
-pub(super) struct Links {
+pub(super) struct Upstreams {
     all: Slab<Box<Link>>,
     /// By node number.
     nodes: Vec<NodeLinks>,
     /// Connections with unsent output.
     dirty: Vec<Handle>,
-    /// Requests whose connection was gone when they were passed to it.
-    severed: Vec<FinishedRequest>,
     outages: Outages,
+    pub(super) zombies: Zombies,
+    events: VecDeque<Event>,
+    /// Connections that were not read to the end.
+    unread: Vec<Handle>,
 }
 
-impl Links {
-    pub(super) fn new() -> Self {
+impl Upstreams {
+    pub(super) fn new(zombies: Zombies) -> Self {
         Self {
             all: Slab::new(),
             nodes: Vec::new(),
             dirty: Vec::new(),
-            severed: Vec::new(),
             outages: Outages::default(),
+            zombies,
+            events: VecDeque::new(),
+            unread: Vec::new(),
         }
+    }
+
+    /// Returns the next event.
+    #[inline]
+    pub(super) fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    pub(super) fn emit(&mut self, event: Event) {
+        self.events.push_back(event);
     }
 
     #[inline]
@@ -84,6 +297,29 @@ impl Links {
 
     pub(super) fn handles(&self) -> Vec<Handle> {
         self.all.handles()
+    }
+
+    // ---- input ----
+
+    /// Reads a connection again in the next turn.
+    #[inline]
+    pub(super) fn read_later(&mut self, handle: Handle) {
+        self.unread.push(handle);
+    }
+
+    pub(super) fn has_unread(&self) -> bool {
+        !self.unread.is_empty()
+    }
+
+    pub(super) fn take_unread(&mut self) -> Vec<Handle> {
+        std::mem::take(&mut self.unread)
+    }
+
+    /// Ends a pause of reading.
+    pub(super) fn unpause(&mut self, handle: Handle) {
+        if self.get_mut(handle).is_some_and(|link| std::mem::take(&mut link.paused)) {
+            self.read_later(handle);
+        }
     }
 
     // ---- roles ----
@@ -207,30 +443,21 @@ impl Links {
     }
 
     /// Returns the pool of an exclusive lane.
-    pub(super) fn pool(&self, node: NodeId, lane: Lane) -> Option<&Pool> {
+    fn pool(&self, node: NodeId, lane: Lane) -> Option<&Pool> {
         self.nodes.get(node.index())?.pools.get(lane.pool()?)
     }
 
-    pub(super) fn pool_mut(&mut self, node: NodeId, lane: Lane) -> Option<&mut Pool> {
+    fn pool_mut(&mut self, node: NodeId, lane: Lane) -> Option<&mut Pool> {
         self.nodes.get_mut(node.index())?.pools.get_mut(lane.pool()?)
     }
 
     /// Returns all pools.
-    pub(super) fn pools_mut(&mut self) -> impl Iterator<Item = (NodeId, Lane, &mut Pool)> {
+    fn pools_mut(&mut self) -> impl Iterator<Item = (NodeId, Lane, &mut Pool)> {
         let lanes = [Lane::Large, Lane::Watch, Lane::Blocking];
         let nodes = self.nodes.iter_mut().enumerate();
         nodes.flat_map(move |(number, node)| {
             node.pools.iter_mut().zip(lanes).map(move |(pool, lane)| (NodeId(number as u16), lane, pool))
         })
-    }
-
-    /// Returns the limits of exclusive connections to a node over all workers. `ask` provides them the first time.
-    pub(super) fn exclusive_bounds(
-        &mut self,
-        node: NodeId,
-        ask: impl FnOnce() -> Arc<ExclusiveBounds>,
-    ) -> Option<&ExclusiveBounds> {
-        Some(self.nodes.get_mut(node.index())?.exclusive_bounds.get_or_insert_with(ask))
     }
 
     pub(super) fn log(&mut self, node: NodeId) -> Option<&mut NodeLog> {
@@ -239,21 +466,19 @@ impl Links {
 
     // ---- output ----
 
-    /// Passes a request to a connection. Without the connection, the request ends ([`Self::take_severed`]), because its
-    /// end may be observed.
+    /// Passes a request to a connection. Without the connection, the request fails, because its end may be observed.
     #[inline]
     pub(super) fn push(&mut self, handle: Handle, request: Request<'_>) {
         match self.get_mut(handle) {
             Some(link) => link.push(request),
-            None => self.severed.push(FinishedRequest::new(request.into_parts().2, Outcome::Never, false)),
+            None => {
+                let origin = Origin { link: Handle::NONE, node: NodeId(0), lane: None, is_up: false };
+                let ended = FinishedRequest::new(request.into_parts().2, Outcome::Never, false);
+                let text = "NODELOST the connection was lost before the command was sent".to_owned();
+                self.emit(Event::Failed { origin, ended: vec![ended], in_flight: 0, text: Some(text) });
+            }
         }
         self.mark(handle);
-    }
-
-    /// Takes the requests whose connection was gone.
-    #[inline]
-    pub(super) fn take_severed(&mut self) -> Option<Vec<FinishedRequest>> {
-        (!self.severed.is_empty()).then(|| std::mem::take(&mut self.severed))
     }
 
     /// Marks a connection as having unsent output.
@@ -303,17 +528,45 @@ impl Links {
             self.dirty = list;
         }
     }
+
+    pub(super) fn flush_links(&mut self, turn: &Turn) {
+        let mut marked = self.take_marked();
+        for handle in marked.drain(..) {
+            self.flush_link(turn, handle);
+        }
+        self.recycle_marked(marked);
+    }
+
+    fn flush_link(&mut self, turn: &Turn, handle: Handle) {
+        let Some(link) = self.get_mut(handle) else { return };
+        match link.flush() {
+            Ok(waiters) => {
+                for client in waiters {
+                    self.emit(Event::Room { client });
+                }
+            }
+            Err(error) => self.break_link(turn, handle, &std::io::Error::from(error).to_string()),
+        }
+    }
+
+    /// Discards the reply at the head of the connection: its client was answered, or will be in another way.
+    pub(in crate::worker) fn skip_head(&mut self, handle: Handle) {
+        if let Some(link) = self.get_mut(handle) {
+            link.skip_body();
+            link.disown_head();
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::upstream::{Again, Pending, Purpose};
+    use super::link::{Again, Purpose};
     use super::*;
     use crate::worker::keyed::CommandSeq;
 
     #[test]
     fn a_request_whose_connection_is_gone_is_over() {
-        let mut links = Links::new();
+        let mut links = Upstreams::new(Zombies::default());
         let pending = Pending {
             who: Handle::NONE,
             seq: 7,
@@ -328,8 +581,8 @@ mod tests {
             cacheable: 0,
         };
         links.push(Handle::NONE, Request::of_ours(b"SET k v", 0, pending));
-        let strays = links.take_severed().expect("one");
-        assert_eq!((strays.len(), strays[0].outcome()), (1, Outcome::Never));
-        assert!(links.take_severed().is_none());
+        let Some(Event::Failed { ended, text: Some(_), .. }) = links.next_event() else { panic!("one has failed") };
+        assert_eq!((ended.len(), ended[0].outcome()), (1, Outcome::Never));
+        assert!(links.next_event().is_none());
     }
 }

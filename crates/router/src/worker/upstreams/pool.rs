@@ -1,0 +1,416 @@
+//! Exclusive connections to a node, for one client at a time: acquired late, returned clean, bounded, and closed when
+//! idle.
+//!
+//! Each worker has three pools per node, because each kind of use would starve the others: large values (seconds),
+//! WATCH until EXEC (the client's thinking time), and commands that wait at the node (possibly without end). Each has
+//! its own bound over all workers ([`crate::exclusive_bounds`]). If the bound is reached and no connection is free, a
+//! client waits in line, and gets NODEBUSY after `nodes.command-timeout`.
+//!
+//! There is no new connection per transaction or blocking command: connecting and the handshake cost more than the
+//! command, and a thousand new connections per second would take up a node completely.
+
+use std::collections::VecDeque;
+
+use switchyard_policy::topology::NodeId;
+
+use super::kind::{CheckoutOwner, Lane, Task};
+use super::link::{Body, Phase, Purpose};
+use super::{Event, Link, Upstreams};
+use crate::exclusive_bounds::ExclusiveBounds;
+use crate::shared::Message;
+use crate::slab::Handle;
+use crate::worker::turn::Turn;
+
+/// Maximum number of simultaneous connection attempts of a pool. Thousands of clients may begin to wait at once (after
+/// a start of the router or of a node): more attempts than the node's backlog (511) and its single thread can handle
+/// would delay each other.
+const COMING_MAX: usize = 128;
+
+/// With at most this many free or connecting, connections are made in advance for clients that will need one soon.
+const AHEAD_MIN: usize = 32;
+
+/// Pause of connecting in advance after the node has refused such a connection, us.
+const AHEAD_REST_US: u64 = 1_000_000;
+
+/// A client in line.
+#[derive(Clone, Copy, Debug)]
+struct Waiter {
+    client: Handle,
+    resp3: bool,
+    since_us: u64,
+}
+
+/// The exclusive connections of one kind to one node.
+#[derive(Debug, Default)]
+pub(super) struct Pool {
+    /// Number of connections in any state.
+    open: usize,
+    /// Number of them that have never been up: RESP2, RESP3.
+    coming: [usize; 2],
+    /// Up and unused. The last used one is used next, so that surplus connections become idle.
+    free: Vec<Handle>,
+    /// Clients in line.
+    waiters: VecDeque<Waiter>,
+    /// One was closed for waiting workers: none is opened before they have had their turn.
+    has_yielded: bool,
+    /// No connecting in advance before this time, us.
+    ahead_rests_until_us: u64,
+}
+
+impl Upstreams {
+    /// Takes a free connection of this protocol out of the pool.
+    pub(in crate::worker) fn take_free(&mut self, node: NodeId, lane: Lane, resp3: bool) -> Option<Handle> {
+        let is_fit = |link: &Link| link.phase == Phase::Up && link.resp3 == resp3;
+        let at = self.pool(node, lane)?.free.iter().rposition(|handle| self.get(*handle).is_some_and(is_fit))?;
+        let handle = self.pool_mut(node, lane)?.free.remove(at);
+        self.get_mut(handle)?.set_holder(Handle::NONE);
+        Some(handle)
+    }
+}
+
+/// Returns the configured bound of a kind over all workers, its purpose, and its key.
+fn bound(turn: &Turn, lane: Lane) -> (usize, &'static str, &'static str) {
+    let live = &turn.routing().live;
+    match lane {
+        Lane::Blocking => (live.blocking_connections_max, "blocking commands", "blocking-connections-max"),
+        Lane::Watch => (live.watch_connections_max, "transactions", "watch-connections-max"),
+        _ => (live.large_connections_max, "large values", "large-connections-max"),
+    }
+}
+
+/// Requests room from other workers, for clients in line.
+fn want_room(turn: &Turn, node: NodeId, lane: Lane) {
+    for worker in (0..turn.shared().mailboxes.len()).filter(|worker| *worker != turn.index()) {
+        turn.shared().mailboxes.send(worker, Message::CloseUnused { node, lane });
+    }
+}
+
+impl Upstreams {
+    /// Returns the counts of exclusive connections of all workers to the node.
+    fn exclusive_bounds(&mut self, turn: &Turn, node: NodeId) -> Option<&ExclusiveBounds> {
+        let bounds = &mut self.nodes.get_mut(node.index())?.exclusive_bounds;
+        Some(bounds.get_or_insert_with(|| turn.shared().exclusive_bounds(node)))
+    }
+
+    /// Closes an unused connection for other workers that wait.
+    pub(in crate::worker) fn make_room(&mut self, turn: &Turn, node: NodeId, lane: Lane) {
+        // Of this kind first. If the node accepts no more connections at all, another kind makes room as well.
+        let is_full = self.exclusive_bounds(turn, node).is_some_and(ExclusiveBounds::is_full);
+        for lane in [lane, Lane::Large, Lane::Watch, Lane::Blocking].into_iter().take(if is_full { 4 } else { 1 }) {
+            let unused = self
+                .pool_mut(node, lane)
+                .filter(|pool| pool.waiters.is_empty())
+                .and_then(|pool| pool.free.first().copied());
+            if let Some(unused) = unused {
+                return self.drop_link(turn, unused);
+            }
+        }
+    }
+
+    /// Handles the message of another worker that a connection to the node was closed.
+    pub(in crate::worker) fn room_was_made(&mut self, turn: &Turn, node: NodeId) {
+        for lane in [Lane::Large, Lane::Watch, Lane::Blocking] {
+            if let Some(pool) = self.pool_mut(node, lane) {
+                pool.has_yielded = false;
+            }
+            self.wake(turn, node, lane);
+        }
+    }
+
+    /// Publishes whether clients of this worker wait for room. Returns whether this is a change.
+    fn set_waiting_for_room(&mut self, turn: &Turn, node: NodeId, lane: Lane, waits: bool) -> bool {
+        let (worker, place) = (turn.index(), lane.pool());
+        place.is_some_and(|place| {
+            self.exclusive_bounds(turn, node).is_some_and(|bounds| bounds.set_waiting(worker, place, waits))
+        })
+    }
+
+    /// Opens one more connection, if it is needed and the bound allows it, or if a free one of the other protocol can
+    /// be closed for it.
+    fn grow(&mut self, turn: &Turn, node: NodeId, lane: Lane, resp3: bool) {
+        let Some(pool) = self.pool_mut(node, lane) else { return };
+        let [of_resp2, of_resp3] = pool.coming;
+        let alike = if resp3 { of_resp3 } else { of_resp2 };
+        // Connections that come up trigger the next ones.
+        if alike > 0 && (alike >= COMING_MAX || of_resp2 + of_resp3 >= pool.waiters.len()) {
+            return;
+        }
+        let has_yielded = pool.has_yielded;
+        if !has_yielded && self.open_exclusive(turn, node, lane, resp3, false) {
+            return;
+        }
+        if let Some(other) = self.pool_mut(node, lane).and_then(|pool| pool.free.pop()) {
+            self.drop_link(turn, other);
+            if self.open_exclusive(turn, node, lane, resp3, false) {
+                return;
+            }
+        }
+        if self.set_waiting_for_room(turn, node, lane, true) {
+            want_room(turn, node, lane);
+        }
+    }
+
+    /// Returns false if there is no room for it.
+    fn open_exclusive(&mut self, turn: &Turn, node: NodeId, lane: Lane, resp3: bool, is_ahead: bool) -> bool {
+        let (worker, bound) = (turn.index(), bound(turn, lane).0);
+        let Some(place) = lane.pool() else { return false };
+        if !self.exclusive_bounds(turn, node).is_some_and(|bounds| bounds.take(worker, place, bound)) {
+            return false;
+        }
+        // If the next one finds no room, this is a change, and the other workers are notified again.
+        self.set_waiting_for_room(turn, node, lane, false);
+        let Some(pool) = self.pool_mut(node, lane) else { return false };
+        pool.open += 1;
+        pool.coming[usize::from(resp3)] += 1;
+        let mut link =
+            Link::new(node, lane, resp3, turn.routing().live.database, turn.counters().node(node), turn.now_us());
+        link.checkout_mut().into_iter().for_each(|loan| loan.owner = CheckoutOwner::Coming { is_ahead });
+        let link = self.insert(link);
+        self.connect(turn, link);
+        true
+    }
+
+    /// Opens connections in advance for clients that will need one soon but not at the same time: otherwise each would
+    /// wait for its own connection, and with it all clients behind it. They belong to no client: the first in line gets
+    /// one regardless of the length of the line. `how_many` returns the demand, up to a maximum.
+    pub(in crate::worker) fn make_ahead(
+        &mut self,
+        turn: &Turn,
+        node: NodeId,
+        lane: Lane,
+        resp3: bool,
+        how_many: impl FnOnce(usize) -> usize,
+    ) {
+        let (bound, Some(place)) = (bound(turn, lane).0, lane.pool()) else { return };
+        let Some(room) = self.exclusive_bounds(turn, node).map(|bounds| bounds.available(place, bound)) else { return };
+        let Some(pool) = self.pool(node, lane) else { return };
+        let free = pool.free.iter().filter(|h| self.get(**h).is_some_and(|l| l.resp3 == resp3)).count();
+        let (there, coming) = (free + pool.coming[usize::from(resp3)], pool.coming[0] + pool.coming[1]);
+        let most = COMING_MAX.saturating_sub(coming.max(there)).min(room);
+        let rests = turn.now_us() < pool.ahead_rests_until_us;
+        if there >= AHEAD_MIN || most == 0 || rests || pool.has_yielded || turn.node_fails(node) {
+            return;
+        }
+        for _ in there..how_many(there + most).min(there + most) {
+            if !self.open_exclusive(turn, node, lane, resp3, true) {
+                return;
+            }
+        }
+    }
+
+    /// Handles an exclusive connection that is up for the first time.
+    pub(super) fn exclusive_up(&mut self, turn: &Turn, handle: Handle) {
+        let Some(link) = self.get_mut(handle) else { return };
+        let (node, lane, resp3) = (link.node, link.lane, link.resp3);
+        let is_coming = link.checkout().is_some_and(|loan| matches!(loan.owner, CheckoutOwner::Coming { .. }));
+        link.set_holder(Handle::NONE);
+        if is_coming && let Some(pool) = self.pool_mut(node, lane) {
+            let coming = &mut pool.coming[usize::from(resp3)];
+            *coming = coming.saturating_sub(1);
+        }
+        self.release(turn, handle);
+    }
+
+    /// Passes a connection that is up or free to the first client in line.
+    pub(in crate::worker) fn release(&mut self, turn: &Turn, handle: Handle) {
+        let Some(link) = self.get_mut(handle) else { return };
+        let (node, lane, is_up) = (link.node, link.lane, link.phase == Phase::Up && link.is_idle());
+        let Some(loan) = link
+            .checkout_mut()
+            .filter(|loan| is_up && loan.task != Task::Watching && loan.owner != CheckoutOwner::Free)
+        else {
+            return;
+        };
+        if let Some(unblock) = &mut loan.unblock {
+            // A pending CLIENT UNBLOCK could end the wait of the next client.
+            if unblock.end() {
+                return;
+            }
+            self.end_unblock(turn, handle, 0);
+        }
+        if self.is_above_share(turn, handle) {
+            // No command is on it, and the other workers are notified of the room.
+            if let Some(pool) = self.pool_mut(node, lane) {
+                pool.has_yielded = true;
+            }
+            self.drop_link(turn, handle);
+            return self.wake(turn, node, lane);
+        }
+        let Some(link) = self.get_mut(handle) else { return };
+        link.paused = false;
+        link.idle_since_us = turn.now_us();
+        if let Some(loan) = link.checkout_mut() {
+            loan.owner = CheckoutOwner::Free;
+            loan.slow = false;
+        }
+        if let Some(pool) = self.pool_mut(node, lane) {
+            pool.free.push(handle);
+        }
+        self.wake(turn, node, lane);
+    }
+
+    /// Whether to close a connection that has become free, because other workers have clients in line and this one
+    /// exceeds its share.
+    fn is_above_share(&mut self, turn: &Turn, handle: Handle) -> bool {
+        let Some((node, lane)) = self.get(handle).map(|link| (link.node, link.lane)) else { return false };
+        let (worker, bound) = (turn.index(), bound(turn, lane).0);
+        let (Some(place), Some(open)) = (lane.pool(), self.pool_mut(node, lane).map(|pool| pool.open)) else {
+            return false;
+        };
+        self.exclusive_bounds(turn, node).is_some_and(|bounds| bounds.is_above_share(worker, place, open, bound))
+    }
+
+    /// Puts a client in line.
+    pub(in crate::worker) fn wait_for_connection(
+        &mut self,
+        turn: &Turn,
+        client: Handle,
+        node: NodeId,
+        lane: Lane,
+        resp3: bool,
+    ) {
+        let since_us = turn.now_us();
+        if let Some(pool) = self.pool_mut(node, lane) {
+            pool.waiters.push_back(Waiter { client, resp3, since_us });
+        }
+        self.grow(turn, node, lane, resp3);
+    }
+
+    /// Passes free connections to clients in line, and opens connections for the remaining ones.
+    pub(super) fn wake(&mut self, turn: &Turn, node: NodeId, lane: Lane) {
+        while let Some(front) = self.pool_mut(node, lane).and_then(|p| p.waiters.front().copied()) {
+            let Waiter { client, resp3, .. } = front;
+            if let Some(link) = self.take_free(node, lane, resp3) {
+                self.get_mut(link).into_iter().for_each(|link| link.set_holder(client));
+                self.emit(Event::Granted { client, link });
+            } else if turn.node_fails(node) {
+                self.emit(Event::Refused { client, text: None });
+            } else {
+                self.grow(turn, node, lane, resp3);
+                return;
+            }
+            self.pool_mut(node, lane).map(|p| p.waiters.pop_front());
+        }
+        self.set_waiting_for_room(turn, node, lane, false);
+    }
+
+    /// Handles a failed attempt to open an exclusive connection: the client in line for which it was made gets the
+    /// error. The others keep waiting for returned connections, unless the node is unreachable.
+    pub(super) fn exclusive_failed(&mut self, turn: &Turn, handle: Handle, why: &str) {
+        let Some(link) = self.get(handle) else { return };
+        let is_ahead = link.checkout().is_some_and(|loan| loan.owner == CheckoutOwner::Coming { is_ahead: true });
+        let (node, lane) = (link.node, link.lane);
+        self.drop_link(turn, handle);
+        let rests_until_us = turn.now_us() + AHEAD_REST_US;
+        if let Some(pool) = self.pool_mut(node, lane).filter(|_| is_ahead) {
+            pool.ahead_rests_until_us = rests_until_us;
+        }
+        // For clients in line now, another attempt is made and answers them. If the node is lost, commands that would
+        // block there end as at a server.
+        let is_lost = turn.node_fails(node) || lane == Lane::Blocking && !self.is_up(node);
+        if is_ahead || is_lost {
+            self.wake(turn, node, lane);
+            return;
+        }
+        let (_, what, _) = bound(turn, lane);
+        let text = format!("NODEBUSY {} accepts no connection for {what}: {why}", turn.node_name(node));
+        if let Some(first) = self.pool_mut(node, lane).and_then(|p| p.waiters.pop_front()) {
+            self.emit(Event::Refused { client: first.client, text: Some(text) });
+        }
+    }
+
+    /// Updates the pool after an exclusive connection was removed.
+    pub(super) fn exclusive_gone(&mut self, turn: &Turn, handle: Handle, link: &Link) {
+        if let Some(pool) = self.pool_mut(link.node, link.lane) {
+            pool.open = pool.open.saturating_sub(1);
+            let coming = &mut pool.coming[usize::from(link.resp3)];
+            let was_coming = link.checkout().is_some_and(|loan| matches!(loan.owner, CheckoutOwner::Coming { .. }));
+            *coming = coming.saturating_sub(usize::from(was_coming));
+            pool.free.retain(|h| *h != handle);
+        }
+        let (worker, Some(place)) = (turn.index(), link.lane.pool()) else { return };
+        let waiting = self.exclusive_bounds(turn, link.node).map_or(0, |bounds| bounds.release(worker, place));
+        for worker in (0..turn.shared().mailboxes.len())
+            .filter(|worker| *worker != turn.index() && waiting & (1 << (worker % 64)) != 0)
+        {
+            turn.shared().mailboxes.send(worker, Message::ConnectionAvailable { node: link.node });
+        }
+    }
+
+    /// Removes a client from all lines.
+    pub(in crate::worker) fn leave_pools(&mut self, handle: Handle) {
+        for (_, _, pool) in self.pools_mut() {
+            pool.waiters.retain(|waiter| waiter.client != handle);
+        }
+    }
+
+    /// Releases the connection of a client that is gone, or does not need it any more.
+    pub(in crate::worker) fn abandon(&mut self, turn: &Turn, handle: Handle) {
+        let Some(link) = self.get_mut(handle) else { return };
+        let (node, lane) = (link.node, link.lane);
+        let midway = link.paused || !matches!(link.body, Body::Whole(_));
+        if link.task() == Task::Uploading {
+            // The node has half a command, which it never executes without the rest. Earlier commands are complete.
+            self.drop_link(turn, handle);
+            self.wake(turn, node, lane);
+        } else if midway || (lane == Lane::Large && link.unsent() > 0 && !link.is_idle()) {
+            self.break_link(turn, handle, "the client disconnected in the middle of a large value");
+        } else if link.task() == Task::Watching {
+            link.set_task(Task::Nothing);
+            link.set_holder(Handle::NONE);
+            self.push_own(turn, handle, &[b"UNWATCH"], Purpose::Discarded, 0);
+        } else if link.is_idle() {
+            self.release(turn, handle);
+        } else if lane == Lane::Blocking {
+            self.emit(Event::Abandoned { link: handle });
+        }
+        // Otherwise the reply is awaited: commands are in flight until then.
+    }
+
+    /// Answers clients that have waited too long.
+    pub(in crate::worker) fn tick_pools(&mut self, turn: &Turn) {
+        let timeout_us = turn.routing().live.command_timeout.as_micros() as u64;
+        let mut late = Vec::new();
+        let mut waited_for = Vec::new();
+        for (node, lane, pool) in self.pools_mut().filter(|(_, _, pool)| !pool.waiters.is_empty()) {
+            pool.waiters.retain(|waiter| {
+                let is_late = turn.now_us().saturating_sub(waiter.since_us) > timeout_us
+                    && !turn.shared().busy.was_busy(node, turn.now_us(), turn.routing().live.command_timeout);
+                if is_late {
+                    late.push((waiter.client, node, lane));
+                }
+                !is_late
+            });
+            waited_for.push((node, lane));
+        }
+        for (waiter, node, lane) in late {
+            let (bound, what, key) = bound(turn, lane);
+            let bound = self.exclusive_bounds(turn, node).map_or(bound, |bounds| bounds.bound(bound));
+            let text = format!(
+                "NODEBUSY {}: no connection for {what} became free within {:?} ({key} {bound})",
+                turn.node_name(node),
+                turn.routing().live.command_timeout,
+            );
+            self.emit(Event::Refused { client: waiter, text: Some(text) });
+        }
+        for (node, lane) in waited_for {
+            if let Some(pool) = self.pool_mut(node, lane) {
+                pool.has_yielded = false;
+            }
+            if lane == Lane::Watch {
+                self.emit(Event::WatchAwaited { node });
+            }
+            if self.set_waiting_for_room(turn, node, lane, false) && self.set_waiting_for_room(turn, node, lane, true) {
+                want_room(turn, node, lane);
+            }
+            // As many as may connect at the same time, because some earlier attempts may have failed.
+            for _ in 0..COMING_MAX {
+                let before = self.pool_mut(node, lane).map(|p| p.coming);
+                self.wake(turn, node, lane);
+                if self.pool_mut(node, lane).map(|p| p.coming) == before {
+                    break;
+                }
+            }
+        }
+    }
+}
