@@ -6,9 +6,11 @@ use std::sync::atomic::Ordering;
 use rustix::net::{SendFlags, SocketFlags};
 use tracing::warn;
 
-use super::Worker;
+use super::clients::Downstreams;
 use super::downstream::{Client, Details};
 use super::log_throttle::LogThrottle;
+use super::login::become_user;
+use super::quotas::part_of;
 use super::transport::Tls;
 use super::turn::Turn;
 use crate::limits::ClientQuota;
@@ -51,136 +53,6 @@ impl Acceptor {
     }
 }
 
-impl Worker {
-    pub(super) fn accept(&mut self, index: usize) {
-        // The event may be older than the close.
-        let Some(listener) = self.door.listeners.get(index) else { return };
-        let accepts = if listener.is_shared() { ACCEPTS_PER_TURN_SHARED } else { ACCEPTS_PER_TURN };
-        for _ in 0..accepts {
-            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-            match rustix::net::acceptfrom_with(&self.door.listeners[index], flags) {
-                Ok((fd, peer)) => self.greet_client(index, fd, peer.and_then(|p| p.try_into().ok())),
-                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
-                Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
-                    // Without a descriptor the connection cannot even be refused: release the spare one.
-                    self.door.spare = None;
-                    if let Ok(fd) = rustix::net::accept_with(&self.door.listeners[index], flags) {
-                        refuse_connection(&self.turn, &fd, "ERR max number of clients reached");
-                        self.turn.counters().rejected.add(1);
-                    }
-                    self.door.spare = spare_descriptor();
-                    return;
-                }
-                Err(_) => return,
-            }
-        }
-    }
-
-    fn greet_client(&mut self, listener: usize, fd: OwnedFd, peer: Option<std::net::SocketAddr>) {
-        let live = self.turn.routing().live.clone();
-        let settings = self.door.listeners[listener].settings.clone();
-        let mut share = None;
-        if settings.bounds != Bounds::default() || settings.connections_per_second.is_some() {
-            let name = format!("listener:{}", self.door.listeners[listener].number);
-            let account = self.turn.shared().limits.account(&name);
-            let too_fast = settings
-                .connections_per_second
-                .is_some_and(|rate| account.accepts.take(rate, self.turn.now_us()).is_err());
-            share = ClientQuota::connect(self.part_of(name), settings.bounds.connections)
-                .filter(|_| !too_fast)
-                .map(Box::new);
-            if share.is_none() {
-                self.turn.counters().limited_connections.add(1);
-                if !settings.tls {
-                    refuse_connection(
-                        &self.turn,
-                        &fd,
-                        "LIMITED this listener accepts no more connections now; try again",
-                    );
-                }
-                return;
-            }
-        }
-        if self.turn.shared().clients.fetch_add(1, Ordering::Relaxed) >= live.max_clients {
-            self.turn.shared().clients.fetch_sub(1, Ordering::Relaxed);
-            self.turn.counters().rejected.add(1);
-            if !settings.tls {
-                refuse_connection(&self.turn, &fd, "ERR max number of clients reached");
-            }
-            return;
-        }
-        let tls = match (settings.tls, &live.tls) {
-            (false, _) => None,
-            (true, Some(tls)) => Tls::accept(tls.config.clone()).ok(),
-            (true, None) => None,
-        };
-        if settings.tls && tls.is_none() {
-            // Never fall back to plain text on a TLS listener.
-            self.turn.shared().clients.fetch_sub(1, Ordering::Relaxed);
-            return;
-        }
-        let unix = match &settings.address {
-            ListenAddress::Tcp(_) => {
-                let _ = rustix::net::sockopt::set_tcp_nodelay(&fd, true);
-                let _ = rustix::net::sockopt::set_socket_keepalive(&fd, true);
-                // As in Redis, a client whose host is gone is detected after about ten minutes rather than the system's
-                // two hours. It may be in a blocking command.
-                let _ = rustix::net::sockopt::set_tcp_keepidle(&fd, std::time::Duration::from_secs(300));
-                let _ = rustix::net::sockopt::set_tcp_keepintvl(&fd, std::time::Duration::from_secs(100));
-                let _ = rustix::net::sockopt::set_tcp_keepcnt(&fd, 3);
-                None
-            }
-            ListenAddress::Unix { path, .. } => Some(path.clone()),
-        };
-        let details = Box::new(Details {
-            id: self.turn.shared().next_client_id.fetch_add(1, Ordering::Relaxed),
-            peer,
-            local: rustix::net::getsockname(&fd).ok().and_then(|a| a.try_into().ok()),
-            unix,
-            name: String::new(),
-            lib_name: String::new(),
-            lib_ver: String::new(),
-            created_us: self.turn.now_us(),
-            stranger_since_us: self.turn.now_us(),
-            no_evict: false,
-        });
-        let mut client = Client::new(
-            fd,
-            tls,
-            live.users.default_user().clone(),
-            settings,
-            live.database,
-            self.turn.now_us(),
-            details,
-        );
-        client.listener_share = share;
-        let handle = self.clients.insert(client);
-        let user = self.turn.routing().live.users.default_user().clone();
-        let open = user.is_open();
-        if self.become_user(handle, user, open).is_err() {
-            // The default user is at its connection limit; other users can still log in.
-            self.turn.counters().limited_connections.add(1);
-        }
-        let registered = self.clients.get(handle).map(|c| self.turn.poll().add(&c.fd, Token::Client(handle)));
-        if !matches!(registered, Some(Ok(()))) {
-            self.clients.remove(handle);
-            self.turn.shared().clients.fetch_sub(1, Ordering::Relaxed);
-            return;
-        }
-        self.turn.counters().accepted.add(1);
-        self.turn.counters().clients.add(1);
-    }
-
-    /// Counts a failed TLS handshake and logs it with throttling, because any client can cause them.
-    pub(super) fn handshake_failed(&mut self, handle: Handle, why: &str) {
-        self.turn.counters().handshakes_failed.add(1);
-        let Some(suppressed) = self.door.handshake_log.allow(self.turn.now_us()) else { return };
-        let Some(client) = self.clients.get(handle) else { return };
-        let from = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
-        warn!(from, reason = why, suppressed = suppressed.count(), "a client's TLS handshake failed");
-    }
-}
-
 fn spare_descriptor() -> Option<OwnedFd> {
     rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())
         .ok()
@@ -192,4 +64,120 @@ fn refuse_connection(turn: &Turn, fd: &OwnedFd, error: &str) {
     switchyard_resp::encode::error(&mut reply, error);
     turn.counters().errors.count(&reply);
     let _ = rustix::net::send(fd, &reply, SendFlags::NOSIGNAL);
+}
+
+pub(super) fn accept(turn: &Turn, down: &mut Downstreams, index: usize) {
+    // The event may be older than the close.
+    let Some(listener) = down.door.listeners.get(index) else { return };
+    let accepts = if listener.is_shared() { ACCEPTS_PER_TURN_SHARED } else { ACCEPTS_PER_TURN };
+    for _ in 0..accepts {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        match rustix::net::acceptfrom_with(&down.door.listeners[index], flags) {
+            Ok((fd, peer)) => greet_client(turn, down, index, fd, peer.and_then(|p| p.try_into().ok())),
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
+            Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
+                // Without a descriptor the connection cannot even be refused: release the spare one.
+                down.door.spare = None;
+                if let Ok(fd) = rustix::net::accept_with(&down.door.listeners[index], flags) {
+                    refuse_connection(turn, &fd, "ERR max number of clients reached");
+                    turn.counters().rejected.add(1);
+                }
+                down.door.spare = spare_descriptor();
+                return;
+            }
+            Err(_) => return,
+        }
+    }
+}
+
+fn greet_client(turn: &Turn, down: &mut Downstreams, listener: usize, fd: OwnedFd, peer: Option<std::net::SocketAddr>) {
+    let live = turn.routing().live.clone();
+    let settings = down.door.listeners[listener].settings.clone();
+    let mut share = None;
+    if settings.bounds != Bounds::default() || settings.connections_per_second.is_some() {
+        let name = format!("listener:{}", down.door.listeners[listener].number);
+        let account = turn.shared().limits.account(&name);
+        let too_fast =
+            settings.connections_per_second.is_some_and(|rate| account.accepts.take(rate, turn.now_us()).is_err());
+        share = ClientQuota::connect(part_of(turn, down, name), settings.bounds.connections)
+            .filter(|_| !too_fast)
+            .map(Box::new);
+        if share.is_none() {
+            turn.counters().limited_connections.add(1);
+            if !settings.tls {
+                refuse_connection(turn, &fd, "LIMITED this listener accepts no more connections now; try again");
+            }
+            return;
+        }
+    }
+    if turn.shared().clients.fetch_add(1, Ordering::Relaxed) >= live.max_clients {
+        turn.shared().clients.fetch_sub(1, Ordering::Relaxed);
+        turn.counters().rejected.add(1);
+        if !settings.tls {
+            refuse_connection(turn, &fd, "ERR max number of clients reached");
+        }
+        return;
+    }
+    let tls = match (settings.tls, &live.tls) {
+        (false, _) => None,
+        (true, Some(tls)) => Tls::accept(tls.config.clone()).ok(),
+        (true, None) => None,
+    };
+    if settings.tls && tls.is_none() {
+        // Never fall back to plain text on a TLS listener.
+        turn.shared().clients.fetch_sub(1, Ordering::Relaxed);
+        return;
+    }
+    let unix = match &settings.address {
+        ListenAddress::Tcp(_) => {
+            let _ = rustix::net::sockopt::set_tcp_nodelay(&fd, true);
+            let _ = rustix::net::sockopt::set_socket_keepalive(&fd, true);
+            // As in Redis, a client whose host is gone is detected after about ten minutes rather than the system's
+            // two hours. It may be in a blocking command.
+            let _ = rustix::net::sockopt::set_tcp_keepidle(&fd, std::time::Duration::from_secs(300));
+            let _ = rustix::net::sockopt::set_tcp_keepintvl(&fd, std::time::Duration::from_secs(100));
+            let _ = rustix::net::sockopt::set_tcp_keepcnt(&fd, 3);
+            None
+        }
+        ListenAddress::Unix { path, .. } => Some(path.clone()),
+    };
+    let details = Box::new(Details {
+        id: turn.shared().next_client_id.fetch_add(1, Ordering::Relaxed),
+        peer,
+        local: rustix::net::getsockname(&fd).ok().and_then(|a| a.try_into().ok()),
+        unix,
+        name: String::new(),
+        lib_name: String::new(),
+        lib_ver: String::new(),
+        created_us: turn.now_us(),
+        stranger_since_us: turn.now_us(),
+        no_evict: false,
+    });
+    let mut client =
+        Client::new(fd, tls, live.users.default_user().clone(), settings, live.database, turn.now_us(), details);
+    client.listener_share = share;
+    let handle = down.insert(client);
+    let user = turn.routing().live.users.default_user().clone();
+    let open = user.is_open();
+    if become_user(turn, down, handle, user, open).is_err() {
+        // The default user is at its connection limit; other users can still log in.
+        turn.counters().limited_connections.add(1);
+    }
+    let registered = down.get(handle).map(|c| turn.poll().add(&c.fd, Token::Client(handle)));
+    if !matches!(registered, Some(Ok(()))) {
+        down.remove(handle);
+        turn.shared().clients.fetch_sub(1, Ordering::Relaxed);
+        return;
+    }
+    turn.counters().accepted.add(1);
+    turn.counters().clients.add(1);
+}
+
+/// Counts a failed TLS handshake and logs it with throttling, because any client can cause them.
+pub(super) fn handshake_failed(turn: &Turn, down: &mut Downstreams, handle: Handle, why: &str) {
+    turn.counters().handshakes_failed.add(1);
+    let Some(suppressed) = down.door.handshake_log.allow(turn.now_us()) else { return };
+    let Some(client) = down.get(handle) else { return };
+    let from = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
+    warn!(from, reason = why, suppressed = suppressed.count(), "a client's TLS handshake failed");
 }

@@ -5,11 +5,13 @@ use switchyard_resp::command::{CATEGORIES, Categories, Command, Local, Lookup, M
 use switchyard_resp::encode;
 use switchyard_resp::request::{Args, Scanner};
 
+use super::Stall;
+use super::clients::Downstreams;
 use super::dispatch::Flow;
-use super::gather::Aggregation;
-use super::local::parse;
+use super::gather::{Aggregation, Gathers};
+use super::local::{asker, parse};
+use super::turn::Turn;
 use super::upstreams::kind::Lane;
-use super::{Stall, Worker};
 use crate::operator::OperatorCommand;
 use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
@@ -18,178 +20,203 @@ use crate::users::{Denied, Refused};
 /// Default number of entries shown by ACL LOG, as in Redis.
 const LOG_SHOWN: usize = 10;
 
-impl Worker {
+/// Whether a change of users by this client is pending.
+pub(super) fn awaits_users(down: &Downstreams, handle: Handle) -> bool {
+    down.get(handle).is_some_and(|client| client.lane == Lane::Rounds && client.in_flight() > 0)
+}
+
+/// Adds a refused command to the log.
+pub(super) fn note_denied(
+    turn: &Turn,
+    down: &Downstreams,
+    handle: Handle,
+    command: &Command,
+    args: &Args<'_>,
+    denied: Denied,
+) {
+    let Some(client) = down.get(handle) else { return };
+    let (reason, object) = match denied {
+        Denied::Key(index) => ("key", args.get(index).unwrap_or_default().to_vec()),
+        Denied::Channel(index) => ("channel", args.get(index).unwrap_or_default().to_vec()),
+        _ => ("command", command.name.to_ascii_lowercase().into_bytes()),
+    };
+    note_refused(turn, down, handle, reason, object, client.user.name().as_bytes());
+}
+
+pub(super) fn note_refused(
+    turn: &Turn,
+    down: &Downstreams,
+    handle: Handle,
+    reason: &'static str,
+    object: Vec<u8>,
+    user: &[u8],
+) {
+    let Some(client) = down.get(handle) else { return };
+    let context = if client.in_multi { "multi" } else { "toplevel" };
+    let client = client.describe(turn.now_us(), "acl", false);
+    lock(&turn.shared().acl_log).note(Refused { reason, context, object, user: user.to_vec(), client });
+}
+
+pub(super) fn acl(
+    turn: &Turn,
+    down: &mut Downstreams,
+    routing: &RoutingSnapshot,
+    handle: Handle,
+    class: u8,
+    local: Local,
+    args: &Args<'_>,
+) -> Flow {
+    if awaits_users(down, handle) {
+        return Flow::Stall(Stall::Barrier);
+    }
+    let users = &routing.live.users;
+    let arg = |index: usize| args.get(index).unwrap_or_default();
+    let Some(client) = down.get(handle) else { return Flow::Close };
+    let resp3 = client.resp3;
+    let mut out = Vec::new();
+    match local {
+        Local::AclUsers => {
+            encode::header(&mut out, b'*', users.iter().len());
+            users.iter().for_each(|user| encode::bulk(&mut out, user.name().as_bytes()));
+        }
+        Local::AclList => {
+            encode::header(&mut out, b'*', users.iter().len());
+            users.iter().for_each(|user| encode::bulk(&mut out, user.line(false).as_bytes()));
+        }
+        Local::AclGetuser => match users.get(arg(2)) {
+            None => encode::null(&mut out, resp3),
+            Some(user) => {
+                encode::map(&mut out, 6, resp3);
+                let mut list = |name: &str, items: &[&str], kind: u8| {
+                    encode::bulk(&mut out, name.as_bytes());
+                    encode::header(&mut out, kind, items.len());
+                    items.iter().for_each(|item| encode::bulk(&mut out, item.as_bytes()));
+                };
+                list("flags", &user.flags(), if resp3 { b'~' } else { b'*' });
+                list("passwords", &vec!["hidden"; user.passwords()], b'*');
+                for (name, text) in [
+                    ("commands", user.describe_commands()),
+                    ("keys", user.describe_keys()),
+                    ("channels", user.describe_channels()),
+                ] {
+                    encode::bulk(&mut out, name.as_bytes());
+                    encode::bulk(&mut out, text.as_bytes());
+                }
+                encode::bulk(&mut out, b"selectors");
+                out.extend_from_slice(b"*0\r\n");
+            }
+        },
+        Local::AclCat if args.len() == 2 => {
+            encode::header(&mut out, b'*', CATEGORIES.len());
+            CATEGORIES.iter().for_each(|name| encode::bulk(&mut out, name.as_bytes()));
+        }
+        Local::AclCat if args.len() == 3 => {
+            let name = String::from_utf8_lossy(arg(2)).into_owned();
+            let Some(category) = Categories::named(&name) else {
+                return down.refuse(turn, handle, class, &format!("ERR Unknown category '{name}'"));
+            };
+            let commands: Vec<_> = routing.commands.iter().filter(|c| c.categories().intersects(category)).collect();
+            encode::header(&mut out, b'*', commands.len());
+            commands.iter().for_each(|command| encode::bulk(&mut out, command.name.to_ascii_lowercase().as_bytes()));
+        }
+        Local::AclLog if args.len() == 3 && arg(2).eq_ignore_ascii_case(b"RESET") => {
+            lock(&turn.shared().acl_log).clear();
+            encode::simple(&mut out, "OK");
+        }
+        Local::AclLog if args.len() <= 3 => {
+            let Some(count) = args.get(2).map_or(Some(LOG_SHOWN as i64), parse::<i64>) else {
+                return down.refuse(turn, handle, class, "ERR value is not an integer or out of range");
+            };
+            lock(&turn.shared().acl_log).show(usize::try_from(count).unwrap_or(0), resp3, &mut out);
+        }
+        Local::AclGenpass if args.len() <= 3 => {
+            let Some(bits) = args.get(2).map_or(Some(256), parse::<i64>) else {
+                return down.refuse(turn, handle, class, "ERR value is not an integer or out of range");
+            };
+            let Some(bits) = usize::try_from(bits).ok().filter(|bits| (1..=4096).contains(bits)) else {
+                let text = "ERR ACL GENPASS argument must be the number of bits for the output password, a positive number up to 4096";
+                return down.refuse(turn, handle, class, text);
+            };
+            let mut bytes = vec![0; bits.div_ceil(8)];
+            if rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut bytes).is_err() {
+                return down.refuse(turn, handle, class, "ERR the system has no random bytes");
+            }
+            let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            encode::bulk(&mut out, &digits.as_bytes()[..bits.div_ceil(4)]);
+        }
+        Local::AclDryrun => return acl_dry_run(turn, down, routing, handle, class, args),
+        _ => {
+            let name = String::from_utf8_lossy(arg(1)).to_ascii_uppercase();
+            let text = format!("ERR unknown subcommand or wrong number of arguments for '{name}'. Try ACL HELP.");
+            return down.refuse(turn, handle, class, &text);
+        }
+    }
+    down.answer(turn, handle, class, &out);
+    Flow::Next
+}
+
+fn acl_dry_run(
+    turn: &Turn,
+    down: &mut Downstreams,
+    routing: &RoutingSnapshot,
+    handle: Handle,
+    class: u8,
+    args: &Args<'_>,
+) -> Flow {
+    let shown = |index: usize| String::from_utf8_lossy(args.get(index).unwrap_or_default()).into_owned();
+    let Some(user) = routing.live.users.get(args.get(2).unwrap_or_default()) else {
+        return down.refuse(turn, handle, class, &format!("ERR User '{}' not found", shown(2)));
+    };
+    // The remaining arguments form a command.
+    let mut request = Vec::new();
+    encode::command(&mut request, args.iter().skip(3).collect::<Vec<_>>());
+    let Some(scanner) = Scanner::again(&request) else {
+        return down.refuse(turn, handle, class, "ERR syntax error");
+    };
+    let call = scanner.args(&request);
+    let Lookup::Command(command) = routing.commands.find(&call) else {
+        return down.refuse(turn, handle, class, &format!("ERR Command '{}' not found", shown(3)));
+    };
+    if !command.arity_ok(call.len()) {
+        return down.refuse(turn, handle, class, &errors::arity(command));
+    }
+    let mut out = Vec::new();
+    match user.check(command, &call, &mut Vec::new()) {
+        Ok(()) => out.extend_from_slice(b"+OK\r\n"),
+        Err(denied) => encode::bulk(&mut out, denied.dry_run_text(command, &call).as_bytes()),
+    }
+    down.answer(turn, handle, class, &out);
+    Flow::Next
+}
+
+impl Gathers {
     /// Forwards `ACL SETUSER`, `DELUSER`, `SAVE` and `LOAD`. Later commands of the connection that read users wait for
     /// the reply.
-    pub(super) fn change_users(&mut self, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
-        let Some(port) = self.turn.shared().ports.users.clone() else {
-            return self.refuse(handle, class, "ERR users of this router cannot be changed");
+    pub(super) fn change_users(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        handle: Handle,
+        class: u8,
+        args: &Args<'_>,
+    ) -> Flow {
+        let Some(port) = turn.shared().ports.users.clone() else {
+            return down.refuse(turn, handle, class, "ERR users of this router cannot be changed");
         };
-        let Some(asker) = self.asker(handle) else { return Flow::Close };
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(asker) = asker(down, handle) else { return Flow::Close };
+        let Some(client) = down.get_mut(handle) else { return Flow::Close };
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
         }
         client.lane = Lane::Rounds;
         let words = args.iter().skip(1).map(<[u8]>::to_vec).collect();
-        let parts = 1 + self.turn.shared().mailboxes.len();
-        let Some(gather) = self.begin_gather(handle, class, parts, Aggregation::Merged(Merge::Same)) else {
+        let parts = 1 + turn.shared().mailboxes.len();
+        let Some(gather) = self.begin_gather(turn, down, handle, class, parts, Aggregation::Merged(Merge::Same)) else {
             return Flow::Close;
         };
         port.take(
-            OperatorCommand::new(words, asker, self.turn.shared().mailboxes.clone(), self.turn.index(), gather)
-                .when_adopted(),
+            OperatorCommand::new(words, asker, turn.shared().mailboxes.clone(), turn.index(), gather).when_adopted(),
         );
-        Flow::Next
-    }
-
-    /// Whether a change of users by this client is pending.
-    pub(super) fn awaits_users(&self, handle: Handle) -> bool {
-        self.clients.get(handle).is_some_and(|client| client.lane == Lane::Rounds && client.in_flight() > 0)
-    }
-
-    /// Adds a refused command to the log.
-    pub(super) fn note_denied(&self, handle: Handle, command: &Command, args: &Args<'_>, denied: Denied) {
-        let Some(client) = self.clients.get(handle) else { return };
-        let (reason, object) = match denied {
-            Denied::Key(index) => ("key", args.get(index).unwrap_or_default().to_vec()),
-            Denied::Channel(index) => ("channel", args.get(index).unwrap_or_default().to_vec()),
-            _ => ("command", command.name.to_ascii_lowercase().into_bytes()),
-        };
-        self.note_refused(handle, reason, object, client.user.name().as_bytes());
-    }
-
-    pub(super) fn note_refused(&self, handle: Handle, reason: &'static str, object: Vec<u8>, user: &[u8]) {
-        let Some(client) = self.clients.get(handle) else { return };
-        let context = if client.in_multi { "multi" } else { "toplevel" };
-        let client = client.describe(self.turn.now_us(), "acl", false);
-        lock(&self.turn.shared().acl_log).note(Refused { reason, context, object, user: user.to_vec(), client });
-    }
-
-    pub(super) fn acl(
-        &mut self,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        class: u8,
-        local: Local,
-        args: &Args<'_>,
-    ) -> Flow {
-        if self.awaits_users(handle) {
-            return Flow::Stall(Stall::Barrier);
-        }
-        let users = &routing.live.users;
-        let arg = |index: usize| args.get(index).unwrap_or_default();
-        let Some(client) = self.clients.get(handle) else { return Flow::Close };
-        let resp3 = client.resp3;
-        let mut out = Vec::new();
-        match local {
-            Local::AclUsers => {
-                encode::header(&mut out, b'*', users.iter().len());
-                users.iter().for_each(|user| encode::bulk(&mut out, user.name().as_bytes()));
-            }
-            Local::AclList => {
-                encode::header(&mut out, b'*', users.iter().len());
-                users.iter().for_each(|user| encode::bulk(&mut out, user.line(false).as_bytes()));
-            }
-            Local::AclGetuser => match users.get(arg(2)) {
-                None => encode::null(&mut out, resp3),
-                Some(user) => {
-                    encode::map(&mut out, 6, resp3);
-                    let mut list = |name: &str, items: &[&str], kind: u8| {
-                        encode::bulk(&mut out, name.as_bytes());
-                        encode::header(&mut out, kind, items.len());
-                        items.iter().for_each(|item| encode::bulk(&mut out, item.as_bytes()));
-                    };
-                    list("flags", &user.flags(), if resp3 { b'~' } else { b'*' });
-                    list("passwords", &vec!["hidden"; user.passwords()], b'*');
-                    for (name, text) in [
-                        ("commands", user.describe_commands()),
-                        ("keys", user.describe_keys()),
-                        ("channels", user.describe_channels()),
-                    ] {
-                        encode::bulk(&mut out, name.as_bytes());
-                        encode::bulk(&mut out, text.as_bytes());
-                    }
-                    encode::bulk(&mut out, b"selectors");
-                    out.extend_from_slice(b"*0\r\n");
-                }
-            },
-            Local::AclCat if args.len() == 2 => {
-                encode::header(&mut out, b'*', CATEGORIES.len());
-                CATEGORIES.iter().for_each(|name| encode::bulk(&mut out, name.as_bytes()));
-            }
-            Local::AclCat if args.len() == 3 => {
-                let name = String::from_utf8_lossy(arg(2)).into_owned();
-                let Some(category) = Categories::named(&name) else {
-                    return self.refuse(handle, class, &format!("ERR Unknown category '{name}'"));
-                };
-                let commands: Vec<_> =
-                    routing.commands.iter().filter(|c| c.categories().intersects(category)).collect();
-                encode::header(&mut out, b'*', commands.len());
-                commands
-                    .iter()
-                    .for_each(|command| encode::bulk(&mut out, command.name.to_ascii_lowercase().as_bytes()));
-            }
-            Local::AclLog if args.len() == 3 && arg(2).eq_ignore_ascii_case(b"RESET") => {
-                lock(&self.turn.shared().acl_log).clear();
-                encode::simple(&mut out, "OK");
-            }
-            Local::AclLog if args.len() <= 3 => {
-                let Some(count) = args.get(2).map_or(Some(LOG_SHOWN as i64), parse::<i64>) else {
-                    return self.refuse(handle, class, "ERR value is not an integer or out of range");
-                };
-                lock(&self.turn.shared().acl_log).show(usize::try_from(count).unwrap_or(0), resp3, &mut out);
-            }
-            Local::AclGenpass if args.len() <= 3 => {
-                let Some(bits) = args.get(2).map_or(Some(256), parse::<i64>) else {
-                    return self.refuse(handle, class, "ERR value is not an integer or out of range");
-                };
-                let Some(bits) = usize::try_from(bits).ok().filter(|bits| (1..=4096).contains(bits)) else {
-                    let text = "ERR ACL GENPASS argument must be the number of bits for the output password, a positive number up to 4096";
-                    return self.refuse(handle, class, text);
-                };
-                let mut bytes = vec![0; bits.div_ceil(8)];
-                if rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut bytes).is_err() {
-                    return self.refuse(handle, class, "ERR the system has no random bytes");
-                }
-                let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-                encode::bulk(&mut out, &digits.as_bytes()[..bits.div_ceil(4)]);
-            }
-            Local::AclDryrun => return self.acl_dry_run(routing, handle, class, args),
-            _ => {
-                let name = String::from_utf8_lossy(arg(1)).to_ascii_uppercase();
-                let text = format!("ERR unknown subcommand or wrong number of arguments for '{name}'. Try ACL HELP.");
-                return self.refuse(handle, class, &text);
-            }
-        }
-        self.answer(handle, class, &out);
-        Flow::Next
-    }
-
-    fn acl_dry_run(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
-        let shown = |index: usize| String::from_utf8_lossy(args.get(index).unwrap_or_default()).into_owned();
-        let Some(user) = routing.live.users.get(args.get(2).unwrap_or_default()) else {
-            return self.refuse(handle, class, &format!("ERR User '{}' not found", shown(2)));
-        };
-        // The remaining arguments form a command.
-        let mut request = Vec::new();
-        encode::command(&mut request, args.iter().skip(3).collect::<Vec<_>>());
-        let Some(scanner) = Scanner::again(&request) else {
-            return self.refuse(handle, class, "ERR syntax error");
-        };
-        let call = scanner.args(&request);
-        let Lookup::Command(command) = routing.commands.find(&call) else {
-            return self.refuse(handle, class, &format!("ERR Command '{}' not found", shown(3)));
-        };
-        if !command.arity_ok(call.len()) {
-            return self.refuse(handle, class, &errors::arity(command));
-        }
-        let mut out = Vec::new();
-        match user.check(command, &call, &mut Vec::new()) {
-            Ok(()) => out.extend_from_slice(b"+OK\r\n"),
-            Err(denied) => encode::bulk(&mut out, denied.dry_run_text(command, &call).as_bytes()),
-        }
-        self.answer(handle, class, &out);
         Flow::Next
     }
 }

@@ -4,30 +4,11 @@
 use switchyard_resp::command::{Command, Flags, Handling, KeyError};
 use switchyard_resp::request::Args;
 
-use super::Worker;
-use super::keyed::{Call, KeyedCommand, writes};
+use super::keyed::{Call, CommandHooks, KeyedCommand, writes};
 use super::transit::with_parsed_command;
+use super::turn::Turn;
 use super::wait::MARK;
 use crate::shared::RoutingSnapshot;
-
-/// Records the keys that a command may write, while other nodes serve slots of ejected nodes. Must be called before the
-/// command is sent.
-pub(super) fn note_written(worker: &mut Worker, keyed: KeyedCommand<'_>) {
-    let routing = worker.turn.routing().clone();
-    let mut places = std::mem::take(&mut worker.keys);
-    let mut note = |command: &Command, args: &Args<'_>| note_command(&routing, command, args, &mut places);
-    match keyed.call {
-        Call::Found(command, args) => note(command, args),
-        // Changes no keys.
-        Call::Bytes(MARK) => {}
-        Call::Bytes(request) => {
-            if with_parsed_command(&routing, request, note).is_none() {
-                routing.moves.away.iter().for_each(|away| away.note_any());
-            }
-        }
-    }
-    worker.keys = places;
-}
 
 fn note_command(routing: &RoutingSnapshot, command: &Command, args: &Args<'_>, places: &mut Vec<u32>) {
     if !writes(command) || command.flags.has(Flags::PUBSUB) {
@@ -57,5 +38,26 @@ fn note_command(routing: &RoutingSnapshot, command: &Command, args: &Args<'_>, p
         || command.flags.has(Flags::WRITE) && !is_local
     {
         routing.moves.away.iter().for_each(|away| away.note_any());
+    }
+}
+
+impl CommandHooks {
+    /// Records the keys that a command may write, while other nodes serve slots of ejected nodes. Must be called before the
+    /// command is sent.
+    pub(super) fn note_written(&mut self, turn: &Turn, keyed: KeyedCommand<'_>) {
+        let routing = turn.routing().clone();
+        let mut places = std::mem::take(&mut self.keys);
+        let mut note = |command: &Command, args: &Args<'_>| note_command(&routing, command, args, &mut places);
+        match keyed.call {
+            Call::Found(command, args) => note(command, args),
+            // Changes no keys.
+            Call::Bytes(MARK) => {}
+            Call::Bytes(request) => {
+                if with_parsed_command(&routing, request, note).is_none() {
+                    routing.moves.away.iter().for_each(|away| away.note_any());
+                }
+            }
+        }
+        self.keys = places;
     }
 }

@@ -22,16 +22,18 @@ use switchyard_resp::request::Args;
 use tracing::warn;
 
 use super::checkout::Acquired;
+use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::downstream::Client;
-use super::keyed::Call;
+use super::keyed::{Call, CommandHooks};
 use super::overrides::slots_by;
-use super::reissued::WaitEnd;
+use super::reissued::{WaitEnd, keep_waiting, note_kept, streams_seen, streams_to_look_at, streams_unseen};
 use super::turn::Turn;
-use super::upstreams::Link;
+use super::upstreams::connect::{push_own_exec, push_own_queued};
 use super::upstreams::kind::{Lane, Task, Waited};
 use super::upstreams::link::{Phase, Purpose};
 use super::upstreams::unblock::{Asker, Unblock};
+use super::upstreams::{Link, Upstreams};
 use super::wait::Since;
 use super::{Stall, Worker};
 use crate::slab::Handle;
@@ -40,11 +42,11 @@ use crate::slab::Handle;
 const PROBE_US: u64 = 1_000_000;
 
 /// Whether the keys of a waiting client, which were in this slot at the start, are in a slot in transit.
-fn waits_on_the_way(worker: &Worker, slot: Slot, holder: Handle) -> bool {
-    let topology = &worker.turn.routing().topology;
-    match worker.clients.get(holder).and_then(|client| client.waiting.as_ref()) {
+fn waits_on_the_way(turn: &Turn, down: &Downstreams, slot: Slot, holder: Handle) -> bool {
+    let topology = &turn.routing().topology;
+    match down.get(holder).and_then(|client| client.waiting.as_ref()) {
         Some(waiting) if !topology.placement().is_crc16() => {
-            slots_by(worker.turn.routing(), waiting.request()).into_iter().any(|slot| topology.transit(slot).is_some())
+            slots_by(turn.routing(), waiting.request()).into_iter().any(|slot| topology.transit(slot).is_some())
         }
         _ => topology.transit(slot).is_some(),
     }
@@ -78,7 +80,7 @@ impl Worker {
     ) -> Flow {
         // Also for XREAD, whose other calls do not block.
         let class = CommandClass::Blocking as u8;
-        if self.clients.get(handle).is_some_and(Client::is_reissued) {
+        if self.down.get(handle).is_some_and(Client::is_reissued) {
             return Flow::Stall(Stall::Barrier); // behind a command that is about to be reissued
         }
         let link = match self.take_exclusive(handle, node, Lane::Blocking) {
@@ -86,10 +88,10 @@ impl Worker {
             Ok(Acquired::Refused(_)) if self.turn.node_fails(node) => {
                 // As at the start of its wait: a single unreachable server accepts no connection.
                 self.turn.counters().cut_waiting.add(1);
-                self.close_after_replies(handle);
+                self.down.close_after_replies(handle);
                 return Flow::Close;
             }
-            Ok(Acquired::Refused(text)) => return self.refuse(handle, class, &text),
+            Ok(Acquired::Refused(text)) => return self.down.refuse(&self.turn, handle, class, &text),
             Ok(Acquired::Wait) => return Flow::Stall(Stall::Exclusive),
             Err(flow) => return flow,
         };
@@ -98,17 +100,17 @@ impl Worker {
         if let Some((ticket, false)) = ticket {
             // Queue behind clients that wait for keys of this slot and move to this node.
             self.give_back(handle, link);
-            self.wait_in_line(handle, raw, class, ticket, waits_us);
+            self.reissued_commands.wait_in_line(&self.turn, &mut self.down, handle, raw, class, ticket, waits_us);
             return Flow::Next;
         }
         self.push_exclusive(handle, link, Call::Found(command, args), raw, class, None);
-        if let Some(client) = self.clients.get_mut(handle)
+        if let Some(client) = self.down.get_mut(handle)
             && !command.flags.has(Flags::READONLY)
         {
             client.written.add(node, Since::now(self.turn.shared(), self.turn.routing()));
         }
-        if let (Some(seq), Some((ticket, _))) = (self.clients.get(handle).map(Client::last_pending), ticket) {
-            self.keep_waiting(handle, raw, seq, ticket, waits_us);
+        if let (Some(seq), Some((ticket, _))) = (self.down.get(handle).map(Client::last_pending), ticket) {
+            keep_waiting(&self.turn, &mut self.down, handle, raw, seq, ticket, waits_us);
         }
         self.wait_at_node(handle, link, waited, waits_us);
         Flow::Next
@@ -117,9 +119,9 @@ impl Worker {
     /// Marks the client as blocked after its command was sent on `link`. `waits_us`: timeout, microseconds; `None`:
     /// none.
     pub(super) fn wait_at_node(&mut self, handle: Handle, link_handle: Handle, waited: Waited, waits_us: Option<u64>) {
-        let Some(client) = self.clients.get_mut(handle) else { return };
+        let Some(client) = self.down.get_mut(handle) else { return };
         let gone = client.hangup || client.half_closed;
-        self.stall(handle, Stall::Blocked);
+        self.down.stall(&self.turn, handle, Stall::Blocked);
         let grace_us = self.turn.routing().live.command_timeout.as_micros() as u64;
         let until_us = waits_us.map_or(u64::MAX, |us| self.turn.now_us().saturating_add(us).saturating_add(grace_us));
         self.up.get_mut(link_handle).into_iter().for_each(|link| link.set_task(Task::Waiting { waited, until_us }));
@@ -131,10 +133,10 @@ impl Worker {
 
     /// Ends the wait of a client because the router stops. The node ends it first, so that no element is lost.
     pub(super) fn end_wait(&mut self, handle: Handle) {
-        if self.clients.get(handle).is_some_and(Client::is_reissued) {
+        if self.down.get(handle).is_some_and(Client::is_reissued) {
             return self.end_reissued(handle, WaitEnd::Lost);
         }
-        let held = self.clients.get(handle).and_then(|c| c.held);
+        let held = self.down.get(handle).and_then(|c| c.held);
         if let Some(link) = held
             && self.up.get(link).is_some_and(|link| link.unblock().is_none())
         {
@@ -144,7 +146,7 @@ impl Worker {
 
     /// Handles CLIENT UNBLOCK from a client of any worker.
     pub(super) fn unblock_client(&mut self, id: u64, error: bool, asker: Asker) {
-        let found = self.clients.iter().find(|(_, c)| c.details.id == id);
+        let found = self.down.iter().find(|(_, c)| c.details.id == id);
         if let Some((handle, _)) = found.filter(|(_, c)| c.is_reissued()) {
             // The command is not at a node, so no query is needed.
             self.end_reissued(handle, if error { WaitEnd::Unblocked } else { WaitEnd::OutOfTime });
@@ -193,16 +195,23 @@ impl Worker {
         let Some(unblock) = link.unblock_mut() else { return };
         let reason = unblock.sent();
         let request = [&b"CLIENT"[..], b"UNBLOCK", client_id.as_bytes(), reason];
-        match self.streams_to_look_at(holder) {
+        match streams_to_look_at(&self.down, holder) {
             None => self.up.push_own_for(&self.turn, main, link_handle, &request, Purpose::Unblock, 0),
             Some((database, streams)) => {
                 // Atomically end the wait and read the last entry of each stream.
-                self.push_own_queued(main, database, &[b"MULTI"]);
+                push_own_queued(&self.turn, &mut self.up, &mut self.hooks, main, database, &[b"MULTI"]);
                 self.up.push_own(&self.turn, main, &request, Purpose::Discarded, 0);
                 for stream in &streams {
-                    self.push_own_queued(main, database, &[b"XINFO", b"STREAM", stream]);
+                    push_own_queued(
+                        &self.turn,
+                        &mut self.up,
+                        &mut self.hooks,
+                        main,
+                        database,
+                        &[b"XINFO", b"STREAM", stream],
+                    );
                 }
-                self.push_own_exec(main, link_handle, database, Purpose::Unblock);
+                push_own_exec(&self.turn, &mut self.up, &mut self.hooks, main, link_handle, database, Purpose::Unblock);
             }
         }
     }
@@ -211,9 +220,9 @@ impl Worker {
     pub(super) fn on_unblock(&mut self, link_handle: Handle, answer: &[u8]) {
         let holder = self.up.get(link_handle).map(Link::holder);
         let answer = match holder.filter(|_| answer.starts_with(b"*")) {
-            Some(holder) => self.streams_seen(holder, answer),
+            Some(holder) => streams_seen(&mut self.down, holder, answer),
             None => {
-                self.streams_unseen(holder.filter(|_| reply::is_error(answer)));
+                streams_unseen(&mut self.down, holder.filter(|_| reply::is_error(answer)));
                 answer
             }
         };
@@ -221,7 +230,7 @@ impl Worker {
         let (node, holder) = (link.node(), link.holder());
         let Some(unblock) = link.unblock_mut() else { return };
         let over = unblock.replied();
-        let abandoned = self.clients.get(holder).is_none();
+        let abandoned = self.down.get(holder).is_none();
         if reply::is_error(answer) {
             for (asker, _) in unblock.take_askers() {
                 asker.answer(&self.turn.shared().mailboxes, answer);
@@ -236,66 +245,24 @@ impl Worker {
         } else if reply::integer(answer) == Some(1) || over {
             // The reply of the blocking command may be late, and the command may be reissued before it arrives.
             let wanted = unblock.wanted().filter(|_| !over);
-            if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
+            if let Some(waiting) = self.down.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
                 waiting.note_unblocked(wanted);
             }
             self.up.end_unblock(&self.turn, link_handle, reply::integer(answer).unwrap_or(0));
             self.up.release(&self.turn, link_handle);
         } else {
             // The command had not reached the node, or its reply is in transit.
-            self.unblocks.again.push(link_handle);
+            self.up.unblocks.again.push(link_handle);
         }
     }
 
     /// Repeats CLIENT UNBLOCK for waits that had not started yet.
     pub(super) fn retry_unblocks(&mut self) {
-        for link in std::mem::take(&mut self.unblocks.again) {
+        for link in std::mem::take(&mut self.up.unblocks.again) {
             if self.up.get(link).and_then(Link::unblock).is_some_and(Unblock::is_to_be_sent) {
                 self.send_unblock(link);
             }
         }
-    }
-
-    /// Probes nodes with waiting clients and no other traffic.
-    pub(super) fn tick_blocked(&mut self) {
-        if self.turn.now_us() < self.unblocks.next_probe_us {
-            return;
-        }
-        self.unblocks.next_probe_us = self.turn.now_us() + PROBE_US;
-        let mut nodes: Vec<NodeId> =
-            self.up.iter().filter(|(_, l)| l.lane() == Lane::Blocking && !l.is_idle()).map(|(_, l)| l.node()).collect();
-        nodes.sort_unstable();
-        nodes.dedup();
-        let live = &self.turn.routing().live;
-        let command_timeout = live.command_timeout;
-        let timeout_us = (2 * live.command_timeout + live.connect_timeout).as_micros() as u64;
-        for node in nodes {
-            let Some(main) = self.up.main(node) else { continue };
-            let Some(link) = self.up.get(main) else { continue };
-            let is_busy = self.turn.shared().busy.was_busy(node, self.turn.now_us(), command_timeout);
-            if link.phase() != Phase::Up
-                && !is_busy
-                && self.turn.now_us().saturating_sub(link.received_us()) > timeout_us
-            {
-                self.up.break_waiting(&self.turn, node, "the node can no longer be reached");
-            } else if link.phase() == Phase::Up && link.is_idle() {
-                self.up.push_own(&self.turn, main, &[b"PING"], Purpose::Discarded, 0);
-            }
-        }
-    }
-
-    /// Whether the keys of a waiting client are still served where it waits.
-    fn is_waiting_well(&self, waited: Waited, holder: Handle, node: NodeId) -> bool {
-        let slot = match waited {
-            Waited::Nothing => return true,
-            Waited::OfSeveral(_) => return self.turn.routing().topology.only_node() == Some(node),
-            Waited::Of(slot) => slot,
-        };
-        let waiting = self.clients.get(holder).and_then(|c| c.waiting.as_ref());
-        waiting.map_or_else(
-            || self.routing_of_moved().topology.owner(slot) == node,
-            |waiting| self.is_used_at(slot, waiting.request(), node),
-        )
     }
 
     /// Handles a new topology. A wait at the right node continues under the new epoch, so that a command without a
@@ -309,17 +276,17 @@ impl Worker {
             };
             let (node, holder) = (link.node(), link.holder());
             let waited = if let Task::Waiting { waited, .. } = link.task() { waited } else { Waited::Nothing };
-            if !self.is_waiting_well(waited, holder, node) {
+            if !is_waiting_well(&self.turn, &self.down, &self.hooks, waited, holder, node) {
                 self.reissue_waiting(handle);
                 continue;
             }
             // For a disconnected client, CLIENT UNBLOCK is in flight. Its keys are no longer known, so it keeps its
             // epoch.
-            if waited.line().is_some() && self.clients.get(holder).is_none_or(|client| client.waiting.is_none()) {
+            if waited.line().is_some() && self.down.get(holder).is_none_or(|client| client.waiting.is_none()) {
                 continue;
             }
-            if waited.line().is_some_and(|slot| waits_on_the_way(self, slot, holder)) {
-                self.note_kept(holder, node);
+            if waited.line().is_some_and(|slot| waits_on_the_way(&self.turn, &self.down, slot, holder)) {
+                note_kept(&self.turn, &mut self.down, &mut self.hooks, holder, node);
             }
             self.up.get_mut(handle).into_iter().for_each(|link| link.restamp(epoch));
         }
@@ -330,4 +297,52 @@ impl Worker {
 pub(super) fn is_end_of_waits(turn: &Turn, error: &[u8]) -> bool {
     error.starts_with(b"-UNBLOCKED force")
         || error.starts_with(b"-UNBLOCKED") && turn.shared().draining.load(Ordering::Relaxed)
+}
+
+impl Upstreams {
+    /// Probes nodes with waiting clients and no other traffic.
+    pub(super) fn tick_blocked(&mut self, turn: &Turn) {
+        if turn.now_us() < self.unblocks.next_probe_us {
+            return;
+        }
+        self.unblocks.next_probe_us = turn.now_us() + PROBE_US;
+        let mut nodes: Vec<NodeId> =
+            self.iter().filter(|(_, l)| l.lane() == Lane::Blocking && !l.is_idle()).map(|(_, l)| l.node()).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        let live = &turn.routing().live;
+        let command_timeout = live.command_timeout;
+        let timeout_us = (2 * live.command_timeout + live.connect_timeout).as_micros() as u64;
+        for node in nodes {
+            let Some(main) = self.main(node) else { continue };
+            let Some(link) = self.get(main) else { continue };
+            let is_busy = turn.shared().busy.was_busy(node, turn.now_us(), command_timeout);
+            if link.phase() != Phase::Up && !is_busy && turn.now_us().saturating_sub(link.received_us()) > timeout_us {
+                self.break_waiting(turn, node, "the node can no longer be reached");
+            } else if link.phase() == Phase::Up && link.is_idle() {
+                self.push_own(turn, main, &[b"PING"], Purpose::Discarded, 0);
+            }
+        }
+    }
+}
+
+/// Whether the keys of a waiting client are still served where it waits.
+fn is_waiting_well(
+    turn: &Turn,
+    down: &Downstreams,
+    hooks: &CommandHooks,
+    waited: Waited,
+    holder: Handle,
+    node: NodeId,
+) -> bool {
+    let slot = match waited {
+        Waited::Nothing => return true,
+        Waited::OfSeveral(_) => return turn.routing().topology.only_node() == Some(node),
+        Waited::Of(slot) => slot,
+    };
+    let waiting = down.get(holder).and_then(|c| c.waiting.as_ref());
+    waiting.map_or_else(
+        || hooks.routing_of_moved(turn).topology.owner(slot) == node,
+        |waiting| hooks.is_used_at(turn, slot, waiting.request(), node),
+    )
 }

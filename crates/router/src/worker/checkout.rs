@@ -25,7 +25,7 @@ pub(super) enum Acquired {
 impl Worker {
     /// Acquires an exclusive connection for a command, or returns the flow of the command without one.
     pub(super) fn take_exclusive(&mut self, handle: Handle, node: NodeId, lane: Lane) -> Result<Acquired, Flow> {
-        let Some(client) = self.clients.get_mut(handle) else { return Err(Flow::Close) };
+        let Some(client) = self.down.get_mut(handle) else { return Err(Flow::Close) };
         if !client.may_take(lane) || self.holds_elsewhere(handle, node) {
             return Err(Flow::Stall(Stall::Barrier));
         }
@@ -40,7 +40,7 @@ impl Worker {
     /// resume it. And a third command to the first node would take a third connection and overtake commands on the
     /// first.
     fn holds_elsewhere(&self, handle: Handle, node: NodeId) -> bool {
-        self.clients.get(handle).is_some_and(|client| {
+        self.down.get(handle).is_some_and(|client| {
             client.in_flight() > 0
                 && client.held.and_then(|held| self.up.get(held)).is_some_and(|link| link.node() != node)
         })
@@ -48,7 +48,7 @@ impl Worker {
 
     /// Returns a free connection, or puts the client in line.
     pub(super) fn acquire(&mut self, handle: Handle, node: NodeId, lane: Lane) -> Acquired {
-        let Some(client) = self.clients.get_mut(handle) else { return Acquired::Wait };
+        let Some(client) = self.down.get_mut(handle) else { return Acquired::Wait };
         let resp3 = client.resp3;
         if let Some(refusal) = client.refusal.take() {
             return Acquired::Refused(refusal.into());
@@ -78,7 +78,7 @@ impl Worker {
         if let Some(link) = self.up.take_free(node, lane, resp3) {
             return Acquired::Link(link);
         }
-        self.stall(handle, Stall::Exclusive);
+        self.down.stall(&self.turn, handle, Stall::Exclusive);
         self.up.wait_for_connection(&self.turn, handle, node, lane, resp3);
         Acquired::Wait
     }
@@ -95,7 +95,7 @@ impl Worker {
         seq: Option<u32>,
     ) {
         let epoch = self.turn.routing().topology.epoch() as u32;
-        let Some(client) = self.clients.get_mut(handle) else { return };
+        let Some(client) = self.down.get_mut(handle) else { return };
         let seq = seq.unwrap_or_else(|| client.owe(self.turn.now_us(), class));
         client.held = Some(link_handle);
         let (database, no_touch) = (client.database, client.no_touch);
@@ -103,7 +103,7 @@ impl Worker {
         let shape = if downgraded { shape_of(&self.turn, request) } else { Shape::Plain };
         let Some(link) = self.up.get_mut(link_handle) else { return };
         let node = link.node();
-        let kept = if self.slow.is_on() { &request[..request.len().min(super::slowlog::KEPT)] } else { &[] };
+        let kept = if self.hooks.slow.is_on() { &request[..request.len().min(super::slowlog::KEPT)] } else { &[] };
         link.begin_command(handle, shape, kept);
         let pending = Pending {
             who: handle,
@@ -119,7 +119,7 @@ impl Worker {
             cacheable: self.turn.cacheable(),
         };
         link.touch_as(no_touch, pending);
-        let request = self.pass(KeyedCommand { call, node, database }, request, pending);
+        let request = self.hooks.pass(&self.turn, KeyedCommand { call, node, database }, request, pending);
         self.up.push(link_handle, request);
     }
 
@@ -129,7 +129,7 @@ impl Worker {
         if !link.lane().is_exclusive() || !link.is_idle() || link.task() == Task::Watching {
             return;
         }
-        if let Some(client) = self.clients.get_mut(link.holder())
+        if let Some(client) = self.down.get_mut(link.holder())
             && client.held == Some(handle)
         {
             client.held = None;
@@ -139,7 +139,7 @@ impl Worker {
 
     /// Returns a connection that this client has acquired but does not need.
     pub(super) fn give_back(&mut self, handle: Handle, link_handle: Handle) {
-        if let Some(client) = self.clients.get_mut(handle).filter(|c| c.held == Some(link_handle)) {
+        if let Some(client) = self.down.get_mut(handle).filter(|c| c.held == Some(link_handle)) {
             client.held = None;
         }
         if self.up.get(link_handle).is_some_and(|l| l.holder() == handle || l.holder() == Handle::NONE) {
@@ -149,7 +149,7 @@ impl Worker {
 
     /// Returns the connection that a client holds, if it is unused.
     pub(super) fn give_back_unused(&mut self, handle: Handle) {
-        let held = self.clients.get(handle).and_then(|client| client.held);
+        let held = self.down.get(handle).and_then(|client| client.held);
         let is_unused = |link: &Link| link.is_idle() && link.task() == Task::Nothing && link.holder() == handle;
         if let Some(held) = held.filter(|held| self.up.get(*held).is_some_and(is_unused)) {
             self.give_back(handle, held);
@@ -158,7 +158,7 @@ impl Worker {
 
     /// Returns a connection that a client got while in line, if it leads to a node that is no longer its destination.
     pub(super) fn give_back_of_another(&mut self, handle: Handle, node: NodeId) {
-        let held = self.clients.get(handle).and_then(|c| c.held);
+        let held = self.down.get(handle).and_then(|c| c.held);
         if let Some(held) = held.filter(|held| self.up.get(*held).is_none_or(|l| l.node() != node)) {
             self.give_back(handle, held);
         }

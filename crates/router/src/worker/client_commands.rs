@@ -8,10 +8,12 @@ use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
 use super::Worker;
+use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::downstream::{Client, ReplyMode, Stall};
-use super::gather::Aggregation;
+use super::gather::{Aggregation, Gathers};
 use super::local::parse;
+use super::transactions::is_dirty;
 use super::turn::Turn;
 use super::upstreams::kind::Lane;
 use crate::shared::{ClientFilter, ClientType, Message};
@@ -65,7 +67,7 @@ impl Worker {
         let is = |index: usize, word: &str| arg(index).eq_ignore_ascii_case(word.as_bytes());
         let now_us = self.turn.now_us();
         let routing = self.turn.routing().clone();
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         let mut out = Vec::new();
         match local {
             Local::ClientId => encode::integer(&mut out, client.details.id as i64),
@@ -73,7 +75,7 @@ impl Worker {
             Local::ClientGetname => encode::bulk(&mut out, client.details.name.as_bytes()),
             Local::ClientSetname => {
                 if !is_valid_name(arg(2)) {
-                    return self.refuse(handle, class, INVALID_NAME);
+                    return self.down.refuse(&self.turn, handle, class, INVALID_NAME);
                 }
                 client.details.name = String::from_utf8_lossy(arg(2)).into_owned();
                 out.extend_from_slice(b"+OK\r\n");
@@ -81,7 +83,8 @@ impl Worker {
             Local::ClientSetinfo => {
                 let option = String::from_utf8_lossy(arg(2)).into_owned();
                 if !is_valid_name(arg(3)) {
-                    return self.refuse(
+                    return self.down.refuse(
+                        &self.turn,
                         handle,
                         class,
                         &format!("ERR {option} cannot contain spaces, newlines or special characters."),
@@ -91,20 +94,28 @@ impl Worker {
                 match option.to_ascii_lowercase().as_str() {
                     "lib-name" => client.details.lib_name = value,
                     "lib-ver" => client.details.lib_ver = value,
-                    _ => return self.refuse(handle, class, &format!("ERR Unrecognized option '{option}'")),
+                    _ => {
+                        return self.down.refuse(
+                            &self.turn,
+                            handle,
+                            class,
+                            &format!("ERR Unrecognized option '{option}'"),
+                        );
+                    }
                 }
                 out.extend_from_slice(b"+OK\r\n");
             }
             Local::ClientInfo => {
                 let command = routing.commands.get(client.last_command).map_or("NULL", |c| &c.name);
-                let Some(client) = self.clients.get(handle) else { return Flow::Close };
-                let text = client.describe(now_us, command, self.is_dirty(handle, client));
+                let Some(client) = self.down.get(handle) else { return Flow::Close };
+                let text =
+                    client.describe(now_us, command, is_dirty(&self.turn, &self.up, &self.hooks, handle, client));
                 encode::verbatim(&mut out, text.as_bytes(), client.resp3);
             }
             Local::ClientNoEvict | Local::ClientNoTouch => {
                 let on = is(2, "ON");
                 if !on && !is(2, "OFF") {
-                    return self.refuse(handle, class, "ERR syntax error");
+                    return self.down.refuse(&self.turn, handle, class, "ERR syntax error");
                 }
                 if local == Local::ClientNoTouch {
                     let keepers = routing.topology.nodes().filter(|node| self.turn.data_nodes().has(node.id));
@@ -113,7 +124,12 @@ impl Worker {
                             .map(|node| node.id)
                             .all(|id| self.turn.shared().with_facts(id, |facts| knows_no_touch(&facts.redis_version)))
                     {
-                        return self.refuse(handle, class, "ERR unknown subcommand 'NO-TOUCH'. Try CLIENT HELP.");
+                        return self.down.refuse(
+                            &self.turn,
+                            handle,
+                            class,
+                            "ERR unknown subcommand 'NO-TOUCH'. Try CLIENT HELP.",
+                        );
                     }
                     client.no_touch = on;
                 } else {
@@ -134,7 +150,7 @@ impl Worker {
                     }
                     return Flow::Next;
                 } else {
-                    return self.refuse(handle, class, "ERR syntax error");
+                    return self.down.refuse(&self.turn, handle, class, "ERR syntax error");
                 }
             }
             Local::ClientHelp => {
@@ -145,14 +161,16 @@ impl Worker {
             }
             Local::ClientList => {
                 return match list_filter(args) {
-                    Ok(filter) => self.query_workers(
+                    Ok(filter) => self.gathers.query_workers(
+                        &self.turn,
+                        &mut self.down,
                         handle,
                         class,
                         filter,
                         Aggregation::ClientList,
                         |filter, from, gather, part| Message::List { filter, from, gather, part },
                     ),
-                    Err(error) => self.refuse(handle, class, &error),
+                    Err(error) => self.down.refuse(&self.turn, handle, class, &error),
                 };
             }
             Local::ClientKill => {
@@ -162,23 +180,25 @@ impl Worker {
                     Ok((filter, _)) if filter.skip != Some(id) && !client.may_take(Lane::Rounds) => {
                         Flow::Stall(Stall::Barrier)
                     }
-                    Ok((filter, whole)) => {
-                        self.query_workers(handle, class, filter, whole, |filter, from, gather, part| Message::Kill {
-                            filter,
-                            from,
-                            gather,
-                            part,
-                        })
-                    }
-                    Err(error) => self.refuse(handle, class, &error),
+                    Ok((filter, whole)) => self.gathers.query_workers(
+                        &self.turn,
+                        &mut self.down,
+                        handle,
+                        class,
+                        filter,
+                        whole,
+                        |filter, from, gather, part| Message::Kill { filter, from, gather, part },
+                    ),
+                    Err(error) => self.down.refuse(&self.turn, handle, class, &error),
                 };
             }
             Local::ClientUnblock => {
                 let Some(id) = parse::<i64>(arg(2)) else {
-                    return self.refuse(handle, class, "ERR value is not an integer or out of range");
+                    return self.down.refuse(&self.turn, handle, class, "ERR value is not an integer or out of range");
                 };
                 if args.len() > 4 {
-                    return self.refuse(
+                    return self.down.refuse(
+                        &self.turn,
                         handle,
                         class,
                         "ERR unknown subcommand or wrong number of arguments for 'UNBLOCK'. Try CLIENT HELP.",
@@ -186,66 +206,45 @@ impl Worker {
                 }
                 let error = is(3, "ERROR");
                 if args.len() == 4 && !error && !is(3, "TIMEOUT") {
-                    return self.refuse(handle, class, "ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR");
+                    return self.down.refuse(
+                        &self.turn,
+                        handle,
+                        class,
+                        "ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR",
+                    );
                 }
                 let id = id as u64;
                 let whole = Aggregation::Merged(switchyard_resp::command::Merge::Sum);
-                return self.query_workers(handle, class, ClientFilter::default(), whole, |_, from, gather, part| {
-                    Message::Unblock { id, error, from, gather, part }
-                });
+                return self.gathers.query_workers(
+                    &self.turn,
+                    &mut self.down,
+                    handle,
+                    class,
+                    ClientFilter::default(),
+                    whole,
+                    |_, from, gather, part| Message::Unblock { id, error, from, gather, part },
+                );
             }
             // CLIENT CAPA announces support of redirects, which the router never sends.
             _ => out.extend_from_slice(b"+OK\r\n"),
         }
-        self.answer(handle, class, &out);
-        Flow::Next
-    }
-
-    fn query_workers(
-        &mut self,
-        handle: Handle,
-        class: u8,
-        filter: ClientFilter,
-        whole: Aggregation,
-        message: impl Fn(Arc<ClientFilter>, usize, Handle, u32) -> Message,
-    ) -> Flow {
-        let workers = self.turn.shared().mailboxes.len();
-        let Some(gather) = self.begin_gather(handle, class, workers, whole) else { return Flow::Close };
-        let filter = Arc::new(filter);
-        for worker in 0..workers {
-            self.turn.shared().mailboxes[worker].send(message(
-                filter.clone(),
-                self.turn.index(),
-                gather,
-                worker as u32,
-            ));
-        }
+        self.down.answer(&self.turn, handle, class, &out);
         Flow::Next
     }
 
     /// Returns the matching clients of this worker, as a text reply.
     pub(super) fn list_clients(&self, filter: &ClientFilter) -> Vec<u8> {
         let mut text = String::new();
-        for (handle, client) in self.clients.iter().filter(|(_, c)| matches(&self.turn, c, filter)) {
+        for (handle, client) in self.down.iter().filter(|(_, c)| matches(&self.turn, c, filter)) {
             let command = self.turn.routing().commands.get(client.last_command).map_or("NULL", |c| &c.name);
-            text.push_str(&client.describe(self.turn.now_us(), command, self.is_dirty(handle, client)));
+            text.push_str(&client.describe(
+                self.turn.now_us(),
+                command,
+                is_dirty(&self.turn, &self.up, &self.hooks, handle, client),
+            ));
         }
         let mut reply = Vec::new();
         encode::bulk(&mut reply, text.as_bytes());
-        reply
-    }
-
-    /// Closes the matching clients of this worker and returns their number as a reply. A client that kills itself still
-    /// gets its reply. Others get no pending replies, as in Redis: a reply may never come, for example if the rest of
-    /// its request is not read any more.
-    pub(super) fn kill_clients(&mut self, filter: &ClientFilter, killer: Option<Handle>) -> Vec<u8> {
-        let victims: Vec<Handle> =
-            self.clients.iter().filter(|(_, c)| matches(&self.turn, c, filter)).map(|(h, _)| h).collect();
-        let mut reply = Vec::new();
-        encode::integer(&mut reply, victims.len() as i64);
-        for victim in victims {
-            if killer == Some(victim) { self.close_after_replies(victim) } else { self.close_client(victim) }
-        }
         reply
     }
 }
@@ -321,4 +320,43 @@ fn matches(turn: &Turn, client: &Client, filter: &ClientFilter) -> bool {
         && filter.user.as_deref().is_none_or(|u| u == client.user.name())
         && filter.skip != Some(d.id)
         && filter.max_age_s.is_none_or(|age| turn.now_us().saturating_sub(d.created_us) / 1_000_000 >= age)
+}
+
+/// Closes the matching clients of this worker and returns their number as a reply. A client that kills itself still
+/// gets its reply. Others get no pending replies, as in Redis: a reply may never come, for example if the rest of
+/// its request is not read any more.
+pub(super) fn kill_clients(
+    turn: &Turn,
+    down: &mut Downstreams,
+    filter: &ClientFilter,
+    killer: Option<Handle>,
+) -> Vec<u8> {
+    let victims: Vec<Handle> = down.iter().filter(|(_, c)| matches(turn, c, filter)).map(|(h, _)| h).collect();
+    let mut reply = Vec::new();
+    encode::integer(&mut reply, victims.len() as i64);
+    for victim in victims {
+        if killer == Some(victim) { down.close_after_replies(victim) } else { down.close_client(turn, victim) }
+    }
+    reply
+}
+
+impl Gathers {
+    fn query_workers(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        handle: Handle,
+        class: u8,
+        filter: ClientFilter,
+        whole: Aggregation,
+        message: impl Fn(Arc<ClientFilter>, usize, Handle, u32) -> Message,
+    ) -> Flow {
+        let workers = turn.shared().mailboxes.len();
+        let Some(gather) = self.begin_gather(turn, down, handle, class, workers, whole) else { return Flow::Close };
+        let filter = Arc::new(filter);
+        for worker in 0..workers {
+            turn.shared().mailboxes[worker].send(message(filter.clone(), turn.index(), gather, worker as u32));
+        }
+        Flow::Next
+    }
 }

@@ -1,15 +1,39 @@
 //! Clients of a worker: all clients, and the lists of clients with output, with a stall, and to resume in this turn.
 //! Independent of nodes.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::accept::Acceptor;
 use super::downstream::{Client, Stall};
+use super::log_throttle::LogThrottle;
+use super::multi_local::CapturedReply;
+use super::quotas::Accounts;
 use super::reissued::Waiting;
 use crate::metrics::WorkerCounters;
 use crate::slab::{Handle, Slab};
+use switchyard_resp::request::Scanner;
+
+/// Change of a client that concerns connections to nodes or features. The loop passes each event to them.
+#[derive(Debug)]
+pub(super) enum Event {
+    Closed {
+        handle: Handle,
+        client: Box<Client>,
+    },
+    /// The client has read most of its output: its exclusive connection is read again.
+    Drained {
+        link: Handle,
+    },
+    /// The reply to a write proves that the client knows the new values of these keys.
+    OwnWrite {
+        client: Handle,
+        keys: Vec<Box<[u8]>>,
+    },
+}
 
 #[derive(Debug)]
-pub(super) struct Clients {
+pub(super) struct Downstreams {
     all: Slab<Client>,
     /// Clients with unsent output.
     dirty: Vec<Handle>,
@@ -20,10 +44,21 @@ pub(super) struct Clients {
     /// Clients by their stall in `Stall::LISTED`, including some whose stall has ended (`Client::listed`).
     stalled: [Vec<Handle>; Stall::LISTED.len()],
     counters: Arc<WorkerCounters>,
+    /// Clients that were not read to the end.
+    unread: Vec<Handle>,
+    /// Captured reply of a local command in a transaction.
+    pub(super) caught: CapturedReply,
+    events: VecDeque<Event>,
+    pub(super) door: Acceptor,
+    pub(super) accounts: Accounts,
+    /// For reuse: scanner of commands that arrive whole.
+    pub(super) scanner: Scanner,
+    pub(super) http_log: LogThrottle,
+    pub(super) login_log: LogThrottle,
 }
 
-impl Clients {
-    pub(super) fn new(counters: Arc<WorkerCounters>) -> Self {
+impl Downstreams {
+    pub(super) fn new(counters: Arc<WorkerCounters>, door: Acceptor) -> Self {
         Self {
             all: Slab::new(),
             dirty: Vec::new(),
@@ -31,7 +66,39 @@ impl Clients {
             later: Vec::new(),
             stalled: Default::default(),
             counters,
+            unread: Vec::new(),
+            caught: CapturedReply::default(),
+            events: VecDeque::new(),
+            door,
+            accounts: Accounts::default(),
+            scanner: Scanner::default(),
+            http_log: LogThrottle::default(),
+            login_log: LogThrottle::default(),
         }
+    }
+
+    /// Returns the next event.
+    #[inline]
+    pub(super) fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    pub(super) fn emit(&mut self, event: Event) {
+        self.events.push_back(event);
+    }
+
+    /// Reads a client again in the next turn.
+    #[inline]
+    pub(super) fn read_later(&mut self, handle: Handle) {
+        self.unread.push(handle);
+    }
+
+    pub(super) fn has_unread(&self) -> bool {
+        !self.unread.is_empty()
+    }
+
+    pub(super) fn take_unread(&mut self) -> Vec<Handle> {
+        std::mem::take(&mut self.unread)
     }
 
     #[inline]
@@ -67,7 +134,7 @@ impl Clients {
     // ---- stalls ----
 
     /// Stops processing further commands of a client.
-    pub(super) fn stall(&mut self, handle: Handle, why: Stall, now_us: u64) {
+    pub(super) fn begin_stall(&mut self, handle: Handle, why: Stall, now_us: u64) {
         let Some(client) = self.all.get_mut(handle) else { return };
         match (client.stall == Stall::Blocked, why == Stall::Blocked) {
             (false, true) => self.counters.blocked.add(1),
@@ -85,7 +152,7 @@ impl Clients {
     }
 
     /// Ends a stall; the client resumes in this turn. Returns its blocking command, if any.
-    pub(super) fn unstall(&mut self, handle: Handle, now_us: u64) -> Option<Box<Waiting>> {
+    pub(super) fn end_stall(&mut self, handle: Handle, now_us: u64) -> Option<Box<Waiting>> {
         let client = self.all.get_mut(handle).filter(|client| client.stall != Stall::None)?;
         // Excludes waits caused by the client itself: unread output, a full pipeline, and blocking commands.
         if !matches!(client.stall, Stall::Output | Stall::Pipeline | Stall::Blocked) {

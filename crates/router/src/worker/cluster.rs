@@ -18,6 +18,7 @@ use switchyard_resp::command::Command;
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
+use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::local::parse;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
@@ -152,31 +153,6 @@ impl MultiStepCommand for SlotKeys {
 }
 
 impl Worker {
-    /// Answers READONLY, READWRITE and `ASKING`. No effect, because the router shows neither replicas nor slots in
-    /// transit.
-    pub(super) fn cluster_mode(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8) -> Flow {
-        if routing.live.cluster.is_none() {
-            return self.refuse(handle, class, DISABLED);
-        }
-        self.answer(handle, class, b"+OK\r\n");
-        Flow::Next
-    }
-
-    /// Returns the members that a client sees, and the index of the one it is connected to.
-    fn members(&self, routing: &RoutingSnapshot, handle: Handle) -> (Vec<Member>, usize) {
-        let local = self.clients.get(handle).and_then(|c| c.details.local);
-        let local = local.map_or_else(
-            || ("127.0.0.1".to_string(), self.turn.shared().port),
-            |a| (a.ip().to_canonical().to_string(), a.port()),
-        );
-        let announced = routing.live.cluster.as_ref().map(|c| c.announce.as_slice()).unwrap_or_default();
-        if announced.is_empty() {
-            return (members_of(&[local]), 0);
-        }
-        let own = announced.iter().position(|a| *a == local).unwrap_or(0);
-        (members_of(announced), own)
-    }
-
     pub(super) fn cluster(
         &mut self,
         routing: &RoutingSnapshot,
@@ -194,16 +170,16 @@ impl Worker {
                     &mut out,
                     i64::from(routing.topology.slot_of(args.get(2).unwrap_or_default()).number()),
                 );
-                self.answer(handle, class, &out);
+                self.down.answer(&self.turn, handle, class, &out);
                 return Flow::Next;
             }
             "COUNTKEYSINSLOT" | "GETKEYSINSLOT" => return self.keys_in_slot(routing, handle, class, args),
-            _ if routing.live.cluster.is_none() => return self.refuse(handle, class, DISABLED),
+            _ if routing.live.cluster.is_none() => return self.down.refuse(&self.turn, handle, class, DISABLED),
             _ => {}
         }
-        let Some(client) = self.clients.get(handle) else { return Flow::Close };
+        let Some(client) = self.down.get(handle) else { return Flow::Close };
         let resp3 = client.resp3;
-        let (members, own) = self.members(routing, handle);
+        let (members, own) = members(&self.turn, &self.down, routing, handle);
         match subcommand {
             "MYID" => encode::bulk(&mut out, members[own].id.as_bytes()),
             "MYSHARDID" => encode::bulk(&mut out, id_of(&members[own].id, 0).as_bytes()),
@@ -228,7 +204,12 @@ impl Worker {
             "REPLICAS" | "SLAVES" | "COUNT-FAILURE-REPORTS" => {
                 let id = args.get(2).unwrap_or_default();
                 if !members.iter().any(|m| m.id.as_bytes() == id) {
-                    return self.refuse(handle, class, &format!("ERR Unknown node {}", String::from_utf8_lossy(id)));
+                    return self.down.refuse(
+                        &self.turn,
+                        handle,
+                        class,
+                        &format!("ERR Unknown node {}", String::from_utf8_lossy(id)),
+                    );
                 }
                 if command.name.ends_with("REPORTS") {
                     encode::integer(&mut out, 0)
@@ -236,31 +217,33 @@ impl Worker {
                     encode::header(&mut out, b'*', 0)
                 }
             }
-            _ => return self.refuse(handle, class, "ERR unknown subcommand. Try CLUSTER HELP."),
+            _ => return self.down.refuse(&self.turn, handle, class, "ERR unknown subcommand. Try CLUSTER HELP."),
         }
-        self.answer(handle, class, &out);
+        self.down.answer(&self.turn, handle, class, &out);
         Flow::Next
     }
 
     fn keys_in_slot(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let number = |index: usize| args.get(index).and_then(parse::<i64>);
         let Some(slot) = number(2) else {
-            return self.refuse(handle, class, "ERR value is not an integer or out of range");
+            return self.down.refuse(&self.turn, handle, class, "ERR value is not an integer or out of range");
         };
         let Some(slot) = u16::try_from(slot).ok().and_then(Slot::new) else {
-            return self.refuse(handle, class, "ERR Invalid slot");
+            return self.down.refuse(&self.turn, handle, class, "ERR Invalid slot");
         };
         let wanted = match args.get(3) {
             None => None,
             Some(_) => match number(3) {
-                None => return self.refuse(handle, class, "ERR value is not an integer or out of range"),
+                None => {
+                    return self.down.refuse(&self.turn, handle, class, "ERR value is not an integer or out of range");
+                }
                 Some(count) => match usize::try_from(count) {
                     Ok(count) => Some(count),
-                    Err(_) => return self.refuse(handle, class, "ERR Invalid number of keys"),
+                    Err(_) => return self.down.refuse(&self.turn, handle, class, "ERR Invalid number of keys"),
                 },
             },
         };
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Slow) {
             return Flow::Stall(Stall::Barrier);
         }
@@ -327,6 +310,37 @@ fn cluster_info(turn: &Turn, routing: &RoutingSnapshot, members: usize) -> Strin
          cluster_stats_messages_received:0\r\ntotal_cluster_links_buffer_limit_exceeded:0\r\n",
         all - failed
     )
+}
+
+/// Answers READONLY, READWRITE and `ASKING`. No effect, because the router shows neither replicas nor slots in
+/// transit.
+pub(super) fn cluster_mode(
+    turn: &Turn,
+    down: &mut Downstreams,
+    routing: &RoutingSnapshot,
+    handle: Handle,
+    class: u8,
+) -> Flow {
+    if routing.live.cluster.is_none() {
+        return down.refuse(turn, handle, class, DISABLED);
+    }
+    down.answer(turn, handle, class, b"+OK\r\n");
+    Flow::Next
+}
+
+/// Returns the members that a client sees, and the index of the one it is connected to.
+fn members(turn: &Turn, down: &Downstreams, routing: &RoutingSnapshot, handle: Handle) -> (Vec<Member>, usize) {
+    let local = down.get(handle).and_then(|c| c.details.local);
+    let local = local.map_or_else(
+        || ("127.0.0.1".to_string(), turn.shared().port),
+        |a| (a.ip().to_canonical().to_string(), a.port()),
+    );
+    let announced = routing.live.cluster.as_ref().map(|c| c.announce.as_slice()).unwrap_or_default();
+    if announced.is_empty() {
+        return (members_of(&[local]), 0);
+    }
+    let own = announced.iter().position(|a| *a == local).unwrap_or(0);
+    (members_of(announced), own)
 }
 
 #[cfg(test)]

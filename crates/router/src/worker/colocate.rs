@@ -12,10 +12,12 @@ use std::sync::Arc;
 
 use switchyard_policy::colocate::ColocationRequest;
 
+use super::Stall;
+use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::downstream::Client;
+use super::transit::refuse_held;
 use super::turn::Turn;
-use super::{Stall, Worker};
 use crate::colocate::ColocateRequest;
 use crate::slab::Handle;
 
@@ -40,100 +42,104 @@ impl Client {
     }
 }
 
-impl Worker {
-    /// Makes a command wait until its keys are at one node. Returns an error for the client if it cannot wait (any
-    /// longer). `text`: error with the location of the keys.
-    #[cold]
-    pub(super) fn wait_for_colocation(
-        &mut self,
-        handle: Handle,
-        command: &str,
-        wanted: ColocationRequest,
-        text: String,
-    ) -> Result<Flow, String> {
-        let limit = self.turn.routing().live.colocate_timeout;
-        let (now_us, worker) = (self.turn.now_us(), self.turn.index());
-        let Some(client) = self.clients.get_mut(handle) else { return Ok(Flow::Close) };
-        let Some(port) = self.turn.shared().ports.colocate.as_ref().filter(|_| !limit.is_zero()) else {
-            return Err(text);
-        };
-        let number = client.next_seq();
-        if !client.waits_for_colocation() {
-            self.turn.counters().colocate_waits.add(1);
-            client.colocate_wait = Some(Box::new(ColocateWait {
-                number,
-                since_us: now_us,
-                is_requested: false,
-                refusal: None,
-                text: String::new(),
-            }));
-        }
-        let Some(wait) = client.colocate_wait.as_mut() else { return Err(text) };
-        // In the error cases the client gets a reply, so the number no longer matches any command.
-        if let Some(why) = wait.refusal.take() {
-            self.turn.counters().colocate_refused.add(1);
-            return Err(format!("{text}. It was not returned automatically: {why}"));
-        }
-        if now_us.saturating_sub(wait.since_us) > limit.as_micros() as u64 {
-            self.turn.counters().colocate_refused.add(1);
-            return Err(late_text(&self.turn, &text));
-        }
-        if !wait.is_requested {
-            wait.is_requested = true;
-            port.colocate(ColocateRequest::new(
-                wanted,
-                command,
-                limit,
-                self.turn.shared().mailboxes.clone(),
-                worker,
-                (handle, number),
-            ));
-        }
-        wait.text = text;
-        Ok(Flow::Stall(Stall::Colocation))
-    }
-
-    /// Handles the answer to a request. The return of the keys is seen in the topology: a command that finds them apart
-    /// again repeats the request, after a tick.
-    pub(super) fn on_colocation(&mut self, handle: Handle, number: u32, refusal: Option<Arc<str>>) {
-        let Some(client) = self.clients.get_mut(handle).filter(|client| client.waits_for_colocation()) else { return };
-        let Some(wait) = client.colocate_wait.as_mut().filter(|wait| wait.number == number) else { return };
-        wait.is_requested = false;
-        wait.refusal = refusal;
-        if wait.refusal.is_some() && client.stall == Stall::Colocation {
-            self.unstall(handle);
-        }
-    }
-
-    /// Resumes clients whose wait has timed out or whose request was answered. `all`: resumes all, after a topology
-    /// change.
-    pub(super) fn settle_colocate_waits(&mut self, all: bool) {
-        let limit_us = self.turn.routing().live.colocate_timeout.as_micros() as u64;
-        let is_late =
-            |worker: &Self, wait: &ColocateWait| worker.turn.now_us().saturating_sub(wait.since_us) > limit_us;
-        for handle in self.clients.stalled(Stall::Colocation) {
-            let wait = self.clients.get(handle).and_then(|client| client.colocate_wait.as_ref());
-            if wait.is_some_and(|wait| all || !wait.is_requested || is_late(self, wait)) {
-                self.unstall(handle);
-            }
-        }
-        // A running move of the keys holds the command by itself.
-        for handle in self.clients.stalled(Stall::Keys) {
-            let Some(client) = self.clients.get(handle).filter(|client| client.waits_for_colocation()) else {
-                continue;
-            };
-            if let Some(wait) = client.colocate_wait.as_ref().filter(|wait| is_late(self, wait)) {
-                let text = late_text(&self.turn, &wait.text);
-                self.turn.counters().colocate_refused.add(1);
-                self.refuse_held(handle, text);
-            }
-        }
-    }
-}
-
 fn late_text(turn: &Turn, text: &str) -> String {
     format!(
         "{text}. It did not return within {:?} (moves.colocate-timeout); see switchyard moves",
         turn.routing().live.colocate_timeout
     )
+}
+
+/// Makes a command wait until its keys are at one node. Returns an error for the client if it cannot wait (any
+/// longer). `text`: error with the location of the keys.
+#[cold]
+pub(super) fn wait_for_colocation(
+    turn: &Turn,
+    down: &mut Downstreams,
+    handle: Handle,
+    command: &str,
+    wanted: ColocationRequest,
+    text: String,
+) -> Result<Flow, String> {
+    let limit = turn.routing().live.colocate_timeout;
+    let (now_us, worker) = (turn.now_us(), turn.index());
+    let Some(client) = down.get_mut(handle) else { return Ok(Flow::Close) };
+    let Some(port) = turn.shared().ports.colocate.as_ref().filter(|_| !limit.is_zero()) else {
+        return Err(text);
+    };
+    let number = client.next_seq();
+    if !client.waits_for_colocation() {
+        turn.counters().colocate_waits.add(1);
+        client.colocate_wait = Some(Box::new(ColocateWait {
+            number,
+            since_us: now_us,
+            is_requested: false,
+            refusal: None,
+            text: String::new(),
+        }));
+    }
+    let Some(wait) = client.colocate_wait.as_mut() else { return Err(text) };
+    // In the error cases the client gets a reply, so the number no longer matches any command.
+    if let Some(why) = wait.refusal.take() {
+        turn.counters().colocate_refused.add(1);
+        return Err(format!("{text}. It was not returned automatically: {why}"));
+    }
+    if now_us.saturating_sub(wait.since_us) > limit.as_micros() as u64 {
+        turn.counters().colocate_refused.add(1);
+        return Err(late_text(turn, &text));
+    }
+    if !wait.is_requested {
+        wait.is_requested = true;
+        port.colocate(ColocateRequest::new(
+            wanted,
+            command,
+            limit,
+            turn.shared().mailboxes.clone(),
+            worker,
+            (handle, number),
+        ));
+    }
+    wait.text = text;
+    Ok(Flow::Stall(Stall::Colocation))
+}
+
+/// Handles the answer to a request. The return of the keys is seen in the topology: a command that finds them apart
+/// again repeats the request, after a tick.
+pub(super) fn on_colocation(
+    turn: &Turn,
+    down: &mut Downstreams,
+    handle: Handle,
+    number: u32,
+    refusal: Option<Arc<str>>,
+) {
+    let Some(client) = down.get_mut(handle).filter(|client| client.waits_for_colocation()) else { return };
+    let Some(wait) = client.colocate_wait.as_mut().filter(|wait| wait.number == number) else { return };
+    wait.is_requested = false;
+    wait.refusal = refusal;
+    if wait.refusal.is_some() && client.stall == Stall::Colocation {
+        down.unstall(turn, handle);
+    }
+}
+
+/// Resumes clients whose wait has timed out or whose request was answered. `all`: resumes all, after a topology
+/// change.
+pub(super) fn settle_colocate_waits(turn: &Turn, down: &mut Downstreams, all: bool) {
+    let limit_us = turn.routing().live.colocate_timeout.as_micros() as u64;
+    let is_late = |wait: &ColocateWait| turn.now_us().saturating_sub(wait.since_us) > limit_us;
+    for handle in down.stalled(Stall::Colocation) {
+        let wait = down.get(handle).and_then(|client| client.colocate_wait.as_ref());
+        if wait.is_some_and(|wait| all || !wait.is_requested || is_late(wait)) {
+            down.unstall(turn, handle);
+        }
+    }
+    // A running move of the keys holds the command by itself.
+    for handle in down.stalled(Stall::Keys) {
+        let Some(client) = down.get(handle).filter(|client| client.waits_for_colocation()) else {
+            continue;
+        };
+        if let Some(wait) = client.colocate_wait.as_ref().filter(|wait| is_late(wait)) {
+            let text = late_text(turn, &wait.text);
+            turn.counters().colocate_refused.add(1);
+            refuse_held(turn, down, handle, text);
+        }
+    }
 }

@@ -114,7 +114,7 @@ impl Worker {
         args: &Args<'_>,
     ) -> Flow {
         let own = own_settings(&self.turn, &routing.live);
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Main) {
             return Flow::Stall(Stall::Barrier);
         }
@@ -142,13 +142,18 @@ impl Worker {
         args: &Args<'_>,
     ) -> Flow {
         if !args.len().is_multiple_of(2) {
-            return self.refuse(handle, class, "ERR wrong number of arguments for 'config|set' command");
+            return self.down.refuse(
+                &self.turn,
+                handle,
+                class,
+                "ERR wrong number of arguments for 'config|set' command",
+            );
         }
         let names: Vec<String> =
             args.iter().skip(2).step_by(2).map(|n| String::from_utf8_lossy(n).to_ascii_lowercase()).collect();
         if let Some(name) = names.iter().enumerate().find_map(|(at, name)| names[..at].contains(name).then_some(name)) {
             let text = format!("ERR CONFIG SET failed (possibly related to argument '{name}') - duplicate parameter");
-            return self.refuse(handle, class, &text);
+            return self.down.refuse(&self.turn, handle, class, &text);
         }
         let own: Vec<&Settable> = names.iter().filter_map(|name| SETTABLE.iter().find(|s| s.name == name)).collect();
         let is_own = |name: &String| own.iter().any(|s| s.name == name);
@@ -160,16 +165,22 @@ impl Worker {
                 None if !is_allowed(name) => "allow it with nodes.config-set, or call it at each node",
                 None => continue,
             };
-            return self.refuse(handle, class, &format!("ERR Switchyard does not serve CONFIG SET {name}: {why}"));
+            return self.down.refuse(
+                &self.turn,
+                handle,
+                class,
+                &format!("ERR Switchyard does not serve CONFIG SET {name}: {why}"),
+            );
         }
         if !own.is_empty() && own.len() < names.len() {
-            return self.refuse(
+            return self.down.refuse(
+                &self.turn,
                 handle,
                 class,
                 "ERR settings of the router and of the nodes cannot be set by one CONFIG SET",
             );
         }
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         let id = client.details.id;
         if own.is_empty() {
             if !client.may_take(Lane::Main) {
@@ -206,7 +217,7 @@ impl Worker {
                 },
             };
             let text = format!("ERR CONFIG SET failed (possibly related to argument '{}') - {why}", settable.name);
-            return self.refuse(handle, class, &text);
+            return self.down.refuse(&self.turn, handle, class, &text);
         }
         tracing::info!(client = id, settings = names.join(" "), "CONFIG SET, until the next reload or restart");
         self.turn.shared().change_routing(|routing| {
@@ -217,7 +228,7 @@ impl Worker {
         });
         // The calling client sees the change at once; other workers adopt it in their next turn.
         self.adopt_routing();
-        self.answer(handle, class, b"+OK\r\n");
+        self.down.answer(&self.turn, handle, class, b"+OK\r\n");
         Flow::Next
     }
 }

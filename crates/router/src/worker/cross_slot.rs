@@ -20,6 +20,7 @@ use switchyard_resp::{encode, reply};
 use super::Worker;
 use super::dispatch::Flow;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
+use super::overrides::bring_together;
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
@@ -350,12 +351,12 @@ impl Worker {
     ) -> Flow {
         let class = command.class() as u8;
         let bytes_max = routing.live.cross_slot_max;
-        let keys = self.keys.clone();
+        let keys = self.hooks.keys.clone();
         let Some(kind) = kind_of(command, &keys).filter(|_| bytes_max > 0) else {
-            return self.bring_together(routing, handle, command, args, &keys);
+            return bring_together(&self.turn, &mut self.down, routing, handle, command, args, &keys);
         };
         if kind == Kind::Copy && args.iter().skip(3).any(|a| is_option(a, b"DB")) {
-            return self.bring_together(routing, handle, command, args, &keys);
+            return bring_together(&self.turn, &mut self.down, routing, handle, command, args, &keys);
         }
         let owner = |index: usize| routing.topology.lives_at(args.get(index).unwrap_or_default());
         let first = owner(keys.first().map_or(0, |k| *k as usize));
@@ -368,10 +369,10 @@ impl Worker {
         }
         if &*command.name == "SORT" && uses_pattern(args) {
             // The keys of the pattern are with the source, and the command is executed at the destination.
-            return self.bring_together(routing, handle, command, args, &keys);
+            return bring_together(&self.turn, &mut self.down, routing, handle, command, args, &keys);
         }
         let args: Vec<Vec<u8>> = args.iter().map(<[u8]>::to_vec).collect();
-        if let Some(client) = self.clients.get_mut(handle).filter(|_| kind != Kind::Read) {
+        if let Some(client) = self.down.get_mut(handle).filter(|_| kind != Kind::Read) {
             // For WAIT: any of the nodes may be the destination.
             let since = Since::now(self.turn.shared(), self.turn.routing());
             keys.iter().for_each(|k| client.written.add(routing.topology.lives_at(&args[*k as usize]), since));

@@ -12,17 +12,29 @@ use switchyard_resp::command::{Command, Flags, Handling, Lookup, Merge, Split, e
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
+use super::clients::Downstreams;
+use super::colocate::wait_for_colocation;
 use super::cross_slot::spans_slots;
 use super::double_read::double_read;
 use super::element_scan::element_scan;
 use super::fan_out::FanOutScope;
 use super::gather::Aggregation;
 use super::hot_copies::{copied, copies_of};
-use super::keyed::{Call, CommandSeq, KeyedCommand};
+use super::keyed::{Call, CommandHooks, CommandSeq, KeyedCommand};
+use super::login::guarded;
+use super::monitor::{Monitors, gate_monitor};
 use super::outage::waits;
-use super::output::refuse_read;
 use super::overrides::undeclared_text;
+use super::pause::Pauses;
+use super::pubsub::clients::note_own_publish;
+use super::pubsub::commands::gate_subscriber;
+use super::queueing::abort_transaction;
+use super::quiesce::wait_to_change_functions;
+use super::tracking::Tracking;
+use super::tracking::commands::gate_tracking;
 use super::transit::Transit;
+use super::turn::Turn;
+use super::upstreams::Upstreams;
 use super::upstreams::kind::{Lane, Waited};
 use super::upstreams::link::{Again, Pending, Purpose, UNSENT_HIGH};
 use super::wait::Since;
@@ -59,43 +71,73 @@ impl Worker {
     ) -> Flow {
         let command = match routing.commands.find(args) {
             Lookup::Command(command) => command,
-            other => return self.unknown(handle, &other, args),
+            other => return unknown(&self.turn, &mut self.down, handle, &other, args),
         };
         if !command.arity_ok(args.len()) {
             return self.wrong_arity(handle, command);
         }
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         if client.guard != 0
-            && let Some(flow) = self.guarded(handle, command, args)
+            && let Some(flow) = guarded(&self.turn, &mut self.down, &mut self.hooks, handle, command, args)
         {
             return flow;
         }
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         client.last_command = command.id;
         let in_multi = client.in_multi;
-        let special = client.gated || self.alert || self.up.outages().any();
-        if special && let Some(flow) = self.gate(handle, command) {
+        let special = client.gated || self.pauses.is_any() || !self.monitors.is_empty() || self.up.outages().any();
+        if special && let Some(flow) = self.pauses.gate(&self.turn, &mut self.down, handle, command) {
             return flow;
         }
         if !routing.topology.is_settled() {
             match self.in_transit(routing, handle, command, args) {
                 Transit::Settled => {}
                 Transit::Instead(Flow::Stall(Stall::Keys)) if command.flags.has(Flags::BLOCKING) => {
-                    let flow = self.wait_on_the_way(routing, handle, command, raw, args);
-                    self.executed(handle, command, args, special, flow);
+                    let flow = self.reissued_commands.wait_on_the_way(
+                        &self.turn,
+                        &mut self.down,
+                        routing,
+                        handle,
+                        command,
+                        raw,
+                        args,
+                    );
+                    executed(
+                        &self.turn,
+                        &mut self.down,
+                        &mut self.hooks,
+                        &mut self.tracking,
+                        &mut self.monitors,
+                        handle,
+                        command,
+                        args,
+                        special,
+                        flow,
+                    );
                     return flow;
                 }
                 Transit::Instead(flow) => return flow,
                 Transit::Ask(asks) => {
                     let flow = double_read(self, handle, command, &asks, raw);
-                    self.executed(handle, command, args, special, flow);
+                    executed(
+                        &self.turn,
+                        &mut self.down,
+                        &mut self.hooks,
+                        &mut self.tracking,
+                        &mut self.monitors,
+                        handle,
+                        command,
+                        args,
+                        special,
+                        flow,
+                    );
                     return flow;
                 }
                 Transit::Moved(routing) => {
                     // A replica may be older than the move.
-                    self.detour = true;
+                    self.hooks.detour = true;
                     let flow = self.execute(&routing, handle, command, raw, args, special, in_multi);
-                    self.detour = false;
+                    self.hooks.detour = false;
                     return flow;
                 }
             }
@@ -122,9 +164,9 @@ impl Worker {
         if in_multi {
             let flow = self.in_multi(routing, handle, command, raw, args);
             if special && matches!(flow, Flow::Next | Flow::Close) {
-                self.feed_monitors(handle, command, args);
-                self.note_tracked_read(handle, command, args);
-                self.note_own_publish(handle, command);
+                self.monitors.feed_monitors(&self.turn, &mut self.down, handle, command, args);
+                self.tracking.note_tracked_read(&self.turn, &mut self.down, &mut self.hooks, handle, command, args);
+                note_own_publish(&mut self.down, handle, command);
             }
             return flow;
         }
@@ -139,104 +181,30 @@ impl Worker {
             }
             Handling::OnlyNode(_) | Handling::Refused(_) => {
                 let text = errors::not_served(command).unwrap_or_default();
-                self.refuse(handle, class, &text);
+                self.down.refuse(&self.turn, handle, class, &text);
                 // A debugger runs its script next, despite the error, and expects that nothing is changed.
                 match &*command.name {
                     "SCRIPT|DEBUG" => {
-                        self.close_after_replies(handle);
+                        self.down.close_after_replies(handle);
                         Flow::Close
                     }
                     _ => Flow::Next,
                 }
             }
         };
-        self.executed(handle, command, args, special, flow);
+        executed(
+            &self.turn,
+            &mut self.down,
+            &mut self.hooks,
+            &mut self.tracking,
+            &mut self.monitors,
+            handle,
+            command,
+            args,
+            special,
+            flow,
+        );
         flow
-    }
-
-    /// Completes a command outside of a transaction, given its result.
-    #[inline]
-    fn executed(&mut self, handle: Handle, command: &Command, args: &Args<'_>, special: bool, flow: Flow) {
-        if special && matches!(flow, Flow::Next | Flow::Close) {
-            self.feed_monitors(handle, command, args);
-            self.note_tracked_read(handle, command, args);
-            self.note_own_publish(handle, command);
-        }
-        if flow == Flow::Next {
-            self.turn.counters().commands[usize::from(command.class() as u8)].add(1);
-        }
-    }
-
-    /// Checks the client's state and a pause. `None`: the command may proceed.
-    #[cold]
-    fn gate(&mut self, handle: Handle, command: &Command) -> Option<Flow> {
-        if let Some(flow) = self.gate_any(handle, command) {
-            return Some(flow);
-        }
-        self.is_held_back(handle, command).then_some(Flow::Stall(Stall::Paused))
-    }
-
-    fn gate_any(&mut self, handle: Handle, command: &Command) -> Option<Flow> {
-        self.gate_tracking(handle)
-            .or_else(|| self.gate_subscriber(handle, command))
-            .or_else(|| self.gate_monitor(handle, command))
-    }
-
-    /// Replies to the current command with an error.
-    #[cold]
-    pub(super) fn refuse(&mut self, handle: Handle, class: u8, text: &str) -> Flow {
-        let mut reply = Vec::new();
-        encode::error(&mut reply, text);
-        self.answer(handle, class, &reply);
-        Flow::Next
-    }
-
-    #[cold]
-    fn unknown(&mut self, handle: Handle, lookup: &Lookup<'_>, args: &Args<'_>) -> Flow {
-        let name = args.get(0).unwrap_or_default();
-        if name.eq_ignore_ascii_case(b"POST") || name.eq_ignore_ascii_case(b"HOST:") {
-            // A browser was tricked into an HTTP request: reply nothing that a web page could use, as Redis does.
-            let from = self
-                .clients
-                .get(handle)
-                .and_then(|c| c.details.peer)
-                .map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
-            if let Some(suppressed) = self.http_log.allow(self.turn.now_us()) {
-                tracing::warn!(
-                    from,
-                    suppressed = suppressed.count(),
-                    "closing a connection that speaks HTTP to the Redis port: possibly an attack from a web page"
-                );
-            }
-            self.close_client(handle);
-            return Flow::Close;
-        }
-        if self.may_still_learn(handle) {
-            return Flow::Stall(Stall::Learning);
-        }
-        let text = match lookup {
-            Lookup::UnknownSubcommand(container) => errors::unknown_subcommand(container, args),
-            _ => errors::unknown(args),
-        };
-        self.abort_transaction(handle);
-        let mut reply = Vec::new();
-        encode::line(&mut reply, b'-', &text);
-        let class = switchyard_resp::command::CommandClass::Admin as u8;
-        self.answer(handle, class, &reply);
-        Flow::Next
-    }
-
-    /// Whether an unknown command may become known, because the query for a node's commands is pending. A client waits
-    /// for that once.
-    fn may_still_learn(&mut self, handle: Handle) -> bool {
-        let asked = self
-            .turn
-            .routing()
-            .topology
-            .nodes()
-            .any(|n| self.turn.shared().with_facts(n.id, |f| f.commands == Commands::Requested || !f.tried));
-        let Some(client) = self.clients.get_mut(handle) else { return false };
-        asked && !std::mem::replace(&mut client.waited_for_learning, asked)
     }
 
     fn keyed(
@@ -258,7 +226,7 @@ impl Worker {
                     return self.forward_large(handle, command, args, routing.topology.lives_at(key), raw);
                 }
                 if command.flags.has(Flags::COPYABLE)
-                    && self.observers.hot.is_used()
+                    && self.hooks.hot.is_used()
                     && let Some(flow) = copied(self, handle, routing, command, key, raw)
                 {
                     return flow;
@@ -266,26 +234,33 @@ impl Worker {
                 routing.topology.lives_at(key)
             }
             None => {
-                let mut keys = std::mem::take(&mut self.keys);
+                let mut keys = std::mem::take(&mut self.hooks.keys);
                 keys.clear();
                 let found = command.find_keys(args, &mut keys);
                 let target = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
-                self.keys = keys;
+                self.hooks.keys = keys;
                 match (found, target) {
                     (Err(error), _) => match routing.topology.only_node().filter(|_| error.is_unknown_position()) {
                         Some(node) => return self.together(routing, handle, command, node, Limit::Unnamed, raw, args),
-                        None => return self.refuse(handle, class, &error.text(command)),
+                        None => return self.down.refuse(&self.turn, handle, class, &error.text(command)),
                     },
                     (Ok(()), Route::Together(node)) => {
                         return self.together(routing, handle, command, node, Limit::Slots, raw, args);
                     }
                     (Ok(()), Route::Owner(slot, _) | Route::Parted(slot))
-                        if routing.topology.has_override(slot) && self.uses_undeclared(routing, command, args) =>
+                        if routing.topology.has_override(slot)
+                            && self.hooks.uses_undeclared(&self.turn, routing, command, args) =>
                     {
                         let text = undeclared_text(&self.turn, routing, slot);
-                        let waits =
-                            self.wait_for_colocation(handle, &command.name, ColocationRequest::Slot(slot), text);
-                        return waits.unwrap_or_else(|text| self.refuse(handle, class, &text));
+                        let waits = wait_for_colocation(
+                            &self.turn,
+                            &mut self.down,
+                            handle,
+                            &command.name,
+                            ColocationRequest::Slot(slot),
+                            text,
+                        );
+                        return waits.unwrap_or_else(|text| self.down.refuse(&self.turn, handle, class, &text));
                     }
                     (Ok(()), Route::Owner(slot, node))
                         if command.flags.has(Flags::BLOCKING) && command.blocks(args) =>
@@ -296,9 +271,9 @@ impl Worker {
                     (Ok(()), Route::CrossSlot | Route::Parted(_)) => {
                         return self.cross_slot(routing, handle, command, raw, args);
                     }
-                    (Ok(()), Route::Anywhere) => match self.choose_node(routing) {
+                    (Ok(()), Route::Anywhere) => match self.up.choose_node(&self.turn, routing) {
                         Some(node) => node,
-                        None => return self.refuse_all_down(handle, class),
+                        None => return self.down.refuse_all_down(&self.turn, handle, class),
                     },
                 }
             }
@@ -321,14 +296,14 @@ impl Worker {
         args: &Args<'_>,
     ) -> Flow {
         let Some(node) = routing.topology.only_node() else {
-            return self.refuse_all_down(handle, command.class() as u8);
+            return self.down.refuse_all_down(&self.turn, handle, command.class() as u8);
         };
         let flow = match command.flags.has(Flags::BLOCKING) {
             true => self.block(handle, command, node, Waited::Nothing, raw, args),
             false => self.forward(handle, command, args, node, raw),
         };
         if flow == Flow::Next {
-            self.tally.note(&command.name, Limit::EveryNode);
+            self.hooks.tally.note(&command.name, Limit::EveryNode);
         }
         flow
     }
@@ -347,7 +322,7 @@ impl Worker {
         args: &Args<'_>,
     ) -> Flow {
         let flow = if command.flags.has(Flags::BLOCKING) && command.blocks(args) {
-            let first = self.keys.first().and_then(|place| args.get(*place as usize)).unwrap_or_default();
+            let first = self.hooks.keys.first().and_then(|place| args.get(*place as usize)).unwrap_or_default();
             self.block(handle, command, node, Waited::OfSeveral(routing.topology.slot_of(first)), raw, args)
         } else if command.flags.has(Flags::SCRIPT) {
             self.script(routing, handle, command, node, raw, args)
@@ -357,7 +332,7 @@ impl Worker {
         // Some are supported with several nodes as well.
         let is_limited = limit != Limit::Slots || routing.live.cross_slot_max == 0 || !spans_slots(command);
         if flow == Flow::Next && is_limited {
-            self.tally.note(&command.name, limit);
+            self.hooks.tally.note(&command.name, limit);
         }
         flow
     }
@@ -373,19 +348,23 @@ impl Worker {
         raw: &[u8],
     ) -> Flow {
         let mut lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         let mut replica = None;
-        if client.reads != Reads::Primary && !self.detour && lane == Lane::Main && command.flags.has(Flags::READONLY) {
+        if client.reads != Reads::Primary
+            && !self.hooks.detour
+            && lane == Lane::Main
+            && command.flags.has(Flags::READONLY)
+        {
             replica = match self.replica_for(handle, node) {
                 Ok(link) => link,
                 Err(text) => {
-                    refuse_read(self, handle, command.class() as u8, &text);
+                    self.down.refuse_read(&self.turn, handle, command.class() as u8, &text);
                     return Flow::Next;
                 }
             };
             lane = if replica.is_some() { Lane::Replica } else { Lane::Main };
         }
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(lane) {
             return Flow::Stall(Stall::Barrier);
         }
@@ -396,13 +375,13 @@ impl Worker {
         let class = command.class() as u8;
         if !link.takes_commands() && (replica.is_some() || !self.up.is_worth_another_try(&self.turn, link_handle)) {
             let text = self.turn.down_text(node);
-            return self.refuse(handle, class, &text);
+            return self.down.refuse(&self.turn, handle, class, &text);
         }
         let Some(link) = self.up.get_mut(link_handle) else { return Flow::Close };
         if !link.has_room(UNSENT_HIGH) && self.up.is_full(link_handle, handle, UNSENT_HIGH) {
             return Flow::Stall(Stall::Upstream);
         }
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         let seq = client.owe_at(Some(node), self.turn.now_us(), class);
         let read_only = command.flags.has(Flags::READONLY);
         if !read_only {
@@ -426,7 +405,12 @@ impl Worker {
             end: CommandSeq::NONE,
             cacheable: self.turn.cacheable(),
         };
-        let request = self.pass(KeyedCommand { call: Call::Found(command, args), node, database }, raw, pending);
+        let request = self.hooks.pass(
+            &self.turn,
+            KeyedCommand { call: Call::Found(command, args), node, database },
+            raw,
+            pending,
+        );
         let Some(link) = self.up.get_mut(link_handle) else { return Flow::Close };
         link.touch_as(no_touch, pending);
         link.push(request);
@@ -439,32 +423,9 @@ impl Worker {
     /// client has not seen the value that it replaces.
     pub(super) fn replica_for(&mut self, handle: Handle, node: NodeId) -> Result<Option<Handle>, String> {
         // A replica may still return values that a tracking client has invalidated.
-        let client = self.clients.get(handle).filter(|client| !client.watches() && client.tracked.is_none());
+        let client = self.down.get(handle).filter(|client| !client.watches() && client.tracked.is_none());
         let Some((reads, resp3)) = client.map(|client| (client.reads, client.resp3)) else { return Ok(None) };
         self.up.replica_for(&self.turn, handle, reads, resp3, node)
-    }
-
-    pub(super) fn choose_node(&mut self, routing: &RoutingSnapshot) -> Option<NodeId> {
-        self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
-        // A node that has just joined may lack functions, and one without keys may be about to leave.
-        let keeper = anywhere(&routing.topology, self.turn_of_nodes, |node| {
-            self.turn.data_nodes().has(node) && self.up.is_up(node)
-        });
-        let other = || anywhere(&routing.topology, self.turn_of_nodes, |node| self.up.is_up(node));
-        // After a start no node is up, and a command with keys would wait for its node as well. The same applies after
-        // a loss.
-        let soon = || {
-            anywhere(&routing.topology, self.turn_of_nodes, |node| {
-                self.up.takes_commands(node) || !self.turn.node_fails(node)
-            })
-        };
-        keeper.or_else(other).or_else(soon)
-    }
-
-    pub(super) fn refuse_all_down(&mut self, handle: Handle, class: u8) -> Flow {
-        let first = self.turn.routing().topology.nodes().next().map(|n| n.id);
-        let text = first.map_or_else(|| "NODEDOWN there are no nodes".into(), |node| self.turn.down_text(node));
-        self.refuse(handle, class, &text)
     }
 
     fn any(
@@ -478,10 +439,10 @@ impl Worker {
         if command.name.starts_with("COMMAND") {
             return self.query_commands(routing, handle, command, raw, args);
         }
-        match self.choose_node(routing) {
+        match self.up.choose_node(&self.turn, routing) {
             Some(node) if command.name == "FUNCTION|LIST" => self.function_list(handle, command, node, raw, args),
             Some(node) => self.forward(handle, command, args, node, raw),
-            None => self.refuse_all_down(handle, command.class() as u8),
+            None => self.down.refuse_all_down(&self.turn, handle, command.class() as u8),
         }
     }
 
@@ -495,15 +456,15 @@ impl Worker {
         args: &Args<'_>,
     ) -> Flow {
         let class = command.class() as u8;
-        let mut indexes = std::mem::take(&mut self.keys);
+        let mut indexes = std::mem::take(&mut self.hooks.keys);
         indexes.clear();
         let found = command.find_keys(args, &mut indexes);
         if let Err(error) = found {
-            self.keys = indexes;
-            return self.refuse(handle, class, &error.text(command));
+            self.hooks.keys = indexes;
+            return self.down.refuse(&self.turn, handle, class, &error.text(command));
         }
         let flow = self.split_keys(routing, handle, command, how, raw, args, &indexes);
-        self.keys = indexes;
+        self.hooks.keys = indexes;
         flow
     }
 
@@ -519,7 +480,7 @@ impl Worker {
         indexes: &[u32],
     ) -> Flow {
         let key = |index: &u32| args.get(*index as usize).unwrap_or_default();
-        if self.observers.hot.is_used()
+        if self.hooks.hot.is_used()
             && let Some(flow) = copies_of(self, handle, routing, command, how, raw, args, indexes)
         {
             return flow;
@@ -531,7 +492,7 @@ impl Worker {
         {
             return self.forward(handle, command, args, first, raw);
         }
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Main) {
             return Flow::Stall(Stall::Barrier);
         }
@@ -551,13 +512,16 @@ impl Worker {
             Split::Count if command.flags.has(Flags::WRITE) => Aggregation::Merged(Merge::Sum),
             Split::Count => Aggregation::Read(Merge::Sum),
         };
-        let Some(gather) = self.begin_gather(handle, class, parts.len(), whole) else { return Flow::Close };
+        let Some(gather) = self.gathers.begin_gather(&self.turn, &mut self.down, handle, class, parts.len(), whole)
+        else {
+            return Flow::Close;
+        };
         self.turn.counters().fragments.add(parts.len() as u64);
         let per_key = if how == Split::Pairs { 2 } else { 1 };
         let mut request = Vec::new();
         for (number, part) in parts.iter().enumerate() {
             if how != Split::Values
-                && let Some(client) = self.clients.get_mut(handle)
+                && let Some(client) = self.down.get_mut(handle)
             {
                 client.written.add(part.node, Since::now(self.turn.shared(), self.turn.routing()));
             }
@@ -578,11 +542,13 @@ impl Worker {
     fn every(&mut self, handle: Handle, command: &Command, merge: Merge, raw: &[u8], args: &Args<'_>) -> Flow {
         let changes_functions =
             matches!(&*command.name, "FUNCTION|DELETE" | "FUNCTION|FLUSH" | "FUNCTION|LOAD" | "FUNCTION|RESTORE");
-        if changes_functions && let Some(flow) = self.wait_to_change_functions(handle, command.class() as u8) {
+        if changes_functions
+            && let Some(flow) = wait_to_change_functions(&self.turn, &mut self.down, handle, command.class() as u8)
+        {
             return flow;
         }
         let flow = self.every_now(handle, command, merge, raw, args);
-        if changes_functions && let Some(client) = self.clients.get_mut(handle) {
+        if changes_functions && let Some(client) = self.down.get_mut(handle) {
             // A started change keeps the movers quiesced. After a refusal they resume.
             client.quieting = None;
         }
@@ -591,7 +557,7 @@ impl Worker {
 
     fn every_now(&mut self, handle: Handle, command: &Command, merge: Merge, raw: &[u8], args: &Args<'_>) -> Flow {
         let lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(lane) {
             return Flow::Stall(Stall::Barrier);
         }
@@ -599,7 +565,7 @@ impl Worker {
             return flow;
         }
         // Also if all moves have ended during the wait: then the quiesce is withdrawn there.
-        let waits = self.clients.get_mut(handle).is_some_and(|client| client.quieting.is_some());
+        let waits = self.down.get_mut(handle).is_some_and(|client| client.quieting.is_some());
         if waits || !self.turn.routing().moves.by_id.is_empty() || !self.turn.routing().topology.is_settled() {
             match &*command.name {
                 "FLUSHALL" | "FLUSHDB" => return self.flush_quietly(handle, lane, raw, command.class() as u8),
@@ -609,7 +575,7 @@ impl Worker {
         }
         if command.flags.has(Flags::WRITE) {
             let nodes = self.turn.data_nodes().all();
-            if let Some(client) = self.clients.get_mut(handle) {
+            if let Some(client) = self.down.get_mut(handle) {
                 let since = Since::now(self.turn.shared(), self.turn.routing());
                 nodes.into_iter().for_each(|node| client.written.add(node, since));
             }
@@ -623,5 +589,123 @@ impl Worker {
         };
         self.gather_every(handle, lane, reach, &[raw], command.class() as u8, whole);
         Flow::Next
+    }
+}
+
+fn gate_any(turn: &Turn, down: &mut Downstreams, handle: Handle, command: &Command) -> Option<Flow> {
+    gate_tracking(down, handle)
+        .or_else(|| gate_subscriber(turn, down, handle, command))
+        .or_else(|| gate_monitor(turn, down, handle, command))
+}
+
+/// Whether an unknown command may become known, because the query for a node's commands is pending. A client waits
+/// for that once.
+fn may_still_learn(turn: &Turn, down: &mut Downstreams, handle: Handle) -> bool {
+    let asked = turn
+        .routing()
+        .topology
+        .nodes()
+        .any(|n| turn.shared().with_facts(n.id, |f| f.commands == Commands::Requested || !f.tried));
+    let Some(client) = down.get_mut(handle) else { return false };
+    asked && !std::mem::replace(&mut client.waited_for_learning, asked)
+}
+
+impl Downstreams {
+    /// Replies to the current command with an error.
+    #[cold]
+    pub(super) fn refuse(&mut self, turn: &Turn, handle: Handle, class: u8, text: &str) -> Flow {
+        let mut reply = Vec::new();
+        encode::error(&mut reply, text);
+        self.answer(turn, handle, class, &reply);
+        Flow::Next
+    }
+
+    pub(super) fn refuse_all_down(&mut self, turn: &Turn, handle: Handle, class: u8) -> Flow {
+        let first = turn.routing().topology.nodes().next().map(|n| n.id);
+        let text = first.map_or_else(|| "NODEDOWN there are no nodes".into(), |node| turn.down_text(node));
+        self.refuse(turn, handle, class, &text)
+    }
+}
+
+#[cold]
+fn unknown(turn: &Turn, down: &mut Downstreams, handle: Handle, lookup: &Lookup<'_>, args: &Args<'_>) -> Flow {
+    let name = args.get(0).unwrap_or_default();
+    if name.eq_ignore_ascii_case(b"POST") || name.eq_ignore_ascii_case(b"HOST:") {
+        // A browser was tricked into an HTTP request: reply nothing that a web page could use, as Redis does.
+        let from =
+            down.get(handle).and_then(|c| c.details.peer).map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
+        if let Some(suppressed) = down.http_log.allow(turn.now_us()) {
+            tracing::warn!(
+                from,
+                suppressed = suppressed.count(),
+                "closing a connection that speaks HTTP to the Redis port: possibly an attack from a web page"
+            );
+        }
+        down.close_client(turn, handle);
+        return Flow::Close;
+    }
+    if may_still_learn(turn, down, handle) {
+        return Flow::Stall(Stall::Learning);
+    }
+    let text = match lookup {
+        Lookup::UnknownSubcommand(container) => errors::unknown_subcommand(container, args),
+        _ => errors::unknown(args),
+    };
+    abort_transaction(down, handle);
+    let mut reply = Vec::new();
+    encode::line(&mut reply, b'-', &text);
+    let class = switchyard_resp::command::CommandClass::Admin as u8;
+    down.answer(turn, handle, class, &reply);
+    Flow::Next
+}
+
+impl Upstreams {
+    pub(super) fn choose_node(&mut self, turn: &Turn, routing: &RoutingSnapshot) -> Option<NodeId> {
+        self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
+        // A node that has just joined may lack functions, and one without keys may be about to leave.
+        let keeper =
+            anywhere(&routing.topology, self.turn_of_nodes, |node| turn.data_nodes().has(node) && self.is_up(node));
+        let other = || anywhere(&routing.topology, self.turn_of_nodes, |node| self.is_up(node));
+        // After a start no node is up, and a command with keys would wait for its node as well. The same applies after
+        // a loss.
+        let soon = || {
+            anywhere(&routing.topology, self.turn_of_nodes, |node| self.takes_commands(node) || !turn.node_fails(node))
+        };
+        keeper.or_else(other).or_else(soon)
+    }
+}
+
+/// Completes a command outside of a transaction, given its result.
+#[inline]
+fn executed(
+    turn: &Turn,
+    down: &mut Downstreams,
+    hooks: &mut CommandHooks,
+    tracking: &mut Tracking,
+    monitors: &mut Monitors,
+    handle: Handle,
+    command: &Command,
+    args: &Args<'_>,
+    special: bool,
+    flow: Flow,
+) {
+    if special && matches!(flow, Flow::Next | Flow::Close) {
+        monitors.feed_monitors(turn, down, handle, command, args);
+        tracking.note_tracked_read(turn, down, hooks, handle, command, args);
+        note_own_publish(down, handle, command);
+    }
+    if flow == Flow::Next {
+        turn.counters().commands[usize::from(command.class() as u8)].add(1);
+    }
+}
+
+impl Pauses {
+    /// Checks the client's state and a pause. `None`: the command may proceed.
+    #[cold]
+    fn gate(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle, command: &Command) -> Option<Flow> {
+        if let Some(flow) = gate_any(turn, down, handle, command) {
+            return Some(flow);
+        }
+        self.is_held_back(turn, down, handle, command).then_some(Flow::Stall(Stall::Paused))
     }
 }

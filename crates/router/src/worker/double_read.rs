@@ -13,9 +13,11 @@ use switchyard_resp::command::{Command, Flags, Handling};
 use switchyard_resp::reply;
 use switchyard_resp::request::Args;
 
+use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::downstream::Repeat;
 use super::gather::Aggregation;
+use super::large::LargeKeys;
 use super::turn::Turn;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::Phase;
@@ -58,9 +60,9 @@ pub(super) fn may_double_read(
     look: &KeyLookup<SharedLeg>,
 ) -> Option<Asks> {
     let (nodes, processes) = look.double_read(&routing.topology)?;
-    let client = worker.clients.get(handle)?;
+    let client = worker.down.get(handle)?;
     // A command that has already waited will get its key soon.
-    if client.moving.is_some() || !reads_one_key(worker, handle, command, args) {
+    if client.moving.is_some() || !worker.large_keys.reads_one_key(&worker.down, handle, command, args) {
         return None;
     }
     let resp3 = client.resp3;
@@ -73,18 +75,6 @@ pub(super) fn may_double_read(
             .filter(|link| link.phase() == Phase::Up && link.takes_commands() && link.run_id() == Some(process))?;
     }
     Some(Asks { nodes: nodes.to_vec(), as_published: false })
-}
-
-/// Whether a command only reads one key and may be sent to two nodes.
-pub(super) fn reads_one_key(worker: &Worker, handle: Handle, command: &Command, args: &Args<'_>) -> bool {
-    let is_read =
-        command.flags.has(Flags::READONLY) && !command.flags.has(Flags::SCRIPT) && !command.flags.has(Flags::BLOCKING);
-    // Element cursors are only valid at one server, and the reply of a module for a missing key is unknown.
-    let can_be =
-        is_read && command.is_builtin() && command.handling == Handling::Keyed && !command.flags.has(Flags::CURSOR);
-    let key = command.first_key_only(args).and_then(|place| args.get(place)).filter(|_| can_be);
-    let is_free = worker.clients.get(handle).is_some_and(|client| !client.in_multi);
-    key.is_some_and(|key| is_free && !worker.large_keys.suggests(command, key))
 }
 
 /// Requests the key from the mover for a sample of double reads, if the protocol does so.
@@ -101,7 +91,7 @@ pub(super) fn fetch_sampled(turn: &Turn, routing: &RoutingSnapshot, look: &KeyLo
 
 /// Sends the reads.
 pub(super) fn double_read(worker: &mut Worker, handle: Handle, command: &Command, asks: &Asks, raw: &[u8]) -> Flow {
-    let Some(client) = worker.clients.get_mut(handle) else { return Flow::Close };
+    let Some(client) = worker.down.get_mut(handle) else { return Flow::Close };
     if client.in_flight() > 0 {
         return Flow::Stall(Stall::Barrier);
     }
@@ -109,7 +99,10 @@ pub(super) fn double_read(worker: &mut Worker, handle: Handle, command: &Command
     let class = command.class() as u8;
     let Asks { nodes, as_published } = asks;
     let whole = Aggregation::DoubleRead { request: raw.to_vec(), as_published: *as_published };
-    let Some(gather) = worker.begin_gather(handle, class, nodes.len(), whole) else { return Flow::Close };
+    let Some(gather) = worker.gathers.begin_gather(&worker.turn, &mut worker.down, handle, class, nodes.len(), whole)
+    else {
+        return Flow::Close;
+    };
     worker.turn.counters().double_reads.add(u64::from(nodes.len() > 1));
     for (part, node) in nodes.iter().enumerate() {
         worker.send_part(gather, part as u32, *node, lane_of(command), raw, class);
@@ -120,16 +113,31 @@ pub(super) fn double_read(worker: &mut Worker, handle: Handle, command: &Command
 /// Handles the replies of the source and target, or of the target alone.
 pub(super) fn end_double_read(worker: &mut Worker, handle: Handle, asked: PendingDoubleRead, parts: &[Vec<u8>]) {
     if let Some(shown) = parts.iter().rev().find(|part| !reply::may_be_missing_key(part)) {
-        return worker.deliver(handle, asked.seq, shown);
+        return worker.down.deliver(&worker.turn, handle, asked.seq, shown);
     }
     if let ([of_source, _], true) = (parts, asked.as_published) {
-        return worker.deliver(handle, asked.seq, of_source);
+        return worker.down.deliver(&worker.turn, handle, asked.seq, of_source);
     }
     worker.turn.counters().double_reads_missed.add(u64::from(parts.len() > 1));
     let PendingDoubleRead { seq, class, epoch, request, .. } = asked;
-    let Some(client) = worker.clients.get_mut(handle) else { return };
+    let Some(client) = worker.down.get_mut(handle) else { return };
     // The node is chosen again: slots are in transit, or the epoch has changed.
     client.repeat = Some(Box::new(Repeat { node: NodeId(0), epoch, seq, class, request }));
     client.lane = Lane::Large;
     worker.run_repeat(handle);
+}
+
+impl LargeKeys {
+    /// Whether a command only reads one key and may be sent to two nodes.
+    pub(super) fn reads_one_key(&self, down: &Downstreams, handle: Handle, command: &Command, args: &Args<'_>) -> bool {
+        let is_read = command.flags.has(Flags::READONLY)
+            && !command.flags.has(Flags::SCRIPT)
+            && !command.flags.has(Flags::BLOCKING);
+        // Element cursors are only valid at one server, and the reply of a module for a missing key is unknown.
+        let can_be =
+            is_read && command.is_builtin() && command.handling == Handling::Keyed && !command.flags.has(Flags::CURSOR);
+        let key = command.first_key_only(args).and_then(|place| args.get(place)).filter(|_| can_be);
+        let is_free = down.get(handle).is_some_and(|client| !client.in_multi);
+        key.is_some_and(|key| is_free && !self.suggests(command, key))
+    }
 }

@@ -67,7 +67,7 @@ pub(super) fn element_scan(
     let cursor: Option<u64> = args.get(2).and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
     // The node will reply with an error.
     let Some(cursor) = cursor else { return worker.forward(handle, command, args, node, raw) };
-    let Some(client) = worker.clients.get_mut(handle) else { return Flow::Close };
+    let Some(client) = worker.down.get_mut(handle) else { return Flow::Close };
     if !client.may_take(Lane::Main) {
         return Flow::Stall(Stall::Barrier);
     }

@@ -12,24 +12,75 @@
 //! | `Granted`, `Refused`, `Room` | the client that waits for a connection |
 //! | `Abandoned` | blocking commands |
 //! | `WatchAwaited` | transactions |
+//!
+//! [`Downstreams`](super::clients::Downstreams) knows no connection to a node, and does the same:
+//!
+//! | Event | Handled by |
+//! |---|---|
+//! | `Closed` | pools, lines of blocked clients, the held connection, MONITOR, tracking, subscriptions |
+//! | `Drained` | the held connection |
+//! | `OwnWrite` | tracking |
 
 use switchyard_resp::encode;
 
-use super::downstream::Stall;
+use super::downstream::{Client, Stall};
+use super::monitor::end_monitor;
 use super::outage::dispatch_waiting;
-use super::output::deliver_of_node;
+use super::reissued::leave_line;
 use super::upstreams::breaking::PERHAPS;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::{Pending, Purpose};
 use super::upstreams::{Event, Origin};
-use super::{Worker, hot_copies};
+use super::wait::forget_waiting;
+use super::{Worker, clients, hot_copies};
+use crate::slab::Handle;
 
 impl Worker {
     /// Handles the events of connections.
     #[inline]
     pub(super) fn settle_events(&mut self) {
-        while let Some(event) = self.up.next_event() {
-            self.on_event(event);
+        loop {
+            if let Some(event) = self.up.next_event() {
+                self.on_event(event);
+            } else if let Some(event) = self.down.next_event() {
+                self.on_client_event(event);
+            } else {
+                return;
+            }
+        }
+    }
+
+    #[cold]
+    fn on_client_event(&mut self, event: clients::Event) {
+        match event {
+            clients::Event::Closed { handle, client } => self.on_closed(handle, *client),
+            clients::Event::Drained { link } => self.up.unpause(link),
+            clients::Event::OwnWrite { client, keys } => self.tracking.on_own_write(&self.turn, client, &keys),
+        }
+    }
+
+    /// Ends everything that a closed client has used.
+    fn on_closed(&mut self, handle: Handle, client: Client) {
+        if client.stall == Stall::Exclusive {
+            self.up.leave_pools(handle);
+        }
+        if let Some(waiting) = &client.waiting {
+            leave_line(&self.turn, waiting);
+        }
+        let watched = client.session.as_ref().and_then(|s| s.watch.as_ref()).map(|w| w.link);
+        for held in client.held.into_iter().chain(watched) {
+            if self.up.get(held).is_some_and(|l| l.holder() == handle) {
+                self.up.abandon(&self.turn, held);
+            }
+        }
+        if client.monitor {
+            end_monitor(&self.turn, handle);
+        }
+        if client.tracked.is_some() {
+            self.end_tracking(handle);
+        }
+        if let Some(subscriber) = client.pubsub {
+            self.pubsub.forget_subscriber(&self.turn, &mut self.up, handle, &subscriber);
         }
     }
 
@@ -44,10 +95,10 @@ impl Worker {
                 }
                 for (place, ended) in ended.into_iter().enumerate() {
                     let is_expired = ended.is_expired;
-                    let pending = self.over(ended, b"");
+                    let pending = self.hooks.over(&self.turn, ended, b"");
                     if text.is_none() {
                         if pending.purpose == Purpose::Fill {
-                            hot_copies::filled(self, pending.seq, b"", true);
+                            hot_copies::filled(&self.turn, &mut self.down, &mut self.hooks, pending.seq, b"", true);
                         }
                     } else if !is_expired {
                         let error = if place < in_flight { &perhaps_executed } else { &not_executed };
@@ -65,27 +116,27 @@ impl Worker {
             Event::PubsubUp { link, node } => self.pubsub_link_up(link, node),
             Event::PubsubFailed { node } => self.pubsub_link_failed(node),
             Event::PubsubLost { node } => self.pubsub_link_lost(node),
-            Event::FillsUp { node, about } => hot_copies::link_up(self, node, &about),
-            Event::FillsLost { node } => hot_copies::link_lost(self, node),
-            Event::OutageOver => dispatch_waiting(self),
+            Event::FillsUp { node, about } => self.hooks.link_up(&self.turn, node, &about),
+            Event::FillsLost { node } => self.hooks.link_lost(&self.turn, node),
+            Event::OutageOver => dispatch_waiting(&self.turn, &mut self.down),
             Event::Granted { client, link } => {
-                match self.clients.get_mut(client).filter(|client| client.stall == Stall::Exclusive) {
+                match self.down.get_mut(client).filter(|client| client.stall == Stall::Exclusive) {
                     Some(waiting) => {
                         waiting.held = Some(link);
-                        self.unstall(client);
+                        self.down.unstall(&self.turn, client);
                     }
                     None => self.up.release(&self.turn, link),
                 }
             }
             Event::Refused { client, text } => {
-                if let Some(waiting) = self.clients.get_mut(client).filter(|client| client.stall == Stall::Exclusive) {
+                if let Some(waiting) = self.down.get_mut(client).filter(|client| client.stall == Stall::Exclusive) {
                     waiting.refusal = text.map(Into::into).or(waiting.refusal.take());
-                    self.unstall(client);
+                    self.down.unstall(&self.turn, client);
                 }
             }
             Event::Room { client } => {
-                if self.clients.get(client).is_some_and(|client| client.stall == Stall::Upstream) {
-                    self.unstall(client);
+                if self.down.get(client).is_some_and(|client| client.stall == Stall::Upstream) {
+                    self.down.unstall(&self.turn, client);
                 }
             }
             Event::Abandoned { link } => self.unblock(link, false, None),
@@ -103,9 +154,9 @@ impl Worker {
             | Purpose::ExecWithoutMulti
             | Purpose::Watch
             | Purpose::Wait => {
-                let holds = self.clients.get(pending.who).is_some_and(|c| c.held == Some(link));
-                let streamed = self.clients.get(pending.who).is_some_and(|c| c.streaming && c.is_first(pending.seq));
-                if holds && let Some(client) = self.clients.get_mut(pending.who) {
+                let holds = self.down.get(pending.who).is_some_and(|c| c.held == Some(link));
+                let streamed = self.down.get(pending.who).is_some_and(|c| c.streaming && c.is_first(pending.seq));
+                if holds && let Some(client) = self.down.get_mut(pending.who) {
                     client.held = None;
                     if let Some(upload) = client.upload.as_deref_mut() {
                         upload.link = None;
@@ -114,18 +165,18 @@ impl Worker {
                 if pending.purpose == Purpose::Watch {
                     self.fail_watch(pending.who);
                 } else if pending.purpose == Purpose::Wait {
-                    self.forget_waiting(pending.who);
+                    forget_waiting(&mut self.down, pending.who);
                 }
                 if streamed {
                     // Half a reply has been sent, so the connection must be closed.
-                    self.close_client(pending.who);
+                    self.down.close_client(&self.turn, pending.who);
                 } else if lane == Some(Lane::Blocking) {
-                    self.end_as_a_server_would(pending.who, pending.seq);
+                    self.down.end_as_a_server_would(&self.turn, pending.who, pending.seq);
                 } else if lane == Some(Lane::Replica) {
                     // The node itself may be up.
-                    deliver_of_node(self, pending.who, pending.seq, error);
+                    self.down.deliver_of_node(&self.turn, pending.who, pending.seq, error);
                 } else {
-                    self.deliver(pending.who, pending.seq, error);
+                    self.down.deliver(&self.turn, pending.who, pending.seq, error);
                 }
             }
             Purpose::Gather => self.gather_part(pending.who, pending.seq, error),
@@ -134,7 +185,7 @@ impl Worker {
             // After a lost connection, its topics are handled together.
             Purpose::Subscribe if is_up => self.subscribe_timed_out(pending.who, node),
             Purpose::Track if is_up => self.on_tracking_answer(node, pending.seq, error),
-            Purpose::Fill => hot_copies::filled(self, pending.seq, error, true),
+            Purpose::Fill => hot_copies::filled(&self.turn, &mut self.down, &mut self.hooks, pending.seq, error, true),
             Purpose::Sync => self.unsubscribe_synced(pending.who, pending.seq),
             Purpose::Discarded
             | Purpose::Learn

@@ -8,21 +8,24 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
+use super::clients::Downstreams;
 use super::double_read::{PendingDoubleRead, end_double_read};
 use super::fan_out::FanOutScope;
-use super::info::Digest;
+use super::info::{Digest, info_text};
 use super::keyed::{Call, CommandSeq, KeyedCommand};
 use super::local::other_database;
+use super::multi_local::deliver_joined;
 use super::multi_step::{MultiStepCommand, Next};
 use super::pubsub::Kind;
 use super::quiesce::QuiesceWait;
 use super::tracking::Options;
 use super::transactions::no_multi_text;
+use super::turn::Turn;
 use super::upstreams::breaking::PERHAPS;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::{Again, EXEC, MULTI, Pending, Phase, Purpose};
 use super::{Worker, memory_stats};
-use crate::slab::Handle;
+use crate::slab::{Handle, Slab};
 
 /// Error for a reply that is combined in memory and exceeds the client's output limit.
 pub(super) const TOO_LARGE: &str = "ERR the nodes' replies together are larger than output-limit";
@@ -99,6 +102,41 @@ pub(super) struct Gather {
     _quiet: Option<Box<QuiesceWait>>,
 }
 
+/// The gathers of a worker.
+#[derive(Debug)]
+pub(super) struct Gathers {
+    all: Slab<Gather>,
+    /// Last results of INFO from the nodes.
+    info: Option<Box<Digest>>,
+}
+
+impl Gathers {
+    pub(super) fn new() -> Self {
+        Self { all: Slab::new(), info: None }
+    }
+
+    pub(super) fn get(&self, handle: Handle) -> Option<&Gather> {
+        self.all.get(handle)
+    }
+
+    pub(super) fn get_mut(&mut self, handle: Handle) -> Option<&mut Gather> {
+        self.all.get_mut(handle)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Handle, &Gather)> {
+        self.all.iter()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (Handle, &mut Gather)> {
+        self.all.iter_mut()
+    }
+
+    /// Last results of INFO from the nodes.
+    pub(super) fn info(&self) -> Option<&Digest> {
+        self.info.as_deref()
+    }
+}
+
 impl Gather {
     pub(super) fn began_us(&self) -> u64 {
         self.began_us
@@ -151,39 +189,6 @@ impl Gather {
 }
 
 impl Worker {
-    /// Starts a gather for the current command.
-    pub(super) fn begin_gather(
-        &mut self,
-        client_handle: Handle,
-        class: u8,
-        parts: usize,
-        whole: Aggregation,
-    ) -> Option<Handle> {
-        let client = self.clients.get_mut(client_handle)?;
-        let seq = client.owe(self.turn.now_us(), class);
-        let database = client.database;
-        let _quiet = client.quieting.take();
-        let parts_of = vec![None; parts];
-        let epoch = self.turn.routing().topology.epoch();
-        let nodes = Vec::new();
-        let gather = Gather {
-            client: client_handle,
-            seq,
-            class,
-            database,
-            parts: parts_of,
-            nodes,
-            excused: Vec::new(),
-            left: parts,
-            bytes: 0,
-            epoch,
-            began_us: self.turn.now_us(),
-            whole,
-            _quiet,
-        };
-        Some(self.gathers.insert(gather))
-    }
-
     /// Sends one part to a node.
     pub(super) fn send_part(&mut self, gather: Handle, part: u32, node: NodeId, lane: Lane, request: &[u8], class: u8) {
         self.send_parts(gather, part, node, lane, &[request], class);
@@ -200,11 +205,11 @@ impl Worker {
         class: u8,
     ) {
         let known = self.gathers.get(gather).and_then(|g| {
-            let client = self.clients.get(g.client)?;
+            let client = self.down.get(g.client)?;
             Some((client.resp3, client.no_touch, g.database, g.epoch as u32, g.whole.is_long()))
         });
         let Some((resp3, no_touch, database, epoch, is_long)) = known else {
-            self.gathers.remove(gather);
+            self.gathers.all.remove(gather);
             return;
         };
         if let Some(g) = self.gathers.get_mut(gather) {
@@ -238,13 +243,21 @@ impl Worker {
                 let bytes = request.as_ref();
                 let keyed = KeyedCommand { call: Call::Bytes(bytes), node, database };
                 let request = match bytes {
-                    EXEC => self.pass_exec(database, pending),
-                    _ if number + 1 == requests.len() => self.pass(keyed, bytes, pending),
-                    MULTI => self.pass_queued(keyed, bytes, Pending { purpose: Purpose::Queued, seq: 0, ..pending }),
-                    _ if requests[0].as_ref() == MULTI => {
-                        self.pass_queued(keyed, bytes, Pending { purpose: Purpose::Discarded, ..pending })
-                    }
-                    _ => self.pass(keyed, bytes, Pending { purpose: Purpose::Discarded, ..pending }),
+                    EXEC => self.hooks.pass_exec(database, pending),
+                    _ if number + 1 == requests.len() => self.hooks.pass(&self.turn, keyed, bytes, pending),
+                    MULTI => self.hooks.pass_queued(
+                        &self.turn,
+                        keyed,
+                        bytes,
+                        Pending { purpose: Purpose::Queued, seq: 0, ..pending },
+                    ),
+                    _ if requests[0].as_ref() == MULTI => self.hooks.pass_queued(
+                        &self.turn,
+                        keyed,
+                        bytes,
+                        Pending { purpose: Purpose::Discarded, ..pending },
+                    ),
+                    _ => self.hooks.pass(&self.turn, keyed, bytes, Pending { purpose: Purpose::Discarded, ..pending }),
                 };
                 self.up.push(handle, request);
             }
@@ -271,9 +284,12 @@ impl Worker {
             nodes.retain(|node| !self.is_silent(*node, client));
         } else {
             // Cached replies of nodes (INFO) must not be used for later commands of this client.
-            self.clients.get_mut(client).into_iter().for_each(|client| client.wrote_us = self.turn.now_us());
+            self.down.get_mut(client).into_iter().for_each(|client| client.wrote_us = self.turn.now_us());
         }
-        let Some(gather) = self.begin_gather(client, class, nodes.len(), whole) else { return };
+        let Some(gather) = self.gathers.begin_gather(&self.turn, &mut self.down, client, class, nodes.len(), whole)
+        else {
+            return;
+        };
         let mut excused = Vec::new();
         if reach == FanOutScope::Everybody {
             excused = nodes.iter().copied().filter(|node| !self.turn.data_nodes().has(*node)).collect();
@@ -291,7 +307,7 @@ impl Worker {
         let Some(gather) = self.gathers.get_mut(handle) else { return };
         let Some(place) = gather.parts.get_mut(part as usize).filter(|p| p.is_none()) else { return };
         gather.bytes += answer.len();
-        let is_alone = self.clients.get(gather.client).is_none();
+        let is_alone = self.down.get(gather.client).is_none();
         let too_large = is_alone || gather.bytes > self.turn.routing().live.client_output_limit;
         let is_left_out = reply::is_error(answer)
             && gather.nodes.get(part as usize).is_some_and(|node| gather.excused.contains(node));
@@ -312,9 +328,9 @@ impl Worker {
         if gather.left > 0 {
             return;
         }
-        let Some(gather) = self.gathers.remove(handle) else { return };
+        let Some(gather) = self.gathers.all.remove(handle) else { return };
         let (client, seq) = (gather.client, gather.seq);
-        let Some(resp3) = self.clients.get(client).map(|c| c.resp3) else { return };
+        let Some(resp3) = self.down.get(client).map(|c| c.resp3) else { return };
         let gather = match gather {
             Gather { whole: Aggregation::Rounds(_), .. } => return self.end_round(gather, resp3),
             Gather { whole: Aggregation::DoubleRead { request, as_published }, parts, class, epoch, .. } => {
@@ -332,109 +348,25 @@ impl Worker {
             }
             other => other,
         };
-        let whole = self.merge(gather, resp3);
-        self.deliver_joined(client, seq, &whole);
+        let whole = self.gathers.merge(&self.turn, &mut self.down, gather, resp3);
+        deliver_joined(&self.turn, &mut self.down, client, seq, &whole);
     }
 
     fn end_round(&mut self, mut gather: Gather, resp3: bool) {
         let parts = gather.parts.drain(..).flatten().collect();
         let Aggregation::Rounds(procedure) = &mut gather.whole else { return };
         match procedure.next(&self.turn, &self.up, resp3, parts) {
-            Next::Done(reply) => self.deliver_joined(gather.client, gather.seq, &reply),
+            Next::Done(reply) => deliver_joined(&self.turn, &mut self.down, gather.client, gather.seq, &reply),
             Next::Round(asks) => {
                 gather.parts = vec![None; asks.len()];
                 gather.left = asks.len();
                 gather.nodes.clear();
                 gather.bytes = 0;
                 let class = gather.class;
-                let handle = self.gathers.insert(gather);
+                let handle = self.gathers.all.insert(gather);
                 self.send_round(handle, asks, class);
             }
         }
-    }
-
-    fn merge(&mut self, gather: Gather, resp3: bool) -> Vec<u8> {
-        let (mut parts, mut nodes): (Vec<Vec<u8>>, _) = (gather.parts.into_iter().flatten().collect(), gather.nodes);
-        if !gather.excused.is_empty() {
-            let mut answered = parts.iter().map(|part| !part.is_empty());
-            nodes.retain(|_| answered.next() == Some(true));
-            parts.retain(|part| !part.is_empty());
-        }
-        let error = parts.iter().find(|p| reply::is_error(p));
-        let name = |at: usize| nodes.get(at).map_or_else(String::new, |node| self.turn.node_name(*node));
-        let mut out = Vec::new();
-        match (gather.whole, error) {
-            (Aggregation::Merged(merge) | Aggregation::Long(merge), error) => {
-                let doubtful =
-                    error.filter(|_| matches!(merge, Merge::Same | Merge::Sum)).map(|error| with_doubt(error, &parts));
-                return doubtful.unwrap_or_else(|| merged(merge, parts, &name, resp3));
-            }
-            (Aggregation::Read(merge), _) => return merged(merge, parts, &name, resp3),
-            (Aggregation::Info { sections, digest }, _) => {
-                let text = self.info_text(&digest, &sections);
-                self.info_digest = Some(digest);
-                encode::verbatim(&mut out, text.as_bytes(), resp3);
-            }
-            (_, Some(error)) => return error.clone(),
-            (Aggregation::ScriptExists { known }, None) => all_ones(&mut out, &parts, &known),
-            (Aggregation::Values { layout }, None) => {
-                encode::header(&mut out, b'*', layout.len());
-                let mut columns: Vec<_> = parts.iter().map(|p| reply::elements(p)).collect();
-                for column in layout {
-                    match columns.get_mut(usize::from(column)).and_then(Iterator::next) {
-                        Some(element) => out.extend_from_slice(element),
-                        None => return protocol_error("a node answered MGET with fewer values than keys"),
-                    }
-                }
-            }
-            (Aggregation::ClientList, None) => {
-                let text: Vec<u8> = parts.iter().filter_map(|p| reply::text(p)).flatten().copied().collect();
-                encode::verbatim(&mut out, &text, resp3);
-            }
-            (Aggregation::ClientKillOne, None) => {
-                if parts.iter().filter_map(|p| reply::integer(p)).sum::<i64>() > 0 {
-                    encode::simple(&mut out, "OK");
-                } else {
-                    encode::error(&mut out, "ERR No such client");
-                }
-            }
-            // Never merged: see `gather_part`.
-            (Aggregation::Commands { request }, None) => {
-                out = parts.pop().unwrap_or_default();
-                self.turn.shared().command_replies.note(resp3, &request, &out);
-            }
-            (Aggregation::Rounds(_), None) => return protocol_error("a procedure was taken for a merge"),
-            // Never merged: see `gather_part`.
-            (Aggregation::DoubleRead { .. }, None) => return protocol_error("a double read was taken for a merge"),
-            (Aggregation::Redirect(_), None) => return protocol_error("a redirect was taken for a merge"),
-            (Aggregation::Monitor, None) => {
-                if let Some(client) = self.clients.get_mut(gather.client) {
-                    client.monitor = true;
-                    client.update_gate();
-                }
-                encode::simple(&mut out, "OK");
-            }
-            (Aggregation::Publish { kind, channel, node }, None) => {
-                let count = parts.first().and_then(|p| reply::integer(p)).unwrap_or(0);
-                encode::integer(&mut out, self.turn.count_of_publish(kind, &channel, node, count));
-            }
-            (Aggregation::Select { database }, None)
-                if let Some(why) = other_database(&self.turn.routing().live, database) =>
-            {
-                // The settings have changed since it was sent.
-                encode::error(&mut out, &why);
-            }
-            (Aggregation::Select { database }, None) => {
-                for node in &nodes {
-                    self.turn.shared().with_facts(*node, |f| f.databases = f.databases.max(database + 1));
-                }
-                if let Some(client) = self.clients.get_mut(gather.client) {
-                    client.database = database;
-                }
-                encode::simple(&mut out, "OK");
-            }
-        }
-        out
     }
 }
 
@@ -516,6 +448,127 @@ fn protocol_error(what: &str) -> Vec<u8> {
     let mut out = Vec::new();
     encode::error(&mut out, &format!("ERR switchyard: {what}"));
     out
+}
+
+impl Gathers {
+    /// Starts a gather for the current command.
+    pub(super) fn begin_gather(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        client_handle: Handle,
+        class: u8,
+        parts: usize,
+        whole: Aggregation,
+    ) -> Option<Handle> {
+        let client = down.get_mut(client_handle)?;
+        let seq = client.owe(turn.now_us(), class);
+        let database = client.database;
+        let _quiet = client.quieting.take();
+        let parts_of = vec![None; parts];
+        let epoch = turn.routing().topology.epoch();
+        let nodes = Vec::new();
+        let gather = Gather {
+            client: client_handle,
+            seq,
+            class,
+            database,
+            parts: parts_of,
+            nodes,
+            excused: Vec::new(),
+            left: parts,
+            bytes: 0,
+            epoch,
+            began_us: turn.now_us(),
+            whole,
+            _quiet,
+        };
+        Some(self.all.insert(gather))
+    }
+
+    fn merge(&mut self, turn: &Turn, down: &mut Downstreams, gather: Gather, resp3: bool) -> Vec<u8> {
+        let (mut parts, mut nodes): (Vec<Vec<u8>>, _) = (gather.parts.into_iter().flatten().collect(), gather.nodes);
+        if !gather.excused.is_empty() {
+            let mut answered = parts.iter().map(|part| !part.is_empty());
+            nodes.retain(|_| answered.next() == Some(true));
+            parts.retain(|part| !part.is_empty());
+        }
+        let error = parts.iter().find(|p| reply::is_error(p));
+        let name = |at: usize| nodes.get(at).map_or_else(String::new, |node| turn.node_name(*node));
+        let mut out = Vec::new();
+        match (gather.whole, error) {
+            (Aggregation::Merged(merge) | Aggregation::Long(merge), error) => {
+                let doubtful =
+                    error.filter(|_| matches!(merge, Merge::Same | Merge::Sum)).map(|error| with_doubt(error, &parts));
+                return doubtful.unwrap_or_else(|| merged(merge, parts, &name, resp3));
+            }
+            (Aggregation::Read(merge), _) => return merged(merge, parts, &name, resp3),
+            (Aggregation::Info { sections, digest }, _) => {
+                let text = info_text(turn, &digest, &sections);
+                self.info = Some(digest);
+                encode::verbatim(&mut out, text.as_bytes(), resp3);
+            }
+            (_, Some(error)) => return error.clone(),
+            (Aggregation::ScriptExists { known }, None) => all_ones(&mut out, &parts, &known),
+            (Aggregation::Values { layout }, None) => {
+                encode::header(&mut out, b'*', layout.len());
+                let mut columns: Vec<_> = parts.iter().map(|p| reply::elements(p)).collect();
+                for column in layout {
+                    match columns.get_mut(usize::from(column)).and_then(Iterator::next) {
+                        Some(element) => out.extend_from_slice(element),
+                        None => return protocol_error("a node answered MGET with fewer values than keys"),
+                    }
+                }
+            }
+            (Aggregation::ClientList, None) => {
+                let text: Vec<u8> = parts.iter().filter_map(|p| reply::text(p)).flatten().copied().collect();
+                encode::verbatim(&mut out, &text, resp3);
+            }
+            (Aggregation::ClientKillOne, None) => {
+                if parts.iter().filter_map(|p| reply::integer(p)).sum::<i64>() > 0 {
+                    encode::simple(&mut out, "OK");
+                } else {
+                    encode::error(&mut out, "ERR No such client");
+                }
+            }
+            // Never merged: see `gather_part`.
+            (Aggregation::Commands { request }, None) => {
+                out = parts.pop().unwrap_or_default();
+                turn.shared().command_replies.note(resp3, &request, &out);
+            }
+            (Aggregation::Rounds(_), None) => return protocol_error("a procedure was taken for a merge"),
+            // Never merged: see `gather_part`.
+            (Aggregation::DoubleRead { .. }, None) => return protocol_error("a double read was taken for a merge"),
+            (Aggregation::Redirect(_), None) => return protocol_error("a redirect was taken for a merge"),
+            (Aggregation::Monitor, None) => {
+                if let Some(client) = down.get_mut(gather.client) {
+                    client.monitor = true;
+                    client.update_gate();
+                }
+                encode::simple(&mut out, "OK");
+            }
+            (Aggregation::Publish { kind, channel, node }, None) => {
+                let count = parts.first().and_then(|p| reply::integer(p)).unwrap_or(0);
+                encode::integer(&mut out, turn.count_of_publish(kind, &channel, node, count));
+            }
+            (Aggregation::Select { database }, None)
+                if let Some(why) = other_database(&turn.routing().live, database) =>
+            {
+                // The settings have changed since it was sent.
+                encode::error(&mut out, &why);
+            }
+            (Aggregation::Select { database }, None) => {
+                for node in &nodes {
+                    turn.shared().with_facts(*node, |f| f.databases = f.databases.max(database + 1));
+                }
+                if let Some(client) = down.get_mut(gather.client) {
+                    client.database = database;
+                }
+                encode::simple(&mut out, "OK");
+            }
+        }
+        out
+    }
 }
 
 #[cfg(test)]

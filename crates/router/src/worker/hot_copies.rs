@@ -22,13 +22,15 @@ use switchyard_resp::translate::{Shape, to_resp2};
 use switchyard_resp::{encode, reply};
 use tracing::{info, warn};
 
+use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::downstream::Client;
-use super::keyed::{Call, CommandSeq, KeyedCommand, writes};
+use super::keyed::{Call, CommandHooks, CommandSeq, KeyedCommand, writes};
 use super::login::guard;
 use super::output::give;
 use super::transit::with_parsed_command;
 use super::turn::Turn;
+use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::{Pending, Phase, Purpose, UNSENT_HIGH};
 use super::wait::MARK;
@@ -185,78 +187,6 @@ fn may_write(command: &Command) -> bool {
     writes(command) || &*command.name == "PFCOUNT"
 }
 
-/// Shuts the gates of keys that a command may write. Call it before the command is sent. Returns its number, if its end
-/// is observed.
-pub(super) fn hold(worker: &mut Worker, keyed: KeyedCommand<'_>, end: CommandSeq) -> CommandSeq {
-    let mut found = std::mem::take(&mut worker.observers.hot.found);
-    found.clear();
-    match keyed.call {
-        Call::Found(command, _) if !may_write(command) => {}
-        Call::Found(command, args) => gates_of(worker, keyed.node, command, args, &mut found),
-        // Changes no keys. Otherwise every WAIT would invalidate all copies of the node.
-        Call::Bytes(MARK) => {}
-        Call::Bytes(request) => {
-            let routing = worker.turn.routing().clone();
-            let known = with_parsed_command(&routing, request, |command, args| {
-                if may_write(command) {
-                    gates_of(worker, keyed.node, command, args, &mut found);
-                }
-            });
-            if known.is_none() {
-                found.push(GateId::of_node(keyed.node));
-            }
-        }
-    }
-    let mut end = end;
-    if !found.is_empty() {
-        if end == CommandSeq::NONE {
-            end = worker.observers.next();
-        }
-        let hot = &mut worker.observers.hot;
-        hot.holds.sent(&*hot.gates, end.number(), keyed.node, found.drain(..));
-    }
-    worker.observers.hot.found = found;
-    end
-}
-
-/// Collects the gates of keys that a command may write.
-fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_>, found: &mut Vec<GateId>) {
-    if command.flags.has(Flags::PUBSUB) {
-        return;
-    }
-    let mut places = std::mem::take(&mut worker.keys);
-    places.clear();
-    let keys_found = command.find_keys(args, &mut places);
-    let has_keys = keys_found.is_ok() && !places.is_empty();
-    let hot = &worker.observers.hot;
-    let set = hot.copies.set();
-    let keys = places.iter().filter_map(|place| args.get(*place as usize));
-    if command.flags.has(Flags::SCRIPT) {
-        // A checked script uses only keys in the slots of its declared keys. A function library may have bypassed the
-        // check.
-        if worker.turn.routing().checks_scripts() && !command.name.starts_with("FCALL") {
-            match worker.turn.routing().topology.placement() {
-                Placement::Crc16 => keys.for_each(|key| found.extend(set.gates_in(crc16_slot(key)))),
-                // With ketama, a script uses only its declared keys, and the slot of a cacheable key may be from an
-                // earlier server list.
-                Placement::Continuum(_) => found
-                    .extend(keys.map(|key| hot.hash(key)).filter(|hash| set.get(*hash).is_some()).map(GateId::of_key)),
-            }
-        } else {
-            found.push(GateId::of_node(node));
-        }
-    } else if has_keys {
-        let armed = keys.map(|key| hot.hash(key)).filter(|hash| set.get(*hash).is_some());
-        found.extend(armed.map(GateId::of_key));
-    } else if keys_found == Err(KeyError::Undescribed) || matches!(command.handling, Handling::OnlyNode(_)) {
-        // A single node receives it all the same.
-        found.push(GateId::of_node(node));
-    } else if command.flags.has(Flags::WRITE) && !matches!(command.handling, Handling::Local(_)) {
-        found.push(GateId::of_node(node));
-    }
-    worker.keys = places;
-}
-
 // ---- reads ----
 
 /// Answers a read of one key from a copy, or fills it. `None`: the node answers.
@@ -269,15 +199,15 @@ pub(super) fn copied(
     key: &[u8],
     raw: &[u8],
 ) -> Option<Flow> {
-    let Worker { clients, observers, turn, detour, .. } = worker;
+    let Worker { down, hooks: observers, turn, .. } = worker;
     let (counters, now_us) = (turn.counters(), turn.now_us());
-    let client = clients.get_mut(handle)?;
+    let client = down.get_mut(handle)?;
     let hot = &mut observers.hot;
     if hot.share.is_over() {
         return Some(Flow::Later);
     }
     let has_waited = std::mem::take(&mut client.has_waited_for_fill);
-    if *detour || !takes_copies(client) {
+    if observers.detour || !takes_copies(client) {
         return None;
     }
     let quick = rapidhash::v3::rapidhash_v3(raw);
@@ -292,9 +222,9 @@ pub(super) fn copied(
         hot.share.record(again.reply.len());
         give(client, counters, seq, again.reply, false, now_us);
         let is_special = client.gated;
-        clients.mark(handle);
+        down.mark(handle);
         if is_special {
-            worker.after_delivery(handle);
+            worker.down.after_delivery(&worker.turn, handle);
         }
         return Some(Flow::Next);
     }
@@ -317,10 +247,12 @@ pub(super) fn copied(
             hot.copies.record_hit(quick, &asked);
             observers.telemetry.note_hit(node, database, key, raw.len(), reply.len());
             counters.hot.hits.add(1);
-            worker.answer(handle, command.class() as u8, &reply);
+            worker.down.answer(&worker.turn, handle, command.class() as u8, &reply);
             return Some(Flow::Next);
         }
-        Read::Fill if waits => begin(worker, Elements::read_by(&command.name), &asked)?,
+        Read::Fill if waits => {
+            begin(&worker.turn, &mut worker.up, &mut worker.hooks, Elements::read_by(&command.name), &asked)?
+        }
         Read::Wait(number) if waits => number,
         Read::NotCacheable if hot.all && turn.routing().live.hot_copies.allows_key(key) => {
             turn.shared().hot.request_key(asked.hash, routing.topology.slot_of(key));
@@ -328,7 +260,7 @@ pub(super) fn copied(
         }
         Read::Fill | Read::Wait(_) | Read::Miss | Read::NotCacheable => return None,
     };
-    worker.observers.hot.waiting.entry(number).or_default().clients.push(handle);
+    worker.hooks.hot.waiting.entry(number).or_default().clients.push(handle);
     Some(Flow::Stall(Stall::Fill))
 }
 
@@ -370,11 +302,11 @@ fn copied_values(
     args: &Args<'_>,
     keys: &[u32],
 ) -> Option<Flow> {
-    let client = worker.clients.get_mut(handle)?;
-    if worker.detour || !takes_copies(client) {
+    let client = worker.down.get_mut(handle)?;
+    if worker.hooks.detour || !takes_copies(client) {
         return None;
     }
-    if worker.observers.hot.share.is_over() {
+    if worker.hooks.hot.share.is_over() {
         return Some(Flow::Later);
     }
     let (database, resp3) = (client.database, client.resp3);
@@ -388,10 +320,10 @@ fn copied_values(
         request.clear();
         encode::command(&mut request, [&b"GET"[..], key]);
         let node = routing.topology.lives_at(key);
-        if worker.clients.get(handle)?.is_under_way_at(node) {
+        if worker.down.get(handle)?.is_under_way_at(node) {
             return None;
         }
-        let Worker { observers, turn, .. } = &mut *worker;
+        let Worker { hooks: observers, turn, .. } = &mut *worker;
         let hot = &mut observers.hot;
         let asked = ReadRequest { hash: hot.hash(key), key, database, request: &request, node, resp3 };
         match hot.copies.read(
@@ -412,7 +344,7 @@ fn copied_values(
             }
             Read::Fill => {
                 is_whole = false;
-                begin(worker, Elements::default(), &asked);
+                begin(&worker.turn, &mut worker.up, &mut worker.hooks, Elements::default(), &asked);
             }
             Read::Wait(_) => is_whole = false,
             Read::Miss | Read::NotCacheable => return None,
@@ -423,11 +355,11 @@ fn copied_values(
     }
     for (place, node, bytes) in hits {
         let key = args.get(place as usize)?;
-        worker.observers.telemetry.note_hit(node, database, key, key.len(), bytes);
+        worker.hooks.telemetry.note_hit(node, database, key, key.len(), bytes);
     }
     worker.turn.counters().hot.hits.add(1);
-    worker.observers.hot.share.record(answer.len());
-    worker.answer(handle, class, &answer);
+    worker.hooks.hot.share.record(answer.len());
+    worker.down.answer(&worker.turn, handle, class, &answer);
     Some(Flow::Next)
 }
 
@@ -458,14 +390,20 @@ impl Elements {
 }
 
 /// Starts a fill at a node. `None`: not possible now.
-fn begin(worker: &mut Worker, elements: Elements, asked: &ReadRequest<'_>) -> Option<u32> {
+fn begin(
+    turn: &Turn,
+    up: &mut Upstreams,
+    hooks: &mut CommandHooks,
+    elements: Elements,
+    asked: &ReadRequest<'_>,
+) -> Option<u32> {
     let ReadRequest { node, database, .. } = *asked;
-    let link_handle = worker.up.shared_link(&worker.turn, node, Lane::Fills, true);
-    let link = worker.up.get(link_handle)?;
+    let link_handle = up.shared_link(turn, node, Lane::Fills, true);
+    let link = up.get(link_handle)?;
     if link.phase() != Phase::Up || link.is_downgraded() || !link.has_room(UNSENT_HIGH / 8) {
         return None;
     }
-    let hot = &mut worker.observers.hot;
+    let hot = &mut hooks.hot;
     if hot.slow_nodes.contains(&node) || hot.uncacheable_nodes.contains(&node) {
         return None;
     }
@@ -473,19 +411,17 @@ fn begin(worker: &mut Worker, elements: Elements, asked: &ReadRequest<'_>) -> Op
     if hot.expire.get(node.index()).copied().unwrap_or(all).meets(elements) {
         return None;
     }
-    let number = hot.copies.begin(&*hot.gates, *asked, (worker.turn.now_us(), exact_us()))?;
-    let shape =
-        with_parsed_command(worker.turn.routing(), asked.request, |command, args| Shape::of(&command.name, args))
-            .unwrap_or_default();
+    let number = hot.copies.begin(&*hot.gates, *asked, (turn.now_us(), exact_us()))?;
+    let shape = with_parsed_command(turn.routing(), asked.request, |command, args| Shape::of(&command.name, args))
+        .unwrap_or_default();
     hot.waiting.insert(number, Waiting { shape, clients: Vec::new() });
     let mut ttl = Vec::new();
     encode::command(&mut ttl, [&b"PTTL"[..], asked.key]);
-    worker.turn.counters().hot.fills.add(1);
+    turn.counters().hot.fills.add(1);
     for (request, purpose) in [(&ttl[..], Purpose::FillTtl), (asked.request, Purpose::Fill)] {
-        let pending =
-            Pending { seq: number, purpose, class: CommandClass::Read as u8, ..Pending::of_ours(&worker.turn) };
-        let request = worker.pass(KeyedCommand { call: Call::Bytes(request), node, database }, request, pending);
-        worker.up.push(link_handle, request);
+        let pending = Pending { seq: number, purpose, class: CommandClass::Read as u8, ..Pending::of_ours(turn) };
+        let request = hooks.pass(turn, KeyedCommand { call: Call::Bytes(request), node, database }, request, pending);
+        up.push(link_handle, request);
     }
     Some(number)
 }
@@ -497,54 +433,18 @@ fn exact_us() -> u64 {
     time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000
 }
 
-/// Reports a key that is a large part of the last commands to its node.
-#[cold]
-pub(super) fn noticed(worker: &mut Worker, key: &[u8], count: u8) {
-    let hash = worker.observers.hot.hash(key);
-    let is_news = worker.observers.hot.copies.set().get(hash).is_none();
-    if is_news && worker.turn.routing().live.hot_copies.allows_key(key) {
-        worker.turn.shared().hot.note_frequent(
-            worker.turn.index(),
-            hash,
-            worker.turn.routing().topology.slot_of(key),
-            count,
-        );
-    }
-}
-
 // ---- messages of nodes ----
 
-/// Handles the reply to PTTL for a fill.
-pub(super) fn on_ttl_reply(worker: &mut Worker, node: NodeId, number: u32, answer: &[u8]) {
-    if reply::is_error(answer) {
-        if !worker.observers.hot.refusing.contains(&node) {
-            worker.observers.hot.refusing.push(node);
-        }
-        refused(&worker.turn, node, &reply::redacted_error(answer));
-    } else if let Some(place) = worker.observers.hot.refusing.iter().position(|refusing| *refusing == node) {
-        worker.observers.hot.refusing.swap_remove(place);
-        gives_again(&worker.turn, node);
-    }
-    let hot = &mut worker.observers.hot;
-    let longest = worker
-        .turn
-        .routing()
-        .live
-        .hot_copies
-        .ttl
-        .map_or(i64::MAX, |most| i64::try_from(most.as_millis()).unwrap_or(i64::MAX));
-    match reply::integer(answer) {
-        Some(ms) if ms >= 0 => hot.copies.on_ttl_reply(number, ms.min(longest)),
-        Some(_) if longest < i64::MAX => hot.copies.on_ttl_reply(number, longest),
-        Some(_) => {}
-        None => hot.copies.discard_fill(number, Discarded::Refused),
-    }
-}
-
 /// Ends a fill with the node's reply, or without one (`lost`).
-pub(super) fn filled(worker: &mut Worker, number: u32, answer: &[u8], lost: bool) {
-    let Worker { observers, turn, .. } = &mut *worker;
-    let hot = &mut observers.hot;
+pub(super) fn filled(
+    turn: &Turn,
+    down: &mut Downstreams,
+    hooks: &mut CommandHooks,
+    number: u32,
+    answer: &[u8],
+    lost: bool,
+) {
+    let hot = &mut hooks.hot;
     let Some(Waiting { shape, clients }) = hot.waiting.remove(&number) else { return };
     if lost {
         hot.copies.discard_fill(number, Discarded::Lost);
@@ -562,77 +462,25 @@ pub(super) fn filled(worker: &mut Worker, number: u32, answer: &[u8], lost: bool
     if let Err(why) = outcome {
         turn.counters().hot.discarded[why as usize].add(1);
     }
-    count(worker);
+    hooks.count(turn);
     for client in clients {
-        go_on(worker, client);
+        go_on(turn, down, client);
     }
 }
 
 /// Drops a fill whose reply is too large to collect.
-pub(super) fn fill_too_large(worker: &mut Worker, number: u32) {
-    worker.observers.hot.copies.discard_fill(number, Discarded::Large);
-    filled(worker, number, b"", false);
+pub(super) fn fill_too_large(turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, number: u32) {
+    hooks.hot.copies.discard_fill(number, Discarded::Large);
+    filled(turn, down, hooks, number, b"", false);
 }
 
 /// Ends a client's wait for a fill.
-fn go_on(worker: &mut Worker, handle: Handle) {
-    if let Some(client) = worker.clients.get_mut(handle).filter(|client| client.stall == Stall::Fill) {
+fn go_on(turn: &Turn, down: &mut Downstreams, handle: Handle) {
+    if let Some(client) = down.get_mut(handle).filter(|client| client.stall == Stall::Fill) {
         client.has_waited_for_fill = true;
         // The same command will be dispatched again.
         client.was_counted = client.guard & guard::COUNTED != 0;
-        worker.unstall(handle);
-    }
-}
-
-/// Handles an invalidation of keys that were read on this connection.
-pub(super) fn invalidated(worker: &mut Worker, node: NodeId, message: &[u8]) {
-    let mut parts = reply::elements(message);
-    if parts.next().and_then(reply::text) != Some(b"invalidate") {
-        return;
-    }
-    let hot = &mut worker.observers.hot;
-    match parts.next() {
-        Some(keys) if !reply::is_null(keys) => {
-            for key in reply::elements(keys).filter_map(reply::text) {
-                let hash = hot.hash(key);
-                hot.copies.changed(hash);
-                worker.turn.counters().hot.invalidations.add(1);
-            }
-        }
-        _ => {
-            hot.copies.lost(node, Discarded::Invalidated);
-            worker.turn.counters().hot.invalidations.add(1);
-        }
-    }
-    count(worker);
-}
-
-/// Handles a new connection for fills, on which the node tracks reads.
-pub(super) fn link_up(worker: &mut Worker, node: NodeId, about: &About) {
-    let About { run_id, standing, .. } = about;
-    let hot = &mut worker.observers.hot;
-    if hot.expire.len() <= node.index() {
-        hot.expire.resize(node.index() + 1, Elements { of_hash: true, of_set: true });
-    }
-    hot.expire[node.index()] = about.expire;
-    hot.uncacheable_nodes.retain(|barred| *barred != node);
-    // Writes of another router raise no gates of this one. Neither do writes of an earlier run, which the node may
-    // execute late.
-    let why = if !about.is_covered {
-        Some("it is newer than the command table")
-    } else if worker.turn.shared().ownership.is_some() && *standing != OwnershipStatus::Ours {
-        Some("it does not store this router's ownership record (ACL SETUSER)")
-    } else if !run_id.as_deref().is_some_and(|run_id| worker.turn.shared().fences.is_cleared(node, run_id)) {
-        Some("it does not list the connections of an earlier run of the router (CLIENT LIST)")
-    } else {
-        None
-    };
-    match why {
-        Some(why) => {
-            hot.uncacheable_nodes.push(node);
-            refused(&worker.turn, node, why);
-        }
-        None => gives_again(&worker.turn, node),
+        down.unstall(turn, handle);
     }
 }
 
@@ -659,18 +507,6 @@ pub(super) fn refused(turn: &Turn, node: NodeId, why: &str) {
     }
 }
 
-/// Handles the loss of the connection for fills: the node no longer reports changes of keys read on it.
-pub(super) fn link_lost(worker: &mut Worker, node: NodeId) {
-    worker.observers.hot.copies.lost(node, Discarded::Lost);
-    count(worker);
-}
-
-fn count(worker: &Worker) {
-    let sizes = worker.observers.hot.copies.sizes();
-    worker.turn.counters().hot.copies.set(sizes.copies as u64);
-    worker.turn.counters().hot.bytes.set(sizes.bytes as u64);
-}
-
 // ---- set and snapshot ----
 
 /// Returns the node of a key. `None`: its slot is in transit. `slot`: its slot with CRC16, where slots are constant.
@@ -679,26 +515,10 @@ fn lives_at(routing: &RoutingSnapshot, key: &[u8], slot: Slot) -> Option<NodeId>
     routing.topology.transit(slot).is_none().then(|| routing.topology.lives_at(key))
 }
 
-/// Adopts a new topology.
-pub(super) fn place_anew(worker: &mut Worker) {
-    let Worker { observers, turn, .. } = &mut *worker;
-    observers.hot.copies.update_placement(|key, slot| lives_at(turn.routing(), key, slot));
-    count(worker);
-}
-
-/// Adopts changed settings.
-pub(super) fn limit(worker: &mut Worker) {
-    let settings = &worker.turn.routing().live.hot_copies;
-    let share = settings.bytes_of_worker(worker.turn.shared().counters.len());
-    let bytes_max = if settings.is_on { share } else { 0 };
-    worker.observers.hot.copies.limit(bytes_max, settings.reply_max.min(worker.turn.routing().live.large_value));
-    count(worker);
-}
-
 /// Adopts a new set: from now on this worker raises its gates.
 pub(super) fn adopt(worker: &mut Worker) {
     let Published { set, gates, all, .. } = worker.turn.shared().hot.published();
-    let hot = &mut worker.observers.hot;
+    let hot = &mut worker.hooks.hot;
     if !Arc::ptr_eq(&hot.gates, &gates) {
         // Gates raised in the old table have no effect any more. Commands in flight are older than all keys of the new
         // one.
@@ -708,11 +528,11 @@ pub(super) fn adopt(worker: &mut Worker) {
     hot.copies.adopt(&set);
     (hot.generation, hot.all, hot.is_cacheable) = (set.generation(), all, !set.is_empty());
     worker.turn.set_cacheable(set.generation());
-    limit(worker);
+    worker.hooks.limit(&worker.turn);
     hold_waiting(worker);
-    worker.turn.shared().hot.adopted(worker.turn.index(), worker.observers.hot.generation);
-    publish_drained(worker);
-    count(worker);
+    worker.turn.shared().hot.adopted(worker.turn.index(), worker.hooks.hot.generation);
+    publish_drained(&worker.turn, &mut worker.up, &mut worker.hooks);
+    worker.hooks.count(&worker.turn);
 }
 
 /// Raises gates for blocking commands at nodes, which may write later, if their keys are now cacheable.
@@ -724,39 +544,33 @@ fn hold_waiting(worker: &mut Worker) {
         let (node, end) = (link.node(), link.pending().last().map_or(CommandSeq::NONE, |pending| pending.end));
         if link.pending().all(|pending| pending.purpose == Purpose::Wait) {
             // WAIT writes nothing.
-            let generation = worker.observers.hot.generation;
+            let generation = worker.hooks.hot.generation;
             worker.up.get_mut(handle).into_iter().for_each(|link| link.held_by(end, generation as u32));
             continue;
         }
         // After a timeout, the client may already have another command elsewhere.
-        let Some(client) = worker.clients.get(link.holder()).filter(|client| client.held == Some(handle)) else {
+        let Some(client) = worker.down.get(link.holder()).filter(|client| client.held == Some(handle)) else {
             continue;
         };
         // Unknown keys delay fills from the node.
         let Some(request) = client.waiting.as_ref().map(|waiting| waiting.request().to_vec()) else { continue };
         let database = client.database;
-        let end = hold(worker, KeyedCommand { call: Call::Bytes(&request), node, database }, end);
-        let generation = worker.observers.hot.generation;
+        let end = worker.hooks.hold(&worker.turn, KeyedCommand { call: Call::Bytes(&request), node, database }, end);
+        let generation = worker.hooks.hot.generation;
         if let Some(link) = worker.up.get_mut(handle) {
             link.held_by(end, generation as u32);
         }
     }
 }
 
-/// Returns the keys whose gates an upload raises: the declared ones, if it may write.
-pub(super) fn keys_of_upload(worker: &Worker, command: &Command, args: &Args<'_>, places: &[u32]) -> Box<[u64]> {
-    let keys = places.iter().filter(|_| may_write(command)).filter_map(|place| args.get(*place as usize));
-    keys.map(|key| worker.observers.hot.hash(key)).collect()
-}
-
 /// Records that the last byte of an upload is passed to its connection: from now on it may be executed.
-pub(super) fn hold_uploaded(worker: &mut Worker, link: Handle, keys: &[u64]) {
-    let hot = &mut worker.observers.hot;
+pub(super) fn hold_uploaded(up: &mut Upstreams, hooks: &mut CommandHooks, link: Handle, keys: &[u64]) {
+    let hot = &mut hooks.hot;
     let armed = hot.generation as u32;
     let gates: Vec<GateId> =
         keys.iter().filter(|hash| hot.copies.set().get(**hash).is_some()).map(|hash| GateId::of_key(*hash)).collect();
-    let Some(node) = worker.up.get(link).map(|link| link.node()) else { return };
-    let Some(end) = worker.up.get_mut(link).and_then(|link| link.last_mut()).map(|pending| {
+    let Some(node) = up.get(link).map(|link| link.node()) else { return };
+    let Some(end) = up.get_mut(link).and_then(|link| link.last_mut()).map(|pending| {
         pending.cacheable = armed;
         pending.end
     }) else {
@@ -765,16 +579,16 @@ pub(super) fn hold_uploaded(worker: &mut Worker, link: Handle, keys: &[u64]) {
     if gates.is_empty() {
         return;
     }
-    let end = if end == CommandSeq::NONE { worker.observers.next() } else { end };
-    let hot = &mut worker.observers.hot;
+    let end = if end == CommandSeq::NONE { hooks.next() } else { end };
+    let hot = &mut hooks.hot;
     hot.holds.sent(&*hot.gates, end.number(), node, gates);
-    worker.up.get_mut(link).and_then(|link| link.last_mut()).into_iter().for_each(|pending| pending.end = end);
+    up.get_mut(link).and_then(|link| link.last_mut()).into_iter().for_each(|pending| pending.end = end);
 }
 
 /// Publishes the oldest generation of this worker's commands in flight, by node.
-pub(super) fn publish_drained(worker: &mut Worker) {
-    let generation = worker.observers.hot.generation;
-    let mut oldest = vec![generation; worker.turn.routing().topology.node_id_bound()];
+pub(super) fn publish_drained(turn: &Turn, up: &mut Upstreams, hooks: &mut CommandHooks) {
+    let generation = hooks.hot.generation;
+    let mut oldest = vec![generation; turn.routing().topology.node_id_bound()];
     let mut note = |node: NodeId, low: u32| {
         // As a distance, because the low bits wrap.
         let at = generation.saturating_sub(u64::from((generation as u32).wrapping_sub(low)));
@@ -782,56 +596,50 @@ pub(super) fn publish_drained(worker: &mut Worker) {
             *oldest = (*oldest).min(at);
         }
     };
-    for (_, link) in worker.up.iter() {
+    for (_, link) in up.iter() {
         // An incomplete upload is not executed: its gates are raised again with its last byte.
         if let Some(head) = link.head().filter(|_| !link.is_only_uploading()) {
             note(link.node(), head.cacheable);
         }
     }
-    worker.up.zombies.iter().for_each(|zombie| note(zombie.node(), zombie.cacheable()));
-    if oldest != worker.observers.hot.drained {
-        worker.turn.shared().hot.drained(worker.turn.index(), oldest.clone());
-        worker.observers.hot.drained = oldest;
+    up.zombies.iter().for_each(|zombie| note(zombie.node(), zombie.cacheable()));
+    if oldest != hooks.hot.drained {
+        turn.shared().hot.drained(turn.index(), oldest.clone());
+        hooks.hot.drained = oldest;
     }
 }
 
 /// Sends a beat to each node that is due, if its connection for fills is up.
-fn send_beats(worker: &mut Worker) {
-    let due: Vec<NodeId> = worker.observers.hot.copies.beats().due(exact_us()).collect();
+fn send_beats(turn: &Turn, up: &mut Upstreams, hooks: &mut CommandHooks) {
+    let due: Vec<NodeId> = hooks.hot.copies.beats().due(exact_us()).collect();
     for node in due {
-        let Some(link) = worker.up.shared(node, Lane::Fills, true).filter(|link| worker.up.up(*link).is_some()) else {
+        let Some(link) = up.shared(node, Lane::Fills, true).filter(|link| up.up(*link).is_some()) else {
             continue;
         };
-        worker.observers.hot.copies.beats().sent(node, exact_us());
-        worker.up.push_own(&worker.turn, link, &[b"PING"], Purpose::Beat, 0);
+        hooks.hot.copies.beats().sent(node, exact_us());
+        up.push_own(turn, link, &[b"PING"], Purpose::Beat, 0);
     }
-}
-
-/// Handles the reply to a beat. Even if late or an error, it proves that the connection was alive when the beat was
-/// sent.
-pub(super) fn beat_confirmed(worker: &mut Worker, node: NodeId) {
-    worker.observers.hot.copies.beats().replied(node);
 }
 
 /// Performs periodic work.
 pub(super) fn tick(worker: &mut Worker) {
-    let Worker { observers, up, turn, .. } = &mut *worker;
+    let Worker { hooks: observers, up, turn, .. } = &mut *worker;
     let hot = &mut observers.hot;
     if hot.holds.in_doubt() > 0 {
         hot.holds.settle(&*hot.gates, |node| up.zombies.count_at(node) == 0);
     }
     turn.counters().hot.in_doubt.set(hot.holds.in_doubt() as u64);
-    look_at_load(worker);
-    if worker.observers.hot.generation == 0 {
+    worker.hooks.look_at_load(&worker.turn);
+    if worker.hooks.hot.generation == 0 {
         return;
     }
-    send_beats(worker);
-    let generation = worker.observers.hot.generation;
-    let is_drained = worker.observers.hot.drained.iter().all(|oldest| *oldest == generation);
-    if !is_drained || worker.observers.hot.drained.len() != worker.turn.routing().topology.node_id_bound() {
-        publish_drained(worker);
+    send_beats(&worker.turn, &mut worker.up, &mut worker.hooks);
+    let generation = worker.hooks.hot.generation;
+    let is_drained = worker.hooks.hot.drained.iter().all(|oldest| *oldest == generation);
+    if !is_drained || worker.hooks.hot.drained.len() != worker.turn.routing().topology.node_id_bound() {
+        publish_drained(&worker.turn, &mut worker.up, &mut worker.hooks);
     }
-    let hot = &mut worker.observers.hot;
+    let hot = &mut worker.hooks.hot;
     let late: Vec<(u32, NodeId)> = hot.copies.fills_before(worker.turn.now_us().saturating_sub(TIMEOUT_US)).collect();
     hot.slow_nodes.clear();
     let mut clients = Vec::new();
@@ -841,43 +649,245 @@ pub(super) fn tick(worker: &mut Worker) {
         }
         clients.append(&mut hot.waiting.entry(number).or_default().clients);
     }
-    clients.into_iter().for_each(|client| go_on(worker, client));
-    if worker.turn.now_us() >= worker.observers.hot.sweeps_at_us {
-        worker.observers.hot.sweeps_at_us = worker.turn.now_us() + SWEEP_US;
-        sweep(worker);
+    clients.into_iter().for_each(|client| go_on(&worker.turn, &mut worker.down, client));
+    if worker.turn.now_us() >= worker.hooks.hot.sweeps_at_us {
+        worker.hooks.hot.sweeps_at_us = worker.turn.now_us() + SWEEP_US;
+        sweep(&worker.turn, &mut worker.up, &mut worker.hooks);
     }
-}
-
-/// Enables instant reports for nodes with high load.
-fn look_at_load(worker: &mut Worker) {
-    let live = &worker.turn.routing().live;
-    let least = (live.hot_copies.is_on && live.telemetry.reports != Reports::Periodic)
-        .then_some(live.telemetry.instant_threshold);
-    let (workers, nodes) = (worker.turn.shared().counters.len(), worker.turn.routing().topology.node_id_bound());
-    let counters = &worker.turn.counters();
-    let sent = |node: NodeId| counters.node(node).classes.iter().map(|class| class.requests.get()).sum();
-    worker.observers.telemetry.look_at_load(worker.turn.now_us(), least, workers, nodes, sent);
 }
 
 /// Drops unused copies, and reports used keys to their nodes, which would otherwise consider them idle and evict them
 /// first.
-fn sweep(worker: &mut Worker) {
-    for (node, database, key) in worker.observers.hot.copies.sweep(TOUCHES) {
-        let link_handle = worker.up.shared_link(&worker.turn, node, Lane::Fills, true);
-        if worker.up.up(link_handle).is_none() {
+fn sweep(turn: &Turn, up: &mut Upstreams, hooks: &mut CommandHooks) {
+    for (node, database, key) in hooks.hot.copies.sweep(TOUCHES) {
+        let link_handle = up.shared_link(turn, node, Lane::Fills, true);
+        if up.up(link_handle).is_none() {
             continue;
         }
         let mut request = Vec::new();
         encode::command(&mut request, [&b"TOUCH"[..], &key]);
-        let pending = Pending::of_ours(&worker.turn);
-        let request = worker.pass(KeyedCommand { call: Call::Bytes(&request), node, database }, &request, pending);
-        worker.up.push(link_handle, request);
+        let pending = Pending::of_ours(turn);
+        let request = hooks.pass(turn, KeyedCommand { call: Call::Bytes(&request), node, database }, &request, pending);
+        up.push(link_handle, request);
     }
-    count(worker);
+    hooks.count(turn);
 }
 
-/// Drops all copies when memory is short.
-pub(super) fn clear(worker: &mut Worker) {
-    worker.observers.hot.copies.clear();
-    count(worker);
+impl CommandHooks {
+    /// Shuts the gates of keys that a command may write. Call it before the command is sent. Returns its number, if its end
+    /// is observed.
+    pub(super) fn hold(&mut self, turn: &Turn, keyed: KeyedCommand<'_>, end: CommandSeq) -> CommandSeq {
+        let mut found = std::mem::take(&mut self.hot.found);
+        found.clear();
+        match keyed.call {
+            Call::Found(command, _) if !may_write(command) => {}
+            Call::Found(command, args) => self.gates_of(turn, keyed.node, command, args, &mut found),
+            // Changes no keys. Otherwise every WAIT would invalidate all copies of the node.
+            Call::Bytes(MARK) => {}
+            Call::Bytes(request) => {
+                let routing = turn.routing().clone();
+                let known = with_parsed_command(&routing, request, |command, args| {
+                    if may_write(command) {
+                        self.gates_of(turn, keyed.node, command, args, &mut found);
+                    }
+                });
+                if known.is_none() {
+                    found.push(GateId::of_node(keyed.node));
+                }
+            }
+        }
+        let mut end = end;
+        if !found.is_empty() {
+            if end == CommandSeq::NONE {
+                end = self.next();
+            }
+            let hot = &mut self.hot;
+            hot.holds.sent(&*hot.gates, end.number(), keyed.node, found.drain(..));
+        }
+        self.hot.found = found;
+        end
+    }
+
+    /// Collects the gates of keys that a command may write.
+    fn gates_of(&mut self, turn: &Turn, node: NodeId, command: &Command, args: &Args<'_>, found: &mut Vec<GateId>) {
+        if command.flags.has(Flags::PUBSUB) {
+            return;
+        }
+        let mut places = std::mem::take(&mut self.keys);
+        places.clear();
+        let keys_found = command.find_keys(args, &mut places);
+        let has_keys = keys_found.is_ok() && !places.is_empty();
+        let hot = &self.hot;
+        let set = hot.copies.set();
+        let keys = places.iter().filter_map(|place| args.get(*place as usize));
+        if command.flags.has(Flags::SCRIPT) {
+            // A checked script uses only keys in the slots of its declared keys. A function library may have bypassed the
+            // check.
+            if turn.routing().checks_scripts() && !command.name.starts_with("FCALL") {
+                match turn.routing().topology.placement() {
+                    Placement::Crc16 => keys.for_each(|key| found.extend(set.gates_in(crc16_slot(key)))),
+                    // With ketama, a script uses only its declared keys, and the slot of a cacheable key may be from an
+                    // earlier server list.
+                    Placement::Continuum(_) => found.extend(
+                        keys.map(|key| hot.hash(key)).filter(|hash| set.get(*hash).is_some()).map(GateId::of_key),
+                    ),
+                }
+            } else {
+                found.push(GateId::of_node(node));
+            }
+        } else if has_keys {
+            let armed = keys.map(|key| hot.hash(key)).filter(|hash| set.get(*hash).is_some());
+            found.extend(armed.map(GateId::of_key));
+        } else if keys_found == Err(KeyError::Undescribed) || matches!(command.handling, Handling::OnlyNode(_)) {
+            // A single node receives it all the same.
+            found.push(GateId::of_node(node));
+        } else if command.flags.has(Flags::WRITE) && !matches!(command.handling, Handling::Local(_)) {
+            found.push(GateId::of_node(node));
+        }
+        self.keys = places;
+    }
+
+    /// Reports a key that is a large part of the last commands to its node.
+    #[cold]
+    pub(super) fn noticed(&mut self, turn: &Turn, key: &[u8], count: u8) {
+        let hash = self.hot.hash(key);
+        let is_news = self.hot.copies.set().get(hash).is_none();
+        if is_news && turn.routing().live.hot_copies.allows_key(key) {
+            turn.shared().hot.note_frequent(turn.index(), hash, turn.routing().topology.slot_of(key), count);
+        }
+    }
+
+    /// Handles the reply to PTTL for a fill.
+    pub(super) fn on_ttl_reply(&mut self, turn: &Turn, node: NodeId, number: u32, answer: &[u8]) {
+        if reply::is_error(answer) {
+            if !self.hot.refusing.contains(&node) {
+                self.hot.refusing.push(node);
+            }
+            refused(turn, node, &reply::redacted_error(answer));
+        } else if let Some(place) = self.hot.refusing.iter().position(|refusing| *refusing == node) {
+            self.hot.refusing.swap_remove(place);
+            gives_again(turn, node);
+        }
+        let hot = &mut self.hot;
+        let longest = turn
+            .routing()
+            .live
+            .hot_copies
+            .ttl
+            .map_or(i64::MAX, |most| i64::try_from(most.as_millis()).unwrap_or(i64::MAX));
+        match reply::integer(answer) {
+            Some(ms) if ms >= 0 => hot.copies.on_ttl_reply(number, ms.min(longest)),
+            Some(_) if longest < i64::MAX => hot.copies.on_ttl_reply(number, longest),
+            Some(_) => {}
+            None => hot.copies.discard_fill(number, Discarded::Refused),
+        }
+    }
+
+    /// Handles an invalidation of keys that were read on this connection.
+    pub(super) fn invalidated(&mut self, turn: &Turn, node: NodeId, message: &[u8]) {
+        let mut parts = reply::elements(message);
+        if parts.next().and_then(reply::text) != Some(b"invalidate") {
+            return;
+        }
+        let hot = &mut self.hot;
+        match parts.next() {
+            Some(keys) if !reply::is_null(keys) => {
+                for key in reply::elements(keys).filter_map(reply::text) {
+                    let hash = hot.hash(key);
+                    hot.copies.changed(hash);
+                    turn.counters().hot.invalidations.add(1);
+                }
+            }
+            _ => {
+                hot.copies.lost(node, Discarded::Invalidated);
+                turn.counters().hot.invalidations.add(1);
+            }
+        }
+        self.count(turn);
+    }
+
+    /// Handles a new connection for fills, on which the node tracks reads.
+    pub(super) fn link_up(&mut self, turn: &Turn, node: NodeId, about: &About) {
+        let About { run_id, standing, .. } = about;
+        let hot = &mut self.hot;
+        if hot.expire.len() <= node.index() {
+            hot.expire.resize(node.index() + 1, Elements { of_hash: true, of_set: true });
+        }
+        hot.expire[node.index()] = about.expire;
+        hot.uncacheable_nodes.retain(|barred| *barred != node);
+        // Writes of another router raise no gates of this one. Neither do writes of an earlier run, which the node may
+        // execute late.
+        let why = if !about.is_covered {
+            Some("it is newer than the command table")
+        } else if turn.shared().ownership.is_some() && *standing != OwnershipStatus::Ours {
+            Some("it does not store this router's ownership record (ACL SETUSER)")
+        } else if !run_id.as_deref().is_some_and(|run_id| turn.shared().fences.is_cleared(node, run_id)) {
+            Some("it does not list the connections of an earlier run of the router (CLIENT LIST)")
+        } else {
+            None
+        };
+        match why {
+            Some(why) => {
+                hot.uncacheable_nodes.push(node);
+                refused(turn, node, why);
+            }
+            None => gives_again(turn, node),
+        }
+    }
+
+    /// Handles the loss of the connection for fills: the node no longer reports changes of keys read on it.
+    pub(super) fn link_lost(&mut self, turn: &Turn, node: NodeId) {
+        self.hot.copies.lost(node, Discarded::Lost);
+        self.count(turn);
+    }
+
+    fn count(&self, turn: &Turn) {
+        let sizes = self.hot.copies.sizes();
+        turn.counters().hot.copies.set(sizes.copies as u64);
+        turn.counters().hot.bytes.set(sizes.bytes as u64);
+    }
+
+    /// Adopts a new topology.
+    pub(super) fn place_anew(&mut self, turn: &Turn) {
+        self.hot.copies.update_placement(|key, slot| lives_at(turn.routing(), key, slot));
+        self.count(turn);
+    }
+
+    /// Adopts changed settings.
+    pub(super) fn limit(&mut self, turn: &Turn) {
+        let settings = &turn.routing().live.hot_copies;
+        let share = settings.bytes_of_worker(turn.shared().counters.len());
+        let bytes_max = if settings.is_on { share } else { 0 };
+        self.hot.copies.limit(bytes_max, settings.reply_max.min(turn.routing().live.large_value));
+        self.count(turn);
+    }
+
+    /// Returns the keys whose gates an upload raises: the declared ones, if it may write.
+    pub(super) fn keys_of_upload(&self, command: &Command, args: &Args<'_>, places: &[u32]) -> Box<[u64]> {
+        let keys = places.iter().filter(|_| may_write(command)).filter_map(|place| args.get(*place as usize));
+        keys.map(|key| self.hot.hash(key)).collect()
+    }
+
+    /// Handles the reply to a beat. Even if late or an error, it proves that the connection was alive when the beat was
+    /// sent.
+    pub(super) fn beat_confirmed(&mut self, node: NodeId) {
+        self.hot.copies.beats().replied(node);
+    }
+
+    /// Enables instant reports for nodes with high load.
+    fn look_at_load(&mut self, turn: &Turn) {
+        let live = &turn.routing().live;
+        let least = (live.hot_copies.is_on && live.telemetry.reports != Reports::Periodic)
+            .then_some(live.telemetry.instant_threshold);
+        let (workers, nodes) = (turn.shared().counters.len(), turn.routing().topology.node_id_bound());
+        let counters = &turn.counters();
+        let sent = |node: NodeId| counters.node(node).classes.iter().map(|class| class.requests.get()).sum();
+        self.telemetry.look_at_load(turn.now_us(), least, workers, nodes, sent);
+    }
+
+    /// Drops all copies when memory is short.
+    pub(super) fn clear(&mut self, turn: &Turn) {
+        self.hot.copies.clear();
+        self.count(turn);
+    }
 }

@@ -237,7 +237,7 @@ fn human(bytes: f64) -> String {
 
 impl Worker {
     pub(super) fn info(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, sections: Vec<String>) -> Flow {
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         // The figures must include the client's earlier commands.
         if !client.may_take(Lane::Main) || client.in_flight() > 0 && shows(&sections, "errorstats") {
             return Flow::Stall(Stall::Barrier);
@@ -266,13 +266,13 @@ impl Worker {
             add_silent(&mut none);
             Some(&none)
         } else {
-            self.info_digest.as_deref().filter(is_fresh)
+            self.gathers.info().filter(is_fresh)
         };
         if let Some(known) = known {
-            let text = self.info_text(known, &sections);
+            let text = info_text(&self.turn, known, &sections);
             let mut out = Vec::new();
             encode::verbatim(&mut out, text.as_bytes(), resp3);
-            self.answer(handle, class, &out);
+            self.down.answer(&self.turn, handle, class, &out);
             return Flow::Next;
         }
         let names: Vec<&str> =
@@ -304,172 +304,6 @@ impl Worker {
             Aggregation::Info { sections, digest },
         );
         Flow::Next
-    }
-
-    /// Returns the text of INFO from the nodes' replies.
-    pub(super) fn info_text(&self, digest: &Digest, wanted: &[String]) -> String {
-        let shows = |section: &str| shows(wanted, section);
-        let sum = |field: &str| digest.sums.get(field).copied();
-        let workers = &self.turn.shared().counters;
-        let total = |counter: fn(&crate::metrics::WorkerCounters) -> &Counter| {
-            workers.iter().map(|w| counter(w).get()).sum::<u64>()
-        };
-        let commands: u64 = workers.iter().flat_map(|w| w.commands.iter()).map(Counter::get).sum();
-        let errors = error_counts(&self.turn);
-        let uptime = self.turn.shared().uptime().as_secs();
-        let routing = &self.turn.routing();
-        let mut text = String::new();
-        let mut sections: Vec<(&str, Vec<(String, String)>)> = Vec::new();
-        let mut add = |section: &'static str, fields: Vec<(&str, String)>| {
-            sections.push((section, fields.into_iter().map(|(k, v)| (k.to_string(), v)).collect()));
-        };
-        let nodes = lock(&self.turn.shared().nodes);
-        let compatible =
-            oldest(routing.topology.nodes().filter_map(|n| Some(nodes.get(&n.id)?.redis_version.as_str())));
-        drop(nodes);
-        let (server, version) = fleet_version(&self.turn, routing);
-        let mut identity = vec![("redis_version", compatible)];
-        if server == "valkey" {
-            identity.extend([("server_name", server.to_string()), ("valkey_version", version)]);
-        }
-        let process = {
-            vec![
-                ("redis_mode", if routing.live.cluster.is_some() { "cluster" } else { "standalone" }.into()),
-                ("switchyard_version", env!("CARGO_PKG_VERSION").into()),
-                ("os", format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)),
-                ("arch_bits", usize::BITS.to_string()),
-                ("multiplexing_api", "epoll".into()),
-                ("process_id", std::process::id().to_string()),
-                ("run_id", self.turn.shared().incarnation.clone()),
-                ("tcp_port", self.turn.shared().port.to_string()),
-                ("uptime_in_seconds", uptime.to_string()),
-                ("uptime_in_days", (uptime / 86400).to_string()),
-                ("io_threads_active", u8::from(workers.len() > 1).to_string()),
-            ]
-        };
-        identity.extend(process);
-        add("server", identity);
-        let mut clients = vec![
-            ("connected_clients", self.turn.shared().clients.load(Ordering::Relaxed).to_string()),
-            ("maxclients", routing.live.max_clients.to_string()),
-            ("blocked_clients", total(|w| &w.blocked).to_string()),
-            ("tracking_clients", total(|w| &w.tracking).to_string()),
-            ("pubsub_clients", total(|w| &w.subscribers).to_string()),
-        ];
-        clients.extend(BLOCKING_KEYS.into_iter().filter_map(|field| Some((field, format_number(sum(field)?)))));
-        add("clients", clients);
-        for (section, fields) in SUMMED {
-            let mut list: Vec<(&str, String)> =
-                fields.iter().filter_map(|f| Some((*f, format_number(sum(f)?)))).collect();
-            match *section {
-                "memory" => {
-                    list.push(("used_memory_human", human(sum("used_memory").unwrap_or(0.0))));
-                    let (used, max) = (crate::memory::heap_used(), routing.live.memory_max);
-                    list.push(("switchyard_used_memory", used.to_string()));
-                    list.push(("switchyard_used_memory_human", human(used as f64)));
-                    list.push(("switchyard_memory_max", if max == usize::MAX { 0 } else { max }.to_string()));
-                    list.extend(
-                        LARGEST
-                            .into_iter()
-                            .filter_map(|field| Some((field, format_number(*digest.largest.get(field)?)))),
-                    );
-                    list.extend(AGREED.iter().filter_map(|field| Some((*field, digest.agreed.get(field)?.clone()))));
-                }
-                "persistence" => {
-                    let smallest = SMALLEST
-                        .into_iter()
-                        .filter_map(|field| Some((field, format_number(*digest.smallest.get(field)?))));
-                    list.splice(0..0, smallest);
-                }
-                "stats" => {
-                    list.push(("total_error_replies", errors.values().sum::<u64>().to_string()));
-                    list.push(("total_connections_received", total(|w| &w.accepted).to_string()));
-                    list.push(("rejected_connections", total(|w| &w.rejected).to_string()));
-                    list.push(("total_commands_processed", commands.to_string()));
-                    list.push(("total_net_input_bytes", total(|w| &w.bytes_received).to_string()));
-                    list.push(("total_net_output_bytes", total(|w| &w.bytes_sent).to_string()));
-                    let cut = total(|w| &w.cut_output) + total(|w| &w.cut_push);
-                    list.push(("client_output_buffer_limit_disconnections", cut.to_string()));
-                    list.push(("evicted_clients", total(|w| &w.evicted).to_string()));
-                    for (field, kind) in [
-                        ("pubsub_channels", Kind::Channel),
-                        ("pubsub_patterns", Kind::Pattern),
-                        ("pubsubshard_channels", Kind::Shard),
-                    ] {
-                        list.push((field, self.turn.shared().subscriptions.count(kind).to_string()));
-                    }
-                    list.push(("tracking_total_keys", total(|w| &w.tracked_keys).to_string()));
-                    list.push(("tracking_total_items", total(|w| &w.tracked_reads).to_string()));
-                    list.push(("tracking_total_prefixes", total(|w| &w.tracked_prefixes).to_string()));
-                }
-                _ => {}
-            }
-            add(section, list);
-        }
-        sections.push(("commandstats", digest.statistics()));
-        let shown = errors.iter().map(|(code, count)| (format!("errorstat_{code}"), format!("count={count}")));
-        sections.push(("errorstats", shown.collect()));
-        let mut add = |section: &'static str, fields: Vec<(&str, String)>| {
-            sections.push((section, fields.into_iter().map(|(k, v)| (k.to_string(), v)).collect()));
-        };
-        add("replication", vec![("role", "master".into()), ("connected_slaves", "0".into())]);
-        add("cluster", vec![("cluster_enabled", u8::from(routing.live.cluster.is_some()).to_string())]);
-        let mut temporary: BTreeMap<u32, u64> = BTreeMap::new();
-        if shows("keyspace") {
-            routing.moves.by_id.values().for_each(|mover| mover.count_temporary(&mut temporary));
-        }
-        sections.push(("keyspace", digest.keyspace(&temporary)));
-        let hot_copies = if shows("hot_copies") { hot_copies_fields(&self.turn) } else { Vec::new() };
-        sections.push(("hot_copies", hot_copies.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()));
-        sections.push((
-            "switchyard",
-            if shows("switchyard") { self.own_fields(digest, total(|w| &w.large)) } else { Vec::new() },
-        ));
-        for (section, fields) in sections.iter().filter(|(s, _)| shows(s)) {
-            let mut title = (*section).to_string();
-            title[..1].make_ascii_uppercase();
-            let title = if *section == "cpu" { "CPU".into() } else { title };
-            let _ = write!(text, "{}# {title}\r\n", if text.is_empty() { "" } else { "\r\n" });
-            for (name, value) in fields {
-                let _ = write!(text, "{name}:{value}\r\n");
-            }
-        }
-        text
-    }
-
-    /// Returns the section about the router and its nodes.
-    fn own_fields(&self, digest: &Digest, large: u64) -> Vec<(String, String)> {
-        let (topology, workers) = (&self.turn.routing().topology, &self.turn.shared().counters);
-        let mut own: Vec<(String, String)> = vec![
-            ("workers".into(), workers.len().to_string()),
-            ("topology_epoch".into(), topology.epoch().to_string()),
-            ("nodes".into(), topology.nodes().len().to_string()),
-            ("nodes_answering".into(), digest.answering.to_string()),
-            ("batched_sends".into(), if self.sender.is_batched() { "yes" } else { "no" }.into()),
-            ("large_transfers".into(), large.to_string()),
-        ];
-        let mut limited: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for Limited { command, limit, count } in self.turn.shared().alone.all() {
-            limited
-                .entry(format!("limited_{}", command.to_ascii_lowercase()))
-                .or_default()
-                .push(format!("{}={count}", limit.name()));
-        }
-        own.extend(limited.into_iter().map(|(name, counts)| (name, counts.join(","))));
-        let mut slots = vec![0_u32; topology.node_id_bound()];
-        topology.slots().for_each(|slot| slots[topology.owner(slot).index()] += 1);
-        for node in topology.nodes() {
-            let in_flight: u64 = workers.iter().map(|w| w.node(node.id).in_flight.get()).sum();
-            let (state, version) = self.turn.shared().with_facts(node.id, |facts| {
-                (if facts.failure.is_some() { "down" } else { "up" }, format!("{} {}", facts.flavour, facts.version))
-            });
-            let (name, slots) = (&node.name, slots[node.id.index()]);
-            own.push((
-                format!("node{}", node.id.0),
-                format!("addr={name},state={state},slots={slots},version={version},in_flight={in_flight}"),
-            ));
-        }
-        own
     }
 }
 
@@ -504,6 +338,167 @@ fn error_counts(turn: &Turn) -> BTreeMap<String, u64> {
         (count > 0).then_some((code, count))
     };
     Errors::of_all(&turn.shared().counters).into_iter().filter_map(since).collect()
+}
+
+/// Returns the text of INFO from the nodes' replies.
+pub(super) fn info_text(turn: &Turn, digest: &Digest, wanted: &[String]) -> String {
+    let shows = |section: &str| shows(wanted, section);
+    let sum = |field: &str| digest.sums.get(field).copied();
+    let workers = &turn.shared().counters;
+    let total = |counter: fn(&crate::metrics::WorkerCounters) -> &Counter| {
+        workers.iter().map(|w| counter(w).get()).sum::<u64>()
+    };
+    let commands: u64 = workers.iter().flat_map(|w| w.commands.iter()).map(Counter::get).sum();
+    let errors = error_counts(turn);
+    let uptime = turn.shared().uptime().as_secs();
+    let routing = &turn.routing();
+    let mut text = String::new();
+    let mut sections: Vec<(&str, Vec<(String, String)>)> = Vec::new();
+    let mut add = |section: &'static str, fields: Vec<(&str, String)>| {
+        sections.push((section, fields.into_iter().map(|(k, v)| (k.to_string(), v)).collect()));
+    };
+    let nodes = lock(&turn.shared().nodes);
+    let compatible = oldest(routing.topology.nodes().filter_map(|n| Some(nodes.get(&n.id)?.redis_version.as_str())));
+    drop(nodes);
+    let (server, version) = fleet_version(turn, routing);
+    let mut identity = vec![("redis_version", compatible)];
+    if server == "valkey" {
+        identity.extend([("server_name", server.to_string()), ("valkey_version", version)]);
+    }
+    let process = {
+        vec![
+            ("redis_mode", if routing.live.cluster.is_some() { "cluster" } else { "standalone" }.into()),
+            ("switchyard_version", env!("CARGO_PKG_VERSION").into()),
+            ("os", format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)),
+            ("arch_bits", usize::BITS.to_string()),
+            ("multiplexing_api", "epoll".into()),
+            ("process_id", std::process::id().to_string()),
+            ("run_id", turn.shared().incarnation.clone()),
+            ("tcp_port", turn.shared().port.to_string()),
+            ("uptime_in_seconds", uptime.to_string()),
+            ("uptime_in_days", (uptime / 86400).to_string()),
+            ("io_threads_active", u8::from(workers.len() > 1).to_string()),
+        ]
+    };
+    identity.extend(process);
+    add("server", identity);
+    let mut clients = vec![
+        ("connected_clients", turn.shared().clients.load(Ordering::Relaxed).to_string()),
+        ("maxclients", routing.live.max_clients.to_string()),
+        ("blocked_clients", total(|w| &w.blocked).to_string()),
+        ("tracking_clients", total(|w| &w.tracking).to_string()),
+        ("pubsub_clients", total(|w| &w.subscribers).to_string()),
+    ];
+    clients.extend(BLOCKING_KEYS.into_iter().filter_map(|field| Some((field, format_number(sum(field)?)))));
+    add("clients", clients);
+    for (section, fields) in SUMMED {
+        let mut list: Vec<(&str, String)> = fields.iter().filter_map(|f| Some((*f, format_number(sum(f)?)))).collect();
+        match *section {
+            "memory" => {
+                list.push(("used_memory_human", human(sum("used_memory").unwrap_or(0.0))));
+                let (used, max) = (crate::memory::heap_used(), routing.live.memory_max);
+                list.push(("switchyard_used_memory", used.to_string()));
+                list.push(("switchyard_used_memory_human", human(used as f64)));
+                list.push(("switchyard_memory_max", if max == usize::MAX { 0 } else { max }.to_string()));
+                list.extend(
+                    LARGEST.into_iter().filter_map(|field| Some((field, format_number(*digest.largest.get(field)?)))),
+                );
+                list.extend(AGREED.iter().filter_map(|field| Some((*field, digest.agreed.get(field)?.clone()))));
+            }
+            "persistence" => {
+                let smallest =
+                    SMALLEST.into_iter().filter_map(|field| Some((field, format_number(*digest.smallest.get(field)?))));
+                list.splice(0..0, smallest);
+            }
+            "stats" => {
+                list.push(("total_error_replies", errors.values().sum::<u64>().to_string()));
+                list.push(("total_connections_received", total(|w| &w.accepted).to_string()));
+                list.push(("rejected_connections", total(|w| &w.rejected).to_string()));
+                list.push(("total_commands_processed", commands.to_string()));
+                list.push(("total_net_input_bytes", total(|w| &w.bytes_received).to_string()));
+                list.push(("total_net_output_bytes", total(|w| &w.bytes_sent).to_string()));
+                let cut = total(|w| &w.cut_output) + total(|w| &w.cut_push);
+                list.push(("client_output_buffer_limit_disconnections", cut.to_string()));
+                list.push(("evicted_clients", total(|w| &w.evicted).to_string()));
+                for (field, kind) in [
+                    ("pubsub_channels", Kind::Channel),
+                    ("pubsub_patterns", Kind::Pattern),
+                    ("pubsubshard_channels", Kind::Shard),
+                ] {
+                    list.push((field, turn.shared().subscriptions.count(kind).to_string()));
+                }
+                list.push(("tracking_total_keys", total(|w| &w.tracked_keys).to_string()));
+                list.push(("tracking_total_items", total(|w| &w.tracked_reads).to_string()));
+                list.push(("tracking_total_prefixes", total(|w| &w.tracked_prefixes).to_string()));
+            }
+            _ => {}
+        }
+        add(section, list);
+    }
+    sections.push(("commandstats", digest.statistics()));
+    let shown = errors.iter().map(|(code, count)| (format!("errorstat_{code}"), format!("count={count}")));
+    sections.push(("errorstats", shown.collect()));
+    let mut add = |section: &'static str, fields: Vec<(&str, String)>| {
+        sections.push((section, fields.into_iter().map(|(k, v)| (k.to_string(), v)).collect()));
+    };
+    add("replication", vec![("role", "master".into()), ("connected_slaves", "0".into())]);
+    add("cluster", vec![("cluster_enabled", u8::from(routing.live.cluster.is_some()).to_string())]);
+    let mut temporary: BTreeMap<u32, u64> = BTreeMap::new();
+    if shows("keyspace") {
+        routing.moves.by_id.values().for_each(|mover| mover.count_temporary(&mut temporary));
+    }
+    sections.push(("keyspace", digest.keyspace(&temporary)));
+    let hot_copies = if shows("hot_copies") { hot_copies_fields(turn) } else { Vec::new() };
+    sections.push(("hot_copies", hot_copies.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()));
+    sections.push((
+        "switchyard",
+        if shows("switchyard") { own_fields(turn, digest, total(|w| &w.large)) } else { Vec::new() },
+    ));
+    for (section, fields) in sections.iter().filter(|(s, _)| shows(s)) {
+        let mut title = (*section).to_string();
+        title[..1].make_ascii_uppercase();
+        let title = if *section == "cpu" { "CPU".into() } else { title };
+        let _ = write!(text, "{}# {title}\r\n", if text.is_empty() { "" } else { "\r\n" });
+        for (name, value) in fields {
+            let _ = write!(text, "{name}:{value}\r\n");
+        }
+    }
+    text
+}
+
+/// Returns the section about the router and its nodes.
+fn own_fields(turn: &Turn, digest: &Digest, large: u64) -> Vec<(String, String)> {
+    let (topology, workers) = (&turn.routing().topology, &turn.shared().counters);
+    let mut own: Vec<(String, String)> = vec![
+        ("workers".into(), workers.len().to_string()),
+        ("topology_epoch".into(), topology.epoch().to_string()),
+        ("nodes".into(), topology.nodes().len().to_string()),
+        ("nodes_answering".into(), digest.answering.to_string()),
+        ("batched_sends".into(), if turn.sends_batched() { "yes" } else { "no" }.into()),
+        ("large_transfers".into(), large.to_string()),
+    ];
+    let mut limited: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for Limited { command, limit, count } in turn.shared().alone.all() {
+        limited
+            .entry(format!("limited_{}", command.to_ascii_lowercase()))
+            .or_default()
+            .push(format!("{}={count}", limit.name()));
+    }
+    own.extend(limited.into_iter().map(|(name, counts)| (name, counts.join(","))));
+    let mut slots = vec![0_u32; topology.node_id_bound()];
+    topology.slots().for_each(|slot| slots[topology.owner(slot).index()] += 1);
+    for node in topology.nodes() {
+        let in_flight: u64 = workers.iter().map(|w| w.node(node.id).in_flight.get()).sum();
+        let (state, version) = turn.shared().with_facts(node.id, |facts| {
+            (if facts.failure.is_some() { "down" } else { "up" }, format!("{} {}", facts.flavour, facts.version))
+        });
+        let (name, slots) = (&node.name, slots[node.id.index()]);
+        own.push((
+            format!("node{}", node.id.0),
+            format!("addr={name},state={state},slots={slots},version={version},in_flight={in_flight}"),
+        ));
+    }
+    own
 }
 
 #[cfg(test)]

@@ -7,13 +7,15 @@ use rustix::net::RecvFlags;
 use switchyard_resp::request::{Limits, ProtocolError, Scan, Scanner, inline_to_multibulk};
 use tracing::debug;
 
+use super::accept::handshake_failed;
+use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::downstream::{ReplyMode, Stall};
 use super::outage::is_abandoned;
 use super::reissued::leave_line;
 use super::transport::{self, Received};
+use super::turn::Turn;
 use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker};
-use crate::poll::Token;
 use crate::slab::Handle;
 
 /// Maximum bytes of a request that must be collected (Redis `client-query-buffer-limit`).
@@ -22,7 +24,7 @@ const REQUEST_MAX: usize = 1 << 30;
 impl Worker {
     /// Reads once. The rest is read in the next turn, so that one busy client does not delay others.
     pub(super) fn read_client(&mut self, handle: Handle) {
-        let Some(client) = self.clients.get_mut(handle) else { return };
+        let Some(client) = self.down.get_mut(handle) else { return };
         client.readable = true;
         if client.stall != Stall::None || client.closing || client.half_closed {
             if client.closing {
@@ -31,7 +33,7 @@ impl Worker {
             {
                 // As in Redis: a client that has disconnected does not wait, whatever it has sent after the command.
                 self.turn.counters().ended.add(1);
-                self.close_client(handle);
+                self.down.close_client(&self.turn, handle);
             }
             return;
         }
@@ -45,25 +47,30 @@ impl Worker {
                 // The client may still read: commands in flight are answered before the connection is closed.
                 client.half_closed = true;
                 self.turn.counters().ended.add(1);
-                self.close_if_done(handle);
+                self.down.close_if_done(&self.turn, handle);
             }
             Ok(Received { count, more }) => {
                 self.turn.counters().bytes_received.add(count as u64);
                 client.readable = more || client.hangup;
                 if client.readable {
-                    self.unread.push(Token::Client(handle));
+                    self.down.read_later(handle);
                 }
                 self.take_input(handle, &buffer[..count]);
             }
             Err(rustix::io::Errno::AGAIN) => client.readable = false,
-            Err(rustix::io::Errno::INTR) => self.unread.push(Token::Client(handle)),
+            Err(rustix::io::Errno::INTR) => self.down.read_later(handle),
             Err(_) => {
                 if handshaking {
                     let why = client.tls.as_ref().and_then(|tls| tls.failure());
-                    self.handshake_failed(handle, why.as_deref().unwrap_or("it closed the connection"));
+                    handshake_failed(
+                        &self.turn,
+                        &mut self.down,
+                        handle,
+                        why.as_deref().unwrap_or("it closed the connection"),
+                    );
                 }
                 self.turn.counters().broken.add(1);
-                self.close_client(handle);
+                self.down.close_client(&self.turn, handle);
             }
         }
         self.read_buffer = buffer;
@@ -71,7 +78,7 @@ impl Worker {
 
     /// Reads and discards input of a client that is being closed, so that its last error is not lost to a reset.
     fn discard_input(&mut self, handle: Handle) {
-        let Some(client) = self.clients.get_mut(handle) else { return };
+        let Some(client) = self.down.get_mut(handle) else { return };
         let mut buffer = std::mem::take(&mut self.read_buffer);
         // Below TLS, because the content is ignored.
         let is_over = match rustix::net::recv(&client.fd, &mut buffer[..], RecvFlags::empty()) {
@@ -81,16 +88,16 @@ impl Worker {
             Err(_) => true,
         };
         if is_over {
-            self.close_client(handle);
+            self.down.close_client(&self.turn, handle);
         }
         self.read_buffer = buffer;
     }
 
     fn take_input(&mut self, handle: Handle, bytes: &[u8]) {
-        let Some(client) = self.clients.get_mut(handle) else { return };
+        let Some(client) = self.down.get_mut(handle) else { return };
         if client.input.is_empty() {
             let taken = self.process(handle, bytes);
-            if let Some(client) = self.clients.get_mut(handle)
+            if let Some(client) = self.down.get_mut(handle)
                 && taken < bytes.len()
             {
                 client.input.extend_from_slice(&bytes[taken..]);
@@ -107,11 +114,11 @@ impl Worker {
 
     /// Processes the client's buffered input.
     fn process_input(&mut self, handle: Handle) {
-        let Some(client) = self.clients.get_mut(handle) else { return };
+        let Some(client) = self.down.get_mut(handle) else { return };
         let mut input = std::mem::take(&mut client.input);
         let at = client.input_at;
         let taken = at + self.process(handle, &input[at..]);
-        let Some(client) = self.clients.get_mut(handle) else { return };
+        let Some(client) = self.down.get_mut(handle) else { return };
         if taken == input.len() {
             input.clear();
             if input.capacity() > QUIET_CAPACITY {
@@ -134,7 +141,7 @@ impl Worker {
     }
 
     fn go_on(&mut self, handle: Handle) {
-        let Some(client) = self.clients.get_mut(handle) else { return };
+        let Some(client) = self.down.get_mut(handle) else { return };
         if client.is_reissued() && client.stall != Stall::Exclusive {
             self.issue_again(handle);
             return;
@@ -145,36 +152,36 @@ impl Worker {
             return;
         }
         self.go_on_waiting(handle);
-        let Some(client) = self.clients.get_mut(handle) else { return };
+        let Some(client) = self.down.get_mut(handle) else { return };
         if client.stall != Stall::None {
             return;
         }
         if client.input_at < client.input.len() {
             self.process_input(handle);
         }
-        if let Some(client) = self.clients.get_mut(handle)
+        if let Some(client) = self.down.get_mut(handle)
             && client.stall == Stall::None
         {
             if client.readable {
-                self.unread.push(Token::Client(handle));
+                self.down.read_later(handle);
             }
-            self.close_if_done(handle);
+            self.down.close_if_done(&self.turn, handle);
         }
     }
 
     /// Dispatches the commands at the start of `bytes` and returns their length.
     fn process(&mut self, handle: Handle, bytes: &[u8]) -> usize {
-        let Some(client) = self.clients.get_mut(handle).filter(|client| !client.has_yet_to_send()) else { return 0 };
+        let Some(client) = self.down.get_mut(handle).filter(|client| !client.has_yet_to_send()) else { return 0 };
+        let (kept, before) = (client.scanner.take(), client.unsent());
         let routing = self.turn.routing().clone();
-        let mut scanner = std::mem::take(&mut self.scanner);
-        if let Some(kept) = client.scanner.take() {
+        let mut scanner = std::mem::take(&mut self.down.scanner);
+        if let Some(kept) = kept {
             scanner = *kept;
         }
         let mut pos = 0;
         let mut failed = None;
-        let before = client.unsent();
-        self.observers.hot.begin_run(self.turn.now_us());
-        while let Some(client) = self.clients.get_mut(handle) {
+        self.hooks.hot.begin_run(self.turn.now_us());
+        while let Some(client) = self.down.get_mut(handle) {
             if client.stall != Stall::None || client.closing {
                 break;
             }
@@ -197,23 +204,23 @@ impl Worker {
                 break;
             }
             if !client.has_room(routing.live.client_pipeline_max) {
-                self.stall(handle, Stall::Pipeline);
+                self.down.stall(&self.turn, handle, Stall::Pipeline);
                 break;
             }
             if client.unsent() > OUTPUT_HIGH {
-                if !client.writes_first && !self.flush_client(handle) {
-                    self.stall(handle, Stall::Output);
+                if !client.writes_first && !self.down.flush_client(&self.turn, handle) {
+                    self.down.stall(&self.turn, handle, Stall::Output);
                     break;
                 }
                 // Few input bytes can be commands with large replies.
                 self.check_memory_after_growth();
                 // Commands answered here do not wait, and would take the turns of other clients.
-                if self.clients.get_mut(handle).is_some_and(|client| client.unsent() > before + OUTPUT_HIGH) {
-                    self.clients.resume_later(handle);
+                if self.down.get_mut(handle).is_some_and(|client| client.unsent() > before + OUTPUT_HIGH) {
+                    self.down.resume_later(handle);
                     break;
                 }
             }
-            let Some(client) = self.clients.get_mut(handle) else { break };
+            let Some(client) = self.down.get_mut(handle) else { break };
             let limits = Limits {
                 argument_max: routing.live.argument_max,
                 large: if client.buffer_large { usize::MAX } else { routing.live.large_value },
@@ -255,7 +262,7 @@ impl Worker {
                     let header = &bytes[pos..pos + data];
                     match self.dispatch_large(&routing, handle, header, &scanner.args(header), len, after) {
                         Flow::Buffer => {
-                            self.clients.get_mut(handle).into_iter().for_each(|c| c.buffer_large = true);
+                            self.down.get_mut(handle).into_iter().for_each(|c| c.buffer_large = true);
                             continue;
                         }
                         flow => (flow, data),
@@ -270,18 +277,18 @@ impl Worker {
                 (Flow::Next, len) => {
                     pos += len;
                     scanner.reset();
-                    self.clients.get_mut(handle).into_iter().for_each(|c| c.buffer_large = false);
+                    self.down.get_mut(handle).into_iter().for_each(|c| c.buffer_large = false);
                 }
                 (Flow::Stall(why), _) => {
                     scanner.reset();
                     if why != Stall::Exclusive {
-                        self.stall(handle, why);
+                        self.down.stall(&self.turn, handle, why);
                     } // otherwise it is in the queue for a connection, or was already woken from it
                     break;
                 }
                 (Flow::Later, _) => {
                     scanner.reset();
-                    self.clients.resume_later(handle);
+                    self.down.resume_later(handle);
                     break;
                 }
                 (Flow::Close | Flow::Buffer, len) => {
@@ -291,13 +298,13 @@ impl Worker {
                 }
             }
         }
-        self.observers.hot.end_run();
+        self.hooks.hot.end_run();
         if let Some(error) = failed {
             scanner.reset();
             self.protocol_error(handle, error);
             pos = bytes.len();
         }
-        if let Some(client) = self.clients.get_mut(handle) {
+        if let Some(client) = self.down.get_mut(handle) {
             if client.closing {
                 pos = bytes.len();
             } else if bytes.len() - pos > REQUEST_MAX {
@@ -310,35 +317,22 @@ impl Worker {
             }
         }
         scanner.reset();
-        self.scanner = scanner;
+        self.down.scanner = scanner;
         pos
-    }
-
-    pub(super) fn stall(&mut self, handle: Handle, why: Stall) {
-        self.clients.stall(handle, why, self.turn.now_us());
-    }
-
-    /// Ends a stall; the client resumes in this turn.
-    pub(super) fn unstall(&mut self, handle: Handle) {
-        if let Some(waiting) = self.clients.unstall(handle, self.turn.now_us()) {
-            leave_line(&self.turn, &waiting);
-        }
     }
 
     fn protocol_error(&mut self, handle: Handle, error: ProtocolError) {
         self.turn.counters().protocol_errors.add(1);
-        let Some(client) = self.clients.get_mut(handle) else { return };
+        let Some(client) = self.down.get_mut(handle) else { return };
         debug!(client = client.details.id, %error, "closing a client");
         client.reply_mode = ReplyMode::On;
-        let mut reply = std::mem::take(&mut self.scratch);
-        reply.clear();
+        let mut reply = Vec::new();
         switchyard_resp::encode::line(&mut reply, b'-', &error.reply_text());
         match self.give_up_upload(handle) {
-            Some(seq) => self.deliver(handle, seq, &reply),
-            None => self.answer(handle, 0, &reply),
+            Some(seq) => self.down.deliver(&self.turn, handle, seq, &reply),
+            None => self.down.answer(&self.turn, handle, 0, &reply),
         }
-        self.scratch = reply;
-        self.close_after_replies(handle);
+        self.down.close_after_replies(handle);
     }
 }
 
@@ -350,6 +344,19 @@ fn make_room(buffer: &mut Vec<u8>, more: usize, missing: usize) {
         // Not all at once, because declared bytes may never arrive. Not too little, because each step may copy
         // everything.
         buffer.reserve_exact(missing.clamp(buffer.len() / 4, buffer.len()).max(more));
+    }
+}
+
+impl Downstreams {
+    pub(super) fn stall(&mut self, turn: &Turn, handle: Handle, why: Stall) {
+        self.begin_stall(handle, why, turn.now_us());
+    }
+
+    /// Ends a stall; the client resumes in this turn.
+    pub(super) fn unstall(&mut self, turn: &Turn, handle: Handle) {
+        if let Some(waiting) = self.end_stall(handle, turn.now_us()) {
+            leave_line(turn, &waiting);
+        }
     }
 }
 

@@ -26,16 +26,18 @@ use switchyard_resp::command::{Command, Flags, Handling, Local};
 use switchyard_resp::reply;
 use switchyard_resp::request::Args;
 
-use super::Worker;
-use super::away::note_written;
 use super::changes::Changes;
-use super::hot_copies::{HotCopyStore, hold, noticed};
+use super::hot_copies::HotCopyStore;
 use super::published::late_writes;
+use super::scripts::ScriptsMet;
+use super::slowlog::SlowCommands;
 use super::telemetry::Telemetry;
-use super::transit::with_parsed_command;
+use super::transit::{InTransit, with_parsed_command};
+use super::turn::Turn;
 use super::upstreams::link::{EXEC, Pending, Purpose};
 use crate::mover::MoverMessage;
 use crate::shared::RoutingSnapshot;
+use crate::single_node_usage::Tally;
 use crate::tap::{Outcome, SentCommand, Tap};
 
 /// Source of the keys of a command.
@@ -152,7 +154,7 @@ struct Queued {
 
 /// Observers of commands.
 #[derive(Debug)]
-pub(super) struct CommandObservers {
+pub(super) struct CommandHooks {
     /// Whether any observer needs all commands: keys are in transit or away from an ejected node, or there is a tap.
     /// One branch per command.
     any: bool,
@@ -170,10 +172,19 @@ pub(super) struct CommandObservers {
     transactions: BTreeMap<CommandSeq, Queued>,
     /// Writes at the source of a move with a published protocol: their end is reported to the mover.
     late: BTreeMap<CommandSeq, BTreeMap<MoveId, Vec<Key>>>,
+    pub(super) transit: InTransit,
+    pub(super) scripts_met: ScriptsMet,
+    /// Positions of the keys of a command, for reuse.
+    pub(super) keys: Vec<u32>,
+    /// Counts of commands that only work because there is a single node.
+    pub(super) tally: Tally,
+    pub(super) slow: SlowCommands,
+    /// The current command is executed by the snapshot of moved keys.
+    pub(super) detour: bool,
 }
 
-impl CommandObservers {
-    pub(super) fn new(changes: Changes, telemetry: Telemetry, hot: HotCopyStore) -> Self {
+impl CommandHooks {
+    pub(super) fn new(changes: Changes, telemetry: Telemetry, hot: HotCopyStore, slow: SlowCommands) -> Self {
         Self {
             any: false,
             tap: None,
@@ -184,6 +195,12 @@ impl CommandObservers {
             queued: Queued::default(),
             transactions: BTreeMap::new(),
             late: BTreeMap::new(),
+            transit: InTransit::default(),
+            scripts_met: ScriptsMet::default(),
+            keys: Vec::new(),
+            tally: Tally::default(),
+            slow,
+            detour: false,
         }
     }
 
@@ -206,82 +223,86 @@ pub(super) fn writes(command: &Command) -> bool {
     !command.flags.has(Flags::READONLY) && command.handling != Handling::Local(Local::Watch)
 }
 
-impl Worker {
+impl CommandHooks {
     /// Creates the request of a command that is given to a connection.
     #[inline]
-    pub(super) fn pass<'r>(&mut self, keyed: KeyedCommand<'_>, bytes: &'r [u8], pending: Pending) -> Request<'r> {
-        self.observers.changes.note(&self.turn.routing().commands, keyed);
-        let followed = if self.observers.telemetry.is_due() {
-            self.observers.telemetry.note(self.turn.routing(), keyed, bytes.len())
-        } else {
-            None
-        };
-        if self.observers.telemetry.is_instant()
-            && let Some((key, count)) = self.observers.telemetry.notice(keyed)
+    pub(super) fn pass<'r>(
+        &mut self,
+        turn: &Turn,
+        keyed: KeyedCommand<'_>,
+        bytes: &'r [u8],
+        pending: Pending,
+    ) -> Request<'r> {
+        self.changes.note(&turn.routing().commands, keyed);
+        let followed =
+            if self.telemetry.is_due() { self.telemetry.note(turn.routing(), keyed, bytes.len()) } else { None };
+        if self.telemetry.is_instant()
+            && let Some((key, count)) = self.telemetry.notice(keyed)
         {
-            noticed(self, key, count);
+            self.noticed(turn, key, count);
         }
-        let mut end = if self.observers.any { self.on_sent(keyed) } else { CommandSeq::NONE };
-        if self.observers.hot.is_cacheable() {
-            end = hold(self, keyed, end);
+        let mut end = if self.any { self.on_sent(turn, keyed) } else { CommandSeq::NONE };
+        if self.hot.is_cacheable() {
+            end = self.hold(turn, keyed, end);
         }
         if let Some(followed) = followed {
             if end == CommandSeq::NONE {
-                end = CommandSeq(self.observers.next().0 | CommandSeq::COUNTED);
+                end = CommandSeq(self.next().0 | CommandSeq::COUNTED);
             }
-            self.observers.telemetry.follow(end, followed);
+            self.telemetry.follow(end, followed);
         }
-        let armed = self.turn.cacheable();
+        let armed = turn.cacheable();
         Request { bytes, database: keyed.database, pending: Pending { end, cacheable: armed, ..pending } }
     }
 
     /// Like `pass`, for a command that its node queues: it ends with EXEC.
     pub(super) fn pass_queued<'r>(
         &mut self,
+        turn: &Turn,
         keyed: KeyedCommand<'_>,
         bytes: &'r [u8],
         pending: Pending,
     ) -> Request<'r> {
-        let request = self.pass(keyed, bytes, pending);
-        self.observers.queued.commands += 1;
-        self.observers.queued.ends.extend(Some(request.pending.end).filter(|end| *end != CommandSeq::NONE));
+        let request = self.pass(turn, keyed, bytes, pending);
+        self.queued.commands += 1;
+        self.queued.ends.extend(Some(request.pending.end).filter(|end| *end != CommandSeq::NONE));
         Request::of_ours(bytes, keyed.database, pending)
     }
 
     /// Creates the EXEC of the commands passed since the last one.
     pub(super) fn pass_exec(&mut self, database: u32, pending: Pending) -> Request<'static> {
         let mut request = Request::of_ours(EXEC, database, pending);
-        let queued = std::mem::take(&mut self.observers.queued);
+        let queued = std::mem::take(&mut self.queued);
         if !queued.ends.is_empty() {
-            let end = self.observers.next();
-            self.observers.transactions.insert(end, queued);
+            let end = self.next();
+            self.transactions.insert(end, queued);
             request.pending.end = end;
         }
         request
     }
 
     /// Reports a command that blocks at its node while the map changes: its later effect counts as sent now.
-    pub(super) fn pass_again(&mut self, keyed: KeyedCommand<'_>) {
-        if self.observers.any {
-            self.with_keys(keyed.call, |worker, routing, command, args, places| {
-                worker.note_sent(routing, keyed.node, command, args, places)
+    pub(super) fn pass_again(&mut self, turn: &Turn, keyed: KeyedCommand<'_>) {
+        if self.any {
+            self.with_keys(turn, keyed.call, |hooks, routing, command, args, places| {
+                hooks.note_sent(turn, routing, keyed.node, command, args, places)
             });
         }
     }
 
     /// Handles the end of a request, with the node's reply if any.
     #[inline]
-    pub(super) fn over(&mut self, ended: FinishedRequest, answer: &[u8]) -> Pending {
+    pub(super) fn over(&mut self, turn: &Turn, ended: FinishedRequest, answer: &[u8]) -> Pending {
         if ended.pending.end != CommandSeq::NONE {
-            self.on_finished(&ended, answer);
+            self.on_finished(turn, &ended, answer);
         }
         ended.pending
     }
 
     #[cold]
-    fn on_finished(&mut self, ended: &FinishedRequest, answer: &[u8]) {
+    fn on_finished(&mut self, turn: &Turn, ended: &FinishedRequest, answer: &[u8]) {
         let FinishedRequest { pending, outcome, streamed, .. } = ended;
-        let queued = self.observers.transactions.remove(&pending.end);
+        let queued = self.transactions.remove(&pending.end);
         // After a refused MULTI, the commands were executed, whatever EXEC returns.
         let is_discarded = *outcome == Outcome::Certain
             && pending.purpose != Purpose::ExecWithoutMulti
@@ -293,42 +314,42 @@ impl Worker {
         let share = |whole: u64| whole / u64::from(commands.max(1));
         let (bytes, us) = (
             share(answer.len() as u64 + streamed),
-            share(u64::from((self.turn.now_us() as u32).wrapping_sub(pending.sent_us))),
+            share(u64::from((turn.now_us() as u32).wrapping_sub(pending.sent_us))),
         );
         for &end in ends {
             if outcome == Outcome::Certain {
-                self.observers.telemetry.answered(end, bytes, us);
+                self.telemetry.answered(end, bytes, us);
             }
-            self.observers.hot.over(end, outcome);
+            self.hot.over(end, outcome);
             if end.0 & CommandSeq::COUNTED != 0 {
                 continue;
             }
-            let late = self.observers.late.remove(&end).filter(|_| outcome != Outcome::Never);
+            let late = self.late.remove(&end).filter(|_| outcome != Outcome::Never);
             for (move_id, keys) in late.into_iter().flatten() {
-                if let Some(mover) = self.turn.routing().moves.by_id.get(&move_id) {
+                if let Some(mover) = turn.routing().moves.by_id.get(&move_id) {
                     mover.send_without_wake(MoverMessage::Written(keys));
                 }
             }
-            if let Some(tap) = &self.observers.tap {
-                tap.ended((self.turn.index(), end.0), outcome);
+            if let Some(tap) = &self.tap {
+                tap.ended((turn.index(), end.0), outcome);
             }
         }
     }
 
     #[cold]
-    fn on_sent(&mut self, keyed: KeyedCommand<'_>) -> CommandSeq {
-        if !self.turn.routing().moves.away.is_empty() {
-            note_written(self, keyed);
+    fn on_sent(&mut self, turn: &Turn, keyed: KeyedCommand<'_>) -> CommandSeq {
+        if !turn.routing().moves.away.is_empty() {
+            self.note_written(turn, keyed);
         }
-        let end = self.with_keys(keyed.call, |worker, routing, command, args, places| {
-            worker.note_sent(routing, keyed.node, command, args, places);
-            let end = worker.notify_tap(keyed, command, args, places);
+        let end = self.with_keys(turn, keyed.call, |hooks, routing, command, args, places| {
+            hooks.note_sent(turn, routing, keyed.node, command, args, places);
+            let end = hooks.notify_tap(turn, keyed, command, args, places);
             let late = late_writes(routing, keyed.node, command, args, places);
             if late.is_empty() {
                 return end;
             }
-            let end = if end == CommandSeq::NONE { worker.observers.next() } else { end };
-            worker.observers.late.insert(end, late);
+            let end = if end == CommandSeq::NONE { hooks.next() } else { end };
+            hooks.late.insert(end, late);
             end
         });
         end.unwrap_or(CommandSeq::NONE)
@@ -336,15 +357,16 @@ impl Worker {
 
     fn notify_tap(
         &mut self,
+        turn: &Turn,
         keyed: KeyedCommand<'_>,
         command: &Command,
         args: &Args<'_>,
         places: &[u32],
     ) -> CommandSeq {
-        let Some(tap) = self.observers.tap.clone() else { return CommandSeq::NONE };
-        let end = self.observers.next();
+        let Some(tap) = self.tap.clone() else { return CommandSeq::NONE };
+        let end = self.next();
         let keys: Vec<&[u8]> = places.iter().filter_map(|place| args.get(*place as usize)).collect();
-        let (number, KeyedCommand { node, database, .. }) = ((self.turn.index(), end.0), keyed);
+        let (number, KeyedCommand { node, database, .. }) = ((turn.index(), end.0), keyed);
         tap.sent(&SentCommand { number, node, database, command: &command.name, keys: &keys, writes: writes(command) });
         end
     }
@@ -352,10 +374,11 @@ impl Worker {
     /// Calls `with` with the command and the places of its keys, if it has any. A channel is not a key.
     fn with_keys<R>(
         &mut self,
+        turn: &Turn,
         call: Call<'_>,
         with: impl FnOnce(&mut Self, &RoutingSnapshot, &Command, &Args<'_>, &[u32]) -> R,
     ) -> Option<R> {
-        let routing = self.turn.routing().clone();
+        let routing = turn.routing().clone();
         let find = |command: &Command, args: &Args<'_>| {
             let mut places = std::mem::take(&mut self.keys);
             places.clear();

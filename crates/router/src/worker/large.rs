@@ -18,12 +18,16 @@ use switchyard_resp::request::{Args, Follower, Limits, ProtocolError, Scanner};
 use tracing::warn;
 
 use super::checkout::Acquired;
+use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::downstream::{Repeat, Upload};
-use super::hot_copies::{fill_too_large, hold_uploaded, keys_of_upload};
+use super::hot_copies::{fill_too_large, hold_uploaded};
 use super::keyed::Call;
+use super::login::may_begin;
 use super::pause::may_write;
-use super::transit::Transit;
+use super::reissued::end_moving_stall;
+use super::transit::{Transit, place_again};
+use super::turn::Turn;
 use super::upstreams::kind::{Lane, Task};
 use super::upstreams::link::{Again, Pending, Purpose, UPLOAD_HIGH};
 use super::wait::Since;
@@ -92,10 +96,10 @@ impl Worker {
         after: usize,
     ) -> Flow {
         let Lookup::Command(command) = routing.commands.find(args) else { return Flow::Buffer };
-        if self.alert || self.clients.get(handle).is_some_and(|c| c.gated) {
+        if self.pauses.is_any() || !self.monitors.is_empty() || self.down.get(handle).is_some_and(|c| c.gated) {
             return Flow::Buffer; // special cases are handled with complete commands
         }
-        let in_multi = self.clients.get(handle).is_some_and(|c| c.in_multi);
+        let in_multi = self.down.get(handle).is_some_and(|c| c.in_multi);
         if in_multi
             || command.handling != Handling::Keyed
             || command.flags.has(Flags::BLOCKING)
@@ -107,7 +111,7 @@ impl Worker {
         if command.flags.has(Flags::SCRIPT) {
             return Flow::Buffer;
         }
-        if !self.may_begin(handle, command, args) {
+        if !may_begin(&mut self.down, &mut self.hooks, handle, command, args) {
             return Flow::Buffer;
         }
         let mut moved = None;
@@ -117,7 +121,7 @@ impl Worker {
                 Transit::Moved(routing) => moved = Some(routing),
                 Transit::Ask(_) => return Flow::Buffer,
                 Transit::Instead(flow) => {
-                    if let Some(client) = self.clients.get_mut(handle).filter(|_| flow == Flow::Next) {
+                    if let Some(client) = self.down.get_mut(handle).filter(|_| flow == Flow::Next) {
                         // It was answered with an error: the rest of its input is discarded.
                         client.upload = Some(Box::new(Upload {
                             link: None,
@@ -131,12 +135,12 @@ impl Worker {
             }
         }
         let routing = moved.as_ref().unwrap_or(routing);
-        let mut keys = std::mem::take(&mut self.keys);
+        let mut keys = std::mem::take(&mut self.hooks.keys);
         keys.clear();
         let found = command.find_keys(args, &mut keys);
         let target = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
-        let written = keys_of_upload(self, command, args, &keys);
-        self.keys = keys;
+        let written = self.hooks.keys_of_upload(command, args, &keys);
+        self.hooks.keys = keys;
         let (Ok(()), Route::Owner(_, node)) = (found, target) else { return Flow::Buffer };
         if self.up.outages().has(node) {
             return Flow::Stall(Stall::Outage);
@@ -151,7 +155,7 @@ impl Worker {
             link.set_task(Task::Uploading);
             link.note_slow(command.flags.has(Flags::SLOW));
         }
-        if let Some(client) = self.clients.get_mut(handle) {
+        if let Some(client) = self.down.get_mut(handle) {
             client.written.add(node, Since::now(self.turn.shared(), self.turn.routing()));
             client.upload = Some(Box::new(Upload {
                 link,
@@ -171,26 +175,26 @@ impl Worker {
         routing: &RoutingSnapshot,
         bytes: &[u8],
     ) -> Result<(usize, bool), ProtocolError> {
-        let upload = self.clients.get(handle).and_then(|c| c.upload.as_ref()).map(|u| (u.link, u.writes));
+        let upload = self.down.get(handle).and_then(|c| c.upload.as_ref()).map(|u| (u.link, u.writes));
         let Some((link, writes)) = upload else { return Ok((0, false)) };
-        if self.holds_back(writes) {
+        if self.pauses.holds_back(writes) {
             // The node executes nothing before the end of the upload.
-            self.stall(handle, Stall::Paused);
+            self.down.stall(&self.turn, handle, Stall::Paused);
             return Ok((0, false));
         }
         if let Some(link) = link
             && self.up.is_full(link, handle, UPLOAD_HIGH)
         {
-            self.stall(handle, Stall::Upstream);
+            self.down.stall(&self.turn, handle, Stall::Upstream);
             return Ok((0, false));
         }
-        let Some(client) = self.clients.get_mut(handle) else { return Ok((0, false)) };
+        let Some(client) = self.down.get_mut(handle) else { return Ok((0, false)) };
         let Some(upload) = client.upload.as_deref_mut() else { return Ok((0, false)) };
         let limits = Limits { argument_max: routing.live.argument_max, large: usize::MAX, authenticated: true };
         let (taken, done) = upload.follower.follow(bytes, &limits)?;
         let written = if done { client.upload.take().map(|upload| upload.keys) } else { None };
         if let (Some(link), Some(written)) = (link, written) {
-            hold_uploaded(self, link, &written);
+            hold_uploaded(&mut self.up, &mut self.hooks, link, &written);
         }
         if let Some(link) = link.and_then(|l| self.up.get_mut(l)) {
             link.push_more(&bytes[..taken], done, self.turn.now_us());
@@ -205,7 +209,7 @@ impl Worker {
     /// command, whose reply is pending. The connection ends with the client, after the replies to earlier commands on
     /// it.
     pub(super) fn give_up_upload(&mut self, handle: Handle) -> Option<u32> {
-        let upload = self.clients.get_mut(handle)?.upload.take()?;
+        let upload = self.down.get_mut(handle)?.upload.take()?;
         let pending = self.up.get_mut(upload.link?)?.last_mut()?;
         pending.purpose = Purpose::Discarded;
         Some(pending.seq)
@@ -252,8 +256,8 @@ impl Worker {
                 let mut bytes = Vec::new();
                 encode::error(&mut bytes, &error);
                 match seq {
-                    Some(seq) => self.deliver(handle, seq, &bytes),
-                    None => self.answer(handle, class, &bytes),
+                    Some(seq) => self.down.deliver(&self.turn, handle, seq, &bytes),
+                    None => self.down.answer(&self.turn, handle, class, &bytes),
                 }
                 None
             }
@@ -266,15 +270,15 @@ impl Worker {
         let Some(link) = self.up.get(handle) else { return };
         let Some(pending) = link.head().copied() else { return };
         let alone = link.lane().is_exclusive();
-        let Some(client) = self.clients.get_mut(pending.who) else { return };
+        let Some(client) = self.down.get_mut(pending.who) else { return };
         client.stream(piece);
         let unsent = client.unsent();
         if unsent < OUTPUT_HIGH / 4 {
-            self.clients.mark(pending.who);
+            self.down.mark(pending.who);
             return;
         }
-        self.flush_client(pending.who);
-        let behind = self.clients.get(pending.who).is_some_and(|c| c.unsent() >= OUTPUT_HIGH / 4 && !c.writes_first);
+        self.down.flush_client(&self.turn, pending.who);
+        let behind = self.down.get(pending.who).is_some_and(|c| c.unsent() >= OUTPUT_HIGH / 4 && !c.writes_first);
         if alone
             && behind
             && let Some(link) = self.up.get_mut(handle)
@@ -289,7 +293,7 @@ impl Worker {
         let Some(link) = self.up.get(handle) else { return false };
         let node = link.node();
         let request = link.head_request().to_vec();
-        let Some(client) = self.clients.get_mut(pending.who) else { return false };
+        let Some(client) = self.down.get_mut(pending.who) else { return false };
         if !client.is_last(pending.seq) || client.stall == Stall::Exclusive || client.upload.is_some() {
             return false;
         }
@@ -297,7 +301,7 @@ impl Worker {
             Some(Box::new(Repeat { node, epoch: pending.epoch, seq: pending.seq, class: pending.class, request }));
         // Later commands wait for it.
         client.lane = Lane::Large;
-        self.remember_large(pending.who);
+        self.large_keys.remember_large(&self.turn, &mut self.down, pending.who);
         let who = pending.who;
         // Started now, whatever else the client waits for: a barrier or a full pipeline only ends with this reply.
         self.run_repeat(who);
@@ -306,13 +310,13 @@ impl Worker {
 
     /// Starts the repeat of a read when a connection is available. Returns false while the client waits for one.
     pub(super) fn run_repeat(&mut self, handle: Handle) -> bool {
-        let Some(mut repeat) = self.clients.get_mut(handle).and_then(|c| c.repeat.take()) else { return true };
+        let Some(mut repeat) = self.down.get_mut(handle).and_then(|c| c.repeat.take()) else { return true };
         // The keys may have moved since the first attempt.
         if !self.turn.routing().topology.is_settled() || self.turn.routing().topology.epoch() as u32 != repeat.epoch {
-            match self.place_again(handle, &repeat.request) {
+            match place_again(&self.turn, &mut self.down, &mut self.hooks, handle, &repeat.request) {
                 Ok(Some((node, _))) => repeat.node = node,
                 Ok(None) => {
-                    if let Some(client) = self.clients.get_mut(handle) {
+                    if let Some(client) = self.down.get_mut(handle) {
                         client.repeat = Some(repeat);
                     }
                     return false;
@@ -320,15 +324,15 @@ impl Worker {
                 Err(text) => {
                     let mut error = Vec::new();
                     encode::error(&mut error, &text);
-                    self.deliver(handle, repeat.seq, &error);
+                    self.down.deliver(&self.turn, handle, repeat.seq, &error);
                     return true;
                 }
             }
-            self.end_moving_stall(handle);
+            end_moving_stall(&mut self.down, handle);
         }
         let acquired = self.acquire(handle, repeat.node, Lane::Large);
         if matches!(acquired, Acquired::Wait) {
-            if let Some(client) = self.clients.get_mut(handle) {
+            if let Some(client) = self.down.get_mut(handle) {
                 client.repeat = Some(repeat);
             }
             return false;
@@ -342,23 +346,6 @@ impl Worker {
             Some(repeat.seq),
         );
         true
-    }
-
-    fn remember_large(&mut self, handle: Handle) {
-        let Some(request) = self.clients.get(handle).and_then(|c| c.repeat.as_ref()).map(|r| &r.request) else {
-            return;
-        };
-        let Some(scanner) = Scanner::again(request) else {
-            return;
-        };
-        let args = scanner.args(request);
-        let Lookup::Command(command) = self.turn.routing().commands.find(&args) else { return };
-        let mut keys = Vec::new();
-        if command.find_keys(&args, &mut keys).is_ok()
-            && let Some(key) = keys.first().and_then(|k| args.get(*k as usize))
-        {
-            self.large_keys.remember(key, self.turn.now_us());
-        }
     }
 
     /// Starts to handle a reply of at least `bytes`, too large to collect, with `part` received. Returns false if it
@@ -380,11 +367,11 @@ impl Worker {
         }
         match pending.purpose {
             Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti
-                if self.clients.get(pending.who).is_none() => {}
+                if self.down.get(pending.who).is_none() => {}
             Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti if whole => {
                 let mut error = Vec::new();
                 encode::error(&mut error, super::gather::TOO_LARGE);
-                self.deliver(pending.who, pending.seq, &error);
+                self.down.deliver(&self.turn, pending.who, pending.seq, &error);
             }
             Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti => {
                 if matches!(link.lane(), Lane::Main | Lane::Replica)
@@ -395,7 +382,7 @@ impl Worker {
                     return true;
                 }
                 // It must not be repeated: stream it if it is next.
-                let Some(client) = self.clients.get_mut(pending.who) else { return false };
+                let Some(client) = self.down.get_mut(pending.who) else { return false };
                 let is_own = pending.purpose == Purpose::Exec && client.has_own_answers(pending.seq);
                 if client.is_first(pending.seq) && !is_own {
                     let failed = reply::is_error(part);
@@ -420,14 +407,14 @@ impl Worker {
                     bytes, "disconnecting a client whose unread replies exceed its limit (output-limit)"
                 );
                 self.turn.counters().cut_output.add(1);
-                self.close_client(pending.who);
+                self.down.close_client(&self.turn, pending.who);
             }
-            Purpose::Gather if too_large || !self.is_awaited(&pending) => {
+            Purpose::Gather if too_large || !self.gathers.is_awaited(&self.down, &pending) => {
                 let mut error = Vec::new();
                 encode::error(&mut error, super::gather::TOO_LARGE);
                 self.gather_part(pending.who, pending.seq, &error);
             }
-            Purpose::Fill => fill_too_large(self, pending.seq),
+            Purpose::Fill => fill_too_large(&self.turn, &mut self.down, &mut self.hooks, pending.seq),
             Purpose::Discarded | Purpose::Queued => {}
             // Short replies: see `reply_max`.
             _ => return false,
@@ -439,6 +426,25 @@ impl Worker {
 
 fn key_hash(key: &[u8]) -> u64 {
     rapidhash::v3::rapidhash_v3(key).max(1)
+}
+
+impl LargeKeys {
+    fn remember_large(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle) {
+        let Some(request) = down.get(handle).and_then(|c| c.repeat.as_ref()).map(|r| &r.request) else {
+            return;
+        };
+        let Some(scanner) = Scanner::again(request) else {
+            return;
+        };
+        let args = scanner.args(request);
+        let Lookup::Command(command) = turn.routing().commands.find(&args) else { return };
+        let mut keys = Vec::new();
+        if command.find_keys(&args, &mut keys).is_ok()
+            && let Some(key) = keys.first().and_then(|k| args.get(*k as usize))
+        {
+            self.remember(key, turn.now_us());
+        }
+    }
 }
 
 #[cfg(test)]

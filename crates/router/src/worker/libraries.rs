@@ -108,7 +108,7 @@ pub(super) fn change_libraries(worker: &mut Worker, handle: Handle, lane: Lane, 
     let nodes = worker.up.reachable(&worker.turn);
     let now_us = worker.turn.now_us();
     let since = Since::now(worker.turn.shared(), worker.turn.routing());
-    let Some(client) = worker.clients.get_mut(handle) else { return Flow::Close };
+    let Some(client) = worker.down.get_mut(handle) else { return Flow::Close };
     nodes.iter().for_each(|node| client.written.add(*node, since));
     if nodes.len() == 1 {
         worker.gather_every(handle, lane, FanOutScope::Everybody, &[request], class, Aggregation::Merged(Merge::Same));

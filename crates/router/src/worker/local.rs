@@ -11,13 +11,16 @@ use switchyard_resp::request::Args;
 use switchyard_resp::units::counted;
 use tracing::warn;
 
+use super::acl::{acl, awaits_users};
+use super::clients::Downstreams;
+use super::cluster::cluster_mode;
 use super::dispatch::Flow;
 use super::downstream::ReplyMode;
 use super::fan_out::FanOutScope;
-use super::gather::Aggregation;
-use super::login::Login;
+use super::gather::{Aggregation, Gathers};
+use super::login::{Login, become_user, login};
 use super::monitor::end_monitor;
-use super::slowlog::slowlog_details;
+use super::slowlog::{slowlog, slowlog_details};
 use super::turn::Turn;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::Phase;
@@ -40,12 +43,12 @@ impl Worker {
     ) -> Flow {
         let class = command.class() as u8;
         let arg = |index: usize| args.get(index).unwrap_or_default();
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         let resp3 = client.resp3;
         let mut out = Vec::new();
         match local {
             Local::Ping if args.len() > 2 => {
-                return self.refuse(handle, class, &switchyard_resp::command::errors::arity(command));
+                return self.down.refuse(&self.turn, handle, class, &switchyard_resp::command::errors::arity(command));
             }
             Local::Ping if !resp3 && client.subscribed() > 0 => {
                 out.extend_from_slice(b"*2\r\n$4\r\npong\r\n");
@@ -63,15 +66,15 @@ impl Worker {
                 encode::bulk(&mut out, now.subsec_micros().to_string().as_bytes());
             }
             Local::Select => return self.select(handle, class, arg(1)),
-            Local::Hello => return self.hello(routing, handle, class, args),
-            Local::Auth => return self.auth(routing, handle, class, args),
+            Local::Hello => return hello(&self.turn, &mut self.down, routing, handle, class, args),
+            Local::Auth => return auth(&self.turn, &mut self.down, routing, handle, class, args),
             Local::Quit => {
                 // Before the reply, so that a client that has read it finds no subscription of this one.
                 if let Some(subscriber) = client.pubsub.take() {
-                    self.forget_subscriber(handle, &subscriber);
+                    self.pubsub.forget_subscriber(&self.turn, &mut self.up, handle, &subscriber);
                 }
-                self.answer(handle, class, b"+OK\r\n");
-                self.close_after_replies(handle);
+                self.down.answer(&self.turn, handle, class, b"+OK\r\n");
+                self.down.close_after_replies(handle);
                 return Flow::Close;
             }
             Local::Reset => {
@@ -80,11 +83,11 @@ impl Worker {
                 }
                 let user = routing.live.users.default_user();
                 let (user, open) = (user.clone(), user.is_open());
-                if let Err(text) = self.become_user(handle, user, open) {
-                    return self.refuse(handle, class, &text);
+                if let Err(text) = become_user(&self.turn, &mut self.down, handle, user, open) {
+                    return self.down.refuse(&self.turn, handle, class, &text);
                 }
                 self.discard(handle);
-                let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+                let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
                 client.resp3 = false;
                 client.database = routing.live.database;
                 // A pending SKIP is still applied, as by a server.
@@ -105,7 +108,7 @@ impl Worker {
                     self.end_tracking(handle);
                 }
                 if let Some(subscriber) = subscriber {
-                    self.forget_subscriber(handle, &subscriber);
+                    self.pubsub.forget_subscriber(&self.turn, &mut self.up, handle, &subscriber);
                 }
                 out.extend_from_slice(b"+RESET\r\n");
             }
@@ -131,10 +134,10 @@ impl Worker {
             Local::Scan => return self.scan(routing, handle, class, args),
             Local::RandomKey => return self.random_key(handle, class),
             Local::SlowlogGet | Local::SlowlogLen | Local::SlowlogReset => {
-                return self.slowlog(handle, class, local, args);
+                return slowlog(&self.turn, &mut self.down, &mut self.hooks, handle, class, local, args);
             }
             Local::Cluster => return self.cluster(routing, handle, command, args),
-            Local::ClusterMode => return self.cluster_mode(routing, handle, class),
+            Local::ClusterMode => return cluster_mode(&self.turn, &mut self.down, routing, handle, class),
             Local::ConfigSet => return self.config_set(routing, handle, class, raw, args),
             Local::Info => {
                 let sections = args.iter().skip(1).map(|s| String::from_utf8_lossy(s).to_ascii_lowercase()).collect();
@@ -154,7 +157,7 @@ impl Worker {
             }
             Local::Wait => return self.wait(routing, handle, command, raw, args),
             Local::AclWhoami => encode::bulk(&mut out, client.user.name().as_bytes()),
-            Local::AclChange => return self.change_users(handle, class, args),
+            Local::AclChange => return self.gathers.change_users(&self.turn, &mut self.down, handle, class, args),
             Local::AclList
             | Local::AclUsers
             | Local::AclGetuser
@@ -162,9 +165,11 @@ impl Worker {
             | Local::AclDryrun
             | Local::AclLog
             | Local::AclGenpass => {
-                return self.acl(routing, handle, class, local, args);
+                return acl(&self.turn, &mut self.down, routing, handle, class, local, args);
             }
-            Local::Script => return self.refuse(handle, class, "ERR unknown subcommand. Try SCRIPT HELP."),
+            Local::Script => {
+                return self.down.refuse(&self.turn, handle, class, "ERR unknown subcommand. Try SCRIPT HELP.");
+            }
             Local::Subscribe
             | Local::Unsubscribe
             | Local::Psubscribe
@@ -181,9 +186,19 @@ impl Worker {
             Local::ClientTracking | Local::ClientCaching | Local::ClientTrackinginfo | Local::ClientGetredir => {
                 return self.tracking_command(handle, class, local, args);
             }
-            Local::Monitor => return self.monitor(handle, class),
-            Local::ClientPause => return self.pause(handle, class, args),
-            Local::ClientUnpause => return self.unpause(handle, class),
+            Local::Monitor => return self.gathers.monitor(&self.turn, &mut self.down, handle, class),
+            Local::ClientPause => {
+                return super::pause::pause(
+                    &self.turn,
+                    &mut self.down,
+                    &mut self.gathers,
+                    &mut self.pauses,
+                    handle,
+                    class,
+                    args,
+                );
+            }
+            Local::ClientUnpause => return self.gathers.unpause(&self.turn, &mut self.down, handle, class),
             Local::ClientId
             | Local::ClientGetname
             | Local::ClientSetname
@@ -198,33 +213,33 @@ impl Worker {
             | Local::ClientUnblock
             | Local::ClientCapa => return self.client_command(handle, class, local, args),
         }
-        self.answer(handle, class, &out);
+        self.down.answer(&self.turn, handle, class, &out);
         Flow::Next
     }
 
     fn select(&mut self, handle: Handle, class: u8, index: &[u8]) -> Flow {
         let Some(index) = parse::<i64>(index) else {
-            return self.refuse(handle, class, "ERR value is not an integer or out of range");
+            return self.down.refuse(&self.turn, handle, class, "ERR value is not an integer or out of range");
         };
         if i32::try_from(index).is_err() {
             let text = format!("ERR value is out of range, value must between {} and {}", i32::MIN, i32::MAX);
-            return self.refuse(handle, class, &text);
+            return self.down.refuse(&self.turn, handle, class, &text);
         }
         let Ok(database) = u32::try_from(index) else {
-            return self.refuse(handle, class, "ERR DB index is out of range");
+            return self.down.refuse(&self.turn, handle, class, "ERR DB index is out of range");
         };
         if let Some(why) = other_database(&self.turn.routing().live, database) {
-            return self.refuse(handle, class, &why);
+            return self.down.refuse(&self.turn, handle, class, &why);
         }
         let known = self.turn.shared().has_database(&self.turn.data_nodes().all(), database);
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         if client.lane == Lane::Rounds && client.in_flight() > 0 {
             // An earlier SELECT is pending: its result must not come after this one.
             return Flow::Stall(Stall::Barrier);
         }
         if known {
             client.database = database;
-            self.answer(handle, class, b"+OK\r\n");
+            self.down.answer(&self.turn, handle, class, b"+OK\r\n");
             return Flow::Next;
         }
         // Not queried before: the nodes must confirm that they have it. Later commands wait for that.
@@ -246,7 +261,7 @@ impl Worker {
         );
         // Restore the database that the next command of each connection expects.
         for node in self.up.reachable(&self.turn) {
-            let resp3 = self.clients.get(handle).is_some_and(|c| c.resp3);
+            let resp3 = self.down.get(handle).is_some_and(|c| c.resp3);
             let link = self.up.shared_link(&self.turn, node, Lane::Main, resp3);
             let Some(back) = self.up.get(link).filter(|l| l.takes_commands()).map(|l| l.database()) else { continue };
             self.up.push_own(
@@ -260,124 +275,9 @@ impl Worker {
         Flow::Next
     }
 
-    fn auth(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
-        if self.awaits_users(handle) {
-            return Flow::Stall(Stall::Barrier);
-        }
-        let (user, password) = match args.len() {
-            2 => (&b"default"[..], args.get(1).unwrap_or_default()),
-            3 => (args.get(1).unwrap_or_default(), args.get(2).unwrap_or_default()),
-            _ => return self.refuse(handle, class, "ERR syntax error"),
-        };
-        if args.len() == 2 && routing.live.users.default_user().is_open() {
-            return self.refuse(
-                handle,
-                class,
-                "ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?",
-            );
-        }
-        match self.login(routing, handle, user, password) {
-            Login::Wait => return Flow::Stall(Stall::Login),
-            Login::Refused(text) => return self.refuse(handle, class, text),
-            Login::As(user) => {
-                if let Err(text) = self.become_user(handle, user, true) {
-                    return self.refuse(handle, class, &text);
-                }
-            }
-        }
-        self.answer(handle, class, b"+OK\r\n");
-        Flow::Next
-    }
-
-    /// <https://redis.io/docs/latest/commands/hello/>
-    fn hello(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
-        let mut protocol = None;
-        if let Some(version) = args.get(1) {
-            protocol = match parse::<i64>(version) {
-                None => return self.refuse(handle, class, "ERR Protocol version is not an integer or out of range"),
-                Some(version @ 2..=3) => Some(version == 3),
-                Some(_) => return self.refuse(handle, class, "NOPROTO unsupported protocol version"),
-            };
-        }
-        let Some(client) = self.clients.get(handle) else { return Flow::Close };
-        if (protocol.is_some_and(|p| p != client.resp3) && client.in_flight() > 0) || self.awaits_users(handle) {
-            // Replies to commands in flight still use the old protocol version.
-            return Flow::Stall(Stall::Barrier);
-        }
-        let authenticated = client.authenticated;
-        let mut user = None;
-        let mut name = None;
-        let mut index = 2;
-        while let Some(option) = args.get(index) {
-            if option.eq_ignore_ascii_case(b"AUTH") && args.len() > index + 2 {
-                if user.is_some() {
-                    return self.refuse(handle, class, "ERR Syntax error in HELLO option 'AUTH'");
-                }
-                let (who, password) =
-                    (args.get(index + 1).unwrap_or_default(), args.get(index + 2).unwrap_or_default());
-                user = match self.login(routing, handle, who, password) {
-                    Login::Wait => return Flow::Stall(Stall::Login),
-                    Login::Refused(text) => return self.refuse(handle, class, text),
-                    Login::As(user) => Some(user),
-                };
-                index += 3;
-            } else if option.eq_ignore_ascii_case(b"SETNAME") && args.len() > index + 1 {
-                let given = args.get(index + 1).unwrap_or_default();
-                if !super::client_commands::is_valid_name(given) {
-                    return self.refuse(handle, class, super::client_commands::INVALID_NAME);
-                }
-                name = Some(String::from_utf8_lossy(given).into_owned());
-                index += 2;
-            } else {
-                let mut reply = Vec::new();
-                encode::line(&mut reply, b'-', &[b"ERR Syntax error in HELLO option '", option, b"'"].concat());
-                self.answer(handle, class, &reply);
-                return Flow::Next;
-            }
-        }
-        if !authenticated && user.is_none() {
-            return self.refuse(
-                handle,
-                class,
-                "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time",
-            );
-        }
-        let (server, version) = fleet_version(&self.turn, routing);
-        let mode = if routing.live.cluster.is_some() { "cluster" } else { "standalone" };
-        if let Some(user) = user
-            && let Err(text) = self.become_user(handle, user, true)
-        {
-            return self.refuse(handle, class, &text);
-        }
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
-        if let Some(name) = name {
-            client.details.name = name;
-        }
-        client.resp3 = protocol.unwrap_or(client.resp3);
-        let resp3 = client.resp3;
-        let mut out = Vec::new();
-        encode::map(&mut out, 7, resp3);
-        for (field, value) in [("server", server), ("version", &version)] {
-            encode::bulk(&mut out, field.as_bytes());
-            encode::bulk(&mut out, value.as_bytes());
-        }
-        encode::bulk(&mut out, b"proto");
-        encode::integer(&mut out, if resp3 { 3 } else { 2 });
-        encode::bulk(&mut out, b"id");
-        encode::integer(&mut out, client.details.id as i64);
-        for (field, value) in [("mode", mode), ("role", "master")] {
-            encode::bulk(&mut out, field.as_bytes());
-            encode::bulk(&mut out, value.as_bytes());
-        }
-        encode::bulk(&mut out, b"modules");
-        out.extend_from_slice(b"*0\r\n");
-        self.answer(handle, class, &out);
-        Flow::Next
-    }
-
     /// `SWITCHYARD NODES | STATUS | HELP`, for operators in redis-cli.
     fn switchyard(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
-        let resp3 = self.clients.get(handle).is_some_and(|c| c.resp3);
+        let resp3 = self.down.get(handle).is_some_and(|c| c.resp3);
         let mut out = Vec::new();
         let subcommand = args.get(1).map(|s| String::from_utf8_lossy(s).to_ascii_uppercase());
         match subcommand.as_deref() {
@@ -385,9 +285,11 @@ impl Worker {
                 "MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE" | "HOTKEYS" | "LOAD" | "HOTCOPIES" | "PLAN"
                 | "AUTOMATION" | "AUTOSCALE",
             ) => {
-                return self.query_operator(handle, class, args);
+                return self.gathers.query_operator(&self.turn, &mut self.down, handle, class, args);
             }
-            Some("NODES") if args.len() > 2 => return self.query_operator(handle, class, args),
+            Some("NODES") if args.len() > 2 => {
+                return self.gathers.query_operator(&self.turn, &mut self.down, handle, class, args);
+            }
             Some("NODES") => {
                 encode::header(&mut out, b'*', routing.topology.nodes().len());
                 for node in routing.topology.nodes() {
@@ -481,53 +383,23 @@ impl Worker {
                 }
             }
             Some(_) => {
-                return self.refuse(handle, class, "ERR unknown subcommand. Try SWITCHYARD HELP.");
+                return self.down.refuse(&self.turn, handle, class, "ERR unknown subcommand. Try SWITCHYARD HELP.");
             }
         }
-        self.answer(handle, class, &out);
-        Flow::Next
-    }
-}
-
-impl Worker {
-    /// Returns the description of a client for operator commands.
-    pub(super) fn asker(&self, handle: Handle) -> Option<CallingClient> {
-        let client = self.clients.get(handle)?;
-        let address = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
-        let who = format!("the user {} from {address}", client.user.name());
-        Some(CallingClient { who, may_operate: client.user.is_operator(), resp3: client.resp3 })
-    }
-
-    /// Forwards a command to the operator. The reply comes through the mailbox.
-    fn query_operator(&mut self, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
-        let Some(operator) = self.turn.shared().ports.operator.clone() else {
-            return self.refuse(handle, class, "ERR this router has no moves");
-        };
-        let Some(asker) = self.asker(handle) else { return Flow::Close };
-        let words = args.iter().skip(1).map(<[u8]>::to_vec).collect();
-        let Some(gather) = self.begin_gather(handle, class, 1, Aggregation::Merged(Merge::Same)) else {
-            return Flow::Close;
-        };
-        operator.take(OperatorCommand::new(
-            words,
-            asker,
-            self.turn.shared().mailboxes.clone(),
-            self.turn.index(),
-            gather,
-        ));
+        self.down.answer(&self.turn, handle, class, &out);
         Flow::Next
     }
 }
 
 /// Closes clients that have selected a database that is no longer served, or are about to select one in a transaction.
-pub(super) fn close_clients_elsewhere(worker: &mut Worker) {
-    let live = Arc::clone(&worker.turn.routing().live);
+pub(super) fn close_clients_elsewhere(turn: &Turn, down: &mut Downstreams) {
+    let live = Arc::clone(&turn.routing().live);
     let mut closed = 0_usize;
-    for handle in worker.clients.handles() {
-        let Some(client) = worker.clients.get(handle) else { continue };
+    for handle in down.handles() {
+        let Some(client) = down.get(handle) else { continue };
         let selected = client.session.iter().flat_map(|session| session.selects());
         if selected.chain([client.database]).any(|database| other_database(&live, database).is_some()) {
-            worker.close_client(handle);
+            down.close_client(turn, handle);
             closed += 1;
         }
     }
@@ -572,4 +444,163 @@ pub(super) fn fleet_version(turn: &Turn, routing: &RoutingSnapshot) -> (&'static
         return ("valkey", oldest(known().map(|facts| facts.version.as_str())));
     }
     ("redis", oldest(known().map(|facts| facts.redis_version.as_str())))
+}
+
+/// Returns the description of a client for operator commands.
+pub(super) fn asker(down: &Downstreams, handle: Handle) -> Option<CallingClient> {
+    let client = down.get(handle)?;
+    let address = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
+    let who = format!("the user {} from {address}", client.user.name());
+    Some(CallingClient { who, may_operate: client.user.is_operator(), resp3: client.resp3 })
+}
+
+fn auth(
+    turn: &Turn,
+    down: &mut Downstreams,
+    routing: &RoutingSnapshot,
+    handle: Handle,
+    class: u8,
+    args: &Args<'_>,
+) -> Flow {
+    if awaits_users(down, handle) {
+        return Flow::Stall(Stall::Barrier);
+    }
+    let (user, password) = match args.len() {
+        2 => (&b"default"[..], args.get(1).unwrap_or_default()),
+        3 => (args.get(1).unwrap_or_default(), args.get(2).unwrap_or_default()),
+        _ => return down.refuse(turn, handle, class, "ERR syntax error"),
+    };
+    if args.len() == 2 && routing.live.users.default_user().is_open() {
+        return down.refuse(turn,
+            handle,
+            class,
+            "ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?",
+        );
+    }
+    match login(turn, down, routing, handle, user, password) {
+        Login::Wait => return Flow::Stall(Stall::Login),
+        Login::Refused(text) => return down.refuse(turn, handle, class, text),
+        Login::As(user) => {
+            if let Err(text) = become_user(turn, down, handle, user, true) {
+                return down.refuse(turn, handle, class, &text);
+            }
+        }
+    }
+    down.answer(turn, handle, class, b"+OK\r\n");
+    Flow::Next
+}
+
+/// <https://redis.io/docs/latest/commands/hello/>
+fn hello(
+    turn: &Turn,
+    down: &mut Downstreams,
+    routing: &RoutingSnapshot,
+    handle: Handle,
+    class: u8,
+    args: &Args<'_>,
+) -> Flow {
+    let mut protocol = None;
+    if let Some(version) = args.get(1) {
+        protocol = match parse::<i64>(version) {
+            None => return down.refuse(turn, handle, class, "ERR Protocol version is not an integer or out of range"),
+            Some(version @ 2..=3) => Some(version == 3),
+            Some(_) => return down.refuse(turn, handle, class, "NOPROTO unsupported protocol version"),
+        };
+    }
+    let Some(client) = down.get(handle) else { return Flow::Close };
+    if (protocol.is_some_and(|p| p != client.resp3) && client.in_flight() > 0) || awaits_users(down, handle) {
+        // Replies to commands in flight still use the old protocol version.
+        return Flow::Stall(Stall::Barrier);
+    }
+    let authenticated = client.authenticated;
+    let mut user = None;
+    let mut name = None;
+    let mut index = 2;
+    while let Some(option) = args.get(index) {
+        if option.eq_ignore_ascii_case(b"AUTH") && args.len() > index + 2 {
+            if user.is_some() {
+                return down.refuse(turn, handle, class, "ERR Syntax error in HELLO option 'AUTH'");
+            }
+            let (who, password) = (args.get(index + 1).unwrap_or_default(), args.get(index + 2).unwrap_or_default());
+            user = match login(turn, down, routing, handle, who, password) {
+                Login::Wait => return Flow::Stall(Stall::Login),
+                Login::Refused(text) => return down.refuse(turn, handle, class, text),
+                Login::As(user) => Some(user),
+            };
+            index += 3;
+        } else if option.eq_ignore_ascii_case(b"SETNAME") && args.len() > index + 1 {
+            let given = args.get(index + 1).unwrap_or_default();
+            if !super::client_commands::is_valid_name(given) {
+                return down.refuse(turn, handle, class, super::client_commands::INVALID_NAME);
+            }
+            name = Some(String::from_utf8_lossy(given).into_owned());
+            index += 2;
+        } else {
+            let mut reply = Vec::new();
+            encode::line(&mut reply, b'-', &[b"ERR Syntax error in HELLO option '", option, b"'"].concat());
+            down.answer(turn, handle, class, &reply);
+            return Flow::Next;
+        }
+    }
+    if !authenticated && user.is_none() {
+        return down.refuse(turn,
+            handle,
+            class,
+            "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time",
+        );
+    }
+    let (server, version) = fleet_version(turn, routing);
+    let mode = if routing.live.cluster.is_some() { "cluster" } else { "standalone" };
+    if let Some(user) = user
+        && let Err(text) = become_user(turn, down, handle, user, true)
+    {
+        return down.refuse(turn, handle, class, &text);
+    }
+    let Some(client) = down.get_mut(handle) else { return Flow::Close };
+    if let Some(name) = name {
+        client.details.name = name;
+    }
+    client.resp3 = protocol.unwrap_or(client.resp3);
+    let resp3 = client.resp3;
+    let mut out = Vec::new();
+    encode::map(&mut out, 7, resp3);
+    for (field, value) in [("server", server), ("version", &version)] {
+        encode::bulk(&mut out, field.as_bytes());
+        encode::bulk(&mut out, value.as_bytes());
+    }
+    encode::bulk(&mut out, b"proto");
+    encode::integer(&mut out, if resp3 { 3 } else { 2 });
+    encode::bulk(&mut out, b"id");
+    encode::integer(&mut out, client.details.id as i64);
+    for (field, value) in [("mode", mode), ("role", "master")] {
+        encode::bulk(&mut out, field.as_bytes());
+        encode::bulk(&mut out, value.as_bytes());
+    }
+    encode::bulk(&mut out, b"modules");
+    out.extend_from_slice(b"*0\r\n");
+    down.answer(turn, handle, class, &out);
+    Flow::Next
+}
+
+impl Gathers {
+    /// Forwards a command to the operator. The reply comes through the mailbox.
+    fn query_operator(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        handle: Handle,
+        class: u8,
+        args: &Args<'_>,
+    ) -> Flow {
+        let Some(operator) = turn.shared().ports.operator.clone() else {
+            return down.refuse(turn, handle, class, "ERR this router has no moves");
+        };
+        let Some(asker) = asker(down, handle) else { return Flow::Close };
+        let words = args.iter().skip(1).map(<[u8]>::to_vec).collect();
+        let Some(gather) = self.begin_gather(turn, down, handle, class, 1, Aggregation::Merged(Merge::Same)) else {
+            return Flow::Close;
+        };
+        operator.take(OperatorCommand::new(words, asker, turn.shared().mailboxes.clone(), turn.index(), gather));
+        Flow::Next
+    }
 }

@@ -5,8 +5,14 @@ use std::sync::Arc;
 use switchyard_resp::command::{Command, Flags};
 use switchyard_resp::request::Args;
 
+use super::Stall;
+use super::acl::{awaits_users, note_denied, note_refused};
+use super::clients::Downstreams;
 use super::dispatch::Flow;
-use super::{Stall, Worker};
+use super::keyed::CommandHooks;
+use super::queueing::abort_transaction;
+use super::quotas::part_of;
+use super::turn::Turn;
 use crate::limits::ClientQuota;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
@@ -49,181 +55,199 @@ pub(super) enum Login {
 const WRONG: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 const BUSY: &str = "LIMITED too many logins are waiting; try again";
 
-impl Worker {
-    /// Sets the user of a client (without a login: the default user). Fails, without a change, if the user has reached
-    /// its connection limit.
-    pub(super) fn become_user(&mut self, handle: Handle, user: Arc<User>, authenticated: bool) -> Result<(), String> {
-        let counts_keys = !self.turn.routing().live.key_limits.is_empty();
-        let Some(client) = self.clients.get_mut(handle) else { return Ok(()) };
-        let bounds = user.bounds();
-        if !authenticated || *bounds == Bounds::default() {
-            client.user_share = None;
-        } else if client.user_share.is_none() || client.user.name() != user.name() {
-            let part = self.part_of(format!("user:{}", user.name()));
-            let Some(share) = ClientQuota::connect(part, bounds.connections) else {
-                self.turn.counters().limited.add(1);
-                let max = bounds.connections.unwrap_or_default();
-                return Err(format!(
-                    "LIMITED user {} is at its limit of {max} connections; close one, or try again later",
-                    user.name()
-                ));
-            };
-            if let Some(client) = self.clients.get_mut(handle) {
-                client.user_share = Some(Box::new(share));
-            }
-        }
-        let Some(client) = self.clients.get_mut(handle) else { return Ok(()) };
-        if client.authenticated && !authenticated {
-            client.details.stranger_since_us = self.turn.now_us();
-        }
-        client.authenticated = authenticated;
-        client.guard = 0;
-        if !authenticated {
-            client.guard |= guard::STRANGER;
-        } else if !user.is_unrestricted() {
-            client.guard |= guard::RESTRICTED;
-        }
-        if counts_keys || bounds.per_command() || client.listener.bounds.per_command() {
-            client.guard |= guard::COUNTED;
-        }
-        client.reads = user.reads().or(client.listener.reads).unwrap_or(self.turn.routing().live.reads);
-        client.user = user;
-        Ok(())
+/// Handles the result of a password check.
+pub(super) fn on_login(turn: &Turn, down: &mut Downstreams, handle: Handle, attempt: Attempt) {
+    let Some(client) = down.get_mut(handle) else { return };
+    if let Some(verdict) = &mut client.verdict {
+        verdict.attempt = attempt;
     }
+    if client.stall == Stall::Login {
+        down.unstall(turn, handle);
+    }
+}
 
-    /// Checks whether `password` belongs to `name`. A client that must wait repeats the call with the same arguments
-    /// when the result is known.
-    pub(super) fn login(&mut self, routing: &RoutingSnapshot, handle: Handle, name: &[u8], password: &[u8]) -> Login {
-        let Some(client) = self.clients.get_mut(handle) else { return Login::Wait };
-        let user = routing.live.users.get(name);
-        let from = client.details.peer.map(|peer| peer.ip());
-        let attempt = match client
-            .verdict
-            .take_if(|v| v.attempt != Attempt::Queued && v.name == name && v.password == password)
-        {
-            Some(verdict) => verdict.attempt,
-            None => self.turn.shared().logins.attempt(user, password, from, (self.turn.index(), handle)),
+/// Sets the user of a client (without a login: the default user). Fails, without a change, if the user has reached
+/// its connection limit.
+pub(super) fn become_user(
+    turn: &Turn,
+    down: &mut Downstreams,
+    handle: Handle,
+    user: Arc<User>,
+    authenticated: bool,
+) -> Result<(), String> {
+    let counts_keys = !turn.routing().live.key_limits.is_empty();
+    let Some(client) = down.get_mut(handle) else { return Ok(()) };
+    let bounds = user.bounds();
+    if !authenticated || *bounds == Bounds::default() {
+        client.user_share = None;
+    } else if client.user_share.is_none() || client.user.name() != user.name() {
+        let part = part_of(turn, down, format!("user:{}", user.name()));
+        let Some(share) = ClientQuota::connect(part, bounds.connections) else {
+            turn.counters().limited.add(1);
+            let max = bounds.connections.unwrap_or_default();
+            return Err(format!(
+                "LIMITED user {} is at its limit of {max} connections; close one, or try again later",
+                user.name()
+            ));
         };
-        match (attempt, user) {
-            // The user may have been removed during the check.
-            (Attempt::Right, Some(user)) if user.is_on() => Login::As(user.clone()),
-            (Attempt::Right | Attempt::Wrong, _) => {
-                self.note_refused(handle, "auth", b"AUTH".to_vec(), name);
-                self.login_failed(handle, user.map(|user| user.name()));
-                Login::Refused(WRONG)
+        if let Some(client) = down.get_mut(handle) {
+            client.user_share = Some(Box::new(share));
+        }
+    }
+    let Some(client) = down.get_mut(handle) else { return Ok(()) };
+    if client.authenticated && !authenticated {
+        client.details.stranger_since_us = turn.now_us();
+    }
+    client.authenticated = authenticated;
+    client.guard = 0;
+    if !authenticated {
+        client.guard |= guard::STRANGER;
+    } else if !user.is_unrestricted() {
+        client.guard |= guard::RESTRICTED;
+    }
+    if counts_keys || bounds.per_command() || client.listener.bounds.per_command() {
+        client.guard |= guard::COUNTED;
+    }
+    client.reads = user.reads().or(client.listener.reads).unwrap_or(turn.routing().live.reads);
+    client.user = user;
+    Ok(())
+}
+
+/// Checks whether `password` belongs to `name`. A client that must wait repeats the call with the same arguments
+/// when the result is known.
+pub(super) fn login(
+    turn: &Turn,
+    down: &mut Downstreams,
+    routing: &RoutingSnapshot,
+    handle: Handle,
+    name: &[u8],
+    password: &[u8],
+) -> Login {
+    let Some(client) = down.get_mut(handle) else { return Login::Wait };
+    let user = routing.live.users.get(name);
+    let from = client.details.peer.map(|peer| peer.ip());
+    let attempt =
+        match client.verdict.take_if(|v| v.attempt != Attempt::Queued && v.name == name && v.password == password) {
+            Some(verdict) => verdict.attempt,
+            None => turn.shared().logins.attempt(user, password, from, (turn.index(), handle)),
+        };
+    match (attempt, user) {
+        // The user may have been removed during the check.
+        (Attempt::Right, Some(user)) if user.is_on() => Login::As(user.clone()),
+        (Attempt::Right | Attempt::Wrong, _) => {
+            note_refused(turn, down, handle, "auth", b"AUTH".to_vec(), name);
+            login_failed(turn, down, handle, user.map(|user| user.name()));
+            Login::Refused(WRONG)
+        }
+        (Attempt::Busy, _) => Login::Refused(BUSY),
+        (Attempt::Queued, _) => {
+            if let Some(client) = down.get_mut(handle) {
+                let (name, password) = (name.to_vec(), password.to_vec());
+                client.verdict = Some(Box::new(Verdict { name, password, attempt: Attempt::Queued }));
             }
-            (Attempt::Busy, _) => Login::Refused(BUSY),
-            (Attempt::Queued, _) => {
-                if let Some(client) = self.clients.get_mut(handle) {
-                    let (name, password) = (name.to_vec(), password.to_vec());
-                    client.verdict = Some(Box::new(Verdict { name, password, attempt: Attempt::Queued }));
+            Login::Wait
+        }
+    }
+}
+
+/// Counts and logs a failed login. An unknown name may be a misplaced password, so it is not logged.
+fn login_failed(turn: &Turn, down: &mut Downstreams, handle: Handle, user: Option<&str>) {
+    turn.counters().logins_failed.add(1);
+    let from =
+        down.get(handle).and_then(|c| c.details.peer).map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
+    if let Some(suppressed) = down.login_log.allow(turn.now_us()) {
+        tracing::warn!(target: "audit", from, user = user.unwrap_or("(no such user)"), suppressed = suppressed.count(), "a login failed");
+    }
+}
+
+/// Checks a command of a restricted or limited client. `Some`: it was refused or must wait.
+#[cold]
+pub(super) fn guarded(
+    turn: &Turn,
+    down: &mut Downstreams,
+    hooks: &mut CommandHooks,
+    handle: Handle,
+    command: &Command,
+    args: &Args<'_>,
+) -> Option<Flow> {
+    let client = down.get(handle)?;
+    let class = command.class() as u8;
+    if client.guard & guard::STRANGER != 0 {
+        if command.flags.has(Flags::NO_AUTH) {
+            return None;
+        }
+        abort_transaction(down, handle);
+        return Some(down.refuse(turn, handle, class, "NOAUTH Authentication required."));
+    }
+    if client.guard & guard::RESTRICTED != 0 {
+        hooks.keys.clear();
+        let verdict = client.user.check(command, args, &mut hooks.keys);
+        if let Err(denied) = verdict {
+            turn.counters().denied.add(1);
+            note_denied(turn, down, handle, command, args, denied);
+            abort_transaction(down, handle);
+            return Some(down.refuse(turn, handle, class, &denied.text(command)));
+        }
+    }
+    let client = down.get_mut(handle)?;
+    // A command that has waited for its keys, or for a copy, was already counted.
+    let is_counted =
+        std::mem::take(&mut client.was_counted) || client.moving.is_some() || client.waits_for_colocation();
+    if client.guard & guard::COUNTED != 0
+        && !is_counted
+        && let Err(text) = super::quotas::count(turn, down, hooks, handle, command, args)
+    {
+        turn.counters().limited.add(1);
+        abort_transaction(down, handle);
+        return Some(down.refuse(turn, handle, class, &text));
+    }
+    None
+}
+
+/// Whether an incomplete command may be streamed. `args`: the arguments before a large one.
+pub(super) fn may_begin(
+    down: &mut Downstreams,
+    hooks: &mut CommandHooks,
+    handle: Handle,
+    command: &Command,
+    args: &Args<'_>,
+) -> bool {
+    let Some(client) = down.get(handle) else { return false };
+    if client.guard == 0 {
+        return true;
+    }
+    let restricted = client.guard & guard::RESTRICTED != 0;
+    hooks.keys.clear();
+    // Checked again when the command is complete, which also returns the error.
+    client.guard & !guard::RESTRICTED == 0 && (!restricted || client.user.check(command, args, &mut hooks.keys).is_ok())
+}
+
+/// Applies changed users: rules take effect at once, and clients that could not log in again are closed.
+pub(super) fn readmit_clients(turn: &Turn, down: &mut Downstreams) {
+    let users = turn.routing().live.users.clone();
+    let mut gone = Vec::new();
+    for handle in down.handles() {
+        let Some(client) = down.get_mut(handle) else { continue };
+        let (authenticated, same) =
+            (client.authenticated, users.get(client.user.name().as_bytes()) == Some(&client.user));
+        let stays = match users.get(client.user.name().as_bytes()) {
+            // Clients without a login use the current default user.
+            Some(user) if !authenticated => become_user(turn, down, handle, user.clone(), user.is_open()).is_ok(),
+            Some(user) if same || user.may_stay(&client.user) => {
+                if !same {
+                    // Queued commands of a transaction were checked by the old rules.
+                    abort_transaction(down, handle);
                 }
-                Login::Wait
+                become_user(turn, down, handle, user.clone(), true).is_ok()
             }
+            _ => false,
+        };
+        if !stays {
+            gone.push(handle);
         }
     }
-
-    /// Counts and logs a failed login. An unknown name may be a misplaced password, so it is not logged.
-    fn login_failed(&mut self, handle: Handle, user: Option<&str>) {
-        self.turn.counters().logins_failed.add(1);
-        let from = self
-            .clients
-            .get(handle)
-            .and_then(|c| c.details.peer)
-            .map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
-        if let Some(suppressed) = self.login_log.allow(self.turn.now_us()) {
-            tracing::warn!(target: "audit", from, user = user.unwrap_or("(no such user)"), suppressed = suppressed.count(), "a login failed");
-        }
-    }
-
-    /// Handles the result of a password check.
-    pub(super) fn on_login(&mut self, handle: Handle, attempt: Attempt) {
-        let Some(client) = self.clients.get_mut(handle) else { return };
-        if let Some(verdict) = &mut client.verdict {
-            verdict.attempt = attempt;
-        }
-        if client.stall == Stall::Login {
-            self.unstall(handle);
-        }
-    }
-
-    /// Checks a command of a restricted or limited client. `Some`: it was refused or must wait.
-    #[cold]
-    pub(super) fn guarded(&mut self, handle: Handle, command: &Command, args: &Args<'_>) -> Option<Flow> {
-        let client = self.clients.get(handle)?;
-        let class = command.class() as u8;
-        if client.guard & guard::STRANGER != 0 {
-            if command.flags.has(Flags::NO_AUTH) {
-                return None;
-            }
-            self.abort_transaction(handle);
-            return Some(self.refuse(handle, class, "NOAUTH Authentication required."));
-        }
-        if client.guard & guard::RESTRICTED != 0 {
-            self.keys.clear();
-            let verdict = client.user.check(command, args, &mut self.keys);
-            if let Err(denied) = verdict {
-                self.turn.counters().denied.add(1);
-                self.note_denied(handle, command, args, denied);
-                self.abort_transaction(handle);
-                return Some(self.refuse(handle, class, &denied.text(command)));
-            }
-        }
-        let client = self.clients.get_mut(handle)?;
-        // A command that has waited for its keys, or for a copy, was already counted.
-        let is_counted =
-            std::mem::take(&mut client.was_counted) || client.moving.is_some() || client.waits_for_colocation();
-        if client.guard & guard::COUNTED != 0
-            && !is_counted
-            && let Err(text) = self.count(handle, command, args)
-        {
-            self.turn.counters().limited.add(1);
-            self.abort_transaction(handle);
-            return Some(self.refuse(handle, class, &text));
-        }
-        None
-    }
-
-    /// Whether an incomplete command may be streamed. `args`: the arguments before a large one.
-    pub(super) fn may_begin(&mut self, handle: Handle, command: &Command, args: &Args<'_>) -> bool {
-        let Some(client) = self.clients.get(handle) else { return false };
-        if client.guard == 0 {
-            return true;
-        }
-        let restricted = client.guard & guard::RESTRICTED != 0;
-        self.keys.clear();
-        // Checked again when the command is complete, which also returns the error.
-        client.guard & !guard::RESTRICTED == 0
-            && (!restricted || client.user.check(command, args, &mut self.keys).is_ok())
-    }
-
-    /// Applies changed users: rules take effect at once, and clients that could not log in again are closed.
-    pub(super) fn readmit_clients(&mut self) {
-        let users = self.turn.routing().live.users.clone();
-        let mut gone = Vec::new();
-        for handle in self.clients.handles() {
-            let Some(client) = self.clients.get_mut(handle) else { continue };
-            let (authenticated, same) =
-                (client.authenticated, users.get(client.user.name().as_bytes()) == Some(&client.user));
-            let stays = match users.get(client.user.name().as_bytes()) {
-                // Clients without a login use the current default user.
-                Some(user) if !authenticated => self.become_user(handle, user.clone(), user.is_open()).is_ok(),
-                Some(user) if same || user.may_stay(&client.user) => {
-                    if !same {
-                        // Queued commands of a transaction were checked by the old rules.
-                        self.abort_transaction(handle);
-                    }
-                    self.become_user(handle, user.clone(), true).is_ok()
-                }
-                _ => false,
-            };
-            if !stays {
-                gone.push(handle);
-            }
-        }
-        for handle in gone {
-            // A client that has removed its own user still gets its reply.
-            if self.awaits_users(handle) { self.close_after_replies(handle) } else { self.close_client(handle) }
-        }
+    for handle in gone {
+        // A client that has removed its own user still gets its reply.
+        if awaits_users(down, handle) { down.close_after_replies(handle) } else { down.close_client(turn, handle) }
     }
 }

@@ -23,7 +23,8 @@ use std::collections::HashMap;
 
 use tracing::{error, warn};
 
-use super::hot_copies::clear;
+use super::clients::Downstreams;
+use super::gather::Gathers;
 use super::log_throttle::LogThrottle;
 use super::turn::Turn;
 use super::upstreams::Link;
@@ -134,7 +135,7 @@ impl Worker {
     #[inline]
     pub(super) fn check_memory_after_growth(&mut self) {
         if memory::thread_balance() > self.memory.mark {
-            let (used, budget) = self.used_and_budget();
+            let (used, budget) = self.memory.used_and_budget(&self.turn);
             if used > budget && (used > tolerated_use(budget) || self.turn.now_us() >= self.memory.rest_until_us) {
                 self.evict(budget);
             }
@@ -143,7 +144,7 @@ impl Worker {
 
     /// Checks the budget at a tick.
     pub(super) fn check_memory_at_tick(&mut self) {
-        let (used, budget) = self.used_and_budget();
+        let (used, budget) = self.memory.used_and_budget(&self.turn);
         if used > budget && self.turn.now_us() >= self.memory.rest_until_us {
             self.evict(budget);
         }
@@ -151,25 +152,11 @@ impl Worker {
 
     /// Handles the request of another worker to evict.
     pub(super) fn on_evict_request(&mut self) {
-        let (used, budget) = self.used_and_budget();
+        let (used, budget) = self.memory.used_and_budget(&self.turn);
         if used > budget {
             self.evict(budget);
         }
         self.turn.counters().memory_answers.add(1);
-    }
-
-    /// Returns the used bytes and the budget. Sets the balance for the next check.
-    fn used_and_budget(&mut self) -> (usize, usize) {
-        let budget = self.turn.routing().live.memory_max;
-        let used = memory_in_use(&self.turn);
-        if used <= budget {
-            // Forget the answers: they were for an earlier excess.
-            self.memory.notified_all = None;
-        }
-        // All workers together cannot use up the remaining budget before one of them checks again.
-        let share = budget.saturating_sub(used) / (4 * self.turn.shared().counters.len());
-        self.memory.mark = memory::thread_balance() + STEP.max(i64::try_from(share).unwrap_or(i64::MAX / 2));
-        (used, budget)
     }
 
     /// Publishes the size of the biggest client for other workers, and shrinks buffers after a burst. Called at client
@@ -180,8 +167,8 @@ impl Worker {
             || self.turn.counters().memory_leaving.get() > 0;
         let holdings = if near { self.holdings() } else { Vec::new() };
         publish_biggest(&self.turn, &holdings);
-        if self.keys.capacity() * size_of::<u32>() > REUSED_MAX {
-            self.keys = Vec::new();
+        if self.hooks.keys.capacity() * size_of::<u32>() > REUSED_MAX {
+            self.hooks.keys = Vec::new();
         }
         for buffer in [self.pubsub.reused(), self.monitors.reused()] {
             if buffer.capacity() > REUSED_MAX {
@@ -192,7 +179,7 @@ impl Worker {
 
     #[cold]
     fn evict(&mut self, budget: usize) {
-        clear(self);
+        self.hooks.clear(&self.turn);
         let mut holdings = self.holdings();
         publish_biggest(&self.turn, &holdings);
         let shared = self.turn.shared().clone();
@@ -249,7 +236,7 @@ impl Worker {
         let Holding { rank, bytes, kept, holder, handle } = holding;
         match holder {
             Holder::Client => {
-                let Some(client) = self.clients.get(handle) else { return };
+                let Some(client) = self.down.get(handle) else { return };
                 let id = client.details.id;
                 self.turn.counters().evicted.add(1);
                 if let Some(suppressed) = self.memory.cut_log.allow(self.turn.now_us()) {
@@ -263,7 +250,7 @@ impl Worker {
                         "disconnecting the client that uses the most memory (memory-max)"
                     );
                 }
-                self.close_client(handle);
+                self.down.close_client(&self.turn, handle);
                 self.turn.counters().memory_leaving.add(kept as u64);
                 self.drop_replies_of(handle);
             }
@@ -280,15 +267,17 @@ impl Worker {
                         "clients with CLIENT TRACKING get an invalidation of all keys (memory-max)"
                     );
                 }
-                self.forget_tracked_reads();
+                self.tracking.forget_tracked_reads(&self.turn, &mut self.down);
             }
         }
+        // A closed client holds its memory until then.
+        self.settle_events();
     }
 
     /// Returns all holders with their memory, first victim last. Also updates the bytes kept for disconnected clients.
     fn holdings(&mut self) -> Vec<Holding> {
         let mut clients: HashMap<Handle, (usize, usize)> =
-            self.clients.iter().map(|(h, c)| (h, (c.memory(), 0))).collect();
+            self.down.iter().map(|(h, c)| (h, (c.memory(), 0))).collect();
         for (_, gather) in self.gathers.iter() {
             if let Some((bytes, _)) = clients.get_mut(&gather.client()) {
                 *bytes += gather.memory();
@@ -302,7 +291,7 @@ impl Worker {
                 // Newest first: commands of a transaction and inserted ones (SELECT) belong to the client of the
                 // command after them.
                 if !matches!(pending.purpose, Purpose::Queued | Purpose::Discarded) || pending.who != Handle::NONE {
-                    owner = self.owner_of(pending);
+                    owner = self.gathers.owner_of(pending);
                 }
                 if link.lane().is_exclusive() {
                     continue;
@@ -316,7 +305,7 @@ impl Worker {
                 }
             }
             let unsent = if link.lane().is_exclusive() { link.request_memory() } else { 0 };
-            let owner = if link.lane().is_exclusive() { Some(link.holder()) } else { self.head_owner(link) };
+            let owner = if link.lane().is_exclusive() { Some(link.holder()) } else { self.gathers.head_owner(link) };
             let bytes = link.received_memory() + unsent;
             match owner.and_then(|owner| clients.get_mut(&owner)) {
                 Some((sum, _)) => *sum += bytes,
@@ -334,7 +323,7 @@ impl Worker {
             holder: Holder::Reads,
             handle: Handle::NONE,
         });
-        let rank = |handle| match self.clients.get(handle) {
+        let rank = |handle| match self.down.get(handle) {
             Some(client) if !client.authenticated => Rank::Unauthenticated,
             Some(client) if client.details.no_evict => Rank::NoEvict,
             _ => Rank::Ordinary,
@@ -352,30 +341,6 @@ impl Worker {
         holdings
     }
 
-    /// Returns the client that waits for the reply to a command on a connection.
-    fn owner_of(&self, pending: &Pending) -> Option<Handle> {
-        match pending.purpose {
-            Purpose::Client
-            | Purpose::ClientHealed
-            | Purpose::Exec
-            | Purpose::ExecWithoutMulti
-            | Purpose::Watch
-            | Purpose::Wait
-            | Purpose::Sync => Some(pending.who),
-            Purpose::Gather => self.gathers.get(pending.who).map(|gather| gather.client()),
-            _ => None,
-        }
-    }
-
-    fn head_owner(&self, link: &Link) -> Option<Handle> {
-        link.head().and_then(|pending| self.owner_of(pending))
-    }
-
-    /// Whether a client still waits for the reply at the head of a connection.
-    pub(super) fn is_awaited(&self, pending: &Pending) -> bool {
-        self.owner_of(pending).is_some_and(|owner| self.clients.get(owner).is_some())
-    }
-
     /// Drops data collected for a disconnected client: parts of gathers become errors, and partial replies are
     /// discarded.
     fn drop_replies_of(&mut self, client: Handle) {
@@ -386,7 +351,7 @@ impl Worker {
             .up
             .iter()
             .filter(|(_, link)| link.is_collecting() && link.received_memory() >= VICTIM_MIN)
-            .filter(|(_, link)| self.head_owner(link) == Some(client))
+            .filter(|(_, link)| self.gathers.head_owner(link) == Some(client))
             .map(|(handle, _)| handle)
             .collect();
         for handle in collecting {
@@ -427,6 +392,48 @@ fn memory_in_use(turn: &Turn) -> usize {
 
 fn publish_biggest(turn: &Turn, holdings: &[Holding]) {
     turn.counters().memory_biggest.set(biggest(holdings));
+}
+
+impl MemoryWatch {
+    /// Returns the used bytes and the budget. Sets the balance for the next check.
+    fn used_and_budget(&mut self, turn: &Turn) -> (usize, usize) {
+        let budget = turn.routing().live.memory_max;
+        let used = memory_in_use(turn);
+        if used <= budget {
+            // Forget the answers: they were for an earlier excess.
+            self.notified_all = None;
+        }
+        // All workers together cannot use up the remaining budget before one of them checks again.
+        let share = budget.saturating_sub(used) / (4 * turn.shared().counters.len());
+        self.mark = memory::thread_balance() + STEP.max(i64::try_from(share).unwrap_or(i64::MAX / 2));
+        (used, budget)
+    }
+}
+
+impl Gathers {
+    /// Returns the client that waits for the reply to a command on a connection.
+    fn owner_of(&self, pending: &Pending) -> Option<Handle> {
+        match pending.purpose {
+            Purpose::Client
+            | Purpose::ClientHealed
+            | Purpose::Exec
+            | Purpose::ExecWithoutMulti
+            | Purpose::Watch
+            | Purpose::Wait
+            | Purpose::Sync => Some(pending.who),
+            Purpose::Gather => self.get(pending.who).map(|gather| gather.client()),
+            _ => None,
+        }
+    }
+
+    fn head_owner(&self, link: &Link) -> Option<Handle> {
+        link.head().and_then(|pending| self.owner_of(pending))
+    }
+
+    /// Whether a client still waits for the reply at the head of a connection.
+    pub(super) fn is_awaited(&self, down: &Downstreams, pending: &Pending) -> bool {
+        self.owner_of(pending).is_some_and(|owner| down.get(owner).is_some())
+    }
 }
 
 #[cfg(test)]

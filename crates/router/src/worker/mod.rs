@@ -73,19 +73,34 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use switchyard_resp::request::Scanner;
-
 use crate::listener::Listener;
 use crate::poll::{Poll, Ready, Token};
 use crate::shared::{Message, Shared};
-use crate::single_node_usage::Tally;
-use crate::slab::{Handle, Slab};
+use crate::slab::Handle;
+use crate::worker::accept::handshake_failed;
+use crate::worker::client_commands::kill_clients;
+use crate::worker::colocate::on_colocation;
+use crate::worker::colocate::settle_colocate_waits;
+use crate::worker::login::on_login;
+use crate::worker::login::readmit_clients;
+use crate::worker::pubsub::clients::cut_subscriber;
+use crate::worker::quiesce::on_quiet;
+use crate::worker::quiesce::tick_quieting;
+use crate::worker::quotas::place_prefixes_anew;
+use crate::worker::quotas::recount;
+use crate::worker::reissued::on_turn;
+use crate::worker::tracking::commands::find_client;
+use crate::worker::tracking::nodes::on_redirect_broken;
+use crate::worker::tracking::nodes::on_redirected;
+use crate::worker::transit::look_again;
+use crate::worker::transit::publish_if_wanted;
+use crate::worker::transit::refuse_moving;
+use crate::worker::transit::tick_moving;
 use crate::worker::upstreams::breaking::publish_slow;
 use batching::pause;
 pub use cross_slot::spans_slots;
 use downstream::{Client, Stall};
 use gather::Gather;
-use log_throttle::LogThrottle;
 pub(crate) use upstreams::kind::Lane;
 use upstreams::unblock::Asker;
 
@@ -114,47 +129,23 @@ const OUTPUT_TIMEOUT_US: u64 = 200_000;
 #[derive(Debug)]
 pub(crate) struct Worker {
     turn: turn::Turn,
-    door: accept::Acceptor,
-    clients: clients::Clients,
+    down: clients::Downstreams,
     up: upstreams::Upstreams,
     /// Observers of commands with keys.
-    observers: keyed::CommandObservers,
-    /// Counts of commands that only work because there is a single node.
-    tally: Tally,
-    /// Captured reply of a local command in a transaction.
-    caught: multi_local::CapturedReply,
-    gathers: Slab<Gather>,
+    hooks: keyed::CommandHooks,
+    gathers: gather::Gathers,
     pubsub: pubsub::Topics,
     monitors: monitor::Monitors,
     tracking: tracking::Tracking,
     pauses: pause::Pauses,
-    /// Set if there are monitors or a pause. Checked once per command.
-    alert: bool,
-    accounts: quotas::Accounts,
     large_keys: large::LargeKeys,
     read_buffer: Vec<u8>,
-    scanner: Scanner,
-    keys: Vec<u32>,
-    scratch: Vec<u8>,
     next_tick_us: u64,
     next_client_tick_us: u64,
-    unblocks: blocking::Unblocks,
-    turn_of_nodes: usize,
-    /// Cached results of INFO from the nodes.
-    info_digest: Option<Box<info::Digest>>,
     sender: send::Sender,
-    http_log: LogThrottle,
-    login_log: LogThrottle,
-    /// Connections that were not read to the end.
-    unread: Vec<Token>,
-    scripts_met: scripts::ScriptsMet,
     memory: memory::MemoryWatch,
-    slow: slowlog::SlowCommands,
-    transit: transit::InTransit,
     reissued_commands: reissued::ReissuedCommands,
     quiesce: quiesce::QuiesceQueue,
-    /// The current command is executed by the snapshot of moved keys.
-    detour: bool,
 }
 
 impl Worker {
@@ -171,46 +162,29 @@ impl Worker {
         let hot = hot_copies::HotCopyStore::new(&shared.hot, fingerprints);
         let turn = turn::Turn::new(index, shared, poll);
         turn.shared().adopted(index, turn.generation());
-        let observers = keyed::CommandObservers::new(
+        let hooks = keyed::CommandHooks::new(
             changes::Changes::new(Arc::clone(turn.counters())),
             telemetry::Telemetry::new(fingerprints, index),
             hot,
+            slowlog::SlowCommands::new(turn.routing().live.slow_us()),
         );
         Ok(Self {
-            clients: clients::Clients::new(turn.counters().clone()),
-            door,
-            up: upstreams::Upstreams::new(zombies),
-            observers,
-            tally: Tally::default(),
-            caught: multi_local::CapturedReply::default(),
-            gathers: Slab::new(),
+            down: clients::Downstreams::new(turn.counters().clone(), door),
+            up: upstreams::Upstreams::new(zombies, index),
+            hooks,
+            gathers: gather::Gathers::new(),
             pubsub: pubsub::Topics::new(),
             monitors: monitor::Monitors::default(),
             tracking: tracking::Tracking::default(),
             pauses: pause::Pauses::default(),
-            alert: false,
-            accounts: quotas::Accounts::default(),
             large_keys: large::LargeKeys::new(),
             read_buffer: vec![0; READ_SIZE],
-            scanner: Scanner::default(),
-            keys: Vec::new(),
-            scratch: Vec::new(),
             next_tick_us: 0,
             next_client_tick_us: 0,
-            unblocks: blocking::Unblocks::default(),
-            turn_of_nodes: index,
-            info_digest: None,
             sender: send::Sender::new(),
-            http_log: LogThrottle::default(),
-            login_log: LogThrottle::default(),
-            unread: Vec::new(),
-            scripts_met: scripts::ScriptsMet::default(),
             memory: memory::MemoryWatch::default(),
-            slow: slowlog::SlowCommands::new(turn.routing().live.slow_us()),
-            transit: transit::InTransit::default(),
             reissued_commands: reissued::ReissuedCommands::default(),
             quiesce: quiesce::QuiesceQueue::default(),
-            detour: false,
             turn,
         })
     }
@@ -225,14 +199,14 @@ impl Worker {
         self.turn.begin();
         // A replacement of a panicked worker adopts the shared state.
         self.refresh(self.turn.index(), Handle::NONE, 0, false);
-        self.place_prefixes_anew();
+        place_prefixes_anew(&self.turn, &mut self.down);
         self.up.connect_main(&self.turn);
-        self.place_moving_anew();
-        self.observers.adopt_routing(self.turn.routing(), self.turn.shared().tap.get());
+        self.hooks.place_moving_anew(&self.turn);
+        self.hooks.adopt_routing(self.turn.routing(), self.turn.shared().tap.get());
         loop {
             // The wake-up for a new snapshot may have come in a turn that had already checked the generation.
             let pending_work =
-                self.clients.begin_turn() || self.turn.is_outdated() || !self.unread.is_empty() || self.up.has_unread();
+                self.down.begin_turn() || self.turn.is_outdated() || self.down.has_unread() || self.up.has_unread();
             if pending_work {
                 self.turn.poll().wait(Some(Duration::ZERO), &mut events, &mut ready)?;
             } else {
@@ -250,7 +224,7 @@ impl Worker {
                 self.adopt_routing();
                 self.settle_events();
             }
-            if self.turn.shared().hot.generation() != self.observers.hot.generation() {
+            if self.turn.shared().hot.generation() != self.hooks.hot.generation() {
                 hot_copies::adopt(&mut self);
             }
             for link in self.up.take_unread() {
@@ -258,9 +232,10 @@ impl Worker {
                 self.settle_events();
                 self.check_memory_after_growth();
             }
-            let unread = std::mem::take(&mut self.unread);
-            for token in unread {
-                self.on_ready(Ready { token, readable: true, writable: false, hangup: false });
+            for client in self.down.take_unread() {
+                self.read_client(client);
+                self.settle_events();
+                self.check_memory_after_growth();
             }
             for event in &ready {
                 self.on_ready(*event);
@@ -271,7 +246,7 @@ impl Worker {
                 self.settle_events();
                 self.finish_turn();
             }
-            self.publish_if_wanted();
+            publish_if_wanted(&self.turn, &mut self.up, &mut self.hooks, &mut self.gathers, &mut self.pubsub);
             if self.turn.shared().draining.load(Ordering::Relaxed) && self.drained() {
                 return Ok(());
             }
@@ -283,9 +258,9 @@ impl Worker {
 
     /// Returns the interval of timeout checks.
     fn tick_interval(&self) -> Duration {
-        let busy = self.clients.len() > 0
+        let busy = self.down.len() > 0
             || self.up.iter().any(|(_, l)| l.phase() != upstreams::link::Phase::Up)
-            || !self.unblocks.is_empty()
+            || !self.up.unblocks.is_empty()
             || self.turn.shared().draining.load(Ordering::Relaxed);
         if busy { TICK } else { TICK_IDLE }
     }
@@ -293,18 +268,18 @@ impl Worker {
     fn on_ready(&mut self, event: Ready) {
         match event.token {
             Token::Client(handle) => {
-                let Some(client) = self.clients.get_mut(handle) else { return };
+                let Some(client) = self.down.get_mut(handle) else { return };
                 client.hangup |= event.hangup;
                 client.writable |= event.writable;
                 if event.writable && client.unsent() > 0 {
-                    self.clients.mark(handle);
+                    self.down.mark(handle);
                 }
                 if event.readable {
                     self.read_client(handle);
                 }
             }
             Token::Link(handle) => self.on_link_ready(handle, event),
-            Token::Listener(index) => self.accept(index as usize),
+            Token::Listener(index) => accept::accept(&self.turn, &mut self.down, index as usize),
             Token::Tick => {
                 self.turn.poll().consume_tick();
                 self.next_tick_us = self.turn.now_us();
@@ -323,21 +298,21 @@ impl Worker {
     fn finish_turn(&mut self) {
         // A flush can end a stall, and a resumed client may produce more. After some rounds, the rest waits for the
         // next turn.
-        self.flush_monitors();
+        self.monitors.flush_monitors(&self.turn);
         for _ in 0..8 {
-            let resumed = self.clients.take_resumed();
+            let resumed = self.down.take_resumed();
             for handle in resumed {
                 self.resume_client(handle);
                 self.settle_events();
                 self.check_memory_after_growth();
             }
-            self.notify_movers();
+            self.hooks.notify_movers(&self.turn);
             self.send_together();
             self.up.flush_links(&self.turn);
             self.settle_events();
-            self.flush_clients();
+            self.down.flush_clients(&self.turn);
             self.settle_events();
-            if !self.clients.are_any_resumed() && self.up.marked_count() == 0 {
+            if !self.down.are_any_resumed() && self.up.marked_count() == 0 {
                 break;
             }
         }
@@ -345,28 +320,28 @@ impl Worker {
 
     fn adopt_routing(&mut self) {
         let (known, before) = self.turn.adopt_routing();
-        self.slow.set_threshold(self.turn.routing().live.slow_us());
+        self.hooks.slow.set_threshold(self.turn.routing().live.slow_us());
         if !Arc::ptr_eq(&before.live, &self.turn.routing().live) {
             self.up.mark_stale(&self.turn, &before.live);
         }
         self.up.connect_main(&self.turn);
-        self.transit.keep_before(before.clone(), self.turn.now_us());
-        self.place_moving_anew();
-        self.observers.adopt_routing(self.turn.routing(), self.turn.shared().tap.get());
+        self.hooks.transit.keep_before(before.clone(), self.turn.now_us());
+        self.hooks.place_moving_anew(&self.turn);
+        self.hooks.adopt_routing(self.turn.routing(), self.turn.shared().tap.get());
         if !Arc::ptr_eq(&before.topology, &self.turn.routing().topology) {
-            hot_copies::place_anew(self);
+            self.hooks.place_anew(&self.turn);
         }
-        hot_copies::limit(self);
+        self.hooks.limit(&self.turn);
         if self.turn.routing().topology.placement() != before.topology.placement() {
-            transactions::place_anew(self);
+            transactions::place_anew(&self.turn, &mut self.down);
         }
         if self.turn.routing().topology.epoch() != before.topology.epoch() {
             self.restamp_waiting();
             self.fail_stale_watches();
         }
         // Keys that commands wait for may be elsewhere.
-        self.look_again(true);
-        self.settle_colocate_waits(true);
+        look_again(&self.turn, &mut self.down, true);
+        settle_colocate_waits(&self.turn, &mut self.down, true);
         self.up.drop_foreign_links(&self.turn);
         self.up.follow_servers(&self.turn);
         self.up.adopt_outages(&self.turn);
@@ -376,23 +351,23 @@ impl Worker {
         self.turn.shared().adopted(self.turn.index(), self.turn.generation());
         let limits_changed = before.live.key_limits != self.turn.routing().live.key_limits;
         if limits_changed {
-            self.place_prefixes_anew();
+            place_prefixes_anew(&self.turn, &mut self.down);
         }
         if limits_changed
             || (!Arc::ptr_eq(&before.live.users, &self.turn.routing().live.users)
                 && before.live.users != self.turn.routing().live.users)
         {
-            self.readmit_clients();
+            readmit_clients(&self.turn, &mut self.down);
         }
         if self.turn.routing().live.one_database && !Arc::ptr_eq(&before.live, &self.turn.routing().live) {
-            local::close_clients_elsewhere(self);
+            local::close_clients_elsewhere(&self.turn, &mut self.down);
         }
         self.place_topics_anew();
         self.place_tracking_anew();
         let learning: Vec<Handle> =
-            self.clients.iter().filter(|(_, c)| c.stall == Stall::Learning).map(|(h, _)| h).collect();
+            self.down.iter().filter(|(_, c)| c.stall == Stall::Learning).map(|(h, _)| h).collect();
         for client in learning {
-            self.unstall(client);
+            self.down.unstall(&self.turn, client);
         }
     }
 
@@ -400,21 +375,21 @@ impl Worker {
         self.next_tick_us = self.turn.now_us() + TICK.as_micros() as u64;
         let (tracking, topics) = (&self.tracking, &self.pubsub);
         let needs_pubsub = |node| pubsub::needs_pubsub_link(tracking, topics, node);
-        self.up.tick_links(&self.turn, self.observers.hot.has_copies(), &needs_pubsub);
+        self.up.tick_links(&self.turn, self.hooks.hot.has_copies(), &needs_pubsub);
         self.up.tick_outages(&self.turn);
         self.retry_unblocks();
         self.tick_pause();
-        self.tick_moving();
-        self.settle_colocate_waits(false);
+        tick_moving(&self.turn, &mut self.down);
+        settle_colocate_waits(&self.turn, &mut self.down, false);
         self.tick_reissued();
-        self.tick_quieting();
+        tick_quieting(&self.turn, &mut self.down);
         self.tick_topics();
-        self.enter_waiting();
-        self.transit.forget_before(self.turn.now_us());
-        self.publish_drained();
-        self.tally.drain_into(&self.turn.shared().alone);
+        self.hooks.enter_waiting(&self.turn);
+        self.hooks.transit.forget_before(self.turn.now_us());
+        transit::publish_drained(&self.turn, &self.up, &self.gathers, &self.pubsub);
+        self.hooks.tally.drain_into(&self.turn.shared().alone);
         hot_copies::tick(self);
-        if let Some(counts) = self.observers.telemetry.ended(self.turn.now_us()) {
+        if let Some(counts) = self.hooks.telemetry.ended(self.turn.now_us()) {
             let ends = counts.ends && self.turn.index() == 0;
             self.turn.shared().board.take(counts, ends);
         }
@@ -423,7 +398,7 @@ impl Worker {
             self.next_client_tick_us = self.turn.now_us() + CLIENT_TICK_US;
             self.tick_clients();
             self.tick_memory();
-            self.recount();
+            recount(&mut self.down);
             publish_slow(&self.turn, &self.up);
         }
     }
@@ -435,7 +410,7 @@ impl Worker {
         let (soft, soft_us) =
             (self.turn.routing().live.push_soft_limit, self.turn.routing().live.push_soft_time.as_micros() as u64);
         let (mut late, mut behind, mut first) = (Vec::new(), Vec::new(), Vec::new());
-        for (handle, client) in self.clients.iter() {
+        for (handle, client) in self.down.iter() {
             if client.behind_since_us > 0
                 && (client.unsent() <= soft || self.turn.now_us().saturating_sub(client.behind_since_us) > soft_us)
             {
@@ -479,14 +454,14 @@ impl Worker {
         }
         for (handle, still) in behind {
             if still {
-                self.cut_subscriber(handle, "push-soft-limit");
-            } else if let Some(client) = self.clients.get_mut(handle) {
+                cut_subscriber(&self.turn, &mut self.down, handle, "push-soft-limit");
+            } else if let Some(client) = self.down.get_mut(handle) {
                 client.behind_since_us = 0;
             }
         }
         for handle in first {
             // Otherwise its large reply and its next commands would wait for each other.
-            let held = self.clients.get_mut(handle).and_then(|client| {
+            let held = self.down.get_mut(handle).and_then(|client| {
                 client.writes_first = true;
                 client.held
             });
@@ -494,28 +469,33 @@ impl Worker {
         }
         for (handle, close) in late {
             if close {
-                if self.clients.get(handle).is_some_and(Client::is_handshaking) {
-                    self.handshake_failed(handle, "it did not finish within the handshake timeout");
+                if self.down.get(handle).is_some_and(Client::is_handshaking) {
+                    handshake_failed(
+                        &self.turn,
+                        &mut self.down,
+                        handle,
+                        "it did not finish within the handshake timeout",
+                    );
                 }
-                self.close_client(handle);
-            } else if let Some(client) = self.clients.get_mut(handle) {
+                self.down.close_client(&self.turn, handle);
+            } else if let Some(client) = self.down.get_mut(handle) {
                 client.writes_first = client.stall == Stall::Output;
-                self.unstall(handle);
+                self.down.unstall(&self.turn, handle);
             }
         }
         self.large_keys.forget_old(self.turn.now_us());
         self.up.tick_pools(&self.turn);
         self.tick_timeout();
-        self.tick_blocked();
-        self.push_to_blocked_clients();
+        self.up.tick_blocked(&self.turn);
+        self.tracking.push_to_blocked_clients(&self.turn, &mut self.down);
     }
 
     /// During a drain: closes clients without pending replies. Returns whether all are gone.
     fn drained(&mut self) -> bool {
-        self.door.close(self.turn.poll());
+        self.down.door.close(self.turn.poll());
         let stop = self.turn.shared().stop.load(Ordering::Relaxed);
-        for handle in self.clients.handles() {
-            let Some(client) = self.clients.get(handle) else { continue };
+        for handle in self.down.handles() {
+            let Some(client) = self.down.get(handle) else { continue };
             if (client.stall == Stall::Blocked || client.is_reissued()) && !stop {
                 self.end_wait(handle);
                 continue;
@@ -529,24 +509,29 @@ impl Worker {
                 if !idle {
                     self.turn.shared().cut.fetch_add(1, Ordering::Relaxed);
                 }
-                self.close_client(handle);
+                self.down.close_client(&self.turn, handle);
             }
         }
-        self.clients.len() == 0
+        self.settle_events();
+        self.down.len() == 0
     }
 
     fn on_message(&mut self, message: Message) {
         match message {
-            Message::Login { client, attempt } => self.on_login(client, attempt),
+            Message::Login { client, attempt } => on_login(&self.turn, &mut self.down, client, attempt),
             Message::Evict => self.on_evict_request(),
             Message::CloseUnused { node, lane } => self.up.make_room(&self.turn, node, lane),
             Message::ConnectionAvailable { node } => self.up.room_was_made(&self.turn, node),
-            Message::Committed => self.look_again(false),
-            Message::ColocateAnswer { client, number, refusal } => self.on_colocation(client, number, refusal),
-            Message::WaitTurn { client } => self.on_turn(client),
+            Message::Committed => look_again(&self.turn, &mut self.down, false),
+            Message::ColocateAnswer { client, number, refusal } => {
+                on_colocation(&self.turn, &mut self.down, client, number, refusal)
+            }
+            Message::WaitTurn { client } => on_turn(&mut self.down, client),
             Message::Recall { client } => self.on_reissue(client),
-            Message::Refused { move_id, keys, error } => self.refuse_moving(move_id, keys.as_deref(), &error),
-            Message::Quiesced { move_id, ticket } => self.on_quiet(move_id, ticket),
+            Message::Refused { move_id, keys, error } => {
+                refuse_moving(&self.turn, &mut self.down, move_id, keys.as_deref(), &error)
+            }
+            Message::Quiesced { move_id, ticket } => on_quiet(&self.turn, &mut self.down, move_id, ticket),
             Message::Answer { gather, part, reply } => self.gather_part(gather, part, &reply),
             Message::List { filter, from, gather, part } => {
                 let reply = self.list_clients(&filter);
@@ -562,18 +547,20 @@ impl Worker {
                 }
                 self.refresh(from, gather, part, settled);
             }
-            Message::Lines(lines) => self.show(&lines),
+            Message::Lines(lines) => self.monitors.show(&self.turn, &mut self.down, &lines),
             Message::Find { id, from, gather, part } => {
-                let reply = self.find_client(id);
+                let reply = find_client(&self.turn, &self.down, id);
                 self.turn.shared().mailboxes[from].send(Message::Answer { gather, part, reply });
             }
-            Message::Invalidate { to, from, source, keys } => self.on_redirected(to, from, source, keys.as_deref()),
-            Message::RedirectBroken { source } => self.on_redirect_broken(source),
+            Message::Invalidate { to, from, source, keys } => {
+                on_redirected(&self.turn, &mut self.down, to, from, source, keys.as_deref())
+            }
+            Message::RedirectBroken { source } => on_redirect_broken(&self.turn, &mut self.down, source),
             #[cfg(test)]
             Message::Panic => panic!("requested by a test"),
             Message::Kill { filter, from, gather, part } => {
                 let killer = self.gathers.get(gather).filter(|_| from == self.turn.index()).map(Gather::client);
-                let reply = self.kill_clients(&filter, killer);
+                let reply = kill_clients(&self.turn, &mut self.down, &filter, killer);
                 self.turn.shared().mailboxes[from].send(Message::Answer { gather, part, reply });
             }
         }

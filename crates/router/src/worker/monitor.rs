@@ -11,11 +11,12 @@ use std::sync::Arc;
 use switchyard_resp::command::{Command, Flags, Handling, Local};
 use switchyard_resp::request::Args;
 
+use super::Stall;
+use super::clients::Downstreams;
 use super::dispatch::Flow;
-use super::gather::Aggregation;
+use super::gather::{Aggregation, Gathers};
 use super::turn::Turn;
 use super::upstreams::kind::Lane;
-use super::{Stall, Worker};
 use crate::shared::{Message, lock};
 use crate::slab::Handle;
 
@@ -35,119 +36,9 @@ impl Monitors {
         &mut self.scratch
     }
 
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.list.is_empty()
-    }
-}
-
-impl Worker {
-    /// Starts MONITOR. The reply comes when every worker reports its commands.
-    pub(super) fn monitor(&mut self, handle: Handle, class: u8) -> Flow {
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
-        if client.monitor {
-            return Flow::Next; // as in Redis, without a reply
-        }
-        if client.in_flight() > 0 {
-            return Flow::Stall(Stall::Barrier);
-        }
-        // All other commands wait for the reply.
-        client.lane = Lane::Pubsub;
-        lock(&self.turn.shared().monitors).push((self.turn.index(), handle));
-        self.refresh_workers(handle, class, Aggregation::Monitor, false)
-    }
-
-    /// Makes every worker adopt shared state. The reply comes when all have.
-    pub(super) fn refresh_workers(&mut self, handle: Handle, class: u8, whole: Aggregation, settled: bool) -> Flow {
-        let workers = self.turn.shared().mailboxes.len();
-        let Some(gather) = self.begin_gather(handle, class, workers, whole) else { return Flow::Close };
-        for (part, mailbox) in self.turn.shared().mailboxes.iter().enumerate() {
-            mailbox.send(Message::Refresh { from: self.turn.index(), gather, part: part as u32, settled });
-        }
-        Flow::Next
-    }
-
-    pub(super) fn refresh_monitors(&mut self) {
-        let mut list = lock(&self.turn.shared().monitors);
-        // A client may disconnect before its request is known here.
-        list.retain(|(worker, client)| *worker != self.turn.index() || self.clients.get(*client).is_some());
-        self.monitors.list.clone_from(&list);
-    }
-
-    /// Reports a command that has taken effect.
-    #[cold]
-    pub(super) fn feed_monitors(&mut self, handle: Handle, command: &Command, args: &Args<'_>) {
-        if self.monitors.is_empty()
-            || command.flags.has(Flags::ADMIN)
-            || matches!(command.handling, Handling::Refused(_))
-        {
-            return;
-        }
-        let Some(client) = self.clients.get(handle) else { return };
-        // A pending SELECT is shown with its new database.
-        let selected = if &*command.name == "SELECT" { args.get(1).and_then(super::local::parse) } else { None };
-        let database: u32 = selected.unwrap_or(client.database);
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let mut line = std::mem::take(&mut self.monitors.scratch);
-        line.clear();
-        // Writing to a Vec does not fail.
-        let _ = write!(line, "+{}.{:06} [{} ", now.as_secs(), now.subsec_micros(), database);
-        let _ = match (client.details.peer, &client.details.unix) {
-            (Some(peer), _) => write!(line, "{peer}]"),
-            (None, Some(path)) => write!(line, "unix:{}]", path.display()),
-            (None, None) => write!(line, "?]"),
-        };
-        let mut secrets = Secrets::of(command);
-        for (index, arg) in args.iter().enumerate() {
-            line.extend_from_slice(b" ");
-            if secrets.hides(index, arg) {
-                line.extend_from_slice(b"\"(redacted)\"");
-            } else {
-                quote(&mut line, arg);
-            }
-        }
-        line.extend_from_slice(b"\r\n");
-        self.show(&line);
-        if self.monitors.list.iter().any(|(worker, _)| *worker != self.turn.index()) {
-            self.monitors.lines.extend_from_slice(&line);
-        }
-        self.monitors.scratch = line;
-    }
-
-    /// Sends lines to this worker's own monitors.
-    pub(super) fn show(&mut self, lines: &[u8]) {
-        for place in 0..self.monitors.list.len() {
-            let (worker, client) = self.monitors.list[place];
-            // Not before the reply to MONITOR.
-            if worker == self.turn.index() && self.clients.get(client).is_some_and(|c| c.monitor) {
-                self.push(client, lines);
-            }
-        }
-    }
-
-    /// Passes the lines of this turn to the other workers.
-    pub(super) fn flush_monitors(&mut self) {
-        if self.monitors.lines.is_empty() {
-            return;
-        }
-        let lines: Arc<[u8]> = std::mem::take(&mut self.monitors.lines).into();
-        let mut workers: Vec<usize> =
-            self.monitors.list.iter().map(|(worker, _)| *worker).filter(|w| *w != self.turn.index()).collect();
-        workers.sort_unstable();
-        workers.dedup();
-        for worker in workers {
-            self.turn.shared().mailboxes[worker].send(Message::Lines(lines.clone()));
-        }
-    }
-
-    /// Refuses commands that a monitor may not use. `None`: the command may proceed.
-    pub(super) fn gate_monitor(&mut self, handle: Handle, command: &Command) -> Option<Flow> {
-        self.clients.get(handle).filter(|c| c.monitor)?;
-        let keyspace = command.flags.has(Flags::WRITE) || command.flags.has(Flags::READONLY);
-        let publishes = matches!(command.handling, Handling::Local(Local::Publish | Local::Spublish));
-        if !keyspace && !publishes && !command.flags.has(Flags::SCRIPT) {
-            return None;
-        }
-        Some(self.refuse(handle, command.class() as u8, "ERR Replica can't interact with the keyspace"))
     }
 }
 
@@ -201,6 +92,131 @@ pub(super) fn end_monitor(turn: &Turn, handle: Handle) {
     lock(&turn.shared().monitors).retain(|m| *m != (turn.index(), handle));
     for mailbox in turn.shared().mailboxes.iter() {
         mailbox.send(Message::Refresh { from: turn.index(), gather: Handle::NONE, part: 0, settled: false });
+    }
+}
+
+/// Refuses commands that a monitor may not use. `None`: the command may proceed.
+pub(super) fn gate_monitor(turn: &Turn, down: &mut Downstreams, handle: Handle, command: &Command) -> Option<Flow> {
+    down.get(handle).filter(|c| c.monitor)?;
+    let keyspace = command.flags.has(Flags::WRITE) || command.flags.has(Flags::READONLY);
+    let publishes = matches!(command.handling, Handling::Local(Local::Publish | Local::Spublish));
+    if !keyspace && !publishes && !command.flags.has(Flags::SCRIPT) {
+        return None;
+    }
+    Some(down.refuse(turn, handle, command.class() as u8, "ERR Replica can't interact with the keyspace"))
+}
+
+impl Gathers {
+    /// Starts MONITOR. The reply comes when every worker reports its commands.
+    pub(super) fn monitor(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle, class: u8) -> Flow {
+        let Some(client) = down.get_mut(handle) else { return Flow::Close };
+        if client.monitor {
+            return Flow::Next; // as in Redis, without a reply
+        }
+        if client.in_flight() > 0 {
+            return Flow::Stall(Stall::Barrier);
+        }
+        // All other commands wait for the reply.
+        client.lane = Lane::Pubsub;
+        lock(&turn.shared().monitors).push((turn.index(), handle));
+        self.refresh_workers(turn, down, handle, class, Aggregation::Monitor, false)
+    }
+
+    /// Makes every worker adopt shared state. The reply comes when all have.
+    pub(super) fn refresh_workers(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        handle: Handle,
+        class: u8,
+        whole: Aggregation,
+        settled: bool,
+    ) -> Flow {
+        let workers = turn.shared().mailboxes.len();
+        let Some(gather) = self.begin_gather(turn, down, handle, class, workers, whole) else { return Flow::Close };
+        for (part, mailbox) in turn.shared().mailboxes.iter().enumerate() {
+            mailbox.send(Message::Refresh { from: turn.index(), gather, part: part as u32, settled });
+        }
+        Flow::Next
+    }
+}
+
+impl Monitors {
+    pub(super) fn refresh_monitors(&mut self, turn: &Turn, down: &mut Downstreams) {
+        let mut list = lock(&turn.shared().monitors);
+        // A client may disconnect before its request is known here.
+        list.retain(|(worker, client)| *worker != turn.index() || down.get(*client).is_some());
+        self.list.clone_from(&list);
+    }
+
+    /// Reports a command that has taken effect.
+    #[cold]
+    pub(super) fn feed_monitors(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        handle: Handle,
+        command: &Command,
+        args: &Args<'_>,
+    ) {
+        if self.is_empty() || command.flags.has(Flags::ADMIN) || matches!(command.handling, Handling::Refused(_)) {
+            return;
+        }
+        let Some(client) = down.get(handle) else { return };
+        // A pending SELECT is shown with its new database.
+        let selected = if &*command.name == "SELECT" { args.get(1).and_then(super::local::parse) } else { None };
+        let database: u32 = selected.unwrap_or(client.database);
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let mut line = std::mem::take(&mut self.scratch);
+        line.clear();
+        // Writing to a Vec does not fail.
+        let _ = write!(line, "+{}.{:06} [{} ", now.as_secs(), now.subsec_micros(), database);
+        let _ = match (client.details.peer, &client.details.unix) {
+            (Some(peer), _) => write!(line, "{peer}]"),
+            (None, Some(path)) => write!(line, "unix:{}]", path.display()),
+            (None, None) => write!(line, "?]"),
+        };
+        let mut secrets = Secrets::of(command);
+        for (index, arg) in args.iter().enumerate() {
+            line.extend_from_slice(b" ");
+            if secrets.hides(index, arg) {
+                line.extend_from_slice(b"\"(redacted)\"");
+            } else {
+                quote(&mut line, arg);
+            }
+        }
+        line.extend_from_slice(b"\r\n");
+        self.show(turn, down, &line);
+        if self.list.iter().any(|(worker, _)| *worker != turn.index()) {
+            self.lines.extend_from_slice(&line);
+        }
+        self.scratch = line;
+    }
+
+    /// Sends lines to this worker's own monitors.
+    pub(super) fn show(&mut self, turn: &Turn, down: &mut Downstreams, lines: &[u8]) {
+        for place in 0..self.list.len() {
+            let (worker, client) = self.list[place];
+            // Not before the reply to MONITOR.
+            if worker == turn.index() && down.get(client).is_some_and(|c| c.monitor) {
+                down.push(turn, client, lines);
+            }
+        }
+    }
+
+    /// Passes the lines of this turn to the other workers.
+    pub(super) fn flush_monitors(&mut self, turn: &Turn) {
+        if self.lines.is_empty() {
+            return;
+        }
+        let lines: Arc<[u8]> = std::mem::take(&mut self.lines).into();
+        let mut workers: Vec<usize> =
+            self.list.iter().map(|(worker, _)| *worker).filter(|w| *w != turn.index()).collect();
+        workers.sort_unstable();
+        workers.dedup();
+        for worker in workers {
+            turn.shared().mailboxes[worker].send(Message::Lines(lines.clone()));
+        }
     }
 }
 

@@ -12,10 +12,12 @@ use std::collections::BTreeSet;
 use switchyard_resp::command::{Handling, Local};
 use switchyard_resp::{encode, reply};
 
+use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::downstream::ReplyMode;
 use super::scan::QueuedScan;
 use super::transit::with_parsed_command;
+use super::turn::Turn;
 use super::{Stall, Worker};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
@@ -174,7 +176,7 @@ impl Worker {
     #[cold]
     pub(super) fn query_before_exec(&mut self, routing: &RoutingSnapshot, handle: Handle) -> Option<Flow> {
         loop {
-            let client = self.clients.get_mut(handle)?;
+            let client = self.down.get_mut(handle)?;
             let (is_owed, mode, database) = (client.in_flight() > 0, client.reply_mode, client.database);
             let own = client.session.as_mut()?.multi.own.unasked()?;
             if is_owed {
@@ -184,7 +186,7 @@ impl Worker {
             // Only EXEC itself is subject to CLIENT REPLY.
             client.reply_mode = ReplyMode::On;
             let (flow, answer) = self.caught(routing, handle, &request);
-            let client = self.clients.get_mut(handle)?;
+            let client = self.down.get_mut(handle)?;
             client.reply_mode = mode;
             let seq = client.last_pending();
             let own = client.session.as_mut()?.multi.own.unasked()?;
@@ -204,25 +206,12 @@ impl Worker {
 
     /// Executes a local command and returns its reply, if it is immediate.
     fn caught(&mut self, routing: &RoutingSnapshot, handle: Handle, request: &[u8]) -> (Flow, Option<Vec<u8>>) {
-        self.caught = CapturedReply::Wanted;
+        self.down.caught = CapturedReply::Wanted;
         let flow = with_parsed_command(routing, request, |command, args| match command.handling {
             Handling::Local(local) => self.local(routing, handle, command, local, request, args),
             _ => Flow::Next,
         });
-        (flow.unwrap_or(Flow::Next), self.caught.end())
-    }
-
-    /// Passes a combined reply of several nodes to a client, or to its transaction if that has requested it.
-    pub(super) fn deliver_joined(&mut self, handle: Handle, seq: u32, answer: &[u8]) {
-        let Some(client) = self.clients.get_mut(handle) else { return };
-        if client.in_multi
-            && let Some(own) = client.session.as_mut().and_then(|session| session.multi.own.awaited(seq))
-            && let Answer::Awaited(_, database) = std::mem::replace(&mut own.answer, Answer::Given(answer.to_vec()))
-        {
-            client.database = database;
-            return self.deliver(handle, seq, b"");
-        }
-        self.deliver(handle, seq, answer);
+        (flow.unwrap_or(Flow::Next), self.down.caught.end())
     }
 
     /// Inserts the router's replies into the node's reply to EXEC, and executes commands that change the client.
@@ -260,6 +249,19 @@ impl Worker {
         }
         out
     }
+}
+
+/// Passes a combined reply of several nodes to a client, or to its transaction if that has requested it.
+pub(super) fn deliver_joined(turn: &Turn, down: &mut Downstreams, handle: Handle, seq: u32, answer: &[u8]) {
+    let Some(client) = down.get_mut(handle) else { return };
+    if client.in_multi
+        && let Some(own) = client.session.as_mut().and_then(|session| session.multi.own.awaited(seq))
+        && let Answer::Awaited(_, database) = std::mem::replace(&mut own.answer, Answer::Given(answer.to_vec()))
+    {
+        client.database = database;
+        return down.deliver(turn, handle, seq, b"");
+    }
+    down.deliver(turn, handle, seq, answer);
 }
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ impl Worker {
         procedure: Box<dyn MultiStepCommand>,
         first: Vec<StepRequest>,
     ) -> Flow {
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
         }
@@ -73,7 +73,14 @@ impl Worker {
         procedure: Box<dyn MultiStepCommand>,
         first: Vec<StepRequest>,
     ) -> Flow {
-        let Some(gather) = self.begin_gather(handle, class, first.len(), Aggregation::Rounds(procedure)) else {
+        let Some(gather) = self.gathers.begin_gather(
+            &self.turn,
+            &mut self.down,
+            handle,
+            class,
+            first.len(),
+            Aggregation::Rounds(procedure),
+        ) else {
             return Flow::Close;
         };
         self.send_round(gather, first, class);

@@ -20,6 +20,7 @@ use switchyard_resp::command::{Command, Flags, Handling, Local, Merge};
 use switchyard_resp::request::Args;
 
 use super::Worker;
+use super::clients::Downstreams;
 use super::downstream::{Client, Stall};
 use super::local::parse;
 use super::login::guard;
@@ -32,9 +33,9 @@ use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
 
 /// Dispatches the commands that wait for lost nodes again.
-pub(super) fn dispatch_waiting(worker: &mut Worker) {
-    for client in worker.clients.stalled(Stall::Outage) {
-        worker.unstall(client);
+pub(super) fn dispatch_waiting(turn: &Turn, down: &mut Downstreams) {
+    for client in down.stalled(Stall::Outage) {
+        down.unstall(turn, client);
     }
 }
 
@@ -62,7 +63,7 @@ pub(super) fn waits(
     if !worker.up.outages().any() || !needs_lost_node(worker, routing, handle, command, args) {
         return false;
     }
-    if let Some(client) = worker.clients.get_mut(handle) {
+    if let Some(client) = worker.down.get_mut(handle) {
         // A refusal of an exclusive connection, from before the loss: it is out of date at the node's return.
         client.refusal = None;
         // The command has passed its limits, and is dispatched again.
@@ -78,7 +79,7 @@ fn needs_lost_node(
     command: &Command,
     args: &Args<'_>,
 ) -> bool {
-    let Some(client) = worker.clients.get(handle) else { return false };
+    let Some(client) = worker.down.get(handle) else { return false };
     if client.in_multi {
         return command.handling == Handling::Local(Local::Exec) && needs_of_exec(worker, routing, handle);
     }
@@ -167,16 +168,16 @@ fn needs_of_keys(
 fn has_replica(worker: &mut Worker, reader: Option<Handle>, command: &Command, args: &Args<'_>, node: NodeId) -> bool {
     let needs_primary = [Flags::SLOW, Flags::CURSOR, Flags::BLOCKING].into_iter().any(|flag| command.flags.has(flag));
     let is_large = args.get(1).is_some_and(|key| worker.large_keys.suggests(command, key));
-    let is_read = command.flags.has(Flags::READONLY) && !needs_primary && !is_large && !worker.detour;
+    let is_read = command.flags.has(Flags::READONLY) && !needs_primary && !is_large && !worker.hooks.detour;
     let reader = reader
-        .filter(|reader| is_read && worker.clients.get(*reader).is_some_and(|client| client.reads != Reads::Primary));
+        .filter(|reader| is_read && worker.down.get(*reader).is_some_and(|client| client.reads != Reads::Primary));
     reader.is_some_and(|reader| !matches!(worker.replica_for(reader, node), Ok(None)))
 }
 
 /// Whether what a client has queued needs a lost node. A transaction that is refused, or whose watched keys count as
 /// changed, needs none.
 fn needs_of_exec(worker: &mut Worker, routing: &RoutingSnapshot, handle: Handle) -> bool {
-    let Some(client) = worker.clients.get(handle).filter(|client| !client.watches()) else { return false };
+    let Some(client) = worker.down.get(handle).filter(|client| !client.watches()) else { return false };
     let Some(multi) = client.session.as_ref().map(|session| &session.multi).filter(|multi| !multi.aborted) else {
         return false;
     };

@@ -6,11 +6,14 @@ use rustix::net::RecvFlags;
 use switchyard_resp::{encode, reply};
 use tracing::warn;
 
+use super::clients::{Downstreams, Event};
 use super::downstream::{Client, Stall};
-use super::monitor::end_monitor;
 use super::outage::closes;
-use super::reissued::leave_line;
-use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker, transport};
+use super::pubsub::clients::release_messages;
+use super::tracking::nodes::release_invalidations;
+use super::tracking::own::settle_own_write;
+use super::turn::Turn;
+use super::{OUTPUT_HIGH, QUIET_CAPACITY, transport};
 use crate::metrics::WorkerCounters;
 use crate::slab::Handle;
 
@@ -33,92 +36,90 @@ pub(super) fn give(client: &mut Client, counters: &WorkerCounters, seq: u32, rep
     client.complete(seq, reply, failed, now_us, counters);
 }
 
-/// Sends a client a node's reply to command `seq`. A script may return any error, so an error here is never taken for
-/// one of the router.
-#[inline]
-pub(super) fn deliver_of_node(worker: &mut Worker, handle: Handle, seq: u32, reply: &[u8]) {
-    let Some(client) = worker.clients.get_mut(handle) else { return };
-    let whole = reply;
-    let failed = reply::is_error(whole);
-    if failed {
-        worker.turn.counters().errors.count(whole);
+impl Downstreams {
+    /// Sends a client a node's reply to command `seq`. A script may return any error, so an error here is never taken for
+    /// one of the router.
+    #[inline]
+    pub(super) fn deliver_of_node(&mut self, turn: &Turn, handle: Handle, seq: u32, reply: &[u8]) {
+        let Some(client) = self.get_mut(handle) else { return };
+        let whole = reply;
+        let failed = reply::is_error(whole);
+        if failed {
+            turn.counters().errors.count(whole);
+        }
+        give(client, turn.counters(), seq, reply, failed, turn.now_us());
+        let gated = client.gated;
+        self.mark(handle);
+        if gated {
+            settle_own_write(self, handle, seq, whole);
+        }
+        self.after_delivery(turn, handle);
     }
-    give(client, worker.turn.counters(), seq, reply, failed, worker.turn.now_us());
-    let gated = client.gated;
-    worker.clients.mark(handle);
-    if gated {
-        worker.settle_own_write(handle, seq, whole);
-    }
-    worker.after_delivery(handle);
-}
 
-/// Replies to the command just read with an error about replicas. The connection stays open, because the node itself
-/// may be up.
-pub(super) fn refuse_read(worker: &mut Worker, handle: Handle, class: u8, text: &str) {
-    let mut reply = Vec::new();
-    encode::error(&mut reply, text);
-    if worker.caught.takes(&reply) {
-        return;
+    /// Replies to the command just read with an error about replicas. The connection stays open, because the node itself
+    /// may be up.
+    pub(super) fn refuse_read(&mut self, turn: &Turn, handle: Handle, class: u8, text: &str) {
+        let mut reply = Vec::new();
+        encode::error(&mut reply, text);
+        if self.caught.takes(&reply) {
+            return;
+        }
+        if let Some(client) = self.get_mut(handle) {
+            let seq = client.owe(turn.now_us(), class);
+            self.deliver_of_node(turn, handle, seq, &reply);
+        }
     }
-    if let Some(client) = worker.clients.get_mut(handle) {
-        let seq = client.owe(worker.turn.now_us(), class);
-        deliver_of_node(worker, handle, seq, &reply);
-    }
-}
 
-impl Worker {
     /// Replies to the current command of a client.
-    pub(super) fn answer(&mut self, handle: Handle, class: u8, reply: &[u8]) {
+    pub(super) fn answer(&mut self, turn: &Turn, handle: Handle, class: u8, reply: &[u8]) {
         if self.caught.takes(reply) {
             return;
         }
-        if let Some(client) = self.clients.get_mut(handle) {
-            let seq = client.owe(self.turn.now_us(), class);
-            self.deliver(handle, seq, reply);
+        if let Some(client) = self.get_mut(handle) {
+            let seq = client.owe(turn.now_us(), class);
+            self.deliver(turn, handle, seq, reply);
         }
     }
 
     /// Sends a client the router's reply to command `seq`, and resumes a client that waited for it. Some errors close
     /// the connection instead.
-    pub(super) fn deliver(&mut self, handle: Handle, seq: u32, reply: &[u8]) {
-        if reply::is_error(reply) && closes(&self.turn, reply) {
+    pub(super) fn deliver(&mut self, turn: &Turn, handle: Handle, seq: u32, reply: &[u8]) {
+        if reply::is_error(reply) && closes(turn, reply) {
             self.close_after_replies(handle);
-            self.clients.get_mut(handle).into_iter().for_each(|client| client.drop_replies_from(seq));
+            self.get_mut(handle).into_iter().for_each(|client| client.drop_replies_from(seq));
         }
-        deliver_of_node(self, handle, seq, reply);
+        self.deliver_of_node(turn, handle, seq, reply);
     }
 
     #[inline]
-    pub(super) fn after_delivery(&mut self, handle: Handle) {
-        let Some(client) = self.clients.get_mut(handle) else { return };
+    pub(super) fn after_delivery(&mut self, turn: &Turn, handle: Handle) {
+        let Some(client) = self.get_mut(handle) else { return };
         let gated = client.gated;
         let go_on = match client.stall {
             Stall::Barrier | Stall::Blocked => client.in_flight() == 0,
-            Stall::Pipeline => {
-                client.in_flight() == 0 || client.has_room(self.turn.routing().live.client_pipeline_max / 2)
-            }
+            Stall::Pipeline => client.in_flight() == 0 || client.has_room(turn.routing().live.client_pipeline_max / 2),
             _ => false,
         };
         if gated {
-            self.release_invalidations(handle);
-            self.release_messages(handle);
+            release_invalidations(turn, self, handle);
+            release_messages(self, handle);
         }
         if go_on {
-            self.unstall(handle);
+            self.unstall(turn, handle);
         }
     }
 
-    pub(super) fn flush_clients(&mut self) {
-        let mut marked = self.clients.take_marked();
+    pub(super) fn flush_clients(&mut self, turn: &Turn) {
+        let mut marked = self.take_marked();
         for handle in marked.drain(..) {
-            self.flush_client(handle);
+            self.flush_client(turn, handle);
         }
-        self.clients.recycle_marked(marked);
+        self.recycle_marked(marked);
     }
 
     /// Sends output as far as the socket accepts it. Returns whether none is left.
-    pub(super) fn flush_client(&mut self, handle: Handle) -> bool {
-        let Some(client) = self.clients.get_mut(handle) else { return true };
+    pub(super) fn flush_client(&mut self, turn: &Turn, handle: Handle) -> bool {
+        let Some(client) = self.get_mut(handle) else { return true };
         client.dirty = false;
         let mut broken = false;
         while client.unsent() > 0 && client.writable {
@@ -130,8 +131,8 @@ impl Worker {
             };
             match sent {
                 Ok(count) => {
-                    self.turn.counters().bytes_sent.add(count as u64);
-                    client.note_sent(count, self.turn.now_us());
+                    turn.counters().bytes_sent.add(count as u64);
+                    client.note_sent(count, turn.now_us());
                 }
                 Err(rustix::io::Errno::AGAIN) => client.writable = false,
                 Err(rustix::io::Errno::INTR) => {}
@@ -142,8 +143,8 @@ impl Worker {
             }
         }
         if broken {
-            self.turn.counters().broken.add(1);
-            self.close_client(handle);
+            turn.counters().broken.add(1);
+            self.close_client(turn, handle);
             return true;
         }
         let done = client.unsent() == 0;
@@ -157,30 +158,30 @@ impl Worker {
             client.out.drain(..client.out_sent);
             client.out_sent = 0;
         }
-        if client.output_bytes() > self.turn.routing().live.client_output_limit {
+        if client.output_bytes() > turn.routing().live.client_output_limit {
             warn!(
                 client = client.details.id,
                 bytes = client.output_bytes(),
                 "disconnecting a client that does not read its replies (output-limit)"
             );
-            self.turn.counters().cut_output.add(1);
-            self.close_client(handle);
+            turn.counters().cut_output.add(1);
+            self.close_client(turn, handle);
             return true;
         }
         let client_unsent = client.unsent();
         if let Some(held) = client.held
             && client_unsent < OUTPUT_HIGH / 4
         {
-            self.up.unpause(held);
+            self.emit(Event::Drained { link: held });
         }
-        if let Some(client) = self.clients.get_mut(handle) {
+        if let Some(client) = self.get_mut(handle) {
             if client_unsent <= OUTPUT_HIGH / 2 {
                 client.writes_first = false;
             }
             if client.stall == Stall::Output && client_unsent <= OUTPUT_HIGH / 2 {
-                self.unstall(handle);
+                self.unstall(turn, handle);
             } else if done && (client.closing || client.half_closed) {
-                self.close_if_done(handle);
+                self.close_if_done(turn, handle);
             }
         }
         done
@@ -188,32 +189,32 @@ impl Worker {
 
     /// Closes the connection after all pending replies have been sent.
     pub(super) fn close_after_replies(&mut self, handle: Handle) {
-        if let Some(client) = self.clients.get_mut(handle) {
+        if let Some(client) = self.get_mut(handle) {
             client.closing = true;
             client.input = Vec::new();
             client.input_at = 0;
-            self.clients.mark(handle);
+            self.mark(handle);
         }
     }
 
     /// Closes a client whose blocking command cannot complete. A stopping server closes such connections, which
     /// libraries handle, unlike an error reply. Earlier replies are sent first.
-    pub(super) fn end_as_a_server_would(&mut self, handle: Handle, seq: u32) {
-        self.turn.counters().cut_waiting.add(1);
+    pub(super) fn end_as_a_server_would(&mut self, turn: &Turn, handle: Handle, seq: u32) {
+        turn.counters().cut_waiting.add(1);
         self.close_after_replies(handle);
-        self.deliver(handle, seq, b"");
+        self.deliver(turn, handle, seq, b"");
     }
 
-    pub(super) fn close_if_done(&mut self, handle: Handle) {
-        let Some(client) = self.clients.get(handle) else { return };
+    pub(super) fn close_if_done(&mut self, turn: &Turn, handle: Handle) {
+        let Some(client) = self.get(handle) else { return };
         if !(client.closing || client.half_closed) || client.in_flight() > 0 || client.unsent() > 0 {
             return;
         }
-        let waits = client.stall != Stall::None || (client.half_closed && self.clients.is_resumed(handle));
+        let waits = client.stall != Stall::None || (client.half_closed && self.is_resumed(handle));
         if !client.closing && waits {
             return;
         }
-        let Some(client) = self.clients.get_mut(handle) else { return };
+        let Some(client) = self.get_mut(handle) else { return };
         if client.closing && !client.half_closed {
             // Let the client read the last reply: closing with unread input in our socket would reset the connection.
             transport::finish(&client.fd, &mut client.tls);
@@ -224,40 +225,20 @@ impl Worker {
                 }
             }
         }
-        self.close_client(handle);
+        self.close_client(turn, handle);
     }
 
-    pub(super) fn close_client(&mut self, handle: Handle) {
-        let Some(mut client) = self.clients.remove(handle) else { return };
+    pub(super) fn close_client(&mut self, turn: &Turn, handle: Handle) {
+        let Some(mut client) = self.remove(handle) else { return };
         if let Some(tls) = &mut client.tls {
             tls.notify_close(&client.fd);
         }
-        self.turn.poll().remove(&client.fd);
-        self.turn.shared().clients.fetch_sub(1, Ordering::Relaxed);
-        self.turn.counters().clients.sub(1);
+        turn.poll().remove(&client.fd);
+        turn.shared().clients.fetch_sub(1, Ordering::Relaxed);
+        turn.counters().clients.sub(1);
         if client.stall == Stall::Blocked {
-            self.turn.counters().blocked.sub(1);
+            turn.counters().blocked.sub(1);
         }
-        if client.stall == Stall::Exclusive {
-            self.up.leave_pools(handle);
-        }
-        if let Some(waiting) = &client.waiting {
-            leave_line(&self.turn, waiting);
-        }
-        let watched = client.session.as_ref().and_then(|s| s.watch.as_ref()).map(|w| w.link);
-        for held in client.held.into_iter().chain(watched) {
-            if self.up.get(held).is_some_and(|l| l.holder() == handle) {
-                self.up.abandon(&self.turn, held);
-            }
-        }
-        if client.monitor {
-            end_monitor(&self.turn, handle);
-        }
-        if client.tracked.is_some() {
-            self.end_tracking(handle);
-        }
-        if let Some(subscriber) = client.pubsub {
-            self.forget_subscriber(handle, &subscriber);
-        }
+        self.emit(Event::Closed { handle, client: Box::new(client) });
     }
 }

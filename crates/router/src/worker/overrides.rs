@@ -13,8 +13,10 @@ use switchyard_policy::topology::{NodeId, Slot};
 use switchyard_resp::command::{Command, Flags, errors};
 use switchyard_resp::request::Args;
 
-use super::Worker;
+use super::clients::Downstreams;
+use super::colocate::wait_for_colocation;
 use super::dispatch::Flow;
+use super::keyed::CommandHooks;
 use super::transit::with_parsed_command;
 use super::turn::Turn;
 use crate::shared::RoutingSnapshot;
@@ -35,127 +37,6 @@ pub(super) fn slots_by(routing: &Arc<RoutingSnapshot>, request: &[u8]) -> BTreeS
         Some(keys.iter().filter_map(|k| args.get(*k as usize)).map(|key| routing.topology.slot_of(key)).collect())
     });
     slots.flatten().unwrap_or_default()
-}
-
-impl Worker {
-    /// Handles a command that needs its keys, the arguments at `keys`, at one node: they are in several slots, or some
-    /// have placement overrides.
-    #[cold]
-    pub(super) fn bring_together(
-        &mut self,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        args: &Args<'_>,
-        keys: &[u32],
-    ) -> Flow {
-        let keys = keys.iter().filter_map(|k| args.get(*k as usize));
-        let text = not_together(&self.turn, routing, keys.clone());
-        let waits = match route(&routing.topology, keys.clone()) {
-            Route::Parted(_) => self.wait_for_colocation(handle, &command.name, wanted_of(routing, keys), text),
-            _ => Err(text),
-        };
-        waits.unwrap_or_else(|text| self.refuse(handle, command.class() as u8, &text))
-    }
-
-    /// Returns the node for the commands of a transaction in this slot. `Err`: their keys are not at one node.
-    pub(super) fn node_of_transaction(
-        &mut self,
-        routing: &Arc<RoutingSnapshot>,
-        slot: Slot,
-        requests: &[Vec<u8>],
-    ) -> Result<NodeId, String> {
-        let owner = routing.topology.owner(slot);
-        if !routing.topology.has_override(slot) {
-            return Ok(owner);
-        }
-        let mut found = None;
-        for request in requests {
-            let node = with_parsed_command(routing, request, |command, args| {
-                let mut keys = Vec::new();
-                command.find_keys(args, &mut keys).ok()?;
-                let keys = keys.iter().filter_map(|k| args.get(*k as usize));
-                // A channel is at the owner of its slot.
-                if command.flags.has(Flags::PUBSUB) {
-                    return keys.clone().next().map(|_| Ok(owner));
-                }
-                if keys.clone().next().is_some() && self.uses_undeclared(routing, command, args) {
-                    return Some(Err(undeclared_text(&self.turn, routing, slot)));
-                }
-                match route(&routing.topology, keys.clone()) {
-                    Route::Owner(_, node) | Route::Together(node) => Some(Ok(node)),
-                    Route::Anywhere => None,
-                    Route::CrossSlot | Route::Parted(_) => Some(Err(not_together(&self.turn, routing, keys))),
-                }
-            });
-            if let Some(node) = node.flatten().transpose()?
-                && let Some(before) = found.replace(node).filter(|before| *before != node)
-            {
-                return Err(parted_text(&self.turn, routing, slot, if node == owner { before } else { node }));
-            }
-        }
-        Ok(found.unwrap_or(owner))
-    }
-
-    /// Returns the request that brings the keys of a transaction in this slot together, including watched keys.
-    pub(super) fn wanted_by_transaction(
-        &mut self,
-        routing: &Arc<RoutingSnapshot>,
-        slot: Slot,
-        requests: &[Vec<u8>],
-        watched: &[Box<[u8]>],
-    ) -> ColocationRequest {
-        let mut wanted: Vec<Arc<[u8]>> = Vec::new();
-        for request in requests {
-            let all = with_parsed_command(routing, request, |command, args| {
-                let mut keys = Vec::new();
-                if command.flags.has(Flags::PUBSUB) || command.find_keys(args, &mut keys).is_err() || keys.is_empty() {
-                    return false;
-                }
-                if self.uses_undeclared(routing, command, args) {
-                    return true;
-                }
-                let keys = keys.iter().filter_map(|k| args.get(*k as usize));
-                wanted.extend(keys.filter(|key| routing.topology.placement_override(key).is_some()).map(Arc::from));
-                false
-            });
-            if all == Some(true) {
-                return ColocationRequest::Slot(slot);
-            }
-        }
-        wanted.extend(
-            watched
-                .iter()
-                .map(|key| &**key)
-                .filter(|key| routing.topology.placement_override(key).is_some())
-                .map(Arc::from),
-        );
-        wanted.sort_unstable();
-        wanted.dedup();
-        ColocationRequest::Keys(wanted)
-    }
-
-    /// Whether all these keys are now used at this node, considering moved keys.
-    pub(super) fn are_used_at<'k>(&self, mut keys: impl Iterator<Item = &'k [u8]>, node: NodeId) -> bool {
-        let topology = &self.routing_of_moved().topology;
-        keys.all(|key| topology.lives_at(key) == node)
-    }
-
-    /// Whether all keys of a request in this slot are used at this node.
-    pub(super) fn is_used_at(&self, slot: Slot, request: &[u8], node: NodeId) -> bool {
-        let routing = self.routing_of_moved();
-        // With ketama, the keys may now be in another slot than when the request arrived.
-        let is_known = routing.topology.placement().is_crc16();
-        if is_known && !routing.topology.has_override(slot) {
-            return routing.topology.owner(slot) == node;
-        }
-        let all = with_parsed_command(routing, request, |command, args| {
-            let mut keys = Vec::new();
-            command.find_keys(args, &mut keys).ok()?;
-            Some(self.are_used_at(keys.iter().filter_map(|k| args.get(*k as usize)), node))
-        });
-        all.flatten().unwrap_or(false)
-    }
 }
 
 /// Returns the error for keys that are not at one node, because of several slots or a placement override.
@@ -195,4 +76,128 @@ pub(super) fn undeclared_text(turn: &Turn, routing: &RoutingSnapshot, slot: Slot
         "CROSSSLOT This command may use keys of slot {} that it does not name, and some keys of that slot have placement overrides to {away}. Return them first: switchyard move --from {away} --to {home} --keys KEY",
         slot.number()
     )
+}
+
+/// Handles a command that needs its keys, the arguments at `keys`, at one node: they are in several slots, or some
+/// have placement overrides.
+#[cold]
+pub(super) fn bring_together(
+    turn: &Turn,
+    down: &mut Downstreams,
+    routing: &RoutingSnapshot,
+    handle: Handle,
+    command: &Command,
+    args: &Args<'_>,
+    keys: &[u32],
+) -> Flow {
+    let keys = keys.iter().filter_map(|k| args.get(*k as usize));
+    let text = not_together(turn, routing, keys.clone());
+    let waits = match route(&routing.topology, keys.clone()) {
+        Route::Parted(_) => wait_for_colocation(turn, down, handle, &command.name, wanted_of(routing, keys), text),
+        _ => Err(text),
+    };
+    waits.unwrap_or_else(|text| down.refuse(turn, handle, command.class() as u8, &text))
+}
+
+/// Returns the node for the commands of a transaction in this slot. `Err`: their keys are not at one node.
+pub(super) fn node_of_transaction(
+    turn: &Turn,
+    hooks: &mut CommandHooks,
+    routing: &Arc<RoutingSnapshot>,
+    slot: Slot,
+    requests: &[Vec<u8>],
+) -> Result<NodeId, String> {
+    let owner = routing.topology.owner(slot);
+    if !routing.topology.has_override(slot) {
+        return Ok(owner);
+    }
+    let mut found = None;
+    for request in requests {
+        let node = with_parsed_command(routing, request, |command, args| {
+            let mut keys = Vec::new();
+            command.find_keys(args, &mut keys).ok()?;
+            let keys = keys.iter().filter_map(|k| args.get(*k as usize));
+            // A channel is at the owner of its slot.
+            if command.flags.has(Flags::PUBSUB) {
+                return keys.clone().next().map(|_| Ok(owner));
+            }
+            if keys.clone().next().is_some() && hooks.uses_undeclared(turn, routing, command, args) {
+                return Some(Err(undeclared_text(turn, routing, slot)));
+            }
+            match route(&routing.topology, keys.clone()) {
+                Route::Owner(_, node) | Route::Together(node) => Some(Ok(node)),
+                Route::Anywhere => None,
+                Route::CrossSlot | Route::Parted(_) => Some(Err(not_together(turn, routing, keys))),
+            }
+        });
+        if let Some(node) = node.flatten().transpose()?
+            && let Some(before) = found.replace(node).filter(|before| *before != node)
+        {
+            return Err(parted_text(turn, routing, slot, if node == owner { before } else { node }));
+        }
+    }
+    Ok(found.unwrap_or(owner))
+}
+
+/// Returns the request that brings the keys of a transaction in this slot together, including watched keys.
+pub(super) fn wanted_by_transaction(
+    turn: &Turn,
+    hooks: &mut CommandHooks,
+    routing: &Arc<RoutingSnapshot>,
+    slot: Slot,
+    requests: &[Vec<u8>],
+    watched: &[Box<[u8]>],
+) -> ColocationRequest {
+    let mut wanted: Vec<Arc<[u8]>> = Vec::new();
+    for request in requests {
+        let all = with_parsed_command(routing, request, |command, args| {
+            let mut keys = Vec::new();
+            if command.flags.has(Flags::PUBSUB) || command.find_keys(args, &mut keys).is_err() || keys.is_empty() {
+                return false;
+            }
+            if hooks.uses_undeclared(turn, routing, command, args) {
+                return true;
+            }
+            let keys = keys.iter().filter_map(|k| args.get(*k as usize));
+            wanted.extend(keys.filter(|key| routing.topology.placement_override(key).is_some()).map(Arc::from));
+            false
+        });
+        if all == Some(true) {
+            return ColocationRequest::Slot(slot);
+        }
+    }
+    wanted.extend(
+        watched
+            .iter()
+            .map(|key| &**key)
+            .filter(|key| routing.topology.placement_override(key).is_some())
+            .map(Arc::from),
+    );
+    wanted.sort_unstable();
+    wanted.dedup();
+    ColocationRequest::Keys(wanted)
+}
+
+impl CommandHooks {
+    /// Whether all these keys are now used at this node, considering moved keys.
+    pub(super) fn are_used_at<'k>(&self, turn: &Turn, mut keys: impl Iterator<Item = &'k [u8]>, node: NodeId) -> bool {
+        let topology = &self.routing_of_moved(turn).topology;
+        keys.all(|key| topology.lives_at(key) == node)
+    }
+
+    /// Whether all keys of a request in this slot are used at this node.
+    pub(super) fn is_used_at(&self, turn: &Turn, slot: Slot, request: &[u8], node: NodeId) -> bool {
+        let routing = self.routing_of_moved(turn);
+        // With ketama, the keys may now be in another slot than when the request arrived.
+        let is_known = routing.topology.placement().is_crc16();
+        if is_known && !routing.topology.has_override(slot) {
+            return routing.topology.owner(slot) == node;
+        }
+        let all = with_parsed_command(routing, request, |command, args| {
+            let mut keys = Vec::new();
+            command.find_keys(args, &mut keys).ok()?;
+            Some(self.are_used_at(turn, keys.iter().filter_map(|k| args.get(*k as usize)), node))
+        });
+        all.flatten().unwrap_or(false)
+    }
 }

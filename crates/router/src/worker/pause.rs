@@ -8,9 +8,9 @@ use std::time::Duration;
 use switchyard_resp::command::{Command, Flags, Handling, Local};
 use switchyard_resp::request::Args;
 
-use super::clients::Clients;
+use super::clients::Downstreams;
 use super::dispatch::Flow;
-use super::gather::Aggregation;
+use super::gather::{Aggregation, Gathers};
 use super::local::parse;
 use super::transit::with_parsed_command;
 use super::turn::Turn;
@@ -36,64 +36,23 @@ pub(super) struct Pauses {
     settling: Vec<Settling>,
 }
 
+impl Pauses {
+    /// Whether clients are paused.
+    #[inline]
+    pub(super) fn is_any(&self) -> bool {
+        self.now.is_some()
+    }
+}
+
 impl Worker {
-    pub(super) fn pause(&mut self, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
-        if args.len() > 4 {
-            return self.refuse(
-                handle,
-                class,
-                "ERR unknown subcommand or wrong number of arguments for 'PAUSE'. Try CLIENT HELP.",
-            );
-        }
-        let all = match args.get(3) {
-            None => true,
-            Some(mode) if mode.eq_ignore_ascii_case(b"ALL") => true,
-            Some(mode) if mode.eq_ignore_ascii_case(b"WRITE") => false,
-            Some(_) => return self.refuse(handle, class, "ERR CLIENT PAUSE mode must be WRITE or ALL"),
-        };
-        let Some(time_ms) = args.get(2).and_then(parse::<i64>) else {
-            return self.refuse(handle, class, "ERR timeout is not an integer or out of range");
-        };
-        let Ok(time_ms) = u64::try_from(time_ms) else { return self.refuse(handle, class, "ERR timeout is negative") };
-        let until_us = self.turn.now_us().saturating_add(time_ms.saturating_mul(1000));
-        // Overlapping pauses combine to the stricter class and the later end.
-        let mut pause = lock(&self.turn.shared().pause);
-        let before = pause.filter(|p| p.until_us > self.turn.now_us());
-        *pause = Some(Pause {
-            until_us: before.map_or(until_us, |b| b.until_us.max(until_us)),
-            all: all || before.is_some_and(|b| b.all),
-        });
-        // In force here from now on, also for the rest of the pipeline.
-        self.pauses.now = *pause;
-        drop(pause);
-        renew_alert(self);
-        tracing::warn!(time = ?Duration::from_millis(time_ms), all, "clients are paused (CLIENT PAUSE)");
-        self.refresh_workers(handle, class, Aggregation::Merged(switchyard_resp::command::Merge::Same), true)
-    }
-
-    pub(super) fn unpause(&mut self, handle: Handle, class: u8) -> Flow {
-        *lock(&self.turn.shared().pause) = None;
-        self.refresh_workers(handle, class, Aggregation::Merged(switchyard_resp::command::Merge::Same), false)
-    }
-
     /// Adopts the shared state and confirms it: at once, or when all commands sent before have been answered.
     pub(super) fn refresh(&mut self, from: usize, gather: Handle, part: u32, settled: bool) {
-        self.refresh_monitors();
+        self.monitors.refresh_monitors(&self.turn, &mut self.down);
         self.pauses.now = lock(&self.turn.shared().pause).filter(|p| p.until_us > self.turn.now_us());
-        self.end_pauses();
-        renew_alert(self);
+        end_pauses(&self.turn, &mut self.down);
         self.pauses.settling.push(Settling { from, gather, part, since_us: self.turn.now_us() });
         if !settled || has_settled(&self.turn, &self.up, self.turn.now_us()) {
-            self.answer_refresh(|s| s.gather == gather && s.part == part);
-        }
-    }
-
-    fn answer_refresh(&mut self, which: impl Fn(&Settling) -> bool) {
-        for done in self.pauses.settling.extract_if(.., |s| which(s)).collect::<Vec<_>>() {
-            if done.gather != Handle::NONE {
-                let answer = Message::Answer { gather: done.gather, part: done.part, reply: b"+OK\r\n".to_vec() };
-                self.turn.shared().mailboxes[done.from].send(answer);
-            }
+            self.pauses.answer_refresh(&self.turn, |s| s.gather == gather && s.part == part);
         }
     }
 
@@ -106,54 +65,17 @@ impl Worker {
                 .map(|s| s.since_us)
                 .filter(|since| has_settled(&self.turn, &self.up, *since))
                 .collect();
-            self.answer_refresh(|s| done.contains(&s.since_us));
+            self.pauses.answer_refresh(&self.turn, |s| done.contains(&s.since_us));
         }
         if self.pauses.now.is_some_and(|p| p.until_us <= self.turn.now_us()) {
             self.pauses.now = None;
-            renew_alert(self);
-            self.end_pauses();
+            end_pauses(&self.turn, &mut self.down);
         }
     }
-
-    /// Resumes clients whose commands are no longer held. A command that still is returns to its stall.
-    fn end_pauses(&mut self) {
-        let held: Vec<Handle> =
-            self.clients.iter().filter(|(_, c)| c.stall == Stall::Paused).map(|(handle, _)| handle).collect();
-        for client in held {
-            self.unstall(client);
-        }
-    }
-
-    /// Whether a command is held now, depending on whether it may write.
-    pub(super) fn holds_back(&self, writes: bool) -> bool {
-        self.pauses.now.is_some_and(|pause| pause.all || writes)
-    }
-
-    /// Whether the pause holds this command of a client. `WRITE` holds commands that may write; for a transaction the
-    /// queued commands decide.
-    pub(super) fn is_held_back(&self, handle: Handle, command: &Command) -> bool {
-        match command.handling {
-            Handling::Local(Local::ClientUnpause) => false,
-            Handling::Local(Local::Exec) => {
-                self.holds_back(queue_may_write(&self.clients, self.turn.routing(), handle))
-            }
-            _ => self.holds_back(may_write(command)),
-        }
-    }
-}
-
-/// Whether every command is checked for monitors or a pause.
-pub(super) fn is_observed(worker: &Worker) -> bool {
-    worker.pauses.now.is_some() || !worker.monitors.is_empty()
-}
-
-/// Updates `Worker::alert`. Call it after a change of anything that it depends on.
-pub(super) fn renew_alert(worker: &mut Worker) {
-    worker.alert = is_observed(worker);
 }
 
 /// Whether a queued command of a client may write.
-fn queue_may_write(clients: &Clients, routing: &RoutingSnapshot, handle: Handle) -> bool {
+fn queue_may_write(clients: &Downstreams, routing: &RoutingSnapshot, handle: Handle) -> bool {
     let session = clients.get(handle).and_then(|client| client.session.as_ref());
     let queue = session.map(|session| session.multi.requests()).unwrap_or_default();
     queue.iter().any(|request| with_parsed_command(routing, request, |command, _| may_write(command)).unwrap_or(true))
@@ -176,4 +98,96 @@ fn has_settled(turn: &Turn, up: &Upstreams, by_us: u64) -> bool {
     let in_flight = up.iter().any(|(_, l)| !waits(l) && l.head().is_some_and(|p| old(p.sent_us)));
     // The end of a broken connection's commands may stay unconfirmed while its node is unreachable.
     !in_flight && up.zombies.is_empty() || turn.now_us().saturating_sub(by_us) > 2 * timeout
+}
+
+/// Resumes clients whose commands are no longer held. A command that still is returns to its stall.
+fn end_pauses(turn: &Turn, down: &mut Downstreams) {
+    let held: Vec<Handle> = down.iter().filter(|(_, c)| c.stall == Stall::Paused).map(|(handle, _)| handle).collect();
+    for client in held {
+        down.unstall(turn, client);
+    }
+}
+
+pub(super) fn pause(
+    turn: &Turn,
+    down: &mut Downstreams,
+    gathers: &mut Gathers,
+    pauses: &mut Pauses,
+    handle: Handle,
+    class: u8,
+    args: &Args<'_>,
+) -> Flow {
+    if args.len() > 4 {
+        return down.refuse(
+            turn,
+            handle,
+            class,
+            "ERR unknown subcommand or wrong number of arguments for 'PAUSE'. Try CLIENT HELP.",
+        );
+    }
+    let all = match args.get(3) {
+        None => true,
+        Some(mode) if mode.eq_ignore_ascii_case(b"ALL") => true,
+        Some(mode) if mode.eq_ignore_ascii_case(b"WRITE") => false,
+        Some(_) => return down.refuse(turn, handle, class, "ERR CLIENT PAUSE mode must be WRITE or ALL"),
+    };
+    let Some(time_ms) = args.get(2).and_then(parse::<i64>) else {
+        return down.refuse(turn, handle, class, "ERR timeout is not an integer or out of range");
+    };
+    let Ok(time_ms) = u64::try_from(time_ms) else {
+        return down.refuse(turn, handle, class, "ERR timeout is negative");
+    };
+    let until_us = turn.now_us().saturating_add(time_ms.saturating_mul(1000));
+    // Overlapping pauses combine to the stricter class and the later end.
+    let mut pause = lock(&turn.shared().pause);
+    let before = pause.filter(|p| p.until_us > turn.now_us());
+    *pause = Some(Pause {
+        until_us: before.map_or(until_us, |b| b.until_us.max(until_us)),
+        all: all || before.is_some_and(|b| b.all),
+    });
+    // In force here from now on, also for the rest of the pipeline.
+    pauses.now = *pause;
+    drop(pause);
+    tracing::warn!(time = ?Duration::from_millis(time_ms), all, "clients are paused (CLIENT PAUSE)");
+    gathers.refresh_workers(turn, down, handle, class, Aggregation::Merged(switchyard_resp::command::Merge::Same), true)
+}
+
+impl Gathers {
+    pub(super) fn unpause(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle, class: u8) -> Flow {
+        *lock(&turn.shared().pause) = None;
+        self.refresh_workers(
+            turn,
+            down,
+            handle,
+            class,
+            Aggregation::Merged(switchyard_resp::command::Merge::Same),
+            false,
+        )
+    }
+}
+
+impl Pauses {
+    fn answer_refresh(&mut self, turn: &Turn, which: impl Fn(&Settling) -> bool) {
+        for done in self.settling.extract_if(.., |s| which(s)).collect::<Vec<_>>() {
+            if done.gather != Handle::NONE {
+                let answer = Message::Answer { gather: done.gather, part: done.part, reply: b"+OK\r\n".to_vec() };
+                turn.shared().mailboxes[done.from].send(answer);
+            }
+        }
+    }
+
+    /// Whether a command is held now, depending on whether it may write.
+    pub(super) fn holds_back(&self, writes: bool) -> bool {
+        self.now.is_some_and(|pause| pause.all || writes)
+    }
+
+    /// Whether the pause holds this command of a client. `WRITE` holds commands that may write; for a transaction the
+    /// queued commands decide.
+    pub(super) fn is_held_back(&self, turn: &Turn, down: &Downstreams, handle: Handle, command: &Command) -> bool {
+        match command.handling {
+            Handling::Local(Local::ClientUnpause) => false,
+            Handling::Local(Local::Exec) => self.holds_back(queue_may_write(down, turn.routing(), handle)),
+            _ => self.holds_back(may_write(command)),
+        }
+    }
 }

@@ -15,45 +15,15 @@ use switchyard_policy::topology::{MoveId, NodeId};
 use switchyard_resp::command::{Command, Handling};
 use switchyard_resp::request::Args;
 
-use super::Worker;
-use super::double_read::{Asks, reads_one_key};
-use super::keyed::writes;
+use super::clients::Downstreams;
+use super::double_read::Asks;
+use super::keyed::{CommandHooks, writes};
+use super::large::LargeKeys;
 use super::transit::Transit;
+use super::turn::Turn;
 use crate::mover::SharedLeg;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
-
-/// Returns the action for a command. `None`: it waits for keys to be fetched, or its keys are in no such move.
-pub(super) fn as_published(
-    worker: &Worker,
-    routing: &Arc<RoutingSnapshot>,
-    handle: Handle,
-    command: &Command,
-    args: &Args<'_>,
-    look: &mut KeyLookup<SharedLeg>,
-) -> Option<Transit> {
-    let way = look.way()?;
-    let [source, target] = look.published_nodes(&routing.topology)?;
-    let has_waited = worker.clients.get(handle).is_some_and(|client| client.moving.is_some());
-    let asks = |nodes: Vec<NodeId>| Some(Transit::Ask(Asks { nodes, as_published: true }));
-    match way {
-        Way::Source => return Some(Transit::Settled),
-        Way::Pull if has_waited => return None,
-        Way::Pull if reads_one_key(worker, handle, command, args) => return asks(vec![target]),
-        Way::Both if !has_waited && reads_one_key(worker, handle, command, args) => return asks(vec![source, target]),
-        _ => {}
-    }
-    if !has_waited && look.fetches_first(&routing.topology, &routing.moves.legs) {
-        return None;
-    }
-    if !matches!(command.handling, Handling::Split(_)) {
-        return Some(Transit::Moved(worker.routing_of_moved().clone()));
-    }
-    let moved = look.moved_to(&routing.topology).into_iter();
-    let topology = moved
-        .fold((*routing.topology).clone(), |topology, (target, keys)| topology.keys_handed_over(&[], &keys, target));
-    Some(Transit::Moved(Arc::new(RoutingSnapshot { topology: Arc::new(topology), ..(**routing).clone() })))
-}
 
 /// Returns the keys that a command may write at the source of such moves, by move. Costs a single check while there is
 /// no such move.
@@ -74,4 +44,44 @@ pub(super) fn late_writes(
         }
     }
     late
+}
+
+impl LargeKeys {
+    /// Returns the action for a command. `None`: it waits for keys to be fetched, or its keys are in no such move.
+    pub(super) fn as_published(
+        &self,
+        turn: &Turn,
+        down: &Downstreams,
+        hooks: &CommandHooks,
+        routing: &Arc<RoutingSnapshot>,
+        handle: Handle,
+        command: &Command,
+        args: &Args<'_>,
+        look: &mut KeyLookup<SharedLeg>,
+    ) -> Option<Transit> {
+        let way = look.way()?;
+        let [source, target] = look.published_nodes(&routing.topology)?;
+        let has_waited = down.get(handle).is_some_and(|client| client.moving.is_some());
+        let asks = |nodes: Vec<NodeId>| Some(Transit::Ask(Asks { nodes, as_published: true }));
+        match way {
+            Way::Source => return Some(Transit::Settled),
+            Way::Pull if has_waited => return None,
+            Way::Pull if self.reads_one_key(down, handle, command, args) => return asks(vec![target]),
+            Way::Both if !has_waited && self.reads_one_key(down, handle, command, args) => {
+                return asks(vec![source, target]);
+            }
+            _ => {}
+        }
+        if !has_waited && look.fetches_first(&routing.topology, &routing.moves.legs) {
+            return None;
+        }
+        if !matches!(command.handling, Handling::Split(_)) {
+            return Some(Transit::Moved(hooks.routing_of_moved(turn).clone()));
+        }
+        let moved = look.moved_to(&routing.topology).into_iter();
+        let topology = moved.fold((*routing.topology).clone(), |topology, (target, keys)| {
+            topology.keys_handed_over(&[], &keys, target)
+        });
+        Some(Transit::Moved(Arc::new(RoutingSnapshot { topology: Arc::new(topology), ..(**routing).clone() })))
+    }
 }

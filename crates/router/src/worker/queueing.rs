@@ -10,11 +10,14 @@ use switchyard_resp::command::{Command, Flags, Handling, KeyError, Local, errors
 use switchyard_resp::request::Args;
 
 use super::Worker;
+use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::keyed::CommandHooks;
 use super::local::{other_database, parse};
 use super::multi_local::{LocalInMulti, When, answered};
 use super::pubsub::Kind;
 use super::scan::{QueuedScan, queued_scan};
+use super::turn::Turn;
 use crate::shared::RoutingSnapshot;
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
@@ -136,59 +139,66 @@ impl Worker {
             Handling::Local(Local::Exec) => return self.exec(routing, handle, class),
             Handling::Local(Local::Discard) => {
                 self.discard(handle);
-                self.answer(handle, class, b"+OK\r\n");
+                self.down.answer(&self.turn, handle, class, b"+OK\r\n");
                 return Flow::Next;
             }
             Handling::Local(local @ (Local::Quit | Local::Reset)) => {
                 return self.local(routing, handle, command, local, raw, args);
             }
-            Handling::Local(Local::Multi) => return self.refuse(handle, class, "ERR MULTI calls can not be nested"),
+            Handling::Local(Local::Multi) => {
+                return self.down.refuse(&self.turn, handle, class, "ERR MULTI calls can not be nested");
+            }
             Handling::Local(Local::Watch) => {
-                return self.refuse(handle, class, "ERR WATCH inside MULTI is not allowed");
+                return self.down.refuse(&self.turn, handle, class, "ERR WATCH inside MULTI is not allowed");
             }
             _ => {}
         }
         let mut scan = None;
-        let (slot, select, alone) = match self.queueing(routing, handle, command, args) {
-            Queueing::Queue(slot) => (slot, None, None),
-            Queueing::Alone(limit) => (None, None, Some(limit)),
-            Queueing::Select(database) => (None, Some(database), None),
-            Queueing::Scan(request, queued) => {
-                scan = Some((request, queued));
-                (None, None, Some(Limit::EveryNode))
-            }
-            Queueing::Own(when) => {
-                if let Some(multi) = self
-                    .clients
-                    .get_mut(handle)
-                    .map(|client| &mut client.session().multi)
-                    .filter(|multi| !multi.aborted)
-                {
-                    multi.own.queue(multi.commands.len() + multi.own.count(), when, raw);
+        let (slot, select, alone) =
+            match queueing(&self.turn, &mut self.down, &mut self.hooks, routing, handle, command, args) {
+                Queueing::Queue(slot) => (slot, None, None),
+                Queueing::Alone(limit) => (None, None, Some(limit)),
+                Queueing::Select(database) => (None, Some(database), None),
+                Queueing::Scan(request, queued) => {
+                    scan = Some((request, queued));
+                    (None, None, Some(Limit::EveryNode))
                 }
-                self.answer(handle, class, QUEUED);
-                return Flow::Next;
-            }
-            Queueing::Refuse(text) => {
-                self.abort_transaction(handle);
-                return self.refuse(handle, class, &text);
-            }
-        };
+                Queueing::Own(when) => {
+                    if let Some(multi) = self
+                        .down
+                        .get_mut(handle)
+                        .map(|client| &mut client.session().multi)
+                        .filter(|multi| !multi.aborted)
+                    {
+                        multi.own.queue(multi.commands.len() + multi.own.count(), when, raw);
+                    }
+                    self.down.answer(&self.turn, handle, class, QUEUED);
+                    return Flow::Next;
+                }
+                Queueing::Refuse(text) => {
+                    abort_transaction(&mut self.down, handle);
+                    return self.down.refuse(&self.turn, handle, class, &text);
+                }
+            };
         // Code with checks differs for the node.
-        let checked = match self.checked_code(routing, command, args) {
+        let checked = match self.hooks.checked_code(&self.turn, routing, command, args) {
             Ok(checked) => checked,
             Err(text) => {
-                self.abort_transaction(handle);
-                return self.refuse(handle, class, &text);
+                abort_transaction(&mut self.down, handle);
+                return self.down.refuse(&self.turn, handle, class, &text);
             }
         };
-        let code = if command.flags.has(Flags::SCRIPT) { self.limit_of_code(routing, command, args) } else { None };
-        let sha = self.sha_sent(routing, command, args);
+        let code = if command.flags.has(Flags::SCRIPT) {
+            self.hooks.limit_of_code(&self.turn, routing, command, args)
+        } else {
+            None
+        };
+        let sha = self.hooks.sha_sent(&self.turn, routing, command, args);
         let (request, scan) = scan.unzip();
         let raw = request.as_deref().or(checked.as_deref()).unwrap_or(raw);
         let is_known =
             select.is_none_or(|database| self.turn.shared().has_database(&self.turn.data_nodes().all(), database));
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         let multi = &mut client.session().multi;
         if !multi.aborted {
             multi.slot = multi.slot.or(slot);
@@ -218,17 +228,8 @@ impl Worker {
                 multi.scripts.push(sha);
             }
         }
-        self.answer(handle, class, QUEUED);
+        self.down.answer(&self.turn, handle, class, QUEUED);
         Flow::Next
-    }
-
-    /// Makes EXEC fail, because a command was refused after MULTI.
-    pub(super) fn abort_transaction(&mut self, handle: Handle) {
-        if let Some(client) = self.clients.get_mut(handle).filter(|c| c.in_multi) {
-            let multi = &mut client.session().multi;
-            multi.clear();
-            multi.aborted = true;
-        }
     }
 
     /// Refuses a command with a wrong number of arguments. EXEC with arguments ends the transaction.
@@ -239,103 +240,125 @@ impl Worker {
         if command.handling == Handling::Local(Local::Exec) {
             self.discard(handle);
             let why = text.strip_prefix("ERR ").unwrap_or(&text);
-            return self.refuse(handle, class, &format!("EXECABORT Transaction discarded because of: {why}"));
+            return self.down.refuse(
+                &self.turn,
+                handle,
+                class,
+                &format!("EXECABORT Transaction discarded because of: {why}"),
+            );
         }
-        self.abort_transaction(handle);
-        self.refuse(handle, class, &text)
+        abort_transaction(&mut self.down, handle);
+        self.down.refuse(&self.turn, handle, class, &text)
     }
+}
 
-    fn queueing(&mut self, routing: &RoutingSnapshot, handle: Handle, command: &Command, args: &Args<'_>) -> Queueing {
-        let name = command.name.replace('|', " ");
-        let Some(session) = self.clients.get(handle).and_then(|c| c.session.as_ref()) else {
-            return Queueing::Queue(None);
-        };
-        let known = session.multi.slot.or(session.watch.as_ref().map(|w| w.slot));
-        let is_only = routing.topology.only_node().is_some();
-        if session.multi.bytes() > QUEUE_MAX {
-            return Queueing::Refuse(format!(
-                "ERR Switchyard queues at most {QUEUE_MAX} bytes of commands in a transaction"
-            ));
-        }
-        if matches!(&*command.name, "PSYNC" | "SAVE" | "SHUTDOWN" | "SYNC") {
-            return Queueing::Refuse("ERR Command not allowed inside a transaction".into());
-        }
-        match command.handling {
-            Handling::Keyed | Handling::Split(_) | Handling::Local(Local::Spublish) => {
-                let mut keys = std::mem::take(&mut self.keys);
-                keys.clear();
-                let found = command.find_keys(args, &mut keys);
-                let target = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
-                self.keys = keys;
-                match (found, target) {
-                    // The node returns the error at EXEC.
-                    (
-                        Err(
-                            KeyError::Arity
-                            | KeyError::NumkeysNotInteger(_)
-                            | KeyError::NumkeysTooSmall(_)
-                            | KeyError::NumkeysTooLarge(_)
-                            | KeyError::Syntax
-                            | KeyError::UnbalancedStreams,
-                        ),
-                        _,
-                    )
-                    | (Ok(()), Route::Anywhere) => Queueing::Queue(None),
-                    (Err(error), _) if error.is_unknown_position() && is_only => Queueing::Alone(Limit::Unnamed),
-                    (Err(error), _) => Queueing::Refuse(error.text(command)),
-                    // Their location is checked at EXEC.
-                    (Ok(()), Route::Owner(slot, _) | Route::Parted(slot)) if known.is_none_or(|k| k == slot) => {
-                        Queueing::Queue(Some(slot))
-                    }
-                    (Ok(()), Route::Owner(..) | Route::Together(_)) if is_only => Queueing::Alone(Limit::Slots),
-                    (Ok(()), Route::Owner(..) | Route::Together(_) | Route::Parted(_) | Route::CrossSlot) => {
-                        Queueing::Refuse(errors::CROSSSLOT.into())
-                    }
-                }
-            }
-            // Executed at the node of the transaction; subscriptions are at every node. A shard channel must belong
-            // there.
-            Handling::Local(Local::Publish) => Queueing::Queue(None),
-            // The node's reply would contain the checks that Switchyard has added to libraries.
-            Handling::Any
-                if &*command.name == "FUNCTION|LIST"
-                    && routing.checks_scripts()
-                    && args.iter().any(|arg| arg.eq_ignore_ascii_case(b"WITHCODE")) =>
-            {
-                Queueing::Refuse(
-                    "ERR Switchyard does not serve FUNCTION LIST WITHCODE inside MULTI. Call it outside".into(),
+/// Makes EXEC fail, because a command was refused after MULTI.
+pub(super) fn abort_transaction(down: &mut Downstreams, handle: Handle) {
+    if let Some(client) = down.get_mut(handle).filter(|c| c.in_multi) {
+        let multi = &mut client.session().multi;
+        multi.clear();
+        multi.aborted = true;
+    }
+}
+
+fn queueing(
+    turn: &Turn,
+    down: &mut Downstreams,
+    hooks: &mut CommandHooks,
+    routing: &RoutingSnapshot,
+    handle: Handle,
+    command: &Command,
+    args: &Args<'_>,
+) -> Queueing {
+    let name = command.name.replace('|', " ");
+    let Some(session) = down.get(handle).and_then(|c| c.session.as_ref()) else {
+        return Queueing::Queue(None);
+    };
+    let known = session.multi.slot.or(session.watch.as_ref().map(|w| w.slot));
+    let is_only = routing.topology.only_node().is_some();
+    if session.multi.bytes() > QUEUE_MAX {
+        return Queueing::Refuse(format!(
+            "ERR Switchyard queues at most {QUEUE_MAX} bytes of commands in a transaction"
+        ));
+    }
+    if matches!(&*command.name, "PSYNC" | "SAVE" | "SHUTDOWN" | "SYNC") {
+        return Queueing::Refuse("ERR Command not allowed inside a transaction".into());
+    }
+    match command.handling {
+        Handling::Keyed | Handling::Split(_) | Handling::Local(Local::Spublish) => {
+            let mut keys = std::mem::take(&mut hooks.keys);
+            keys.clear();
+            let found = command.find_keys(args, &mut keys);
+            let target = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
+            hooks.keys = keys;
+            match (found, target) {
+                // The node returns the error at EXEC.
+                (
+                    Err(
+                        KeyError::Arity
+                        | KeyError::NumkeysNotInteger(_)
+                        | KeyError::NumkeysTooSmall(_)
+                        | KeyError::NumkeysTooLarge(_)
+                        | KeyError::Syntax
+                        | KeyError::UnbalancedStreams,
+                    ),
+                    _,
                 )
-            }
-            Handling::Any | Handling::Local(Local::Ping | Local::Echo | Local::Time | Local::Unwatch) => {
-                Queueing::Queue(None)
-            }
-            Handling::Every(_) | Handling::OnlyNode(_) if is_only => Queueing::Alone(Limit::EveryNode),
-            Handling::Every(_) => Queueing::Refuse(format!(
-                "ERR Switchyard does not serve {name} inside MULTI: it concerns every node, and a transaction is executed by one. Call it outside"
-            )),
-            Handling::Local(Local::Select) => match args.get(1).and_then(parse::<u32>) {
-                // Out of range: the node returns the error at EXEC.
-                None => Queueing::Queue(None),
-                Some(database) => match other_database(&routing.live, database) {
-                    Some(why) => Queueing::Refuse(why),
-                    None => Queueing::Select(database),
-                },
-            },
-            Handling::Local(Local::RandomKey) if is_only => Queueing::Alone(Limit::EveryNode),
-            Handling::Local(Local::Scan) if let Some(node) = routing.topology.only_node() => {
-                match queued_scan(&self.turn, args, node) {
-                    Some((request, scan)) => Queueing::Scan(request, scan),
-                    // The router reports an error, or the end of the scan.
-                    None => Queueing::Own(When::Before),
+                | (Ok(()), Route::Anywhere) => Queueing::Queue(None),
+                (Err(error), _) if error.is_unknown_position() && is_only => Queueing::Alone(Limit::Unnamed),
+                (Err(error), _) => Queueing::Refuse(error.text(command)),
+                // Their location is checked at EXEC.
+                (Ok(()), Route::Owner(slot, _) | Route::Parted(slot)) if known.is_none_or(|k| k == slot) => {
+                    Queueing::Queue(Some(slot))
+                }
+                (Ok(()), Route::Owner(..) | Route::Together(_)) if is_only => Queueing::Alone(Limit::Slots),
+                (Ok(()), Route::Owner(..) | Route::Together(_) | Route::Parted(_) | Route::CrossSlot) => {
+                    Queueing::Refuse(errors::CROSSSLOT.into())
                 }
             }
-            Handling::Local(local) if let Some(when) = answered(local) => Queueing::Own(when),
-            Handling::Local(_) => Queueing::Refuse(format!(
-                "ERR Switchyard does not serve {name} inside MULTI: Switchyard executes it, and the node executes the transaction. Call it outside"
-            )),
-            Handling::OnlyNode(_) | Handling::Refused(_) => {
-                Queueing::Refuse(errors::not_served(command).unwrap_or_default())
+        }
+        // Executed at the node of the transaction; subscriptions are at every node. A shard channel must belong
+        // there.
+        Handling::Local(Local::Publish) => Queueing::Queue(None),
+        // The node's reply would contain the checks that Switchyard has added to libraries.
+        Handling::Any
+            if &*command.name == "FUNCTION|LIST"
+                && routing.checks_scripts()
+                && args.iter().any(|arg| arg.eq_ignore_ascii_case(b"WITHCODE")) =>
+        {
+            Queueing::Refuse(
+                "ERR Switchyard does not serve FUNCTION LIST WITHCODE inside MULTI. Call it outside".into(),
+            )
+        }
+        Handling::Any | Handling::Local(Local::Ping | Local::Echo | Local::Time | Local::Unwatch) => {
+            Queueing::Queue(None)
+        }
+        Handling::Every(_) | Handling::OnlyNode(_) if is_only => Queueing::Alone(Limit::EveryNode),
+        Handling::Every(_) => Queueing::Refuse(format!(
+            "ERR Switchyard does not serve {name} inside MULTI: it concerns every node, and a transaction is executed by one. Call it outside"
+        )),
+        Handling::Local(Local::Select) => match args.get(1).and_then(parse::<u32>) {
+            // Out of range: the node returns the error at EXEC.
+            None => Queueing::Queue(None),
+            Some(database) => match other_database(&routing.live, database) {
+                Some(why) => Queueing::Refuse(why),
+                None => Queueing::Select(database),
+            },
+        },
+        Handling::Local(Local::RandomKey) if is_only => Queueing::Alone(Limit::EveryNode),
+        Handling::Local(Local::Scan) if let Some(node) = routing.topology.only_node() => {
+            match queued_scan(turn, args, node) {
+                Some((request, scan)) => Queueing::Scan(request, scan),
+                // The router reports an error, or the end of the scan.
+                None => Queueing::Own(When::Before),
             }
+        }
+        Handling::Local(local) if let Some(when) = answered(local) => Queueing::Own(when),
+        Handling::Local(_) => Queueing::Refuse(format!(
+            "ERR Switchyard does not serve {name} inside MULTI: Switchyard executes it, and the node executes the transaction. Call it outside"
+        )),
+        Handling::OnlyNode(_) | Handling::Refused(_) => {
+            Queueing::Refuse(errors::not_served(command).unwrap_or_default())
         }
     }
 }

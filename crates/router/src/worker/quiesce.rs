@@ -15,6 +15,7 @@ use switchyard_policy::topology::{MoveId, NodeId};
 use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
+use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::gather::with_doubt;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
@@ -151,57 +152,35 @@ impl MultiStepCommand for FullScan {
 }
 
 impl Worker {
-    /// Requests quiet movers for the command of a client. Returns whether they are, and the time waited.
-    fn quiet_for(&mut self, handle: Handle, routing: &RoutingSnapshot, flushes: bool) -> Option<(bool, u64)> {
-        if self.clients.get(handle)?.quieting.is_none() {
-            self.quiesce.last_ticket += 1;
-            // Differs from the tickets of other workers.
-            let ticket = self.quiesce.last_ticket << 8 | (self.turn.index() as u64 & 0xff);
-            let guard = Guard::Movers(QuiesceGuard { ticket, flushes, turn: None, movers: BTreeMap::new() });
-            self.clients.get_mut(handle)?.quieting =
-                Some(Box::new(QuiesceWait { since_us: self.turn.now_us(), guard }));
-        }
-        let quieting = self.clients.get_mut(handle)?.quieting.as_mut()?;
-        let waited_us = self.turn.now_us().saturating_sub(quieting.since_us);
-        let guard = quieting.movers()?;
-        if !flushes && guard.turn.is_none() {
-            guard.turn = self.turn.shared().try_quiesce_lock();
-            if guard.turn.is_none() {
-                return Some((false, waited_us));
-            }
-        }
-        // A move may have started in the meantime.
-        guard.request(&routing.moves, self.turn.index());
-        let quiet = guard.movers.iter().all(|(id, (_, quiet))| *quiet || !routing.moves.by_id.contains_key(id));
-        Some((quiet, waited_us))
-    }
-
     /// FLUSHALL or FLUSHDB during moves.
     #[cold]
     pub(super) fn flush_quietly(&mut self, handle: Handle, lane: Lane, raw: &[u8], class: u8) -> Flow {
         let routing = self.turn.routing().clone();
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
         }
-        let Some((quiet, waited_us)) = self.quiet_for(handle, &routing, true) else { return Flow::Close };
+        let Some((quiet, waited_us)) = self.quiesce.quiet_for(&self.turn, &mut self.down, handle, &routing, true)
+        else {
+            return Flow::Close;
+        };
         if !quiet && waited_us <= routing.live.command_timeout.as_micros() as u64 {
             return Flow::Stall(Stall::Quiet);
         }
-        let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
+        let Some(quieting) = self.down.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
         if !quiet {
             let text = format!(
                 "TRYAGAIN data is being moved, and a move did not quiesce within {:?}; nothing was flushed",
                 routing.live.command_timeout
             );
-            return self.refuse(handle, class, &text);
+            return self.down.refuse(&self.turn, handle, class, &text);
         }
         let mut nodes = self.turn.data_nodes().all();
         // Movers' own keys are flushed with the keys from which they were made.
         nodes.extend(routing.moves.by_id.values().map(|mover| mover.target));
         nodes.sort_unstable();
         nodes.dedup();
-        if let Some(client) = self.clients.get_mut(handle) {
+        if let Some(client) = self.down.get_mut(handle) {
             let since = Since::now(self.turn.shared(), self.turn.routing());
             nodes.iter().for_each(|node| client.written.add(*node, since));
         }
@@ -213,16 +192,19 @@ impl Worker {
     #[cold]
     pub(super) fn look_quietly(&mut self, handle: Handle, lane: Lane, merge: Merge, raw: &[u8], class: u8) -> Flow {
         let routing = self.turn.routing().clone();
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
         }
         let database = client.database;
-        let Some((quiet, waited_us)) = self.quiet_for(handle, &routing, false) else { return Flow::Close };
+        let Some((quiet, waited_us)) = self.quiesce.quiet_for(&self.turn, &mut self.down, handle, &routing, false)
+        else {
+            return Flow::Close;
+        };
         if !quiet && waited_us <= LOOK_TIMEOUT_US {
             return Flow::Stall(Stall::Quiet);
         }
-        let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
+        let Some(quieting) = self.down.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
         let nodes = self.turn.data_nodes().all();
         let mut asks: Vec<StepRequest> =
             nodes.iter().map(|node| StepRequest { node: *node, lane, requests: vec![raw.to_vec()] }).collect();
@@ -241,64 +223,97 @@ impl Worker {
         }
         self.begin_alone(handle, class, Box::new(FullScan { _guard: quieting.guard, merge, nodes }), asks)
     }
+}
 
-    /// Delays a command that will change the functions of all nodes: a concurrent copy from one node to another would
-    /// restore the previous state. `None`: no copies start until the client's next procedure ends.
-    pub(super) fn wait_to_change_functions(&mut self, handle: Handle, class: u8) -> Option<Flow> {
-        let now_us = self.turn.now_us();
-        let timeout = self.turn.routing().live.command_timeout;
-        let Some(client) = self.clients.get_mut(handle) else { return Some(Flow::Close) };
-        let turn = self.turn.shared().functions.begin_change();
-        let may = turn.is_some();
-        if !may && client.in_flight() > 0 {
-            return Some(Flow::Stall(Stall::Barrier));
-        }
-        let since_us = client.quieting.as_ref().map_or(now_us, |quieting| quieting.since_us);
-        client.quieting = Some(Box::new(QuiesceWait { since_us, guard: Guard::Functions { _turn: turn } }));
-        if may {
-            return None;
-        }
-        if now_us.saturating_sub(since_us) <= timeout.as_micros() as u64 {
-            return Some(Flow::Stall(Stall::Quiet));
-        }
-        client.quieting = None;
-        let left = self.turn.shared().fences.with_functions();
-        let left: Vec<&str> =
-            left.iter().filter_map(|(node, _)| Some(&*self.turn.routing().live.nodes.get(node)?.name)).collect();
-        let text = match left[..] {
-            [] => {
-                format!(
-                    "TRYAGAIN functions are being copied to a node, which did not end within {timeout:?}; no function was changed"
-                )
-            }
-            [node, ..] => format!(
-                "TRYAGAIN node {node} may still store functions sent by a move, because it does not confirm the end of a connection \
-                 (CLIENT KILL); no function was changed"
-            ),
-        };
-        Some(self.refuse(handle, class, &text))
+/// Delays a command that will change the functions of all nodes: a concurrent copy from one node to another would
+/// restore the previous state. `None`: no copies start until the client's next procedure ends.
+pub(super) fn wait_to_change_functions(turn: &Turn, down: &mut Downstreams, handle: Handle, class: u8) -> Option<Flow> {
+    let now_us = turn.now_us();
+    let timeout = turn.routing().live.command_timeout;
+    let Some(client) = down.get_mut(handle) else { return Some(Flow::Close) };
+    let change = turn.shared().functions.begin_change();
+    let may = change.is_some();
+    if !may && client.in_flight() > 0 {
+        return Some(Flow::Stall(Stall::Barrier));
     }
+    let since_us = client.quieting.as_ref().map_or(now_us, |quieting| quieting.since_us);
+    client.quieting = Some(Box::new(QuiesceWait { since_us, guard: Guard::Functions { _turn: change } }));
+    if may {
+        return None;
+    }
+    if now_us.saturating_sub(since_us) <= timeout.as_micros() as u64 {
+        return Some(Flow::Stall(Stall::Quiet));
+    }
+    client.quieting = None;
+    let left = turn.shared().fences.with_functions();
+    let left: Vec<&str> =
+        left.iter().filter_map(|(node, _)| Some(&*turn.routing().live.nodes.get(node)?.name)).collect();
+    let text = match left[..] {
+        [] => {
+            format!(
+                "TRYAGAIN functions are being copied to a node, which did not end within {timeout:?}; no function was changed"
+            )
+        }
+        [node, ..] => format!(
+            "TRYAGAIN node {node} may still store functions sent by a move, because it does not confirm the end of a connection \
+             (CLIENT KILL); no function was changed"
+        ),
+    };
+    Some(down.refuse(turn, handle, class, &text))
+}
 
-    /// Handles the report that a mover is quiet.
-    pub(super) fn on_quiet(&mut self, move_id: MoveId, ticket: u64) {
-        // Including commands that are stalled for another reason; such commands are rare.
-        for handle in self.clients.handles() {
-            let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.as_mut()) else { continue };
-            if let Some(guard) = quieting.movers().filter(|guard| guard.ticket == ticket)
-                && let Some((_, quiet)) = guard.movers.get_mut(&move_id)
-            {
-                *quiet = true;
-                if guard.movers.values().all(|(_, quiet)| *quiet) {
-                    self.unstall(handle);
-                }
+/// Handles the report that a mover is quiet.
+pub(super) fn on_quiet(turn: &Turn, down: &mut Downstreams, move_id: MoveId, ticket: u64) {
+    // Including commands that are stalled for another reason; such commands are rare.
+    for handle in down.handles() {
+        let Some(quieting) = down.get_mut(handle).and_then(|c| c.quieting.as_mut()) else { continue };
+        if let Some(guard) = quieting.movers().filter(|guard| guard.ticket == ticket)
+            && let Some((_, quiet)) = guard.movers.get_mut(&move_id)
+        {
+            *quiet = true;
+            if guard.movers.values().all(|(_, quiet)| *quiet) {
+                down.unstall(turn, handle);
             }
         }
     }
+}
 
-    /// Resumes commands that wait for quiet, because moves may have ended, or time has passed.
-    pub(super) fn tick_quieting(&mut self) {
-        for handle in self.clients.stalled(Stall::Quiet) {
-            self.unstall(handle);
+/// Resumes commands that wait for quiet, because moves may have ended, or time has passed.
+pub(super) fn tick_quieting(turn: &Turn, down: &mut Downstreams) {
+    for handle in down.stalled(Stall::Quiet) {
+        down.unstall(turn, handle);
+    }
+}
+
+impl QuiesceQueue {
+    /// Requests quiet movers for the command of a client. Returns whether they are, and the time waited.
+    fn quiet_for(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        handle: Handle,
+        routing: &RoutingSnapshot,
+        flushes: bool,
+    ) -> Option<(bool, u64)> {
+        if down.get(handle)?.quieting.is_none() {
+            self.last_ticket += 1;
+            // Differs from the tickets of other workers.
+            let ticket = self.last_ticket << 8 | (turn.index() as u64 & 0xff);
+            let guard = Guard::Movers(QuiesceGuard { ticket, flushes, turn: None, movers: BTreeMap::new() });
+            down.get_mut(handle)?.quieting = Some(Box::new(QuiesceWait { since_us: turn.now_us(), guard }));
         }
+        let quieting = down.get_mut(handle)?.quieting.as_mut()?;
+        let waited_us = turn.now_us().saturating_sub(quieting.since_us);
+        let guard = quieting.movers()?;
+        if !flushes && guard.turn.is_none() {
+            guard.turn = turn.shared().try_quiesce_lock();
+            if guard.turn.is_none() {
+                return Some((false, waited_us));
+            }
+        }
+        // A move may have started in the meantime.
+        guard.request(&routing.moves, turn.index());
+        let quiet = guard.movers.iter().all(|(id, (_, quiet))| *quiet || !routing.moves.by_id.contains_key(id));
+        Some((quiet, waited_us))
     }
 }

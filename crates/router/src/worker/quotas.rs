@@ -6,8 +6,10 @@ use std::sync::Arc;
 use switchyard_resp::command::Command;
 use switchyard_resp::request::Args;
 
-use super::Worker;
+use super::clients::Downstreams;
 use super::downstream::Client;
+use super::keyed::CommandHooks;
+use super::turn::Turn;
 use crate::limits::{KeySlices, Part};
 use crate::slab::Handle;
 
@@ -33,123 +35,129 @@ pub(super) struct Accounts {
     of_keys: KeySlices,
 }
 
-impl Worker {
-    /// Counts a command. The error is the text for the client.
-    #[cold]
-    pub(super) fn count(&mut self, handle: Handle, command: &Command, args: &Args<'_>) -> Result<(), String> {
-        // Commands that end a state are always allowed.
-        if matches!(
-            &*command.name,
-            "EXEC" | "DISCARD" | "UNWATCH" | "QUIT" | "RESET" | "UNSUBSCRIBE" | "PUNSUBSCRIBE" | "SUNSUBSCRIBE"
-        ) {
-            return Ok(());
+/// Updates the bytes held by limited clients, without replies that were read.
+pub(super) fn recount(down: &mut Downstreams) {
+    for handle in down.handles() {
+        let Some(client) = down.get_mut(handle) else { continue };
+        let held = client.held_bytes(0);
+        for share in [&mut client.user_share, &mut client.listener_share].into_iter().flatten() {
+            if share.held() > held {
+                share.hold(held, None);
+            }
         }
-        let now_us = self.turn.now_us();
-        let Some(client) = self.clients.get_mut(handle) else { return Ok(()) };
-        let wait = |ns: u64| format!("try again in {} ms", ns.div_ceil(1_000_000).max(1));
-        let user = &client.user;
-        for (share, bounds, whose) in [
-            (&client.user_share, user.bounds(), format_args!("user {}", user.name())),
-            (&client.listener_share, &client.listener.bounds, format_args!("this listener")),
-        ] {
-            if let (Some(share), Some(per_second)) = (share, bounds.requests_per_second) {
-                share.part.take(per_second, now_us).map_err(|ns| {
-                    format!("LIMITED {whose} is at its limit of {per_second} requests per second; {}", wait(ns))
+    }
+}
+
+/// Counts a command. The error is the text for the client.
+#[cold]
+pub(super) fn count(
+    turn: &Turn,
+    down: &mut Downstreams,
+    hooks: &mut CommandHooks,
+    handle: Handle,
+    command: &Command,
+    args: &Args<'_>,
+) -> Result<(), String> {
+    // Commands that end a state are always allowed.
+    if matches!(
+        &*command.name,
+        "EXEC" | "DISCARD" | "UNWATCH" | "QUIT" | "RESET" | "UNSUBSCRIBE" | "PUNSUBSCRIBE" | "SUNSUBSCRIBE"
+    ) {
+        return Ok(());
+    }
+    let now_us = turn.now_us();
+    let Some(client) = down.get_mut(handle) else { return Ok(()) };
+    let wait = |ns: u64| format!("try again in {} ms", ns.div_ceil(1_000_000).max(1));
+    let user = &client.user;
+    for (share, bounds, whose) in [
+        (&client.user_share, user.bounds(), format_args!("user {}", user.name())),
+        (&client.listener_share, &client.listener.bounds, format_args!("this listener")),
+    ] {
+        if let (Some(share), Some(per_second)) = (share, bounds.requests_per_second) {
+            share.part.take(per_second, now_us).map_err(|ns| {
+                format!("LIMITED {whose} is at its limit of {per_second} requests per second; {}", wait(ns))
+            })?;
+        }
+    }
+    let request: usize = args.iter().map(|arg| arg.len() + ARGUMENT_OVERHEAD).sum();
+    let held = client.held_bytes(request);
+    client.charged = if client.in_flight() == 0 { request } else { client.charged + request };
+    let listener_max = client.listener.bounds.bytes_in_flight;
+    for (share, max, whose) in [
+        (&mut client.user_share, user.bounds().bytes_in_flight, format_args!("user {}", user.name())),
+        (&mut client.listener_share, listener_max, format_args!("this listener")),
+    ] {
+        if let (Some(share), Some(max)) = (share, max)
+            && !share.hold(held, Some(max))
+        {
+            client.charged -= request.min(client.charged);
+            return Err(format!(
+                "LIMITED {whose} is at its limit of {max} bytes in flight; read replies before sending more"
+            ));
+        }
+    }
+    count_keys(turn, down, hooks, command, args)
+}
+
+fn count_keys(
+    turn: &Turn,
+    down: &mut Downstreams,
+    hooks: &mut CommandHooks,
+    command: &Command,
+    args: &Args<'_>,
+) -> Result<(), String> {
+    if turn.routing().live.key_limits.is_empty() {
+        return Ok(());
+    }
+    hooks.keys.clear();
+    if command.find_keys(args, &mut hooks.keys).is_err() {
+        return Ok(()); // the command will fail
+    }
+    let (holders, now_us) = (turn.shared().counters.len(), turn.now_us());
+    let wait = |ns: u64| format!("try again in {} ms", ns.div_ceil(1_000_000).max(1));
+    for (limit, part) in turn.routing().live.key_limits.iter().zip(&down.accounts.of_prefixes) {
+        let mut own = hooks
+            .keys
+            .iter()
+            .filter_map(|key| args.get(*key as usize))
+            .filter(|key| key.starts_with(limit.prefix.as_bytes()))
+            .peekable();
+        if own.peek().is_none() {
+            continue;
+        }
+        if let Some(per_second) = limit.requests_per_second {
+            part.take(per_second, now_us).map_err(|ns| {
+                format!(
+                    "LIMITED keys that start with '{}' are at their limit of {per_second} requests per second; {}",
+                    limit.prefix,
+                    wait(ns)
+                )
+            })?;
+        }
+        if let Some(per_second) = limit.key_requests_per_second {
+            for key in own {
+                down.accounts.of_keys.take(&turn.shared().limits, holders, key, per_second, now_us).map_err(|ns| {
+                    format!("LIMITED this key is at its limit of {per_second} requests per second; {}", wait(ns))
                 })?;
             }
         }
-        let request: usize = args.iter().map(|arg| arg.len() + ARGUMENT_OVERHEAD).sum();
-        let held = client.held_bytes(request);
-        client.charged = if client.in_flight() == 0 { request } else { client.charged + request };
-        let listener_max = client.listener.bounds.bytes_in_flight;
-        for (share, max, whose) in [
-            (&mut client.user_share, user.bounds().bytes_in_flight, format_args!("user {}", user.name())),
-            (&mut client.listener_share, listener_max, format_args!("this listener")),
-        ] {
-            if let (Some(share), Some(max)) = (share, max)
-                && !share.hold(held, Some(max))
-            {
-                client.charged -= request.min(client.charged);
-                return Err(format!(
-                    "LIMITED {whose} is at its limit of {max} bytes in flight; read replies before sending more"
-                ));
-            }
-        }
-        self.count_keys(command, args)
     }
+    Ok(())
+}
 
-    fn count_keys(&mut self, command: &Command, args: &Args<'_>) -> Result<(), String> {
-        if self.turn.routing().live.key_limits.is_empty() {
-            return Ok(());
-        }
-        self.keys.clear();
-        if command.find_keys(args, &mut self.keys).is_err() {
-            return Ok(()); // the command will fail
-        }
-        let (holders, now_us) = (self.turn.shared().counters.len(), self.turn.now_us());
-        let wait = |ns: u64| format!("try again in {} ms", ns.div_ceil(1_000_000).max(1));
-        for (limit, part) in self.turn.routing().live.key_limits.iter().zip(&self.accounts.of_prefixes) {
-            let mut own = self
-                .keys
-                .iter()
-                .filter_map(|key| args.get(*key as usize))
-                .filter(|key| key.starts_with(limit.prefix.as_bytes()))
-                .peekable();
-            if own.peek().is_none() {
-                continue;
-            }
-            if let Some(per_second) = limit.requests_per_second {
-                part.take(per_second, now_us).map_err(|ns| {
-                    format!(
-                        "LIMITED keys that start with '{}' are at their limit of {per_second} requests per second; {}",
-                        limit.prefix,
-                        wait(ns)
-                    )
-                })?;
-            }
-            if let Some(per_second) = limit.key_requests_per_second {
-                for key in own {
-                    self.accounts.of_keys.take(&self.turn.shared().limits, holders, key, per_second, now_us).map_err(
-                        |ns| {
-                            format!(
-                                "LIMITED this key is at its limit of {per_second} requests per second; {}",
-                                wait(ns)
-                            )
-                        },
-                    )?;
-                }
-            }
-        }
-        Ok(())
-    }
+/// Returns this worker's part of an account.
+pub(super) fn part_of(turn: &Turn, down: &mut Downstreams, name: String) -> Arc<Part> {
+    let (limits, holders) = (&turn.shared().limits, turn.shared().counters.len());
+    down.accounts
+        .parts
+        .entry(name)
+        .or_insert_with_key(|name| Arc::new(Part::new(limits.account(name), holders)))
+        .clone()
+}
 
-    /// Returns this worker's part of an account.
-    pub(super) fn part_of(&mut self, name: String) -> Arc<Part> {
-        let (limits, holders) = (&self.turn.shared().limits, self.turn.shared().counters.len());
-        self.accounts
-            .parts
-            .entry(name)
-            .or_insert_with_key(|name| Arc::new(Part::new(limits.account(name), holders)))
-            .clone()
-    }
-
-    /// Adopts changed key limits.
-    pub(super) fn place_prefixes_anew(&mut self) {
-        let routing = self.turn.routing().clone();
-        self.accounts.of_prefixes =
-            routing.live.key_limits.iter().map(|limit| self.part_of(format!("prefix:{}", limit.prefix))).collect();
-    }
-
-    /// Updates the bytes held by limited clients, without replies that were read.
-    pub(super) fn recount(&mut self) {
-        for handle in self.clients.handles() {
-            let Some(client) = self.clients.get_mut(handle) else { continue };
-            let held = client.held_bytes(0);
-            for share in [&mut client.user_share, &mut client.listener_share].into_iter().flatten() {
-                if share.held() > held {
-                    share.hold(held, None);
-                }
-            }
-        }
-    }
+/// Adopts changed key limits.
+pub(super) fn place_prefixes_anew(turn: &Turn, down: &mut Downstreams) {
+    let routing = turn.routing().clone();
+    down.accounts.of_prefixes =
+        routing.live.key_limits.iter().map(|limit| part_of(turn, down, format!("prefix:{}", limit.prefix))).collect();
 }

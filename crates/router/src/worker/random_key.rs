@@ -84,7 +84,7 @@ impl MultiStepCommand for RandomKey {
 
 impl Worker {
     pub(super) fn random_key(&mut self, handle: Handle, class: u8) -> Flow {
-        self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
+        self.up.turn_of_nodes = self.up.turn_of_nodes.wrapping_add(1);
         let nodes = self.turn.data_nodes().all();
         let size = |node: &NodeId| StepRequest {
             node: *node,
@@ -92,7 +92,7 @@ impl Worker {
             requests: vec![b"*1\r\n$6\r\nDBSIZE\r\n".to_vec()],
         };
         let first: Vec<StepRequest> = nodes.iter().map(size).collect();
-        let random = self.turn.now_us() ^ (self.turn_of_nodes as u64).rotate_left(32);
+        let random = self.turn.now_us() ^ (self.up.turn_of_nodes as u64).rotate_left(32);
         let procedure = RandomKey { nodes, keys: Vec::new(), queried: 0, strangers: 0, random };
         self.begin_alone(handle, class, Box::new(procedure), first)
     }

@@ -24,10 +24,11 @@ use switchyard_resp::{encode, reply};
 use tracing::debug;
 
 use super::checkout::Acquired;
-use super::clients::Clients;
+use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::downstream::Client;
-use super::keyed::{Call, KeyedCommand};
+use super::keyed::{Call, CommandHooks, KeyedCommand};
+use super::transit::place_again;
 use super::turn::Turn;
 use super::upstreams::Link;
 use super::upstreams::kind::Lane;
@@ -204,152 +205,22 @@ pub(super) struct ReissuedCommands {
 
 impl ReissuedCommands {
     /// Number of clients of this protocol with a recalled command at the router, up to `most`.
-    fn count_of(&self, clients: &Clients, resp3: bool, most: usize) -> usize {
+    fn count_of(&self, clients: &Downstreams, resp3: bool, most: usize) -> usize {
         let is = |h: &&Handle| clients.get(**h).is_some_and(|client| client.resp3 == resp3 && client.is_reissued());
         self.clients.iter().filter(is).take(most).count()
     }
 }
 
 impl Worker {
-    /// Stores a command that was sent and may wait, until it is answered. `waits_us`: its timeout; `None` without end.
-    pub(super) fn keep_waiting(
-        &mut self,
-        handle: Handle,
-        request: &[u8],
-        seq: u32,
-        ticket: Ticket,
-        waits_us: Option<u64>,
-    ) {
-        let until_us = waits_us.map(|us| self.turn.now_us().saturating_add(us));
-        if let Some(client) = self.clients.get_mut(handle) {
-            let waiting = Waiting {
-                request: request.to_vec(),
-                seq,
-                ticket,
-                until_us,
-                state: State::There,
-                ends: Vec::new(),
-                unblocked: None,
-            };
-            client.waiting = Some(Box::new(waiting));
-        }
-    }
-
-    /// Makes a command that may wait, but may not be sent yet, wait at the router as if it had been recalled.
-    pub(super) fn wait_in_line(
-        &mut self,
-        handle: Handle,
-        request: &[u8],
-        class: u8,
-        ticket: Ticket,
-        waits_us: Option<u64>,
-    ) {
-        let Some(seq) = self.clients.get_mut(handle).map(|client| client.owe(self.turn.now_us(), class)) else {
-            return;
-        };
-        self.keep_waiting(handle, request, seq, ticket, waits_us);
-        self.is_here(handle);
-    }
-
-    /// Makes a command wait at the router while its keys are in transit to another node: so it has its place in line,
-    /// its timeout runs, and CLIENT UNBLOCK finds it.
-    #[cold]
-    pub(super) fn wait_on_the_way(
-        &mut self,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
-        let later = Flow::Stall(Stall::Keys);
-        let mut keys = Vec::new();
-        if !command.blocks(args) || command.find_keys(args, &mut keys).is_err() {
-            return later;
-        }
-        let Route::Owner(slot, _) = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize))) else {
-            return later;
-        };
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
-        if client.in_flight() > 0 {
-            return later; // after its earlier commands
-        }
-        client.lane = Lane::Blocking;
-        let ticket = self.turn.shared().wait_queues.enter_reissued(slot, self.turn.index(), handle);
-        self.wait_in_line(handle, raw, command.class() as u8, ticket, command.waits_us(args));
-        Flow::Next
-    }
-
-    /// Stores that a client's waiting command is at the router.
-    fn is_here(&mut self, handle: Handle) {
-        if let Some(waiting) = self.clients.get_mut(handle).and_then(|c| c.waiting.as_mut()) {
-            waiting.state = State::Here;
-            self.turn.shared().wait_queues.note_returned(waiting.ticket, &self.turn.shared().mailboxes);
-        }
-        self.reissued_commands.clients.push(handle);
-        self.stall(handle, Stall::Turn);
-        self.clients.resume(handle);
-    }
-
-    /// The snapshot changes while the command on a connection waits: it may create keys when it is served.
-    pub(super) fn note_kept(&mut self, holder: Handle, node: NodeId) {
-        let Some(client) = self.clients.get(holder) else { return };
-        let (database, Some(request)) = (client.database, client.waiting.as_ref().map(|p| p.request.clone())) else {
-            return;
-        };
-        self.pass_again(KeyedCommand { call: Call::Bytes(&request), node, database });
-    }
-
     /// Ends the wait of the command on this connection, so that it can be reissued elsewhere.
     pub(super) fn reissue_waiting(&mut self, link: Handle) {
         let Some(holder) = self.up.get(link).map(Link::holder) else { return };
-        if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
+        if let Some(waiting) = self.down.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
             self.turn.shared().wait_queues.reissue(waiting.ticket, self.turn.index(), holder);
             waiting.state = State::Ending;
             waiting.ends = open_ends(&waiting.request).into_iter().map(|(id, _)| (id, None)).collect();
         }
         self.unblock(link, true, None);
-    }
-
-    /// Returns the database and the streams of a recalled XREAD that begins at the ends of streams: entries added while
-    /// it waits at no node would be missed. So the ends are read when its wait ends.
-    pub(super) fn streams_to_look_at(&self, holder: Handle) -> Option<(u32, Vec<Vec<u8>>)> {
-        let client = self.clients.get(holder)?;
-        let waiting = client.waiting.as_ref().filter(|w| w.state == State::Ending && !w.ends.is_empty())?;
-        let streams = open_ends(&waiting.request)
-            .into_iter()
-            .filter_map(|(_, stream)| argument(&waiting.request, stream))
-            .collect();
-        Some((client.database, streams))
-    }
-
-    /// Handles the reply to the transaction that ends such a wait. Returns its reply to CLIENT UNBLOCK.
-    pub(super) fn streams_seen<'a>(&mut self, holder: Handle, answer: &'a [u8]) -> &'a [u8] {
-        let mut parts = reply::elements(answer);
-        let Some(unblocked) = parts.next() else { return b":0\r\n" };
-        let ended = reply::integer(unblocked) == Some(1);
-        if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()).filter(|_| ended) {
-            for ((_, end), stream) in waiting.ends.iter_mut().zip(parts) {
-                let fields: Vec<&[u8]> =
-                    reply::elements(stream).map(|field| reply::text(field).unwrap_or_default()).collect();
-                let at = fields.iter().position(|field| *field == b"last-generated-id");
-                // A missing stream: every entry is new.
-                *end = Some(at.and_then(|at| fields.get(at + 1)).map_or_else(|| b"0-0".to_vec(), |id| id.to_vec()));
-            }
-            self.clients.resume(holder);
-        }
-        unblocked
-    }
-
-    /// The node does not return the ends of the streams: the command is reissued unchanged.
-    pub(super) fn streams_unseen(&mut self, holder: Option<Handle>) {
-        let Some(holder) = holder else { return };
-        if let Some(waiting) =
-            self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()).filter(|w| !w.ends.is_empty())
-        {
-            waiting.ends = Vec::new();
-            self.clients.resume(holder);
-        }
     }
 
     /// Handles an error at the head of a connection. Returns true if it only reports that a wait was ended at our
@@ -364,7 +235,7 @@ impl Worker {
         else {
             return false;
         };
-        let Some(client) = self.clients.get_mut(pending.who) else { return false };
+        let Some(client) = self.down.get_mut(pending.who) else { return false };
         let Some(waiting) = client.waiting.as_ref().filter(|p| p.state == State::Ending && p.seq == pending.seq) else {
             return false;
         };
@@ -374,15 +245,15 @@ impl Worker {
         if let Some(link) = self.up.get_mut(link_handle) {
             askers = link.unblock_mut().map(|unblock| unblock.take_askers()).unwrap_or_default();
             if let Some(ended) = link.taken_out() {
-                self.over(ended, answer);
+                self.hooks.over(&self.turn, ended, answer);
             }
         }
         match unblocked.or(askers.first().map(|(_, error)| *error)) {
-            None => self.is_here(pending.who),
+            None => self.reissued_commands.is_here(&self.turn, &mut self.down, pending.who),
             // A client wanted to end it as well: then this is the end, in the requested form, and only once.
             Some(error) => {
                 let end = if error { WaitEnd::Unblocked } else { WaitEnd::OutOfTime };
-                self.deliver(pending.who, pending.seq, &end.reply(resp3).unwrap_or_default());
+                self.down.deliver(&self.turn, pending.who, pending.seq, &end.reply(resp3).unwrap_or_default());
             }
         }
         for (number, (asker, _)) in askers.into_iter().enumerate() {
@@ -397,24 +268,24 @@ impl Worker {
 
     /// Reissues a command that is at the router, if it can wait for its keys now.
     pub(super) fn issue_again(&mut self, handle: Handle) {
-        let Some(waiting) = self.clients.get(handle).and_then(|c| c.waiting.as_ref()) else { return };
+        let Some(waiting) = self.down.get(handle).and_then(|c| c.waiting.as_ref()) else { return };
         if waiting.ends.iter().any(|(_, end)| end.is_none()) {
             return; // until the ends of its streams are known
         }
         let (request, seq, ticket, until_us) = (waiting.request.clone(), waiting.seq, waiting.ticket, waiting.until_us);
         let request =
             if waiting.ends.is_empty() { request } else { with_arguments(&request, &waiting.ends).unwrap_or(request) };
-        let (node, waited) = match self.place_again(handle, &request) {
+        let (node, waited) = match place_again(&self.turn, &mut self.down, &mut self.hooks, handle, &request) {
             Ok(Some(place)) => place,
             Ok(None) => return,
             Err(why) if why.starts_with("NODE") => return self.lose_reissued(handle, &why),
             Err(text) => return self.end_reissued(handle, WaitEnd::Error(text)),
         };
-        let resp3 = self.clients.get(handle).is_some_and(|client| client.resp3);
-        let (clients, reissued) = (&self.clients, &self.reissued_commands);
+        let resp3 = self.down.get(handle).is_some_and(|client| client.resp3);
+        let (clients, reissued) = (&self.down, &self.reissued_commands);
         self.up.make_ahead(&self.turn, node, Lane::Blocking, resp3, |most| reissued.count_of(clients, resp3, most));
         if !self.turn.shared().wait_queues.is_turn(ticket, &self.turn.shared().mailboxes) {
-            return self.stall(handle, Stall::Turn);
+            return self.down.stall(&self.turn, handle, Stall::Turn);
         }
         self.give_back_of_another(handle, node);
         let link = match self.acquire(handle, node, Lane::Blocking) {
@@ -425,14 +296,14 @@ impl Worker {
         // The state may have changed before it had a connection.
         if !self.turn.shared().wait_queues.go(ticket, self.turn.index(), handle, &self.turn.shared().mailboxes) {
             self.give_back(handle, link);
-            return self.stall(handle, Stall::Turn);
+            return self.down.stall(&self.turn, handle, Stall::Turn);
         }
         // 0 would mean no timeout.
         let left_us = until_us.map(|until| until.saturating_sub(self.turn.now_us()).max(1000));
         let request = left_us.and_then(|us| with_time_left(&request, us.div_ceil(1000))).unwrap_or(request);
         self.push_exclusive(handle, link, Call::Bytes(&request), &request, CommandClass::Blocking as u8, Some(seq));
         self.wait_at_node(handle, link, waited, left_us);
-        if let Some(client) = self.clients.get_mut(handle) {
+        if let Some(client) = self.down.get_mut(handle) {
             client.written.add(node, Since::now(self.turn.shared(), self.turn.routing()));
             if let Some(waiting) = client.waiting.as_mut() {
                 waiting.state = State::Sent { look: 0, since_us: self.turn.now_us() };
@@ -448,7 +319,7 @@ impl Worker {
 
     /// Ends the wait of a recalled command whose keys cannot be reached.
     fn lose_reissued(&mut self, handle: Handle, why: &str) {
-        if let Some(client) = self.clients.get(handle) {
+        if let Some(client) = self.down.get(handle) {
             debug!(client = client.details.id, reason = why, "closing a client that can no longer wait for its keys");
         }
         self.end_reissued(handle, WaitEnd::Lost);
@@ -456,7 +327,7 @@ impl Worker {
 
     /// Ends a wait at the router.
     pub(super) fn end_reissued(&mut self, handle: Handle, end: WaitEnd) {
-        let Some(client) = self.clients.get_mut(handle) else { return };
+        let Some(client) = self.down.get_mut(handle) else { return };
         let (Some(waiting), resp3, held) = (client.waiting.take(), client.resp3, client.held.take()) else { return };
         client.moving = None;
         client.refusal = None;
@@ -466,10 +337,10 @@ impl Worker {
         if let Some(held) = held {
             self.give_back(handle, held);
         }
-        self.unstall(handle);
+        self.down.unstall(&self.turn, handle);
         match end.reply(resp3) {
-            Some(reply) => self.deliver(handle, waiting.seq, &reply),
-            None => self.end_as_a_server_would(handle, waiting.seq),
+            Some(reply) => self.down.deliver(&self.turn, handle, waiting.seq, &reply),
+            None => self.down.end_as_a_server_would(&self.turn, handle, waiting.seq),
         }
         leave_line(&self.turn, &waiting);
     }
@@ -478,23 +349,16 @@ impl Worker {
     /// node later.
     /// the node later.
     pub(super) fn on_reissue(&mut self, handle: Handle) {
-        let Some(client) = self.clients.get(handle) else { return };
+        let Some(client) = self.down.get(handle) else { return };
         let is_there = client.waiting.as_ref().is_some_and(|w| matches!(w.state, State::There | State::Sent { .. }));
         if let Some(link) = client.held.filter(|_| is_there) {
             self.reissue_waiting(link);
         }
     }
 
-    /// Lets a client wait at a node, because it is first in line.
-    pub(super) fn on_turn(&mut self, handle: Handle) {
-        if self.clients.get(handle).is_some_and(|c| c.is_reissued() && matches!(c.stall, Stall::Keys | Stall::Turn)) {
-            self.clients.resume(handle);
-        }
-    }
-
     /// Ends waits with an expired timeout, also in line or for keys.
     pub(super) fn tick_reissued(&mut self) {
-        let clients = &self.clients;
+        let clients = &self.down;
         self.reissued_commands.clients.retain(|h| clients.get(*h).is_some_and(Client::is_reissued));
         let is_over = |h: &Handle| {
             clients
@@ -514,11 +378,13 @@ impl Worker {
         let Some(link) = self.up.get(link_handle) else { return };
         let (holder, client_id, run_id) =
             (link.holder(), link.client_id().to_string(), link.run_id().map(str::to_owned));
-        let Some(main) = self.up.main_to(link.node(), run_id.as_deref()) else { return self.is_there(holder) };
+        let Some(main) = self.up.main_to(link.node(), run_id.as_deref()) else {
+            return is_there(&self.turn, &mut self.down, holder);
+        };
         self.reissued_commands.last_look = self.reissued_commands.last_look.wrapping_add(1);
         let number = self.reissued_commands.last_look;
         if let Some(Waiting { state: State::Sent { look, .. }, .. }) =
-            self.clients.get_mut(holder).and_then(|c| c.waiting.as_deref_mut())
+            self.down.get_mut(holder).and_then(|c| c.waiting.as_deref_mut())
         {
             *look = number;
             self.up.push_own_for(
@@ -537,7 +403,7 @@ impl Worker {
         let Some(link) = self.up.get(link_handle) else { return };
         let (holder, client_id) = (link.holder(), link.client_id());
         // The wait may have ended, and the connection may belong to another client.
-        let since_us = match self.clients.get(holder).and_then(|c| c.waiting.as_ref()).map(|w| w.state) {
+        let since_us = match self.down.get(holder).and_then(|c| c.waiting.as_ref()).map(|w| w.state) {
             Some(State::Sent { look, since_us }) if look == number => since_us,
             _ => return,
         };
@@ -545,29 +411,9 @@ impl Worker {
             || is_shown_waiting(answer, client_id)
             || self.turn.now_us().saturating_sub(since_us) > LOOKS_US
         {
-            self.is_there(holder);
+            is_there(&self.turn, &mut self.down, holder);
         } else {
             self.query_blocked_state(link_handle);
-        }
-    }
-
-    /// Lets the next command go, because a reissued one waits at its node.
-    fn is_there(&mut self, handle: Handle) {
-        if let Some(waiting) = self.clients.get_mut(handle).and_then(|c| c.waiting.as_mut()) {
-            waiting.state = State::There;
-            match self.turn.shared().wait_queues.note_seen_at_node(waiting.ticket) {
-                // In this turn: a message to this worker would arrive in the next one.
-                Some((worker, next)) if worker == self.turn.index() => self.on_turn(next),
-                Some((worker, next)) => self.turn.shared().mailboxes.send(worker, Message::WaitTurn { client: next }),
-                None => {}
-            }
-        }
-    }
-
-    /// Resumes a read that waited for keys; its next stall is determined again.
-    pub(super) fn end_moving_stall(&mut self, handle: Handle) {
-        if let Some(client) = self.clients.get_mut(handle).filter(|c| c.stall == Stall::Keys) {
-            client.stall = Stall::None;
         }
     }
 }
@@ -575,6 +421,166 @@ impl Worker {
 /// Removes a finished wait from the line, for the clients behind it.
 pub(super) fn leave_line(turn: &Turn, waiting: &Waiting) {
     turn.shared().wait_queues.leave(waiting.ticket, &turn.shared().mailboxes);
+}
+
+/// Stores a command that was sent and may wait, until it is answered. `waits_us`: its timeout; `None` without end.
+pub(super) fn keep_waiting(
+    turn: &Turn,
+    down: &mut Downstreams,
+    handle: Handle,
+    request: &[u8],
+    seq: u32,
+    ticket: Ticket,
+    waits_us: Option<u64>,
+) {
+    let until_us = waits_us.map(|us| turn.now_us().saturating_add(us));
+    if let Some(client) = down.get_mut(handle) {
+        let waiting = Waiting {
+            request: request.to_vec(),
+            seq,
+            ticket,
+            until_us,
+            state: State::There,
+            ends: Vec::new(),
+            unblocked: None,
+        };
+        client.waiting = Some(Box::new(waiting));
+    }
+}
+
+/// Returns the database and the streams of a recalled XREAD that begins at the ends of streams: entries added while
+/// it waits at no node would be missed. So the ends are read when its wait ends.
+pub(super) fn streams_to_look_at(down: &Downstreams, holder: Handle) -> Option<(u32, Vec<Vec<u8>>)> {
+    let client = down.get(holder)?;
+    let waiting = client.waiting.as_ref().filter(|w| w.state == State::Ending && !w.ends.is_empty())?;
+    let streams =
+        open_ends(&waiting.request).into_iter().filter_map(|(_, stream)| argument(&waiting.request, stream)).collect();
+    Some((client.database, streams))
+}
+
+/// Handles the reply to the transaction that ends such a wait. Returns its reply to CLIENT UNBLOCK.
+pub(super) fn streams_seen<'a>(down: &mut Downstreams, holder: Handle, answer: &'a [u8]) -> &'a [u8] {
+    let mut parts = reply::elements(answer);
+    let Some(unblocked) = parts.next() else { return b":0\r\n" };
+    let ended = reply::integer(unblocked) == Some(1);
+    if let Some(waiting) = down.get_mut(holder).and_then(|c| c.waiting.as_mut()).filter(|_| ended) {
+        for ((_, end), stream) in waiting.ends.iter_mut().zip(parts) {
+            let fields: Vec<&[u8]> =
+                reply::elements(stream).map(|field| reply::text(field).unwrap_or_default()).collect();
+            let at = fields.iter().position(|field| *field == b"last-generated-id");
+            // A missing stream: every entry is new.
+            *end = Some(at.and_then(|at| fields.get(at + 1)).map_or_else(|| b"0-0".to_vec(), |id| id.to_vec()));
+        }
+        down.resume(holder);
+    }
+    unblocked
+}
+
+/// The node does not return the ends of the streams: the command is reissued unchanged.
+pub(super) fn streams_unseen(down: &mut Downstreams, holder: Option<Handle>) {
+    let Some(holder) = holder else { return };
+    if let Some(waiting) = down.get_mut(holder).and_then(|c| c.waiting.as_mut()).filter(|w| !w.ends.is_empty()) {
+        waiting.ends = Vec::new();
+        down.resume(holder);
+    }
+}
+
+/// Lets a client wait at a node, because it is first in line.
+pub(super) fn on_turn(down: &mut Downstreams, handle: Handle) {
+    if down.get(handle).is_some_and(|c| c.is_reissued() && matches!(c.stall, Stall::Keys | Stall::Turn)) {
+        down.resume(handle);
+    }
+}
+
+/// Lets the next command go, because a reissued one waits at its node.
+fn is_there(turn: &Turn, down: &mut Downstreams, handle: Handle) {
+    if let Some(waiting) = down.get_mut(handle).and_then(|c| c.waiting.as_mut()) {
+        waiting.state = State::There;
+        match turn.shared().wait_queues.note_seen_at_node(waiting.ticket) {
+            // In this turn: a message to this worker would arrive in the next one.
+            Some((worker, next)) if worker == turn.index() => on_turn(down, next),
+            Some((worker, next)) => turn.shared().mailboxes.send(worker, Message::WaitTurn { client: next }),
+            None => {}
+        }
+    }
+}
+
+/// Resumes a read that waited for keys; its next stall is determined again.
+pub(super) fn end_moving_stall(down: &mut Downstreams, handle: Handle) {
+    if let Some(client) = down.get_mut(handle).filter(|c| c.stall == Stall::Keys) {
+        client.stall = Stall::None;
+    }
+}
+
+/// The snapshot changes while the command on a connection waits: it may create keys when it is served.
+pub(super) fn note_kept(turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, holder: Handle, node: NodeId) {
+    let Some(client) = down.get(holder) else { return };
+    let (database, Some(request)) = (client.database, client.waiting.as_ref().map(|p| p.request.clone())) else {
+        return;
+    };
+    hooks.pass_again(turn, KeyedCommand { call: Call::Bytes(&request), node, database });
+}
+
+impl ReissuedCommands {
+    /// Makes a command that may wait, but may not be sent yet, wait at the router as if it had been recalled.
+    pub(super) fn wait_in_line(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        handle: Handle,
+        request: &[u8],
+        class: u8,
+        ticket: Ticket,
+        waits_us: Option<u64>,
+    ) {
+        let Some(seq) = down.get_mut(handle).map(|client| client.owe(turn.now_us(), class)) else {
+            return;
+        };
+        keep_waiting(turn, down, handle, request, seq, ticket, waits_us);
+        self.is_here(turn, down, handle);
+    }
+
+    /// Makes a command wait at the router while its keys are in transit to another node: so it has its place in line,
+    /// its timeout runs, and CLIENT UNBLOCK finds it.
+    #[cold]
+    pub(super) fn wait_on_the_way(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        routing: &RoutingSnapshot,
+        handle: Handle,
+        command: &Command,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
+        let later = Flow::Stall(Stall::Keys);
+        let mut keys = Vec::new();
+        if !command.blocks(args) || command.find_keys(args, &mut keys).is_err() {
+            return later;
+        }
+        let Route::Owner(slot, _) = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize))) else {
+            return later;
+        };
+        let Some(client) = down.get_mut(handle) else { return Flow::Close };
+        if client.in_flight() > 0 {
+            return later; // after its earlier commands
+        }
+        client.lane = Lane::Blocking;
+        let ticket = turn.shared().wait_queues.enter_reissued(slot, turn.index(), handle);
+        self.wait_in_line(turn, down, handle, raw, command.class() as u8, ticket, command.waits_us(args));
+        Flow::Next
+    }
+
+    /// Stores that a client's waiting command is at the router.
+    fn is_here(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle) {
+        if let Some(waiting) = down.get_mut(handle).and_then(|c| c.waiting.as_mut()) {
+            waiting.state = State::Here;
+            turn.shared().wait_queues.note_returned(waiting.ticket, &turn.shared().mailboxes);
+        }
+        self.clients.push(handle);
+        down.stall(turn, handle, Stall::Turn);
+        down.resume(handle);
+    }
 }
 
 #[cfg(test)]

@@ -7,10 +7,10 @@ use switchyard_resp::reply;
 
 use super::Worker;
 use super::blocking::is_end_of_waits;
-use super::hot_copies::{beat_confirmed, filled, invalidated, on_ttl_reply};
-use super::output::deliver_of_node;
+use super::hot_copies::filled;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::{Again, Arrival, Phase, Purpose, Taken};
+use super::wait::forget_waiting;
 use crate::slab::Handle;
 
 impl Worker {
@@ -84,7 +84,7 @@ impl Worker {
                     let whole =
                         link.is_downgraded() && rest[0] == b'*' && size <= self.turn.routing().live.client_output_limit;
                     let head = link.head().copied();
-                    let is_kept = whole && head.is_some_and(|head| self.is_awaited(&head));
+                    let is_kept = whole && head.is_some_and(|head| self.gathers.is_awaited(&self.down, &head));
                     if is_kept || !self.take_large(handle, size, rest) {
                         break;
                     }
@@ -113,7 +113,10 @@ impl Worker {
     fn end_body(&mut self, handle: Handle) {
         let Some(link) = self.up.get_mut(handle) else { return };
         let through = link.passes_body_on();
-        if link.head().is_some_and(|head| self.slow.is_slow((self.turn.now_us() as u32).wrapping_sub(head.sent_us))) {
+        if link
+            .head()
+            .is_some_and(|head| self.hooks.slow.is_slow((self.turn.now_us() as u32).wrapping_sub(head.sent_us)))
+        {
             self.note_slow(handle);
         }
         let Some(link) = self.up.get_mut(handle) else { return };
@@ -121,7 +124,7 @@ impl Worker {
         let is_awaited = link.is_awaited();
         let expired = ended.is_expired;
         let is_exclusive = link.lane().is_exclusive();
-        let pending = self.over(ended, b"");
+        let pending = self.hooks.over(&self.turn, ended, b"");
         if is_awaited {
             self.up.mark(handle); // the flush checks whether waiting clients may continue
         }
@@ -130,10 +133,10 @@ impl Worker {
         }
         if through && !expired {
             let counters = self.turn.counters().clone();
-            if let Some(client) = self.clients.get_mut(pending.who) {
+            if let Some(client) = self.down.get_mut(pending.who) {
                 client.end_stream(self.turn.now_us(), &counters);
-                self.clients.mark(pending.who);
-                self.after_delivery(pending.who);
+                self.down.mark(pending.who);
+                self.down.after_delivery(&self.turn, pending.who);
             }
         }
         self.after_exclusive_reply(handle);
@@ -153,7 +156,7 @@ impl Worker {
             // Out of band: an invalidation of keys in hot copies, or nothing of ours.
             if link.lane() == Lane::Fills {
                 let node = link.node();
-                invalidated(self, node, answer);
+                self.hooks.invalidated(&self.turn, node, answer);
             }
             return;
         }
@@ -164,7 +167,7 @@ impl Worker {
             self.up.break_link(&self.turn, handle, "it sent a reply without a command");
             return;
         };
-        if self.slow.is_slow((self.turn.now_us() as u32).wrapping_sub(head.sent_us)) {
+        if self.hooks.slow.is_slow((self.turn.now_us() as u32).wrapping_sub(head.sent_us)) {
             self.note_slow(handle);
         }
         let is_error = reply::is_error(answer);
@@ -182,7 +185,7 @@ impl Worker {
         let Some(ended) = link.answered(self.turn.now_us(), is_error) else { return };
         let is_awaited = link.is_awaited();
         let (node, lane, expired) = (link.node(), link.lane(), ended.is_expired);
-        let pending = self.over(ended, answer);
+        let pending = self.hooks.over(&self.turn, ended, answer);
         if is_awaited {
             self.up.mark(handle); // the flush checks whether waiting clients may continue
         }
@@ -192,22 +195,24 @@ impl Worker {
             }
             match pending.purpose {
                 Purpose::Client | Purpose::ClientHealed if is_error && pending.again == Again::Heals => {
-                    let shown = self.scripts_met.with_own_sha(answer);
-                    deliver_of_node(self, pending.who, pending.seq, &shown);
+                    let shown = self.hooks.scripts_met.with_own_sha(answer);
+                    self.down.deliver_of_node(&self.turn, pending.who, pending.seq, &shown);
                 }
                 Purpose::Client | Purpose::Wait
                     if is_error && lane == Lane::Blocking && is_end_of_waits(&self.turn, answer) =>
                 {
-                    self.forget_waiting(pending.who);
-                    self.end_as_a_server_would(pending.who, pending.seq);
+                    forget_waiting(&mut self.down, pending.who);
+                    self.down.end_as_a_server_would(&self.turn, pending.who, pending.seq);
                 }
-                Purpose::Client | Purpose::ClientHealed => deliver_of_node(self, pending.who, pending.seq, answer),
+                Purpose::Client | Purpose::ClientHealed => {
+                    self.down.deliver_of_node(&self.turn, pending.who, pending.seq, answer)
+                }
                 Purpose::Gather => self.gather_part(pending.who, pending.seq, answer),
                 Purpose::Exec | Purpose::ExecWithoutMulti => self.on_exec(handle, pending, answer),
                 Purpose::Watch => self.on_watch(pending, answer),
                 Purpose::Wait => self.on_wait(handle, pending, answer),
-                Purpose::Fill => filled(self, pending.seq, answer, false),
-                Purpose::FillTtl => on_ttl_reply(self, node, pending.seq, answer),
+                Purpose::Fill => filled(&self.turn, &mut self.down, &mut self.hooks, pending.seq, answer, false),
+                Purpose::FillTtl => self.hooks.on_ttl_reply(&self.turn, node, pending.seq, answer),
                 Purpose::Discarded
                 | Purpose::Learn
                 | Purpose::Confirm
@@ -224,7 +229,7 @@ impl Worker {
             Purpose::Queued => self.up.on_queued(handle, pending, is_error, answer),
             Purpose::Unblock => self.on_unblock(pending.who, answer),
             Purpose::Look => self.on_look(pending.who, pending.seq, answer),
-            Purpose::Beat => beat_confirmed(self, node),
+            Purpose::Beat => self.hooks.beat_confirmed(node),
             _ => {}
         }
         if lane.is_exclusive() {

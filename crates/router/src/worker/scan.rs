@@ -167,9 +167,9 @@ impl Worker {
 
     pub(super) fn scan(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let Some(cursor) = args.get(1).and_then(parse::<u64>) else {
-            return self.refuse(handle, class, "ERR invalid cursor");
+            return self.down.refuse(&self.turn, handle, class, "ERR invalid cursor");
         };
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Main) {
             return Flow::Stall(Stall::Barrier);
         }
@@ -186,7 +186,7 @@ impl Worker {
         let end = b"*2\r\n$1\r\n0\r\n*0\r\n";
         let Some(at) = scans.decode(cursor, now) else {
             drop(scans);
-            self.answer(handle, class, end);
+            self.down.answer(&self.turn, handle, class, end);
             return Flow::Next;
         };
         let about = scans.wanted(at).cloned();
@@ -197,7 +197,7 @@ impl Worker {
             let mut out = b"*2\r\n".to_vec();
             encode::bulk(&mut out, again.unwrap_or_default().to_string().as_bytes());
             out.extend_from_slice(b"*0\r\n");
-            self.answer(handle, class, &out);
+            self.down.answer(&self.turn, handle, class, &out);
             return Flow::Next;
         }
         let wanted = count.unwrap_or(COUNT);

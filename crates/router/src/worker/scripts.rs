@@ -18,7 +18,7 @@ use super::Worker;
 use super::dispatch::Flow;
 use super::fan_out::FanOutScope;
 use super::gather::Aggregation;
-use super::keyed::{Call, KeyedCommand};
+use super::keyed::{Call, CommandHooks, KeyedCommand};
 use super::libraries::change_libraries;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::turn::Turn;
@@ -97,139 +97,17 @@ impl Worker {
         raw: &[u8],
         args: &Args<'_>,
     ) -> Flow {
-        let flow = match self.checked_script(routing, command, args) {
+        let flow = match self.hooks.checked_script(&self.turn, routing, command, args) {
             Ok(None) => self.forward(handle, command, args, node, raw),
             Ok(Some(request)) => self.forward(handle, command, args, node, &request),
-            Err(text) => return self.refuse(handle, command.class() as u8, &text),
+            Err(text) => return self.down.refuse(&self.turn, handle, command.class() as u8, &text),
         };
         if flow == Flow::Next
-            && let Some(limit) = self.limit_of_code(routing, command, args)
+            && let Some(limit) = self.hooks.limit_of_code(&self.turn, routing, command, args)
         {
-            self.tally.note(&command.name, limit);
+            self.hooks.tally.note(&command.name, limit);
         }
         flow
-    }
-
-    /// While there is one node: returns the limit that a script or function would meet with several nodes.
-    pub(super) fn limit_of_code(
-        &mut self,
-        routing: &RoutingSnapshot,
-        command: &Command,
-        args: &Args<'_>,
-    ) -> Option<Limit> {
-        if !routing.live.check_scripts || routing.checks_scripts() {
-            return None;
-        }
-        let text = args.get(1).unwrap_or_default();
-        let script = match &*command.name {
-            "EVAL" | "EVAL_RO" => Some(self.met(text, &routing.commands)),
-            "EVALSHA" | "EVALSHA_RO" => self.met_by_sha(text),
-            _ => None,
-        };
-        match script.map(|script| &script.verdict) {
-            Some(Verdict::Proved) => None,
-            Some(Verdict::Refused(_)) => Some(Limit::Unnamed),
-            Some(Verdict::Wrapped(_)) | None => Some(Limit::Unproved),
-        }
-    }
-
-    /// Returns the replacement of a script call: `None` if it is sent unchanged.
-    pub(super) fn checked_script(
-        &mut self,
-        routing: &RoutingSnapshot,
-        command: &Command,
-        args: &Args<'_>,
-    ) -> Result<Option<Vec<u8>>, String> {
-        let text = args.get(1).unwrap_or_default();
-        let check = routing.checks_scripts();
-        let by_sha = command.name.starts_with("EVALSHA");
-        let script = match &*command.name {
-            "EVAL" | "EVAL_RO" => self.met(text, &routing.commands),
-            "EVALSHA" | "EVALSHA_RO" if check => match self.met_by_sha(text) {
-                Some(script) => script,
-                None => return Err(NOSCRIPT.into()),
-            },
-            "FCALL" | "FCALL_RO" if check && !routing.topology.placement().is_crc16() => {
-                return Err(NO_FUNCTIONS.into());
-            }
-            _ => return Ok(None),
-        };
-        match &script.verdict {
-            _ if !check => Ok(None),
-            Verdict::Proved => Ok(None),
-            Verdict::Refused(why) => Err(why.to_string()),
-            Verdict::Wrapped(_) => {
-                let sha = [&script.wrapped_sha[..]];
-                let wrapped = script.wrapped();
-                let text = if by_sha { &sha[..] } else { &wrapped[..] };
-                let len: usize = text.iter().map(|part| part.len()).sum();
-                let mut request = Vec::with_capacity(len + 256);
-                encode::header(&mut request, b'*', args.len());
-                for (index, arg) in args.iter().enumerate() {
-                    encode::bulk_of(&mut request, if index == 1 { text } else { std::slice::from_ref(&arg) });
-                }
-                Ok(Some(request))
-            }
-        }
-    }
-
-    /// Whether a script call provably uses only its declared keys; never true for a function.
-    pub(super) fn is_proved(&mut self, routing: &RoutingSnapshot, command: &Command, args: &Args<'_>) -> bool {
-        let text = args.get(1).unwrap_or_default();
-        let verdict = match &*command.name {
-            "EVAL" | "EVAL_RO" => Some(&self.met(text, &routing.commands).verdict),
-            "EVALSHA" | "EVALSHA_RO" => self.met_by_sha(text).map(|script| &script.verdict),
-            _ => None,
-        };
-        verdict == Some(&Verdict::Proved)
-    }
-
-    /// Returns the hash at the node of a script that is called by its hash.
-    pub(super) fn sha_sent(
-        &mut self,
-        routing: &RoutingSnapshot,
-        command: &Command,
-        args: &Args<'_>,
-    ) -> Option<[u8; 40]> {
-        if !matches!(&*command.name, "EVALSHA" | "EVALSHA_RO") {
-            return None;
-        }
-        let sha = args.get(1)?;
-        match self.met_by_sha(sha).filter(|_| routing.checks_scripts()) {
-            Some(script) => Some(script.wrapped_sha),
-            None => sha.to_ascii_lowercase().try_into().ok(),
-        }
-    }
-
-    fn met(&mut self, body: &[u8], table: &CommandTable) -> &Arc<Script> {
-        let hash = rapidhash::v3::rapidhash_v3(body);
-        if self.scripts_met.by_text.get(&hash).is_none_or(|script| *script.body != *body) {
-            let sha = sha_of(&[body]);
-            // Texts with the same hash can be constructed.
-            let known =
-                lock(&self.turn.shared().scripts).by_client_sha(&sha).filter(|script| *script.body == *body).cloned();
-            // Analyzed without the lock: a text may be long.
-            let beside = if self.turn.routing().topology.placement().is_crc16() {
-                UndeclaredKeys::Slot
-            } else {
-                UndeclaredKeys::Nothing
-            };
-            let script = known.unwrap_or_else(|| {
-                let script = Arc::new(Script::analyse(body, sha, table, beside));
-                lock(&self.turn.shared().scripts).store(&script);
-                script
-            });
-            self.scripts_met.remember(hash, &script);
-        }
-        &self.scripts_met.by_text[&hash]
-    }
-
-    fn met_by_sha(&mut self, sha: &[u8]) -> Option<&Arc<Script>> {
-        if self.scripts_met.named(sha).is_none() {
-            let script = lock(&self.turn.shared().scripts).by_client_sha(sha)?.clone();
-            self.scripts_met.remember(rapidhash::v3::rapidhash_v3(&script.body), &script);
-        }
-        self.scripts_met.named(sha)
     }
 
     /// SCRIPT and FUNCTION subcommands for every node that need more than forwarding; `None` for the others.
@@ -245,9 +123,9 @@ impl Worker {
         let class = command.class() as u8;
         match &*command.name {
             "SCRIPT|LOAD" => {
-                let script = self.met(args.get(2)?, &routing.commands).clone();
+                let script = self.hooks.met(&self.turn, args.get(2)?, &routing.commands).clone();
                 match &script.verdict {
-                    Verdict::Refused(why) if check => return Some(self.refuse(handle, class, why)),
+                    Verdict::Refused(why) if check => return Some(self.down.refuse(&self.turn, handle, class, why)),
                     Verdict::Wrapped(_) if check => {}
                     _ => return None,
                 }
@@ -274,7 +152,7 @@ impl Worker {
                     encode::integer(&mut out, i64::from(known.by_client_sha(sha).is_some()));
                 }
                 drop(known);
-                self.answer(handle, class, &out);
+                self.down.answer(&self.turn, handle, class, &out);
                 Some(Flow::Next)
             }
             "SCRIPT|EXISTS" => {
@@ -297,7 +175,7 @@ impl Worker {
             }
             "SCRIPT|FLUSH" => {
                 lock(&self.turn.shared().scripts).clear();
-                self.scripts_met = ScriptsMet::default();
+                self.hooks.scripts_met = ScriptsMet::default();
                 None
             }
             "FUNCTION|LOAD" | "FUNCTION|RESTORE" => match checked_libraries(&routing, command, args) {
@@ -309,31 +187,10 @@ impl Worker {
                     };
                     Some(change_libraries(self, handle, lane, class, checked.unwrap_or_else(as_it_is)))
                 }
-                Err(why) => Some(self.refuse(handle, class, &why)),
+                Err(why) => Some(self.down.refuse(&self.turn, handle, class, &why)),
             },
             _ => None,
         }
-    }
-
-    /// Returns the replacement of a command that runs or loads code in a transaction: `None` if it is queued unchanged.
-    pub(super) fn checked_code(
-        &mut self,
-        routing: &RoutingSnapshot,
-        command: &Command,
-        args: &Args<'_>,
-    ) -> Result<Option<Vec<u8>>, String> {
-        if command.flags.has(Flags::SCRIPT) {
-            return self.checked_script(routing, command, args);
-        }
-        if command.name == "SCRIPT|LOAD" {
-            // The router knows it from here on, as if it had gone to every node.
-            let script = self.met(args.get(2).unwrap_or_default(), &routing.commands);
-            return match &script.verdict {
-                Verdict::Refused(why) if routing.checks_scripts() => Err(why.to_string()),
-                _ => Ok(None),
-            };
-        }
-        checked_libraries(routing, command, args)
     }
 
     /// FUNCTION LIST: libraries as their authors wrote them.
@@ -362,7 +219,7 @@ impl Worker {
             return false;
         }
         let request = link.head_request().to_vec();
-        let Some(client) = self.clients.get(pending.who) else { return false };
+        let Some(client) = self.down.get(pending.who) else { return false };
         if !client.is_last(pending.seq) {
             return false;
         }
@@ -375,11 +232,16 @@ impl Worker {
         let Some(body) = lock(&self.turn.shared().scripts).text(sha) else { return false };
         let node = link.node();
         if let Some(ended) = self.up.get_mut(link_handle).and_then(Link::taken_out) {
-            self.over(ended, b"");
+            self.hooks.over(&self.turn, ended, b"");
         }
         self.up.push_own(&self.turn, link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Discarded, 0);
         let pending = Pending { purpose: Purpose::ClientHealed, sent_us: self.turn.now_us() as u32, ..pending };
-        let request = self.pass(KeyedCommand { call: Call::Bytes(&request), node, database }, &request, pending);
+        let request = self.hooks.pass(
+            &self.turn,
+            KeyedCommand { call: Call::Bytes(&request), node, database },
+            &request,
+            pending,
+        );
         if let Some(link) = self.up.get_mut(link_handle) {
             link.touch_as(no_touch, pending);
             link.push(request);
@@ -454,6 +316,161 @@ fn without_preludes(value: &[u8], out: &mut Vec<u8>) {
             None => out.extend_from_slice(value),
         },
         _ => out.extend_from_slice(value),
+    }
+}
+
+impl CommandHooks {
+    /// While there is one node: returns the limit that a script or function would meet with several nodes.
+    pub(super) fn limit_of_code(
+        &mut self,
+        turn: &Turn,
+        routing: &RoutingSnapshot,
+        command: &Command,
+        args: &Args<'_>,
+    ) -> Option<Limit> {
+        if !routing.live.check_scripts || routing.checks_scripts() {
+            return None;
+        }
+        let text = args.get(1).unwrap_or_default();
+        let script = match &*command.name {
+            "EVAL" | "EVAL_RO" => Some(self.met(turn, text, &routing.commands)),
+            "EVALSHA" | "EVALSHA_RO" => self.met_by_sha(turn, text),
+            _ => None,
+        };
+        match script.map(|script| &script.verdict) {
+            Some(Verdict::Proved) => None,
+            Some(Verdict::Refused(_)) => Some(Limit::Unnamed),
+            Some(Verdict::Wrapped(_)) | None => Some(Limit::Unproved),
+        }
+    }
+
+    /// Returns the replacement of a script call: `None` if it is sent unchanged.
+    pub(super) fn checked_script(
+        &mut self,
+        turn: &Turn,
+        routing: &RoutingSnapshot,
+        command: &Command,
+        args: &Args<'_>,
+    ) -> Result<Option<Vec<u8>>, String> {
+        let text = args.get(1).unwrap_or_default();
+        let check = routing.checks_scripts();
+        let by_sha = command.name.starts_with("EVALSHA");
+        let script = match &*command.name {
+            "EVAL" | "EVAL_RO" => self.met(turn, text, &routing.commands),
+            "EVALSHA" | "EVALSHA_RO" if check => match self.met_by_sha(turn, text) {
+                Some(script) => script,
+                None => return Err(NOSCRIPT.into()),
+            },
+            "FCALL" | "FCALL_RO" if check && !routing.topology.placement().is_crc16() => {
+                return Err(NO_FUNCTIONS.into());
+            }
+            _ => return Ok(None),
+        };
+        match &script.verdict {
+            _ if !check => Ok(None),
+            Verdict::Proved => Ok(None),
+            Verdict::Refused(why) => Err(why.to_string()),
+            Verdict::Wrapped(_) => {
+                let sha = [&script.wrapped_sha[..]];
+                let wrapped = script.wrapped();
+                let text = if by_sha { &sha[..] } else { &wrapped[..] };
+                let len: usize = text.iter().map(|part| part.len()).sum();
+                let mut request = Vec::with_capacity(len + 256);
+                encode::header(&mut request, b'*', args.len());
+                for (index, arg) in args.iter().enumerate() {
+                    encode::bulk_of(&mut request, if index == 1 { text } else { std::slice::from_ref(&arg) });
+                }
+                Ok(Some(request))
+            }
+        }
+    }
+
+    /// Whether a script call provably uses only its declared keys; never true for a function.
+    pub(super) fn is_proved(
+        &mut self,
+        turn: &Turn,
+        routing: &RoutingSnapshot,
+        command: &Command,
+        args: &Args<'_>,
+    ) -> bool {
+        let text = args.get(1).unwrap_or_default();
+        let verdict = match &*command.name {
+            "EVAL" | "EVAL_RO" => Some(&self.met(turn, text, &routing.commands).verdict),
+            "EVALSHA" | "EVALSHA_RO" => self.met_by_sha(turn, text).map(|script| &script.verdict),
+            _ => None,
+        };
+        verdict == Some(&Verdict::Proved)
+    }
+
+    /// Returns the hash at the node of a script that is called by its hash.
+    pub(super) fn sha_sent(
+        &mut self,
+        turn: &Turn,
+        routing: &RoutingSnapshot,
+        command: &Command,
+        args: &Args<'_>,
+    ) -> Option<[u8; 40]> {
+        if !matches!(&*command.name, "EVALSHA" | "EVALSHA_RO") {
+            return None;
+        }
+        let sha = args.get(1)?;
+        match self.met_by_sha(turn, sha).filter(|_| routing.checks_scripts()) {
+            Some(script) => Some(script.wrapped_sha),
+            None => sha.to_ascii_lowercase().try_into().ok(),
+        }
+    }
+
+    fn met(&mut self, turn: &Turn, body: &[u8], table: &CommandTable) -> &Arc<Script> {
+        let hash = rapidhash::v3::rapidhash_v3(body);
+        if self.scripts_met.by_text.get(&hash).is_none_or(|script| *script.body != *body) {
+            let sha = sha_of(&[body]);
+            // Texts with the same hash can be constructed.
+            let known =
+                lock(&turn.shared().scripts).by_client_sha(&sha).filter(|script| *script.body == *body).cloned();
+            // Analyzed without the lock: a text may be long.
+            let beside = if turn.routing().topology.placement().is_crc16() {
+                UndeclaredKeys::Slot
+            } else {
+                UndeclaredKeys::Nothing
+            };
+            let script = known.unwrap_or_else(|| {
+                let script = Arc::new(Script::analyse(body, sha, table, beside));
+                lock(&turn.shared().scripts).store(&script);
+                script
+            });
+            self.scripts_met.remember(hash, &script);
+        }
+        &self.scripts_met.by_text[&hash]
+    }
+
+    fn met_by_sha(&mut self, turn: &Turn, sha: &[u8]) -> Option<&Arc<Script>> {
+        if self.scripts_met.named(sha).is_none() {
+            let script = lock(&turn.shared().scripts).by_client_sha(sha)?.clone();
+            self.scripts_met.remember(rapidhash::v3::rapidhash_v3(&script.body), &script);
+        }
+        self.scripts_met.named(sha)
+    }
+
+    /// Returns the replacement of a command that runs or loads code in a transaction: `None` if it is queued unchanged.
+    pub(super) fn checked_code(
+        &mut self,
+        turn: &Turn,
+        routing: &RoutingSnapshot,
+        command: &Command,
+        args: &Args<'_>,
+    ) -> Result<Option<Vec<u8>>, String> {
+        if command.flags.has(Flags::SCRIPT) {
+            return self.checked_script(turn, routing, command, args);
+        }
+        if command.name == "SCRIPT|LOAD" {
+            // The router knows it from here on, as if it had gone to every node.
+            let script = self.met(turn, args.get(2).unwrap_or_default(), &routing.commands);
+            return match &script.verdict {
+                Verdict::Refused(why) if routing.checks_scripts() => Err(why.to_string()),
+                _ => Ok(None),
+            };
+        }
+        checked_libraries(routing, command, args)
     }
 }
 

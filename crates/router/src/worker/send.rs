@@ -33,11 +33,6 @@ impl Sender {
     pub(super) fn new() -> Self {
         Self { batching: Batching::new(Batching::PER_CLIENT_US), batch: None, outcomes: Vec::new() }
     }
-
-    /// Whether many are sent at once.
-    pub(super) const fn is_batched(&self) -> bool {
-        self.batch.is_some()
-    }
 }
 
 impl Worker {
@@ -48,6 +43,7 @@ impl Worker {
         match SendBatch::new(Token::Wake) {
             Ok(batch) => {
                 self.sender.batch = Some(batch);
+                self.turn.set_sends_batched(true);
                 self.sender.batching = Batching::new(Batching::PER_CLIENT_BATCHED_US);
             }
             Err(error) => info!(%error, "io_uring is unavailable: replies are sent one by one"),
@@ -57,7 +53,7 @@ impl Worker {
     /// Sends to nodes and clients, nodes first, as far as their sockets accept it.
     pub(super) fn send_together(&mut self) {
         let Some(batch) = &mut self.sender.batch else { return };
-        if self.up.marked_count() + self.clients.marked_count() < TOGETHER_MIN {
+        if self.up.marked_count() + self.down.marked_count() < TOGETHER_MIN {
             return;
         }
         let mut outcomes = std::mem::take(&mut self.sender.outcomes);
@@ -65,7 +61,7 @@ impl Worker {
             let (fd, bytes) = link.plain_output()?;
             Some((Token::Link(handle), fd, bytes))
         });
-        let clients = self.clients.marked().filter_map(|(handle, client)| {
+        let clients = self.down.marked().filter_map(|(handle, client)| {
             let sends = client.tls.is_none() && client.writable && client.unsent() > 0;
             sends.then(|| (Token::Client(handle), client.fd.as_fd(), &client.out[client.out_sent..]))
         });
@@ -77,6 +73,7 @@ impl Worker {
         if let Err(error) = result {
             warn!(worker = self.turn.index(), %error, "the kernel refuses io_uring, which it accepted before: replies are sent one by one from now on");
             self.sender.batch = None;
+            self.turn.set_sends_batched(false);
             self.sender.batching = Batching::new(Batching::PER_CLIENT_US);
         }
         for (token, sent) in outcomes.drain(..) {
@@ -87,7 +84,7 @@ impl Worker {
                         self.up.get_mut(handle).into_iter().for_each(|link| link.note_all_sent());
                         self.up.break_link(&self.turn, handle, UNSURE);
                     }
-                    Token::Client(handle) => self.close_client(handle),
+                    Token::Client(handle) => self.down.close_client(&self.turn, handle),
                     Token::Wake | Token::Tick | Token::Listener(_) => {}
                 }
                 continue;
@@ -99,7 +96,7 @@ impl Worker {
                     }
                 }
                 Token::Client(handle) => {
-                    if let Some(client) = self.clients.get_mut(handle) {
+                    if let Some(client) = self.down.get_mut(handle) {
                         client.note_sent(sent, self.turn.now_us());
                         self.turn.counters().bytes_sent.add(sent as u64);
                     }

@@ -12,7 +12,9 @@ use switchyard_resp::request::{Args, Limits, Scanner};
 use tracing::info;
 
 use super::Worker;
+use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::keyed::CommandHooks;
 use super::local::parse;
 use super::log_throttle::LogThrottle;
 use super::turn::Turn;
@@ -73,7 +75,7 @@ impl Worker {
             return;
         };
         let Some(pending) = link.head().copied() else { return };
-        if !is_logged(pending.purpose) || !self.may_enter() {
+        if !is_logged(pending.purpose) || !self.hooks.may_enter(&self.turn) {
             return;
         }
         let Some(link) = self.up.get(link_handle) else { return };
@@ -90,17 +92,17 @@ impl Worker {
     /// Logs an answered command on an exclusive connection if it was slow. Blocking at the node (BLPOP) does not count,
     /// as in Redis; waiting in line for a connection does.
     pub(super) fn note_slow_exclusive(&mut self, link_handle: Handle, pending: Pending) {
-        let Some(link) = self.up.get(link_handle).filter(|_| self.slow.is_on()) else { return };
+        let Some(link) = self.up.get(link_handle).filter(|_| self.hooks.slow.is_on()) else { return };
         let mut took = (self.turn.now_us() as u32).wrapping_sub(pending.sent_us);
         if link.lane() == Lane::Blocking {
             let grace_us = self.turn.routing().live.command_timeout.as_micros() as u64;
             let asked_until_us = link.waits_until_us().saturating_sub(grace_us);
             took = took.min(u32::try_from(self.turn.now_us().saturating_sub(asked_until_us)).unwrap_or(u32::MAX));
         }
-        if !self.slow.is_slow(took.saturating_add(self.held_us(pending))) {
+        if !self.hooks.slow.is_slow(took.saturating_add(held_us(&self.down, pending))) {
             return;
         }
-        if !is_logged(pending.purpose) || !self.may_enter() {
+        if !is_logged(pending.purpose) || !self.hooks.may_enter(&self.turn) {
             return;
         }
         let Some(link) = self.up.get(link_handle) else { return };
@@ -111,50 +113,6 @@ impl Worker {
         self.enter(link_handle, pending, took, args);
     }
 
-    /// Time that a command was held before its dispatch.
-    fn held_us(&self, pending: Pending) -> u32 {
-        let client = self.clients.get(pending.who).filter(|_| pending.purpose == Purpose::Client);
-        client.filter(|c| c.waited.0 == pending.seq).map_or(0, |c| c.waited.1)
-    }
-
-    /// Whether one more entry may be made now. If a node stalls for a moment, all commands in flight are slow, and
-    /// entries for all of them would delay the next ones.
-    fn may_enter(&mut self) -> bool {
-        match PER_SECOND.take(self.slow.full_at_ns, self.turn.now_us() * 1000) {
-            Ok(full_at_ns) => {
-                self.slow.full_at_ns = full_at_ns;
-                true
-            }
-            Err(_) => {
-                self.turn.counters().slow_not_entered.add(1);
-                if let Some(suppressed) = self.slow.log.allow(self.turn.now_us()) {
-                    info!(
-                        worker = self.turn.index(),
-                        suppressed = suppressed.count(),
-                        "rate limit of the slow log exceeded (the metric slowlog_dropped counts the others)"
-                    );
-                }
-                false
-            }
-        }
-    }
-
-    /// Adds entries that could not be added while the log was being read.
-    pub(super) fn enter_waiting(&mut self) {
-        if self.slow.waiting.is_empty() {
-            return;
-        }
-        let mut log = match self.turn.shared().slow_log.try_lock() {
-            Ok(log) => log,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Do not wait for the lock: the next tick tries again.
-            Err(TryLockError::WouldBlock) => return,
-        };
-        for entry in self.slow.waiting.drain(..) {
-            log.add(entry, self.turn.routing().live.slowlog_max_len);
-        }
-    }
-
     fn enter(&mut self, link_handle: Handle, pending: Pending, took: u32, mut args: Vec<Vec<u8>>) {
         let Some(link) = self.up.get(link_handle) else { return };
         let handle = match pending.purpose {
@@ -163,9 +121,9 @@ impl Worker {
             _ => return,
         };
         // The client may be gone, but its command was slow.
-        let client = self.clients.get(handle);
+        let client = self.down.get(handle);
         let queue = link.queued_us(pending.sent_us, took);
-        let held = self.held_us(pending);
+        let held = held_us(&self.down, pending);
         if !self.turn.routing().live.slowlog_arguments {
             args.truncate(1);
         }
@@ -183,38 +141,8 @@ impl Worker {
             user: client.map_or("default", |c| c.user.name()).into(),
             node: link.replica().map_or(node.clone(), |replica| format!("{node} replica {replica}")),
         };
-        self.slow.waiting.push(entry);
-        self.enter_waiting();
-    }
-
-    pub(super) fn slowlog(&mut self, handle: Handle, class: u8, local: Local, args: &Args<'_>) -> Flow {
-        let mut out = Vec::new();
-        match local {
-            Local::SlowlogLen => encode::integer(&mut out, lock(&self.turn.shared().slow_log).len() as i64),
-            Local::SlowlogReset => {
-                self.slow.waiting.clear();
-                lock(&self.turn.shared().slow_log).clear();
-                out.extend_from_slice(b"+OK\r\n");
-            }
-            _ => {
-                let Ok(count) = count(args.get(2)) else {
-                    return self.refuse(handle, class, "ERR count should be greater than or equal to -1");
-                };
-                let entries = lock(&self.turn.shared().slow_log).latest(count);
-                encode::header(&mut out, b'*', entries.len());
-                for entry in entries {
-                    encode::header(&mut out, b'*', 6);
-                    encode::integer(&mut out, entry.id as i64);
-                    encode::integer(&mut out, entry.at_s as i64);
-                    encode::integer(&mut out, entry.total_us as i64);
-                    arguments(&mut out, &entry);
-                    encode::bulk(&mut out, entry.address.as_bytes());
-                    encode::bulk(&mut out, entry.name.as_bytes());
-                }
-            }
-        }
-        self.answer(handle, class, &out);
-        Flow::Next
+        self.hooks.slow.waiting.push(entry);
+        self.hooks.enter_waiting(&self.turn);
     }
 }
 
@@ -270,4 +198,88 @@ pub(super) fn slowlog_details(turn: &Turn, args: &Args<'_>, resp3: bool, out: &m
             encode::bulk(out, value.as_bytes());
         }
     }
+}
+
+/// Time that a command was held before its dispatch.
+fn held_us(down: &Downstreams, pending: Pending) -> u32 {
+    let client = down.get(pending.who).filter(|_| pending.purpose == Purpose::Client);
+    client.filter(|c| c.waited.0 == pending.seq).map_or(0, |c| c.waited.1)
+}
+
+impl CommandHooks {
+    /// Whether one more entry may be made now. If a node stalls for a moment, all commands in flight are slow, and
+    /// entries for all of them would delay the next ones.
+    fn may_enter(&mut self, turn: &Turn) -> bool {
+        match PER_SECOND.take(self.slow.full_at_ns, turn.now_us() * 1000) {
+            Ok(full_at_ns) => {
+                self.slow.full_at_ns = full_at_ns;
+                true
+            }
+            Err(_) => {
+                turn.counters().slow_not_entered.add(1);
+                if let Some(suppressed) = self.slow.log.allow(turn.now_us()) {
+                    info!(
+                        worker = turn.index(),
+                        suppressed = suppressed.count(),
+                        "rate limit of the slow log exceeded (the metric slowlog_dropped counts the others)"
+                    );
+                }
+                false
+            }
+        }
+    }
+
+    /// Adds entries that could not be added while the log was being read.
+    pub(super) fn enter_waiting(&mut self, turn: &Turn) {
+        if self.slow.waiting.is_empty() {
+            return;
+        }
+        let mut log = match turn.shared().slow_log.try_lock() {
+            Ok(log) => log,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // Do not wait for the lock: the next tick tries again.
+            Err(TryLockError::WouldBlock) => return,
+        };
+        for entry in self.slow.waiting.drain(..) {
+            log.add(entry, turn.routing().live.slowlog_max_len);
+        }
+    }
+}
+
+pub(super) fn slowlog(
+    turn: &Turn,
+    down: &mut Downstreams,
+    hooks: &mut CommandHooks,
+    handle: Handle,
+    class: u8,
+    local: Local,
+    args: &Args<'_>,
+) -> Flow {
+    let mut out = Vec::new();
+    match local {
+        Local::SlowlogLen => encode::integer(&mut out, lock(&turn.shared().slow_log).len() as i64),
+        Local::SlowlogReset => {
+            hooks.slow.waiting.clear();
+            lock(&turn.shared().slow_log).clear();
+            out.extend_from_slice(b"+OK\r\n");
+        }
+        _ => {
+            let Ok(count) = count(args.get(2)) else {
+                return down.refuse(turn, handle, class, "ERR count should be greater than or equal to -1");
+            };
+            let entries = lock(&turn.shared().slow_log).latest(count);
+            encode::header(&mut out, b'*', entries.len());
+            for entry in entries {
+                encode::header(&mut out, b'*', 6);
+                encode::integer(&mut out, entry.id as i64);
+                encode::integer(&mut out, entry.at_s as i64);
+                encode::integer(&mut out, entry.total_us as i64);
+                arguments(&mut out, &entry);
+                encode::bulk(&mut out, entry.address.as_bytes());
+                encode::bulk(&mut out, entry.name.as_bytes());
+            }
+        }
+    }
+    down.answer(turn, handle, class, &out);
+    Flow::Next
 }

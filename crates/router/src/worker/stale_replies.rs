@@ -50,7 +50,7 @@ impl Gather {
 impl Worker {
     /// Whether an answer of a node has been pending for longer than this client waits.
     pub(super) fn is_silent(&self, node: NodeId, client: Handle) -> bool {
-        let timeout_us = self.clients.get(client).map_or(TIMEOUT_US, |client| client.timeout_us(self.turn.now_us()));
+        let timeout_us = self.down.get(client).map_or(TIMEOUT_US, |client| client.timeout_us(self.turn.now_us()));
         let is_old = |sent_us: u32| u64::from((self.turn.now_us() as u32).wrapping_sub(sent_us)) > timeout_us;
         let main = self.up.main(node).and_then(|main| self.up.get(main));
         main.is_some_and(|link| link.phase() == Phase::Up && link.head().is_some_and(|head| is_old(head.sent_us)))
@@ -69,10 +69,10 @@ impl Worker {
         let class = command.class() as u8;
         let talks = |worker: &Self, node: NodeId| worker.up.is_up(node) && !worker.is_silent(node, handle);
         let talking = routing.topology.nodes().map(|node| node.id).find(|node| talks(self, *node));
-        let Some(node) = talking.or_else(|| self.choose_node(routing)) else {
-            return self.refuse_all_down(handle, class);
+        let Some(node) = talking.or_else(|| self.up.choose_node(&self.turn, routing)) else {
+            return self.down.refuse_all_down(&self.turn, handle, class);
         };
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Main) {
             return Flow::Stall(Stall::Barrier);
         }
@@ -80,10 +80,17 @@ impl Worker {
         if talking.is_none()
             && let Some(answer) = self.turn.shared().command_replies.answer(resp3, raw)
         {
-            self.answer(handle, class, &answer);
+            self.down.answer(&self.turn, handle, class, &answer);
             return Flow::Next;
         }
-        let Some(gather) = self.begin_gather(handle, class, 1, Aggregation::Commands { request: raw.to_vec() }) else {
+        let Some(gather) = self.gathers.begin_gather(
+            &self.turn,
+            &mut self.down,
+            handle,
+            class,
+            1,
+            Aggregation::Commands { request: raw.to_vec() },
+        ) else {
             return Flow::Close;
         };
         let mut request = Vec::new();
@@ -101,7 +108,7 @@ impl Worker {
             .filter(|(_, gather)| {
                 gather.is_impatient()
                     && self
-                        .clients
+                        .down
                         .get(gather.client())
                         .is_none_or(|client| waited(gather) > client.timeout_us(self.turn.now_us()))
             })
@@ -110,7 +117,7 @@ impl Worker {
         for (handle, is_silent) in late {
             for (part, node) in self.gathers.get(handle).map(Gather::missing).unwrap_or_default() {
                 let known = self.gathers.get_mut(handle).and_then(|gather| {
-                    let resp3 = self.clients.get(gather.client())?.resp3;
+                    let resp3 = self.down.get(gather.client())?.resp3;
                     gather.known_answer(self.turn.shared(), node, resp3)
                 });
                 if known.is_some() || is_silent {

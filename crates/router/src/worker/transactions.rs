@@ -24,13 +24,16 @@ use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
 use super::checkout::Acquired;
+use super::clients::Downstreams;
+use super::colocate::wait_for_colocation;
 use super::dispatch::Flow;
 use super::downstream::Client;
-use super::keyed::{Call, CommandSeq, KeyedCommand, Request};
+use super::keyed::{Call, CommandHooks, CommandSeq, KeyedCommand, Request};
 use super::multi_local::LocalInMulti;
-use super::overrides::{not_together, parted_text, slots_by, wanted_of};
+use super::overrides::{node_of_transaction, not_together, parted_text, slots_by, wanted_by_transaction, wanted_of};
 use super::queueing::{Multi, Published};
 use super::turn::Turn;
+use super::upstreams::Upstreams;
 use super::upstreams::kind::{Lane, Task};
 use super::upstreams::link::{Again, MULTI, Pending, Phase, Purpose, UNSENT_HIGH};
 use super::wait::{Since, Wait};
@@ -96,11 +99,11 @@ pub(super) struct Watch {
 }
 
 /// After a change of the keys' slots at the same nodes: places queued commands and watched keys as if they came now.
-pub(super) fn place_anew(worker: &mut Worker) {
+pub(super) fn place_anew(turn: &Turn, down: &mut Downstreams) {
     let one_of = |slots: BTreeSet<Slot>| slots.first().copied().filter(|_| slots.len() == 1);
-    let routing = Arc::clone(worker.turn.routing());
-    for handle in worker.clients.handles() {
-        let Some(session) = worker.clients.get_mut(handle).and_then(|client| client.session.as_mut()) else { continue };
+    let routing = Arc::clone(turn.routing());
+    for handle in down.handles() {
+        let Some(session) = down.get_mut(handle).and_then(|client| client.session.as_mut()) else { continue };
         if session.multi.slot.is_some() {
             let requests = session.multi.requests();
             match one_of(requests.iter().flat_map(|request| slots_by(&routing, request)).collect()) {
@@ -160,24 +163,24 @@ impl Worker {
     ) -> Flow {
         let class = command.class() as u8;
         match local {
-            Local::Exec => return self.refuse(handle, class, "ERR EXEC without MULTI"),
-            Local::Discard => return self.refuse(handle, class, "ERR DISCARD without MULTI"),
+            Local::Exec => return self.down.refuse(&self.turn, handle, class, "ERR EXEC without MULTI"),
+            Local::Discard => return self.down.refuse(&self.turn, handle, class, "ERR DISCARD without MULTI"),
             Local::Watch => return self.watch(routing, handle, command, raw, args),
             Local::Unwatch => self.unwatch(handle),
             _ => {
-                if let Some(client) = self.clients.get_mut(handle) {
+                if let Some(client) = self.down.get_mut(handle) {
                     client.in_multi = true;
                     client.session().multi.clear();
                 }
             }
         }
-        self.answer(handle, class, b"+OK\r\n");
+        self.down.answer(&self.turn, handle, class, b"+OK\r\n");
         Flow::Next
     }
 
     /// Ends a transaction, if there is one, without executing it.
     pub(super) fn discard(&mut self, handle: Handle) {
-        if let Some(client) = self.clients.get_mut(handle) {
+        if let Some(client) = self.down.get_mut(handle) {
             client.in_multi = false;
             if let Some(session) = client.session.as_deref_mut() {
                 session.multi.clear();
@@ -187,7 +190,7 @@ impl Worker {
     }
 
     fn unwatch(&mut self, handle: Handle) {
-        let Some(session) = self.clients.get_mut(handle).and_then(|c| c.session.as_deref_mut()) else { return };
+        let Some(session) = self.down.get_mut(handle).and_then(|c| c.session.as_deref_mut()) else { return };
         session.watch_failed = false;
         if let Some(watch) = session.watch.take()
             && self.up.get(watch.link).is_some_and(|l| l.holder() == handle)
@@ -216,47 +219,55 @@ impl Worker {
         let Some((slot, node)) = place else {
             let text = not_together(&self.turn, routing, keys.clone());
             let waits = match target {
-                Route::Parted(_) => self.wait_for_colocation(handle, &command.name, wanted_of(routing, keys), text),
+                Route::Parted(_) => wait_for_colocation(
+                    &self.turn,
+                    &mut self.down,
+                    handle,
+                    &command.name,
+                    wanted_of(routing, keys),
+                    text,
+                ),
                 _ => Err(text),
             };
             return waits.unwrap_or_else(|text| {
                 self.watch_failed(handle);
-                self.refuse(handle, class, &text)
+                self.down.refuse(&self.turn, handle, class, &text)
             });
         };
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         if client.session().watch_failed {
             // EXEC will answer nil regardless of further watches.
-            self.answer(handle, class, b"+OK\r\n");
+            self.down.answer(&self.turn, handle, class, b"+OK\r\n");
             return Flow::Next;
         }
         let before = client.session().watch.as_ref().map(|w| (w.slot, w.link, w.node));
         let are_apart = matches!(target, Route::Together(_)) || before.is_some_and(|(other, ..)| other != slot);
         if are_apart && only.is_none() {
             self.watch_failed(handle);
-            return self.refuse(handle, class, errors::CROSSSLOT);
+            return self.down.refuse(&self.turn, handle, class, errors::CROSSSLOT);
         }
         if let Some((.., at)) = before.filter(|(.., at)| *at != node && routing.topology.has_override(slot)) {
             let text =
                 parted_text(&self.turn, routing, slot, if at == routing.topology.owner(slot) { node } else { at });
-            let watched = self.clients.get(handle).and_then(|c| c.session.as_ref()).and_then(|s| s.watch.as_ref());
+            let watched = self.down.get(handle).and_then(|c| c.session.as_ref()).and_then(|s| s.watch.as_ref());
             let mut watched = watched.map(|watch| watch.keys.clone()).unwrap_or_default();
             watched.extend(keys.map(Box::from));
             let wanted = wanted_of(routing, watched.iter().map(|key| &**key));
-            return self.wait_for_colocation(handle, &command.name, wanted, text).unwrap_or_else(|text| {
-                self.watch_failed(handle);
-                self.refuse(handle, class, &text)
-            });
+            return wait_for_colocation(&self.turn, &mut self.down, handle, &command.name, wanted, text)
+                .unwrap_or_else(|text| {
+                    self.watch_failed(handle);
+                    self.down.refuse(&self.turn, handle, class, &text)
+                });
         }
         let link = match before.map(|(slot, link, _)| (slot, link)) {
             // Failed already: EXEC will answer nil regardless of further watches.
             Some((_, link)) if !self.up.is_watching(handle, link, node) => {
                 self.watch_failed(handle);
-                self.answer(handle, class, b"+OK\r\n");
+                self.down.answer(&self.turn, handle, class, b"+OK\r\n");
                 return Flow::Next;
             }
             Some((_, link)) => {
-                if !self.clients.get_mut(handle).is_some_and(|c| c.may_take(Lane::Watch)) {
+                if !self.down.get_mut(handle).is_some_and(|c| c.may_take(Lane::Watch)) {
                     return Flow::Stall(Stall::Barrier);
                 }
                 link
@@ -265,7 +276,7 @@ impl Worker {
                 Ok(Acquired::Link(link)) => link,
                 Ok(Acquired::Refused(text)) => {
                     self.fail_watch(handle);
-                    return self.refuse(handle, class, &text);
+                    return self.down.refuse(&self.turn, handle, class, &text);
                 }
                 Ok(Acquired::Wait) => return Flow::Stall(Stall::Exclusive),
                 Err(flow) => return flow,
@@ -279,16 +290,16 @@ impl Worker {
             }
         }
         // From now on it belongs to the watch, not to the command.
-        if let Some(client) = self.clients.get_mut(handle) {
+        if let Some(client) = self.down.get_mut(handle) {
             client.held = None;
         }
-        if let Some(client) = self.clients.get_mut(handle) {
+        if let Some(client) = self.down.get_mut(handle) {
             let watch = client.session().watch.get_or_insert(Watch { slot, are_apart, node, keys: Vec::new(), link });
             watch.are_apart |= are_apart;
             watch.keys.extend(args.iter().skip(1).map(Box::from));
         }
         if are_apart {
-            self.tally.note(&command.name, Limit::Slots);
+            self.hooks.tally.note(&command.name, Limit::Slots);
         }
         Flow::Next
     }
@@ -298,14 +309,14 @@ impl Worker {
     /// UNWATCH and DISCARD reset this, as they end every watch.
     pub(super) fn fail_watch(&mut self, handle: Handle) {
         self.unwatch(handle);
-        if let Some(client) = self.clients.get_mut(handle) {
+        if let Some(client) = self.down.get_mut(handle) {
             client.session().watch_failed = true;
         }
     }
 
     /// Fails the watch of a client, if it has one.
     fn watch_failed(&mut self, handle: Handle) {
-        if self.clients.get(handle).is_some_and(Client::watches) {
+        if self.down.get(handle).is_some_and(Client::watches) {
             self.fail_watch(handle);
         }
     }
@@ -314,11 +325,12 @@ impl Worker {
     /// change elsewhere unnoticed by that node, and be back there unchanged when EXEC comes.
     pub(super) fn fail_stale_watches(&mut self) {
         let holders = self.up.iter().filter(|(_, link)| link.task() == Task::Watching).map(|(_, link)| link.holder());
-        let is_left = |watch: &Watch| !self.are_used_at(watch.keys.iter().map(|key| &**key), watch.node);
+        let is_left =
+            |watch: &Watch| !self.hooks.are_used_at(&self.turn, watch.keys.iter().map(|key| &**key), watch.node);
         let watch = |client: &Client| client.session.as_ref().and_then(|s| s.watch.as_ref()).is_some_and(is_left);
-        let left: Vec<Handle> = holders.filter(|holder| self.clients.get(*holder).is_some_and(watch)).collect();
+        let left: Vec<Handle> = holders.filter(|holder| self.down.get(*holder).is_some_and(watch)).collect();
         for holder in left {
-            if let Some(client) = self.clients.get_mut(holder) {
+            if let Some(client) = self.down.get_mut(holder) {
                 client.session().watch_failed = true;
             }
         }
@@ -329,56 +341,47 @@ impl Worker {
         if reply::is_error(answer) {
             self.fail_watch(pending.who);
         }
-        self.deliver(pending.who, pending.seq, answer);
-    }
-
-    /// Whether the watch of a client may have been lost, so that EXEC will answer nil.
-    pub(super) fn is_dirty(&self, handle: Handle, client: &Client) -> bool {
-        let Some(session) = client.session.as_deref() else { return false };
-        session.watch_failed
-            || session.watch.as_ref().is_some_and(|watch| {
-                let moved = !self.are_used_at(watch.keys.iter().map(|key| &**key), watch.node);
-                let other_protocol = self.up.get(watch.link).is_some_and(|l| l.resp3() != client.resp3);
-                moved || other_protocol || !self.up.is_watching(handle, watch.link, watch.node)
-            })
+        self.down.deliver(&self.turn, pending.who, pending.seq, answer);
     }
 
     pub(super) fn exec(&mut self, routing: &Arc<RoutingSnapshot>, handle: Handle, class: u8) -> Flow {
-        let Some(client) = self.clients.get(handle) else { return Flow::Close };
+        let Some(client) = self.down.get(handle) else { return Flow::Close };
         let resp3 = client.resp3;
         let Some(session) = client.session.as_deref() else { return Flow::Close };
         let (multi, watch) = (&session.multi, session.watch.as_ref());
         if multi.aborted {
             self.discard(handle);
-            return self.refuse(handle, class, ABORTED);
+            return self.down.refuse(&self.turn, handle, class, ABORTED);
         }
         let alone = multi.alone.or(watch.filter(|watch| watch.are_apart).map(|_| Limit::Slots));
         if let Some(limit) = alone.filter(|_| routing.topology.only_node().is_none()) {
             self.discard(handle);
-            return self.refuse(handle, class, limit.aborted());
+            return self.down.refuse(&self.turn, handle, class, limit.aborted());
         }
         let is_watching = watch.is_some();
         if let Some(flow) = self.query_before_exec(routing, handle) {
             return flow;
         }
-        let Some(client) = self.clients.get(handle) else { return Flow::Close };
+        let Some(client) = self.down.get(handle) else { return Flow::Close };
         let Some(session) = client.session.as_deref() else { return Flow::Close };
         let (multi, watch) = (&session.multi, session.watch.as_ref());
         if is_watching && client.in_flight() > 0 {
             // Not before the node has confirmed the watch.
             return Flow::Stall(Stall::Barrier);
         }
-        if self.is_dirty(handle, client) {
+        if is_dirty(&self.turn, &self.up, &self.hooks, handle, client) {
             self.discard(handle);
-            self.answer(handle, class, if resp3 { b"_\r\n" } else { b"*-1\r\n" });
+            self.down.answer(&self.turn, handle, class, if resp3 { b"_\r\n" } else { b"*-1\r\n" });
             return Flow::Next;
         }
         if let Some(watch) = watch {
             let (link, slot, node) = (watch.link, watch.slot, watch.node);
-            if let Some(text) = self.exec_elsewhere(routing, handle, slot, Some(node)).err() {
+            if let Some(text) =
+                exec_elsewhere(&self.turn, &mut self.down, &mut self.hooks, routing, handle, slot, Some(node)).err()
+            {
                 return self.exec_after_colocation(routing, handle, slot, class, text);
             }
-            if let Some(client) = self.clients.get_mut(handle) {
+            if let Some(client) = self.down.get_mut(handle) {
                 client.may_take(Lane::Watch);
                 client.held = Some(link);
                 client.session().watch = None;
@@ -390,27 +393,29 @@ impl Worker {
         }
         if multi.commands.is_empty() {
             let own = self
-                .clients
+                .down
                 .get_mut(handle)
                 .map(|client| std::mem::take(&mut client.session().multi.own))
                 .unwrap_or_default();
             self.discard(handle);
             let reply = self.with_own_answers(handle, own, b"*0\r\n");
-            self.answer(handle, class, &reply);
+            self.down.answer(&self.turn, handle, class, &reply);
             return Flow::Next;
         }
         let node = match multi.slot {
-            Some(slot) => match self.exec_elsewhere(routing, handle, slot, None) {
-                Ok(node) => Some(node),
-                Err(text) => return self.exec_after_colocation(routing, handle, slot, class, text),
-            },
-            None => self.choose_node(routing),
+            Some(slot) => {
+                match exec_elsewhere(&self.turn, &mut self.down, &mut self.hooks, routing, handle, slot, None) {
+                    Ok(node) => Some(node),
+                    Err(text) => return self.exec_after_colocation(routing, handle, slot, class, text),
+                }
+            }
+            None => self.up.choose_node(&self.turn, routing),
         };
         let Some(node) = node else {
             self.discard(handle);
-            return self.refuse_all_down(handle, class);
+            return self.down.refuse_all_down(&self.turn, handle, class);
         };
-        let Some(client) = self.clients.get(handle) else { return Flow::Close };
+        let Some(client) = self.down.get(handle) else { return Flow::Close };
         let Some(multi) = client.session.as_deref().map(|s| &s.multi) else { return Flow::Close };
         let lane = if multi.slow { Lane::Slow } else { Lane::Main };
         if multi.queue.len() > routing.live.large_value {
@@ -428,38 +433,10 @@ impl Worker {
         if !link.has_room(UNSENT_HIGH) && self.up.is_full(link_handle, handle, UNSENT_HIGH) {
             return Flow::Stall(Stall::Upstream);
         }
-        if let Some(client) = self.clients.get_mut(handle) {
+        if let Some(client) = self.down.get_mut(handle) {
             client.may_take(lane);
         }
         self.send_transaction(handle, link_handle, class)
-    }
-
-    /// Returns the node for the queued commands, in a slot with placement overrides. `watched`: node of the watch. The
-    /// error is that of EXEC.
-    fn exec_elsewhere(
-        &mut self,
-        routing: &Arc<RoutingSnapshot>,
-        handle: Handle,
-        slot: Slot,
-        watched: Option<NodeId>,
-    ) -> Result<NodeId, String> {
-        if !routing.topology.has_override(slot) {
-            return Ok(watched.unwrap_or_else(|| routing.topology.owner(slot)));
-        }
-        let multi = self.clients.get(handle).and_then(|c| c.session.as_ref()).map(|s| &s.multi);
-        let (queue, has_keys) = multi.map(|multi| (multi.requests(), multi.slot.is_some())).unwrap_or_default();
-        let aborted = |text: String| format!("EXECABORT Transaction discarded because of: {text}");
-        let node =
-            if has_keys { Some(self.node_of_transaction(routing, slot, &queue).map_err(aborted)?) } else { None };
-        match (watched, node) {
-            (Some(at), Some(node)) if at != node => Err(aborted(parted_text(
-                &self.turn,
-                routing,
-                slot,
-                if at == routing.topology.owner(slot) { node } else { at },
-            ))),
-            (watched, node) => Ok(watched.or(node).unwrap_or_else(|| routing.topology.owner(slot))),
-        }
     }
 
     /// The queued commands need keys of different nodes together: EXEC waits until they are at their slot owner. If
@@ -473,13 +450,13 @@ impl Worker {
         class: u8,
         text: String,
     ) -> Flow {
-        let Some(session) = self.clients.get(handle).and_then(|c| c.session.as_ref()) else { return Flow::Close };
+        let Some(session) = self.down.get(handle).and_then(|c| c.session.as_ref()) else { return Flow::Close };
         let watched = session.watch.as_ref().map(|watch| watch.keys.clone()).unwrap_or_default();
         let queue = session.multi.requests();
-        let wanted = self.wanted_by_transaction(routing, slot, &queue, &watched);
-        self.wait_for_colocation(handle, "EXEC", wanted, text).unwrap_or_else(|text| {
+        let wanted = wanted_by_transaction(&self.turn, &mut self.hooks, routing, slot, &queue, &watched);
+        wait_for_colocation(&self.turn, &mut self.down, handle, "EXEC", wanted, text).unwrap_or_else(|text| {
             self.discard(handle);
-            self.refuse(handle, class, &text)
+            self.down.refuse(&self.turn, handle, class, &text)
         })
     }
 
@@ -487,7 +464,7 @@ impl Worker {
     fn exec_alone(&mut self, handle: Handle, node: NodeId, lane: Lane, class: u8) -> Flow {
         match self.take_exclusive(handle, node, lane) {
             Ok(Acquired::Link(link)) => {
-                if let Some(client) = self.clients.get_mut(handle) {
+                if let Some(client) = self.down.get_mut(handle) {
                     client.held = Some(link);
                 }
                 if let Some(link) = self.up.get_mut(link) {
@@ -497,7 +474,7 @@ impl Worker {
             }
             Ok(Acquired::Refused(text)) => {
                 self.discard(handle);
-                self.refuse(handle, class, &text)
+                self.down.refuse(&self.turn, handle, class, &text)
             }
             Ok(Acquired::Wait) => Flow::Stall(Stall::Exclusive),
             Err(flow) => flow,
@@ -510,14 +487,10 @@ impl Worker {
         if let Some((why, node)) = refusal {
             self.discard(handle);
             self.after_exclusive_reply(link_handle);
-            return self.refuse(handle, class, &no_multi_text(&self.turn, node, &why));
+            return self.down.refuse(&self.turn, handle, class, &no_multi_text(&self.turn, node, &why));
         }
-        let scripts = self
-            .clients
-            .get(handle)
-            .and_then(|c| c.session.as_ref())
-            .map(|s| s.multi.scripts.clone())
-            .unwrap_or_default();
+        let scripts =
+            self.down.get(handle).and_then(|c| c.session.as_ref()).map(|s| s.multi.scripts.clone()).unwrap_or_default();
         for sha in scripts {
             // In a transaction, NOSCRIPT comes too late to be healed.
             let body = lock(&self.turn.shared().scripts).text(&sha);
@@ -527,13 +500,13 @@ impl Worker {
         }
         let epoch = self.turn.routing().topology.epoch() as u32;
         let sent_us = self.turn.now_us() as u32;
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         let seq = client.owe(self.turn.now_us(), class);
         client.wrote_us = self.turn.now_us();
         let (database, no_touch) = (client.database, client.no_touch);
         let mut multi = std::mem::take(&mut client.session().multi);
         if let Some(limit) = multi.alone {
-            self.tally.note("EXEC", limit);
+            self.hooks.tally.note("EXEC", limit);
         }
         // An unknown database has no effect: the node returns an error.
         let keepers = self.turn.data_nodes().all();
@@ -552,7 +525,7 @@ impl Worker {
             &multi.queue,
             multi.commands.iter().map(|(len, _)| *len as usize),
         );
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         let Some(link) = self.up.get_mut(link_handle) else { return Flow::Close };
         let node = link.node();
         if multi.writes {
@@ -579,15 +552,20 @@ impl Worker {
         for (number, (len, class)) in multi.commands.iter().enumerate() {
             let bytes = &multi.queue[at..at + *len as usize];
             let keyed = KeyedCommand { call: Call::Bytes(bytes), node, database };
-            let request = self.pass_queued(keyed, bytes, Pending { seq: number as u32 + 1, class: *class, ..queued });
+            let request = self.hooks.pass_queued(
+                &self.turn,
+                keyed,
+                bytes,
+                Pending { seq: number as u32 + 1, class: *class, ..queued },
+            );
             self.up.push(link_handle, request);
             at += *len as usize;
         }
-        let exec = self.pass_exec(database, Pending { who: handle, seq, purpose: Purpose::Exec, ..queued });
+        let exec = self.hooks.pass_exec(database, Pending { who: handle, seq, purpose: Purpose::Exec, ..queued });
         self.up.push(link_handle, exec);
         if has_own {
             // Later commands depend on their changes.
-            self.stall(handle, Stall::Barrier);
+            self.down.stall(&self.turn, handle, Stall::Barrier);
         }
         if multi.has_select {
             // Whether or not it was executed, the next command finds the connection in the expected database.
@@ -598,10 +576,10 @@ impl Worker {
                 Purpose::Discarded,
                 0,
             );
-            self.stall(handle, Stall::Barrier);
+            self.down.stall(&self.turn, handle, Stall::Barrier);
         }
         multi.clear();
-        if let Some(client) = self.clients.get_mut(handle) {
+        if let Some(client) = self.down.get_mut(handle) {
             client.session().multi = multi;
         }
         Flow::Next
@@ -618,7 +596,7 @@ impl Worker {
                 .for_each(|error| self.turn.counters().errors.count(error));
         }
         let (mut text, mut own) = (Vec::new(), LocalInMulti::default());
-        if let Some(client) = self.clients.get_mut(pending.who) {
+        if let Some(client) = self.down.get_mut(pending.who) {
             client.after_exec(executed);
             let under_way = client.session.as_mut().and_then(|s| s.take_under_way(pending.seq)).filter(|_| executed);
             if let Some(UnderWay { published, own: others }) = under_way {
@@ -642,13 +620,13 @@ impl Worker {
             _ => {}
         }
         let answer = if text.is_empty() { answer } else { &text };
-        let shown = if executed { self.scripts_met.with_own_shas(answer) } else { None };
+        let shown = if executed { self.hooks.scripts_met.with_own_shas(answer) } else { None };
         let shown = shown.as_deref().unwrap_or(answer);
         if own.is_empty() {
-            return self.deliver(pending.who, pending.seq, shown);
+            return self.down.deliver(&self.turn, pending.who, pending.seq, shown);
         }
         let whole = self.with_own_answers(pending.who, own, shown);
-        self.deliver(pending.who, pending.seq, &whole);
+        self.down.deliver(&self.turn, pending.who, pending.seq, &whole);
     }
 
     /// For clients that wait for a connection: takes the connections of clients with a WATCH that have been inactive
@@ -661,7 +639,7 @@ impl Worker {
             .iter()
             .filter(|(_, l)| l.task() == Task::Watching && l.node() == node)
             .map(|(_, l)| l.holder())
-            .filter(|h| self.clients.get(*h).is_some_and(is_quiet))
+            .filter(|h| self.down.get(*h).is_some_and(is_quiet))
             .collect();
         for holder in quiet {
             self.watch_failed(holder);
@@ -689,4 +667,42 @@ fn with_counts(turn: &Turn, node: NodeId, published: &[Published], answer: &[u8]
         }
     }
     out
+}
+
+/// Whether the watch of a client may have been lost, so that EXEC will answer nil.
+pub(super) fn is_dirty(turn: &Turn, up: &Upstreams, hooks: &CommandHooks, handle: Handle, client: &Client) -> bool {
+    let Some(session) = client.session.as_deref() else { return false };
+    session.watch_failed
+        || session.watch.as_ref().is_some_and(|watch| {
+            let moved = !hooks.are_used_at(turn, watch.keys.iter().map(|key| &**key), watch.node);
+            let other_protocol = up.get(watch.link).is_some_and(|l| l.resp3() != client.resp3);
+            moved || other_protocol || !up.is_watching(handle, watch.link, watch.node)
+        })
+}
+
+/// Returns the node for the queued commands, in a slot with placement overrides. `watched`: node of the watch. The
+/// error is that of EXEC.
+fn exec_elsewhere(
+    turn: &Turn,
+    down: &mut Downstreams,
+    hooks: &mut CommandHooks,
+    routing: &Arc<RoutingSnapshot>,
+    handle: Handle,
+    slot: Slot,
+    watched: Option<NodeId>,
+) -> Result<NodeId, String> {
+    if !routing.topology.has_override(slot) {
+        return Ok(watched.unwrap_or_else(|| routing.topology.owner(slot)));
+    }
+    let multi = down.get(handle).and_then(|c| c.session.as_ref()).map(|s| &s.multi);
+    let (queue, has_keys) = multi.map(|multi| (multi.requests(), multi.slot.is_some())).unwrap_or_default();
+    let aborted = |text: String| format!("EXECABORT Transaction discarded because of: {text}");
+    let node =
+        if has_keys { Some(node_of_transaction(turn, hooks, routing, slot, &queue).map_err(aborted)?) } else { None };
+    match (watched, node) {
+        (Some(at), Some(node)) if at != node => {
+            Err(aborted(parted_text(turn, routing, slot, if at == routing.topology.owner(slot) { node } else { at })))
+        }
+        (watched, node) => Ok(watched.or(node).unwrap_or_else(|| routing.topology.owner(slot))),
+    }
 }

@@ -19,11 +19,15 @@ use switchyard_policy::topology::{MoveId, NodeId};
 use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup, Touched, errors, is_option};
 use switchyard_resp::request::{Args, Scanner};
 
+use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::double_read::{Asks, fetch_sampled, may_double_read};
-use super::keyed::writes;
+use super::gather::Gathers;
+use super::keyed::{CommandHooks, writes};
 use super::overrides::not_together;
-use super::published::as_published;
+use super::pubsub::Topics;
+use super::turn::Turn;
+use super::upstreams::Upstreams;
 use super::upstreams::kind::Waited;
 use super::{Stall, Worker};
 use crate::mover::{MoverMessage, SharedLeg};
@@ -111,19 +115,6 @@ pub(super) fn with_parsed_command<R>(
 }
 
 impl Worker {
-    /// Returns the snapshot for commands whose keys are all there.
-    pub(super) fn routing_of_moved(&self) -> &Arc<RoutingSnapshot> {
-        self.transit.moved.as_ref().unwrap_or(self.turn.routing())
-    }
-
-    /// Derives the snapshot for moved keys from a new snapshot.
-    pub(super) fn place_moving_anew(&mut self) {
-        let moved = moved(&self.turn.routing().topology, &self.turn.routing().moves.legs);
-        self.transit.moved = moved.map(|topology| {
-            Arc::new(RoutingSnapshot { topology: Arc::new(topology), ..(**self.turn.routing()).clone() })
-        });
-    }
-
     /// Checks a command while slots are in transit.
     #[cold]
     pub(super) fn in_transit(
@@ -134,7 +125,7 @@ impl Worker {
         args: &Args<'_>,
     ) -> Transit {
         let class = command.class() as u8;
-        let Some(client) = self.clients.get_mut(handle) else { return Transit::Instead(Flow::Close) };
+        let Some(client) = self.down.get_mut(handle) else { return Transit::Instead(Flow::Close) };
         let is_exec = command.handling == Handling::Local(Local::Exec);
         let has_keys = matches!(command.handling, Handling::Keyed | Handling::Split(_) | Handling::Local(Local::Watch));
         // Between MULTI and EXEC commands are only queued. Channels are always at their slot's owner.
@@ -142,43 +133,52 @@ impl Worker {
             return Transit::Settled;
         }
         if let Some(text) = client.moving.as_mut().and_then(|m| m.refusal.take()) {
-            self.end_hold(handle);
+            end_hold(&self.turn, &mut self.down, handle);
             match command.handling {
                 Handling::Local(Local::Exec) => self.discard(handle),
                 Handling::Local(Local::Watch) => self.fail_watch(handle),
                 _ => {}
             }
-            return Transit::Instead(self.refuse(handle, class, &text));
+            return Transit::Instead(self.down.refuse(&self.turn, handle, class, &text));
         }
         loop {
             let mut look = KeyLookup::default();
             if is_exec {
                 let queue = self
-                    .clients
+                    .down
                     .get(handle)
                     .and_then(|c| c.session.as_ref())
                     .map(|s| s.multi.requests())
                     .unwrap_or_default();
                 for request in queue {
                     with_parsed_command(routing, &request, |command, args| {
-                        self.look_at(routing, command, args, &mut look)
+                        self.hooks.look_at(&self.turn, routing, command, args, &mut look)
                     });
                 }
             } else {
-                self.look_at(routing, command, args, &mut look);
+                self.hooks.look_at(&self.turn, routing, command, args, &mut look);
             }
-            if let Some(what) = as_published(self, routing, handle, command, args, &mut look) {
-                self.end_hold(handle);
+            if let Some(what) = self.large_keys.as_published(
+                &self.turn,
+                &self.down,
+                &self.hooks,
+                routing,
+                handle,
+                command,
+                args,
+                &mut look,
+            ) {
+                end_hold(&self.turn, &mut self.down, handle);
                 if matches!(&what, Transit::Ask(asks) if asks.nodes.len() > 1) {
                     fetch_sampled(&self.turn, routing, &look);
                 }
                 return what;
             }
             if look.is_over() {
-                self.end_hold(handle);
+                end_hold(&self.turn, &mut self.down, handle);
                 // If no key is elsewhere (keys move back to their slot owner), replicas are still not read.
                 return if look.is_moving() {
-                    Transit::Moved(self.transit.moved.as_ref().unwrap_or(routing).clone())
+                    Transit::Moved(self.hooks.transit.moved.as_ref().unwrap_or(routing).clone())
                 } else {
                     Transit::Settled
                 };
@@ -187,16 +187,158 @@ impl Worker {
                 fetch_sampled(&self.turn, routing, &look);
                 return Transit::Ask(asks);
             }
-            if self.wait_for(handle, look) {
+            if wait_for(&self.turn, &mut self.down, handle, look) {
                 return Transit::Instead(Flow::Stall(Stall::Keys));
             }
         }
+    }
+
+    // ---- the drain barrier ----
+}
+
+/// Makes a client wait for missing keys. Returns false if they have arrived in the meantime: the command must be
+/// checked again.
+fn wait_for(turn: &Turn, down: &mut Downstreams, handle: Handle, look: KeyLookup<SharedLeg>) -> bool {
+    let now_us = turn.now_us();
+    let Some(client) = down.get_mut(handle) else { return true };
+    let moving = client.moving.get_or_insert_with(|| {
+        Box::new(Moving { since_us: now_us, move_id: None, waits: Waits::default(), refusal: None })
+    });
+    let wanted = moving.waits.begin(look, turn.index());
+    moving.move_id = moving.waits.first_move().or(moving.move_id);
+    let Some(wanted) = wanted else { return false };
+    for ((id, leg), what) in wanted {
+        if let Some(mover) = turn.routing().moves.by_id.get(&id) {
+            mover.notify(match what {
+                Wanted::Keys(keys) => MoverMessage::Wanted { leg, keys },
+                Wanted::Whole => MoverMessage::WantedWhole { leg },
+            });
+        }
+    }
+    true
+}
+
+/// Ends the wait of a command for keys.
+fn end_hold(turn: &Turn, down: &mut Downstreams, handle: Handle) {
+    let Some(moving) = down.get_mut(handle).and_then(|c| c.moving.take()) else { return };
+    let held_us = turn.now_us().saturating_sub(moving.since_us);
+    if let Some(mover) = moving.move_id.and_then(|id| turn.routing().moves.by_id.get(&id)) {
+        mover.note_hold(held_us);
+    }
+}
+
+/// Checks waiting commands again: all of them, or those whose keys have arrived.
+pub(super) fn look_again(turn: &Turn, down: &mut Downstreams, all: bool) {
+    let mut due: Vec<(u64, Handle)> = Vec::new();
+    for handle in down.stalled(Stall::Keys) {
+        let Some(moving) = down.get(handle).and_then(|client| client.moving.as_ref()) else { continue };
+        moving.waits.register_again(turn.index());
+        if all || moving.is_over() {
+            due.push((moving.since_us, handle));
+        }
+    }
+    // Longest wait first.
+    due.sort_unstable_by_key(|(since_us, handle)| (*since_us, handle.index));
+    for (_, handle) in due {
+        go_on_moving(turn, down, handle);
+    }
+}
+
+fn go_on_moving(turn: &Turn, down: &mut Downstreams, handle: Handle) {
+    let Some(client) = down.get(handle) else { return };
+    if client.has_yet_to_send() {
+        // Its reply is pending already: no later command may be checked before.
+        down.resume(handle);
+        return;
+    }
+    if turn.routing().topology.is_settled() {
+        // No slot is in transit any more, so its keys will not be checked again.
+        end_hold(turn, down, handle);
+    }
+    down.unstall(turn, handle);
+}
+
+/// Answers clients that wait for any of these keys with an error.
+pub(super) fn refuse_moving(
+    turn: &Turn,
+    down: &mut Downstreams,
+    move_id: MoveId,
+    keys: Option<&[Fingerprint]>,
+    error: &Arc<str>,
+) {
+    for handle in down.stalled(Stall::Keys) {
+        let Some(moving) = down.get_mut(handle).and_then(|client| client.moving.as_mut()) else { continue };
+        if moving.waits.concerns(move_id, keys) {
+            moving.refusal = Some(error.clone());
+        }
+    }
+    look_again(turn, down, false);
+}
+
+/// Answers a client that waits for keys with this error.
+pub(super) fn refuse_held(turn: &Turn, down: &mut Downstreams, handle: Handle, error: String) {
+    if let Some(moving) = down.get_mut(handle).and_then(|c| c.moving.as_mut()) {
+        moving.refusal = Some(error.into());
+    }
+    look_again(turn, down, false);
+}
+
+/// Ends waits that are longer than a node's timeout.
+pub(super) fn tick_moving(turn: &Turn, down: &mut Downstreams) {
+    let waiting = down.stalled(Stall::Keys);
+    if waiting.is_empty() {
+        return;
+    }
+    let timeout = turn.routing().live.command_timeout;
+    for handle in waiting {
+        let Some(moving) = down.get(handle).and_then(|client| client.moving.as_ref()) else { continue };
+        if moving.refusal.is_some() || turn.now_us().saturating_sub(moving.since_us) <= timeout.as_micros() as u64 {
+            continue;
+        }
+        let between = moving.move_id.and_then(|id| Some((id, turn.routing().moves.by_id.get(&id)?)));
+        if between.is_some_and(|(_, m)| {
+            [m.source, m.target].iter().any(|node| turn.shared().busy.was_busy(*node, turn.now_us(), timeout))
+        }) {
+            continue;
+        }
+        let what = between.map_or_else(
+            || "the keys' slot is being moved".to_owned(),
+            |(id, m)| {
+                format!(
+                    "the keys' slot is being moved from {} to {} (move {})",
+                    turn.node_name(m.source),
+                    turn.node_name(m.target),
+                    id.0
+                )
+            },
+        );
+        let text =
+            format!("NODETIMEOUT {what}, and they did not arrive within {timeout:?}; the command was not executed");
+        if let Some(moving) = down.get_mut(handle).and_then(|c| c.moving.as_mut()) {
+            moving.refusal = Some(text.into());
+        }
+    }
+    look_again(turn, down, false);
+}
+
+impl CommandHooks {
+    /// Returns the snapshot for commands whose keys are all there.
+    pub(super) fn routing_of_moved<'a>(&'a self, turn: &'a Turn) -> &'a Arc<RoutingSnapshot> {
+        self.transit.moved.as_ref().unwrap_or(turn.routing())
+    }
+
+    /// Derives the snapshot for moved keys from a new snapshot.
+    pub(super) fn place_moving_anew(&mut self, turn: &Turn) {
+        let moved = moved(&turn.routing().topology, &turn.routing().moves.legs);
+        self.transit.moved = moved
+            .map(|topology| Arc::new(RoutingSnapshot { topology: Arc::new(topology), ..(**turn.routing()).clone() }));
     }
 
     /// For a command that is passed to a connection to `node`: records for the movers the keys that it may create or
     /// change in slots whose keys are being listed.
     pub(super) fn note_sent(
         &mut self,
+        turn: &Turn,
         routing: &RoutingSnapshot,
         node: NodeId,
         command: &Command,
@@ -225,7 +367,7 @@ impl Worker {
                     None => self.transit.written.push((transit.move_id, vec![key.into()])),
                 },
             }
-            if *undeclared.get_or_insert_with(|| self.uses_undeclared(routing, command, args))
+            if *undeclared.get_or_insert_with(|| self.uses_undeclared(turn, routing, command, args))
                 && let Some(mover) = mover
             {
                 mover.send_without_wake(MoverMessage::WrittenAnything(routing.topology.slot_of(key)));
@@ -235,12 +377,12 @@ impl Worker {
 
     /// Notifies the movers of writes by commands that wait to be sent. Call it before any is sent.
     #[inline]
-    pub(super) fn notify_movers(&mut self) {
+    pub(super) fn notify_movers(&mut self, turn: &Turn) {
         if self.transit.written.is_empty() {
             return;
         }
         for (move_id, keys) in std::mem::take(&mut self.transit.written) {
-            if let Some(mover) = self.turn.routing().moves.by_id.get(&move_id) {
+            if let Some(mover) = turn.routing().moves.by_id.get(&move_id) {
                 mover.send_without_wake(MoverMessage::Written(keys));
             }
         }
@@ -248,6 +390,7 @@ impl Worker {
 
     fn look_at(
         &mut self,
+        turn: &Turn,
         routing: &RoutingSnapshot,
         command: &Command,
         args: &Args<'_>,
@@ -259,7 +402,8 @@ impl Worker {
         if !command.flags.has(Flags::PUBSUB) && command.find_keys(args, &mut places).is_ok() {
             let mut undeclared = None;
             for key in places.iter().filter_map(|place| args.get(*place as usize)) {
-                let undeclared = || *undeclared.get_or_insert_with(|| self.uses_undeclared(routing, command, args));
+                let undeclared =
+                    || *undeclared.get_or_insert_with(|| self.uses_undeclared(turn, routing, command, args));
                 look.key(&routing.topology, &routing.moves.legs, key, writes(command), undeclared);
             }
         }
@@ -267,241 +411,134 @@ impl Worker {
     }
 
     /// Whether a command may use other keys of its slot than those it names.
-    pub(super) fn uses_undeclared(&mut self, routing: &RoutingSnapshot, command: &Command, args: &Args<'_>) -> bool {
+    pub(super) fn uses_undeclared(
+        &mut self,
+        turn: &Turn,
+        routing: &RoutingSnapshot,
+        command: &Command,
+        args: &Args<'_>,
+    ) -> bool {
         if command.flags.has(Flags::SCRIPT) {
-            return !self.is_proved(routing, command, args);
+            return !self.is_proved(turn, routing, command, args);
         }
         command.name.starts_with("SORT")
             && args.iter().skip(2).zip(args.iter().skip(3)).any(|(option, pattern)| {
                 (is_option(option, b"BY") || is_option(option, b"GET")) && pattern.contains(&b'*')
             })
     }
+}
 
-    /// Makes a client wait for missing keys. Returns false if they have arrived in the meantime: the command must be
-    /// checked again.
-    fn wait_for(&mut self, handle: Handle, look: KeyLookup<SharedLeg>) -> bool {
-        let now_us = self.turn.now_us();
-        let Some(client) = self.clients.get_mut(handle) else { return true };
-        let moving = client.moving.get_or_insert_with(|| {
-            Box::new(Moving { since_us: now_us, move_id: None, waits: Waits::default(), refusal: None })
-        });
-        let wanted = moving.waits.begin(look, self.turn.index());
-        moving.move_id = moving.waits.first_move().or(moving.move_id);
-        let Some(wanted) = wanted else { return false };
-        for ((id, leg), what) in wanted {
-            if let Some(mover) = self.turn.routing().moves.by_id.get(&id) {
-                mover.notify(match what {
-                    Wanted::Keys(keys) => MoverMessage::Wanted { leg, keys },
-                    Wanted::Whole => MoverMessage::WantedWhole { leg },
-                });
-            }
-        }
-        true
+/// Returns the new location of a request that was sent before, or waited at a node. `None`: the client waits for
+/// its keys. `Err`: the wait has ended.
+pub(super) fn place_again(
+    turn: &Turn,
+    down: &mut Downstreams,
+    hooks: &mut CommandHooks,
+    handle: Handle,
+    request: &[u8],
+) -> Result<Option<(NodeId, Waited)>, Arc<str>> {
+    let routing = turn.routing().clone();
+    if let Some(text) = down.get_mut(handle).and_then(|c| c.moving.as_mut()?.refusal.take()) {
+        end_hold(turn, down, handle);
+        return Err(text);
     }
-
-    /// Ends the wait of a command for keys.
-    fn end_hold(&mut self, handle: Handle) {
-        let Some(moving) = self.clients.get_mut(handle).and_then(|c| c.moving.take()) else { return };
-        let held_us = self.turn.now_us().saturating_sub(moving.since_us);
-        if let Some(mover) = moving.move_id.and_then(|id| self.turn.routing().moves.by_id.get(&id)) {
-            mover.note_hold(held_us);
-        }
-    }
-
-    /// Checks waiting commands again: all of them, or those whose keys have arrived.
-    pub(super) fn look_again(&mut self, all: bool) {
-        let mut due: Vec<(u64, Handle)> = Vec::new();
-        for handle in self.clients.stalled(Stall::Keys) {
-            let Some(moving) = self.clients.get(handle).and_then(|client| client.moving.as_ref()) else { continue };
-            moving.waits.register_again(self.turn.index());
-            if all || moving.is_over() {
-                due.push((moving.since_us, handle));
-            }
-        }
-        // Longest wait first.
-        due.sort_unstable_by_key(|(since_us, handle)| (*since_us, handle.index));
-        for (_, handle) in due {
-            self.go_on_moving(handle);
-        }
-    }
-
-    fn go_on_moving(&mut self, handle: Handle) {
-        let Some(client) = self.clients.get(handle) else { return };
-        if client.has_yet_to_send() {
-            // Its reply is pending already: no later command may be checked before.
-            self.clients.resume(handle);
-            return;
-        }
-        if self.turn.routing().topology.is_settled() {
-            // No slot is in transit any more, so its keys will not be checked again.
-            self.end_hold(handle);
-        }
-        self.unstall(handle);
-    }
-
-    /// Answers clients that wait for any of these keys with an error.
-    pub(super) fn refuse_moving(&mut self, move_id: MoveId, keys: Option<&[Fingerprint]>, error: &Arc<str>) {
-        for handle in self.clients.stalled(Stall::Keys) {
-            let Some(moving) = self.clients.get_mut(handle).and_then(|client| client.moving.as_mut()) else { continue };
-            if moving.waits.concerns(move_id, keys) {
-                moving.refusal = Some(error.clone());
-            }
-        }
-        self.look_again(false);
-    }
-
-    /// Answers a client that waits for keys with this error.
-    pub(super) fn refuse_held(&mut self, handle: Handle, error: String) {
-        if let Some(moving) = self.clients.get_mut(handle).and_then(|c| c.moving.as_mut()) {
-            moving.refusal = Some(error.into());
-        }
-        self.look_again(false);
-    }
-
-    /// Ends waits that are longer than a node's timeout.
-    pub(super) fn tick_moving(&mut self) {
-        let waiting = self.clients.stalled(Stall::Keys);
-        if waiting.is_empty() {
-            return;
-        }
-        let timeout = self.turn.routing().live.command_timeout;
-        for handle in waiting {
-            let Some(moving) = self.clients.get(handle).and_then(|client| client.moving.as_ref()) else { continue };
-            if moving.refusal.is_some()
-                || self.turn.now_us().saturating_sub(moving.since_us) <= timeout.as_micros() as u64
-            {
-                continue;
-            }
-            let between = moving.move_id.and_then(|id| Some((id, self.turn.routing().moves.by_id.get(&id)?)));
-            if between.is_some_and(|(_, m)| {
-                [m.source, m.target]
-                    .iter()
-                    .any(|node| self.turn.shared().busy.was_busy(*node, self.turn.now_us(), timeout))
-            }) {
-                continue;
-            }
-            let what = between.map_or_else(
-                || "the keys' slot is being moved".to_owned(),
-                |(id, m)| {
-                    format!(
-                        "the keys' slot is being moved from {} to {} (move {})",
-                        self.turn.node_name(m.source),
-                        self.turn.node_name(m.target),
-                        id.0
-                    )
-                },
-            );
-            let text =
-                format!("NODETIMEOUT {what}, and they did not arrive within {timeout:?}; the command was not executed");
-            if let Some(moving) = self.clients.get_mut(handle).and_then(|c| c.moving.as_mut()) {
-                moving.refusal = Some(text.into());
-            }
-        }
-        self.look_again(false);
-    }
-
-    /// Returns the new location of a request that was sent before, or waited at a node. `None`: the client waits for
-    /// its keys. `Err`: the wait has ended.
-    pub(super) fn place_again(&mut self, handle: Handle, request: &[u8]) -> Result<Option<(NodeId, Waited)>, Arc<str>> {
-        let routing = self.turn.routing().clone();
-        if let Some(text) = self.clients.get_mut(handle).and_then(|c| c.moving.as_mut()?.refusal.take()) {
-            self.end_hold(handle);
-            return Err(text);
-        }
-        loop {
-            let mut look = KeyLookup::default();
-            let place = with_parsed_command(&routing, request, |command, args| {
-                self.look_at(&routing, command, args, &mut look);
-                let mut keys = Vec::new();
-                command.find_keys(args, &mut keys).ok()?;
-                let keys = keys.iter().filter_map(|k| args.get(*k as usize));
-                let is_at_source = look.way() == Some(Way::Source);
-                let now = self.transit.moved.as_ref().filter(|_| !is_at_source).unwrap_or(&routing);
-                match route(&now.topology, keys.clone()) {
-                    Route::Owner(slot, node) => Some(Ok((node, Waited::Of(slot)))),
-                    Route::Together(node) => Some(Ok((
-                        node,
-                        keys.clone().next().map_or(Waited::Nothing, |key| Waited::OfSeveral(now.topology.slot_of(key))),
-                    ))),
-                    Route::Parted(_) => Some(Err(not_together(&self.turn, now, keys))),
-                    Route::CrossSlot => {
-                        // The keys are not together at any location.
-                        look = KeyLookup::default();
-                        Some(Err(format!(
-                            "{}, and another node has joined since this command started to wait",
-                            errors::CROSSSLOT
-                        )))
-                    }
-                    Route::Anywhere => None,
+    loop {
+        let mut look = KeyLookup::default();
+        let place = with_parsed_command(&routing, request, |command, args| {
+            hooks.look_at(turn, &routing, command, args, &mut look);
+            let mut keys = Vec::new();
+            command.find_keys(args, &mut keys).ok()?;
+            let keys = keys.iter().filter_map(|k| args.get(*k as usize));
+            let is_at_source = look.way() == Some(Way::Source);
+            let now = hooks.transit.moved.as_ref().filter(|_| !is_at_source).unwrap_or(&routing);
+            match route(&now.topology, keys.clone()) {
+                Route::Owner(slot, node) => Some(Ok((node, Waited::Of(slot)))),
+                Route::Together(node) => Some(Ok((
+                    node,
+                    keys.clone().next().map_or(Waited::Nothing, |key| Waited::OfSeveral(now.topology.slot_of(key))),
+                ))),
+                Route::Parted(_) => Some(Err(not_together(turn, now, keys))),
+                Route::CrossSlot => {
+                    // The keys are not together at any location.
+                    look = KeyLookup::default();
+                    Some(Err(format!(
+                        "{}, and another node has joined since this command started to wait",
+                        errors::CROSSSLOT
+                    )))
                 }
-            });
-            let Some(place) = place.flatten() else {
-                return Err("ERR switchyard: a command that waited cannot be parsed again".into());
-            };
-            if look.is_over() {
-                self.end_hold(handle);
-                return Ok(Some(place?));
+                Route::Anywhere => None,
             }
-            if self.wait_for(handle, look) {
-                self.stall(handle, Stall::Keys);
-                return Ok(None);
-            }
-        }
-    }
-
-    // ---- the drain barrier ----
-
-    /// Publishes the drain barrier: the oldest epoch with a command in flight, in total and by node.
-    ///
-    /// A gather counts until its end, under the epoch of its beginning, for every node: requests of its later rounds
-    /// use the locations of that time.
-    pub(super) fn publish_drained(&self) {
-        let epoch = self.turn.routing().topology.epoch();
-        // Epochs in flight are near the current one, so their low bits identify them.
-        let whole = |low: u32| epoch - u64::from((epoch as u32).wrapping_sub(low));
-        let mut by_node = vec![epoch; self.turn.routing().topology.node_id_bound()];
-        let mut oldest = epoch;
-        let count = |by_node: &mut [u64], node: NodeId, epoch: u64| {
-            if let Some(at) = by_node.get_mut(node.index()) {
-                *at = (*at).min(epoch);
-            }
+        });
+        let Some(place) = place.flatten() else {
+            return Err("ERR switchyard: a command that waited cannot be parsed again".into());
         };
-        for (_, link) in self.up.iter() {
-            // Not only the first: a script that was loaded at its node is sent again under its first epoch.
-            if let Some(low) = link.oldest_epoch() {
-                oldest = oldest.min(whole(low));
-                count(&mut by_node, link.node(), whole(low));
-            }
+        if look.is_over() {
+            end_hold(turn, down, handle);
+            return Ok(Some(place?));
         }
-        let mut answered = by_node.clone();
-        for zombie in self.up.zombies.iter() {
-            oldest = oldest.min(zombie.epoch());
-            count(&mut by_node, zombie.node(), zombie.epoch());
+        if wait_for(turn, down, handle, look) {
+            down.stall(turn, handle, Stall::Keys);
+            return Ok(None);
         }
-        if !self.turn.routing().topology.is_settled() && self.are_topics_settling() {
-            // Messages published at the target of a move must reach subscribers: the barrier waits for their
-            // subscriptions, too.
-            oldest = oldest.min(epoch.saturating_sub(1));
-            by_node.fill(epoch.saturating_sub(1));
-            answered.fill(epoch.saturating_sub(1));
-        }
-        let rounds = self.gathers.iter().map(|(_, gather)| gather.epoch()).min().unwrap_or(epoch);
-        let until_rounds = |by_node: Vec<u64>| by_node.into_iter().map(|at| at.min(rounds)).collect();
-        let by_node = OldestInFlight { executed: until_rounds(by_node), answered: until_rounds(answered) };
-        self.turn.shared().publish_drained(self.turn.index(), oldest.min(rounds), by_node);
     }
+}
 
-    /// At the end of a turn: publishes the drain barrier if requested.
-    #[inline]
-    pub(super) fn publish_if_wanted(&mut self) {
-        let wanted = self.turn.shared().drain_wanted.load(Ordering::Relaxed);
-        if wanted > self.turn.shared().drained[self.turn.index()].load(Ordering::Relaxed) {
-            // Checking all commands in flight costs time; with many of them, another turn comes soon.
-            let is_much = self.up.iter().map(|(_, link)| link.pending().len()).sum::<usize>() > MUCH;
-            if !is_much || self.turn.now_us() >= self.transit.published_us + PUBLISH_US {
-                self.transit.published_us = self.turn.now_us();
-                self.publish_drained();
-            }
+/// Publishes the drain barrier: the oldest epoch with a command in flight, in total and by node.
+///
+/// A gather counts until its end, under the epoch of its beginning, for every node: requests of its later rounds
+/// use the locations of that time.
+pub(super) fn publish_drained(turn: &Turn, up: &Upstreams, gathers: &Gathers, pubsub: &Topics) {
+    let epoch = turn.routing().topology.epoch();
+    // Epochs in flight are near the current one, so their low bits identify them.
+    let whole = |low: u32| epoch - u64::from((epoch as u32).wrapping_sub(low));
+    let mut by_node = vec![epoch; turn.routing().topology.node_id_bound()];
+    let mut oldest = epoch;
+    let count = |by_node: &mut [u64], node: NodeId, epoch: u64| {
+        if let Some(at) = by_node.get_mut(node.index()) {
+            *at = (*at).min(epoch);
+        }
+    };
+    for (_, link) in up.iter() {
+        // Not only the first: a script that was loaded at its node is sent again under its first epoch.
+        if let Some(low) = link.oldest_epoch() {
+            oldest = oldest.min(whole(low));
+            count(&mut by_node, link.node(), whole(low));
+        }
+    }
+    let mut answered = by_node.clone();
+    for zombie in up.zombies.iter() {
+        oldest = oldest.min(zombie.epoch());
+        count(&mut by_node, zombie.node(), zombie.epoch());
+    }
+    if !turn.routing().topology.is_settled() && pubsub.are_topics_settling(turn) {
+        // Messages published at the target of a move must reach subscribers: the barrier waits for their
+        // subscriptions, too.
+        oldest = oldest.min(epoch.saturating_sub(1));
+        by_node.fill(epoch.saturating_sub(1));
+        answered.fill(epoch.saturating_sub(1));
+    }
+    let rounds = gathers.iter().map(|(_, gather)| gather.epoch()).min().unwrap_or(epoch);
+    let until_rounds = |by_node: Vec<u64>| by_node.into_iter().map(|at| at.min(rounds)).collect();
+    let by_node = OldestInFlight { executed: until_rounds(by_node), answered: until_rounds(answered) };
+    turn.shared().publish_drained(turn.index(), oldest.min(rounds), by_node);
+}
+
+/// At the end of a turn: publishes the drain barrier if requested.
+#[inline]
+pub(super) fn publish_if_wanted(
+    turn: &Turn,
+    up: &mut Upstreams,
+    hooks: &mut CommandHooks,
+    gathers: &mut Gathers,
+    pubsub: &mut Topics,
+) {
+    let wanted = turn.shared().drain_wanted.load(Ordering::Relaxed);
+    if wanted > turn.shared().drained[turn.index()].load(Ordering::Relaxed) {
+        // Checking all commands in flight costs time; with many of them, another turn comes soon.
+        let is_much = up.iter().map(|(_, link)| link.pending().len()).sum::<usize>() > MUCH;
+        if !is_much || turn.now_us() >= hooks.transit.published_us + PUBLISH_US {
+            hooks.transit.published_us = turn.now_us();
+            publish_drained(turn, up, gathers, pubsub);
         }
     }
 }

@@ -29,6 +29,7 @@ pub(super) struct Turn {
     poll: Poll,
     /// Low bits of the generation of cacheable keys whose gates this worker raises.
     cacheable: u32,
+    sends_batched: bool,
 }
 
 impl Turn {
@@ -37,7 +38,18 @@ impl Turn {
         let (generation, routing) = shared.own_routing();
         let counters = shared.counters[index].clone();
         let data_nodes = DataNodes::of(&routing.topology);
-        Self { index, now_us: 0, routing, data_nodes, generation, counters, shared, poll, cacheable: 0 }
+        Self {
+            index,
+            now_us: 0,
+            routing,
+            data_nodes,
+            generation,
+            counters,
+            shared,
+            poll,
+            cacheable: 0,
+            sends_batched: false,
+        }
     }
 
     /// Number of this worker.
@@ -93,6 +105,15 @@ impl Turn {
     #[inline]
     pub(super) const fn poll(&self) -> &Poll {
         &self.poll
+    }
+
+    /// Whether many are sent in one system call.
+    pub(super) const fn sends_batched(&self) -> bool {
+        self.sends_batched
+    }
+
+    pub(super) fn set_sends_batched(&mut self, batched: bool) {
+        self.sends_batched = batched;
     }
 
     /// Sets the interval of ticks.

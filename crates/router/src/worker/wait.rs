@@ -23,9 +23,11 @@ use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
 use super::checkout::Acquired;
+use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::keyed::Call;
 use super::local::parse;
+use super::turn::Turn;
 use super::upstreams::Link;
 use super::upstreams::kind::{Lane, Waited};
 use super::upstreams::link::{Pending, Purpose};
@@ -135,12 +137,12 @@ impl Worker {
         else {
             // The node returns the error. But not on a shared connection: a timeout that is invalid here may be valid
             // there.
-            return match self.choose_node(routing) {
+            return match self.up.choose_node(&self.turn, routing) {
                 Some(node) => self.block(handle, command, node, Waited::Nothing, raw, args),
-                None => self.refuse_all_down(handle, class),
+                None => self.down.refuse_all_down(&self.turn, handle, class),
             };
         };
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         let written = client.written;
         if client.in_flight() > 0 {
             // All previous writes must be older than the mark.
@@ -151,7 +153,7 @@ impl Worker {
         let about = match written {
             Written::Nothing => None,
             Written::Lost => {
-                self.answer(handle, class, &zeros(last - 1));
+                self.down.answer(&self.turn, handle, class, &zeros(last - 1));
                 return Flow::Next;
             }
             Written::At { nodes: written, since } => {
@@ -166,7 +168,7 @@ impl Worker {
                 Some(About { nodes: had, since, began, may_repeat: !is_moving })
             }
         };
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         client.lane = Lane::Blocking;
         let seq = client.owe(self.turn.now_us(), class);
         let until_us = (timeout_ms > 0).then(|| self.turn.now_us() + timeout_ms * 1000);
@@ -181,7 +183,7 @@ impl Worker {
     /// the client: later input may have ended in a barrier, which only the reply to WAIT ends.
     #[inline]
     pub(super) fn go_on_waiting(&mut self, handle: Handle) {
-        let Some(client) = self.clients.get(handle) else { return };
+        let Some(client) = self.down.get(handle) else { return };
         if client.stall != Stall::Exclusive
             && client.session.as_ref().is_some_and(|s| s.wait.as_ref().is_some_and(|w| w.due))
         {
@@ -191,7 +193,7 @@ impl Worker {
 
     /// Queries the next node, or answers if none is left.
     fn query_next(&mut self, handle: Handle) {
-        let Some(wait) = self.clients.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.as_mut()) else { return };
+        let Some(wait) = self.down.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.as_mut()) else { return };
         if wait.nodes.is_empty()
             && let Some(about) = &mut wait.about
             && about.may_repeat
@@ -206,10 +208,10 @@ impl Worker {
             let is_lost = about
                 .is_some_and(|about| self.turn.shared().reigns.has_replacement_since(about.nodes, about.since.reigns));
             let out = if is_lost { zeros(numbers.len()) } else { numbers_of(&numbers) };
-            if let (Some(client), Some(About { nodes, began, .. })) = (self.clients.get_mut(handle), about) {
+            if let (Some(client), Some(About { nodes, began, .. })) = (self.down.get_mut(handle), about) {
                 client.written = if is_lost { Written::Lost } else { Written::At { nodes, since: began } };
             }
-            self.end_waiting(handle, &out);
+            end_waiting(&self.turn, &mut self.down, handle, &out);
             return;
         };
         let link = match self.acquire(handle, node, Lane::Blocking) {
@@ -218,11 +220,11 @@ impl Worker {
             Acquired::Refused(text) => {
                 let mut out = Vec::new();
                 encode::error(&mut out, &text);
-                self.end_waiting(handle, &out);
+                end_waiting(&self.turn, &mut self.down, handle, &out);
                 return;
             }
         };
-        let Some(wait) = self.clients.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.as_mut()) else { return };
+        let Some(wait) = self.down.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.as_mut()) else { return };
         wait.nodes.pop();
         wait.due = false;
         // 0 would be without end.
@@ -250,13 +252,13 @@ impl Worker {
     pub(super) fn on_wait(&mut self, link: Handle, pending: Pending, answer: &[u8]) {
         let refused = self.up.get_mut(link).and_then(Link::take_refusal);
         let handle = pending.who;
-        let Some(client) = self.clients.get_mut(handle) else { return };
+        let Some(client) = self.down.get_mut(handle) else { return };
         let Some(wait) = client.session.as_mut().and_then(|s| s.wait.as_mut()).filter(|w| w.seq == pending.seq) else {
             return;
         };
         if reply::is_error(answer) {
             let answer = answer.to_vec();
-            self.end_waiting(handle, &answer);
+            end_waiting(&self.turn, &mut self.down, handle, &answer);
             return;
         }
         if let Some(why) = refused {
@@ -267,7 +269,7 @@ impl Worker {
                 &[b"ERR the node refuses SWAPDB 0 0, without which the reply to WAIT would be wrong: ", &why[..]]
                     .concat(),
             );
-            self.end_waiting(handle, &out);
+            end_waiting(&self.turn, &mut self.down, handle, &out);
             return;
         }
         let numbers: Vec<i64> = match reply::integer(answer) {
@@ -283,21 +285,7 @@ impl Worker {
         }
         // The connection is returned first; then this client continues with the next node.
         wait.due = true;
-        self.clients.resume(handle);
-    }
-
-    /// After the loss of the connection of a query: the client gets its error.
-    pub(super) fn forget_waiting(&mut self, handle: Handle) {
-        if let Some(session) = self.clients.get_mut(handle).and_then(|c| c.session.as_mut()) {
-            session.wait = None;
-        }
-    }
-
-    fn end_waiting(&mut self, handle: Handle, answer: &[u8]) {
-        let wait = self.clients.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.take());
-        if let Some(wait) = wait {
-            self.deliver(handle, wait.seq, answer);
-        }
+        self.down.resume(handle);
     }
 }
 
@@ -316,4 +304,18 @@ fn numbers_of(numbers: &[i64]) -> Vec<u8> {
 /// The reply that confirms nothing.
 fn zeros(numbers: usize) -> Vec<u8> {
     numbers_of(&vec![0; numbers])
+}
+
+/// After the loss of the connection of a query: the client gets its error.
+pub(super) fn forget_waiting(down: &mut Downstreams, handle: Handle) {
+    if let Some(session) = down.get_mut(handle).and_then(|c| c.session.as_mut()) {
+        session.wait = None;
+    }
+}
+
+fn end_waiting(turn: &Turn, down: &mut Downstreams, handle: Handle, answer: &[u8]) {
+    let wait = down.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.take());
+    if let Some(wait) = wait {
+        down.deliver(turn, handle, wait.seq, answer);
+    }
 }

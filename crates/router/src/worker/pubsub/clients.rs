@@ -7,9 +7,12 @@ use switchyard_resp::encode;
 use tracing::warn;
 
 use super::commands::confirmation;
-use super::{Item, Kind, Subscriber};
+use super::{Item, Kind, Subscriber, Topics};
 use crate::slab::Handle;
 use crate::worker::Worker;
+use crate::worker::clients::Downstreams;
+use crate::worker::turn::Turn;
+use crate::worker::upstreams::Upstreams;
 
 /// A message of at least this size is sent to each subscriber before it is copied for the next one: only the part that
 /// a socket does not accept stays in memory.
@@ -19,7 +22,7 @@ impl Worker {
     /// Applies commands of a client that wait for nothing more, in order.
     pub(super) fn advance_subscriber(&mut self, handle: Handle) {
         loop {
-            let Some(client) = self.clients.get_mut(handle) else { return };
+            let Some(client) = self.down.get_mut(handle) else { return };
             let resp3 = client.resp3;
             let Some(subscriber) = client.pubsub.as_deref_mut() else { return };
             let ready = match subscriber.items.front() {
@@ -36,18 +39,18 @@ impl Worker {
             let seq = match item {
                 Item::Subscribe { seq, topics, failed: Some(error), .. } => {
                     encode::error(&mut out, &error);
-                    self.release_topics(&topics);
+                    self.pubsub.release_topics(&self.turn, &mut self.up, &topics);
                     seq
                 }
                 Item::Subscribe { seq, kind, topics, .. } => {
                     for topic in &topics {
-                        self.join(handle, *topic);
+                        self.pubsub.join(&self.turn, &mut self.down, handle, *topic);
                         let Some(name) = self.pubsub.topics.get(*topic).map(|t| t.name.clone()) else { continue };
-                        if let Some(subscriber) = self.clients.get(handle).and_then(|c| c.pubsub.as_deref()) {
+                        if let Some(subscriber) = self.down.get(handle).and_then(|c| c.pubsub.as_deref()) {
                             confirmation(&mut out, kind.subscribe(), Some(&name), subscriber, kind, resp3);
                         }
                     }
-                    self.release_topics(&topics);
+                    self.pubsub.release_topics(&self.turn, &mut self.up, &topics);
                     seq
                 }
                 Item::Unsubscribe { seq, kind, names, .. } => {
@@ -56,96 +59,91 @@ impl Worker {
                         if everything { subscriber.names[kind as usize].keys().cloned().collect() } else { names };
                     for name in &names {
                         self.leave(handle, kind, name);
-                        if let Some(subscriber) = self.clients.get(handle).and_then(|c| c.pubsub.as_deref()) {
+                        if let Some(subscriber) = self.down.get(handle).and_then(|c| c.pubsub.as_deref()) {
                             confirmation(&mut out, kind.unsubscribe(), Some(name), subscriber, kind, resp3);
                         }
                     }
                     if names.is_empty()
-                        && let Some(subscriber) = self.clients.get(handle).and_then(|c| c.pubsub.as_deref())
+                        && let Some(subscriber) = self.down.get(handle).and_then(|c| c.pubsub.as_deref())
                     {
                         confirmation(&mut out, kind.unsubscribe(), None, subscriber, kind, resp3);
                     }
                     seq
                 }
             };
-            self.deliver(handle, seq, &out);
+            self.down.deliver(&self.turn, handle, seq, &out);
             self.pubsub.scratch = out;
         }
-        self.tidy_subscriber(handle);
-    }
-
-    /// Drops the data of a client without subscriptions.
-    pub(super) fn tidy_subscriber(&mut self, handle: Handle) {
-        let Some(client) = self.clients.get_mut(handle) else { return };
-        if client.pubsub.as_deref().is_some_and(Subscriber::is_idle) {
-            client.pubsub = None;
-            client.update_gate();
-        }
-    }
-
-    /// Adds a client to the subscribers of a topic.
-    fn join(&mut self, handle: Handle, topic_handle: Handle) {
-        let Some(topic) = self.pubsub.topics.get_mut(topic_handle) else { return };
-        let Some(subscriber) = self.clients.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else { return };
-        if topic.subscribers.insert(handle) {
-            subscriber.names[topic.kind as usize].insert(topic.name.clone(), topic_handle);
-            subscriber.name_bytes += topic.name.len();
-            self.turn.shared().subscriptions.add_client(self.turn.index(), topic.kind, &topic.name);
-            self.turn.counters().subscriptions.add(1);
-            self.turn.counters().subscribers.add(u64::from(subscriber.total() == 1));
-        }
+        tidy_subscriber(&mut self.down, handle);
     }
 
     fn leave(&mut self, handle: Handle, kind: Kind, name: &Arc<[u8]>) {
-        let Some(subscriber) = self.clients.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else { return };
+        let Some(subscriber) = self.down.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else { return };
         let Some(topic) = subscriber.names[kind as usize].remove(name) else { return };
         subscriber.name_bytes -= name.len();
         self.turn.counters().subscribers.sub(u64::from(subscriber.total() == 0));
-        self.leave_topic(handle, topic);
+        self.pubsub.leave_topic(&self.turn, &mut self.up, handle, topic);
     }
+}
 
-    fn leave_topic(&mut self, handle: Handle, topic_handle: Handle) {
-        let Some(topic) = self.pubsub.topics.get_mut(topic_handle) else { return };
-        if topic.subscribers.remove(&handle) {
-            self.turn.shared().subscriptions.remove_client(self.turn.index(), topic.kind, &topic.name);
-            self.turn.counters().subscriptions.sub(1);
-        }
-        self.drop_unused_topic(topic_handle);
+/// Drops the data of a client without subscriptions.
+pub(super) fn tidy_subscriber(down: &mut Downstreams, handle: Handle) {
+    let Some(client) = down.get_mut(handle) else { return };
+    if client.pubsub.as_deref().is_some_and(Subscriber::is_idle) {
+        client.pubsub = None;
+        client.update_gate();
     }
+}
 
-    /// Ends all subscriptions of a client that is gone or has sent RESET.
-    pub(in crate::worker) fn forget_subscriber(&mut self, handle: Handle, subscriber: &Subscriber) {
-        self.turn.counters().subscribers.sub(u64::from(subscriber.total() > 0));
-        for topic in subscriber.names.iter().flat_map(|n| n.values()) {
-            self.leave_topic(handle, *topic);
-        }
-        for item in &subscriber.items {
-            if let Item::Subscribe { topics, .. } = item {
-                self.release_topics(topics);
-            }
+/// Sends messages that had to wait for replies which are now complete.
+#[cold]
+pub(in crate::worker) fn release_messages(down: &mut Downstreams, handle: Handle) {
+    let Some(client) = down.get_mut(handle) else { return };
+    let (streaming, first) = (client.streaming, client.first_pending());
+    let Some(subscriber) = client.pubsub.as_deref_mut() else { return };
+    let mut released = false;
+    while let Some((_, bytes)) =
+        subscriber.held.pop_front_if(|(behind, _)| !streaming && (behind.wrapping_sub(first) as i32) < 0)
+    {
+        subscriber.held_bytes -= bytes.len();
+        client.out.extend_from_slice(&bytes);
+        released = true;
+    }
+    if released {
+        tidy_subscriber(down, handle);
+    }
+}
+
+/// Handles a dispatched command of a client that may be subscribed.
+pub(in crate::worker) fn note_own_publish(down: &mut Downstreams, handle: Handle, command: &Command) {
+    let Some(client) = down.get_mut(handle) else { return };
+    let publishes = matches!(command.handling, Handling::Local(Local::Publish | Local::Spublish | Local::Exec));
+    if client.in_flight() > 0 && (publishes || command.flags.has(Flags::SCRIPT)) {
+        let last = client.last_pending();
+        if let Some(subscriber) = client.pubsub.as_deref_mut() {
+            subscriber.published = Some(last);
         }
     }
+}
 
-    /// Passes a message to all subscribers of a topic. `bytes`: the message as sent by a node. Only its first byte
-    /// differs between the protocols.
-    pub(super) fn deliver_message(&mut self, topic: Handle, bytes: &[u8]) {
-        let Some(topic) = self.pubsub.topics.get(topic) else { return };
-        // Taken temporarily: pushing may close a client, which removes it from the set.
-        let mut receivers = std::mem::take(&mut self.pubsub.receivers);
-        receivers.clear();
-        receivers.extend(topic.subscribers.iter().copied());
-        self.turn.counters().messages.add(receivers.len() as u64);
-        for receiver in &receivers {
-            self.push(*receiver, bytes);
-        }
-        self.pubsub.receivers = receivers;
-    }
+/// Disconnects a client that does not read its pushed messages. `limit`: the exceeded key of `[clients]`.
+pub(in crate::worker) fn cut_subscriber(turn: &Turn, down: &mut Downstreams, handle: Handle, limit: &str) {
+    let Some(client) = down.get(handle) else { return };
+    warn!(
+        client = client.details.id,
+        bytes = client.unsent(),
+        "disconnecting a subscriber that does not read its messages (clients.{limit})"
+    );
+    turn.counters().cut_push.add(1);
+    down.close_client(turn, handle);
+}
 
+impl Downstreams {
     /// Sends a client something that is no reply: a message, an invalidation, a line of MONITOR. `bytes` begins with
     /// `>` or `*`, depending on the protocol.
-    pub(in crate::worker) fn push(&mut self, handle: Handle, bytes: &[u8]) {
-        let limit = self.turn.routing().live.push_limit;
-        let Some(client) = self.clients.get_mut(handle) else { return };
+    pub(in crate::worker) fn push(&mut self, turn: &Turn, handle: Handle, bytes: &[u8]) {
+        let limit = turn.routing().live.push_limit;
+        let Some(client) = self.get_mut(handle) else { return };
         if client.closing {
             return;
         }
@@ -161,67 +159,82 @@ impl Worker {
             subscriber.held.push_back((behind, [first, rest].concat()));
             client.gated = true;
             if subscriber.held_bytes > limit {
-                self.cut_subscriber(handle, "push-limit");
+                cut_subscriber(turn, self, handle, "push-limit");
             }
             return;
         }
         client.out.extend_from_slice(first);
         client.out.extend_from_slice(rest);
         let unsent = client.unsent();
-        if unsent > self.turn.routing().live.push_soft_limit && client.behind_since_us == 0 {
+        if unsent > turn.routing().live.push_soft_limit && client.behind_since_us == 0 {
             // `tick_clients` checks whether it stays so.
-            client.behind_since_us = self.turn.now_us().max(1);
+            client.behind_since_us = turn.now_us().max(1);
         }
         let over = unsent > limit;
-        self.clients.mark(handle);
+        self.mark(handle);
         if over || bytes.len() >= AT_ONCE_MIN {
-            self.flush_client(handle);
+            self.flush_client(turn, handle);
         }
-        if over && self.clients.get(handle).is_some_and(|c| c.unsent() > limit) {
-            self.cut_subscriber(handle, "push-limit");
+        if over && self.get(handle).is_some_and(|c| c.unsent() > limit) {
+            cut_subscriber(turn, self, handle, "push-limit");
+        }
+    }
+}
+
+impl Topics {
+    /// Adds a client to the subscribers of a topic.
+    fn join(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle, topic_handle: Handle) {
+        let Some(topic) = self.topics.get_mut(topic_handle) else { return };
+        let Some(subscriber) = down.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else { return };
+        if topic.subscribers.insert(handle) {
+            subscriber.names[topic.kind as usize].insert(topic.name.clone(), topic_handle);
+            subscriber.name_bytes += topic.name.len();
+            turn.shared().subscriptions.add_client(turn.index(), topic.kind, &topic.name);
+            turn.counters().subscriptions.add(1);
+            turn.counters().subscribers.add(u64::from(subscriber.total() == 1));
         }
     }
 
-    /// Sends messages that had to wait for replies which are now complete.
-    #[cold]
-    pub(in crate::worker) fn release_messages(&mut self, handle: Handle) {
-        let Some(client) = self.clients.get_mut(handle) else { return };
-        let (streaming, first) = (client.streaming, client.first_pending());
-        let Some(subscriber) = client.pubsub.as_deref_mut() else { return };
-        let mut released = false;
-        while let Some((_, bytes)) =
-            subscriber.held.pop_front_if(|(behind, _)| !streaming && (behind.wrapping_sub(first) as i32) < 0)
-        {
-            subscriber.held_bytes -= bytes.len();
-            client.out.extend_from_slice(&bytes);
-            released = true;
+    fn leave_topic(&mut self, turn: &Turn, up: &mut Upstreams, handle: Handle, topic_handle: Handle) {
+        let Some(topic) = self.topics.get_mut(topic_handle) else { return };
+        if topic.subscribers.remove(&handle) {
+            turn.shared().subscriptions.remove_client(turn.index(), topic.kind, &topic.name);
+            turn.counters().subscriptions.sub(1);
         }
-        if released {
-            self.tidy_subscriber(handle);
-        }
+        self.drop_unused_topic(turn, up, topic_handle);
     }
 
-    /// Handles a dispatched command of a client that may be subscribed.
-    pub(in crate::worker) fn note_own_publish(&mut self, handle: Handle, command: &Command) {
-        let Some(client) = self.clients.get_mut(handle) else { return };
-        let publishes = matches!(command.handling, Handling::Local(Local::Publish | Local::Spublish | Local::Exec));
-        if client.in_flight() > 0 && (publishes || command.flags.has(Flags::SCRIPT)) {
-            let last = client.last_pending();
-            if let Some(subscriber) = client.pubsub.as_deref_mut() {
-                subscriber.published = Some(last);
+    /// Ends all subscriptions of a client that is gone or has sent RESET.
+    pub(in crate::worker) fn forget_subscriber(
+        &mut self,
+        turn: &Turn,
+        up: &mut Upstreams,
+        handle: Handle,
+        subscriber: &Subscriber,
+    ) {
+        turn.counters().subscribers.sub(u64::from(subscriber.total() > 0));
+        for topic in subscriber.names.iter().flat_map(|n| n.values()) {
+            self.leave_topic(turn, up, handle, *topic);
+        }
+        for item in &subscriber.items {
+            if let Item::Subscribe { topics, .. } = item {
+                self.release_topics(turn, up, topics);
             }
         }
     }
 
-    /// Disconnects a client that does not read its pushed messages. `limit`: the exceeded key of `[clients]`.
-    pub(in crate::worker) fn cut_subscriber(&mut self, handle: Handle, limit: &str) {
-        let Some(client) = self.clients.get(handle) else { return };
-        warn!(
-            client = client.details.id,
-            bytes = client.unsent(),
-            "disconnecting a subscriber that does not read its messages (clients.{limit})"
-        );
-        self.turn.counters().cut_push.add(1);
-        self.close_client(handle);
+    /// Passes a message to all subscribers of a topic. `bytes`: the message as sent by a node. Only its first byte
+    /// differs between the protocols.
+    pub(super) fn deliver_message(&mut self, turn: &Turn, down: &mut Downstreams, topic: Handle, bytes: &[u8]) {
+        let Some(topic) = self.topics.get(topic) else { return };
+        // Taken temporarily: pushing may close a client, which removes it from the set.
+        let mut receivers = std::mem::take(&mut self.receivers);
+        receivers.clear();
+        receivers.extend(topic.subscribers.iter().copied());
+        turn.counters().messages.add(receivers.len() as u64);
+        for receiver in &receivers {
+            down.push(turn, *receiver, bytes);
+        }
+        self.receivers = receivers;
     }
 }

@@ -7,12 +7,15 @@ use switchyard_resp::command::{Command, Handling, Local};
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
+use super::clients::tidy_subscriber;
 use super::nodes::ping_pubsub_links;
 use super::{Item, Kind, Subscriber};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
+use crate::worker::clients::Downstreams;
 use crate::worker::dispatch::Flow;
 use crate::worker::gather::Aggregation;
+use crate::worker::turn::Turn;
 use crate::worker::upstreams::kind::Lane;
 use crate::worker::upstreams::link::UNSENT_HIGH;
 use crate::worker::{Stall, Worker};
@@ -40,49 +43,12 @@ impl Worker {
             Local::Sunsubscribe => self.unsubscribe(handle, class, Kind::Shard, args),
             Local::Publish => self.publish(routing, handle, command, Kind::Channel, raw, args),
             Local::Spublish => self.publish(routing, handle, command, Kind::Shard, raw, args),
-            _ => self.pubsub_info(handle, class, local, args),
+            _ => pubsub_info(&self.turn, &mut self.down, handle, class, local, args),
         }
-    }
-
-    /// Checks a command of a client that is subscribed, or whose subscription waits for nodes. `None`: the command may
-    /// proceed.
-    pub(in crate::worker) fn gate_subscriber(&mut self, handle: Handle, command: &Command) -> Option<Flow> {
-        let client = self.clients.get(handle)?;
-        let subscriber = client.pubsub.as_deref()?;
-        let Handling::Local(local) = command.handling else { return self.gate_other(handle, command) };
-        let subscribes = matches!(
-            local,
-            Local::Subscribe
-                | Local::Psubscribe
-                | Local::Ssubscribe
-                | Local::Unsubscribe
-                | Local::Punsubscribe
-                | Local::Sunsubscribe
-        );
-        if subscribes || !subscriber.waits() && matches!(local, Local::Ping | Local::Quit | Local::Reset) {
-            return None;
-        }
-        self.gate_other(handle, command)
-    }
-
-    fn gate_other(&mut self, handle: Handle, command: &Command) -> Option<Flow> {
-        let client = self.clients.get(handle)?;
-        let subscriber = client.pubsub.as_deref()?;
-        if subscriber.waits() {
-            return Some(Flow::Stall(Stall::Barrier));
-        }
-        if client.resp3 || subscriber.total() == 0 {
-            return None;
-        }
-        let name = command.name.to_ascii_lowercase();
-        let text = format!(
-            "ERR Can't execute '{name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context"
-        );
-        Some(self.refuse(handle, command.class() as u8, &text))
     }
 
     fn subscribe(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, kind: Kind, args: &Args<'_>) -> Flow {
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Pubsub) {
             return Flow::Stall(Stall::Barrier);
         }
@@ -104,30 +70,30 @@ impl Worker {
                     "ERR too many subscriptions: the names of a client's subscriptions may have {NAME_BYTES_MAX} bytes together"
                 )
             };
-            self.tidy_subscriber(handle);
-            return self.refuse(handle, class, &text);
+            tidy_subscriber(&mut self.down, handle);
+            return self.down.refuse(&self.turn, handle, class, &text);
         }
         let seq = client.owe_push(self.turn.now_us(), class);
         client.gated = true;
         let mut topics = Vec::with_capacity(args.len() - 1);
         let mut left = 0;
         for name in args.iter().skip(1) {
-            let topic = self.topic(kind, name);
-            left += usize::from(self.hold_topic(topic, handle, seq));
+            let topic = self.pubsub.topic(&self.turn, &mut self.up, kind, name);
+            left += usize::from(self.pubsub.hold_topic(topic, handle, seq));
             topics.push(topic);
         }
-        if let Some(subscriber) = self.clients.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) {
+        if let Some(subscriber) = self.down.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) {
             subscriber.items.push_back(Item::Subscribe { seq, kind, topics, left, failed: None });
         }
         // A topic that has already failed answers through its waiting list.
         self.settle_failed(handle, seq);
         self.advance_subscriber(handle);
         // The client is gone if no node serves.
-        if self.clients.get(handle).is_some() { Flow::Next } else { Flow::Close }
+        if self.down.get(handle).is_some() { Flow::Next } else { Flow::Close }
     }
 
     fn unsubscribe(&mut self, handle: Handle, class: u8, kind: Kind, args: &Args<'_>) -> Flow {
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Pubsub) {
             return Flow::Stall(Stall::Barrier);
         }
@@ -140,7 +106,7 @@ impl Worker {
         let hears = subscriber.waits()
             || if names.is_empty() { !own.is_empty() } else { names.iter().any(|n| own.contains_key(n)) };
         let left = if hears { ping_pubsub_links(&self.turn, &mut self.up, handle, seq) } else { 0 };
-        let Some(subscriber) = self.clients.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else {
+        let Some(subscriber) = self.down.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else {
             return Flow::Close;
         };
         subscriber.items.push_back(Item::Unsubscribe { seq, kind, names, left });
@@ -170,12 +136,12 @@ impl Worker {
         if !subscriptions.reaches_all(kind, channel, node) {
             if kind == Kind::Shard {
                 let text = self.turn.down_text_or(node, "its subscriptions are being restored");
-                return self.refuse(handle, class, &text);
+                return self.down.refuse(&self.turn, handle, class, &text);
             }
             let reaches = |at: &NodeId| self.up.is_up(*at) && subscriptions.reaches_all(kind, channel, *at);
             node = routing.topology.nodes().map(|n| n.id).find(reaches).unwrap_or(node);
         }
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Main) {
             return Flow::Stall(Stall::Barrier);
         }
@@ -185,40 +151,10 @@ impl Worker {
             return Flow::Stall(Stall::Upstream);
         }
         let whole = Aggregation::Publish { kind, channel: channel.into(), node };
-        let Some(gather) = self.begin_gather(handle, class, 1, whole) else { return Flow::Close };
+        let Some(gather) = self.gathers.begin_gather(&self.turn, &mut self.down, handle, class, 1, whole) else {
+            return Flow::Close;
+        };
         self.send_part(gather, 0, node, Lane::Main, raw, class);
-        Flow::Next
-    }
-
-    fn pubsub_info(&mut self, handle: Handle, class: u8, local: Local, args: &Args<'_>) -> Flow {
-        let mut out = Vec::new();
-        let all = &self.turn.shared().subscriptions;
-        match local {
-            Local::PubsubChannels | Local::PubsubShardchannels => {
-                if args.len() > 3 {
-                    let name = String::from_utf8_lossy(args.get(1).unwrap_or_default()).into_owned();
-                    let text =
-                        format!("ERR unknown subcommand or wrong number of arguments for '{name}'. Try PUBSUB HELP.");
-                    return self.refuse(handle, class, &text);
-                }
-                let kind = if local == Local::PubsubChannels { Kind::Channel } else { Kind::Shard };
-                let channels = all.channels(kind, args.get(2));
-                encode::header(&mut out, b'*', channels.len());
-                for channel in channels {
-                    encode::bulk(&mut out, &channel);
-                }
-            }
-            Local::PubsubNumpat => encode::integer(&mut out, all.channels(Kind::Pattern, None).len() as i64),
-            _ => {
-                let kind = if local == Local::PubsubNumsub { Kind::Channel } else { Kind::Shard };
-                encode::header(&mut out, b'*', (args.len() - 2) * 2);
-                for name in args.iter().skip(2) {
-                    encode::bulk(&mut out, name);
-                    encode::integer(&mut out, all.subscribers(kind, name) as i64);
-                }
-            }
-        }
-        self.answer(handle, class, &out);
         Flow::Next
     }
 }
@@ -241,4 +177,78 @@ pub(super) fn confirmation(
         None => encode::null(out, resp3),
     }
     encode::integer(out, subscriber.shown(kind) as i64);
+}
+
+/// Checks a command of a client that is subscribed, or whose subscription waits for nodes. `None`: the command may
+/// proceed.
+pub(in crate::worker) fn gate_subscriber(
+    turn: &Turn,
+    down: &mut Downstreams,
+    handle: Handle,
+    command: &Command,
+) -> Option<Flow> {
+    let client = down.get(handle)?;
+    let subscriber = client.pubsub.as_deref()?;
+    let Handling::Local(local) = command.handling else { return gate_other(turn, down, handle, command) };
+    let subscribes = matches!(
+        local,
+        Local::Subscribe
+            | Local::Psubscribe
+            | Local::Ssubscribe
+            | Local::Unsubscribe
+            | Local::Punsubscribe
+            | Local::Sunsubscribe
+    );
+    if subscribes || !subscriber.waits() && matches!(local, Local::Ping | Local::Quit | Local::Reset) {
+        return None;
+    }
+    gate_other(turn, down, handle, command)
+}
+
+fn gate_other(turn: &Turn, down: &mut Downstreams, handle: Handle, command: &Command) -> Option<Flow> {
+    let client = down.get(handle)?;
+    let subscriber = client.pubsub.as_deref()?;
+    if subscriber.waits() {
+        return Some(Flow::Stall(Stall::Barrier));
+    }
+    if client.resp3 || subscriber.total() == 0 {
+        return None;
+    }
+    let name = command.name.to_ascii_lowercase();
+    let text = format!(
+        "ERR Can't execute '{name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context"
+    );
+    Some(down.refuse(turn, handle, command.class() as u8, &text))
+}
+
+fn pubsub_info(turn: &Turn, down: &mut Downstreams, handle: Handle, class: u8, local: Local, args: &Args<'_>) -> Flow {
+    let mut out = Vec::new();
+    let all = &turn.shared().subscriptions;
+    match local {
+        Local::PubsubChannels | Local::PubsubShardchannels => {
+            if args.len() > 3 {
+                let name = String::from_utf8_lossy(args.get(1).unwrap_or_default()).into_owned();
+                let text =
+                    format!("ERR unknown subcommand or wrong number of arguments for '{name}'. Try PUBSUB HELP.");
+                return down.refuse(turn, handle, class, &text);
+            }
+            let kind = if local == Local::PubsubChannels { Kind::Channel } else { Kind::Shard };
+            let channels = all.channels(kind, args.get(2));
+            encode::header(&mut out, b'*', channels.len());
+            for channel in channels {
+                encode::bulk(&mut out, &channel);
+            }
+        }
+        Local::PubsubNumpat => encode::integer(&mut out, all.channels(Kind::Pattern, None).len() as i64),
+        _ => {
+            let kind = if local == Local::PubsubNumsub { Kind::Channel } else { Kind::Shard };
+            encode::header(&mut out, b'*', (args.len() - 2) * 2);
+            for name in args.iter().skip(2) {
+                encode::bulk(&mut out, name);
+                encode::integer(&mut out, all.subscribers(kind, name) as i64);
+            }
+        }
+    }
+    down.answer(turn, handle, class, &out);
+    Flow::Next
 }

@@ -18,9 +18,9 @@
 //!
 //! Not one upstream connection per client: thousands of subscribers would be thousands of connections at each node.
 
-mod clients;
-mod commands;
-mod nodes;
+pub(super) mod clients;
+pub(super) mod commands;
+pub(super) mod nodes;
 
 pub(super) use nodes::{hopeful_link, needs_pubsub_link};
 

@@ -13,6 +13,8 @@ use crate::settings::OnMissed;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::worker::Worker;
+use crate::worker::clients::Downstreams;
+use crate::worker::keyed::CommandHooks;
 use crate::worker::tracking::Tracking;
 use crate::worker::turn::Turn;
 use crate::worker::upstreams::Upstreams;
@@ -20,86 +22,6 @@ use crate::worker::upstreams::kind::Lane;
 use crate::worker::upstreams::link::{Pending, Phase, Purpose};
 
 impl Worker {
-    /// Returns the topic of this name. Creates it and requests its subscriptions if it is missing.
-    pub(super) fn topic(&mut self, kind: Kind, name: &[u8]) -> Handle {
-        if let Some(topic) = self.pubsub.by_name[kind as usize].get(name) {
-            return *topic;
-        }
-        let name: Arc<[u8]> = name.into();
-        let nodes: Vec<NodeId> = match kind {
-            Kind::Shard => shard_nodes(&self.turn, &name),
-            Kind::Channel | Kind::Pattern => self.turn.routing().topology.nodes().map(|n| n.id).collect(),
-        };
-        let topic = Topic {
-            kind,
-            name: name.clone(),
-            places: Vec::new(),
-            subscribers: HashSet::new(),
-            waiting: Vec::new(),
-            holds: 0,
-        };
-        let handle = self.pubsub.topics.insert(topic);
-        self.pubsub.by_name[kind as usize].insert(name, handle);
-        for node in nodes {
-            self.request_place(handle, node);
-        }
-        handle
-    }
-
-    /// Requests a topic from a node, now or when its connection is up.
-    fn request_place(&mut self, topic_handle: Handle, node: NodeId) {
-        let link = hopeful_link(&self.turn, &mut self.up, node);
-        let (up, hopeful) = self.up.get(link).map_or((false, false), |l| (l.phase() == Phase::Up, l.takes_commands()));
-        let Some(topic) = self.pubsub.topics.get_mut(topic_handle) else { return };
-        let place = if hopeful { Place::Requested } else { Place::Down };
-        match topic.places.iter_mut().find(|(n, _)| *n == node) {
-            Some((_, old)) => *old = place,
-            None => topic.places.push((node, place)),
-        }
-        if up {
-            self.send_subscribe(link, topic_handle);
-        }
-    }
-
-    fn send_subscribe(&mut self, link: Handle, topic_handle: Handle) {
-        let Some(topic) = self.pubsub.topics.get(topic_handle) else { return };
-        let (verb, name) = (topic.kind.subscribe(), topic.name.clone());
-        self.up.push_own_for(&self.turn, link, topic_handle, &[verb.as_bytes(), &name], Purpose::Subscribe, 0);
-    }
-
-    /// A command names the topic: it stays until the command has taken effect. Returns whether the command must wait
-    /// for the outcome.
-    pub(super) fn hold_topic(&mut self, topic: Handle, client: Handle, seq: u32) -> bool {
-        let Some(topic) = self.pubsub.topics.get_mut(topic) else { return false };
-        topic.holds += 1;
-        let waits = !matches!(topic.standing(), Standing::InForce);
-        if waits {
-            topic.waiting.push((client, seq));
-        }
-        waits
-    }
-
-    pub(super) fn release_topics(&mut self, topics: &[Handle]) {
-        for handle in topics {
-            if let Some(topic) = self.pubsub.topics.get_mut(*handle) {
-                topic.holds = topic.holds.saturating_sub(1);
-            }
-            self.drop_unused_topic(*handle);
-        }
-    }
-
-    /// Ends the subscription at the nodes of a topic without subscribers.
-    pub(super) fn drop_unused_topic(&mut self, handle: Handle) {
-        if self.pubsub.topics.get(handle).is_none_or(|t| t.holds > 0 || !t.subscribers.is_empty()) {
-            return;
-        }
-        let Some(topic) = self.pubsub.topics.remove(handle) else { return };
-        self.pubsub.by_name[topic.kind as usize].remove(&topic.name);
-        for (node, place) in &topic.places {
-            leave_place(&self.turn, &mut self.up, topic.kind, &topic.name, *node, place);
-        }
-    }
-
     // ---- outcomes ----
 
     /// Reports the state of a topic to waiting commands, if it is settled.
@@ -119,8 +41,8 @@ impl Worker {
                 // No node serves: as one server that is unreachable.
                 let waiting = std::mem::take(&mut topic.waiting);
                 for (client, _) in waiting {
-                    self.flush_client(client);
-                    self.close_client(client);
+                    self.down.flush_client(&self.turn, client);
+                    self.down.close_client(&self.turn, client);
                 }
                 return;
             }
@@ -129,7 +51,7 @@ impl Worker {
         let Some(topic) = self.pubsub.topics.get_mut(handle) else { return };
         let waiting = std::mem::take(&mut topic.waiting);
         for (client, seq) in waiting {
-            let Some(subscriber) = self.clients.get_mut(client).and_then(|c| c.pubsub.as_deref_mut()) else { continue };
+            let Some(subscriber) = self.down.get_mut(client).and_then(|c| c.pubsub.as_deref_mut()) else { continue };
             for item in &mut subscriber.items {
                 if let Item::Subscribe { seq: own, left, failed: fate, .. } = item
                     && *own == seq
@@ -146,7 +68,7 @@ impl Worker {
 
     /// For a command just read: settles topics that have failed before.
     pub(super) fn settle_failed(&mut self, client: Handle, seq: u32) {
-        let topics = self.clients.get(client).and_then(|c| c.pubsub.as_deref()).and_then(|s| match s.items.back() {
+        let topics = self.down.get(client).and_then(|c| c.pubsub.as_deref()).and_then(|s| match s.items.back() {
             Some(Item::Subscribe { seq: own, topics, .. }) if *own == seq => Some(topics.clone()),
             _ => None,
         });
@@ -167,7 +89,7 @@ impl Worker {
 
     /// Handles the end of one of these PINGs, answered or not.
     pub(in crate::worker) fn unsubscribe_synced(&mut self, client: Handle, seq: u32) {
-        let Some(subscriber) = self.clients.get_mut(client).and_then(|c| c.pubsub.as_deref_mut()) else { return };
+        let Some(subscriber) = self.down.get_mut(client).and_then(|c| c.pubsub.as_deref_mut()) else { return };
         for item in &mut subscriber.items {
             if let Item::Unsubscribe { seq: own, left, .. } = item
                 && *own == seq
@@ -188,7 +110,7 @@ impl Worker {
             let Some((_, place)) = t.places.iter_mut().find(|(n, _)| *n == node) else { continue };
             *place = Place::Requested;
             asked += usize::from(!t.subscribers.is_empty());
-            self.send_subscribe(link, topic);
+            self.pubsub.send_subscribe(&self.turn, &mut self.up, link, topic);
         }
         if asked > 0 {
             info!(node = %self.turn.node_name(node), subscriptions = asked, "restoring subscriptions at node");
@@ -208,7 +130,7 @@ impl Worker {
 
     /// After the loss of a connection: messages there are missed until the subscriptions are in force again.
     pub(in crate::worker) fn pubsub_link_lost(&mut self, node: NodeId) {
-        self.tracking_link_lost(node);
+        self.tracking.tracking_link_lost(&self.turn, &mut self.down, node);
         let mut lost = 0;
         let mut missing = Vec::new();
         let policy = self.turn.routing().live.on_missed;
@@ -225,7 +147,7 @@ impl Worker {
         }
         // A removed node publishes nothing any more.
         let is_member = self.turn.routing().topology.node(node).is_some();
-        let disconnected = if is_member { self.disconnect_subscribers(missing) } else { 0 };
+        let disconnected = if is_member { disconnect_subscribers(&self.turn, &mut self.down, missing) } else { 0 };
         if lost > 0 {
             self.turn.counters().subscriptions_lost.add(lost);
             warn!(
@@ -241,20 +163,6 @@ impl Worker {
                 self.pubsub_link_failed(node);
             }
         }
-    }
-
-    /// Closes these clients, because they may have missed messages. Only the end of the connection shows this to a
-    /// client, as the end of one server would: it then subscribes again, and reloads its data. Returns the number of
-    /// disconnected clients.
-    fn disconnect_subscribers(&mut self, mut clients: Vec<Handle>) -> usize {
-        clients.retain(|client| self.clients.get(*client).is_some());
-        clients.sort_unstable_by_key(|client| client.index);
-        clients.dedup();
-        self.turn.counters().cut_missed.add(clients.len() as u64);
-        for client in &clients {
-            self.close_client(*client);
-        }
-        clients.len()
     }
 
     /// Updates the places of all topics after a change of nodes or slot owners.
@@ -279,7 +187,7 @@ impl Worker {
             let left: Vec<(NodeId, Place)> =
                 topic.places.extract_if(.., |(node, _)| !(wanted(*node) || shard && kept(*node))).collect();
             for node in missing {
-                self.request_place(handle, node);
+                self.pubsub.request_place(&self.turn, &mut self.up, handle, node);
             }
             for (node, place) in left {
                 leave_place(&self.turn, &mut self.up, kind, &name, node, &place);
@@ -295,56 +203,6 @@ impl Worker {
         }
     }
 
-    /// Whether shard channels of slots in transit are not yet in force at a node that may count subscribers.
-    pub(in crate::worker) fn are_topics_settling(&self) -> bool {
-        let in_transit = |topic: &Topic| {
-            topic.kind == Kind::Shard
-                && self
-                    .turn
-                    .routing()
-                    .topology
-                    .transit(self.turn.routing().topology.slot_of(&topic.name))
-                    .is_some_and(|transit| !transit.keys_only)
-        };
-        self.pubsub
-            .topics
-            .iter()
-            .any(|(_, topic)| topic.places.iter().any(|(_, place)| *place == Place::Requested) && in_transit(topic))
-    }
-
-    /// Whether a keyspace event comes from a mover's own commands: storing keys at the target, removing them at the
-    /// source, and probing the capabilities of nodes.
-    fn is_of_a_mover(&self, node: NodeId, channel: &[u8], payload: &[u8]) -> bool {
-        let (event, key) = match channel.iter().position(|b| *b == b':').map(|at| (&channel[..at], &channel[at + 1..]))
-        {
-            Some((kind, key)) if kind.starts_with(b"__keyspace@") => (payload, key),
-            Some((kind, event)) if kind.starts_with(b"__keyevent@") => (event, payload),
-            _ => return false,
-        };
-        if is_temporary(key) {
-            return true;
-        }
-        let of = |routing: &RoutingSnapshot| {
-            let slot = routing.topology.slot_of(key);
-            let Some(Transit { move_id, source, target, stage: Stage::Moving { leg }, .. }) =
-                routing.topology.transit(slot).copied()
-            else {
-                return false;
-            };
-            let view = routing.moves.legs.get(&(move_id, leg));
-            let goes_back = view.is_some_and(|view| view.to() == Side::Source);
-            if view.and_then(|view| view.scope()).is_some_and(|scope| !scope.contains_name(key)) {
-                return false;
-            }
-            let (from, to) = if goes_back { (target, source) } else { (source, target) };
-            let is_staged = || routing.moves.by_id.get(&move_id).is_some_and(|mover| mover.is_staged(key));
-            (event == b"del" && node == from)
-                || (event == b"restore" && node == to)
-                || (event == b"rename_to" && node == to && is_staged())
-        };
-        of(self.turn.routing()) || self.transit.before(self.turn.now_us()).is_some_and(of)
-    }
-
     // ---- replies and messages ----
 
     /// Handles a complete reply or push on a connection of subscriptions.
@@ -357,7 +215,7 @@ impl Worker {
                 Some(b"smessage") => Some(Kind::Shard),
                 Some(b"invalidate") => {
                     if let Some(what) = parts.next() {
-                        self.on_invalidation(what);
+                        self.tracking.on_invalidation(&self.turn, &mut self.down, what);
                     }
                     return;
                 }
@@ -365,7 +223,9 @@ impl Worker {
             };
             if let Some(kind) = kind {
                 let name = parts.next().and_then(reply::text).unwrap_or_default();
-                if self.transit.before(self.turn.now_us()).is_some() || !self.turn.routing().moves.by_id.is_empty() {
+                if self.hooks.transit.before(self.turn.now_us()).is_some()
+                    || !self.turn.routing().moves.by_id.is_empty()
+                {
                     let channel = if kind == Kind::Pattern {
                         parts.next().and_then(reply::text).unwrap_or_default()
                     } else {
@@ -373,12 +233,12 @@ impl Worker {
                     };
                     let payload = parts.next().and_then(reply::text).unwrap_or_default();
                     let node = self.up.get(link).map(|l| l.node());
-                    if node.is_some_and(|node| self.is_of_a_mover(node, channel, payload)) {
+                    if node.is_some_and(|node| is_of_a_mover(&self.turn, &self.hooks, node, channel, payload)) {
                         return;
                     }
                 }
                 if let Some(topic) = self.pubsub.by_name[kind as usize].get(name) {
-                    self.deliver_message(*topic, answer);
+                    self.pubsub.deliver_message(&self.turn, &mut self.down, *topic, answer);
                 }
                 return;
             }
@@ -390,7 +250,7 @@ impl Worker {
             return;
         };
         let late = ended.is_expired;
-        let pending = self.over(ended, answer);
+        let pending = self.hooks.over(&self.turn, ended, answer);
         match pending.purpose {
             Purpose::Subscribe => self.on_subscribed(pending, node, answer),
             Purpose::Track if !late => self.on_tracking_answer(node, pending.seq, answer),
@@ -408,7 +268,7 @@ impl Worker {
             *place = Place::Refused(error.into());
             if !topic.subscribers.is_empty() {
                 let missing = topic.to_disconnect(self.turn.routing().live.on_missed);
-                self.disconnect_subscribers(missing);
+                disconnect_subscribers(&self.turn, &mut self.down, missing);
                 self.turn.counters().subscriptions_lost.add(1);
                 warn!(node = %self.turn.node_name(node), error = %reply::redacted_error(answer), "node refuses to restore a subscription: its messages are missed");
             }
@@ -501,4 +361,147 @@ pub(super) fn ping_pubsub_links(turn: &Turn, up: &mut Upstreams, client: Handle,
         up.push_own_for(turn, *link, client, &[b"PING"], Purpose::Sync, seq);
     }
     links.len()
+}
+
+/// Closes these clients, because they may have missed messages. Only the end of the connection shows this to a
+/// client, as the end of one server would: it then subscribes again, and reloads its data. Returns the number of
+/// disconnected clients.
+fn disconnect_subscribers(turn: &Turn, down: &mut Downstreams, mut clients: Vec<Handle>) -> usize {
+    clients.retain(|client| down.get(*client).is_some());
+    clients.sort_unstable_by_key(|client| client.index);
+    clients.dedup();
+    turn.counters().cut_missed.add(clients.len() as u64);
+    for client in &clients {
+        down.close_client(turn, *client);
+    }
+    clients.len()
+}
+
+/// Whether a keyspace event comes from a mover's own commands: storing keys at the target, removing them at the
+/// source, and probing the capabilities of nodes.
+fn is_of_a_mover(turn: &Turn, hooks: &CommandHooks, node: NodeId, channel: &[u8], payload: &[u8]) -> bool {
+    let (event, key) = match channel.iter().position(|b| *b == b':').map(|at| (&channel[..at], &channel[at + 1..])) {
+        Some((kind, key)) if kind.starts_with(b"__keyspace@") => (payload, key),
+        Some((kind, event)) if kind.starts_with(b"__keyevent@") => (event, payload),
+        _ => return false,
+    };
+    if is_temporary(key) {
+        return true;
+    }
+    let of = |routing: &RoutingSnapshot| {
+        let slot = routing.topology.slot_of(key);
+        let Some(Transit { move_id, source, target, stage: Stage::Moving { leg }, .. }) =
+            routing.topology.transit(slot).copied()
+        else {
+            return false;
+        };
+        let view = routing.moves.legs.get(&(move_id, leg));
+        let goes_back = view.is_some_and(|view| view.to() == Side::Source);
+        if view.and_then(|view| view.scope()).is_some_and(|scope| !scope.contains_name(key)) {
+            return false;
+        }
+        let (from, to) = if goes_back { (target, source) } else { (source, target) };
+        let is_staged = || routing.moves.by_id.get(&move_id).is_some_and(|mover| mover.is_staged(key));
+        (event == b"del" && node == from)
+            || (event == b"restore" && node == to)
+            || (event == b"rename_to" && node == to && is_staged())
+    };
+    of(turn.routing()) || hooks.transit.before(turn.now_us()).is_some_and(of)
+}
+
+impl Topics {
+    /// Returns the topic of this name. Creates it and requests its subscriptions if it is missing.
+    pub(super) fn topic(&mut self, turn: &Turn, up: &mut Upstreams, kind: Kind, name: &[u8]) -> Handle {
+        if let Some(topic) = self.by_name[kind as usize].get(name) {
+            return *topic;
+        }
+        let name: Arc<[u8]> = name.into();
+        let nodes: Vec<NodeId> = match kind {
+            Kind::Shard => shard_nodes(turn, &name),
+            Kind::Channel | Kind::Pattern => turn.routing().topology.nodes().map(|n| n.id).collect(),
+        };
+        let topic = Topic {
+            kind,
+            name: name.clone(),
+            places: Vec::new(),
+            subscribers: HashSet::new(),
+            waiting: Vec::new(),
+            holds: 0,
+        };
+        let handle = self.topics.insert(topic);
+        self.by_name[kind as usize].insert(name, handle);
+        for node in nodes {
+            self.request_place(turn, up, handle, node);
+        }
+        handle
+    }
+
+    /// Requests a topic from a node, now or when its connection is up.
+    fn request_place(&mut self, turn: &Turn, up: &mut Upstreams, topic_handle: Handle, node: NodeId) {
+        let link = hopeful_link(turn, up, node);
+        let (is_up, hopeful) = up.get(link).map_or((false, false), |l| (l.phase() == Phase::Up, l.takes_commands()));
+        let Some(topic) = self.topics.get_mut(topic_handle) else { return };
+        let place = if hopeful { Place::Requested } else { Place::Down };
+        match topic.places.iter_mut().find(|(n, _)| *n == node) {
+            Some((_, old)) => *old = place,
+            None => topic.places.push((node, place)),
+        }
+        if is_up {
+            self.send_subscribe(turn, up, link, topic_handle);
+        }
+    }
+
+    fn send_subscribe(&mut self, turn: &Turn, up: &mut Upstreams, link: Handle, topic_handle: Handle) {
+        let Some(topic) = self.topics.get(topic_handle) else { return };
+        let (verb, name) = (topic.kind.subscribe(), topic.name.clone());
+        up.push_own_for(turn, link, topic_handle, &[verb.as_bytes(), &name], Purpose::Subscribe, 0);
+    }
+
+    /// A command names the topic: it stays until the command has taken effect. Returns whether the command must wait
+    /// for the outcome.
+    pub(super) fn hold_topic(&mut self, topic: Handle, client: Handle, seq: u32) -> bool {
+        let Some(topic) = self.topics.get_mut(topic) else { return false };
+        topic.holds += 1;
+        let waits = !matches!(topic.standing(), Standing::InForce);
+        if waits {
+            topic.waiting.push((client, seq));
+        }
+        waits
+    }
+
+    pub(super) fn release_topics(&mut self, turn: &Turn, up: &mut Upstreams, topics: &[Handle]) {
+        for handle in topics {
+            if let Some(topic) = self.topics.get_mut(*handle) {
+                topic.holds = topic.holds.saturating_sub(1);
+            }
+            self.drop_unused_topic(turn, up, *handle);
+        }
+    }
+
+    /// Ends the subscription at the nodes of a topic without subscribers.
+    pub(super) fn drop_unused_topic(&mut self, turn: &Turn, up: &mut Upstreams, handle: Handle) {
+        if self.topics.get(handle).is_none_or(|t| t.holds > 0 || !t.subscribers.is_empty()) {
+            return;
+        }
+        let Some(topic) = self.topics.remove(handle) else { return };
+        self.by_name[topic.kind as usize].remove(&topic.name);
+        for (node, place) in &topic.places {
+            leave_place(turn, up, topic.kind, &topic.name, *node, place);
+        }
+    }
+
+    /// Whether shard channels of slots in transit are not yet in force at a node that may count subscribers.
+    pub(in crate::worker) fn are_topics_settling(&self, turn: &Turn) -> bool {
+        let in_transit = |topic: &Topic| {
+            topic.kind == Kind::Shard
+                && turn
+                    .routing()
+                    .topology
+                    .transit(turn.routing().topology.slot_of(&topic.name))
+                    .is_some_and(|transit| !transit.keys_only)
+        };
+        self.topics
+            .iter()
+            .any(|(_, topic)| topic.places.iter().any(|(_, place)| *place == Place::Requested) && in_transit(topic))
+    }
 }

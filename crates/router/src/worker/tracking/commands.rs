@@ -5,13 +5,16 @@ use switchyard_resp::encode;
 use switchyard_resp::reply;
 use switchyard_resp::request::Args;
 
-use super::{KEYS_MAX, Options, Redirect, Tracked};
+use super::{KEYS_MAX, Options, Redirect, Tracked, Tracking};
 use crate::settings::Reads;
 use crate::shared::Message;
 use crate::slab::Handle;
+use crate::worker::clients::Downstreams;
 use crate::worker::dispatch::Flow;
 use crate::worker::gather::Aggregation;
+use crate::worker::keyed::CommandHooks;
 use crate::worker::local::parse;
+use crate::worker::turn::Turn;
 use crate::worker::upstreams::kind::Lane;
 use crate::worker::{Stall, Worker};
 
@@ -94,14 +97,14 @@ impl Worker {
         local: Local,
         args: &Args<'_>,
     ) -> Flow {
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         let word = args.get(2).unwrap_or_default();
         let mut out = Vec::new();
         match local {
             Local::ClientTracking => {
                 let options = match options(args) {
                     Ok(options) => options,
-                    Err(error) => return self.refuse(handle, class, error),
+                    Err(error) => return self.down.refuse(&self.turn, handle, class, error),
                 };
                 if word.eq_ignore_ascii_case(b"OFF") {
                     self.end_tracking(handle);
@@ -109,12 +112,12 @@ impl Worker {
                 } else if word.eq_ignore_ascii_case(b"ON") {
                     return self.begin_tracking(handle, class, options);
                 } else {
-                    return self.refuse(handle, class, "ERR syntax error");
+                    return self.down.refuse(&self.turn, handle, class, "ERR syntax error");
                 }
             }
             Local::ClientCaching => {
                 let Some(tracked) = client.tracked.as_deref_mut() else {
-                    return self.refuse(
+                    return self.down.refuse(&self.turn,
                         handle,
                         class,
                         "ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled",
@@ -122,21 +125,23 @@ impl Worker {
                 };
                 let (yes, no) = (word.eq_ignore_ascii_case(b"YES"), word.eq_ignore_ascii_case(b"NO"));
                 if yes && !tracked.options.optin {
-                    return self.refuse(
+                    return self.down.refuse(
+                        &self.turn,
                         handle,
                         class,
                         "ERR CLIENT CACHING YES is only valid when tracking is enabled in OPTIN mode.",
                     );
                 }
                 if no && !tracked.options.optout {
-                    return self.refuse(
+                    return self.down.refuse(
+                        &self.turn,
                         handle,
                         class,
                         "ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT mode.",
                     );
                 }
                 if !yes && !no {
-                    return self.refuse(handle, class, "ERR syntax error");
+                    return self.down.refuse(&self.turn, handle, class, "ERR syntax error");
                 }
                 tracked.caching = true;
                 encode::simple(&mut out, "OK");
@@ -144,18 +149,18 @@ impl Worker {
             Local::ClientGetredir => encode::integer(&mut out, shown_redirect(client.tracked.as_deref())),
             _ => tracking_info(&mut out, client.tracked.as_deref(), client.resp3),
         }
-        self.answer(handle, class, &out);
+        self.down.answer(&self.turn, handle, class, &out);
         Flow::Next
     }
 
     fn begin_tracking(&mut self, handle: Handle, class: u8, options: Options) -> Flow {
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
         }
         if client.reads == Reads::Replica {
             let text = "ERR Switchyard cannot track keys that are read from replicas: a replica may return the value before a change (reads = \"replica\")";
-            return self.refuse(handle, class, text);
+            return self.down.refuse(&self.turn, handle, class, text);
         }
         // Later commands wait for the answer, because they are tracked.
         client.lane = Lane::Pubsub;
@@ -168,28 +173,20 @@ impl Worker {
             return Flow::Next;
         };
         let workers = self.turn.shared().mailboxes.len();
-        let Some(gather) = self.begin_gather(handle, class, workers, Aggregation::Redirect(Box::new(options))) else {
+        let Some(gather) = self.gathers.begin_gather(
+            &self.turn,
+            &mut self.down,
+            handle,
+            class,
+            workers,
+            Aggregation::Redirect(Box::new(options)),
+        ) else {
             return Flow::Close;
         };
         for (part, mailbox) in self.turn.shared().mailboxes.iter().enumerate() {
             mailbox.send(Message::Find { id, from: self.turn.index(), gather, part: part as u32 });
         }
         Flow::Next
-    }
-
-    /// Answers a query of another worker for a client by its number: its handle, or null.
-    pub(in crate::worker) fn find_client(&self, id: u64) -> Vec<u8> {
-        let mut out = Vec::new();
-        match self.clients.iter().find(|(_, c)| c.details.id == id) {
-            Some((handle, _)) => {
-                encode::header(&mut out, b'*', 3);
-                for number in [self.turn.index() as i64, i64::from(handle.index), i64::from(handle.generation)] {
-                    encode::integer(&mut out, number);
-                }
-            }
-            None => encode::null(&mut out, true),
-        }
-        out
     }
 
     /// Completes the search for the client to redirect to, with the answers of all workers.
@@ -210,16 +207,16 @@ impl Worker {
                 options.redirect = Some(Redirect { id, worker, client, broken: false });
                 self.enable_tracking(handle, seq, options);
             }
-            None => self.refuse_tracking(handle, seq, NO_SUCH_TARGET),
+            None => self.tracking.refuse_tracking(&self.turn, &mut self.down, handle, seq, NO_SUCH_TARGET),
         }
     }
 
     fn enable_tracking(&mut self, handle: Handle, seq: u32, options: Options) {
         let known = self.tracking.clients.contains(&handle);
-        let Some(tracked) = self.clients.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) else { return };
+        let Some(tracked) = self.down.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) else { return };
         tracked.looking = false;
         if let Err(error) = check(&options, known.then_some(&tracked.options)) {
-            self.refuse_tracking(handle, seq, &error);
+            self.tracking.refuse_tracking(&self.turn, &mut self.down, handle, seq, &error);
             return;
         }
         let mut prefixes = std::mem::take(&mut tracked.options.prefixes);
@@ -239,102 +236,25 @@ impl Worker {
             self.tracking.clients.push(handle);
             self.turn.counters().tracking.add(1);
         }
-        self.count_prefixes();
-        self.widen_tracking(&prefixes);
+        self.tracking.count_prefixes(&self.turn, &self.down);
+        self.tracking.widen_tracking(&self.turn, &mut self.up, &prefixes);
         self.settle_tracking();
-    }
-
-    /// Handles a failed TRACKING ON: the client keeps its previous state.
-    pub(super) fn refuse_tracking(&mut self, handle: Handle, seq: u32, error: &str) {
-        if let Some(client) = self.clients.get_mut(handle) {
-            if let Some(tracked) = client.tracked.as_deref_mut() {
-                tracked.pending = None;
-                tracked.looking = false;
-            }
-            if !self.tracking.clients.contains(&handle) {
-                client.tracked = None;
-            }
-            client.update_gate();
-        }
-        let mut out = Vec::new();
-        encode::error(&mut out, error);
-        self.deliver(handle, seq, &out);
     }
 
     /// TRACKING OFF, RESET, or a disconnected client.
     pub(in crate::worker) fn end_tracking(&mut self, handle: Handle) {
-        if let Some(client) = self.clients.get_mut(handle) {
+        if let Some(client) = self.down.get_mut(handle) {
             client.tracked = None;
             client.update_gate();
         }
         if let Some(place) = self.tracking.clients.iter().position(|c| *c == handle) {
             self.tracking.clients.swap_remove(place);
             self.turn.counters().tracking.sub(1);
-            self.count_prefixes();
+            self.tracking.count_prefixes(&self.turn, &self.down);
             if self.tracking.clients.is_empty() {
-                self.stop_tracking();
+                self.tracking.stop_tracking(&self.turn, &mut self.up);
             }
         }
-    }
-
-    /// Stalls a client whose tracking is being set up. `None`: the command may proceed.
-    pub(in crate::worker) fn gate_tracking(&self, handle: Handle) -> Option<Flow> {
-        let tracked = self.clients.get(handle)?.tracked.as_deref()?;
-        (tracked.looking || tracked.pending.is_some()).then_some(Flow::Stall(Stall::Barrier))
-    }
-
-    /// Records the keys read by a dispatched command of a tracking client.
-    pub(in crate::worker) fn note_tracked_read(&mut self, handle: Handle, command: &Command, args: &Args<'_>) {
-        let Some(client) = self.clients.get_mut(handle) else { return };
-        let in_multi = client.in_multi;
-        let Some(tracked) = client.tracked.as_deref_mut() else { return };
-        if tracked.pending.is_some() || command.name.starts_with("CLIENT|") {
-            return; // CLIENT does not consume CACHING
-        }
-        if tracked.options.noloop && !tracked.options.bcast && !in_multi {
-            self.note_own_write(handle, command, args);
-        }
-        let Some(tracked) = self.clients.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) else { return };
-        // CACHING before MULTI applies to the whole transaction.
-        let caching = if in_multi { tracked.caching } else { std::mem::take(&mut tracked.caching) };
-        if !in_multi && !tracked.queued.is_empty() {
-            // EXEC reads the keys now; after DISCARD, an extra key is harmless.
-            for key in std::mem::take(&mut tracked.queued) {
-                self.note_tracked_key(handle, &key);
-            }
-            return;
-        }
-        let o = &tracked.options;
-        let wanted = if o.optin { caching } else { !(o.optout && caching) };
-        let reads = command.flags.has(Flags::READONLY) || command.flags.has(Flags::SCRIPT);
-        if o.bcast || !wanted || !reads || command.flags.has(Flags::PUBSUB) {
-            return;
-        }
-        let mut places = std::mem::take(&mut self.keys);
-        places.clear();
-        if command.find_keys(args, &mut places).is_ok() {
-            for place in &places {
-                let key = args.get(*place as usize).unwrap_or_default();
-                if !in_multi {
-                    self.note_tracked_key(handle, key);
-                } else if let Some(tracked) = self.clients.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) {
-                    tracked.queued.push(key.into());
-                }
-            }
-        }
-        self.keys = places;
-    }
-
-    fn note_tracked_key(&mut self, handle: Handle, key: &[u8]) {
-        if let Some(tracked) = self.clients.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) {
-            // A value read after its own write may be another client's.
-            tracked.own.iter_mut().for_each(|write| write.forget(key));
-        }
-        if self.tracking.keys.len() >= KEYS_MAX && !self.tracking.keys.contains_key(key) {
-            self.forget_tracked_reads();
-        }
-        self.tracking.note_read(key, handle);
-        self.count_tracked();
     }
 }
 
@@ -372,5 +292,114 @@ fn tracking_info(out: &mut Vec<u8>, tracked: Option<&Tracked>, resp3: bool) {
     encode::header(out, b'*', prefixes.len());
     for prefix in prefixes {
         encode::bulk(out, prefix);
+    }
+}
+
+/// Answers a query of another worker for a client by its number: its handle, or null.
+pub(in crate::worker) fn find_client(turn: &Turn, down: &Downstreams, id: u64) -> Vec<u8> {
+    let mut out = Vec::new();
+    match down.iter().find(|(_, c)| c.details.id == id) {
+        Some((handle, _)) => {
+            encode::header(&mut out, b'*', 3);
+            for number in [turn.index() as i64, i64::from(handle.index), i64::from(handle.generation)] {
+                encode::integer(&mut out, number);
+            }
+        }
+        None => encode::null(&mut out, true),
+    }
+    out
+}
+
+/// Stalls a client whose tracking is being set up. `None`: the command may proceed.
+pub(in crate::worker) fn gate_tracking(down: &Downstreams, handle: Handle) -> Option<Flow> {
+    let tracked = down.get(handle)?.tracked.as_deref()?;
+    (tracked.looking || tracked.pending.is_some()).then_some(Flow::Stall(Stall::Barrier))
+}
+
+impl Tracking {
+    /// Handles a failed TRACKING ON: the client keeps its previous state.
+    pub(super) fn refuse_tracking(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        handle: Handle,
+        seq: u32,
+        error: &str,
+    ) {
+        if let Some(client) = down.get_mut(handle) {
+            if let Some(tracked) = client.tracked.as_deref_mut() {
+                tracked.pending = None;
+                tracked.looking = false;
+            }
+            if !self.clients.contains(&handle) {
+                client.tracked = None;
+            }
+            client.update_gate();
+        }
+        let mut out = Vec::new();
+        encode::error(&mut out, error);
+        down.deliver(turn, handle, seq, &out);
+    }
+
+    /// Records the keys read by a dispatched command of a tracking client.
+    pub(in crate::worker) fn note_tracked_read(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        hooks: &mut CommandHooks,
+        handle: Handle,
+        command: &Command,
+        args: &Args<'_>,
+    ) {
+        let Some(client) = down.get_mut(handle) else { return };
+        let in_multi = client.in_multi;
+        let Some(tracked) = client.tracked.as_deref_mut() else { return };
+        if tracked.pending.is_some() || command.name.starts_with("CLIENT|") {
+            return; // CLIENT does not consume CACHING
+        }
+        if tracked.options.noloop && !tracked.options.bcast && !in_multi {
+            self.note_own_write(down, hooks, handle, command, args);
+        }
+        let Some(tracked) = down.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) else { return };
+        // CACHING before MULTI applies to the whole transaction.
+        let caching = if in_multi { tracked.caching } else { std::mem::take(&mut tracked.caching) };
+        if !in_multi && !tracked.queued.is_empty() {
+            // EXEC reads the keys now; after DISCARD, an extra key is harmless.
+            for key in std::mem::take(&mut tracked.queued) {
+                self.note_tracked_key(turn, down, handle, &key);
+            }
+            return;
+        }
+        let o = &tracked.options;
+        let wanted = if o.optin { caching } else { !(o.optout && caching) };
+        let reads = command.flags.has(Flags::READONLY) || command.flags.has(Flags::SCRIPT);
+        if o.bcast || !wanted || !reads || command.flags.has(Flags::PUBSUB) {
+            return;
+        }
+        let mut places = std::mem::take(&mut hooks.keys);
+        places.clear();
+        if command.find_keys(args, &mut places).is_ok() {
+            for place in &places {
+                let key = args.get(*place as usize).unwrap_or_default();
+                if !in_multi {
+                    self.note_tracked_key(turn, down, handle, key);
+                } else if let Some(tracked) = down.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) {
+                    tracked.queued.push(key.into());
+                }
+            }
+        }
+        hooks.keys = places;
+    }
+
+    fn note_tracked_key(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle, key: &[u8]) {
+        if let Some(tracked) = down.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) {
+            // A value read after its own write may be another client's.
+            tracked.own.iter_mut().for_each(|write| write.forget(key));
+        }
+        if self.keys.len() >= KEYS_MAX && !self.keys.contains_key(key) {
+            self.forget_tracked_reads(turn, down);
+        }
+        self.note_read(key, handle);
+        self.count_tracked(turn);
     }
 }

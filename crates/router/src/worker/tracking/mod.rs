@@ -20,16 +20,17 @@
 //! in a transaction or in the slow lane would each need special handling, and RESP2 connections could not be tracked at
 //! all. The price is that nodes send every changed key (with these prefixes) to each worker with a tracking client.
 
-mod commands;
-mod nodes;
-mod own;
+pub(super) mod commands;
+pub(super) mod nodes;
+pub(super) mod own;
 
 use std::collections::{HashMap, VecDeque};
 
 pub(in crate::worker) use commands::shown_redirect;
 use switchyard_policy::topology::NodeId;
 
-use super::Worker;
+use super::clients::Downstreams;
+use super::turn::Turn;
 use crate::slab::Handle;
 
 /// Maximum number of keys read by default-mode clients of a worker; beyond it all their keys are invalidated (Redis
@@ -195,29 +196,28 @@ impl Tracking {
     }
 }
 
-impl Worker {
+impl Tracking {
     /// Invalidates all keys of clients, because the table is too large.
-    pub(in crate::worker) fn forget_tracked_reads(&mut self) {
-        self.tracking.forget_reads();
-        self.invalidate_all();
-        self.count_tracked();
+    pub(in crate::worker) fn forget_tracked_reads(&mut self, turn: &Turn, down: &mut Downstreams) {
+        self.forget_reads();
+        self.invalidate_all(turn, down);
+        self.count_tracked(turn);
     }
 
     /// Updates the counters of tracked keys.
-    fn count_tracked(&self) {
-        self.turn.counters().tracked_keys.set(self.tracking.keys.len() as u64);
-        self.turn.counters().tracked_reads.set(self.tracking.reads as u64);
+    fn count_tracked(&self, turn: &Turn) {
+        turn.counters().tracked_keys.set(self.keys.len() as u64);
+        turn.counters().tracked_reads.set(self.reads as u64);
     }
 
     /// Updates the counter of prefixes, when clients have started or stopped tracking.
-    fn count_prefixes(&self) {
-        let options =
-            self.tracking.clients.iter().filter_map(|c| Some(&self.clients.get(*c)?.tracked.as_deref()?.options));
+    fn count_prefixes(&self, turn: &Turn, down: &Downstreams) {
+        let options = self.clients.iter().filter_map(|c| Some(&down.get(*c)?.tracked.as_deref()?.options));
         let mut prefixes: Vec<&[u8]> =
             options.filter(|o| o.bcast).flat_map(|o| o.prefixes.iter().map(|p| &**p)).collect();
         prefixes.sort_unstable();
         prefixes.dedup();
-        self.turn.counters().tracked_prefixes.set(prefixes.len() as u64);
+        turn.counters().tracked_prefixes.set(prefixes.len() as u64);
     }
 }
 

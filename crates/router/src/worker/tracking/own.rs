@@ -16,8 +16,11 @@ use switchyard_resp::command::{Command, Flags};
 use switchyard_resp::reply;
 use switchyard_resp::request::Args;
 
+use super::Tracking;
 use crate::slab::Handle;
-use crate::worker::Worker;
+use crate::worker::clients::{Downstreams, Event};
+use crate::worker::keyed::CommandHooks;
+use crate::worker::turn::Turn;
 
 /// Maximum number of tracked writes in flight of a client; beyond it the client is notified of its own changes.
 const WRITES_MAX: usize = 1024;
@@ -80,25 +83,51 @@ impl Write {
     }
 }
 
-impl Worker {
+/// Handles the reply to the client's command `seq`. If the reply proves a write, its keys no longer concern the
+/// client, and neither do invalidations of them held in the meantime.
+#[cold]
+pub(in crate::worker) fn settle_own_write(down: &mut Downstreams, handle: Handle, seq: u32, answer: &[u8]) {
+    let Some(tracked) = down.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) else { return };
+    let Some(place) = tracked.own.iter().position(|w| w.seq == seq) else { return };
+    let Some(write) = tracked.own.remove(place).filter(|w| w.proof.is_given_by(answer)) else { return };
+    let mut dropped = 0;
+    tracked.held.retain(|(_, payload)| {
+        let told = payload.as_deref().map(reply::elements).filter(|keys| keys.remaining() == 1);
+        let key = told.and_then(|mut keys| keys.next()).and_then(reply::text);
+        let own = key.is_some_and(|key| write.changes(key));
+        dropped += if own { payload.as_ref().map_or(0, Vec::len) + super::nodes::INVALIDATE.len() } else { 0 };
+        !own
+    });
+    tracked.held_bytes -= dropped;
+    down.emit(Event::OwnWrite { client: handle, keys: write.keys });
+}
+
+impl Tracking {
     /// Records a dispatched write of a client with NOLOOP.
-    pub(super) fn note_own_write(&mut self, handle: Handle, command: &Command, args: &Args<'_>) {
+    pub(super) fn note_own_write(
+        &mut self,
+        down: &mut Downstreams,
+        hooks: &mut CommandHooks,
+        handle: Handle,
+        command: &Command,
+        args: &Args<'_>,
+    ) {
         if !command.flags.has(Flags::WRITE) {
             return;
         }
-        let Some(client) = self.clients.get_mut(handle) else { return };
+        let Some(client) = down.get_mut(handle) else { return };
         if client.in_flight() == 0 {
             return; // refused: nothing was sent
         }
         let seq = client.last_pending();
-        let mut places = std::mem::take(&mut self.keys);
+        let mut places = std::mem::take(&mut hooks.keys);
         places.clear();
         let found = command.find_keys(args, &mut places).is_ok();
         let proof = Proof::of(&command.name, places.len()).filter(|_| found);
-        let is_read = |key: &&[u8]| self.tracking.is_read_by(key, handle);
+        let is_read = |key: &&[u8]| self.is_read_by(key, handle);
         let keys: Vec<Box<[u8]>> =
             places.iter().filter_map(|place| args.get(*place as usize)).filter(is_read).map(Into::into).collect();
-        self.keys = places;
+        hooks.keys = places;
         if let Some(proof) = proof
             && !keys.is_empty()
             && let Some(tracked) = client.tracked.as_deref_mut()
@@ -108,25 +137,11 @@ impl Worker {
         }
     }
 
-    /// Handles the reply to the client's command `seq`. If the reply proves a write, its keys no longer concern the
-    /// client, and neither do invalidations of them held in the meantime.
-    #[cold]
-    pub(in crate::worker) fn settle_own_write(&mut self, handle: Handle, seq: u32, answer: &[u8]) {
-        let Some(tracked) = self.clients.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) else { return };
-        let Some(place) = tracked.own.iter().position(|w| w.seq == seq) else { return };
-        let Some(write) = tracked.own.remove(place).filter(|w| w.proof.is_given_by(answer)) else { return };
-        let mut dropped = 0;
-        tracked.held.retain(|(_, payload)| {
-            let told = payload.as_deref().map(reply::elements).filter(|keys| keys.remaining() == 1);
-            let key = told.and_then(|mut keys| keys.next()).and_then(reply::text);
-            let own = key.is_some_and(|key| write.changes(key));
-            dropped += if own { payload.as_ref().map_or(0, Vec::len) + super::nodes::INVALIDATE.len() } else { 0 };
-            !own
-        });
-        tracked.held_bytes -= dropped;
-        for key in &write.keys {
-            self.tracking.forget_read(key, handle);
+    /// Handles a proved write of a client.
+    pub(in crate::worker) fn on_own_write(&mut self, turn: &Turn, client: Handle, keys: &[Box<[u8]>]) {
+        for key in keys {
+            self.forget_read(key, client);
         }
-        self.count_tracked();
+        self.count_tracked(turn);
     }
 }

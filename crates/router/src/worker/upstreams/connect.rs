@@ -15,7 +15,7 @@ use super::{Event, Link, Upstreams};
 use crate::poll::{Ready, Token};
 use crate::slab::Handle;
 use crate::worker::Worker;
-use crate::worker::keyed::{Call, KeyedCommand, Request};
+use crate::worker::keyed::{Call, CommandHooks, KeyedCommand, Request};
 use crate::worker::transport::Tls;
 use crate::worker::turn::Turn;
 use tracing::debug;
@@ -53,26 +53,6 @@ impl Worker {
         if readable {
             self.read_link(handle);
         }
-    }
-
-    /// Sends a command with keys in a transaction and a database. Its reply is ignored.
-    pub(in crate::worker) fn push_own_queued(&mut self, handle: Handle, database: u32, args: &[&[u8]]) {
-        let Some(node) = self.up.get(handle).map(|link| link.node) else { return };
-        let mut request = Vec::new();
-        encode::command(&mut request, args.iter().copied());
-        let request = self.pass_queued(
-            KeyedCommand { call: Call::Bytes(&request), node, database },
-            &request,
-            Pending::of_ours(&self.turn),
-        );
-        self.up.push(handle, request);
-    }
-
-    /// Ends such a transaction on behalf of a client.
-    pub(in crate::worker) fn push_own_exec(&mut self, handle: Handle, who: Handle, database: u32, purpose: Purpose) {
-        let pending = Pending { who, purpose, ..Pending::of_ours(&self.turn) };
-        let request = self.pass_exec(database, pending);
-        self.up.push(handle, request);
     }
 }
 
@@ -375,4 +355,40 @@ impl Upstreams {
             _ => {}
         }
     }
+}
+
+/// Sends a command with keys in a transaction and a database. Its reply is ignored.
+pub(in crate::worker) fn push_own_queued(
+    turn: &Turn,
+    up: &mut Upstreams,
+    hooks: &mut CommandHooks,
+    handle: Handle,
+    database: u32,
+    args: &[&[u8]],
+) {
+    let Some(node) = up.get(handle).map(|link| link.node) else { return };
+    let mut request = Vec::new();
+    encode::command(&mut request, args.iter().copied());
+    let request = hooks.pass_queued(
+        turn,
+        KeyedCommand { call: Call::Bytes(&request), node, database },
+        &request,
+        Pending::of_ours(turn),
+    );
+    up.push(handle, request);
+}
+
+/// Ends such a transaction on behalf of a client.
+pub(in crate::worker) fn push_own_exec(
+    turn: &Turn,
+    up: &mut Upstreams,
+    hooks: &mut CommandHooks,
+    handle: Handle,
+    who: Handle,
+    database: u32,
+    purpose: Purpose,
+) {
+    let pending = Pending { who, purpose, ..Pending::of_ours(turn) };
+    let request = hooks.pass_exec(database, pending);
+    up.push(handle, request);
 }

@@ -26,6 +26,7 @@ use switchyard_policy::ownership::OwnershipStatus;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::translate::Shape;
 
+use super::blocking::Unblocks;
 use super::hot_copies::About;
 use super::keyed::{FinishedRequest, Request};
 use super::log_throttle::LogThrottle;
@@ -251,10 +252,14 @@ pub(super) struct Upstreams {
     events: VecDeque<Event>,
     /// Connections that were not read to the end.
     unread: Vec<Handle>,
+    /// Counter for choosing a node.
+    pub(super) turn_of_nodes: usize,
+    pub(super) unblocks: Unblocks,
 }
 
 impl Upstreams {
-    pub(super) fn new(zombies: Zombies) -> Self {
+    /// `index`: number of the worker.
+    pub(super) fn new(zombies: Zombies, index: usize) -> Self {
         Self {
             all: Slab::new(),
             nodes: Vec::new(),
@@ -263,6 +268,8 @@ impl Upstreams {
             zombies,
             events: VecDeque::new(),
             unread: Vec::new(),
+            turn_of_nodes: index,
+            unblocks: Unblocks::default(),
         }
     }
 
@@ -566,7 +573,7 @@ mod tests {
 
     #[test]
     fn a_request_whose_connection_is_gone_is_over() {
-        let mut links = Upstreams::new(Zombies::default());
+        let mut links = Upstreams::new(Zombies::default(), 0);
         let pending = Pending {
             who: Handle::NONE,
             seq: 7,
