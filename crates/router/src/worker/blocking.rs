@@ -37,6 +37,7 @@ use super::upstreams::{Link, Upstreams};
 use super::wait::Since;
 use super::{Stall, Worker};
 use crate::slab::Handle;
+use crate::worker::reissued::end_reissued;
 
 /// Interval of liveness probes to a node with waiting clients and no other traffic.
 const PROBE_US: u64 = 1_000_000;
@@ -99,7 +100,7 @@ impl Worker {
         let ticket = waited.line().map(|slot| self.turn.shared().wait_queues.enter(slot, self.turn.index(), handle));
         if let Some((ticket, false)) = ticket {
             // Queue behind clients that wait for keys of this slot and move to this node.
-            self.give_back(handle, link);
+            self.down.give_back(handle, link);
             self.reissued_commands.wait_in_line(&self.turn, &mut self.down, handle, raw, class, ticket, waits_us);
             return Flow::Next;
         }
@@ -134,7 +135,7 @@ impl Worker {
     /// Ends the wait of a client because the router stops. The node ends it first, so that no element is lost.
     pub(super) fn end_wait(&mut self, handle: Handle) {
         if self.down.get(handle).is_some_and(Client::is_reissued) {
-            return self.end_reissued(handle, WaitEnd::Lost);
+            return end_reissued(&self.turn, &mut self.down, handle, WaitEnd::Lost);
         }
         let held = self.down.get(handle).and_then(|c| c.held);
         if let Some(link) = held
@@ -149,7 +150,7 @@ impl Worker {
         let found = self.down.iter().find(|(_, c)| c.details.id == id);
         if let Some((handle, _)) = found.filter(|(_, c)| c.is_reissued()) {
             // The command is not at a node, so no query is needed.
-            self.end_reissued(handle, if error { WaitEnd::Unblocked } else { WaitEnd::OutOfTime });
+            end_reissued(&self.turn, &mut self.down, handle, if error { WaitEnd::Unblocked } else { WaitEnd::OutOfTime });
             return asker.answer(&self.turn.shared().mailboxes, b":1\r\n");
         }
         let held =

@@ -5,7 +5,7 @@
 use super::dispatch::Flow;
 use super::keyed::{Call, CommandSeq, KeyedCommand};
 use super::upstreams::Link;
-use super::upstreams::kind::{Lane, Task};
+use super::upstreams::kind::Lane;
 use super::upstreams::link::{Again, Pending, Phase, Purpose};
 use super::upstreams::translate::shape_of;
 use super::{Stall, Worker};
@@ -26,24 +26,17 @@ impl Worker {
     /// Acquires an exclusive connection for a command, or returns the flow of the command without one.
     pub(super) fn take_exclusive(&mut self, handle: Handle, node: NodeId, lane: Lane) -> Result<Acquired, Flow> {
         let Some(client) = self.down.get_mut(handle) else { return Err(Flow::Close) };
-        if !client.may_take(lane) || self.holds_elsewhere(handle, node) {
+        // A client has at most one exclusive connection with commands in flight. With two, a reply on one could come too
+        // early and pause it, and nothing would resume it. And a third command to the first node would take a third
+        // connection and overtake commands on the first.
+        let held = client.held.filter(|_| client.in_flight() > 0).and_then(|held| self.up.get(held));
+        if held.is_some_and(|link| link.node() != node) || !client.may_take(lane) {
             return Err(Flow::Stall(Stall::Barrier));
         }
         match self.acquire(handle, node, lane) {
             Acquired::Wait => Err(Flow::Stall(Stall::Exclusive)),
             acquired => Ok(acquired),
         }
-    }
-
-    /// Whether commands of the client are in flight on an exclusive connection to another node. A client has at most
-    /// one such connection at a time. With two, a reply on one could come too early and pause it, and nothing would
-    /// resume it. And a third command to the first node would take a third connection and overtake commands on the
-    /// first.
-    fn holds_elsewhere(&self, handle: Handle, node: NodeId) -> bool {
-        self.down.get(handle).is_some_and(|client| {
-            client.in_flight() > 0
-                && client.held.and_then(|held| self.up.get(held)).is_some_and(|link| link.node() != node)
-        })
     }
 
     /// Returns a free connection, or puts the client in line.
@@ -67,9 +60,7 @@ impl Worker {
             if client.in_flight() == 0 {
                 // Kept for a command that now goes elsewhere.
                 client.held = None;
-                if self.up.get(held).is_some_and(|l| l.holder() == handle) {
-                    self.up.abandon(&self.turn, held);
-                }
+                self.up.abandon_of(&self.turn, handle, held);
             }
         }
         if self.turn.node_fails(node) {
@@ -123,44 +114,4 @@ impl Worker {
         self.up.push(link_handle, request);
     }
 
-    /// After a complete reply on an exclusive connection: if it was the last one, the connection is free again.
-    pub(super) fn after_exclusive_reply(&mut self, handle: Handle) {
-        let Some(link) = self.up.get_mut(handle) else { return };
-        if !link.lane().is_exclusive() || !link.is_idle() || link.task() == Task::Watching {
-            return;
-        }
-        if let Some(client) = self.down.get_mut(link.holder())
-            && client.held == Some(handle)
-        {
-            client.held = None;
-        }
-        self.up.release(&self.turn, handle);
-    }
-
-    /// Returns a connection that this client has acquired but does not need.
-    pub(super) fn give_back(&mut self, handle: Handle, link_handle: Handle) {
-        if let Some(client) = self.down.get_mut(handle).filter(|c| c.held == Some(link_handle)) {
-            client.held = None;
-        }
-        if self.up.get(link_handle).is_some_and(|l| l.holder() == handle || l.holder() == Handle::NONE) {
-            self.up.release(&self.turn, link_handle);
-        }
-    }
-
-    /// Returns the connection that a client holds, if it is unused.
-    pub(super) fn give_back_unused(&mut self, handle: Handle) {
-        let held = self.down.get(handle).and_then(|client| client.held);
-        let is_unused = |link: &Link| link.is_idle() && link.task() == Task::Nothing && link.holder() == handle;
-        if let Some(held) = held.filter(|held| self.up.get(*held).is_some_and(is_unused)) {
-            self.give_back(handle, held);
-        }
-    }
-
-    /// Returns a connection that a client got while in line, if it leads to a node that is no longer its destination.
-    pub(super) fn give_back_of_another(&mut self, handle: Handle, node: NodeId) {
-        let held = self.down.get(handle).and_then(|c| c.held);
-        if let Some(held) = held.filter(|held| self.up.get(*held).is_none_or(|l| l.node() != node)) {
-            self.give_back(handle, held);
-        }
-    }
 }

@@ -16,10 +16,24 @@ use switchyard_resp::request::Scanner;
 
 /// Change of a client that concerns connections to nodes or features. The loop passes each event to them.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(super) enum ClientEvent {
     Closed {
         handle: Handle,
         client: Box<Client>,
+    },
+    /// The client does not need this connection, which it has acquired.
+    GivesBack {
+        client: Handle,
+        link: Handle,
+    },
+    /// The client no longer needs the node's activity on this connection.
+    Abandons {
+        client: Handle,
+        link: Handle,
+    },
+    /// The client no longer waits for an exclusive connection.
+    LeavesLine {
+        client: Handle,
     },
     /// The client has read most of its output: its exclusive connection is read again.
     Drained {
@@ -48,7 +62,7 @@ pub(super) struct Downstreams {
     unread: Vec<Handle>,
     /// Captured reply of a local command in a transaction.
     pub(super) caught: CapturedReply,
-    events: VecDeque<Event>,
+    events: VecDeque<ClientEvent>,
     pub(super) door: Acceptor,
     pub(super) accounts: Accounts,
     /// For reuse: scanner of commands that arrive whole.
@@ -79,11 +93,11 @@ impl Downstreams {
 
     /// Returns the next event.
     #[inline]
-    pub(super) fn next_event(&mut self) -> Option<Event> {
+    pub(super) fn next_event(&mut self) -> Option<ClientEvent> {
         self.events.pop_front()
     }
 
-    pub(super) fn emit(&mut self, event: Event) {
+    pub(super) fn emit(&mut self, event: ClientEvent) {
         self.events.push_back(event);
     }
 
@@ -129,6 +143,21 @@ impl Downstreams {
 
     pub(super) fn remove(&mut self, handle: Handle) -> Option<Client> {
         self.all.remove(handle)
+    }
+
+    // ---- exclusive connections ----
+
+    /// Records that a client no longer holds this connection.
+    pub(super) fn forget_held(&mut self, client: Handle, link: Handle) {
+        if let Some(client) = self.all.get_mut(client).filter(|client| client.held == Some(link)) {
+            client.held = None;
+        }
+    }
+
+    /// Returns a connection that a client has acquired but does not need.
+    pub(super) fn give_back(&mut self, client: Handle, link: Handle) {
+        self.forget_held(client, link);
+        self.emit(ClientEvent::GivesBack { client, link });
     }
 
     // ---- stalls ----

@@ -43,6 +43,7 @@ use crate::settings::Reads;
 use crate::shared::{Commands, RoutingSnapshot};
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
+use crate::worker::queueing::wrong_arity;
 
 /// Result of the dispatch of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,7 +75,7 @@ impl Worker {
             other => return unknown(&self.turn, &mut self.down, handle, &other, args),
         };
         if !command.arity_ok(args.len()) {
-            return self.wrong_arity(handle, command);
+            return wrong_arity(&self.turn, &mut self.down, handle, command);
         }
         let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         if client.guard != 0

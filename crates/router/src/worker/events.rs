@@ -9,7 +9,7 @@
 //! | `PubsubUp`, `PubsubFailed`, `PubsubLost` | tracking, then subscriptions |
 //! | `FillsUp`, `FillsLost` | hot copies |
 //! | `OutageOver` | clients that wait for a lost node |
-//! | `Granted`, `Refused`, `Room` | the client that waits for a connection |
+//! | `Granted`, `Released`, `Refused`, `Room` | the client that waits for a connection |
 //! | `Abandoned` | blocking commands |
 //! | `WatchAwaited` | transactions |
 //!
@@ -18,7 +18,8 @@
 //! | Event | Handled by |
 //! |---|---|
 //! | `Closed` | pools, lines of blocked clients, the held connection, MONITOR, tracking, subscriptions |
-//! | `Drained` | the held connection |
+//! | `Drained`, `GivesBack`, `Abandons` | the held connection |
+//! | `LeavesLine` | pools |
 //! | `OwnWrite` | tracking |
 
 use switchyard_resp::encode;
@@ -32,8 +33,11 @@ use super::upstreams::kind::Lane;
 use super::upstreams::link::{Pending, Purpose};
 use super::upstreams::{Event, Origin};
 use super::wait::forget_waiting;
-use super::{Worker, clients, hot_copies};
+use super::{Worker, hot_copies};
 use crate::slab::Handle;
+use crate::worker::clients::ClientEvent;
+use crate::worker::transactions::fail_watch;
+use crate::worker::pubsub::nodes::needs_pubsub_link;
 
 impl Worker {
     /// Handles the events of connections.
@@ -44,6 +48,13 @@ impl Worker {
                 self.on_event(event);
             } else if let Some(event) = self.down.next_event() {
                 self.on_client_event(event);
+            } else if self.tracking.perform(&self.turn, &mut self.up) {
+                self.tracking.settle_tracking(&self.turn, &mut self.down);
+            } else if self.pubsub.has_requests() {
+                if let Some(effect) = self.pubsub.perform(&self.turn, &mut self.up) {
+                    let is_served = self.up.is_any_up(&self.turn);
+                    self.pubsub.apply(&self.turn, &mut self.down, effect, is_served);
+                }
             } else {
                 return;
             }
@@ -51,11 +62,18 @@ impl Worker {
     }
 
     #[cold]
-    fn on_client_event(&mut self, event: clients::Event) {
+    fn on_client_event(&mut self, event: ClientEvent) {
         match event {
-            clients::Event::Closed { handle, client } => self.on_closed(handle, *client),
-            clients::Event::Drained { link } => self.up.unpause(link),
-            clients::Event::OwnWrite { client, keys } => self.tracking.on_own_write(&self.turn, client, &keys),
+            ClientEvent::Closed { handle, client } => self.on_closed(handle, *client),
+            ClientEvent::Drained { link } => self.up.unpause(link),
+            ClientEvent::GivesBack { client, link } => {
+                if self.up.get(link).is_some_and(|l| l.holder() == client || l.holder() == Handle::NONE) {
+                    self.up.release(&self.turn, link);
+                }
+            }
+            ClientEvent::Abandons { client, link } => self.up.abandon_of(&self.turn, client, link),
+            ClientEvent::LeavesLine { client } => self.up.leave_pools(client),
+            ClientEvent::OwnWrite { client, keys } => self.tracking.on_own_write(&self.turn, client, &keys),
         }
     }
 
@@ -69,18 +87,16 @@ impl Worker {
         }
         let watched = client.session.as_ref().and_then(|s| s.watch.as_ref()).map(|w| w.link);
         for held in client.held.into_iter().chain(watched) {
-            if self.up.get(held).is_some_and(|l| l.holder() == handle) {
-                self.up.abandon(&self.turn, held);
-            }
+            self.up.abandon_of(&self.turn, handle, held);
         }
         if client.monitor {
             end_monitor(&self.turn, handle);
         }
         if client.tracked.is_some() {
-            self.end_tracking(handle);
+            self.tracking.end_tracking(&self.turn, &mut self.down, handle);
         }
         if let Some(subscriber) = client.pubsub {
-            self.pubsub.forget_subscriber(&self.turn, &mut self.up, handle, &subscriber);
+            self.pubsub.forget_subscriber(&self.turn, handle, &subscriber);
         }
     }
 
@@ -113,9 +129,25 @@ impl Worker {
                     self.fail_pending(origin, pending, &error);
                 }
             }
-            Event::PubsubUp { link, node } => self.pubsub_link_up(link, node),
-            Event::PubsubFailed { node } => self.pubsub_link_failed(node),
-            Event::PubsubLost { node } => self.pubsub_link_lost(node),
+            Event::PubsubUp { link, node } => {
+                self.tracking.link_up(&self.turn, &mut self.up, link, node);
+                self.pubsub.link_up(&self.turn, &mut self.up, link, node);
+            }
+            Event::PubsubFailed { node } => {
+                self.tracking.link_failed(&self.turn, &mut self.down, node);
+                self.pubsub.link_failed(node);
+            }
+            Event::PubsubLost { node } => {
+                self.tracking.tracking_link_lost(&self.turn, &mut self.down, node);
+                self.pubsub.link_lost(&self.turn, &mut self.down, node);
+                let is_member = self.turn.routing().topology.node(node).is_some();
+                if is_member && needs_pubsub_link(&self.tracking, &self.pubsub, node) {
+                    let link = self.up.shared_link(&self.turn, node, Lane::Pubsub, true);
+                    if self.up.get(link).is_none_or(|link| !link.takes_commands()) {
+                        self.up.emit(Event::PubsubFailed { node });
+                    }
+                }
+            }
             Event::FillsUp { node, about } => self.hooks.link_up(&self.turn, node, &about),
             Event::FillsLost { node } => self.hooks.link_lost(&self.turn, node),
             Event::OutageOver => dispatch_waiting(&self.turn, &mut self.down),
@@ -128,6 +160,7 @@ impl Worker {
                     None => self.up.release(&self.turn, link),
                 }
             }
+            Event::Released { client, link } => self.down.forget_held(client, link),
             Event::Refused { client, text } => {
                 if let Some(waiting) = self.down.get_mut(client).filter(|client| client.stall == Stall::Exclusive) {
                     waiting.refusal = text.map(Into::into).or(waiting.refusal.take());
@@ -163,7 +196,7 @@ impl Worker {
                     }
                 }
                 if pending.purpose == Purpose::Watch {
-                    self.fail_watch(pending.who);
+                    fail_watch(&mut self.down, pending.who);
                 } else if pending.purpose == Purpose::Wait {
                     forget_waiting(&mut self.down, pending.who);
                 }
@@ -183,10 +216,10 @@ impl Worker {
             Purpose::Unblock => self.on_unblock(pending.who, error),
             Purpose::Look => self.on_look(pending.who, pending.seq, error),
             // After a lost connection, its topics are handled together.
-            Purpose::Subscribe if is_up => self.subscribe_timed_out(pending.who, node),
-            Purpose::Track if is_up => self.on_tracking_answer(node, pending.seq, error),
+            Purpose::Subscribe if is_up => self.pubsub.subscribe_timed_out(pending.who, node),
+            Purpose::Track if is_up => self.tracking.on_tracking_answer(&self.turn, &mut self.down, node, pending.seq, error),
             Purpose::Fill => hot_copies::filled(&self.turn, &mut self.down, &mut self.hooks, pending.seq, error, true),
-            Purpose::Sync => self.unsubscribe_synced(pending.who, pending.seq),
+            Purpose::Sync => self.pubsub.unsubscribe_synced(&self.turn, &mut self.down, pending.who, pending.seq),
             Purpose::Discarded
             | Purpose::Learn
             | Purpose::Confirm

@@ -26,6 +26,8 @@ use super::upstreams::kind::Lane;
 use super::upstreams::link::{Again, EXEC, MULTI, Pending, Phase, Purpose};
 use super::{Worker, memory_stats};
 use crate::slab::{Handle, Slab};
+use crate::worker::stale_replies::timeout_of;
+use crate::worker::stale_replies::is_silent;
 
 /// Error for a reply that is combined in memory and exceeds the client's output limit.
 pub(super) const TOO_LARGE: &str = "ERR the nodes' replies together are larger than output-limit";
@@ -281,7 +283,8 @@ impl Worker {
         let mut nodes =
             if reach == FanOutScope::DataNodes { self.turn.data_nodes().all() } else { self.up.reachable(&self.turn) };
         if matches!(whole, Aggregation::Info { .. }) {
-            nodes.retain(|node| !self.is_silent(*node, client));
+            let timeout_us = timeout_of(&self.turn, &self.down, client);
+            nodes.retain(|node| !is_silent(&self.turn, &self.up, *node, timeout_us));
         } else {
             // Cached replies of nodes (INFO) must not be used for later commands of this client.
             self.down.get_mut(client).into_iter().for_each(|client| client.wrote_us = self.turn.now_us());
@@ -344,7 +347,7 @@ impl Worker {
             }
             Gather { whole: Aggregation::Redirect(options), parts, .. } => {
                 let parts: Vec<Vec<u8>> = parts.into_iter().flatten().collect();
-                return self.redirect_found(client, seq, *options, &parts);
+                return self.tracking.redirect_found(&self.turn, &mut self.down, client, seq, *options, &parts);
             }
             other => other,
         };

@@ -23,6 +23,8 @@ use crate::pubsub::Kind;
 use crate::shared::{RoutingSnapshot, lock};
 use crate::single_node_usage::Limited;
 use crate::slab::Handle;
+use crate::worker::stale_replies::timeout_of;
+use crate::worker::stale_replies::is_silent;
 
 /// Maximum age of cached results, microseconds. A client that has written since gets new ones.
 const FRESH_US: u64 = 100_000;
@@ -255,8 +257,9 @@ impl Worker {
                 && in_flight == 0
                 && (wrote_us == 0 || wrote_us + FRESH_US < digest.queried_us)
         };
+        let timeout_us = timeout_of(&self.turn, &self.down, handle);
         let (silent, talking): (Vec<_>, Vec<_>) =
-            self.up.reachable(&self.turn).into_iter().partition(|node| self.is_silent(*node, handle));
+            self.up.reachable(&self.turn).into_iter().partition(|node| is_silent(&self.turn, &self.up, *node, timeout_us));
         // Last known figures of nodes that are not queried.
         let shared = &self.turn.shared();
         let add_silent = |digest: &mut Digest| {

@@ -137,7 +137,10 @@ impl Worker {
     /// Resumes a client after a stall. Unused resources that it was granted go to the next client.
     pub(super) fn resume_client(&mut self, handle: Handle) {
         self.go_on(handle);
-        self.give_back_unused(handle);
+        let held = self.down.get(handle).and_then(|client| client.held);
+        if let Some(held) = held.filter(|held| self.up.get(*held).is_some_and(|link| link.is_unused_by(handle))) {
+            self.down.give_back(handle, held);
+        }
     }
 
     fn go_on(&mut self, handle: Handle) {

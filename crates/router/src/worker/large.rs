@@ -265,27 +265,6 @@ impl Worker {
         }
     }
 
-    /// Streams a piece of the reply at the head of a connection.
-    pub(super) fn pass_piece(&mut self, handle: Handle, piece: &[u8]) {
-        let Some(link) = self.up.get(handle) else { return };
-        let Some(pending) = link.head().copied() else { return };
-        let alone = link.lane().is_exclusive();
-        let Some(client) = self.down.get_mut(pending.who) else { return };
-        client.stream(piece);
-        let unsent = client.unsent();
-        if unsent < OUTPUT_HIGH / 4 {
-            self.down.mark(pending.who);
-            return;
-        }
-        self.down.flush_client(&self.turn, pending.who);
-        let behind = self.down.get(pending.who).is_some_and(|c| c.unsent() >= OUTPUT_HIGH / 4 && !c.writes_first);
-        if alone
-            && behind
-            && let Some(link) = self.up.get_mut(handle)
-        {
-            link.pause();
-        }
-    }
 
     /// Repeats a read with a large reply on an exclusive connection. Only if no later command of the client is in
     /// flight, which would overtake it.
@@ -445,6 +424,19 @@ impl LargeKeys {
             self.remember(key, turn.now_us());
         }
     }
+}
+
+/// Streams a piece of the reply at the head of a connection.
+pub(super) fn pass_piece(turn: &Turn, down: &mut Downstreams, client: Handle, piece: &[u8]) -> bool {
+    let Some(receiver) = down.get_mut(client) else { return false };
+    receiver.stream(piece);
+    let unsent = receiver.unsent();
+    if unsent < OUTPUT_HIGH / 4 {
+        down.mark(client);
+        return false;
+    }
+    down.flush_client(turn, client);
+    down.get(client).is_some_and(|c| c.unsent() >= OUTPUT_HIGH / 4 && !c.writes_first)
 }
 
 #[cfg(test)]

@@ -30,6 +30,8 @@ use crate::operator::{CallingClient, OperatorCommand};
 use crate::settings::RuntimeSettings;
 use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
+use crate::worker::transactions::discard;
+use crate::worker::tracking::commands::tracking_command;
 
 impl Worker {
     pub(super) fn local(
@@ -71,7 +73,7 @@ impl Worker {
             Local::Quit => {
                 // Before the reply, so that a client that has read it finds no subscription of this one.
                 if let Some(subscriber) = client.pubsub.take() {
-                    self.pubsub.forget_subscriber(&self.turn, &mut self.up, handle, &subscriber);
+                    self.pubsub.forget_subscriber(&self.turn, handle, &subscriber);
                 }
                 self.down.answer(&self.turn, handle, class, b"+OK\r\n");
                 self.down.close_after_replies(handle);
@@ -86,7 +88,7 @@ impl Worker {
                 if let Err(text) = become_user(&self.turn, &mut self.down, handle, user, open) {
                     return self.down.refuse(&self.turn, handle, class, &text);
                 }
-                self.discard(handle);
+                discard(&mut self.down, handle);
                 let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
                 client.resp3 = false;
                 client.database = routing.live.database;
@@ -105,10 +107,10 @@ impl Worker {
                     end_monitor(&self.turn, handle);
                 }
                 if tracked {
-                    self.end_tracking(handle);
+                    self.tracking.end_tracking(&self.turn, &mut self.down, handle);
                 }
                 if let Some(subscriber) = subscriber {
-                    self.pubsub.forget_subscriber(&self.turn, &mut self.up, handle, &subscriber);
+                    self.pubsub.forget_subscriber(&self.turn, handle, &subscriber);
                 }
                 out.extend_from_slice(b"+RESET\r\n");
             }
@@ -184,7 +186,7 @@ impl Worker {
             | Local::PubsubShardchannels
             | Local::PubsubShardnumsub => return self.dispatch_pubsub(routing, handle, command, local, raw, args),
             Local::ClientTracking | Local::ClientCaching | Local::ClientTrackinginfo | Local::ClientGetredir => {
-                return self.tracking_command(handle, class, local, args);
+                return tracking_command(&self.turn, &mut self.down, &mut self.gathers, &mut self.tracking, handle, class, local, args);
             }
             Local::Monitor => return self.gathers.monitor(&self.turn, &mut self.down, handle, class),
             Local::ClientPause => {

@@ -362,8 +362,9 @@ impl Worker {
         if self.turn.routing().live.one_database && !Arc::ptr_eq(&before.live, &self.turn.routing().live) {
             local::close_clients_elsewhere(&self.turn, &mut self.down);
         }
-        self.place_topics_anew();
-        self.place_tracking_anew();
+        self.pubsub.update_places(&self.turn);
+        self.tracking.update_places(&self.turn, &mut self.up);
+        self.tracking.settle_tracking(&self.turn, &mut self.down);
         let learning: Vec<Handle> =
             self.down.iter().filter(|(_, c)| c.stall == Stall::Learning).map(|(h, _)| h).collect();
         for client in learning {
@@ -381,9 +382,9 @@ impl Worker {
         self.tick_pause();
         tick_moving(&self.turn, &mut self.down);
         settle_colocate_waits(&self.turn, &mut self.down, false);
-        self.tick_reissued();
+        self.reissued_commands.tick_reissued(&self.turn, &mut self.down);
         tick_quieting(&self.turn, &mut self.down);
-        self.tick_topics();
+        self.pubsub.tick(&self.turn);
         self.hooks.enter_waiting(&self.turn);
         self.hooks.transit.forget_before(self.turn.now_us());
         transit::publish_drained(&self.turn, &self.up, &self.gathers, &self.pubsub);

@@ -6,7 +6,7 @@ use rustix::net::RecvFlags;
 use switchyard_resp::{encode, reply};
 use tracing::warn;
 
-use super::clients::{Downstreams, Event};
+use super::clients::{Downstreams, ClientEvent};
 use super::downstream::{Client, Stall};
 use super::outage::closes;
 use super::pubsub::clients::release_messages;
@@ -172,7 +172,7 @@ impl Downstreams {
         if let Some(held) = client.held
             && client_unsent < OUTPUT_HIGH / 4
         {
-            self.emit(Event::Drained { link: held });
+            self.emit(ClientEvent::Drained { link: held });
         }
         if let Some(client) = self.get_mut(handle) {
             if client_unsent <= OUTPUT_HIGH / 2 {
@@ -239,6 +239,6 @@ impl Downstreams {
         if client.stall == Stall::Blocked {
             turn.counters().blocked.sub(1);
         }
-        self.emit(Event::Closed { handle, client: Box::new(client) });
+        self.emit(ClientEvent::Closed { handle, client: Box::new(client) });
     }
 }

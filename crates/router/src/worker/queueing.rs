@@ -21,6 +21,7 @@ use super::turn::Turn;
 use crate::shared::RoutingSnapshot;
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
+use crate::worker::transactions::discard;
 
 const QUEUED: &[u8] = b"+QUEUED\r\n";
 
@@ -138,7 +139,7 @@ impl Worker {
         match command.handling {
             Handling::Local(Local::Exec) => return self.exec(routing, handle, class),
             Handling::Local(Local::Discard) => {
-                self.discard(handle);
+                discard(&mut self.down, handle);
                 self.down.answer(&self.turn, handle, class, b"+OK\r\n");
                 return Flow::Next;
             }
@@ -232,24 +233,7 @@ impl Worker {
         Flow::Next
     }
 
-    /// Refuses a command with a wrong number of arguments. EXEC with arguments ends the transaction.
-    #[cold]
-    pub(super) fn wrong_arity(&mut self, handle: Handle, command: &Command) -> Flow {
-        let class = command.class() as u8;
-        let text = errors::arity(command);
-        if command.handling == Handling::Local(Local::Exec) {
-            self.discard(handle);
-            let why = text.strip_prefix("ERR ").unwrap_or(&text);
-            return self.down.refuse(
-                &self.turn,
-                handle,
-                class,
-                &format!("EXECABORT Transaction discarded because of: {why}"),
-            );
-        }
-        abort_transaction(&mut self.down, handle);
-        self.down.refuse(&self.turn, handle, class, &text)
-    }
+
 }
 
 /// Makes EXEC fail, because a command was refused after MULTI.
@@ -361,4 +345,23 @@ fn queueing(
             Queueing::Refuse(errors::not_served(command).unwrap_or_default())
         }
     }
+}
+
+/// Refuses a command with a wrong number of arguments. EXEC with arguments ends the transaction.
+#[cold]
+pub(super) fn wrong_arity(turn: &Turn, down: &mut Downstreams, handle: Handle, command: &Command) -> Flow {
+    let class = command.class() as u8;
+    let text = errors::arity(command);
+    if command.handling == Handling::Local(Local::Exec) {
+        discard(down, handle);
+        let why = text.strip_prefix("ERR ").unwrap_or(&text);
+        return down.refuse(
+            turn,
+            handle,
+            class,
+            &format!("EXECABORT Transaction discarded because of: {why}"),
+        );
+    }
+    abort_transaction(down, handle);
+    down.refuse(turn, handle, class, &text)
 }

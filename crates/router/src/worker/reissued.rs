@@ -38,6 +38,7 @@ use super::{Stall, Worker};
 use crate::shared::{Message, RoutingSnapshot};
 use crate::slab::Handle;
 use crate::wait_queues::Ticket;
+use crate::worker::clients::ClientEvent;
 
 /// Time after which a node that has not shown a client as waiting is assumed not to do so, us.
 const LOOKS_US: u64 = 1_000_000;
@@ -262,7 +263,7 @@ impl Worker {
                 if number == 0 && unblocked.is_none() { b":1\r\n" } else { b":0\r\n" },
             );
         }
-        self.after_exclusive_reply(link_handle);
+        self.up.after_exclusive_reply(&self.turn, link_handle);
         true
     }
 
@@ -278,8 +279,8 @@ impl Worker {
         let (node, waited) = match place_again(&self.turn, &mut self.down, &mut self.hooks, handle, &request) {
             Ok(Some(place)) => place,
             Ok(None) => return,
-            Err(why) if why.starts_with("NODE") => return self.lose_reissued(handle, &why),
-            Err(text) => return self.end_reissued(handle, WaitEnd::Error(text)),
+            Err(why) if why.starts_with("NODE") => return lose_reissued(&self.turn, &mut self.down, handle, &why),
+            Err(text) => return end_reissued(&self.turn, &mut self.down, handle, WaitEnd::Error(text)),
         };
         let resp3 = self.down.get(handle).is_some_and(|client| client.resp3);
         let (clients, reissued) = (&self.down, &self.reissued_commands);
@@ -287,15 +288,19 @@ impl Worker {
         if !self.turn.shared().wait_queues.is_turn(ticket, &self.turn.shared().mailboxes) {
             return self.down.stall(&self.turn, handle, Stall::Turn);
         }
-        self.give_back_of_another(handle, node);
+        // It may have got a connection to another node while in line.
+        let held = self.down.get(handle).and_then(|client| client.held);
+        if let Some(held) = held.filter(|held| self.up.get(*held).is_none_or(|link| link.node() != node)) {
+            self.down.give_back(handle, held);
+        }
         let link = match self.acquire(handle, node, Lane::Blocking) {
             Acquired::Link(link) => link,
             Acquired::Wait => return,
-            Acquired::Refused(why) => return self.lose_reissued(handle, &why),
+            Acquired::Refused(why) => return lose_reissued(&self.turn, &mut self.down, handle, &why),
         };
         // The state may have changed before it had a connection.
         if !self.turn.shared().wait_queues.go(ticket, self.turn.index(), handle, &self.turn.shared().mailboxes) {
-            self.give_back(handle, link);
+            self.down.give_back(handle, link);
             return self.down.stall(&self.turn, handle, Stall::Turn);
         }
         // 0 would mean no timeout.
@@ -317,33 +322,7 @@ impl Worker {
         self.query_blocked_state(link);
     }
 
-    /// Ends the wait of a recalled command whose keys cannot be reached.
-    fn lose_reissued(&mut self, handle: Handle, why: &str) {
-        if let Some(client) = self.down.get(handle) {
-            debug!(client = client.details.id, reason = why, "closing a client that can no longer wait for its keys");
-        }
-        self.end_reissued(handle, WaitEnd::Lost);
-    }
 
-    /// Ends a wait at the router.
-    pub(super) fn end_reissued(&mut self, handle: Handle, end: WaitEnd) {
-        let Some(client) = self.down.get_mut(handle) else { return };
-        let (Some(waiting), resp3, held) = (client.waiting.take(), client.resp3, client.held.take()) else { return };
-        client.moving = None;
-        client.refusal = None;
-        if client.stall == Stall::Exclusive {
-            self.up.leave_pools(handle);
-        }
-        if let Some(held) = held {
-            self.give_back(handle, held);
-        }
-        self.down.unstall(&self.turn, handle);
-        match end.reply(resp3) {
-            Some(reply) => self.down.deliver(&self.turn, handle, waiting.seq, &reply),
-            None => self.down.end_as_a_server_would(&self.turn, handle, waiting.seq),
-        }
-        leave_line(&self.turn, &waiting);
-    }
 
     /// Recalls the command of a client that is overtaking another client, which began to wait earlier but reaches the
     /// node later.
@@ -356,22 +335,6 @@ impl Worker {
         }
     }
 
-    /// Ends waits with an expired timeout, also in line or for keys.
-    pub(super) fn tick_reissued(&mut self) {
-        let clients = &self.down;
-        self.reissued_commands.clients.retain(|h| clients.get(*h).is_some_and(Client::is_reissued));
-        let is_over = |h: &Handle| {
-            clients
-                .get(*h)
-                .and_then(|c| c.waiting.as_ref())
-                .and_then(|w| w.until_us)
-                .is_some_and(|until_us| until_us <= self.turn.now_us())
-        };
-        let over: Vec<Handle> = self.reissued_commands.clients.iter().copied().filter(is_over).collect();
-        for handle in over {
-            self.end_reissued(handle, WaitEnd::OutOfTime);
-        }
-    }
 
     /// Queries the node of a connection whether the client of a reissued command waits there.
     fn query_blocked_state(&mut self, link_handle: Handle) {
@@ -580,6 +543,53 @@ impl ReissuedCommands {
         self.clients.push(handle);
         down.stall(turn, handle, Stall::Turn);
         down.resume(handle);
+    }
+}
+
+/// Ends the wait of a recalled command whose keys cannot be reached.
+fn lose_reissued(turn: &Turn, down: &mut Downstreams, handle: Handle, why: &str) {
+    if let Some(client) = down.get(handle) {
+        debug!(client = client.details.id, reason = why, "closing a client that can no longer wait for its keys");
+    }
+    end_reissued(turn, down, handle, WaitEnd::Lost);
+}
+
+/// Ends a wait at the router.
+pub(super) fn end_reissued(turn: &Turn, down: &mut Downstreams, handle: Handle, end: WaitEnd) {
+    let Some(client) = down.get_mut(handle) else { return };
+    let (Some(waiting), resp3, held) = (client.waiting.take(), client.resp3, client.held.take()) else { return };
+    client.moving = None;
+    client.refusal = None;
+    if client.stall == Stall::Exclusive {
+        down.emit(ClientEvent::LeavesLine { client: handle });
+    }
+    if let Some(held) = held {
+        down.give_back(handle, held);
+    }
+    down.unstall(turn, handle);
+    match end.reply(resp3) {
+        Some(reply) => down.deliver(turn, handle, waiting.seq, &reply),
+        None => down.end_as_a_server_would(turn, handle, waiting.seq),
+    }
+    leave_line(turn, &waiting);
+}
+
+impl ReissuedCommands {
+    /// Ends waits with an expired timeout, also in line or for keys.
+    pub(super) fn tick_reissued(&mut self, turn: &Turn, down: &mut Downstreams) {
+        let clients = &down;
+        self.clients.retain(|h| clients.get(*h).is_some_and(Client::is_reissued));
+        let is_over = |h: &Handle| {
+            clients
+                .get(*h)
+                .and_then(|c| c.waiting.as_ref())
+                .and_then(|w| w.until_us)
+                .is_some_and(|until_us| until_us <= turn.now_us())
+        };
+        let over: Vec<Handle> = self.clients.iter().copied().filter(is_over).collect();
+        for handle in over {
+            end_reissued(turn, down, handle, WaitEnd::OutOfTime);
+        }
     }
 }
 

@@ -12,6 +12,10 @@ use super::upstreams::kind::Lane;
 use super::upstreams::link::{Again, Arrival, Phase, Purpose, Taken};
 use super::wait::forget_waiting;
 use crate::slab::Handle;
+use crate::worker::upstreams::Link;
+use crate::worker::wait::on_wait;
+use crate::worker::transactions::on_watch;
+use crate::worker::large::pass_piece;
 
 impl Worker {
     /// Reads once, and passes the received replies on.
@@ -92,7 +96,11 @@ impl Worker {
                 Arrival::Piece { len, passes, is_last } => {
                     pos += len;
                     if passes {
-                        self.pass_piece(handle, &rest[..len]);
+                        let (who, is_exclusive) = (link.head().map(|head| head.who), link.lane().is_exclusive());
+                        let is_behind = who.is_some_and(|who| pass_piece(&self.turn, &mut self.down, who, &rest[..len]));
+                        if is_behind && is_exclusive {
+                            self.up.get_mut(handle).into_iter().for_each(Link::pause);
+                        }
                     }
                     if !is_last {
                         break;
@@ -117,7 +125,9 @@ impl Worker {
             .head()
             .is_some_and(|head| self.hooks.slow.is_slow((self.turn.now_us() as u32).wrapping_sub(head.sent_us)))
         {
-            self.note_slow(handle);
+            if let Some(link) = self.up.get(handle) {
+                self.hooks.note_slow(&self.turn, &self.down, &self.gathers, link);
+            }
         }
         let Some(link) = self.up.get_mut(handle) else { return };
         let Some(ended) = link.answered_in_pieces(self.turn.now_us()) else { return };
@@ -129,7 +139,9 @@ impl Worker {
             self.up.mark(handle); // the flush checks whether waiting clients may continue
         }
         if !expired && is_exclusive {
-            self.note_slow_exclusive(handle, pending);
+            if let Some(link) = self.up.get(handle) {
+                self.hooks.note_slow_exclusive(&self.turn, &self.down, &self.gathers, link, pending);
+            }
         }
         if through && !expired {
             let counters = self.turn.counters().clone();
@@ -139,7 +151,7 @@ impl Worker {
                 self.down.after_delivery(&self.turn, pending.who);
             }
         }
-        self.after_exclusive_reply(handle);
+        self.up.after_exclusive_reply(&self.turn, handle);
     }
 
     fn on_reply(&mut self, handle: Handle, answer: &[u8]) {
@@ -168,7 +180,9 @@ impl Worker {
             return;
         };
         if self.hooks.slow.is_slow((self.turn.now_us() as u32).wrapping_sub(head.sent_us)) {
-            self.note_slow(handle);
+            if let Some(link) = self.up.get(handle) {
+                self.hooks.note_slow(&self.turn, &self.down, &self.gathers, link);
+            }
         }
         let is_error = reply::is_error(answer);
         if is_error && let Some(link) = self.up.get(handle) {
@@ -191,7 +205,9 @@ impl Worker {
         }
         if !expired {
             if lane.is_exclusive() {
-                self.note_slow_exclusive(handle, pending);
+                if let Some(link) = self.up.get(handle) {
+                self.hooks.note_slow_exclusive(&self.turn, &self.down, &self.gathers, link, pending);
+            }
             }
             match pending.purpose {
                 Purpose::Client | Purpose::ClientHealed if is_error && pending.again == Again::Heals => {
@@ -209,8 +225,11 @@ impl Worker {
                 }
                 Purpose::Gather => self.gather_part(pending.who, pending.seq, answer),
                 Purpose::Exec | Purpose::ExecWithoutMulti => self.on_exec(handle, pending, answer),
-                Purpose::Watch => self.on_watch(pending, answer),
-                Purpose::Wait => self.on_wait(handle, pending, answer),
+                Purpose::Watch => on_watch(&self.turn, &mut self.down, pending, answer),
+                Purpose::Wait => {
+                    let refused = self.up.get_mut(handle).and_then(Link::take_refusal);
+                    on_wait(&self.turn, &mut self.down, pending, refused, answer);
+                }
                 Purpose::Fill => filled(&self.turn, &mut self.down, &mut self.hooks, pending.seq, answer, false),
                 Purpose::FillTtl => self.hooks.on_ttl_reply(&self.turn, node, pending.seq, answer),
                 Purpose::Discarded
@@ -233,7 +252,7 @@ impl Worker {
             _ => {}
         }
         if lane.is_exclusive() {
-            self.after_exclusive_reply(handle);
+            self.up.after_exclusive_reply(&self.turn, handle);
         }
     }
 }

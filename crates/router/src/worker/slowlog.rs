@@ -11,7 +11,6 @@ use switchyard_resp::encode;
 use switchyard_resp::request::{Args, Limits, Scanner};
 use tracing::info;
 
-use super::Worker;
 use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::keyed::CommandHooks;
@@ -23,6 +22,8 @@ use super::upstreams::link::{Pending, Purpose};
 use crate::shared::lock;
 use crate::slab::Handle;
 use crate::slow_log::{SlowEntry, shorten_truncated, shortened};
+use crate::worker::upstreams::Link;
+use crate::worker::gather::Gathers;
 
 /// Default count of SLOWLOG GET.
 const SHOWN: usize = 10;
@@ -65,69 +66,82 @@ impl SlowCommands {
     }
 }
 
-impl Worker {
+impl CommandHooks {
     /// Logs a slow command at the head of a shared connection, with its reply received.
     #[cold]
-    pub(super) fn note_slow(&mut self, link_handle: Handle) {
-        let Some(link) =
-            self.up.get(link_handle).filter(|l| matches!(l.lane(), Lane::Main | Lane::Slow | Lane::Replica))
-        else {
-            return;
-        };
-        let Some(pending) = link.head().copied() else { return };
-        if !is_logged(pending.purpose) || !self.hooks.may_enter(&self.turn) {
+    pub(super) fn note_slow(&mut self, turn: &Turn, down: &Downstreams, gathers: &Gathers, link: &Link) {
+        if !matches!(link.lane(), Lane::Main | Lane::Slow | Lane::Replica) {
             return;
         }
-        let Some(link) = self.up.get(link_handle) else { return };
-        let took = (self.turn.now_us() as u32).wrapping_sub(pending.sent_us);
+        let Some(pending) = link.head().copied() else { return };
+        if !is_logged(pending.purpose) || !self.may_enter(turn) {
+            return;
+        }
+        let took = (turn.now_us() as u32).wrapping_sub(pending.sent_us);
         let request = link.head_request();
         let mut scanner = Scanner::default();
         if scanner.scan(request, &Limits::NONE).is_err() {
             return;
         }
         let args = shortened(scanner.args(request).iter().collect::<Vec<_>>().into_iter());
-        self.enter(link_handle, pending, took, args);
+        self.enter(turn, down, gathers, link, pending, (took, args));
     }
 
     /// Logs an answered command on an exclusive connection if it was slow. Blocking at the node (BLPOP) does not count,
     /// as in Redis; waiting in line for a connection does.
-    pub(super) fn note_slow_exclusive(&mut self, link_handle: Handle, pending: Pending) {
-        let Some(link) = self.up.get(link_handle).filter(|_| self.hooks.slow.is_on()) else { return };
-        let mut took = (self.turn.now_us() as u32).wrapping_sub(pending.sent_us);
+    pub(super) fn note_slow_exclusive(
+        &mut self,
+        turn: &Turn,
+        down: &Downstreams,
+        gathers: &Gathers,
+        link: &Link,
+        pending: Pending,
+    ) {
+        if !self.slow.is_on() {
+            return;
+        }
+        let mut took = (turn.now_us() as u32).wrapping_sub(pending.sent_us);
         if link.lane() == Lane::Blocking {
-            let grace_us = self.turn.routing().live.command_timeout.as_micros() as u64;
+            let grace_us = turn.routing().live.command_timeout.as_micros() as u64;
             let asked_until_us = link.waits_until_us().saturating_sub(grace_us);
-            took = took.min(u32::try_from(self.turn.now_us().saturating_sub(asked_until_us)).unwrap_or(u32::MAX));
+            took = took.min(u32::try_from(turn.now_us().saturating_sub(asked_until_us)).unwrap_or(u32::MAX));
         }
-        if !self.hooks.slow.is_slow(took.saturating_add(held_us(&self.down, pending))) {
+        if !self.slow.is_slow(took.saturating_add(held_us(down, pending))) {
             return;
         }
-        if !is_logged(pending.purpose) || !self.hooks.may_enter(&self.turn) {
+        if !is_logged(pending.purpose) || !self.may_enter(turn) {
             return;
         }
-        let Some(link) = self.up.get(link_handle) else { return };
         let args = match pending.purpose {
             Purpose::Exec | Purpose::ExecWithoutMulti => vec![b"EXEC".to_vec()],
             _ => shorten_truncated(link.command_start()),
         };
-        self.enter(link_handle, pending, took, args);
+        self.enter(turn, down, gathers, link, pending, (took, args));
     }
 
-    fn enter(&mut self, link_handle: Handle, pending: Pending, took: u32, mut args: Vec<Vec<u8>>) {
-        let Some(link) = self.up.get(link_handle) else { return };
+    /// Adds an entry. `(took, args)`: time until the reply, us, and the shortened command.
+    fn enter(
+        &mut self,
+        turn: &Turn,
+        down: &Downstreams,
+        gathers: &Gathers,
+        link: &Link,
+        pending: Pending,
+        (took, mut args): (u32, Vec<Vec<u8>>),
+    ) {
         let handle = match pending.purpose {
             Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti => pending.who,
-            Purpose::Gather => self.gathers.get(pending.who).map_or(Handle::NONE, |g| g.client()),
+            Purpose::Gather => gathers.get(pending.who).map_or(Handle::NONE, |g| g.client()),
             _ => return,
         };
         // The client may be gone, but its command was slow.
-        let client = self.down.get(handle);
+        let client = down.get(handle);
         let queue = link.queued_us(pending.sent_us, took);
-        let held = held_us(&self.down, pending);
-        if !self.turn.routing().live.slowlog_arguments {
+        let held = held_us(down, pending);
+        if !turn.routing().live.slowlog_arguments {
             args.truncate(1);
         }
-        let node = self.turn.node_name(link.node());
+        let node = turn.node_name(link.node());
         let entry = SlowEntry {
             id: 0,
             at_s: std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs(),
@@ -141,8 +155,8 @@ impl Worker {
             user: client.map_or("default", |c| c.user.name()).into(),
             node: link.replica().map_or(node.clone(), |replica| format!("{node} replica {replica}")),
         };
-        self.hooks.slow.waiting.push(entry);
-        self.hooks.enter_waiting(&self.turn);
+        self.slow.waiting.push(entry);
+        self.enter_waiting(turn);
     }
 }
 

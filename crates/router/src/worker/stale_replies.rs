@@ -18,6 +18,9 @@ use super::upstreams::link::Phase;
 use super::{Stall, Worker};
 use crate::shared::{RoutingSnapshot, Shared};
 use crate::slab::Handle;
+use crate::worker::clients::Downstreams;
+use crate::worker::turn::Turn;
+use crate::worker::upstreams::Upstreams;
 
 /// Maximum wait of a connecting client for a node if an earlier answer is known.
 const TIMEOUT_US: u64 = 100_000;
@@ -47,14 +50,12 @@ impl Gather {
     }
 }
 
+/// Time that a client waits for a node, us.
+pub(super) fn timeout_of(turn: &Turn, down: &Downstreams, client: Handle) -> u64 {
+    down.get(client).map_or(TIMEOUT_US, |client| client.timeout_us(turn.now_us()))
+}
+
 impl Worker {
-    /// Whether an answer of a node has been pending for longer than this client waits.
-    pub(super) fn is_silent(&self, node: NodeId, client: Handle) -> bool {
-        let timeout_us = self.down.get(client).map_or(TIMEOUT_US, |client| client.timeout_us(self.turn.now_us()));
-        let is_old = |sent_us: u32| u64::from((self.turn.now_us() as u32).wrapping_sub(sent_us)) > timeout_us;
-        let main = self.up.main(node).and_then(|main| self.up.get(main));
-        main.is_some_and(|link| link.phase() == Phase::Up && link.head().is_some_and(|head| is_old(head.sent_us)))
-    }
 
     /// Sends COMMAND or a subcommand to any node that answers.
     #[cold]
@@ -67,7 +68,8 @@ impl Worker {
         args: &Args<'_>,
     ) -> Flow {
         let class = command.class() as u8;
-        let talks = |worker: &Self, node: NodeId| worker.up.is_up(node) && !worker.is_silent(node, handle);
+        let timeout_us = timeout_of(&self.turn, &self.down, handle);
+        let talks = |worker: &Self, node: NodeId| worker.up.is_up(node) && !is_silent(&worker.turn, &worker.up, node, timeout_us);
         let talking = routing.topology.nodes().map(|node| node.id).find(|node| talks(self, *node));
         let Some(node) = talking.or_else(|| self.up.choose_node(&self.turn, routing)) else {
             return self.down.refuse_all_down(&self.turn, handle, class);
@@ -126,4 +128,11 @@ impl Worker {
             }
         }
     }
+}
+
+/// Whether an answer of a node has been pending for longer than this client waits.
+pub(super) fn is_silent(turn: &Turn, up: &Upstreams, node: NodeId, timeout_us: u64) -> bool {
+    let is_old = |sent_us: u32| u64::from((turn.now_us() as u32).wrapping_sub(sent_us)) > timeout_us;
+    let main = up.main(node).and_then(|main| up.get(main));
+    main.is_some_and(|link| link.phase() == Phase::Up && link.head().is_some_and(|head| is_old(head.sent_us)))
 }

@@ -41,6 +41,7 @@ use super::{Stall, Worker};
 use crate::shared::{RoutingSnapshot, lock};
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
+use crate::worker::clients::ClientEvent;
 
 const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
@@ -166,7 +167,7 @@ impl Worker {
             Local::Exec => return self.down.refuse(&self.turn, handle, class, "ERR EXEC without MULTI"),
             Local::Discard => return self.down.refuse(&self.turn, handle, class, "ERR DISCARD without MULTI"),
             Local::Watch => return self.watch(routing, handle, command, raw, args),
-            Local::Unwatch => self.unwatch(handle),
+            Local::Unwatch => unwatch(&mut self.down, handle),
             _ => {
                 if let Some(client) = self.down.get_mut(handle) {
                     client.in_multi = true;
@@ -178,26 +179,7 @@ impl Worker {
         Flow::Next
     }
 
-    /// Ends a transaction, if there is one, without executing it.
-    pub(super) fn discard(&mut self, handle: Handle) {
-        if let Some(client) = self.down.get_mut(handle) {
-            client.in_multi = false;
-            if let Some(session) = client.session.as_deref_mut() {
-                session.multi.clear();
-            }
-        }
-        self.unwatch(handle);
-    }
 
-    fn unwatch(&mut self, handle: Handle) {
-        let Some(session) = self.down.get_mut(handle).and_then(|c| c.session.as_deref_mut()) else { return };
-        session.watch_failed = false;
-        if let Some(watch) = session.watch.take()
-            && self.up.get(watch.link).is_some_and(|l| l.holder() == handle)
-        {
-            self.up.abandon(&self.turn, watch.link);
-        }
-    }
 
     fn watch(
         &mut self,
@@ -230,7 +212,7 @@ impl Worker {
                 _ => Err(text),
             };
             return waits.unwrap_or_else(|text| {
-                self.watch_failed(handle);
+                watch_failed(&mut self.down, handle);
                 self.down.refuse(&self.turn, handle, class, &text)
             });
         };
@@ -243,7 +225,7 @@ impl Worker {
         let before = client.session().watch.as_ref().map(|w| (w.slot, w.link, w.node));
         let are_apart = matches!(target, Route::Together(_)) || before.is_some_and(|(other, ..)| other != slot);
         if are_apart && only.is_none() {
-            self.watch_failed(handle);
+            watch_failed(&mut self.down, handle);
             return self.down.refuse(&self.turn, handle, class, errors::CROSSSLOT);
         }
         if let Some((.., at)) = before.filter(|(.., at)| *at != node && routing.topology.has_override(slot)) {
@@ -255,14 +237,14 @@ impl Worker {
             let wanted = wanted_of(routing, watched.iter().map(|key| &**key));
             return wait_for_colocation(&self.turn, &mut self.down, handle, &command.name, wanted, text)
                 .unwrap_or_else(|text| {
-                    self.watch_failed(handle);
+                    watch_failed(&mut self.down, handle);
                     self.down.refuse(&self.turn, handle, class, &text)
                 });
         }
         let link = match before.map(|(slot, link, _)| (slot, link)) {
             // Failed already: EXEC will answer nil regardless of further watches.
             Some((_, link)) if !self.up.is_watching(handle, link, node) => {
-                self.watch_failed(handle);
+                watch_failed(&mut self.down, handle);
                 self.down.answer(&self.turn, handle, class, b"+OK\r\n");
                 return Flow::Next;
             }
@@ -275,7 +257,7 @@ impl Worker {
             None => match self.take_exclusive(handle, node, Lane::Watch) {
                 Ok(Acquired::Link(link)) => link,
                 Ok(Acquired::Refused(text)) => {
-                    self.fail_watch(handle);
+                    fail_watch(&mut self.down, handle);
                     return self.down.refuse(&self.turn, handle, class, &text);
                 }
                 Ok(Acquired::Wait) => return Flow::Stall(Stall::Exclusive),
@@ -304,22 +286,7 @@ impl Worker {
         Flow::Next
     }
 
-    /// Handles a failed WATCH. EXEC will answer nil, once: the client may have sent its transaction without waiting for
-    /// the answer to WATCH, and then relies on it. Whether it has seen the error is unknown, however late MULTI comes.
-    /// UNWATCH and DISCARD reset this, as they end every watch.
-    pub(super) fn fail_watch(&mut self, handle: Handle) {
-        self.unwatch(handle);
-        if let Some(client) = self.down.get_mut(handle) {
-            client.session().watch_failed = true;
-        }
-    }
 
-    /// Fails the watch of a client, if it has one.
-    fn watch_failed(&mut self, handle: Handle) {
-        if self.down.get(handle).is_some_and(Client::watches) {
-            self.fail_watch(handle);
-        }
-    }
 
     /// After a change of the snapshot: fails watches of keys at nodes where they are no longer used. Such a key may
     /// change elsewhere unnoticed by that node, and be back there unchanged when EXEC comes.
@@ -336,13 +303,6 @@ impl Worker {
         }
     }
 
-    /// Handles the node's answer to WATCH.
-    pub(super) fn on_watch(&mut self, pending: Pending, answer: &[u8]) {
-        if reply::is_error(answer) {
-            self.fail_watch(pending.who);
-        }
-        self.down.deliver(&self.turn, pending.who, pending.seq, answer);
-    }
 
     pub(super) fn exec(&mut self, routing: &Arc<RoutingSnapshot>, handle: Handle, class: u8) -> Flow {
         let Some(client) = self.down.get(handle) else { return Flow::Close };
@@ -350,12 +310,12 @@ impl Worker {
         let Some(session) = client.session.as_deref() else { return Flow::Close };
         let (multi, watch) = (&session.multi, session.watch.as_ref());
         if multi.aborted {
-            self.discard(handle);
+            discard(&mut self.down, handle);
             return self.down.refuse(&self.turn, handle, class, ABORTED);
         }
         let alone = multi.alone.or(watch.filter(|watch| watch.are_apart).map(|_| Limit::Slots));
         if let Some(limit) = alone.filter(|_| routing.topology.only_node().is_none()) {
-            self.discard(handle);
+            discard(&mut self.down, handle);
             return self.down.refuse(&self.turn, handle, class, limit.aborted());
         }
         let is_watching = watch.is_some();
@@ -370,7 +330,7 @@ impl Worker {
             return Flow::Stall(Stall::Barrier);
         }
         if is_dirty(&self.turn, &self.up, &self.hooks, handle, client) {
-            self.discard(handle);
+            discard(&mut self.down, handle);
             self.down.answer(&self.turn, handle, class, if resp3 { b"_\r\n" } else { b"*-1\r\n" });
             return Flow::Next;
         }
@@ -379,7 +339,7 @@ impl Worker {
             if let Some(text) =
                 exec_elsewhere(&self.turn, &mut self.down, &mut self.hooks, routing, handle, slot, Some(node)).err()
             {
-                return self.exec_after_colocation(routing, handle, slot, class, text);
+                return exec_after_colocation(&self.turn, &mut self.down, &mut self.hooks, routing, handle, slot, class, text);
             }
             if let Some(client) = self.down.get_mut(handle) {
                 client.may_take(Lane::Watch);
@@ -397,7 +357,7 @@ impl Worker {
                 .get_mut(handle)
                 .map(|client| std::mem::take(&mut client.session().multi.own))
                 .unwrap_or_default();
-            self.discard(handle);
+            discard(&mut self.down, handle);
             let reply = self.with_own_answers(handle, own, b"*0\r\n");
             self.down.answer(&self.turn, handle, class, &reply);
             return Flow::Next;
@@ -406,13 +366,13 @@ impl Worker {
             Some(slot) => {
                 match exec_elsewhere(&self.turn, &mut self.down, &mut self.hooks, routing, handle, slot, None) {
                     Ok(node) => Some(node),
-                    Err(text) => return self.exec_after_colocation(routing, handle, slot, class, text),
+                    Err(text) => return exec_after_colocation(&self.turn, &mut self.down, &mut self.hooks, routing, handle, slot, class, text),
                 }
             }
             None => self.up.choose_node(&self.turn, routing),
         };
         let Some(node) = node else {
-            self.discard(handle);
+            discard(&mut self.down, handle);
             return self.down.refuse_all_down(&self.turn, handle, class);
         };
         let Some(client) = self.down.get(handle) else { return Flow::Close };
@@ -439,26 +399,6 @@ impl Worker {
         self.send_transaction(handle, link_handle, class)
     }
 
-    /// The queued commands need keys of different nodes together: EXEC waits until they are at their slot owner. If
-    /// this moves a watched key, EXEC then answers nil, as after every change of a watched key.
-    #[cold]
-    fn exec_after_colocation(
-        &mut self,
-        routing: &Arc<RoutingSnapshot>,
-        handle: Handle,
-        slot: Slot,
-        class: u8,
-        text: String,
-    ) -> Flow {
-        let Some(session) = self.down.get(handle).and_then(|c| c.session.as_ref()) else { return Flow::Close };
-        let watched = session.watch.as_ref().map(|watch| watch.keys.clone()).unwrap_or_default();
-        let queue = session.multi.requests();
-        let wanted = wanted_by_transaction(&self.turn, &mut self.hooks, routing, slot, &queue, &watched);
-        wait_for_colocation(&self.turn, &mut self.down, handle, "EXEC", wanted, text).unwrap_or_else(|text| {
-            self.discard(handle);
-            self.down.refuse(&self.turn, handle, class, &text)
-        })
-    }
 
     /// A transaction on an exclusive connection.
     fn exec_alone(&mut self, handle: Handle, node: NodeId, lane: Lane, class: u8) -> Flow {
@@ -473,7 +413,7 @@ impl Worker {
                 self.send_transaction(handle, link, class)
             }
             Ok(Acquired::Refused(text)) => {
-                self.discard(handle);
+                discard(&mut self.down, handle);
                 self.down.refuse(&self.turn, handle, class, &text)
             }
             Ok(Acquired::Wait) => Flow::Stall(Stall::Exclusive),
@@ -485,8 +425,8 @@ impl Worker {
     fn send_transaction(&mut self, handle: Handle, link_handle: Handle, class: u8) -> Flow {
         let refusal = self.up.get(link_handle).and_then(|l| l.no_multi().map(|why| (why.to_owned(), l.node())));
         if let Some((why, node)) = refusal {
-            self.discard(handle);
-            self.after_exclusive_reply(link_handle);
+            discard(&mut self.down, handle);
+            self.up.after_exclusive_reply(&self.turn, link_handle);
             return self.down.refuse(&self.turn, handle, class, &no_multi_text(&self.turn, node, &why));
         }
         let scripts =
@@ -642,7 +582,7 @@ impl Worker {
             .filter(|h| self.down.get(*h).is_some_and(is_quiet))
             .collect();
         for holder in quiet {
-            self.watch_failed(holder);
+            watch_failed(&mut self.down, holder);
         }
     }
 }
@@ -705,4 +645,67 @@ fn exec_elsewhere(
         }
         (watched, node) => Ok(watched.or(node).unwrap_or_else(|| routing.topology.owner(slot))),
     }
+}
+
+/// Ends a transaction, if there is one, without executing it.
+pub(super) fn discard(down: &mut Downstreams, handle: Handle) {
+    if let Some(client) = down.get_mut(handle) {
+        client.in_multi = false;
+        if let Some(session) = client.session.as_deref_mut() {
+            session.multi.clear();
+        }
+    }
+    unwatch(down, handle);
+}
+
+fn unwatch(down: &mut Downstreams, handle: Handle) {
+    let Some(session) = down.get_mut(handle).and_then(|c| c.session.as_deref_mut()) else { return };
+    session.watch_failed = false;
+    if let Some(watch) = session.watch.take() {
+        down.emit(ClientEvent::Abandons { client: handle, link: watch.link });
+    }
+}
+
+/// Handles a failed WATCH. EXEC will answer nil, once: the client may have sent its transaction without waiting for
+/// the answer to WATCH, and then relies on it. Whether it has seen the error is unknown, however late MULTI comes.
+/// UNWATCH and DISCARD reset this, as they end every watch.
+pub(super) fn fail_watch(down: &mut Downstreams, handle: Handle) {
+    unwatch(down, handle);
+    if let Some(client) = down.get_mut(handle) {
+        client.session().watch_failed = true;
+    }
+}
+
+/// Fails the watch of a client, if it has one.
+fn watch_failed(down: &mut Downstreams, handle: Handle) {
+    if down.get(handle).is_some_and(Client::watches) {
+        fail_watch(down, handle);
+    }
+}
+
+/// Handles the node's answer to WATCH.
+pub(super) fn on_watch(turn: &Turn, down: &mut Downstreams, pending: Pending, answer: &[u8]) {
+    if reply::is_error(answer) {
+        fail_watch(down, pending.who);
+    }
+    down.deliver(turn, pending.who, pending.seq, answer);
+}
+
+/// The queued commands need keys of different nodes together: EXEC waits until they are at their slot owner. If
+/// this moves a watched key, EXEC then answers nil, as after every change of a watched key.
+#[cold]
+fn exec_after_colocation(turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, routing: &Arc<RoutingSnapshot>,
+    handle: Handle,
+    slot: Slot,
+    class: u8,
+    text: String,
+) -> Flow {
+    let Some(session) = down.get(handle).and_then(|c| c.session.as_ref()) else { return Flow::Close };
+    let watched = session.watch.as_ref().map(|watch| watch.keys.clone()).unwrap_or_default();
+    let queue = session.multi.requests();
+    let wanted = wanted_by_transaction(turn, hooks, routing, slot, &queue, &watched);
+    wait_for_colocation(turn, down, handle, "EXEC", wanted, text).unwrap_or_else(|text| {
+        discard(down, handle);
+        down.refuse(turn, handle, class, &text)
+    })
 }

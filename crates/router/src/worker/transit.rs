@@ -33,6 +33,8 @@ use super::{Stall, Worker};
 use crate::mover::{MoverMessage, SharedLeg};
 use crate::shared::{OldestInFlight, RoutingSnapshot};
 use crate::slab::Handle;
+use crate::worker::transactions::discard;
+use crate::worker::transactions::fail_watch;
 
 /// Number of commands in flight above which the drain barrier is checked only every [`PUBLISH_US`].
 const MUCH: usize = 1000;
@@ -135,8 +137,8 @@ impl Worker {
         if let Some(text) = client.moving.as_mut().and_then(|m| m.refusal.take()) {
             end_hold(&self.turn, &mut self.down, handle);
             match command.handling {
-                Handling::Local(Local::Exec) => self.discard(handle),
-                Handling::Local(Local::Watch) => self.fail_watch(handle),
+                Handling::Local(Local::Exec) => discard(&mut self.down, handle),
+                Handling::Local(Local::Watch) => fail_watch(&mut self.down, handle),
                 _ => {}
             }
             return Transit::Instead(self.down.refuse(&self.turn, handle, class, &text));

@@ -248,45 +248,7 @@ impl Worker {
         self.wait_at_node(handle, link, Waited::Nothing, left_us);
     }
 
-    /// Handles the reply of a node.
-    pub(super) fn on_wait(&mut self, link: Handle, pending: Pending, answer: &[u8]) {
-        let refused = self.up.get_mut(link).and_then(Link::take_refusal);
-        let handle = pending.who;
-        let Some(client) = self.down.get_mut(handle) else { return };
-        let Some(wait) = client.session.as_mut().and_then(|s| s.wait.as_mut()).filter(|w| w.seq == pending.seq) else {
-            return;
-        };
-        if reply::is_error(answer) {
-            let answer = answer.to_vec();
-            end_waiting(&self.turn, &mut self.down, handle, &answer);
-            return;
-        }
-        if let Some(why) = refused {
-            let mut out = Vec::new();
-            encode::line(
-                &mut out,
-                b'-',
-                &[b"ERR the node refuses SWAPDB 0 0, without which the reply to WAIT would be wrong: ", &why[..]]
-                    .concat(),
-            );
-            end_waiting(&self.turn, &mut self.down, handle, &out);
-            return;
-        }
-        let numbers: Vec<i64> = match reply::integer(answer) {
-            Some(number) => vec![number],
-            None => reply::elements(answer).filter_map(reply::integer).collect(),
-        };
-        if wait.least.is_empty() {
-            wait.least = numbers;
-        } else {
-            for (least, number) in wait.least.iter_mut().zip(numbers) {
-                *least = number.min(*least);
-            }
-        }
-        // The connection is returned first; then this client continues with the next node.
-        wait.due = true;
-        self.down.resume(handle);
-    }
+
 }
 
 /// The reply of WAIT (one number) or WAITAOF (two).
@@ -318,4 +280,44 @@ fn end_waiting(turn: &Turn, down: &mut Downstreams, handle: Handle, answer: &[u8
     if let Some(wait) = wait {
         down.deliver(turn, handle, wait.seq, answer);
     }
+}
+
+/// Handles the reply of a node.
+/// `refused`: the node's error for the mark.
+pub(super) fn on_wait(turn: &Turn, down: &mut Downstreams, pending: Pending, refused: Option<Box<[u8]>>, answer: &[u8]) {
+    let handle = pending.who;
+    let Some(client) = down.get_mut(handle) else { return };
+    let Some(wait) = client.session.as_mut().and_then(|s| s.wait.as_mut()).filter(|w| w.seq == pending.seq) else {
+        return;
+    };
+    if reply::is_error(answer) {
+        let answer = answer.to_vec();
+        end_waiting(turn, down, handle, &answer);
+        return;
+    }
+    if let Some(why) = refused {
+        let mut out = Vec::new();
+        encode::line(
+            &mut out,
+            b'-',
+            &[b"ERR the node refuses SWAPDB 0 0, without which the reply to WAIT would be wrong: ", &why[..]]
+                .concat(),
+        );
+        end_waiting(turn, down, handle, &out);
+        return;
+    }
+    let numbers: Vec<i64> = match reply::integer(answer) {
+        Some(number) => vec![number],
+        None => reply::elements(answer).filter_map(reply::integer).collect(),
+    };
+    if wait.least.is_empty() {
+        wait.least = numbers;
+    } else {
+        for (least, number) in wait.least.iter_mut().zip(numbers) {
+            *least = number.min(*least);
+        }
+    }
+    // The connection is returned first; then this client continues with the next node.
+    wait.due = true;
+    down.resume(handle);
 }

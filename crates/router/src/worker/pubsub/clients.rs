@@ -9,20 +9,18 @@ use tracing::warn;
 use super::commands::confirmation;
 use super::{Item, Kind, Subscriber, Topics};
 use crate::slab::Handle;
-use crate::worker::Worker;
 use crate::worker::clients::Downstreams;
 use crate::worker::turn::Turn;
-use crate::worker::upstreams::Upstreams;
 
 /// A message of at least this size is sent to each subscriber before it is copied for the next one: only the part that
 /// a socket does not accept stays in memory.
 const AT_ONCE_MIN: usize = 64 << 10;
 
-impl Worker {
+impl Topics {
     /// Applies commands of a client that wait for nothing more, in order.
-    pub(super) fn advance_subscriber(&mut self, handle: Handle) {
+    pub(super) fn advance_subscriber(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle) {
         loop {
-            let Some(client) = self.down.get_mut(handle) else { return };
+            let Some(client) = down.get_mut(handle) else { return };
             let resp3 = client.resp3;
             let Some(subscriber) = client.pubsub.as_deref_mut() else { return };
             let ready = match subscriber.items.front() {
@@ -34,23 +32,23 @@ impl Worker {
                 break;
             }
             let Some(item) = subscriber.items.pop_front() else { break };
-            let mut out = std::mem::take(&mut self.pubsub.scratch);
+            let mut out = std::mem::take(&mut self.scratch);
             out.clear();
             let seq = match item {
                 Item::Subscribe { seq, topics, failed: Some(error), .. } => {
                     encode::error(&mut out, &error);
-                    self.pubsub.release_topics(&self.turn, &mut self.up, &topics);
+                    self.release_topics(turn, &topics);
                     seq
                 }
                 Item::Subscribe { seq, kind, topics, .. } => {
                     for topic in &topics {
-                        self.pubsub.join(&self.turn, &mut self.down, handle, *topic);
-                        let Some(name) = self.pubsub.topics.get(*topic).map(|t| t.name.clone()) else { continue };
-                        if let Some(subscriber) = self.down.get(handle).and_then(|c| c.pubsub.as_deref()) {
+                        self.join(turn, down, handle, *topic);
+                        let Some(name) = self.topics.get(*topic).map(|t| t.name.clone()) else { continue };
+                        if let Some(subscriber) = down.get(handle).and_then(|c| c.pubsub.as_deref()) {
                             confirmation(&mut out, kind.subscribe(), Some(&name), subscriber, kind, resp3);
                         }
                     }
-                    self.pubsub.release_topics(&self.turn, &mut self.up, &topics);
+                    self.release_topics(turn, &topics);
                     seq
                 }
                 Item::Unsubscribe { seq, kind, names, .. } => {
@@ -58,31 +56,31 @@ impl Worker {
                     let names =
                         if everything { subscriber.names[kind as usize].keys().cloned().collect() } else { names };
                     for name in &names {
-                        self.leave(handle, kind, name);
-                        if let Some(subscriber) = self.down.get(handle).and_then(|c| c.pubsub.as_deref()) {
+                        self.leave(turn, down, handle, kind, name);
+                        if let Some(subscriber) = down.get(handle).and_then(|c| c.pubsub.as_deref()) {
                             confirmation(&mut out, kind.unsubscribe(), Some(name), subscriber, kind, resp3);
                         }
                     }
                     if names.is_empty()
-                        && let Some(subscriber) = self.down.get(handle).and_then(|c| c.pubsub.as_deref())
+                        && let Some(subscriber) = down.get(handle).and_then(|c| c.pubsub.as_deref())
                     {
                         confirmation(&mut out, kind.unsubscribe(), None, subscriber, kind, resp3);
                     }
                     seq
                 }
             };
-            self.down.deliver(&self.turn, handle, seq, &out);
-            self.pubsub.scratch = out;
+            down.deliver(turn, handle, seq, &out);
+            self.scratch = out;
         }
-        tidy_subscriber(&mut self.down, handle);
+        tidy_subscriber(down, handle);
     }
 
-    fn leave(&mut self, handle: Handle, kind: Kind, name: &Arc<[u8]>) {
-        let Some(subscriber) = self.down.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else { return };
+    fn leave(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle, kind: Kind, name: &Arc<[u8]>) {
+        let Some(subscriber) = down.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else { return };
         let Some(topic) = subscriber.names[kind as usize].remove(name) else { return };
         subscriber.name_bytes -= name.len();
-        self.turn.counters().subscribers.sub(u64::from(subscriber.total() == 0));
-        self.pubsub.leave_topic(&self.turn, &mut self.up, handle, topic);
+        turn.counters().subscribers.sub(u64::from(subscriber.total() == 0));
+        self.leave_topic(turn, handle, topic);
     }
 }
 
@@ -195,30 +193,29 @@ impl Topics {
         }
     }
 
-    fn leave_topic(&mut self, turn: &Turn, up: &mut Upstreams, handle: Handle, topic_handle: Handle) {
+    fn leave_topic(&mut self, turn: &Turn, handle: Handle, topic_handle: Handle) {
         let Some(topic) = self.topics.get_mut(topic_handle) else { return };
         if topic.subscribers.remove(&handle) {
             turn.shared().subscriptions.remove_client(turn.index(), topic.kind, &topic.name);
             turn.counters().subscriptions.sub(1);
         }
-        self.drop_unused_topic(turn, up, topic_handle);
+        self.drop_unused_topic(turn, topic_handle);
     }
 
     /// Ends all subscriptions of a client that is gone or has sent RESET.
     pub(in crate::worker) fn forget_subscriber(
         &mut self,
         turn: &Turn,
-        up: &mut Upstreams,
         handle: Handle,
         subscriber: &Subscriber,
     ) {
         turn.counters().subscribers.sub(u64::from(subscriber.total() > 0));
         for topic in subscriber.names.iter().flat_map(|n| n.values()) {
-            self.leave_topic(turn, up, handle, *topic);
+            self.leave_topic(turn, handle, *topic);
         }
         for item in &subscriber.items {
             if let Item::Subscribe { topics, .. } = item {
-                self.release_topics(turn, up, topics);
+                self.release_topics(turn, topics);
             }
         }
     }

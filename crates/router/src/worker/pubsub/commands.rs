@@ -8,8 +8,7 @@ use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
 use super::clients::tidy_subscriber;
-use super::nodes::ping_pubsub_links;
-use super::{Item, Kind, Subscriber};
+use super::{Request, Item, Kind, Subscriber};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::worker::clients::Downstreams;
@@ -19,6 +18,7 @@ use crate::worker::turn::Turn;
 use crate::worker::upstreams::kind::Lane;
 use crate::worker::upstreams::link::UNSENT_HIGH;
 use crate::worker::{Stall, Worker};
+use crate::worker::pubsub::Topics;
 
 /// Bytes of the names of one client's subscriptions.
 const NAME_BYTES_MAX: usize = 64 << 20;
@@ -35,83 +35,16 @@ impl Worker {
     ) -> Flow {
         let class = command.class() as u8;
         match local {
-            Local::Subscribe => self.subscribe(routing, handle, class, Kind::Channel, args),
-            Local::Psubscribe => self.subscribe(routing, handle, class, Kind::Pattern, args),
-            Local::Ssubscribe => self.subscribe(routing, handle, class, Kind::Shard, args),
-            Local::Unsubscribe => self.unsubscribe(handle, class, Kind::Channel, args),
-            Local::Punsubscribe => self.unsubscribe(handle, class, Kind::Pattern, args),
-            Local::Sunsubscribe => self.unsubscribe(handle, class, Kind::Shard, args),
+            Local::Subscribe => self.pubsub.subscribe(&self.turn, &mut self.down, handle, class, Kind::Channel, args),
+            Local::Psubscribe => self.pubsub.subscribe(&self.turn, &mut self.down, handle, class, Kind::Pattern, args),
+            Local::Ssubscribe => self.pubsub.subscribe(&self.turn, &mut self.down, handle, class, Kind::Shard, args),
+            Local::Unsubscribe => self.pubsub.unsubscribe(&self.turn, &mut self.down, handle, class, Kind::Channel, args),
+            Local::Punsubscribe => self.pubsub.unsubscribe(&self.turn, &mut self.down, handle, class, Kind::Pattern, args),
+            Local::Sunsubscribe => self.pubsub.unsubscribe(&self.turn, &mut self.down, handle, class, Kind::Shard, args),
             Local::Publish => self.publish(routing, handle, command, Kind::Channel, raw, args),
             Local::Spublish => self.publish(routing, handle, command, Kind::Shard, raw, args),
             _ => pubsub_info(&self.turn, &mut self.down, handle, class, local, args),
         }
-    }
-
-    fn subscribe(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, kind: Kind, args: &Args<'_>) -> Flow {
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-        if !client.may_take(Lane::Pubsub) {
-            return Flow::Stall(Stall::Barrier);
-        }
-        let limit = routing.live.subscriptions_max;
-        let subscriber = client.pubsub.get_or_insert_default();
-        let waiting: usize = subscriber
-            .items
-            .iter()
-            .map(|i| if let Item::Subscribe { topics, .. } = i { topics.len() } else { 0 })
-            .sum();
-        let fresh = || args.iter().skip(1).filter(|name| !subscriber.names[kind as usize].contains_key(*name));
-        let count = subscriber.total() + waiting + fresh().count();
-        let bytes = subscriber.name_bytes + fresh().map(<[u8]>::len).sum::<usize>();
-        if count > limit || bytes > NAME_BYTES_MAX {
-            let text = if count > limit {
-                format!("ERR too many subscriptions: a client may have {limit} (clients.subscriptions-max)")
-            } else {
-                format!(
-                    "ERR too many subscriptions: the names of a client's subscriptions may have {NAME_BYTES_MAX} bytes together"
-                )
-            };
-            tidy_subscriber(&mut self.down, handle);
-            return self.down.refuse(&self.turn, handle, class, &text);
-        }
-        let seq = client.owe_push(self.turn.now_us(), class);
-        client.gated = true;
-        let mut topics = Vec::with_capacity(args.len() - 1);
-        let mut left = 0;
-        for name in args.iter().skip(1) {
-            let topic = self.pubsub.topic(&self.turn, &mut self.up, kind, name);
-            left += usize::from(self.pubsub.hold_topic(topic, handle, seq));
-            topics.push(topic);
-        }
-        if let Some(subscriber) = self.down.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) {
-            subscriber.items.push_back(Item::Subscribe { seq, kind, topics, left, failed: None });
-        }
-        // A topic that has already failed answers through its waiting list.
-        self.settle_failed(handle, seq);
-        self.advance_subscriber(handle);
-        // The client is gone if no node serves.
-        if self.down.get(handle).is_some() { Flow::Next } else { Flow::Close }
-    }
-
-    fn unsubscribe(&mut self, handle: Handle, class: u8, kind: Kind, args: &Args<'_>) -> Flow {
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-        if !client.may_take(Lane::Pubsub) {
-            return Flow::Stall(Stall::Barrier);
-        }
-        let seq = client.owe_push(self.turn.now_us(), class);
-        client.gated = true;
-        let names: Vec<Arc<[u8]>> = args.iter().skip(1).map(Arc::from).collect();
-        // An earlier message may still be in transit: it comes first, as with one server.
-        let subscriber = client.pubsub.get_or_insert_default();
-        let own = &subscriber.names[kind as usize];
-        let hears = subscriber.waits()
-            || if names.is_empty() { !own.is_empty() } else { names.iter().any(|n| own.contains_key(n)) };
-        let left = if hears { ping_pubsub_links(&self.turn, &mut self.up, handle, seq) } else { 0 };
-        let Some(subscriber) = self.down.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else {
-            return Flow::Close;
-        };
-        subscriber.items.push_back(Item::Unsubscribe { seq, kind, names, left });
-        self.advance_subscriber(handle);
-        Flow::Next
     }
 
     /// Sends a message to the owner of its channel's slot. The owner may be down, or have only some subscriptions in
@@ -156,6 +89,95 @@ impl Worker {
         };
         self.send_part(gather, 0, node, Lane::Main, raw, class);
         Flow::Next
+    }
+}
+
+impl Topics {
+    fn subscribe(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        handle: Handle,
+        class: u8,
+        kind: Kind,
+        args: &Args<'_>,
+    ) -> Flow {
+        let Some(client) = down.get_mut(handle) else { return Flow::Close };
+        if !client.may_take(Lane::Pubsub) {
+            return Flow::Stall(Stall::Barrier);
+        }
+        let limit = turn.routing().live.subscriptions_max;
+        let subscriber = client.pubsub.get_or_insert_default();
+        let waiting: usize = subscriber
+            .items
+            .iter()
+            .map(|i| if let Item::Subscribe { topics, .. } = i { topics.len() } else { 0 })
+            .sum();
+        let fresh = || args.iter().skip(1).filter(|name| !subscriber.names[kind as usize].contains_key(*name));
+        let count = subscriber.total() + waiting + fresh().count();
+        let bytes = subscriber.name_bytes + fresh().map(<[u8]>::len).sum::<usize>();
+        if count > limit || bytes > NAME_BYTES_MAX {
+            let text = if count > limit {
+                format!("ERR too many subscriptions: a client may have {limit} (clients.subscriptions-max)")
+            } else {
+                format!(
+                    "ERR too many subscriptions: the names of a client's subscriptions may have {NAME_BYTES_MAX} bytes together"
+                )
+            };
+            tidy_subscriber(down, handle);
+            return down.refuse(turn, handle, class, &text);
+        }
+        let seq = client.owe_push(turn.now_us(), class);
+        client.gated = true;
+        let mut topics = Vec::with_capacity(args.len() - 1);
+        let mut left = 0;
+        for name in args.iter().skip(1) {
+            let topic = self.topic(turn, kind, name);
+            left += usize::from(self.hold_topic(topic, handle, seq));
+            topics.push(topic);
+        }
+        if let Some(subscriber) = down.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) {
+            subscriber.items.push_back(Item::Subscribe { seq, kind, topics, left, failed: None });
+        }
+        // A topic that has already failed answers through its waiting list.
+        self.settle_later(down, handle, seq);
+        self.advance_subscriber(turn, down, handle);
+        Flow::Next
+    }
+
+    fn unsubscribe(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        handle: Handle, class: u8, kind: Kind, args: &Args<'_>) -> Flow {
+        let Some(client) = down.get_mut(handle) else { return Flow::Close };
+        if !client.may_take(Lane::Pubsub) {
+            return Flow::Stall(Stall::Barrier);
+        }
+        let seq = client.owe_push(turn.now_us(), class);
+        client.gated = true;
+        let names: Vec<Arc<[u8]>> = args.iter().skip(1).map(Arc::from).collect();
+        // An earlier message may still be in transit: it comes first, as with one server.
+        let subscriber = client.pubsub.get_or_insert_default();
+        let own = &subscriber.names[kind as usize];
+        let hears = subscriber.waits()
+            || if names.is_empty() { !own.is_empty() } else { names.iter().any(|n| own.contains_key(n)) };
+        subscriber.items.push_back(Item::Unsubscribe { seq, kind, names, left: usize::from(hears) });
+        if hears {
+            self.requests.push_back(Request::Ping { client: handle, seq });
+        }
+        self.advance_subscriber(turn, down, handle);
+        Flow::Next
+    }
+
+    /// For a command just read: settles topics that have failed before.
+    fn settle_later(&mut self, down: &Downstreams, client: Handle, seq: u32) {
+        let subscriber = down.get(client).and_then(|client| client.pubsub.as_deref());
+        if let Some(Item::Subscribe { seq: own, topics, .. }) = subscriber.and_then(|s| s.items.back())
+            && *own == seq
+        {
+            self.requests.extend(topics.iter().map(|topic| Request::Settle { topic: *topic }));
+        }
     }
 }
 

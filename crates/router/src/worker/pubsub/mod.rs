@@ -78,12 +78,41 @@ pub(super) struct Topics {
     scratch: Vec<u8>,
     /// Reused for the receivers of a message.
     receivers: Vec<Handle>,
+    /// Requests to nodes, and their consequences for clients, in order.
+    requests: VecDeque<Request>,
+}
+
+/// Work that needs connections to nodes. Commands and events of clients only record it.
+#[derive(Debug)]
+enum Request {
+    /// Subscribe to a topic at a node.
+    Subscribe { topic: Handle, node: NodeId },
+    /// End a subscription at a node.
+    Unsubscribe { kind: Kind, name: Arc<[u8]>, node: NodeId },
+    /// Send PING on all connections, for the UNSUBSCRIBE `seq` of a client.
+    Ping { client: Handle, seq: u32 },
+    /// Report the state of a topic to waiting commands.
+    Settle { topic: Handle },
+}
+
+/// Effect of a request on clients.
+#[derive(Debug)]
+pub(super) enum Effect {
+    Settle { topic: Handle },
+    /// The UNSUBSCRIBE `seq` of a client waits for replies on this number of connections.
+    Pinged { client: Handle, seq: u32, connections: usize },
 }
 
 impl Topics {
     /// Returns the buffer that may have grown in a burst.
     pub(super) fn reused(&mut self) -> &mut Vec<u8> {
         &mut self.scratch
+    }
+
+    /// Whether requests to nodes are recorded.
+    #[inline]
+    pub(super) fn has_requests(&self) -> bool {
+        !self.requests.is_empty()
     }
 
     pub(super) fn new() -> Self {
@@ -93,6 +122,7 @@ impl Topics {
             has_old_places: false,
             scratch: Vec::new(),
             receivers: Vec::new(),
+            requests: VecDeque::new(),
         }
     }
 }

@@ -8,7 +8,7 @@ use switchyard_policy::topology::{NodeId, Stage, Transit};
 use switchyard_resp::reply;
 use tracing::{info, warn};
 
-use super::{Item, Kind, Place, Standing, Topic, Topics};
+use super::{Request, Item, Kind, Place, Standing, Topic, Topics};
 use crate::settings::OnMissed;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
@@ -19,39 +19,70 @@ use crate::worker::tracking::Tracking;
 use crate::worker::turn::Turn;
 use crate::worker::upstreams::Upstreams;
 use crate::worker::upstreams::kind::Lane;
-use crate::worker::upstreams::link::{Pending, Phase, Purpose};
+use crate::worker::upstreams::link::{Phase, Purpose};
+use crate::worker::pubsub::Effect;
 
-impl Worker {
+impl Topics {
+    // ---- requests ----
+
+    /// Performs the next request.
+    pub(in crate::worker) fn perform(&mut self, turn: &Turn, up: &mut Upstreams) -> Option<Effect> {
+        match self.requests.pop_front()? {
+            Request::Subscribe { topic, node } => {
+                self.request_place(turn, up, topic, node);
+                Some(Effect::Settle { topic })
+            }
+            Request::Unsubscribe { kind, name, node } => {
+                if let Some(link) = up.pubsub(node) {
+                    up.push_own(turn, link, &[kind.unsubscribe().as_bytes(), &name], Purpose::Discarded, 0);
+                }
+                None
+            }
+            Request::Ping { client, seq } => {
+                let connections = ping_pubsub_links(turn, up, client, seq);
+                Some(Effect::Pinged { client, seq, connections })
+            }
+            Request::Settle { topic } => Some(Effect::Settle { topic }),
+        }
+    }
+
+    /// Applies the effect of a request. `is_served`: any node is up.
+    pub(in crate::worker) fn apply(&mut self, turn: &Turn, down: &mut Downstreams, effect: Effect, is_served: bool) {
+        match effect {
+            Effect::Settle { topic } => self.settle(turn, down, topic, is_served),
+            Effect::Pinged { client, seq, connections } => {
+                if let Some(left) = unsubscribe_left(down, client, seq) {
+                    *left = connections;
+                }
+                self.advance_subscriber(turn, down, client);
+            }
+        }
+    }
+
     // ---- outcomes ----
 
     /// Reports the state of a topic to waiting commands, if it is settled.
-    fn settle(&mut self, handle: Handle) {
-        let Some(topic) = self.pubsub.topics.get_mut(handle) else { return };
+    fn settle(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle, is_served: bool) {
+        let Some(topic) = self.topics.get_mut(handle) else { return };
         let failed = match topic.standing() {
             Standing::Unsettled => return,
             Standing::InForce => None,
             // It comes into force with its node. Nothing is published there before.
-            Standing::Down
-                if topic.kind == Kind::Shard
-                    && self.turn.routing().topology.nodes().any(|node| self.up.is_up(node.id)) =>
-            {
-                None
-            }
+            Standing::Down if topic.kind == Kind::Shard && is_served => None,
             Standing::Down => {
                 // No node serves: as one server that is unreachable.
                 let waiting = std::mem::take(&mut topic.waiting);
                 for (client, _) in waiting {
-                    self.down.flush_client(&self.turn, client);
-                    self.down.close_client(&self.turn, client);
+                    down.flush_client(turn, client);
+                    down.close_client(turn, client);
                 }
                 return;
             }
             Standing::Refused(error) => Some(error),
         };
-        let Some(topic) = self.pubsub.topics.get_mut(handle) else { return };
         let waiting = std::mem::take(&mut topic.waiting);
         for (client, seq) in waiting {
-            let Some(subscriber) = self.down.get_mut(client).and_then(|c| c.pubsub.as_deref_mut()) else { continue };
+            let Some(subscriber) = down.get_mut(client).and_then(|c| c.pubsub.as_deref_mut()) else { continue };
             for item in &mut subscriber.items {
                 if let Item::Subscribe { seq: own, left, failed: fate, .. } = item
                     && *own == seq
@@ -62,124 +93,98 @@ impl Worker {
                     }
                 }
             }
-            self.advance_subscriber(client);
-        }
-    }
-
-    /// For a command just read: settles topics that have failed before.
-    pub(super) fn settle_failed(&mut self, client: Handle, seq: u32) {
-        let topics = self.down.get(client).and_then(|c| c.pubsub.as_deref()).and_then(|s| match s.items.back() {
-            Some(Item::Subscribe { seq: own, topics, .. }) if *own == seq => Some(topics.clone()),
-            _ => None,
-        });
-        for topic in topics.unwrap_or_default() {
-            self.settle(topic);
+            self.advance_subscriber(turn, down, client);
         }
     }
 
     /// A node that does not answer a subscription in time counts as down, unless it answers later.
     pub(in crate::worker) fn subscribe_timed_out(&mut self, handle: Handle, node: NodeId) {
-        let Some(topic) = self.pubsub.topics.get_mut(handle) else { return };
+        let Some(topic) = self.topics.get_mut(handle) else { return };
         if let Some((_, place)) = topic.places.iter_mut().find(|(at, place)| *at == node && *place == Place::Requested)
         {
             *place = Place::Down;
         }
-        self.settle(handle);
+        self.requests.push_back(Request::Settle { topic: handle });
     }
 
     /// Handles the end of one of these PINGs, answered or not.
-    pub(in crate::worker) fn unsubscribe_synced(&mut self, client: Handle, seq: u32) {
-        let Some(subscriber) = self.down.get_mut(client).and_then(|c| c.pubsub.as_deref_mut()) else { return };
-        for item in &mut subscriber.items {
-            if let Item::Unsubscribe { seq: own, left, .. } = item
-                && *own == seq
-            {
-                *left = left.saturating_sub(1);
-            }
+    pub(in crate::worker) fn unsubscribe_synced(&mut self, turn: &Turn, down: &mut Downstreams, client: Handle, seq: u32) {
+        if let Some(left) = unsubscribe_left(down, client, seq) {
+            *left = left.saturating_sub(1);
         }
-        self.advance_subscriber(client);
+        self.advance_subscriber(turn, down, client);
     }
 
     // ---- the connections ----
 
-    pub(in crate::worker) fn pubsub_link_up(&mut self, link: Handle, node: NodeId) {
-        self.tracking_link_up(link, node);
+    pub(in crate::worker) fn link_up(&mut self, turn: &Turn, up: &mut Upstreams, link: Handle, node: NodeId) {
         let mut asked = 0;
-        for topic in self.pubsub.topics.handles() {
-            let Some(t) = self.pubsub.topics.get_mut(topic) else { continue };
+        for topic in self.topics.handles() {
+            let Some(t) = self.topics.get_mut(topic) else { continue };
             let Some((_, place)) = t.places.iter_mut().find(|(n, _)| *n == node) else { continue };
             *place = Place::Requested;
             asked += usize::from(!t.subscribers.is_empty());
-            self.pubsub.send_subscribe(&self.turn, &mut self.up, link, topic);
+            self.send_subscribe(turn, up, link, topic);
         }
         if asked > 0 {
-            info!(node = %self.turn.node_name(node), subscriptions = asked, "restoring subscriptions at node");
+            info!(node = %turn.node_name(node), subscriptions = asked, "restoring subscriptions at node");
         }
     }
 
     /// An attempt to connect failed: commands stop waiting for this node.
-    pub(in crate::worker) fn pubsub_link_failed(&mut self, node: NodeId) {
-        self.tracking_link_failed(node);
-        for handle in self.pubsub.topics.handles() {
-            let Some(topic) = self.pubsub.topics.get_mut(handle) else { continue };
-            let Some((_, place)) = topic.places.iter_mut().find(|(n, _)| *n == node) else { continue };
+    pub(in crate::worker) fn link_failed(&mut self, node: NodeId) {
+        for topic in self.topics.handles() {
+            let Some(t) = self.topics.get_mut(topic) else { continue };
+            let Some((_, place)) = t.places.iter_mut().find(|(n, _)| *n == node) else { continue };
             *place = Place::Down;
-            self.settle(handle);
+            self.requests.push_back(Request::Settle { topic });
         }
     }
 
     /// After the loss of a connection: messages there are missed until the subscriptions are in force again.
-    pub(in crate::worker) fn pubsub_link_lost(&mut self, node: NodeId) {
-        self.tracking.tracking_link_lost(&self.turn, &mut self.down, node);
+    pub(in crate::worker) fn link_lost(&mut self, turn: &Turn, down: &mut Downstreams, node: NodeId) {
         let mut lost = 0;
         let mut missing = Vec::new();
-        let policy = self.turn.routing().live.on_missed;
-        for handle in self.pubsub.topics.handles() {
-            let Some(topic) = self.pubsub.topics.get_mut(handle) else { continue };
+        let policy = turn.routing().live.on_missed;
+        for handle in self.topics.handles() {
+            let Some(topic) = self.topics.get_mut(handle) else { continue };
             let Some((_, place)) = topic.places.iter_mut().find(|(n, _)| *n == node) else { continue };
             let was_in_force = std::mem::replace(place, Place::Requested) == Place::InForce;
             let (kind, name) = (topic.kind, topic.name.clone());
             if was_in_force {
                 lost += 1;
                 missing.extend(topic.to_disconnect(policy));
-                note_in_force(&self.turn, kind, &name, node, false);
+                note_in_force(turn, kind, &name, node, false);
             }
         }
         // A removed node publishes nothing any more.
-        let is_member = self.turn.routing().topology.node(node).is_some();
-        let disconnected = if is_member { disconnect_subscribers(&self.turn, &mut self.down, missing) } else { 0 };
+        let is_member = turn.routing().topology.node(node).is_some();
+        let disconnected = if is_member { disconnect_subscribers(turn, down, missing) } else { 0 };
         if lost > 0 {
-            self.turn.counters().subscriptions_lost.add(lost);
+            turn.counters().subscriptions_lost.add(lost);
             warn!(
-                node = %self.turn.node_name(node),
+                node = %turn.node_name(node),
                 subscriptions = lost,
                 disconnected,
                 "lost the connection for subscriptions: messages published at this node are missed until they are restored"
             );
         }
-        if is_member && needs_pubsub_link(&self.tracking, &self.pubsub, node) {
-            let link = self.up.shared_link(&self.turn, node, Lane::Pubsub, true);
-            if self.up.get(link).is_none_or(|l| !l.takes_commands()) {
-                self.pubsub_link_failed(node);
-            }
-        }
     }
 
     /// Updates the places of all topics after a change of nodes or slot owners.
-    pub(in crate::worker) fn place_topics_anew(&mut self) {
-        let routing = self.turn.routing().clone();
-        let all_know = all_workers_know(&self.turn);
-        self.pubsub.has_old_places = false;
-        for handle in self.pubsub.topics.handles() {
-            let Some(topic) = self.pubsub.topics.get_mut(handle) else { continue };
+    pub(in crate::worker) fn update_places(&mut self, turn: &Turn) {
+        let routing = turn.routing();
+        let all_know = all_workers_know(turn);
+        self.has_old_places = false;
+        for handle in self.topics.handles() {
+            let Some(topic) = self.topics.get_mut(handle) else { continue };
             let (kind, name) = (topic.kind, topic.name.clone());
             let shard = kind == Kind::Shard;
-            let nodes = if shard { shard_nodes(&self.turn, &name) } else { Vec::new() };
+            let nodes = if shard { shard_nodes(turn, &name) } else { Vec::new() };
             // Until every worker has the new topology, messages may still be published at the old owner.
             let kept = |node: NodeId| !all_know && routing.topology.node(node).is_some();
-            let Some(topic) = self.pubsub.topics.get_mut(handle) else { continue };
             let has = |node: NodeId| topic.places.iter().any(|(at, _)| *at == node);
-            self.pubsub.has_old_places |= shard && topic.places.iter().any(|(at, _)| !nodes.contains(at) && kept(*at));
+            self.has_old_places |= shard && topic.places.iter().any(|(at, _)| !nodes.contains(at) && kept(*at));
             let wanted =
                 |node: NodeId| if shard { nodes.contains(&node) } else { routing.topology.node(node).is_some() };
             let missing: Vec<NodeId> =
@@ -187,24 +192,88 @@ impl Worker {
             let left: Vec<(NodeId, Place)> =
                 topic.places.extract_if(.., |(node, _)| !(wanted(*node) || shard && kept(*node))).collect();
             for node in missing {
-                self.pubsub.request_place(&self.turn, &mut self.up, handle, node);
+                topic.places.push((node, Place::Requested));
+                self.requests.push_back(Request::Subscribe { topic: handle, node });
             }
             for (node, place) in left {
-                leave_place(&self.turn, &mut self.up, kind, &name, node, &place);
+                self.leave_place(turn, kind, &name, node, &place);
             }
-            self.settle(handle);
+            self.requests.push_back(Request::Settle { topic: handle });
         }
     }
 
     /// At every tick: leaves nodes whose shard channels have moved, when no worker publishes there any more.
-    pub(in crate::worker) fn tick_topics(&mut self) {
-        if self.pubsub.has_old_places && all_workers_know(&self.turn) {
-            self.place_topics_anew();
+    pub(in crate::worker) fn tick(&mut self, turn: &Turn) {
+        if self.has_old_places && all_workers_know(turn) {
+            self.update_places(turn);
         }
     }
 
     // ---- replies and messages ----
 
+    /// Delivers a message to the subscribers of its topic.
+    pub(in crate::worker) fn on_message(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        kind: Kind,
+        name: &[u8],
+        message: &[u8],
+    ) {
+        if let Some(topic) = self.by_name[kind as usize].get(name) {
+            self.deliver_message(turn, down, *topic, message);
+        }
+    }
+
+    /// Handles the reply to a subscription.
+    pub(in crate::worker) fn on_subscribed(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        handle: Handle,
+        node: NodeId,
+        answer: &[u8],
+    ) {
+        let Some(topic) = self.topics.get_mut(handle) else { return };
+        let Some((_, place)) = topic.places.iter_mut().find(|(n, _)| *n == node) else { return };
+        let (kind, name) = (topic.kind, topic.name.clone());
+        if reply::is_error(answer) {
+            let error = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
+            *place = Place::Refused(error.into());
+            if !topic.subscribers.is_empty() {
+                let missing = topic.to_disconnect(turn.routing().live.on_missed);
+                disconnect_subscribers(turn, down, missing);
+                turn.counters().subscriptions_lost.add(1);
+                warn!(node = %turn.node_name(node), error = %reply::redacted_error(answer), "node refuses to restore a subscription: its messages are missed");
+            }
+        } else if *place != Place::InForce {
+            *place = Place::InForce;
+            note_in_force(turn, kind, &name, node, true);
+        }
+        self.requests.push_back(Request::Settle { topic: handle });
+    }
+
+    /// Ends the place of a topic at a node.
+    fn leave_place(&mut self, turn: &Turn, kind: Kind, name: &Arc<[u8]>, node: NodeId, place: &Place) {
+        if *place == Place::InForce {
+            note_in_force(turn, kind, name, node, false);
+        }
+        if matches!(place, Place::InForce | Place::Requested) {
+            self.requests.push_back(Request::Unsubscribe { kind, name: name.clone(), node });
+        }
+    }
+}
+
+/// Returns the number of connections for whose replies the UNSUBSCRIBE `seq` of a client waits.
+fn unsubscribe_left(down: &mut Downstreams, client: Handle, seq: u32) -> Option<&mut usize> {
+    let subscriber = down.get_mut(client).and_then(|client| client.pubsub.as_deref_mut())?;
+    subscriber.items.iter_mut().find_map(|item| match item {
+        Item::Unsubscribe { seq: own, left, .. } if *own == seq => Some(left),
+        _ => None,
+    })
+}
+
+impl Worker {
     /// Handles a complete reply or push on a connection of subscriptions.
     pub(in crate::worker) fn on_pubsub_reply(&mut self, link: Handle, answer: &[u8]) {
         if matches!(answer[0], b'>' | b'*') {
@@ -237,9 +306,7 @@ impl Worker {
                         return;
                     }
                 }
-                if let Some(topic) = self.pubsub.by_name[kind as usize].get(name) {
-                    self.pubsub.deliver_message(&self.turn, &mut self.down, *topic, answer);
-                }
+                self.pubsub.on_message(&self.turn, &mut self.down, kind, name, answer);
                 return;
             }
         }
@@ -252,31 +319,15 @@ impl Worker {
         let late = ended.is_expired;
         let pending = self.hooks.over(&self.turn, ended, answer);
         match pending.purpose {
-            Purpose::Subscribe => self.on_subscribed(pending, node, answer),
-            Purpose::Track if !late => self.on_tracking_answer(node, pending.seq, answer),
-            Purpose::Sync if !late => self.unsubscribe_synced(pending.who, pending.seq),
+            Purpose::Subscribe => self.pubsub.on_subscribed(&self.turn, &mut self.down, pending.who, node, answer),
+            Purpose::Track if !late => {
+                self.tracking.on_tracking_answer(&self.turn, &mut self.down, node, pending.seq, answer)
+            }
+            Purpose::Sync if !late => {
+                self.pubsub.unsubscribe_synced(&self.turn, &mut self.down, pending.who, pending.seq)
+            }
             _ => {}
         }
-    }
-
-    fn on_subscribed(&mut self, pending: Pending, node: NodeId, answer: &[u8]) {
-        let Some(topic) = self.pubsub.topics.get_mut(pending.who) else { return };
-        let Some((_, place)) = topic.places.iter_mut().find(|(n, _)| *n == node) else { return };
-        let (kind, name) = (topic.kind, topic.name.clone());
-        if reply::is_error(answer) {
-            let error = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
-            *place = Place::Refused(error.into());
-            if !topic.subscribers.is_empty() {
-                let missing = topic.to_disconnect(self.turn.routing().live.on_missed);
-                disconnect_subscribers(&self.turn, &mut self.down, missing);
-                self.turn.counters().subscriptions_lost.add(1);
-                warn!(node = %self.turn.node_name(node), error = %reply::redacted_error(answer), "node refuses to restore a subscription: its messages are missed");
-            }
-        } else if *place != Place::InForce {
-            *place = Place::InForce;
-            note_in_force(&self.turn, kind, &name, node, true);
-        }
-        self.settle(pending.who);
     }
 }
 
@@ -342,17 +393,6 @@ pub(in crate::worker) fn hopeful_link(turn: &Turn, up: &mut Upstreams, node: Nod
     link
 }
 
-fn leave_place(turn: &Turn, up: &mut Upstreams, kind: Kind, name: &Arc<[u8]>, node: NodeId, place: &Place) {
-    if *place == Place::InForce {
-        note_in_force(turn, kind, name, node, false);
-    }
-    if matches!(place, Place::InForce | Place::Requested)
-        && let Some(link) = up.pubsub(node)
-    {
-        up.push_own(turn, link, &[kind.unsubscribe().as_bytes(), name], Purpose::Discarded, 0);
-    }
-}
-
 /// Sends PING on every connection of subscriptions: the answer comes after all messages in transit. Returns the
 /// number of connections.
 pub(super) fn ping_pubsub_links(turn: &Turn, up: &mut Upstreams, client: Handle, seq: u32) -> usize {
@@ -411,7 +451,7 @@ fn is_of_a_mover(turn: &Turn, hooks: &CommandHooks, node: NodeId, channel: &[u8]
 
 impl Topics {
     /// Returns the topic of this name. Creates it and requests its subscriptions if it is missing.
-    pub(super) fn topic(&mut self, turn: &Turn, up: &mut Upstreams, kind: Kind, name: &[u8]) -> Handle {
+    pub(super) fn topic(&mut self, turn: &Turn, kind: Kind, name: &[u8]) -> Handle {
         if let Some(topic) = self.by_name[kind as usize].get(name) {
             return *topic;
         }
@@ -423,16 +463,14 @@ impl Topics {
         let topic = Topic {
             kind,
             name: name.clone(),
-            places: Vec::new(),
+            places: nodes.iter().map(|node| (*node, Place::Requested)).collect(),
             subscribers: HashSet::new(),
             waiting: Vec::new(),
             holds: 0,
         };
         let handle = self.topics.insert(topic);
         self.by_name[kind as usize].insert(name, handle);
-        for node in nodes {
-            self.request_place(turn, up, handle, node);
-        }
+        self.requests.extend(nodes.into_iter().map(|node| Request::Subscribe { topic: handle, node }));
         handle
     }
 
@@ -469,24 +507,24 @@ impl Topics {
         waits
     }
 
-    pub(super) fn release_topics(&mut self, turn: &Turn, up: &mut Upstreams, topics: &[Handle]) {
+    pub(super) fn release_topics(&mut self, turn: &Turn, topics: &[Handle]) {
         for handle in topics {
             if let Some(topic) = self.topics.get_mut(*handle) {
                 topic.holds = topic.holds.saturating_sub(1);
             }
-            self.drop_unused_topic(turn, up, *handle);
+            self.drop_unused_topic(turn, *handle);
         }
     }
 
     /// Ends the subscription at the nodes of a topic without subscribers.
-    pub(super) fn drop_unused_topic(&mut self, turn: &Turn, up: &mut Upstreams, handle: Handle) {
+    pub(super) fn drop_unused_topic(&mut self, turn: &Turn, handle: Handle) {
         if self.topics.get(handle).is_none_or(|t| t.holds > 0 || !t.subscribers.is_empty()) {
             return;
         }
         let Some(topic) = self.topics.remove(handle) else { return };
         self.by_name[topic.kind as usize].remove(&topic.name);
         for (node, place) in &topic.places {
-            leave_place(turn, up, topic.kind, &topic.name, *node, place);
+            self.leave_place(turn, topic.kind, &topic.name, *node, place);
         }
     }
 

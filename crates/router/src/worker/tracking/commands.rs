@@ -5,7 +5,7 @@ use switchyard_resp::encode;
 use switchyard_resp::reply;
 use switchyard_resp::request::Args;
 
-use super::{KEYS_MAX, Options, Redirect, Tracked, Tracking};
+use super::{Request, KEYS_MAX, Options, Redirect, Tracked, Tracking};
 use crate::settings::Reads;
 use crate::shared::Message;
 use crate::slab::Handle;
@@ -16,7 +16,8 @@ use crate::worker::keyed::CommandHooks;
 use crate::worker::local::parse;
 use crate::worker::turn::Turn;
 use crate::worker::upstreams::kind::Lane;
-use crate::worker::{Stall, Worker};
+use crate::worker::Stall;
+use crate::worker::gather::Gathers;
 
 const NO_SUCH_TARGET: &str = "ERR The client ID you want redirect to does not exist";
 
@@ -89,175 +90,6 @@ fn check(new: &Options, old: Option<&Options>) -> Result<(), String> {
     Ok(())
 }
 
-impl Worker {
-    pub(in crate::worker) fn tracking_command(
-        &mut self,
-        handle: Handle,
-        class: u8,
-        local: Local,
-        args: &Args<'_>,
-    ) -> Flow {
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-        let word = args.get(2).unwrap_or_default();
-        let mut out = Vec::new();
-        match local {
-            Local::ClientTracking => {
-                let options = match options(args) {
-                    Ok(options) => options,
-                    Err(error) => return self.down.refuse(&self.turn, handle, class, error),
-                };
-                if word.eq_ignore_ascii_case(b"OFF") {
-                    self.end_tracking(handle);
-                    encode::simple(&mut out, "OK");
-                } else if word.eq_ignore_ascii_case(b"ON") {
-                    return self.begin_tracking(handle, class, options);
-                } else {
-                    return self.down.refuse(&self.turn, handle, class, "ERR syntax error");
-                }
-            }
-            Local::ClientCaching => {
-                let Some(tracked) = client.tracked.as_deref_mut() else {
-                    return self.down.refuse(&self.turn,
-                        handle,
-                        class,
-                        "ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled",
-                    );
-                };
-                let (yes, no) = (word.eq_ignore_ascii_case(b"YES"), word.eq_ignore_ascii_case(b"NO"));
-                if yes && !tracked.options.optin {
-                    return self.down.refuse(
-                        &self.turn,
-                        handle,
-                        class,
-                        "ERR CLIENT CACHING YES is only valid when tracking is enabled in OPTIN mode.",
-                    );
-                }
-                if no && !tracked.options.optout {
-                    return self.down.refuse(
-                        &self.turn,
-                        handle,
-                        class,
-                        "ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT mode.",
-                    );
-                }
-                if !yes && !no {
-                    return self.down.refuse(&self.turn, handle, class, "ERR syntax error");
-                }
-                tracked.caching = true;
-                encode::simple(&mut out, "OK");
-            }
-            Local::ClientGetredir => encode::integer(&mut out, shown_redirect(client.tracked.as_deref())),
-            _ => tracking_info(&mut out, client.tracked.as_deref(), client.resp3),
-        }
-        self.down.answer(&self.turn, handle, class, &out);
-        Flow::Next
-    }
-
-    fn begin_tracking(&mut self, handle: Handle, class: u8, options: Options) -> Flow {
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-        if client.in_flight() > 0 {
-            return Flow::Stall(Stall::Barrier);
-        }
-        if client.reads == Reads::Replica {
-            let text = "ERR Switchyard cannot track keys that are read from replicas: a replica may return the value before a change (reads = \"replica\")";
-            return self.down.refuse(&self.turn, handle, class, text);
-        }
-        // Later commands wait for the answer, because they are tracked.
-        client.lane = Lane::Pubsub;
-        let redirects = options.redirect_id.is_some();
-        client.tracked.get_or_insert_default().looking = redirects;
-        client.update_gate();
-        let Some(id) = options.redirect_id else {
-            let seq = client.owe(self.turn.now_us(), class);
-            self.enable_tracking(handle, seq, options);
-            return Flow::Next;
-        };
-        let workers = self.turn.shared().mailboxes.len();
-        let Some(gather) = self.gathers.begin_gather(
-            &self.turn,
-            &mut self.down,
-            handle,
-            class,
-            workers,
-            Aggregation::Redirect(Box::new(options)),
-        ) else {
-            return Flow::Close;
-        };
-        for (part, mailbox) in self.turn.shared().mailboxes.iter().enumerate() {
-            mailbox.send(Message::Find { id, from: self.turn.index(), gather, part: part as u32 });
-        }
-        Flow::Next
-    }
-
-    /// Completes the search for the client to redirect to, with the answers of all workers.
-    pub(in crate::worker) fn redirect_found(
-        &mut self,
-        handle: Handle,
-        seq: u32,
-        mut options: Options,
-        parts: &[Vec<u8>],
-    ) {
-        let found = parts.iter().find_map(|p| {
-            let numbers: Vec<i64> = reply::elements(p).filter_map(reply::integer).collect();
-            let [worker, index, generation] = numbers[..] else { return None };
-            Some((worker as usize, Handle { index: index as u32, generation: generation as u32 }))
-        });
-        match found.zip(options.redirect_id) {
-            Some(((worker, client), id)) => {
-                options.redirect = Some(Redirect { id, worker, client, broken: false });
-                self.enable_tracking(handle, seq, options);
-            }
-            None => self.tracking.refuse_tracking(&self.turn, &mut self.down, handle, seq, NO_SUCH_TARGET),
-        }
-    }
-
-    fn enable_tracking(&mut self, handle: Handle, seq: u32, options: Options) {
-        let known = self.tracking.clients.contains(&handle);
-        let Some(tracked) = self.down.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) else { return };
-        tracked.looking = false;
-        if let Err(error) = check(&options, known.then_some(&tracked.options)) {
-            self.tracking.refuse_tracking(&self.turn, &mut self.down, handle, seq, &error);
-            return;
-        }
-        let mut prefixes = std::mem::take(&mut tracked.options.prefixes);
-        tracked.options = options;
-        prefixes.append(&mut tracked.options.prefixes);
-        if tracked.options.bcast && prefixes.is_empty() {
-            prefixes.push(Box::default());
-        }
-        tracked.options.prefixes.clone_from(&prefixes);
-        if !tracked.options.bcast {
-            prefixes = vec![Box::default()];
-        }
-        tracked.pending = Some(seq);
-        tracked.was_tracking = known;
-        tracked.caching = false;
-        if !known {
-            self.tracking.clients.push(handle);
-            self.turn.counters().tracking.add(1);
-        }
-        self.tracking.count_prefixes(&self.turn, &self.down);
-        self.tracking.widen_tracking(&self.turn, &mut self.up, &prefixes);
-        self.settle_tracking();
-    }
-
-    /// TRACKING OFF, RESET, or a disconnected client.
-    pub(in crate::worker) fn end_tracking(&mut self, handle: Handle) {
-        if let Some(client) = self.down.get_mut(handle) {
-            client.tracked = None;
-            client.update_gate();
-        }
-        if let Some(place) = self.tracking.clients.iter().position(|c| *c == handle) {
-            self.tracking.clients.swap_remove(place);
-            self.turn.counters().tracking.sub(1);
-            self.tracking.count_prefixes(&self.turn, &self.down);
-            if self.tracking.clients.is_empty() {
-                self.tracking.stop_tracking(&self.turn, &mut self.up);
-            }
-        }
-    }
-}
-
 /// -1 without tracking, 0 without a redirect: CLIENT GETREDIR and CLIENT LIST.
 pub(in crate::worker) fn shown_redirect(tracked: Option<&Tracked>) -> i64 {
     tracked.map_or(-1, |t| t.options.redirect.map_or(0, |r| r.id as i64))
@@ -317,6 +149,75 @@ pub(in crate::worker) fn gate_tracking(down: &Downstreams, handle: Handle) -> Op
 }
 
 impl Tracking {
+    /// Completes the search for the client to redirect to, with the answers of all workers.
+    pub(in crate::worker) fn redirect_found(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        handle: Handle,
+        seq: u32,
+        mut options: Options,
+        parts: &[Vec<u8>],
+    ) {
+        let found = parts.iter().find_map(|p| {
+            let numbers: Vec<i64> = reply::elements(p).filter_map(reply::integer).collect();
+            let [worker, index, generation] = numbers[..] else { return None };
+            Some((worker as usize, Handle { index: index as u32, generation: generation as u32 }))
+        });
+        match found.zip(options.redirect_id) {
+            Some(((worker, client), id)) => {
+                options.redirect = Some(Redirect { id, worker, client, broken: false });
+                self.enable_tracking(turn, down, handle, seq, options);
+            }
+            None => self.refuse_tracking(turn, down, handle, seq, NO_SUCH_TARGET),
+        }
+    }
+
+    pub(super) fn enable_tracking(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle, seq: u32, options: Options) {
+        let known = self.clients.contains(&handle);
+        let Some(tracked) = down.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) else { return };
+        tracked.looking = false;
+        if let Err(error) = check(&options, known.then_some(&tracked.options)) {
+            self.refuse_tracking(turn, down, handle, seq, &error);
+            return;
+        }
+        let mut prefixes = std::mem::take(&mut tracked.options.prefixes);
+        tracked.options = options;
+        prefixes.append(&mut tracked.options.prefixes);
+        if tracked.options.bcast && prefixes.is_empty() {
+            prefixes.push(Box::default());
+        }
+        tracked.options.prefixes.clone_from(&prefixes);
+        if !tracked.options.bcast {
+            prefixes = vec![Box::default()];
+        }
+        tracked.pending = Some(seq);
+        tracked.was_tracking = known;
+        tracked.caching = false;
+        if !known {
+            self.clients.push(handle);
+            turn.counters().tracking.add(1);
+        }
+        self.count_prefixes(turn, down);
+        self.requests.push_back(Request::Widen(prefixes));
+    }
+
+    /// TRACKING OFF, RESET, or a disconnected client.
+    pub(in crate::worker) fn end_tracking(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle) {
+        if let Some(client) = down.get_mut(handle) {
+            client.tracked = None;
+            client.update_gate();
+        }
+        if let Some(place) = self.clients.iter().position(|c| *c == handle) {
+            self.clients.swap_remove(place);
+            turn.counters().tracking.sub(1);
+            self.count_prefixes(turn, down);
+            if self.clients.is_empty() {
+                self.stop_tracking(turn);
+            }
+        }
+    }
+
     /// Handles a failed TRACKING ON: the client keeps its previous state.
     pub(super) fn refuse_tracking(
         &mut self,
@@ -402,4 +303,101 @@ impl Tracking {
         self.note_read(key, handle);
         self.count_tracked(turn);
     }
+}
+
+pub(in crate::worker) fn tracking_command(turn: &Turn, down: &mut Downstreams, gathers: &mut Gathers, tracking: &mut Tracking, handle: Handle,
+    class: u8,
+    local: Local,
+    args: &Args<'_>,
+) -> Flow {
+    let Some(client) = down.get_mut(handle) else { return Flow::Close };
+    let word = args.get(2).unwrap_or_default();
+    let mut out = Vec::new();
+    match local {
+        Local::ClientTracking => {
+            let options = match options(args) {
+                Ok(options) => options,
+                Err(error) => return down.refuse(turn, handle, class, error),
+            };
+            if word.eq_ignore_ascii_case(b"OFF") {
+                tracking.end_tracking(turn, down, handle);
+                encode::simple(&mut out, "OK");
+            } else if word.eq_ignore_ascii_case(b"ON") {
+                return begin_tracking(turn, down, gathers, tracking, handle, class, options);
+            } else {
+                return down.refuse(turn, handle, class, "ERR syntax error");
+            }
+        }
+        Local::ClientCaching => {
+            let Some(tracked) = client.tracked.as_deref_mut() else {
+                return down.refuse(turn,
+                    handle,
+                    class,
+                    "ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled",
+                );
+            };
+            let (yes, no) = (word.eq_ignore_ascii_case(b"YES"), word.eq_ignore_ascii_case(b"NO"));
+            if yes && !tracked.options.optin {
+                return down.refuse(
+                    turn,
+                    handle,
+                    class,
+                    "ERR CLIENT CACHING YES is only valid when tracking is enabled in OPTIN mode.",
+                );
+            }
+            if no && !tracked.options.optout {
+                return down.refuse(
+                    turn,
+                    handle,
+                    class,
+                    "ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT mode.",
+                );
+            }
+            if !yes && !no {
+                return down.refuse(turn, handle, class, "ERR syntax error");
+            }
+            tracked.caching = true;
+            encode::simple(&mut out, "OK");
+        }
+        Local::ClientGetredir => encode::integer(&mut out, shown_redirect(client.tracked.as_deref())),
+        _ => tracking_info(&mut out, client.tracked.as_deref(), client.resp3),
+    }
+    down.answer(turn, handle, class, &out);
+    Flow::Next
+}
+
+fn begin_tracking(turn: &Turn, down: &mut Downstreams, gathers: &mut Gathers, tracking: &mut Tracking, handle: Handle, class: u8, options: Options) -> Flow {
+    let Some(client) = down.get_mut(handle) else { return Flow::Close };
+    if client.in_flight() > 0 {
+        return Flow::Stall(Stall::Barrier);
+    }
+    if client.reads == Reads::Replica {
+        let text = "ERR Switchyard cannot track keys that are read from replicas: a replica may return the value before a change (reads = \"replica\")";
+        return down.refuse(turn, handle, class, text);
+    }
+    // Later commands wait for the answer, because they are tracked.
+    client.lane = Lane::Pubsub;
+    let redirects = options.redirect_id.is_some();
+    client.tracked.get_or_insert_default().looking = redirects;
+    client.update_gate();
+    let Some(id) = options.redirect_id else {
+        let seq = client.owe(turn.now_us(), class);
+        tracking.enable_tracking(turn, down, handle, seq, options);
+        return Flow::Next;
+    };
+    let workers = turn.shared().mailboxes.len();
+    let Some(gather) = gathers.begin_gather(
+        turn,
+        down,
+        handle,
+        class,
+        workers,
+        Aggregation::Redirect(Box::new(options)),
+    ) else {
+        return Flow::Close;
+    };
+    for (part, mailbox) in turn.shared().mailboxes.iter().enumerate() {
+        mailbox.send(Message::Find { id, from: turn.index(), gather, part: part as u32 });
+    }
+    Flow::Next
 }

@@ -128,6 +128,17 @@ pub(in crate::worker) struct Tracking {
     key_bytes: usize,
     /// The readers of all these keys.
     reads: usize,
+    /// Requests to nodes, in order.
+    requests: VecDeque<Request>,
+}
+
+/// Work that needs connections to nodes. Commands and events of clients only record it.
+#[derive(Debug)]
+enum Request {
+    /// Track keys with these prefixes at all nodes.
+    Widen(Vec<Box<[u8]>>),
+    /// End tracking at these nodes.
+    Stop(Vec<NodeId>),
 }
 
 impl Tracking {

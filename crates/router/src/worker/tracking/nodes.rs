@@ -6,7 +6,7 @@ use switchyard_resp::encode;
 use switchyard_resp::reply;
 use tracing::warn;
 
-use super::{Place, Tracking};
+use super::{Request, Place, Tracking};
 use crate::shared::Message;
 use crate::slab::Handle;
 use crate::worker::clients::Downstreams;
@@ -15,7 +15,7 @@ use crate::worker::pubsub::hopeful_link;
 use crate::worker::turn::Turn;
 use crate::worker::upstreams::Upstreams;
 use crate::worker::upstreams::link::{Phase, Purpose};
-use crate::worker::{Stall, Worker};
+use crate::worker::Stall;
 
 /// Start of an invalidation, before the keys or the null.
 pub(super) const INVALIDATE: &[u8] = b">2\r\n$10\r\ninvalidate\r\n";
@@ -23,94 +23,117 @@ pub(super) const INVALIDATE: &[u8] = b">2\r\n$10\r\ninvalidate\r\n";
 /// Start for a RESP2 client that other clients redirect to.
 const INVALIDATE_MESSAGE: &[u8] = b"*3\r\n$7\r\nmessage\r\n$20\r\n__redis__:invalidate\r\n";
 
-impl Worker {
-    // ---- requests ----
-
+impl Tracking {
     // ---- outcomes ----
 
     /// Handles a node's answer, or a timeout (then `answer` is the error for its clients).
-    pub(in crate::worker) fn on_tracking_answer(&mut self, node: NodeId, generation: u32, answer: &[u8]) {
-        if generation != self.tracking.generation || !self.tracking.is_on() {
+    pub(in crate::worker) fn on_tracking_answer(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        node: NodeId,
+        generation: u32,
+        answer: &[u8],
+    ) {
+        if generation != self.generation || !self.is_on() {
             return;
         }
         if reply::is_error(answer) {
             let error = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
-            self.tracking.set_tracking_place(node, Place::Refused(error.into()));
+            self.set_tracking_place(node, Place::Refused(error.into()));
         } else {
-            let widened = self.tracking.places.iter().any(|(n, p)| *n == node && *p == Place::Widening);
-            self.tracking.set_tracking_place(node, Place::InForce);
+            let widened = self.places.iter().any(|(n, p)| *n == node && *p == Place::Widening);
+            self.set_tracking_place(node, Place::InForce);
             if !widened {
                 // Clients that tracked before were not covered for a moment.
-                self.tracking.invalidate_all(&self.turn, &mut self.down);
+                self.invalidate_all(turn, down);
             }
         }
-        self.settle_tracking();
+        self.settle_tracking(turn, down);
     }
 
     /// Answers the TRACKING ON of clients, once all nodes have an outcome.
-    pub(super) fn settle_tracking(&mut self) {
-        let places = &self.tracking.places;
+    pub(in crate::worker) fn settle_tracking(&mut self, turn: &Turn, down: &mut Downstreams) {
+        // They are settled when their requests have been performed.
+        if !self.requests.is_empty() {
+            return;
+        }
+        let places = &self.places;
         if places.iter().any(|(_, p)| matches!(p, Place::Requested | Place::Widening)) {
             return;
         }
         let refused =
             places.iter().find_map(|(_, p)| if let Place::Refused(e) = p { Some(e.to_string()) } else { None });
-        let down = places.iter().all(|(_, p)| *p == Place::Down).then(|| places.first().map(|(n, _)| *n)).flatten();
-        let failed = refused.or_else(|| down.map(|node| self.turn.down_text(node)));
-        for handle in self.tracking.clients.clone() {
-            let Some(client) = self.down.get_mut(handle) else { continue };
+        let first_down = places.iter().all(|(_, p)| *p == Place::Down).then(|| places.first().map(|(n, _)| *n)).flatten();
+        let failed = refused.or_else(|| first_down.map(|node| turn.down_text(node)));
+        for handle in self.clients.clone() {
+            let Some(client) = down.get_mut(handle) else { continue };
             let Some(tracked) = client.tracked.as_deref_mut() else { continue };
             let Some(seq) = tracked.pending.take() else {
-                if failed.is_some() && self.tracking.places.iter().any(|(_, p)| matches!(p, Place::Refused(_))) {
+                if failed.is_some() && self.places.iter().any(|(_, p)| matches!(p, Place::Refused(_))) {
                     // It relies on tracking that is no longer available. A disconnected client drops its cache.
                     warn!(client = client.details.id, "closing a client whose keys can no longer be tracked");
-                    self.down.close_client(&self.turn, handle);
+                    down.close_client(turn, handle);
                 }
                 continue;
             };
             match &failed {
                 Some(error) => {
-                    self.end_tracking(handle);
-                    self.tracking.refuse_tracking(&self.turn, &mut self.down, handle, seq, error);
+                    self.end_tracking(turn, down, handle);
+                    self.refuse_tracking(turn, down, handle, seq, error);
                 }
-                None => self.down.deliver(&self.turn, handle, seq, b"+OK\r\n"),
+                None => down.deliver(turn, handle, seq, b"+OK\r\n"),
             }
         }
     }
 
     // ---- the connections ----
 
-    pub(in crate::worker) fn tracking_link_up(&mut self, link: Handle, node: NodeId) {
-        if self.tracking.is_on() && self.tracking.places.iter().any(|(n, _)| *n == node) {
-            self.tracking.set_tracking_place(node, Place::Requested);
-            self.tracking.send_tracking(&self.turn, &mut self.up, link, node);
-            self.settle_tracking();
+    pub(in crate::worker) fn link_up(&mut self, turn: &Turn, up: &mut Upstreams, link: Handle, node: NodeId) {
+        if self.is_on() && self.places.iter().any(|(n, _)| *n == node) {
+            self.set_tracking_place(node, Place::Requested);
+            self.send_tracking(turn, up, link, node);
         }
     }
 
-    pub(in crate::worker) fn tracking_link_failed(&mut self, node: NodeId) {
-        if self.tracking.places.iter().any(|(n, _)| *n == node) {
-            self.tracking.set_tracking_place(node, Place::Down);
-            self.settle_tracking();
+    pub(in crate::worker) fn link_failed(&mut self, turn: &Turn, down: &mut Downstreams, node: NodeId) {
+        if self.places.iter().any(|(n, _)| *n == node) {
+            self.set_tracking_place(node, Place::Down);
+            self.settle_tracking(turn, down);
         }
     }
 
-    pub(in crate::worker) fn place_tracking_anew(&mut self) {
-        if !self.tracking.is_on() {
+    /// Tracks at all nodes of a new topology.
+    pub(in crate::worker) fn update_places(&mut self, turn: &Turn, up: &mut Upstreams) {
+        if !self.is_on() {
             return;
         }
-        let routing = self.turn.routing().clone();
-        self.tracking.places.retain(|(node, _)| routing.topology.node(*node).is_some());
+        let routing = turn.routing();
+        self.places.retain(|(node, _)| routing.topology.node(*node).is_some());
         for node in routing.topology.nodes() {
-            if !self.tracking.places.iter().any(|(n, _)| *n == node.id) {
-                self.tracking.request_tracking(&self.turn, &mut self.up, node.id, &[]);
+            if !self.places.iter().any(|(n, _)| *n == node.id) {
+                self.request_tracking(turn, up, node.id, &[]);
             }
         }
-        self.settle_tracking();
     }
 
-    // ---- invalidations ----
+    /// Performs the next recorded request to nodes. Returns whether there was one.
+    pub(in crate::worker) fn perform(&mut self, turn: &Turn, up: &mut Upstreams) -> bool {
+        match self.requests.pop_front() {
+            Some(Request::Widen(prefixes)) => self.widen_tracking(turn, up, &prefixes),
+            Some(Request::Stop(nodes)) => {
+                for node in nodes {
+                    if let Some(link) = up.pubsub(node) {
+                        up.push_own(turn, link, &[b"CLIENT", b"TRACKING", b"OFF"], Purpose::Discarded, 0);
+                    }
+                }
+            }
+            None => return false,
+        }
+        true
+    }
 }
+
 
 /// Sends an invalidation to a client or its redirect target, or holds it for now. `keys`: an array of keys; `None`:
 /// all.
@@ -274,16 +297,13 @@ impl Tracking {
     }
 
     /// Stops tracking, because no client tracks any more.
-    pub(super) fn stop_tracking(&mut self, turn: &Turn, up: &mut Upstreams) {
+    pub(super) fn stop_tracking(&mut self, turn: &Turn) {
         self.cover.clear();
         self.forget_reads();
         self.count_tracked(turn);
         self.generation = self.generation.wrapping_add(1);
-        for (node, _) in std::mem::take(&mut self.places) {
-            if let Some(link) = up.pubsub(node) {
-                up.push_own(turn, link, &[b"CLIENT", b"TRACKING", b"OFF"], Purpose::Discarded, 0);
-            }
-        }
+        let nodes = std::mem::take(&mut self.places).into_iter().map(|(node, _)| node).collect();
+        self.requests.push_back(Request::Stop(nodes));
     }
 
     pub(in crate::worker) fn tracking_link_lost(&mut self, turn: &Turn, down: &mut Downstreams, node: NodeId) {

@@ -18,7 +18,7 @@ use switchyard_resp::request::Args;
 
 use super::Tracking;
 use crate::slab::Handle;
-use crate::worker::clients::{Downstreams, Event};
+use crate::worker::clients::{Downstreams, ClientEvent};
 use crate::worker::keyed::CommandHooks;
 use crate::worker::turn::Turn;
 
@@ -99,7 +99,7 @@ pub(in crate::worker) fn settle_own_write(down: &mut Downstreams, handle: Handle
         !own
     });
     tracked.held_bytes -= dropped;
-    down.emit(Event::OwnWrite { client: handle, keys: write.keys });
+    down.emit(ClientEvent::OwnWrite { client: handle, keys: write.keys });
 }
 
 impl Tracking {

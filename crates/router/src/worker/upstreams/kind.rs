@@ -206,6 +206,11 @@ impl Link {
         Some(self.checkout_mut()?.unblock.get_or_insert_default())
     }
 
+    /// Whether this client holds it without a command or another activity of the node.
+    pub(in crate::worker) fn is_unused_by(&self, client: Handle) -> bool {
+        self.is_idle() && self.task() == Task::Nothing && self.holder() == client
+    }
+
     /// Returns the activity of the node for the holder.
     #[inline]
     pub(in crate::worker) fn task(&self) -> Task {

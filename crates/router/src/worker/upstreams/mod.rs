@@ -99,6 +99,8 @@ pub(super) enum Event {
         client: Handle,
         link: Handle,
     },
+    /// An exclusive connection is free again after its last reply.
+    Released { client: Handle, link: Handle },
     /// The client in line gets no exclusive connection. `None`: it tries again, and is answered at once.
     Refused {
         client: Handle,
@@ -430,6 +432,11 @@ impl Upstreams {
     pub(super) fn reachable(&self, turn: &Turn) -> Vec<NodeId> {
         let all = turn.routing().topology.nodes().map(|node| node.id);
         all.filter(|node| turn.data_nodes().has(*node) || self.is_up(*node)).collect()
+    }
+
+    /// Whether commands to any node would be executed at once.
+    pub(super) fn is_any_up(&self, turn: &Turn) -> bool {
+        turn.routing().topology.nodes().any(|node| self.is_up(node.id))
     }
 
     /// Outages of nodes.

@@ -211,6 +211,17 @@ impl Upstreams {
         self.release(turn, handle);
     }
 
+    /// After a complete reply on an exclusive connection: if it was the last one, the connection is free again.
+    pub(in crate::worker) fn after_exclusive_reply(&mut self, turn: &Turn, handle: Handle) {
+        let Some(link) = self.get(handle) else { return };
+        if !link.lane.is_exclusive() || !link.is_idle() || link.task() == Task::Watching {
+            return;
+        }
+        let client = link.holder();
+        self.emit(Event::Released { client, link: handle });
+        self.release(turn, handle);
+    }
+
     /// Passes a connection that is up or free to the first client in line.
     pub(in crate::worker) fn release(&mut self, turn: &Turn, handle: Handle) {
         let Some(link) = self.get_mut(handle) else { return };
@@ -341,6 +352,13 @@ impl Upstreams {
     pub(in crate::worker) fn leave_pools(&mut self, handle: Handle) {
         for (_, _, pool) in self.pools_mut() {
             pool.waiters.retain(|waiter| waiter.client != handle);
+        }
+    }
+
+    /// Like `abandon`, if this client holds the connection.
+    pub(in crate::worker) fn abandon_of(&mut self, turn: &Turn, client: Handle, link: Handle) {
+        if self.get(link).is_some_and(|link| link.holder() == client) {
+            self.abandon(turn, link);
         }
     }
 
