@@ -25,9 +25,10 @@ use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
-use super::{Stall, Worker};
+use super::Stall;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
+use crate::worker::gather::Gathers;
 
 /// Error of a server without cluster support.
 const DISABLED: &str = "ERR This instance has cluster support disabled";
@@ -152,111 +153,6 @@ impl MultiStepCommand for SlotKeys {
     }
 }
 
-impl Worker {
-    pub(super) fn cluster(
-        &mut self,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        args: &Args<'_>,
-    ) -> Flow {
-        let class = command.class() as u8;
-        let subcommand = command.name.strip_prefix("CLUSTER|").unwrap_or_default();
-        let mut out = Vec::new();
-        // These do not depend on emulation, and no client infers a cluster from their replies.
-        match subcommand {
-            "KEYSLOT" => {
-                encode::integer(
-                    &mut out,
-                    i64::from(routing.topology.slot_of(args.get(2).unwrap_or_default()).number()),
-                );
-                self.down.answer(&self.turn, handle, class, &out);
-                return Flow::Next;
-            }
-            "COUNTKEYSINSLOT" | "GETKEYSINSLOT" => return self.keys_in_slot(routing, handle, class, args),
-            _ if routing.live.cluster.is_none() => return self.down.refuse(&self.turn, handle, class, DISABLED),
-            _ => {}
-        }
-        let Some(client) = self.down.get(handle) else { return Flow::Close };
-        let resp3 = client.resp3;
-        let (members, own) = members(&self.turn, &self.down, routing, handle);
-        match subcommand {
-            "MYID" => encode::bulk(&mut out, members[own].id.as_bytes()),
-            "MYSHARDID" => encode::bulk(&mut out, id_of(&members[own].id, 0).as_bytes()),
-            "LINKS" => encode::header(&mut out, b'*', 0),
-            "SLOTS" => slots(&mut out, &members, resp3),
-            "SHARDS" => shards(&mut out, &members, resp3),
-            "NODES" => {
-                let mut text = String::new();
-                for (index, m) in members.iter().enumerate() {
-                    let myself = if index == own { "myself," } else { "" };
-                    let epoch = index + 1;
-                    let (host, port, bus) = (&m.host, m.port, m.bus_port());
-                    let _ = writeln!(
-                        text,
-                        "{} {host}:{port}@{bus} {myself}master - 0 0 {epoch} connected {}-{}",
-                        m.id, m.first, m.last
-                    );
-                }
-                encode::verbatim(&mut out, text.as_bytes(), resp3);
-            }
-            "INFO" => encode::verbatim(&mut out, cluster_info(&self.turn, routing, members.len()).as_bytes(), resp3),
-            "REPLICAS" | "SLAVES" | "COUNT-FAILURE-REPORTS" => {
-                let id = args.get(2).unwrap_or_default();
-                if !members.iter().any(|m| m.id.as_bytes() == id) {
-                    return self.down.refuse(
-                        &self.turn,
-                        handle,
-                        class,
-                        &format!("ERR Unknown node {}", String::from_utf8_lossy(id)),
-                    );
-                }
-                if command.name.ends_with("REPORTS") {
-                    encode::integer(&mut out, 0)
-                } else {
-                    encode::header(&mut out, b'*', 0)
-                }
-            }
-            _ => return self.down.refuse(&self.turn, handle, class, "ERR unknown subcommand. Try CLUSTER HELP."),
-        }
-        self.down.answer(&self.turn, handle, class, &out);
-        Flow::Next
-    }
-
-    fn keys_in_slot(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
-        let number = |index: usize| args.get(index).and_then(parse::<i64>);
-        let Some(slot) = number(2) else {
-            return self.down.refuse(&self.turn, handle, class, "ERR value is not an integer or out of range");
-        };
-        let Some(slot) = u16::try_from(slot).ok().and_then(Slot::new) else {
-            return self.down.refuse(&self.turn, handle, class, "ERR Invalid slot");
-        };
-        let wanted = match args.get(3) {
-            None => None,
-            Some(_) => match number(3) {
-                None => {
-                    return self.down.refuse(&self.turn, handle, class, "ERR value is not an integer or out of range");
-                }
-                Some(count) => match usize::try_from(count) {
-                    Ok(count) => Some(count),
-                    Err(_) => return self.down.refuse(&self.turn, handle, class, "ERR Invalid number of keys"),
-                },
-            },
-        };
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-        if !client.may_take(Lane::Slow) {
-            return Flow::Stall(Stall::Barrier);
-        }
-        let node = routing.topology.owner(slot);
-        let mut others: Vec<NodeId> = routing.topology.overrides_in(slot).map(|(_, at)| at).collect();
-        others.sort_unstable();
-        others.dedup();
-        let search = SlotKeys { slot, node, others, wanted, keys: HashSet::new(), looked_at: 0 };
-        let first = search.request(b"0");
-        self.begin_rounds(handle, class, Box::new(search), first)
-    }
-}
-
 fn slots(out: &mut Vec<u8>, members: &[Member], resp3: bool) {
     encode::header(out, b'*', members.len());
     for m in members {
@@ -341,6 +237,109 @@ fn members(turn: &Turn, down: &Downstreams, routing: &RoutingSnapshot, handle: H
     }
     let own = announced.iter().position(|a| *a == local).unwrap_or(0);
     (members_of(announced), own)
+}
+
+impl Gathers {
+    pub(super) fn cluster(&mut self, turn: &Turn, down: &mut Downstreams, routing: &RoutingSnapshot,
+        handle: Handle,
+        command: &Command,
+        args: &Args<'_>,
+    ) -> Flow {
+        let class = command.class() as u8;
+        let subcommand = command.name.strip_prefix("CLUSTER|").unwrap_or_default();
+        let mut out = Vec::new();
+        // These do not depend on emulation, and no client infers a cluster from their replies.
+        match subcommand {
+            "KEYSLOT" => {
+                encode::integer(
+                    &mut out,
+                    i64::from(routing.topology.slot_of(args.get(2).unwrap_or_default()).number()),
+                );
+                down.answer(turn, handle, class, &out);
+                return Flow::Next;
+            }
+            "COUNTKEYSINSLOT" | "GETKEYSINSLOT" => return self.keys_in_slot(turn, down, routing, handle, class, args),
+            _ if routing.live.cluster.is_none() => return down.refuse(turn, handle, class, DISABLED),
+            _ => {}
+        }
+        let Some(client) = down.get(handle) else { return Flow::Close };
+        let resp3 = client.resp3;
+        let (members, own) = members(turn, down, routing, handle);
+        match subcommand {
+            "MYID" => encode::bulk(&mut out, members[own].id.as_bytes()),
+            "MYSHARDID" => encode::bulk(&mut out, id_of(&members[own].id, 0).as_bytes()),
+            "LINKS" => encode::header(&mut out, b'*', 0),
+            "SLOTS" => slots(&mut out, &members, resp3),
+            "SHARDS" => shards(&mut out, &members, resp3),
+            "NODES" => {
+                let mut text = String::new();
+                for (index, m) in members.iter().enumerate() {
+                    let myself = if index == own { "myself," } else { "" };
+                    let epoch = index + 1;
+                    let (host, port, bus) = (&m.host, m.port, m.bus_port());
+                    let _ = writeln!(
+                        text,
+                        "{} {host}:{port}@{bus} {myself}master - 0 0 {epoch} connected {}-{}",
+                        m.id, m.first, m.last
+                    );
+                }
+                encode::verbatim(&mut out, text.as_bytes(), resp3);
+            }
+            "INFO" => encode::verbatim(&mut out, cluster_info(turn, routing, members.len()).as_bytes(), resp3),
+            "REPLICAS" | "SLAVES" | "COUNT-FAILURE-REPORTS" => {
+                let id = args.get(2).unwrap_or_default();
+                if !members.iter().any(|m| m.id.as_bytes() == id) {
+                    return down.refuse(
+                        turn,
+                        handle,
+                        class,
+                        &format!("ERR Unknown node {}", String::from_utf8_lossy(id)),
+                    );
+                }
+                if command.name.ends_with("REPORTS") {
+                    encode::integer(&mut out, 0)
+                } else {
+                    encode::header(&mut out, b'*', 0)
+                }
+            }
+            _ => return down.refuse(turn, handle, class, "ERR unknown subcommand. Try CLUSTER HELP."),
+        }
+        down.answer(turn, handle, class, &out);
+        Flow::Next
+    }
+
+    fn keys_in_slot(&mut self, turn: &Turn, down: &mut Downstreams, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+        let number = |index: usize| args.get(index).and_then(parse::<i64>);
+        let Some(slot) = number(2) else {
+            return down.refuse(turn, handle, class, "ERR value is not an integer or out of range");
+        };
+        let Some(slot) = u16::try_from(slot).ok().and_then(Slot::new) else {
+            return down.refuse(turn, handle, class, "ERR Invalid slot");
+        };
+        let wanted = match args.get(3) {
+            None => None,
+            Some(_) => match number(3) {
+                None => {
+                    return down.refuse(turn, handle, class, "ERR value is not an integer or out of range");
+                }
+                Some(count) => match usize::try_from(count) {
+                    Ok(count) => Some(count),
+                    Err(_) => return down.refuse(turn, handle, class, "ERR Invalid number of keys"),
+                },
+            },
+        };
+        let Some(client) = down.get_mut(handle) else { return Flow::Close };
+        if !client.may_take(Lane::Slow) {
+            return Flow::Stall(Stall::Barrier);
+        }
+        let node = routing.topology.owner(slot);
+        let mut others: Vec<NodeId> = routing.topology.overrides_in(slot).map(|(_, at)| at).collect();
+        others.sort_unstable();
+        others.dedup();
+        let search = SlotKeys { slot, node, others, wanted, keys: HashSet::new(), looked_at: 0 };
+        let first = search.request(b"0");
+        self.begin_rounds(turn, down, handle, class, Box::new(search), first)
+    }
 }
 
 #[cfg(test)]

@@ -28,6 +28,9 @@ use crate::open_files;
 use crate::settings::RuntimeSettings;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
+use crate::worker::gather::FanOut;
+use crate::worker::clients::Downstreams;
+use crate::worker::gather::Gathers;
 
 /// Settings that only concern the operator of a node. Neither shown nor set. A name with a final `*` is a prefix.
 const PRIVATE: &str = "aclfile acl-pubsub-default always-show-logo appenddirname appendfilename availability-zone bind* cluster-* crash-* daemonize \
@@ -105,33 +108,6 @@ impl MultiStepCommand for ConfigGet {
 }
 
 impl Worker {
-    pub(super) fn config_get(
-        &mut self,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        class: u8,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
-        let own = own_settings(&self.turn, &routing.live);
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-        if !client.may_take(Lane::Main) {
-            return Flow::Stall(Stall::Barrier);
-        }
-        let ours = own.iter().map(|(name, _)| *name).collect();
-        let own = own
-            .into_iter()
-            .filter(|(name, _)| args.iter().skip(2).any(|p| glob::matches_setting(p, name.as_bytes())))
-            .collect();
-        let asks = self
-            .turn
-            .data_nodes()
-            .all()
-            .into_iter()
-            .map(|node| StepRequest { node, lane: Lane::Main, requests: vec![raw.to_vec()] })
-            .collect();
-        self.begin_rounds(handle, class, Box::new(ConfigGet { own, ours }), asks)
-    }
 
     pub(super) fn config_set(
         &mut self,
@@ -187,15 +163,7 @@ impl Worker {
                 return Flow::Stall(Stall::Barrier);
             }
             tracing::info!(client = id, settings = names.join(" "), "CONFIG SET at every node");
-            self.gather_every(
-                handle,
-                Lane::Main,
-                FanOutScope::Unanimous,
-                &[raw],
-                class,
-                Aggregation::Merged(switchyard_resp::command::Merge::Same),
-            );
-            return Flow::Next;
+            return self.gathers.fan_out(&self.turn, &mut self.down, FanOut { client: handle, lane: Lane::Main, reach: FanOutScope::Unanimous, requests: vec![raw.to_vec()], class, whole: Aggregation::Merged(switchyard_resp::command::Merge::Same) });
         }
         let mut numbers = Vec::with_capacity(own.len());
         for (settable, value) in own.iter().zip(args.iter().skip(3).step_by(2)) {
@@ -269,6 +237,33 @@ fn own_settings(turn: &Turn, live: &RuntimeSettings) -> Vec<(&'static str, Strin
         ("slowlog-max-len", live.slowlog_max_len.to_string()),
         ("timeout", live.client_idle_timeout.map_or(0, |t| t.as_secs()).to_string()),
     ]
+}
+
+impl Gathers {
+    pub(super) fn config_get(&mut self, turn: &Turn, down: &mut Downstreams, routing: &RoutingSnapshot,
+        handle: Handle,
+        class: u8,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
+        let own = own_settings(turn, &routing.live);
+        let Some(client) = down.get_mut(handle) else { return Flow::Close };
+        if !client.may_take(Lane::Main) {
+            return Flow::Stall(Stall::Barrier);
+        }
+        let ours = own.iter().map(|(name, _)| *name).collect();
+        let own = own
+            .into_iter()
+            .filter(|(name, _)| args.iter().skip(2).any(|p| glob::matches_setting(p, name.as_bytes())))
+            .collect();
+        let asks = turn
+            .data_nodes()
+            .all()
+            .into_iter()
+            .map(|node| StepRequest { node, lane: Lane::Main, requests: vec![raw.to_vec()] })
+            .collect();
+        self.begin_rounds(turn, down, handle, class, Box::new(ConfigGet { own, ours }), asks)
+    }
 }
 
 #[cfg(test)]

@@ -17,7 +17,6 @@ use switchyard_resp::command::{Command, Flags, is_option};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
-use super::Worker;
 use super::dispatch::Flow;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::overrides::bring_together;
@@ -28,6 +27,9 @@ use super::upstreams::link::MULTI;
 use super::wait::Since;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
+use crate::worker::keyed::CommandHooks;
+use crate::worker::clients::Downstreams;
+use crate::worker::gather::Gathers;
 
 /// Access of a command to its keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -338,43 +340,40 @@ impl MultiStepCommand for Pop {
 /// Counter for names of temporary keys of this process.
 static TEMPORARY: AtomicU64 = AtomicU64::new(0);
 
-impl Worker {
+impl Gathers {
     /// Executes a command with the keys at `self.keys`, which are in several slots or at several nodes.
     #[cold]
-    pub(super) fn cross_slot(
-        &mut self,
-        routing: &RoutingSnapshot,
+    pub(super) fn cross_slot(&mut self, turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
-        raw: &[u8],
         args: &Args<'_>,
-    ) -> Flow {
+    ) -> Result<Flow, NodeId> {
         let class = command.class() as u8;
         let bytes_max = routing.live.cross_slot_max;
-        let keys = self.hooks.keys.clone();
+        let keys = hooks.keys.clone();
         let Some(kind) = kind_of(command, &keys).filter(|_| bytes_max > 0) else {
-            return bring_together(&self.turn, &mut self.down, routing, handle, command, args, &keys);
+            return Ok(bring_together(turn, down, routing, handle, command, args, &keys));
         };
         if kind == Kind::Copy && args.iter().skip(3).any(|a| is_option(a, b"DB")) {
-            return bring_together(&self.turn, &mut self.down, routing, handle, command, args, &keys);
+            return Ok(bring_together(turn, down, routing, handle, command, args, &keys));
         }
         let owner = |index: usize| routing.topology.lives_at(args.get(index).unwrap_or_default());
         let first = owner(keys.first().map_or(0, |k| *k as usize));
         if keys.iter().all(|k| owner(*k as usize) == first) {
-            return self.forward(handle, command, args, first, raw);
+            return Err(first);
         }
         if kind == Kind::Copy && args.iter().skip(3).any(|option| !is_option(option, b"REPLACE")) {
             // The node will reply with an error and copy nothing.
-            return self.forward(handle, command, args, first, raw);
+            return Err(first);
         }
         if &*command.name == "SORT" && uses_pattern(args) {
             // The keys of the pattern are with the source, and the command is executed at the destination.
-            return bring_together(&self.turn, &mut self.down, routing, handle, command, args, &keys);
+            return Ok(bring_together(turn, down, routing, handle, command, args, &keys));
         }
         let args: Vec<Vec<u8>> = args.iter().map(<[u8]>::to_vec).collect();
-        if let Some(client) = self.down.get_mut(handle).filter(|_| kind != Kind::Read) {
+        if let Some(client) = down.get_mut(handle).filter(|_| kind != Kind::Read) {
             // For WAIT: any of the nodes may be the destination.
-            let since = Since::now(self.turn.shared(), self.turn.routing());
+            let since = Since::now(turn.shared(), turn.routing());
             keys.iter().for_each(|k| client.written.add(routing.topology.lives_at(&args[*k as usize]), since));
         }
         if kind == Kind::Pop {
@@ -386,15 +385,15 @@ impl Worker {
                 .map(|k| (args[*k as usize].clone(), routing.topology.lives_at(&args[*k as usize])))
                 .collect();
             let mut pop = Pop { lane, name: args[0].clone(), left, options: args[after..].to_vec() };
-            let Some(ask) = pop.next_request() else { return Flow::Close };
-            return self.begin_alone(handle, class, Box::new(pop), vec![ask]);
+            let Some(ask) = pop.next_request() else { return Ok(Flow::Close) };
+            return Ok(self.begin_alone(turn, down, handle, class, Box::new(pop), vec![ask]));
         }
         let target = match kind {
             Kind::Store(destination) => routing.topology.lives_at(&args[destination]),
             Kind::Copy => routing.topology.lives_at(&args[2]),
             _ => first,
         };
-        let version = |node: NodeId| self.turn.shared().with_facts(node, |f| (f.flavour, f.version.clone()));
+        let version = |node: NodeId| turn.shared().with_facts(node, |f| (f.flavour, f.version.clone()));
         let mut try_first = false;
         let mut foreign = Vec::new();
         for index in keys.iter().map(|k| *k as usize) {
@@ -403,13 +402,13 @@ impl Worker {
                 try_first |= version(node) != version(target);
                 let number = TEMPORARY.fetch_add(1, Ordering::Relaxed);
                 let temporary =
-                    format!("switchyard:temporary:{}:{number}", self.turn.shared().incarnation).into_bytes();
+                    format!("switchyard:temporary:{}:{number}", turn.shared().incarnation).into_bytes();
                 foreign.push(Foreign { index, node, temporary, payload: None, ttl: 0 });
             }
         }
         let assemble = Assemble { kind, args, target, foreign, phase: Phase::Sizing, try_first, bytes_max };
         let first = assemble.size();
-        self.begin_alone(handle, class, Box::new(assemble), first)
+        Ok(self.begin_alone(turn, down, handle, class, Box::new(assemble), first))
     }
 }
 

@@ -16,14 +16,13 @@ use super::clients::Downstreams;
 use super::colocate::wait_for_colocation;
 use super::cross_slot::spans_slots;
 use super::double_read::double_read;
-use super::element_scan::element_scan;
 use super::fan_out::FanOutScope;
 use super::gather::Aggregation;
 use super::hot_copies::{copied, copies_of};
+use super::login::guard;
 use super::keyed::{Call, CommandHooks, CommandSeq, KeyedCommand};
 use super::login::guarded;
 use super::monitor::{Monitors, gate_monitor};
-use super::outage::waits;
 use super::overrides::undeclared_text;
 use super::pause::Pauses;
 use super::pubsub::clients::note_own_publish;
@@ -44,6 +43,10 @@ use crate::shared::{Commands, RoutingSnapshot};
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
 use crate::worker::queueing::wrong_arity;
+use crate::worker::outage::Needs;
+use crate::worker::gather::FanOut;
+use crate::worker::quiesce::flush_quietly;
+use crate::worker::quiesce::look_quietly;
 
 /// Result of the dispatch of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -159,8 +162,17 @@ impl Worker {
         in_multi: bool,
     ) -> Flow {
         let class = command.class() as u8;
-        if special && waits(self, routing, handle, command, args) {
-            return Flow::Stall(Stall::Outage);
+        if special && self.up.outages().any() {
+            let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
+            let is_detour = self.hooks.detour;
+            let needs = Needs { turn: &self.turn, routing, large_keys: &self.large_keys, handle, client, is_detour };
+            if needs.lost_node(&mut self.up, command, args) {
+                // A refusal of an exclusive connection, from before the loss: it is out of date at the node's return.
+                client.refusal = None;
+                // The command has passed its limits, and is dispatched again.
+                client.was_counted = client.guard & guard::COUNTED != 0;
+                return Flow::Stall(Stall::Outage);
+            }
         }
         if in_multi {
             let flow = self.in_multi(routing, handle, command, raw, args);
@@ -221,7 +233,9 @@ impl Worker {
             Some(index) => {
                 let Some(key) = args.get(index) else { return Flow::Close };
                 if command.flags.has(Flags::CURSOR) {
-                    return element_scan(self, handle, command, routing.topology.lives_at(key), raw, args);
+                    let node = routing.topology.lives_at(key);
+                    let flow = self.gathers.element_scan(&self.turn, &mut self.down, handle, command, node, raw, args);
+                    return flow.unwrap_or_else(|| self.forward(handle, command, args, node, raw));
                 }
                 if self.large_keys.suggests(command, key) {
                     return self.forward_large(handle, command, args, routing.topology.lives_at(key), raw);
@@ -270,7 +284,10 @@ impl Worker {
                     }
                     (Ok(()), Route::Owner(_, node)) => node,
                     (Ok(()), Route::CrossSlot | Route::Parted(_)) => {
-                        return self.cross_slot(routing, handle, command, raw, args);
+                        return match self.gathers.cross_slot(&self.turn, &mut self.down, &mut self.hooks, routing, handle, command, args) {
+                            Ok(flow) => flow,
+                            Err(node) => self.forward(handle, command, args, node, raw),
+                        };
                     }
                     (Ok(()), Route::Anywhere) => match self.up.choose_node(&self.turn, routing) {
                         Some(node) => node,
@@ -348,47 +365,44 @@ impl Worker {
         node: NodeId,
         raw: &[u8],
     ) -> Flow {
+        let class = command.class() as u8;
+        let read_only = command.flags.has(Flags::READONLY);
         let mut lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
         let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         let mut replica = None;
         if client.reads != Reads::Primary
             && !self.hooks.detour
             && lane == Lane::Main
-            && command.flags.has(Flags::READONLY)
+            && read_only
+            && let Some(reads) = client.replica_policy()
         {
-            replica = match self.replica_for(handle, node) {
+            replica = match self.up.replica_for(&self.turn, handle, reads, client.resp3, node) {
                 Ok(link) => link,
                 Err(text) => {
-                    self.down.refuse_read(&self.turn, handle, command.class() as u8, &text);
+                    self.down.refuse_read(&self.turn, handle, class, &text);
                     return Flow::Next;
                 }
             };
             lane = if replica.is_some() { Lane::Replica } else { Lane::Main };
         }
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(lane) {
             return Flow::Stall(Stall::Barrier);
         }
-        let resp3 = client.resp3;
-        let database = client.database;
-        let link_handle = replica.unwrap_or_else(|| self.up.shared_link(&self.turn, node, lane, resp3));
-        let Some(link) = self.up.get_mut(link_handle) else { return Flow::Close };
-        let class = command.class() as u8;
+        let link_handle = replica.unwrap_or_else(|| self.up.shared_link(&self.turn, node, lane, client.resp3));
+        let Some(link) = self.up.get(link_handle) else { return Flow::Close };
+        let has_room = link.has_room(UNSENT_HIGH);
         if !link.takes_commands() && (replica.is_some() || !self.up.is_worth_another_try(&self.turn, link_handle)) {
             let text = self.turn.down_text(node);
             return self.down.refuse(&self.turn, handle, class, &text);
         }
-        let Some(link) = self.up.get_mut(link_handle) else { return Flow::Close };
-        if !link.has_room(UNSENT_HIGH) && self.up.is_full(link_handle, handle, UNSENT_HIGH) {
+        if !has_room && self.up.is_full(link_handle, handle, UNSENT_HIGH) {
             return Flow::Stall(Stall::Upstream);
         }
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
         let seq = client.owe_at(Some(node), self.turn.now_us(), class);
-        let read_only = command.flags.has(Flags::READONLY);
         if !read_only {
             client.written.add(node, Since::now(self.turn.shared(), self.turn.routing()));
         }
-        let no_touch = client.no_touch;
+        let (database, no_touch) = (client.database, client.no_touch);
         let pending = Pending {
             who: handle,
             seq,
@@ -406,27 +420,10 @@ impl Worker {
             end: CommandSeq::NONE,
             cacheable: self.turn.cacheable(),
         };
-        let request = self.hooks.pass(
-            &self.turn,
-            KeyedCommand { call: Call::Found(command, args), node, database },
-            raw,
-            pending,
-        );
-        let Some(link) = self.up.get_mut(link_handle) else { return Flow::Close };
-        link.touch_as(no_touch, pending);
-        link.push(request);
-        self.up.mark(link_handle);
+        let keyed = KeyedCommand { call: Call::Found(command, args), node, database };
+        let request = self.hooks.pass(&self.turn, keyed, raw, pending);
+        self.up.push_for(link_handle, no_touch, request);
         Flow::Next
-    }
-
-    /// Returns the connection to a replica for a read of `client`, or `None` for the primary. A client that watches keys
-    /// reads from the primary: the data of a replica may be older than the WATCH, and EXEC would succeed although the
-    /// client has not seen the value that it replaces.
-    pub(super) fn replica_for(&mut self, handle: Handle, node: NodeId) -> Result<Option<Handle>, String> {
-        // A replica may still return values that a tracking client has invalidated.
-        let client = self.down.get(handle).filter(|client| !client.watches() && client.tracked.is_none());
-        let Some((reads, resp3)) = client.map(|client| (client.reads, client.resp3)) else { return Ok(None) };
-        self.up.replica_for(&self.turn, handle, reads, resp3, node)
     }
 
     fn any(
@@ -441,7 +438,10 @@ impl Worker {
             return self.query_commands(routing, handle, command, raw, args);
         }
         match self.up.choose_node(&self.turn, routing) {
-            Some(node) if command.name == "FUNCTION|LIST" => self.function_list(handle, command, node, raw, args),
+            Some(node) if command.name == "FUNCTION|LIST" => {
+                let flow = self.gathers.function_list(&self.turn, &mut self.down, handle, command, node, raw, args);
+                flow.unwrap_or_else(|| self.forward(handle, command, args, node, raw))
+            }
             Some(node) => self.forward(handle, command, args, node, raw),
             None => self.down.refuse_all_down(&self.turn, handle, command.class() as u8),
         }
@@ -569,8 +569,8 @@ impl Worker {
         let waits = self.down.get_mut(handle).is_some_and(|client| client.quieting.is_some());
         if waits || !self.turn.routing().moves.by_id.is_empty() || !self.turn.routing().topology.is_settled() {
             match &*command.name {
-                "FLUSHALL" | "FLUSHDB" => return self.flush_quietly(handle, lane, raw, command.class() as u8),
-                "DBSIZE" | "KEYS" => return self.look_quietly(handle, lane, merge, raw, command.class() as u8),
+                "FLUSHALL" | "FLUSHDB" => return flush_quietly(&self.turn, &mut self.down, &mut self.gathers, &mut self.quiesce, handle, lane, raw, command.class() as u8),
+                "DBSIZE" | "KEYS" => return look_quietly(&self.turn, &mut self.down, &mut self.gathers, &mut self.quiesce, handle, lane, merge, raw, command.class() as u8),
                 _ => {}
             }
         }
@@ -588,8 +588,7 @@ impl Worker {
             _ if command.flags.has(Flags::READONLY) => Aggregation::Read(merge),
             _ => Aggregation::Merged(merge),
         };
-        self.gather_every(handle, lane, reach, &[raw], command.class() as u8, whole);
-        Flow::Next
+        self.gathers.fan_out(&self.turn, &mut self.down, FanOut { client: handle, lane, reach, requests: vec![raw.to_vec()], class: command.class() as u8, whole })
     }
 }
 

@@ -345,6 +345,13 @@ impl Client {
         }
     }
 
+    /// Returns the read policy if replicas may reply to reads. A client that watches keys reads from the primary: the
+    /// data of a replica may be older than the WATCH, and EXEC would succeed although the client has not seen the value
+    /// that it replaces. And a replica may still return values that a tracking client has invalidated.
+    pub(super) fn replica_policy(&self) -> Option<Reads> {
+        Some(self.reads).filter(|reads| *reads != Reads::Primary && self.tracked.is_none() && !self.watches())
+    }
+
     /// Number of pending replies.
     #[inline]
     pub(super) fn in_flight(&self) -> usize {

@@ -15,8 +15,10 @@ use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
-use super::{Stall, Worker};
+use super::Stall;
 use crate::slab::Handle;
+use crate::worker::clients::Downstreams;
+use crate::worker::gather::Gathers;
 
 /// Bits of a server's cursor. It is below the number of buckets of the value, which is far smaller.
 const CURSOR_BITS: u32 = 48;
@@ -55,42 +57,42 @@ impl MultiStepCommand for Page {
     }
 }
 
-/// Requests a page from the key's node.
-pub(super) fn element_scan(
-    worker: &mut Worker,
-    handle: Handle,
-    command: &Command,
-    node: NodeId,
-    raw: &[u8],
-    args: &Args<'_>,
-) -> Flow {
-    let cursor: Option<u64> = args.get(2).and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
-    // The node will reply with an error.
-    let Some(cursor) = cursor else { return worker.forward(handle, command, args, node, raw) };
-    let Some(client) = worker.down.get_mut(handle) else { return Flow::Close };
-    if !client.may_take(Lane::Main) {
-        return Flow::Stall(Stall::Barrier);
-    }
-    let meant = meant(cursor, node);
-    let mut request = Vec::with_capacity(raw.len());
-    if meant == cursor {
-        request.extend_from_slice(raw);
-    } else {
-        encode::header(&mut request, b'*', args.len());
-        for (at, arg) in args.iter().enumerate() {
-            if at == 2 {
-                encode::bulk(&mut request, meant.to_string().as_bytes())
-            } else {
-                encode::bulk(&mut request, arg)
+impl Gathers {
+    /// Requests a page from the key's node. `None`: the node replies to the command as it is.
+    pub(super) fn element_scan(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle,
+        command: &Command,
+        node: NodeId,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Option<Flow> {
+        let cursor: Option<u64> = args.get(2).and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
+        // The node will reply with an error.
+        let cursor = cursor?;
+        let Some(client) = down.get_mut(handle) else { return Some(Flow::Close) };
+        if !client.may_take(Lane::Main) {
+            return Some(Flow::Stall(Stall::Barrier));
+        }
+        let meant = meant(cursor, node);
+        let mut request = Vec::with_capacity(raw.len());
+        if meant == cursor {
+            request.extend_from_slice(raw);
+        } else {
+            encode::header(&mut request, b'*', args.len());
+            for (at, arg) in args.iter().enumerate() {
+                if at == 2 {
+                    encode::bulk(&mut request, meant.to_string().as_bytes())
+                } else {
+                    encode::bulk(&mut request, arg)
+                }
             }
         }
+        Some(self.begin_rounds(turn, down, 
+            handle,
+            command.class() as u8,
+            Box::new(Page { node }),
+            vec![StepRequest { node, lane: Lane::Main, requests: vec![request] }],
+        ))
     }
-    worker.begin_rounds(
-        handle,
-        command.class() as u8,
-        Box::new(Page { node }),
-        vec![StepRequest { node, lane: Lane::Main, requests: vec![request] }],
-    )
 }
 
 #[cfg(test)]

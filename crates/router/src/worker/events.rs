@@ -48,6 +48,8 @@ impl Worker {
                 self.on_event(event);
             } else if let Some(event) = self.down.next_event() {
                 self.on_client_event(event);
+            } else if self.gathers.has_requests() {
+                self.send_gathers();
             } else if self.tracking.perform(&self.turn, &mut self.up) {
                 self.tracking.settle_tracking(&self.turn, &mut self.down);
             } else if self.pubsub.has_requests() {

@@ -3,6 +3,8 @@
 //! A failed part makes the whole reply an error. If half of a write may have been executed, the error states that.
 //! Parts are collected whole; large replies that need no combination do not come here.
 
+use std::collections::VecDeque;
+
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Merge;
@@ -28,6 +30,8 @@ use super::{Worker, memory_stats};
 use crate::slab::{Handle, Slab};
 use crate::worker::stale_replies::timeout_of;
 use crate::worker::stale_replies::is_silent;
+use crate::worker::dispatch::Flow;
+use crate::worker::multi_step::StepRequest;
 
 /// Error for a reply that is combined in memory and exceeds the client's output limit.
 pub(super) const TOO_LARGE: &str = "ERR the nodes' replies together are larger than output-limit";
@@ -110,11 +114,33 @@ pub(super) struct Gathers {
     all: Slab<Gather>,
     /// Last results of INFO from the nodes.
     info: Option<Box<Digest>>,
+    /// Recorded requests to nodes, in order.
+    requests: VecDeque<GatherRequest>,
+}
+
+/// Requests of a gather to nodes. A command only records them; they are sent before the next command of its client.
+#[derive(Debug)]
+pub(super) enum GatherRequest {
+    /// The next parts of a gather.
+    Round { gather: Handle, steps: Vec<StepRequest>, class: u8 },
+    /// The same requests to all nodes in reach; the reply to the last one is the part of the node.
+    Every { gather: Handle, lane: Lane, reach: FanOutScope, requests: Vec<Vec<u8>>, class: u8 },
+}
+
+/// A command for all nodes in reach.
+#[derive(Debug)]
+pub(super) struct FanOut {
+    pub(super) client: Handle,
+    pub(super) lane: Lane,
+    pub(super) reach: FanOutScope,
+    pub(super) requests: Vec<Vec<u8>>,
+    pub(super) class: u8,
+    pub(super) whole: Aggregation,
 }
 
 impl Gathers {
     pub(super) fn new() -> Self {
-        Self { all: Slab::new(), info: None }
+        Self { all: Slab::new(), info: None, requests: VecDeque::new() }
     }
 
     pub(super) fn get(&self, handle: Handle) -> Option<&Gather> {
@@ -131,6 +157,29 @@ impl Gathers {
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (Handle, &mut Gather)> {
         self.all.iter_mut()
+    }
+
+    /// Whether requests are recorded.
+    #[inline]
+    pub(super) fn has_requests(&self) -> bool {
+        !self.requests.is_empty()
+    }
+
+    /// Records the parts of a gather.
+    pub(super) fn send_round(&mut self, gather: Handle, steps: Vec<StepRequest>, class: u8) {
+        self.requests.push_back(GatherRequest::Round { gather, steps, class });
+    }
+
+    /// Begins a command for all nodes in reach.
+    pub(super) fn fan_out(&mut self, turn: &Turn, down: &mut Downstreams, fan_out: FanOut) -> Flow {
+        let FanOut { client, lane, reach, requests, class, whole } = fan_out;
+        if !matches!(whole, Aggregation::Info { .. }) {
+            // Cached replies of nodes (INFO) must not be used for later commands of this client.
+            down.get_mut(client).into_iter().for_each(|client| client.wrote_us = turn.now_us());
+        }
+        let Some(gather) = self.begin_gather(turn, down, client, class, 0, whole) else { return Flow::Close };
+        self.requests.push_back(GatherRequest::Every { gather, lane, reach, requests, class });
+        Flow::Next
     }
 
     /// Last results of INFO from the nodes.
@@ -270,38 +319,47 @@ impl Worker {
         }
     }
 
+    /// Sends the recorded requests.
+    pub(super) fn send_gathers(&mut self) {
+        while let Some(request) = self.gathers.requests.pop_front() {
+            match request {
+                GatherRequest::Round { gather, steps, class } => {
+                    for (part, step) in steps.into_iter().enumerate() {
+                        self.send_parts(gather, part as u32, step.node, step.lane, &step.requests, class);
+                    }
+                }
+                GatherRequest::Every { gather, lane, reach, requests, class } => {
+                    self.gather_every(gather, lane, reach, &requests, class);
+                }
+            }
+        }
+    }
+
     /// Sends the same requests to all nodes of `reach`; the reply to the last is the part.
-    pub(super) fn gather_every<R: AsRef<[u8]>>(
-        &mut self,
-        client: Handle,
-        lane: Lane,
-        reach: FanOutScope,
-        requests: &[R],
-        class: u8,
-        whole: Aggregation,
-    ) {
+    fn gather_every(&mut self, handle: Handle, lane: Lane, reach: FanOutScope, requests: &[Vec<u8>], class: u8) {
         let mut nodes =
             if reach == FanOutScope::DataNodes { self.turn.data_nodes().all() } else { self.up.reachable(&self.turn) };
-        if matches!(whole, Aggregation::Info { .. }) {
-            let timeout_us = timeout_of(&self.turn, &self.down, client);
+        let Some(gather) = self.gathers.get_mut(handle) else { return };
+        if matches!(gather.whole, Aggregation::Info { .. }) {
+            let timeout_us = timeout_of(&self.turn, &self.down, gather.client);
             nodes.retain(|node| !is_silent(&self.turn, &self.up, *node, timeout_us));
-        } else {
-            // Cached replies of nodes (INFO) must not be used for later commands of this client.
-            self.down.get_mut(client).into_iter().for_each(|client| client.wrote_us = self.turn.now_us());
         }
-        let Some(gather) = self.gathers.begin_gather(&self.turn, &mut self.down, client, class, nodes.len(), whole)
-        else {
-            return;
-        };
         let mut excused = Vec::new();
         if reach == FanOutScope::Everybody {
             excused = nodes.iter().copied().filter(|node| !self.turn.data_nodes().has(*node)).collect();
-            self.gathers.get_mut(gather).into_iter().for_each(|gather| gather.excused.clone_from(&excused));
+            gather.excused.clone_from(&excused);
         }
+        gather.parts = vec![None; nodes.len()];
+        gather.left = nodes.len();
+        let is_select = matches!(gather.whole, Aggregation::Select { .. });
+        let resp3 = self.down.get(gather.client).is_some_and(|client| client.resp3);
         for (part, node) in nodes.into_iter().enumerate() {
             // Slow commands may take arbitrarily long, and the reply of an excused node is not worth the wait.
             let lane = if excused.contains(&node) { Lane::Main } else { lane };
-            self.send_parts(gather, part as u32, node, lane, requests, class);
+            self.send_parts(handle, part as u32, node, lane, requests, class);
+            if is_select {
+                self.up.select_again(&self.turn, node, resp3);
+            }
         }
     }
 
@@ -367,7 +425,7 @@ impl Worker {
                 gather.bytes = 0;
                 let class = gather.class;
                 let handle = self.gathers.all.insert(gather);
-                self.send_round(handle, asks, class);
+                self.gathers.send_round(handle, asks, class);
             }
         }
     }

@@ -25,6 +25,7 @@ use crate::single_node_usage::Limited;
 use crate::slab::Handle;
 use crate::worker::stale_replies::timeout_of;
 use crate::worker::stale_replies::is_silent;
+use crate::worker::gather::FanOut;
 
 /// Maximum age of cached results, microseconds. A client that has written since gets new ones.
 const FRESH_US: u64 = 100_000;
@@ -298,15 +299,7 @@ impl Worker {
         encode::command(&mut request, std::iter::once("INFO").chain(words).map(str::as_bytes).collect::<Vec<_>>());
         let mut digest = Box::new(Digest { sections: asked, queried_us: self.turn.now_us(), ..Digest::default() });
         add_silent(&mut digest);
-        self.gather_every(
-            handle,
-            Lane::Main,
-            FanOutScope::Everybody,
-            &[request],
-            class,
-            Aggregation::Info { sections, digest },
-        );
-        Flow::Next
+        self.gathers.fan_out(&self.turn, &mut self.down, FanOut { client: handle, lane: Lane::Main, reach: FanOutScope::Everybody, requests: vec![request], class, whole: Aggregation::Info { sections, digest } })
     }
 }
 

@@ -276,6 +276,9 @@ impl Worker {
                     break;
                 }
             };
+            if self.gathers.has_requests() {
+                self.send_gathers();
+            }
             match flow {
                 (Flow::Next, len) => {
                     pos += len;

@@ -103,6 +103,10 @@ impl<'a> Request<'a> {
         Self { bytes, database, pending: Pending { end: CommandSeq::NONE, ..pending } }
     }
 
+    pub(super) fn pending(&self) -> Pending {
+        self.pending
+    }
+
     /// Returns the content for the connection.
     #[inline]
     pub(super) fn into_parts(self) -> (&'a [u8], u32, Pending) {

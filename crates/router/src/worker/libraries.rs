@@ -19,6 +19,7 @@ use super::upstreams::kind::Lane;
 use super::wait::Since;
 use super::{Stall, Worker};
 use crate::slab::Handle;
+use crate::worker::gather::FanOut;
 
 /// Suffix of a node's error if another node could not be restored.
 const KEPT: &[u8] = b"; another node has accepted it, and its previous state could not be restored";
@@ -111,8 +112,7 @@ pub(super) fn change_libraries(worker: &mut Worker, handle: Handle, lane: Lane, 
     let Some(client) = worker.down.get_mut(handle) else { return Flow::Close };
     nodes.iter().for_each(|node| client.written.add(*node, since));
     if nodes.len() == 1 {
-        worker.gather_every(handle, lane, FanOutScope::Everybody, &[request], class, Aggregation::Merged(Merge::Same));
-        return Flow::Next;
+        return worker.gathers.fan_out(&worker.turn, &mut worker.down, FanOut { client: handle, lane, reach: FanOutScope::Everybody, requests: vec![request], class, whole: Aggregation::Merged(Merge::Same) });
     }
     if client.in_flight() > 0 {
         return Flow::Stall(Stall::Barrier);
@@ -122,5 +122,5 @@ pub(super) fn change_libraries(worker: &mut Worker, handle: Handle, lane: Lane, 
     encode::command(&mut look, [&b"FUNCTION"[..], b"DUMP"]);
     let asks = nodes.iter().map(|node| StepRequest { node: *node, lane, requests: vec![look.clone()] }).collect();
     let change = Change { nodes, lane, request, stage: Stage::Listing, _turn: client.quieting.take() };
-    worker.begin_alone(handle, class, Box::new(change), asks)
+    worker.gathers.begin_alone(&worker.turn, &mut worker.down, handle, class, Box::new(change), asks)
 }

@@ -32,6 +32,7 @@ use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
 use crate::worker::transactions::discard;
 use crate::worker::tracking::commands::tracking_command;
+use crate::worker::gather::FanOut;
 
 impl Worker {
     pub(super) fn local(
@@ -67,7 +68,7 @@ impl Worker {
                 encode::bulk(&mut out, now.as_secs().to_string().as_bytes());
                 encode::bulk(&mut out, now.subsec_micros().to_string().as_bytes());
             }
-            Local::Select => return self.select(handle, class, arg(1)),
+            Local::Select => return self.gathers.select(&self.turn, &mut self.down, handle, class, arg(1)),
             Local::Hello => return hello(&self.turn, &mut self.down, routing, handle, class, args),
             Local::Auth => return auth(&self.turn, &mut self.down, routing, handle, class, args),
             Local::Quit => {
@@ -117,28 +118,20 @@ impl Worker {
             Local::Role => {
                 out.extend_from_slice(b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n");
             }
-            Local::ConfigGet => return self.config_get(routing, handle, class, raw, args),
+            Local::ConfigGet => return self.gathers.config_get(&self.turn, &mut self.down, routing, handle, class, raw, args),
             Local::ConfigResetstat => {
                 if !client.may_take(Lane::Main) {
                     return Flow::Stall(Stall::Barrier);
                 }
                 *lock(&self.turn.shared().errors_before) = Errors::of_all(&self.turn.shared().counters);
-                self.gather_every(
-                    handle,
-                    Lane::Main,
-                    FanOutScope::Everybody,
-                    &[raw],
-                    class,
-                    Aggregation::Merged(switchyard_resp::command::Merge::Same),
-                );
-                return Flow::Next;
+                return self.gathers.fan_out(&self.turn, &mut self.down, FanOut { client: handle, lane: Lane::Main, reach: FanOutScope::Everybody, requests: vec![raw.to_vec()], class, whole: Aggregation::Merged(switchyard_resp::command::Merge::Same) });
             }
-            Local::Scan => return self.scan(routing, handle, class, args),
+            Local::Scan => return self.gathers.scan(&self.turn, &mut self.down, routing, handle, class, args),
             Local::RandomKey => return self.random_key(handle, class),
             Local::SlowlogGet | Local::SlowlogLen | Local::SlowlogReset => {
                 return slowlog(&self.turn, &mut self.down, &mut self.hooks, handle, class, local, args);
             }
-            Local::Cluster => return self.cluster(routing, handle, command, args),
+            Local::Cluster => return self.gathers.cluster(&self.turn, &mut self.down, routing, handle, command, args),
             Local::ClusterMode => return cluster_mode(&self.turn, &mut self.down, routing, handle, class),
             Local::ConfigSet => return self.config_set(routing, handle, class, raw, args),
             Local::Info => {
@@ -219,63 +212,6 @@ impl Worker {
         Flow::Next
     }
 
-    fn select(&mut self, handle: Handle, class: u8, index: &[u8]) -> Flow {
-        let Some(index) = parse::<i64>(index) else {
-            return self.down.refuse(&self.turn, handle, class, "ERR value is not an integer or out of range");
-        };
-        if i32::try_from(index).is_err() {
-            let text = format!("ERR value is out of range, value must between {} and {}", i32::MIN, i32::MAX);
-            return self.down.refuse(&self.turn, handle, class, &text);
-        }
-        let Ok(database) = u32::try_from(index) else {
-            return self.down.refuse(&self.turn, handle, class, "ERR DB index is out of range");
-        };
-        if let Some(why) = other_database(&self.turn.routing().live, database) {
-            return self.down.refuse(&self.turn, handle, class, &why);
-        }
-        let known = self.turn.shared().has_database(&self.turn.data_nodes().all(), database);
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-        if client.lane == Lane::Rounds && client.in_flight() > 0 {
-            // An earlier SELECT is pending: its result must not come after this one.
-            return Flow::Stall(Stall::Barrier);
-        }
-        if known {
-            client.database = database;
-            self.down.answer(&self.turn, handle, class, b"+OK\r\n");
-            return Flow::Next;
-        }
-        // Not queried before: the nodes must confirm that they have it. Later commands wait for that.
-        if client.in_flight() > 0 {
-            return Flow::Stall(Stall::Barrier);
-        }
-        client.lane = Lane::Rounds;
-        let mut request = Vec::new();
-        encode::command(&mut request, [&b"SELECT"[..], database.to_string().as_bytes()]);
-        // A node without keys that lacks the database must refuse now, before it gets keys. A node that is down is
-        // queried when it returns.
-        self.gather_every(
-            handle,
-            Lane::Main,
-            FanOutScope::Unanimous,
-            &[request],
-            class,
-            Aggregation::Select { database },
-        );
-        // Restore the database that the next command of each connection expects.
-        for node in self.up.reachable(&self.turn) {
-            let resp3 = self.down.get(handle).is_some_and(|c| c.resp3);
-            let link = self.up.shared_link(&self.turn, node, Lane::Main, resp3);
-            let Some(back) = self.up.get(link).filter(|l| l.takes_commands()).map(|l| l.database()) else { continue };
-            self.up.push_own(
-                &self.turn,
-                link,
-                &[b"SELECT", back.to_string().as_bytes()],
-                super::upstreams::link::Purpose::Discarded,
-                0,
-            );
-        }
-        Flow::Next
-    }
 
     /// `SWITCHYARD NODES | STATUS | HELP`, for operators in redis-cli.
     fn switchyard(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
@@ -604,5 +540,44 @@ impl Gathers {
         };
         operator.take(OperatorCommand::new(words, asker, turn.shared().mailboxes.clone(), turn.index(), gather));
         Flow::Next
+    }
+}
+
+impl Gathers {
+    fn select(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle, class: u8, index: &[u8]) -> Flow {
+        let Some(index) = parse::<i64>(index) else {
+            return down.refuse(turn, handle, class, "ERR value is not an integer or out of range");
+        };
+        if i32::try_from(index).is_err() {
+            let text = format!("ERR value is out of range, value must between {} and {}", i32::MIN, i32::MAX);
+            return down.refuse(turn, handle, class, &text);
+        }
+        let Ok(database) = u32::try_from(index) else {
+            return down.refuse(turn, handle, class, "ERR DB index is out of range");
+        };
+        if let Some(why) = other_database(&turn.routing().live, database) {
+            return down.refuse(turn, handle, class, &why);
+        }
+        let known = turn.shared().has_database(&turn.data_nodes().all(), database);
+        let Some(client) = down.get_mut(handle) else { return Flow::Close };
+        if client.lane == Lane::Rounds && client.in_flight() > 0 {
+            // An earlier SELECT is pending: its result must not come after this one.
+            return Flow::Stall(Stall::Barrier);
+        }
+        if known {
+            client.database = database;
+            down.answer(turn, handle, class, b"+OK\r\n");
+            return Flow::Next;
+        }
+        // Not queried before: the nodes must confirm that they have it. Later commands wait for that.
+        if client.in_flight() > 0 {
+            return Flow::Stall(Stall::Barrier);
+        }
+        client.lane = Lane::Rounds;
+        let mut request = Vec::new();
+        encode::command(&mut request, [&b"SELECT"[..], database.to_string().as_bytes()]);
+        // A node without keys that lacks the database must refuse now, before it gets keys. A node that is down is
+        // queried when it returns.
+        self.fan_out(turn, down, FanOut { client: handle, lane: Lane::Main, reach: FanOutScope::Unanimous, requests: vec![request], class, whole: Aggregation::Select { database } })
     }
 }

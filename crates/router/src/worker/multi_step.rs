@@ -15,8 +15,10 @@ use super::gather::Aggregation;
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
-use super::{Stall, Worker};
+use super::Stall;
 use crate::slab::Handle;
+use crate::worker::clients::Downstreams;
+use crate::worker::gather::Gathers;
 
 /// One query of a round. Several requests are sent to the node in one piece, so that nothing comes between them; the
 /// reply to the last one counts.
@@ -47,50 +49,41 @@ pub(super) trait MultiStepCommand: Debug + Send {
     }
 }
 
-impl Worker {
+impl Gathers {
     /// Begins a procedure whose rounds must not be mixed with other commands of the client: it starts when the client
     /// has no pending replies, and later commands wait for its end.
     pub(super) fn begin_alone(
         &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
         handle: Handle,
         class: u8,
         procedure: Box<dyn MultiStepCommand>,
         first: Vec<StepRequest>,
     ) -> Flow {
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
+        let Some(client) = down.get_mut(handle) else { return Flow::Close };
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
         }
         client.lane = Lane::Rounds;
-        self.begin_rounds(handle, class, procedure, first)
+        self.begin_rounds(turn, down, handle, class, procedure, first)
     }
 
     /// Begins a procedure. The caller ensures the order among the client's commands.
     pub(super) fn begin_rounds(
         &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
         handle: Handle,
         class: u8,
         procedure: Box<dyn MultiStepCommand>,
         first: Vec<StepRequest>,
     ) -> Flow {
-        let Some(gather) = self.gathers.begin_gather(
-            &self.turn,
-            &mut self.down,
-            handle,
-            class,
-            first.len(),
-            Aggregation::Rounds(procedure),
-        ) else {
+        let whole = Aggregation::Rounds(procedure);
+        let Some(gather) = self.begin_gather(turn, down, handle, class, first.len(), whole) else {
             return Flow::Close;
         };
         self.send_round(gather, first, class);
         Flow::Next
-    }
-
-    /// Sends the queries of a round.
-    pub(super) fn send_round(&mut self, gather: Handle, asks: Vec<StepRequest>, class: u8) {
-        for (part, ask) in asks.into_iter().enumerate() {
-            self.send_parts(gather, part as u32, ask.node, ask.lane, &ask.requests, class);
-        }
     }
 }

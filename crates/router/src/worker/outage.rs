@@ -19,18 +19,16 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Flags, Handling, Local, Merge};
 use switchyard_resp::request::Args;
 
-use super::Worker;
 use super::clients::Downstreams;
 use super::downstream::{Client, Stall};
 use super::local::parse;
-use super::login::guard;
 use super::transit::with_parsed_command;
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::outages::wait_us;
-use crate::settings::Reads;
 use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
+use crate::worker::large::LargeKeys;
 
 /// Dispatches the commands that wait for lost nodes again.
 pub(super) fn dispatch_waiting(turn: &Turn, down: &mut Downstreams) {
@@ -51,145 +49,116 @@ pub(super) fn closes(turn: &Turn, error: &[u8]) -> bool {
     is_loss && turn.routing().topology.nodes().len() == 1 && wait_us(turn.routing()) > 0
 }
 
-/// Whether a command waits for the return of a node. Only if none of its nodes is lost may it be sent at all.
-#[cold]
-pub(super) fn waits(
-    worker: &mut Worker,
-    routing: &RoutingSnapshot,
-    handle: Handle,
-    command: &Command,
-    args: &Args<'_>,
-) -> bool {
-    if !worker.up.outages().any() || !needs_lost_node(worker, routing, handle, command, args) {
-        return false;
-    }
-    if let Some(client) = worker.down.get_mut(handle) {
-        // A refusal of an exclusive connection, from before the loss: it is out of date at the node's return.
-        client.refusal = None;
-        // The command has passed its limits, and is dispatched again.
-        client.was_counted = client.guard & guard::COUNTED != 0;
-    }
-    true
+/// A command that may need a lost node.
+pub(super) struct Needs<'a> {
+    pub(super) turn: &'a Turn,
+    pub(super) routing: &'a RoutingSnapshot,
+    pub(super) large_keys: &'a LargeKeys,
+    pub(super) handle: Handle,
+    pub(super) client: &'a Client,
+    /// It is executed by the snapshot of moved keys.
+    pub(super) is_detour: bool,
 }
 
-fn needs_lost_node(
-    worker: &mut Worker,
-    routing: &RoutingSnapshot,
-    handle: Handle,
-    command: &Command,
-    args: &Args<'_>,
-) -> bool {
-    let Some(client) = worker.down.get(handle) else { return false };
-    if client.in_multi {
-        return command.handling == Handling::Local(Local::Exec) && needs_of_exec(worker, routing, handle);
+impl Needs<'_> {
+    /// Whether the command waits for the return of a node. Only if none of its nodes is lost may it be sent at all.
+    #[cold]
+    pub(super) fn lost_node(&self, up: &mut Upstreams, command: &Command, args: &Args<'_>) -> bool {
+        let Self { turn, routing, client, .. } = self;
+        if client.in_multi {
+            return command.handling == Handling::Local(Local::Exec) && self.of_exec(up);
+        }
+        let nodes = turn.data_nodes();
+        match command.handling {
+            Handling::Keyed | Handling::Split(_) => self.of_keys(up, true, command, args),
+            Handling::Local(Local::Watch) => self.of_keys(up, false, command, args),
+            // One reply is enough.
+            Handling::Every(Merge::AnyOk) => false,
+            Handling::Every(_) | Handling::Local(Local::RandomKey) => is_any_lost(up, &nodes.all()),
+            Handling::Any | Handling::Local(Local::Subscribe | Local::Psubscribe) => !up.is_any_up(turn),
+            Handling::OnlyNode(_) => routing.topology.only_node().is_some_and(|node| up.outages().has(node)),
+            Handling::Local(Local::Publish) if !turn.shared().subscriptions.is_empty() => !up.is_any_up(turn),
+            Handling::Local(Local::Publish | Local::Spublish | Local::Ssubscribe) => {
+                args.get(1).is_some_and(|channel| up.outages().has(routing.topology.owner_of(channel)))
+            }
+            Handling::Local(Local::Scan) => {
+                let position = args.get(1).and_then(parse::<u64>).and_then(|cursor| {
+                    let now = turn.shared().scan_tick();
+                    lock(&turn.shared().scans).decode(cursor, now)
+                });
+                position.is_some_and(|position| up.outages().has(position.node))
+            }
+            Handling::Local(Local::Wait) => {
+                nodes.all().into_iter().any(|node| client.written.concerns(node) && up.outages().has(node))
+            }
+            Handling::Local(Local::Select) => {
+                let database = args.get(1).and_then(parse::<u32>);
+                database.is_some_and(|database| !turn.shared().has_database(&nodes.all(), database))
+                    && is_any_lost(up, &nodes.all())
+            }
+            Handling::Local(Local::ClientTracking) => {
+                args.get(2).is_some_and(|switch| switch.eq_ignore_ascii_case(b"ON")) && is_any_lost(up, &nodes.all())
+            }
+            Handling::Local(_) | Handling::Refused(_) => false,
+        }
     }
-    let written = client.written;
-    match command.handling {
-        Handling::Keyed | Handling::Split(_) => needs_of_keys(worker, routing, Some(handle), command, args),
-        Handling::Local(Local::Watch) => needs_of_keys(worker, routing, None, command, args),
-        // One reply is enough.
-        Handling::Every(Merge::AnyOk) => false,
-        Handling::Every(_) | Handling::Local(Local::RandomKey) => {
-            is_any_lost(&worker.up, &worker.turn.data_nodes().all())
+
+    /// Whether a lost node has keys of a command. `is_read`: a replica may reply to it.
+    fn of_keys(&self, up: &mut Upstreams, is_read: bool, command: &Command, args: &Args<'_>) -> bool {
+        let topology = &self.routing.topology;
+        if let Some(node) = topology.only_node() {
+            return up.outages().has(node) && !(is_read && self.has_replica(up, command, args, node));
         }
-        Handling::Any | Handling::Local(Local::Subscribe | Local::Psubscribe) => needs_any(&worker.up, routing),
-        Handling::OnlyNode(_) => routing.topology.only_node().is_some_and(|node| worker.up.outages().has(node)),
-        Handling::Local(Local::Publish) if !worker.turn.shared().subscriptions.is_empty() => {
-            needs_any(&worker.up, routing)
+        let mut places = Vec::new();
+        if command.find_keys(args, &mut places).is_err() {
+            // It is refused.
+            return false;
         }
-        Handling::Local(Local::Publish | Local::Spublish | Local::Ssubscribe) => {
-            args.get(1).is_some_and(|channel| worker.up.outages().has(routing.topology.owner_of(channel)))
+        let keys = places.iter().filter_map(|place| args.get(*place as usize));
+        match route(topology, keys.clone()) {
+            Route::Anywhere => !up.is_any_up(self.turn),
+            Route::Owner(_, node) | Route::Together(node) => {
+                up.outages().has(node) && !(is_read && self.has_replica(up, command, args, node))
+            }
+            Route::CrossSlot | Route::Parted(_) => {
+                keys.map(|key| topology.lives_at(key)).any(|node| up.outages().has(node))
+            }
         }
-        Handling::Local(Local::Scan) => {
-            let position = args.get(1).and_then(parse::<u64>).and_then(|cursor| {
-                let now = worker.turn.shared().scan_tick();
-                lock(&worker.turn.shared().scans).decode(cursor, now)
-            });
-            position.is_some_and(|position| worker.up.outages().has(position.node))
+    }
+
+    /// Whether a replica of a lost node replies to a read, or the client accepts no other reply.
+    fn has_replica(&self, up: &mut Upstreams, command: &Command, args: &Args<'_>, node: NodeId) -> bool {
+        let needs_primary =
+            [Flags::SLOW, Flags::CURSOR, Flags::BLOCKING].into_iter().any(|flag| command.flags.has(flag));
+        let is_large = args.get(1).is_some_and(|key| self.large_keys.suggests(command, key));
+        let is_read = command.flags.has(Flags::READONLY) && !needs_primary && !is_large && !self.is_detour;
+        let Some(reads) = self.client.replica_policy().filter(|_| is_read) else { return false };
+        !matches!(up.replica_for(self.turn, self.handle, reads, self.client.resp3, node), Ok(None))
+    }
+
+    /// Whether queued commands of the client need a lost node. A transaction that is refused, or whose watched keys
+    /// count as changed, needs none.
+    fn of_exec(&self, up: &mut Upstreams) -> bool {
+        let client = self.client;
+        if client.watches() {
+            return false;
         }
-        Handling::Local(Local::Wait) => worker
-            .turn
-            .data_nodes()
-            .all()
-            .into_iter()
-            .any(|node| written.concerns(node) && worker.up.outages().has(node)),
-        Handling::Local(Local::Select) => {
-            let keepers = worker.turn.data_nodes().all();
-            let database = args.get(1).and_then(parse::<u32>);
-            database.is_some_and(|database| !worker.turn.shared().has_database(&keepers, database))
-                && is_any_lost(&worker.up, &keepers)
+        let Some(multi) = client.session.as_ref().map(|session| &session.multi).filter(|multi| !multi.aborted) else {
+            return false;
+        };
+        if multi.commands.is_empty() {
+            return false;
         }
-        Handling::Local(Local::ClientTracking) => {
-            args.get(2).is_some_and(|switch| switch.eq_ignore_ascii_case(b"ON"))
-                && is_any_lost(&worker.up, &worker.turn.data_nodes().all())
+        if multi.slot.is_none() {
+            return !up.is_any_up(self.turn);
         }
-        Handling::Local(_) | Handling::Refused(_) => false,
+        multi.requests().iter().any(|request| {
+            with_parsed_command(self.routing, request, |command, args| self.of_keys(up, false, command, args))
+                .unwrap_or(false)
+        })
     }
 }
 
 fn is_any_lost(up: &Upstreams, nodes: &[NodeId]) -> bool {
     nodes.iter().any(|node| up.outages().has(*node))
-}
-
-/// Whether a command that any node executes waits: no node is up, and one may return.
-fn needs_any(up: &Upstreams, routing: &RoutingSnapshot) -> bool {
-    !routing.topology.nodes().any(|node| up.is_up(node.id))
-}
-
-/// Whether a lost node has keys of a command. `reader`: its client, if a replica may reply to it.
-fn needs_of_keys(
-    worker: &mut Worker,
-    routing: &RoutingSnapshot,
-    reader: Option<Handle>,
-    command: &Command,
-    args: &Args<'_>,
-) -> bool {
-    if let Some(node) = routing.topology.only_node() {
-        return worker.up.outages().has(node) && !has_replica(worker, reader, command, args, node);
-    }
-    let mut places = Vec::new();
-    if command.find_keys(args, &mut places).is_err() {
-        // It is refused.
-        return false;
-    }
-    let keys = places.iter().filter_map(|place| args.get(*place as usize));
-    match route(&routing.topology, keys.clone()) {
-        Route::Anywhere => needs_any(&worker.up, routing),
-        Route::Owner(_, node) | Route::Together(node) => {
-            worker.up.outages().has(node) && !has_replica(worker, reader, command, args, node)
-        }
-        Route::CrossSlot | Route::Parted(_) => {
-            keys.map(|key| routing.topology.lives_at(key)).any(|node| worker.up.outages().has(node))
-        }
-    }
-}
-
-/// Whether a replica of a lost node replies to a read, or the client accepts no other reply.
-fn has_replica(worker: &mut Worker, reader: Option<Handle>, command: &Command, args: &Args<'_>, node: NodeId) -> bool {
-    let needs_primary = [Flags::SLOW, Flags::CURSOR, Flags::BLOCKING].into_iter().any(|flag| command.flags.has(flag));
-    let is_large = args.get(1).is_some_and(|key| worker.large_keys.suggests(command, key));
-    let is_read = command.flags.has(Flags::READONLY) && !needs_primary && !is_large && !worker.hooks.detour;
-    let reader = reader
-        .filter(|reader| is_read && worker.down.get(*reader).is_some_and(|client| client.reads != Reads::Primary));
-    reader.is_some_and(|reader| !matches!(worker.replica_for(reader, node), Ok(None)))
-}
-
-/// Whether what a client has queued needs a lost node. A transaction that is refused, or whose watched keys count as
-/// changed, needs none.
-fn needs_of_exec(worker: &mut Worker, routing: &RoutingSnapshot, handle: Handle) -> bool {
-    let Some(client) = worker.down.get(handle).filter(|client| !client.watches()) else { return false };
-    let Some(multi) = client.session.as_ref().map(|session| &session.multi).filter(|multi| !multi.aborted) else {
-        return false;
-    };
-    if multi.commands.is_empty() {
-        return false;
-    }
-    if multi.slot.is_none() {
-        return needs_any(&worker.up, routing);
-    }
-    multi.requests().iter().any(|request| {
-        let needs =
-            with_parsed_command(routing, request, |command, args| needs_of_keys(worker, routing, None, command, args));
-        needs.unwrap_or(false)
-    })
 }

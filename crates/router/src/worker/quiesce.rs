@@ -24,11 +24,12 @@ use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
 use super::wait::Since;
-use super::{Stall, Worker};
+use super::Stall;
 use crate::function_turns::ChangeTurn;
 use crate::mover::{MoverMessage, Moves, SharedMove};
 use crate::shared::{QuiesceLockGuard, RoutingSnapshot};
 use crate::slab::Handle;
+use crate::worker::gather::Gathers;
 
 /// Maximum wait of a read for the movers, microseconds. Then it is executed in the current state of the nodes.
 const LOOK_TIMEOUT_US: u64 = 1_000_000;
@@ -151,80 +152,6 @@ impl MultiStepCommand for FullScan {
     }
 }
 
-impl Worker {
-    /// FLUSHALL or FLUSHDB during moves.
-    #[cold]
-    pub(super) fn flush_quietly(&mut self, handle: Handle, lane: Lane, raw: &[u8], class: u8) -> Flow {
-        let routing = self.turn.routing().clone();
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-        if client.in_flight() > 0 {
-            return Flow::Stall(Stall::Barrier);
-        }
-        let Some((quiet, waited_us)) = self.quiesce.quiet_for(&self.turn, &mut self.down, handle, &routing, true)
-        else {
-            return Flow::Close;
-        };
-        if !quiet && waited_us <= routing.live.command_timeout.as_micros() as u64 {
-            return Flow::Stall(Stall::Quiet);
-        }
-        let Some(quieting) = self.down.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
-        if !quiet {
-            let text = format!(
-                "TRYAGAIN data is being moved, and a move did not quiesce within {:?}; nothing was flushed",
-                routing.live.command_timeout
-            );
-            return self.down.refuse(&self.turn, handle, class, &text);
-        }
-        let mut nodes = self.turn.data_nodes().all();
-        // Movers' own keys are flushed with the keys from which they were made.
-        nodes.extend(routing.moves.by_id.values().map(|mover| mover.target));
-        nodes.sort_unstable();
-        nodes.dedup();
-        if let Some(client) = self.down.get_mut(handle) {
-            let since = Since::now(self.turn.shared(), self.turn.routing());
-            nodes.iter().for_each(|node| client.written.add(*node, since));
-        }
-        let asks = nodes.into_iter().map(|node| StepRequest { node, lane, requests: vec![raw.to_vec()] }).collect();
-        self.begin_alone(handle, class, Box::new(Flush { _guard: quieting.guard }), asks)
-    }
-
-    /// DBSIZE or KEYS during moves.
-    #[cold]
-    pub(super) fn look_quietly(&mut self, handle: Handle, lane: Lane, merge: Merge, raw: &[u8], class: u8) -> Flow {
-        let routing = self.turn.routing().clone();
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-        if client.in_flight() > 0 {
-            return Flow::Stall(Stall::Barrier);
-        }
-        let database = client.database;
-        let Some((quiet, waited_us)) = self.quiesce.quiet_for(&self.turn, &mut self.down, handle, &routing, false)
-        else {
-            return Flow::Close;
-        };
-        if !quiet && waited_us <= LOOK_TIMEOUT_US {
-            return Flow::Stall(Stall::Quiet);
-        }
-        let Some(quieting) = self.down.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
-        let nodes = self.turn.data_nodes().all();
-        let mut asks: Vec<StepRequest> =
-            nodes.iter().map(|node| StepRequest { node: *node, lane, requests: vec![raw.to_vec()] }).collect();
-        if merge == Merge::Sum {
-            for mover in routing.moves.by_id.values().filter(|mover| nodes.contains(&mover.target)) {
-                let names = mover.temporary_in(database);
-                if !names.is_empty() {
-                    let mut request = Vec::new();
-                    encode::command(
-                        &mut request,
-                        std::iter::once(&b"EXISTS"[..]).chain(names.iter().map(Vec::as_slice)).collect::<Vec<_>>(),
-                    );
-                    asks.push(StepRequest { node: mover.target, lane, requests: vec![request] });
-                }
-            }
-        }
-        self.begin_alone(handle, class, Box::new(FullScan { _guard: quieting.guard, merge, nodes }), asks)
-    }
-}
-
 /// Delays a command that will change the functions of all nodes: a concurrent copy from one node to another would
 /// restore the previous state. `None`: no copies start until the client's next procedure ends.
 pub(super) fn wait_to_change_functions(turn: &Turn, down: &mut Downstreams, handle: Handle, class: u8) -> Option<Flow> {
@@ -316,4 +243,76 @@ impl QuiesceQueue {
         let quiet = guard.movers.iter().all(|(id, (_, quiet))| *quiet || !routing.moves.by_id.contains_key(id));
         Some((quiet, waited_us))
     }
+}
+
+/// FLUSHALL or FLUSHDB during moves.
+#[cold]
+pub(super) fn flush_quietly(turn: &Turn, down: &mut Downstreams, gathers: &mut Gathers, quiesce: &mut QuiesceQueue, handle: Handle, lane: Lane, raw: &[u8], class: u8) -> Flow {
+    let routing = turn.routing().clone();
+    let Some(client) = down.get_mut(handle) else { return Flow::Close };
+    if client.in_flight() > 0 {
+        return Flow::Stall(Stall::Barrier);
+    }
+    let Some((quiet, waited_us)) = quiesce.quiet_for(turn, down, handle, &routing, true)
+    else {
+        return Flow::Close;
+    };
+    if !quiet && waited_us <= routing.live.command_timeout.as_micros() as u64 {
+        return Flow::Stall(Stall::Quiet);
+    }
+    let Some(quieting) = down.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
+    if !quiet {
+        let text = format!(
+            "TRYAGAIN data is being moved, and a move did not quiesce within {:?}; nothing was flushed",
+            routing.live.command_timeout
+        );
+        return down.refuse(turn, handle, class, &text);
+    }
+    let mut nodes = turn.data_nodes().all();
+    // Movers' own keys are flushed with the keys from which they were made.
+    nodes.extend(routing.moves.by_id.values().map(|mover| mover.target));
+    nodes.sort_unstable();
+    nodes.dedup();
+    if let Some(client) = down.get_mut(handle) {
+        let since = Since::now(turn.shared(), turn.routing());
+        nodes.iter().for_each(|node| client.written.add(*node, since));
+    }
+    let asks = nodes.into_iter().map(|node| StepRequest { node, lane, requests: vec![raw.to_vec()] }).collect();
+    gathers.begin_alone(turn, down, handle, class, Box::new(Flush { _guard: quieting.guard }), asks)
+}
+
+/// DBSIZE or KEYS during moves.
+#[cold]
+pub(super) fn look_quietly(turn: &Turn, down: &mut Downstreams, gathers: &mut Gathers, quiesce: &mut QuiesceQueue, handle: Handle, lane: Lane, merge: Merge, raw: &[u8], class: u8) -> Flow {
+    let routing = turn.routing().clone();
+    let Some(client) = down.get_mut(handle) else { return Flow::Close };
+    if client.in_flight() > 0 {
+        return Flow::Stall(Stall::Barrier);
+    }
+    let database = client.database;
+    let Some((quiet, waited_us)) = quiesce.quiet_for(turn, down, handle, &routing, false)
+    else {
+        return Flow::Close;
+    };
+    if !quiet && waited_us <= LOOK_TIMEOUT_US {
+        return Flow::Stall(Stall::Quiet);
+    }
+    let Some(quieting) = down.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
+    let nodes = turn.data_nodes().all();
+    let mut asks: Vec<StepRequest> =
+        nodes.iter().map(|node| StepRequest { node: *node, lane, requests: vec![raw.to_vec()] }).collect();
+    if merge == Merge::Sum {
+        for mover in routing.moves.by_id.values().filter(|mover| nodes.contains(&mover.target)) {
+            let names = mover.temporary_in(database);
+            if !names.is_empty() {
+                let mut request = Vec::new();
+                encode::command(
+                    &mut request,
+                    std::iter::once(&b"EXISTS"[..]).chain(names.iter().map(Vec::as_slice)).collect::<Vec<_>>(),
+                );
+                asks.push(StepRequest { node: mover.target, lane, requests: vec![request] });
+            }
+        }
+    }
+    gathers.begin_alone(turn, down, handle, class, Box::new(FullScan { _guard: quieting.guard, merge, nodes }), asks)
 }

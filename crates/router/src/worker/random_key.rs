@@ -94,7 +94,7 @@ impl Worker {
         let first: Vec<StepRequest> = nodes.iter().map(size).collect();
         let random = self.turn.now_us() ^ (self.up.turn_of_nodes as u64).rotate_left(32);
         let procedure = RandomKey { nodes, keys: Vec::new(), queried: 0, strangers: 0, random };
-        self.begin_alone(handle, class, Box::new(procedure), first)
+        self.gathers.begin_alone(&self.turn, &mut self.down, handle, class, Box::new(procedure), first)
     }
 }
 

@@ -19,6 +19,8 @@ use super::upstreams::kind::Lane;
 use super::{Stall, Worker};
 use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
+use crate::worker::clients::Downstreams;
+use crate::worker::gather::Gathers;
 
 /// Default of COUNT.
 const COUNT: usize = 10;
@@ -165,47 +167,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn scan(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
-        let Some(cursor) = args.get(1).and_then(parse::<u64>) else {
-            return self.down.refuse(&self.turn, handle, class, "ERR invalid cursor");
-        };
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-        if !client.may_take(Lane::Main) {
-            return Flow::Stall(Stall::Barrier);
-        }
-        let count = args
-            .iter()
-            .position(|a| a.eq_ignore_ascii_case(b"COUNT"))
-            .and_then(|at| args.get(at + 1))
-            .and_then(parse::<usize>);
-        let names: Vec<Vec<u8>> =
-            args.iter().enumerate().filter(|(index, _)| *index != 1).map(|(_, a)| a.to_vec()).collect();
-        let now = self.turn.shared().scan_tick();
-        let mut scans = lock(&self.turn.shared().scans);
-        // As in Redis: an unknown cursor ends the scan.
-        let end = b"*2\r\n$1\r\n0\r\n*0\r\n";
-        let Some(at) = scans.decode(cursor, now) else {
-            drop(scans);
-            self.down.answer(&self.turn, handle, class, end);
-            return Flow::Next;
-        };
-        let about = scans.wanted(at).cloned();
-        let again = scans.encode(at);
-        drop(scans);
-        if routing.topology.node(at.node).is_none() {
-            // This worker does not know the node yet.
-            let mut out = b"*2\r\n".to_vec();
-            encode::bulk(&mut out, again.unwrap_or_default().to_string().as_bytes());
-            out.extend_from_slice(b"*0\r\n");
-            self.down.answer(&self.turn, handle, class, &out);
-            return Flow::Next;
-        }
-        let wanted = count.unwrap_or(COUNT);
-        let scan = Scan { at, about, args: names, wanted, rounds_later: 0, found: 0, keys: Vec::new() };
-        let ask = scan.request();
-        // No barrier: a key that exists during a complete iteration is found regardless of other commands.
-        self.begin_rounds(handle, class, Box::new(scan), vec![ask])
-    }
+
 }
 
 /// A SCAN in a transaction of the only node, with the node's own cursor. `None`: this node cannot continue its
@@ -220,4 +182,48 @@ pub(super) fn queued_scan(turn: &Turn, args: &Args<'_>, node: NodeId) -> Option<
     let with_inner = |(place, arg)| if place == 1 { inner.as_bytes() } else { arg };
     encode::command(&mut request, args.iter().enumerate().map(with_inner).collect::<Vec<&[u8]>>());
     Some((request, QueuedScan(at)))
+}
+
+impl Gathers {
+    pub(super) fn scan(&mut self, turn: &Turn, down: &mut Downstreams, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+        let Some(cursor) = args.get(1).and_then(parse::<u64>) else {
+            return down.refuse(turn, handle, class, "ERR invalid cursor");
+        };
+        let Some(client) = down.get_mut(handle) else { return Flow::Close };
+        if !client.may_take(Lane::Main) {
+            return Flow::Stall(Stall::Barrier);
+        }
+        let count = args
+            .iter()
+            .position(|a| a.eq_ignore_ascii_case(b"COUNT"))
+            .and_then(|at| args.get(at + 1))
+            .and_then(parse::<usize>);
+        let names: Vec<Vec<u8>> =
+            args.iter().enumerate().filter(|(index, _)| *index != 1).map(|(_, a)| a.to_vec()).collect();
+        let now = turn.shared().scan_tick();
+        let mut scans = lock(&turn.shared().scans);
+        // As in Redis: an unknown cursor ends the scan.
+        let end = b"*2\r\n$1\r\n0\r\n*0\r\n";
+        let Some(at) = scans.decode(cursor, now) else {
+            drop(scans);
+            down.answer(turn, handle, class, end);
+            return Flow::Next;
+        };
+        let about = scans.wanted(at).cloned();
+        let again = scans.encode(at);
+        drop(scans);
+        if routing.topology.node(at.node).is_none() {
+            // This worker does not know the node yet.
+            let mut out = b"*2\r\n".to_vec();
+            encode::bulk(&mut out, again.unwrap_or_default().to_string().as_bytes());
+            out.extend_from_slice(b"*0\r\n");
+            down.answer(turn, handle, class, &out);
+            return Flow::Next;
+        }
+        let wanted = count.unwrap_or(COUNT);
+        let scan = Scan { at, about, args: names, wanted, rounds_later: 0, found: 0, keys: Vec::new() };
+        let ask = scan.request();
+        // No barrier: a key that exists during a complete iteration is found regardless of other commands.
+        self.begin_rounds(turn, down, handle, class, Box::new(scan), vec![ask])
+    }
 }

@@ -31,6 +31,9 @@ use crate::scripts::{Script, sha_of};
 use crate::shared::{RoutingSnapshot, lock};
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
+use crate::worker::gather::FanOut;
+use crate::worker::clients::Downstreams;
+use crate::worker::gather::Gathers;
 
 /// Maximum number of analyzed scripts of a worker, and maximum memory of them without the shared ones.
 const MET_MAX: usize = 10_000;
@@ -133,15 +136,7 @@ impl Worker {
                 let mut requests = vec![Vec::new(), Vec::new()];
                 encode::command(&mut requests[0], [&b"SCRIPT"[..], b"LOAD", &script.wrapped().concat()]);
                 encode::command(&mut requests[1], [&b"SCRIPT"[..], b"LOAD", &script.body]);
-                self.gather_every(
-                    handle,
-                    lane,
-                    FanOutScope::Everybody,
-                    &requests,
-                    class,
-                    Aggregation::Merged(Merge::Same),
-                );
-                Some(Flow::Next)
+                Some(self.gathers.fan_out(&self.turn, &mut self.down, FanOut { client: handle, lane, reach: FanOutScope::Everybody, requests, class, whole: Aggregation::Merged(Merge::Same) }))
             }
             "SCRIPT|EXISTS" if check => {
                 // Known scripts can be loaded at any node; unknown ones cannot be executed anywhere.
@@ -163,15 +158,7 @@ impl Worker {
                 drop(scripts);
                 let mut request = Vec::new();
                 encode::command(&mut request, args.iter().collect::<Vec<_>>());
-                self.gather_every(
-                    handle,
-                    lane,
-                    FanOutScope::Everybody,
-                    &[request],
-                    class,
-                    Aggregation::ScriptExists { known },
-                );
-                Some(Flow::Next)
+                Some(self.gathers.fan_out(&self.turn, &mut self.down, FanOut { client: handle, lane, reach: FanOutScope::Everybody, requests: vec![request], class, whole: Aggregation::ScriptExists { known } }))
             }
             "SCRIPT|FLUSH" => {
                 lock(&self.turn.shared().scripts).clear();
@@ -193,22 +180,6 @@ impl Worker {
         }
     }
 
-    /// FUNCTION LIST: libraries as their authors wrote them.
-    pub(super) fn function_list(
-        &mut self,
-        handle: Handle,
-        command: &Command,
-        node: NodeId,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
-        let with_code = args.iter().skip(2).any(|a| a.eq_ignore_ascii_case(b"WITHCODE"));
-        if !with_code || !self.turn.routing().live.check_scripts {
-            return self.forward(handle, command, args, node, raw);
-        }
-        let ask = StepRequest { node, lane: Lane::Slow, requests: vec![raw.to_vec()] };
-        self.begin_alone(handle, command.class() as u8, Box::new(Unwrap), vec![ask])
-    }
 
     /// If a node has lost a known script: loads it and sends the call again. Only if the client has no later command in
     /// flight, which would be overtaken; otherwise the client gets NOSCRIPT, as from the node.
@@ -471,6 +442,23 @@ impl CommandHooks {
             };
         }
         checked_libraries(routing, command, args)
+    }
+}
+
+impl Gathers {
+    /// FUNCTION LIST: libraries as their authors wrote them. `None`: the node replies to the command as it is.
+    pub(super) fn function_list(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle,
+        command: &Command,
+        node: NodeId,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Option<Flow> {
+        let with_code = args.iter().skip(2).any(|a| a.eq_ignore_ascii_case(b"WITHCODE"));
+        if !with_code || !turn.routing().live.check_scripts {
+            return None;
+        }
+        let ask = StepRequest { node, lane: Lane::Slow, requests: vec![raw.to_vec()] };
+        Some(self.begin_alone(turn, down, handle, command.class() as u8, Box::new(Unwrap), vec![ask]))
     }
 }
 

@@ -495,6 +495,21 @@ impl Upstreams {
         self.mark(handle);
     }
 
+    /// Like `push`, for a client with this setting of CLIENT NO-TOUCH.
+    #[inline]
+    pub(super) fn push_for(&mut self, handle: Handle, no_touch: bool, request: Request<'_>) {
+        if let Some(link) = self.all.get_mut(handle) {
+            link.touch_as(no_touch, request.pending());
+            link.push(request);
+            if !link.dirty {
+                link.dirty = true;
+                self.dirty.push(handle);
+            }
+        } else {
+            self.push(handle, request);
+        }
+    }
+
     /// Marks a connection as having unsent output.
     #[inline]
     pub(super) fn mark(&mut self, handle: Handle) {
